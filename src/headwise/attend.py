@@ -1,0 +1,115 @@
+"""The one door to attention."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
+from headwise.kernels import choose
+from headwise.kernels.call import Call
+from headwise.map import AttentionMap
+from headwise.masks import Everything, Grid, Mask
+from headwise.measures import Measure
+from headwise.rule import Rule
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+@overload
+def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
+           dropout_p: float = ..., return_map: Literal[False] = ..., measures: Sequence[str | Measure] = ...,
+           kernel: str = ...) -> Tensor: ...  # fmt: skip
+@overload
+def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
+           dropout_p: float = ..., return_map: Literal[True], measures: Sequence[str | Measure] = ...,
+           kernel: str = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    return_map: bool = False,
+    measures: Sequence[str | Measure] = (),
+    kernel: str = "auto",
+) -> Tensor | tuple[Tensor, AttentionMap]:
+    """Exact multi-head attention, softmax(scale · q kᵀ) v under a mask, without the n×m matrix.
+
+    Args:
+        q: [b, h, n, d] float32, bfloat16, float16 or float64. Logits and softmax are float32 (float64 for float64).
+        k, v: [b, h_kv, m, d] and [b, h_kv, m, d_v], q's dtype and device. h must be a multiple of h_kv: query
+            head i reads key head i // (h / h_kv), and keys are never repeated in memory (GQA, MQA).
+        mask: what each query may see, such as `Causal() & Window(128)`; None for everything. Queries stand at
+            the *end* of the keys when there are fewer of them, as decoding needs.
+        scale: factor on q·k; 1/√d by default.
+        dropout_p: share of the weights dropped at random (by torch's default generator). The map holds the
+            weights before dropout.
+        return_map: also return the `AttentionMap`: O(n) memory, detached from the graph.
+        measures: names or `Measure`s to reduce at once; they need `return_map=True` and lie in `map.measured`.
+        kernel: "auto", or the name of one ("torch_fused", "torch_blocks", "reference"), which then runs or raises.
+    Returns:
+        [b, h, n, d_v] in q's dtype, differentiable in q, k and v; with `return_map`, also the `AttentionMap`.
+        A query that may see nothing gets zeros.
+    Raises:
+        ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument, what came and what fits.
+    Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
+    """
+    if measures and not return_map:
+        raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
+    call = _call(q, k, v, mask, scale, dropout_p)
+    chosen, refusals = choose(call, kernel)
+    out, lse = chosen.run(call)
+    if not return_map:
+        return out
+    bad_values = None if call.values_finite else (~torch.isfinite(v.detach())).sum((-1, -2))
+    amap = AttentionMap(q, k, lse, call.rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values)
+    if measures:
+        amap.measured = amap.measure(*measures)
+    return out, amap
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, dropout_p: float) -> Call:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+        if x.ndim != 4:
+            raise ShapeError(f"{name}: expected [batch, heads, seq, head_dim], got shape {tuple(x.shape)}")
+        if x.dtype not in DTYPES:
+            raise DTypeError(f"{name}: dtype {x.dtype} is not supported; use float32, bfloat16, float16 or float64")
+        if x.dtype != q.dtype:
+            raise DTypeError(f"{name} is {x.dtype}, but q is {q.dtype}; convert them to one dtype")
+        if x.device != q.device:
+            raise DeviceError(f"{name} is on {x.device}, but q is on {q.device}; move them to one device")
+    b, h, n, d = q.shape
+    h_kv, m = k.shape[1], k.shape[2]
+    if k.shape != (b, h_kv, m, d):
+        raise ShapeError(f"k: shape {tuple(k.shape)} does not fit q {tuple(q.shape)}; expected ({b}, h_kv, m, {d})")
+    if v.shape[:3] != (b, h_kv, m):
+        raise ShapeError(
+            f"v: shape {tuple(v.shape)} does not fit k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)"
+        )
+    if h_kv == 0 or h % h_kv:
+        raise ShapeError(f"q has {h} heads, not a multiple of the {h_kv} heads of k and v (num_heads, num_kv_heads)")
+    if mask is not None and not isinstance(mask, Mask):
+        raise DTypeError(
+            f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}; "
+            f"wrap a boolean tensor (True = may attend) in Dense(…)"
+        )
+    if d == 0 and scale is None:
+        raise ShapeError("q: head_dim is 0, so the default scale 1/√d does not exist; give scale=")
+    if scale is not None and not math.isfinite(scale):
+        raise ConfigError(f"scale={scale}: expected a finite number")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ConfigError(f"dropout_p={dropout_p}: expected 0 <= dropout_p < 1")
+    grid = Grid(b, h, n, m)
+    mask = Everything() if mask is None else mask
+    mask.check(grid)
+    rule = Rule(mask, 1.0 / math.sqrt(d) if scale is None else float(scale), grid)
+    # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
+    seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
+    return Call(q, k, v, rule, float(dropout_p), seed)

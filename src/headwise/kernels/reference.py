@@ -1,0 +1,43 @@
+"""The truth: the formula in float64, with the whole matrix. For small sizes and for comparing with."""
+
+import torch
+from torch import Tensor
+
+from headwise.kernels.call import Call
+
+
+class Reference:
+    """softmax(scale · q kᵀ + mask) v, line by line as it is written (Vaswani et al. 2017, eq. 1)."""
+
+    name = "reference"
+
+    def refuse(self, call: Call) -> str | None:
+        """Only dropout is refused: this kernel is for comparing, and dropout is random."""
+        return "it has no dropout" if call.dropout_p > 0 else None
+
+    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+        weights, lse, allowed = dense_weights(call)
+        group = call.q.shape[1] // call.v.shape[1]
+        v = call.v.double().repeat_interleave(group, dim=1)  # [b, h, m, d_v]
+        # A key that a query may not see has no say, even if its value is NaN.
+        clean = v.nan_to_num(0.0, 0.0, 0.0)
+        poisoned = torch.matmul(allowed.double(), (~torch.isfinite(v)).double()) > 0
+        out = torch.matmul(weights, clean).masked_fill(poisoned, torch.nan)
+        return out.to(call.q.dtype), lse.to(torch.promote_types(call.q.dtype, torch.float32))
+
+
+def dense_weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights [b, h, n, m], log-sum-exp [b, h, n] (float64; 0 and −inf in rows that see nothing), and what
+    is allowed, [b or 1, h or 1, n, m]."""
+    grid = call.rule.grid
+    q, k = call.q.double(), call.k.double()
+    k = k.repeat_interleave(grid.h // k.shape[1], dim=1)
+    i = torch.arange(grid.n, device=q.device)
+    j = torch.arange(grid.m, device=q.device)
+    allowed = call.rule.mask.allowed(i, j, grid)
+    scores = (torch.matmul(q, k.mT) * call.rule.scale).masked_fill(~allowed, -torch.inf)
+    dark = ~allowed.any(-1)  # rows that see nothing
+    safe = scores.masked_fill(dark[..., None], 0.0)
+    weights = safe.softmax(-1).masked_fill(~allowed, 0.0)
+    lse = safe.logsumexp(-1).masked_fill(dark, -torch.inf)
+    return weights, lse.detach(), allowed

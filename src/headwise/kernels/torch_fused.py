@@ -1,0 +1,56 @@
+"""PyTorch's own fused attention for the CPU, which also returns the log-sum-exp of each row.
+
+The same operator that `F.scaled_dot_product_attention` runs, so the bits are the same; asking for a map
+changes nothing about the output.
+"""
+
+import torch
+from torch import Tensor
+
+from headwise.kernels.call import Call
+from headwise.masks import Causal
+
+
+class TorchFused:
+    """Full and causal attention on a CPU, without dropout."""
+
+    name = "torch_fused"
+
+    def refuse(self, call: Call) -> str | None:
+        """The operator knows two masks, one head size, one device and no dropout."""
+        grid = call.rule.grid
+        if call.q.device.type != "cpu":
+            return f"the tensors are on {call.q.device.type}, and it is for the CPU"
+        if call.dropout_p > 0:
+            return "it has no dropout"
+        if call.v.shape[-1] != call.q.shape[-1]:
+            return f"the value size {call.v.shape[-1]} differs from the key size {call.q.shape[-1]}"
+        if grid.n == 0 or grid.m == 0:
+            return "there are no queries or no keys"
+        if not call.rule.is_full():
+            if not isinstance(call.rule.mask, Causal):
+                return f"it knows no mask but Causal(), and this is {call.rule.mask!r}"
+            if grid.n != grid.m:
+                return f"it aligns causal queries to the start of the keys ({grid.n} queries, {grid.m} keys)"
+            if not call.values_finite:
+                return "a masked key or value is not finite, and would poison rows that may not see it"
+        return None
+
+    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+        b, h, n, d = call.q.shape
+        h_kv, m = call.k.shape[1], call.k.shape[2]
+        group = h // h_kv
+        full = call.rule.is_full()
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+        if group > 1 and full:
+            # Rows do not depend on their place, so a group's queries are more rows of one head: keys are read once.
+            q = q.reshape(b, h_kv, group * n, d)
+        elif group > 1:
+            # One batch entry a key head, its queries as heads: keys stay single, by a stride of 0.
+            q = q.reshape(b * h_kv, group, n, d)
+            k = k.reshape(b * h_kv, 1, m, d).expand(-1, group, -1, -1)
+            v = v.reshape(b * h_kv, 1, m, d).expand(-1, group, -1, -1)
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, not full, scale=call.rule.scale
+        )
+        return out.reshape(b, h, n, d), lse.detach().reshape(b, h, n)

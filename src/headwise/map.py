@@ -1,0 +1,293 @@
+"""The attention matrix that is never stored, yet used as a matrix.
+
+    >>> import torch, headwise as hw
+    >>> q, k, v = torch.randn(3, 1, 4, 1000, 32)
+    >>> out, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
+    >>> amap.shape
+    (1, 4, 1000, 1000)
+    >>> amap[0, 3, 990:992, 0:500].shape                      # exact weights of any tile
+    torch.Size([2, 500])
+    >>> torch.allclose(amap @ v, out, atol=1e-5)              # it multiplies
+    True
+    >>> sorted(amap.measure("entropy", "sink_mass"))          # and is measured in one pass
+    ['entropy', 'sink_mass']
+
+It holds q, k and each row's log-sum-exp: p_ij = exp(scale · q_i·k_j − lse_i), O(n) memory (Dao et al. 2022).
+"""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from headwise import map_file, pooling
+from headwise.errors import ConfigError, ShapeError
+from headwise.masks import Everything, Grid, Mask
+from headwise.measures import Measure, Measurements, measure
+from headwise.rule import Rule, grouped, grouped_t, raw_scores
+from headwise.tiles import Progress, stream
+
+if TYPE_CHECKING:
+    from scipy.sparse.linalg import LinearOperator
+
+DENSE_LIMIT = 1 << 26  # weights that to_dense() makes unasked: 256 MB in float32
+
+
+class AttentionMap:
+    """Attention weights of all batches and heads, [b, h, n, m], known by q, k and the log-sum-exp.
+
+    Everything read from it is detached, float32 (float64 for float64 inputs) and exact to the rounding of the
+    logits. Weights are those before dropout.
+
+    Attributes:
+        q, k: [b, h, n, d] and [b, h_kv, m, d], as they were given (no copy); lse: [b, h, n].
+        rule: mask, scale and size; kernel: which one computed it; refusals: why faster ones did not.
+        measured: the `Measurements` that `attend(..., measures=…)` asked for, or None.
+        nonfinite_values: [b, h_kv] count of NaN and infinite entries of v, or None if there are none.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        lse: Tensor,
+        rule: Rule,
+        *,
+        kernel: str = "",
+        refusals: Mapping[str, str] | None = None,
+        nonfinite_values: Tensor | None = None,
+    ) -> None:
+        self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule
+        self.kernel, self.refusals = kernel, dict(refusals or {})
+        self.nonfinite_values = nonfinite_values
+        self.measured: Measurements | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(b, h, n, m)"""
+        return tuple(self.rule.grid)
+
+    @property
+    def mask(self) -> Mask:
+        """What each query may see."""
+        return self.rule.mask
+
+    @torch.no_grad()
+    def __getitem__(self, index: Any) -> Tensor:
+        """Exact weights of a tile: `amap[b, h, i0:i1, j0:j1]`, with integers, slices and `...` as in NumPy.
+
+        Only the rows and columns asked for are computed; a missing index means all of that axis.
+        """
+        batch, heads, rows, cols = self._ranges(index)
+        rows_at, cols_at = (torch.tensor(list(r), device=self.q.device) for r in (rows, cols))
+        group = self.q.shape[1] // self.k.shape[1]
+        b_at, h_at = torch.tensor(list(batch)), torch.tensor(list(heads))
+        q = self.q[b_at][:, h_at][:, :, rows_at]
+        k = self.k[b_at][:, h_at // group][:, :, cols_at]
+        lse = self.lse[b_at][:, h_at][:, :, rows_at]
+        logs = raw_scores(q, k, self.rule.scale, lse.masked_fill(lse == -torch.inf, torch.inf))
+        allowed = self.rule.mask.allowed(rows_at, cols_at, self.rule.grid)
+        allowed = allowed.expand(*self.shape[:2], *allowed.shape[2:])[b_at][:, h_at]
+        weights = logs.masked_fill_(~allowed, -torch.inf).exp_()
+        for axis, part in reversed(list(enumerate(self._parts(index)))):
+            if isinstance(part, int):
+                weights = weights.squeeze(axis)
+        return weights
+
+    def row(self, i: int) -> Tensor:
+        """What query i looks at, [b, h, m]. Negative i counts from the end."""
+        return self[:, :, i, :]
+
+    @torch.no_grad()
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """P @ x for x [m, e], or [b, h or h_kv, m, e]: [b, h, n, e]. Attention with the values x."""
+        x = self._operand(x, self.shape[3], "keys")
+        out = self.lse.new_zeros(*self.shape[:3], x.shape[-1])
+        for tile in self._tiles():
+            out[:, :, tile.rows.start : tile.rows.stop] += grouped(
+                tile.weights, x[:, :, tile.cols.start : tile.cols.stop]
+            )
+        return out
+
+    @property
+    def T(self) -> "TransposedMap":  # noqa: N802 - the name that matrices have
+        """The transpose, for `amap.T @ y`."""
+        return TransposedMap(self)
+
+    @torch.no_grad()
+    def measure(
+        self, *wanted: str | Measure, rows: bool = False, progress: Progress | None = None
+    ) -> Measurements:
+        """Per-head statistics, all in one pass over the tiles: name → [b, h].
+
+        Args:
+            wanted: names (`headwise measures` lists them) and measures of your own.
+            rows: also keep every query's own value, as `.rows[name]` [b, h, n].
+            progress: called with the rows done and the rows in all.
+        """
+        result = measure(self.q, self.k, self.lse, self.rule, wanted, rows=rows, progress=progress)
+        result.nonfinite_values = self.nonfinite_values
+        return result
+
+    @torch.no_grad()
+    def pool(self, size: int, reduce: str = "mean", *, progress: Progress | None = None) -> Tensor:
+        """A picture at most `size` wide and high: [b, h, ⌈n/cell⌉, ⌈m/cell⌉] with cell = ⌈max(n, m)/size⌉.
+
+        "mean" is over the allowed cells of each square, "max" keeps peaks that a mean hides.
+        """
+        if size < 1 or reduce not in ("mean", "max"):
+            raise ConfigError(f"pool(size={size}, reduce={reduce!r}): expected size >= 1 and 'mean' or 'max'")
+        cell = -(-max(self.shape[2:]) // size)
+        return pooling.pool(self.q, self.k, self.lse, self.rule, max(1, cell), reduce, progress)
+
+    @torch.no_grad()
+    def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
+        """The k largest weights of each row and their keys, both [b, h, n, k]; weight 0 and key −1 beyond what
+        the row may see."""
+        if not 1 <= k <= self.shape[3]:
+            raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
+        return pooling.top_keys(self.q, self.k, self.lse, self.rule, k, progress)
+
+    @torch.no_grad()
+    def received(self) -> Tensor:
+        """Column mass Σ_i p_ij, what each key receives: [b, h, m]; sums to the queries that see something."""
+        return pooling.column_sums(self.q, self.k, self.lse, self.rule)
+
+    @torch.no_grad()
+    def diagonals(self) -> tuple[Tensor, Tensor]:
+        """Mean weight by relative distance: offsets (key − position, ascending) [n + m − 1] and means
+        [b, h, n + m − 1] over the allowed cells of each diagonal; 0 where none is."""
+        return pooling.diagonal_means(self.q, self.k, self.lse, self.rule)
+
+    def to_dense(self, *, force: bool = False) -> Tensor:
+        """All weights, [b, h, n, m]. Refuses above 2²⁶ of them (256 MB in float32) unless `force=True`."""
+        b, h, n, m = self.shape
+        if b * h * n * m > DENSE_LIMIT and not force:
+            raise ConfigError(
+                f"to_dense(): {b}×{h}×{n}×{m} weights would take {b * h * n * m * 4 / 1e9:.1f} GB; index a tile, "
+                f"pool() it, or say to_dense(force=True)"
+            )
+        return self[:]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the map as safetensors (q, k, log-sum-exp, mask, scale): O(n) bytes."""
+        tensors = {"q": self.q, "k": self.k, "lse": self.lse}
+        if self.nonfinite_values is not None:
+            tensors["nonfinite_values"] = self.nonfinite_values
+        map_file.save(path, tensors, self.rule.mask, self.rule.scale, self.kernel)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "AttentionMap":
+        """Read what `save` wrote. Raises CheckpointError if it is missing, truncated or something else."""
+        tensors, mask, scale, kernel = map_file.load(path)
+        q, k = tensors["q"], tensors["k"]
+        rule = Rule(mask, scale, Grid(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
+        return cls(q, k, tensors["lse"], rule, kernel=kernel, nonfinite_values=tensors.get("nonfinite_values"))
+
+    def as_linear_operator(self, batch: int = 0, head: int = 0) -> "LinearOperator":
+        """One head as a SciPy `LinearOperator` of shape (n, m): randomised SVD and eigenvalues without n×m."""
+        from scipy.sparse.linalg import LinearOperator
+
+        one = self.head(batch, head)
+
+        def apply(matrix: "AttentionMap | TransposedMap", x: Any) -> Any:
+            columns = torch.as_tensor(x, dtype=one.lse.dtype).reshape(len(x), -1)
+            return (matrix @ columns)[0, 0].cpu().numpy().reshape(-1, *x.shape[1:])
+
+        return LinearOperator(
+            dtype=str(one.lse.dtype).removeprefix("torch."),
+            shape=self.shape[2:],
+            matvec=lambda x: apply(one, x),
+            matmat=lambda x: apply(one, x),
+            rmatvec=lambda y: apply(one.T, y),
+            rmatmat=lambda y: apply(one.T, y),
+        )
+
+    def head(self, batch: int, head: int) -> "AttentionMap":
+        """The map of one batch entry and head alone, shape (1, 1, n, m); no copy."""
+        b, h, n, m = self.shape
+        if not (0 <= batch < b and 0 <= head < h):
+            raise ShapeError(f"head(batch={batch}, head={head}): the map has {b} batch entries and {h} heads")
+        kv = head // (h // self.k.shape[1])
+        mask = self.rule.mask.only(batch, head)
+        rule = Rule(mask, self.rule.scale, Grid(1, 1, n, m))
+        q, k = self.q[batch, head][None, None], self.k[batch, kv][None, None]
+        return AttentionMap(q, k, self.lse[batch, head][None, None], rule, kernel=self.kernel)
+
+    def __repr__(self) -> str:
+        b, h, n, m = self.shape
+        size = sum(x.numel() * x.element_size() for x in (self.q, self.k, self.lse))
+        return (
+            f"AttentionMap({b} × {h} heads, {n} queries × {m} keys, {self.rule.mask!r}, kernel {self.kernel}; "
+            f"{size / 1e6:.1f} MB held, {b * h * n * m * 4 / 1e6:.1f} MB if it were dense)"
+        )
+
+    def _tiles(self) -> Any:
+        return stream(self.q, self.k, self.lse, self.rule)
+
+    def _operand(self, x: Tensor, size: int, what: str) -> Tensor:
+        b, h = self.shape[:2]
+        x = x.detach().to(self.lse)
+        x = x[None, None] if x.ndim == 2 else x
+        fits = x.ndim == 4 and x.shape[0] in (1, b) and x.shape[1] in (1, self.k.shape[1], h) and x.shape[2] == size
+        if not fits:
+            raise ShapeError(
+                f"attention map @ x: x has shape {tuple(x.shape)}, expected ({size}, e) or ({b}, {h}, {size}, e) "
+                f"for {size} {what}"
+            )
+        return x.expand(b, -1, -1, -1)
+
+    def _parts(self, index: Any) -> list[Any]:
+        parts = list(index) if isinstance(index, tuple) else [index]
+        if parts.count(Ellipsis) > 1 or len(parts) - parts.count(Ellipsis) > 4:
+            raise ShapeError(f"amap[{index}]: at most four indices, [batch, head, queries, keys]")
+        if Ellipsis in parts:
+            at = parts.index(Ellipsis)
+            parts[at : at + 1] = [slice(None)] * (4 - (len(parts) - 1))
+        return parts + [slice(None)] * (4 - len(parts))
+
+    def _ranges(self, index: Any) -> list[range]:
+        ranges = []
+        for name, size, part in zip(("batch", "head", "query", "key"), self.shape, self._parts(index), strict=True):
+            if isinstance(part, slice):
+                ranges.append(range(*part.indices(size)))
+            elif isinstance(part, int) and not isinstance(part, bool):
+                if not -size <= part < size:
+                    raise IndexError(f"amap: {name} {part} is out of range for {size}")
+                ranges.append(range(part % size, part % size + 1))
+            else:
+                raise ShapeError(f"amap: {name} index {part!r}; expected an integer or a slice")
+        return ranges
+
+
+class TransposedMap:
+    """Pᵀ: multiplies from the key side."""
+
+    def __init__(self, amap: AttentionMap) -> None:
+        self._map = amap
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(b, h, m, n)"""
+        b, h, n, m = self._map.shape
+        return b, h, m, n
+
+    @property
+    def T(self) -> AttentionMap:  # noqa: N802
+        """The map itself."""
+        return self._map
+
+    @torch.no_grad()
+    def __matmul__(self, y: Tensor) -> Tensor:
+        """Pᵀ @ y for y [n, e] or [b, h, n, e]: [b, h, m, e]."""
+        amap = self._map
+        b, h, n, m = amap.shape
+        y = amap._operand(y, n, "queries").expand(-1, h, -1, -1)
+        out = amap.lse.new_zeros(b, h, m, y.shape[-1])
+        for tile in amap._tiles():
+            out[:, :, tile.cols.start : tile.cols.stop] += grouped_t(
+                tile.weights, y[:, :, tile.rows.start : tile.rows.stop], h
+            )
+        return out

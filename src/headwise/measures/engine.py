@@ -1,0 +1,109 @@
+"""Running measures: all of them in one pass over the tiles."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.measures.base import Measure, RowMeasure
+from headwise.measures.registry import resolve
+from headwise.rule import Rule
+from headwise.tiles import Progress, stream
+
+
+class Measurements(Mapping[str, Tensor]):
+    """The result of a measurement: name → [b, h] float32. Prints itself as a table.
+
+    Attributes:
+        rows: name → [b, h, n], each query's own value, if `rows=True` was asked for (0 where not counted).
+        nonfinite: [b, h], queries whose scores are NaN or infinite; the head's numbers are then not to be trusted.
+        nonfinite_values: [b, h_kv], NaN and infinite entries of v, or None if there are none.
+    """
+
+    def __init__(self, measures: Sequence[Measure], states: Sequence[Any], nonfinite: Tensor) -> None:
+        self._measures, self._states, self.nonfinite = tuple(measures), tuple(states), nonfinite
+        self._values = {
+            measure.name: measure.finish(state) for measure, state in zip(measures, states, strict=True)
+        }
+        self.nonfinite_values: Tensor | None = None
+        self.rows: dict[str, Tensor] = {
+            measure.name: state.rows
+            for measure, state in zip(measures, states, strict=True)
+            if getattr(state, "rows", None) is not None
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def merge(self, other: "Measurements") -> "Measurements":
+        """Both inputs as one: batches are pooled, so values become [1, h]. Exact, in any order of merging."""
+        if list(self) != list(other):
+            raise ConfigError(f"merge: the measures differ: {list(self)} and {list(other)}")
+        states = [
+            measure.merge(one, two)
+            for measure, one, two in zip(self._measures, self._states, other._states, strict=True)
+        ]
+        nonfinite = torch.cat((self.nonfinite, other.nonfinite)).sum(0, keepdim=True)
+        return Measurements(self._measures, states, nonfinite)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text, one row a batch and head."""
+        head = ["batch", "head", *self._values]
+        b, h = self.nonfinite.shape
+        body = [
+            [str(i), str(j), *(f"{value[i, j].item():.4g}" for value in self._values.values())]
+            for i in range(b)
+            for j in range(h)
+        ]
+        if bool(self.nonfinite.any()):
+            head.append("non-finite rows")
+            for line, count in zip(body, self.nonfinite.flatten().tolist(), strict=True):
+                line.append(str(int(count)))
+        if self.nonfinite_values is not None:
+            head.append("non-finite v")
+            group = h // self.nonfinite_values.shape[1]
+            for index, line in enumerate(body):
+                line.append(str(int(self.nonfinite_values[index // h, index % h // group])))
+        return head, body
+
+    def __repr__(self) -> str:
+        head, body = self.table()
+        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+        lines = [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *body]]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head, body = self.table()
+        rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body)
+        return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{rows}</table>"
+
+
+def measure(
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    rule: Rule,
+    wanted: Sequence[str | Measure],
+    *,
+    rows: bool = False,
+    progress: Progress | None = None,
+) -> Measurements:
+    """Reduce all wanted measures in one pass over the tiles; see `AttentionMap.measure`."""
+    measures = resolve(wanted)
+    states = [
+        m.start(rule.grid, lse, keep_rows=rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
+        for m in measures
+    ]
+    for tile in stream(q, k, lse, rule, progress=progress):
+        for m, state in zip(measures, states, strict=True):
+            m.update(state, tile)
+    nonfinite = (torch.isnan(lse) | (lse == torch.inf)).sum(-1)
+    return Measurements(measures, states, nonfinite)

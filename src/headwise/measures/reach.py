@@ -1,0 +1,51 @@
+"""How far a head looks: measures of the distance |position − key|."""
+
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.measures.base import RowMeasure
+from headwise.tiles import Tile
+
+
+class MeanDistance(RowMeasure):
+    """Σ_j p_ij·|i − j| in tokens, mean over queries (positions on the key axis)."""
+
+    name, unit, range = "mean_distance", "tokens", "0 to keys − 1"
+    source = "Vig & Belinkov 2019, 1906.04284 (attention distance)"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.distance_moments[..., 1]
+
+
+class DistanceVariance(RowMeasure):
+    """Σ_j p_ij·(|i − j| − mean)² in tokens², mean over queries: 0 for a head at one fixed distance."""
+
+    name, unit, range = "distance_variance", "tokens²", "≥ 0"
+    source = "second central moment of the attention distance"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.distance_moments
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        mass, first, second = total.unbind(-1)
+        mass = mass.clamp_min(1e-300)
+        return (second / mass - (first / mass) ** 2).clamp_min(0.0)
+
+
+class LocalMass(RowMeasure):
+    """Σ p_ij over |i − j| ≤ radius, mean over queries; radius = 8 unless given, as `LocalMass(radius=32)`."""
+
+    name, unit, range = "local_mass", "mass", "0 to 1"
+    source = "weight that a window of that size would keep (cf. Beltagy et al. 2020, 2004.05150)"
+
+    def __init__(self, radius: int = 8) -> None:
+        if radius < 0:
+            raise ConfigError(f"LocalMass(radius={radius}): radius must be >= 0")
+        self.radius = radius
+
+    def partial(self, tile: Tile) -> Tensor:
+        first, last = int(tile.positions[0]), int(tile.positions[-1])
+        if tile.cols.stop - 1 < first - self.radius or tile.cols.start > last + self.radius:
+            return tile.lse.new_zeros(tile.lse.shape)
+        near = (tile.positions[:, None] - tile.keys).abs() <= self.radius
+        return (tile.weights * near).sum(-1)

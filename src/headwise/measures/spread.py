@@ -1,0 +1,121 @@
+"""How sharp or spread the rows are: measures that read the weights and nothing about where they lie."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.measures.base import RowMeasure
+from headwise.tiles import Tile
+
+
+class MaxLogit(RowMeasure):
+    """Largest score before the softmax, max_ij S_ij, after scale and mask.
+
+    The number to watch for instability in training (QK-clip acts on it). Source: Kimi K2 (2507.20534), §2.1.
+    """
+
+    name, unit, range = "max_logit", "logit", "any"
+    source = "Kimi K2, 2507.20534"
+    reduce: ClassVar[str] = "max"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.largest_log_weight
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.maximum(one, other)
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return total + lse
+
+
+class LogSumExp(RowMeasure):
+    """LSE_i = ln Σ_j exp S_ij, mean over queries; it bounds the largest logit: LSE − ln m ≤ max ≤ LSE."""
+
+    name, unit, range = "logsumexp", "logit", "any"
+    source = "Milakov & Gimelshein 2018, 1805.02867"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return torch.zeros_like(tile.lse)
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return lse
+
+
+class Entropy(RowMeasure):
+    """H_i = −Σ_j p_ij ln p_ij in nats, mean over queries; 0 = one key, ln m = all keys alike."""
+
+    name, unit, range = "entropy", "nats", "0 to ln(keys)"
+    source = "Clark et al. 2019, 1906.04341 §3.3"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.entropy
+
+
+class NormalizedEntropy(RowMeasure):
+    """H_i / ln(keys that query i may see), mean over the queries that may see at least two."""
+
+    name, unit, range = "normalized_entropy", "share", "0 to 1"
+    source = "entropy over its maximum, ln of the allowed keys"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return torch.stack((tile.entropy, tile.allowed_keys), -1)
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        entropy, keys = total.unbind(-1)
+        return entropy / keys.clamp_min(2).log()
+
+    def counted(self, total: Tensor, lse: Tensor) -> Tensor:
+        return total[..., 1] >= 2
+
+
+class EffectiveKeys(RowMeasure):
+    """1 / Σ_j p_ij², mean over queries: how many keys share the weight (the inverse participation ratio)."""
+
+    name, unit, range = "effective_keys", "keys", "1 to keys"
+    source = "inverse Simpson index; Hill number of order 2"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.weights.square().sum(-1)
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return 1.0 / total
+
+
+class Top1Mass(RowMeasure):
+    """max_j p_ij, mean over queries: the head's confidence (Voita et al. 2019, 1905.09418 §3)."""
+
+    name, unit, range = "top1_mass", "mass", "0 to 1"
+    source = "Voita et al. 2019, 1905.09418 (confidence)"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.largest_log_weight
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        return torch.maximum(one, other)
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return total.exp()
+
+
+class TopKMass(RowMeasure):
+    """Σ of the k largest p_ij of a row, mean over queries; k = 8 unless given, as `TopKMass(k=32)`."""
+
+    name, unit, range = "topk_mass", "mass", "0 to 1"
+    source = "weight that a cache of k keys a query could keep (cf. H2O, 2306.14048)"
+
+    def __init__(self, k: int = 8) -> None:
+        if k < 1:
+            raise ConfigError(f"TopKMass(k={k}): k must be >= 1")
+        self.k = k
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.weights.topk(min(self.k, tile.shape[-1]), sorted=False).values
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        both = torch.cat((one, other), -1)
+        return both.topk(min(self.k, both.shape[-1]), sorted=False).values
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return total.sum(-1)

@@ -1,0 +1,161 @@
+"""Tiles of an attention matrix, recomputed from q, k and the log-sum-exp, one after the other.
+
+`stream` walks over the matrix row block by row block and yields each tile that is not empty. A tile computes
+what is asked of it and keeps it while it lives, so that many measures share one product q·kᵀ and one exp().
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Span, State
+from headwise.rule import Rule, raw_scores
+
+Progress = Callable[[int, int], None]  # rows done, rows in all
+
+
+class Tile:
+    """Rows × columns of the attention matrix, for all batches and heads.
+
+    Attributes:
+        rows, cols: query and key ranges.
+        state: MIXED or FULL.
+        lse: [b, h, r] log-sum-exp of the rows.
+        first, last: whether this is the first, the last tile of its row block.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule, rows: Span, cols: Span, state: State) -> None:
+        self._q, self._k, self.lse, self.rule = q, k, lse, rule
+        self.rows, self.cols, self.state = rows, cols, state
+        self.first = self.last = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[b, h, r, c]"""
+        return (*self.lse.shape, self.cols.stop - self.cols.start)  # type: ignore[return-value]
+
+    @cached_property
+    def allowed(self) -> Tensor | None:
+        """Boolean [b or 1, h or 1, r, c], or None if every cell is allowed."""
+        return None if self.state is State.FULL else self.rule.allowed(self.rows, self.cols, self._q.device)
+
+    @cached_property
+    def log_weights(self) -> Tensor:
+        """ln of the weights, [b, h, r, c]; −∞ where not allowed."""
+        # A row that sees nothing has lse = -inf; +inf instead makes all its weights 0.
+        minus = self.lse.masked_fill(self.lse == -torch.inf, torch.inf)
+        logs = raw_scores(self._q, self._k, self.rule.scale, minus)
+        return logs if self.allowed is None else logs.masked_fill_(~self.allowed, -torch.inf)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """The attention weights, [b, h, r, c]; exactly 0 where not allowed."""
+        return self.log_weights.exp()
+
+    @property
+    def logits(self) -> Tensor:
+        """The scores before the softmax, [b, h, r, c]; −∞ where not allowed."""
+        return self.log_weights + self.lse[..., None]
+
+    @cached_property
+    def mass(self) -> Tensor:
+        """Sum of the weights over the tile's keys, [b, h, r]."""
+        return self.weights.sum(-1)
+
+    @cached_property
+    def largest_log_weight(self) -> Tensor:
+        """[b, h, r]"""
+        return self.log_weights.amax(-1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """The tile's share of each row's entropy, −Σ p ln p, [b, h, r] in nats."""
+        logs = self.log_weights
+        if self.allowed is not None:
+            logs = logs.masked_fill(~self.allowed, 0.0)  # 0 · −∞ would be NaN
+        return -(self.weights * logs).sum(-1)
+
+    @cached_property
+    def allowed_keys(self) -> Tensor:
+        """How many keys of the tile each row may see, [b, h, r]."""
+        count = torch.tensor(self.shape[-1]) if self.allowed is None else self.allowed.sum(-1)
+        return count.to(self.lse).expand(self.lse.shape)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where the rows stand on the key axis, [r]."""
+        shift = self.rule.grid.shift
+        return torch.arange(self.rows.start + shift, self.rows.stop + shift, device=self.lse.device)
+
+    @property
+    def keys(self) -> Tensor:
+        """Key indices, [c]."""
+        return torch.arange(self.cols.start, self.cols.stop, device=self.lse.device)
+
+    @cached_property
+    def distance_moments(self) -> Tensor:
+        """Σ p, Σ p·d and Σ p·d² over the tile with d = |position − key|, [b, h, r, 3] in float64.
+
+        Away from the diagonal d is linear in the key index, so the three are one thin product; they are summed
+        about the tile's near edge, which keeps float32 exact enough at any distance.
+        """
+        position, key = self.positions, self.keys
+        behind = int(position[0]) - (self.cols.stop - 1)  # distance of the nearest key, all keys behind
+        ahead = self.cols.start - int(position[-1])
+        if behind < 0 and ahead < 0:
+            distance = (position[:, None] - key).abs().to(self.weights.dtype)
+            weighted = self.weights * distance
+            parts = self.mass, weighted.sum(-1), (weighted * distance).sum(-1)
+            return torch.stack(parts, -1).double()
+        step = (self.cols.stop - 1 - key) if behind >= 0 else (key - self.cols.start)
+        near = (position - (self.cols.stop - 1) if behind >= 0 else self.cols.start - position).double()
+        step = step.to(self.weights.dtype)
+        powers = torch.stack((torch.ones_like(step), step, step * step), -1)
+        mass, first, second = (self.weights @ powers).double().unbind(-1)
+        return torch.stack((mass, near * mass + first, near**2 * mass + 2 * near * first + second), -1)
+
+    def diagonal(self, offset: int) -> tuple[Tensor, Tensor]:
+        """Weight of the key at position + offset, and whether it is in this tile and allowed: both [b, h, r]."""
+        target = self.positions + offset - self.cols.start
+        inside = (target >= 0) & (target < self.shape[-1])
+        if not bool(inside.any()):
+            nothing = torch.zeros_like(self.lse)
+            return nothing, nothing.bool()
+        index = target.clamp(0, self.shape[-1] - 1)[:, None]
+        weight = self.weights.gather(-1, index.expand(*self.lse.shape, 1)).squeeze(-1)
+        open_ = inside.expand(self.lse.shape)
+        if self.allowed is not None:
+            cells = self.allowed.expand(*self.allowed.shape[:2], *self.shape[2:])
+            open_ = open_ & cells.gather(-1, index.expand(*cells.shape[:3], 1)).squeeze(-1)
+        return torch.where(inside, weight, 0.0), open_
+
+
+def stream(
+    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, *, width: int | None = None, multiple: int = 1,
+    progress: Progress | None = None,
+) -> Iterator[Tile]:  # fmt: skip
+    """Yield the non-empty tiles, row block by row block and, in each, from the first key to the last.
+
+    Args:
+        q, k: [b, h, n, d] and [b, h_kv, m, d]; lse: [b, h, n].
+        width: keys a tile; multiple: row blocks are multiples of so many rows (for pooling).
+        progress: told the rows done and the rows in all after each row block.
+    """
+    for rows in rule.row_blocks(multiple):
+        block_q, block_lse = q[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
+        previous: Tile | None = None
+        for cols, state in rule.tiles(rows) if width is None else rule.tiles(rows, width):
+            tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, rows, cols, state)
+            # One tile late, so that the last of a row block is known as the last.
+            if previous is None:
+                tile.first = True
+            else:
+                yield previous
+            previous = tile
+        if previous is not None:
+            previous.last = True
+            yield previous
+        if progress is not None:
+            progress(rows.stop, rule.grid.n)
