@@ -1,0 +1,91 @@
+"""What a report shows, as plain data: views draw it, and know nothing of models."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headwise.errors import ShapeError
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A number for each head.
+
+    Attributes:
+        values: [layers, heads]; unit and description are shown where there is room.
+    """
+
+    name: str
+    values: np.ndarray
+    unit: str
+    description: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text and the weights of all heads over it.
+
+    Attributes:
+        tokens: what stands at each place, such as single characters.
+        maps: [layers, heads, P, Q] float32: exact weights if cell is 1, else the mean of each cell × cell square.
+        peaks: the same shape, the largest weight of each square; None if cell is 1.
+        sentences: token ranges to zoom to.
+    """
+
+    title: str
+    tokens: list[str]
+    maps: np.ndarray
+    cell: int = 1
+    peaks: np.ndarray | None = None
+    sentences: list[tuple[int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        side = -(-len(self.tokens) // self.cell)
+        if self.maps.ndim != 4 or self.maps.shape[2:] != (side, side):
+            raise ShapeError(
+                f"Passage(maps): shape {self.maps.shape}, expected [layers, heads, {side}, {side}] for "
+                f"{len(self.tokens)} tokens in cells of {self.cell}"
+            )
+        if (self.peaks is not None) != (self.cell > 1) or (
+            self.peaks is not None and self.peaks.shape != self.maps.shape
+        ):
+            raise ShapeError("Passage(peaks): needed, in the shape of maps, exactly if cell > 1")
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that a report shows.
+
+    Attributes:
+        patterns: [layers][heads] the strongest pattern of each head in words.
+        facts: (name, value) lines under the title; notes: sentences to keep in mind.
+    """
+
+    title: str
+    passages: list[Passage]
+    statistics: list[Statistic]
+    patterns: list[list[str]]
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.passages:
+            raise ShapeError("Report(passages): at least one passage is needed")
+        for part in (*(p.maps for p in self.passages), *(s.values for s in self.statistics)):
+            if part.shape[:2] != self.shape:
+                raise ShapeError(f"Report: a part has layers × heads {part.shape[:2]}, expected {self.shape}")
+        if [len(row) for row in self.patterns] != [self.shape[1]] * self.shape[0]:
+            raise ShapeError(f"Report(patterns): expected {self.shape[0]} rows of {self.shape[1]}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(layers, heads)"""
+        return self.passages[0].maps.shape[:2]
+
+
+MARKS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
+
+
+def visible(token: str) -> str:
+    """The token with white space and control characters as signs that can be seen."""
+    return "".join(MARKS.get(c, c if c.isprintable() or ord(c) > 0x300 else f"U+{ord(c):04X}") for c in token)
