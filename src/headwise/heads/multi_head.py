@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.attend import attend
+from headwise.attention import attend
 from headwise.cache import Cache
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask

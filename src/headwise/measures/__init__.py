@@ -6,11 +6,14 @@ from headwise.measures.pattern import ClassMass, SinkMass
 from headwise.measures.reach import LocalMass
 from headwise.measures.registry import GIVEN, MEASURES
 from headwise.measures.spread import TopKMass
+from headwise.measures.tokens import DuplicateMass, InductionMass
 
 __all__ = [
     "GIVEN",
     "MEASURES",
     "ClassMass",
+    "DuplicateMass",
+    "InductionMass",
     "LocalMass",
     "Measure",
     "Measurements",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from headwise.errors import ConfigError
-from headwise.measures import pattern, reach, spread
+from headwise.measures import pattern, reach, spread, tokens
 from headwise.measures.base import Measure
 
 MEASURES: dict[str, Callable[[], Measure]] = {
@@ -24,7 +24,14 @@ MEASURES: dict[str, Callable[[], Measure]] = {
     "received_mass": pattern.ReceivedMass,
 }
 # Known by name, but in need of something that only the caller has.
-GIVEN = {"class_mass": pattern.ClassMass}
+GIVEN: dict[str, tuple[type[Measure], str]] = {
+    "class_mass": (
+        pattern.ClassMass,
+        "ClassMass(members) with a boolean [m] or [b, m], or ClassMass.of_tokens(tokens, 'punctuation')",
+    ),
+    "duplicate_mass": (tokens.DuplicateMass, "DuplicateMass(ids) with integer tokens [m] or [b, m]"),
+    "induction_mass": (tokens.InductionMass, "InductionMass(ids) with integer tokens [m] or [b, m]"),
+}
 
 
 def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
@@ -38,10 +45,7 @@ def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
         elif item in MEASURES:
             found.append(MEASURES[item]())
         elif item in GIVEN:
-            raise ConfigError(
-                f"measure {item!r} must be told the classes: give ClassMass(members) with a boolean [m] or [b, m], "
-                f"or ClassMass.of_tokens(tokens, 'punctuation')"
-            )
+            raise ConfigError(f"measure {item!r} needs to be told of the tokens; give {GIVEN[item][1]}")
         else:
             raise ConfigError(f"unknown measure {item!r}; known are {', '.join([*MEASURES, *GIVEN])}")
     names = [m.name for m in found]

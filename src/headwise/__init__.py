@@ -1,0 +1,63 @@
+"""headwise: multi-head attention that is fast and visible. The matrix is never stored, yet used as one.
+
+>>> import torch, headwise as hw
+>>> q, k, v = torch.randn(3, 1, 4, 256, 32)                     # [batch, heads, seq, head_dim]
+>>> out, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
+>>> amap[0, 3, 100:102, 0:102].shape                             # exact weights of any tile
+torch.Size([2, 102])
+>>> sorted(amap.measure("entropy", "max_logit"))                 # statistics of each head, in one pass
+['entropy', 'max_logit']
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives; it is imported when first used, so that `import headwise` costs nothing.
+_HOMES = {
+    "attention": ["attend"],
+    "map": ["AttentionMap"],
+    "masks": ["Causal", "Dense", "Documents", "Everything", "Lengths", "Mask", "Sinks", "Window"],
+    "measures": [
+        "MEASURES", "ClassMass", "DuplicateMass", "InductionMass", "LocalMass", "Measure", "Measurements", "RowMeasure",
+        "SinkMass", "TopKMass", "row_measure",
+    ],
+    "positions": ["Rotary"],
+    "cache": ["KVCache", "SlidingCache"],
+    "heads.multi_head": ["MultiHeadAttention"],
+    "errors": [
+        "CheckpointError", "ConfigError", "DTypeError", "DeviceError", "HeadwiseError", "KernelError", "ShapeError",
+        "TextError",
+    ],
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605
+
+if TYPE_CHECKING:
+    from headwise.attention import attend as attend
+    from headwise.cache import KVCache as KVCache, SlidingCache as SlidingCache
+    from headwise.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
+    from headwise.errors import DeviceError as DeviceError, DTypeError as DTypeError, HeadwiseError as HeadwiseError
+    from headwise.errors import KernelError as KernelError, ShapeError as ShapeError, TextError as TextError
+    from headwise.heads.multi_head import MultiHeadAttention as MultiHeadAttention
+    from headwise.map import AttentionMap as AttentionMap
+    from headwise.masks import Causal as Causal, Dense as Dense, Documents as Documents, Everything as Everything
+    from headwise.masks import Lengths as Lengths, Mask as Mask, Sinks as Sinks, Window as Window
+    from headwise.measures import MEASURES as MEASURES, ClassMass as ClassMass, LocalMass as LocalMass
+    from headwise.measures import DuplicateMass as DuplicateMass, InductionMass as InductionMass
+    from headwise.measures import Measure as Measure, Measurements as Measurements, RowMeasure as RowMeasure
+    from headwise.measures import SinkMass as SinkMass, TopKMass as TopKMass, row_measure as row_measure
+    from headwise.positions import Rotary as Rotary
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'headwise' has no attribute {name!r}")
+    value = getattr(import_module(f"headwise.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

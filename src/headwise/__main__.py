@@ -1,0 +1,5 @@
+"""`python -m headwise`, the same as `headwise`."""
+
+from headwise.cli import main
+
+main()

@@ -1,0 +1,105 @@
+"""Reading texts, holding some out, and cutting random windows for training."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, TextError
+from headwise.lm.tokenizer import CharTokenizer
+
+HELD_OUT = 0.05  # the last share of each file
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """A UTF-8 file as text with \\n line ends. Raises TextError naming the byte that is not UTF-8."""
+    data = Path(path).read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"{os.fspath(path)!r} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it, "
+            f"for example with iconv -f GB18030 -t UTF-8"
+        ) from None
+    if not text:
+        raise TextError(f"{os.fspath(path)!r} is empty")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Token streams of the files: what is trained on, and what is held out, one tensor a file.
+
+    The last 5 % of *each* file is held out. Editions of one book in two scripts so hold out the same passages.
+    """
+
+    names: list[str]
+    train: list[Tensor]
+    heldout: list[Tensor]
+    tokenizer: CharTokenizer
+
+    @classmethod
+    def read(
+        cls,
+        files: Sequence[str | os.PathLike[str]],
+        *,
+        context: int,
+        tokenizer: CharTokenizer | None = None,
+        byte_rate: float = 0.003,
+        seed: int = 0,
+    ) -> "Corpus":
+        """Read the files; the vocabulary is made from the training parts unless one is given.
+
+        A share `byte_rate` of the training characters is written as bytes: every frequent character has a token of
+        its own, so without this the byte tokens would never be trained.
+        """
+        if not files:
+            raise ConfigError("train: no files given")
+        texts = [read_text(file) for file in files]
+        cuts = [len(text) - int(len(text) * HELD_OUT) for text in texts]
+        for file, text, cut in zip(files, texts, cuts, strict=True):
+            if min(cut, len(text) - cut) <= context:
+                raise TextError(
+                    f"{os.fspath(file)!r} has {len(text)} characters; holding out 5 %, a context of {context} needs "
+                    f"at least {(context + 1) * 20}: give a longer text or a smaller --context"
+                )
+        if tokenizer is None:
+            tokenizer = CharTokenizer.from_text("".join(t[:cut] for t, cut in zip(texts, cuts, strict=True)))
+        train = [
+            torch.from_numpy(tokenizer.encode(t[:cut], byte_rate=byte_rate, seed=seed))
+            for t, cut in zip(texts, cuts, strict=True)
+        ]
+        heldout = [torch.from_numpy(tokenizer.encode(t[cut:])) for t, cut in zip(texts, cuts, strict=True)]
+        return cls([Path(file).name for file in files], train, heldout, tokenizer)
+
+    def batch(self, size: int, context: int, *, seed: int, step: int, repeat_share: float = 0.0) -> Tensor:
+        """[size, context + 1] windows of the training parts, each inside one file. The same for the same step, so
+        that a resumed run goes on as if it had never stopped.
+
+        A share `repeat_share` of the windows is its own beginning over and over, at a random period: text that can
+        only be foretold by looking back.
+        """
+        generator = torch.Generator().manual_seed((seed << 32) + step)
+        rooms = torch.tensor([len(stream) - context for stream in self.train])
+        at = torch.randint(int(rooms.sum()), (size,), generator=generator)
+        file = torch.bucketize(at, rooms.cumsum(0), right=True)
+        start = at - (rooms.cumsum(0) - rooms)[file]
+        windows = torch.stack(
+            [self.train[f][s : s + context + 1] for f, s in zip(file.tolist(), start.tolist(), strict=True)]
+        )
+        periods = torch.randint(min(16, context), max(17, context // 2 + 1), (size,), generator=generator)
+        periods[torch.rand(size, generator=generator) >= repeat_share] = context + 1
+        return windows.gather(1, torch.arange(context + 1) % periods[:, None])
+
+    def heldout_windows(self, context: int, most: int | None = None) -> list[Tensor]:
+        """For each file, [windows, context + 1]: the held-out part in order, or `most` windows evenly taken."""
+        found = []
+        for stream in self.heldout:
+            starts = torch.arange(0, len(stream) - context, context)
+            if most is not None and len(starts) > most:
+                starts = starts[torch.linspace(0, len(starts) - 1, most).long()]
+            found.append(torch.stack([stream[s : s + context + 1] for s in starts.tolist()]))
+        return found

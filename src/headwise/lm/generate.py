@@ -1,0 +1,94 @@
+"""Writing: one token after the other, with a KV cache."""
+
+import codecs
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from headwise.cache import SlidingCache
+from headwise.errors import ConfigError, TextError
+from headwise.lm.model import Decoder
+from headwise.lm.tokenizer import BYTES, CharTokenizer
+from headwise.masks import Window
+
+
+def write(
+    decoder: Decoder,
+    tokenizer: CharTokenizer,
+    prompt: str,
+    length: int,
+    *,
+    temperature: float = 0.8,
+    top_k: int | None = None,
+    top_p: float | None = 0.95,
+    seed: int | None = None,
+) -> Iterator[str]:
+    """Yield the continuation of `prompt`, `length` characters, as it is written.
+
+    Every token sees the last `context` tokens through a sliding cache, so the text may be of any length at a steady
+    cost. (In a multi-layer model a token so knows a little of what lies further back, through those in between.)
+
+    Args:
+        prompt: at least one character.
+        temperature: 0 takes the likeliest token each time; 1 samples the model's own probabilities.
+        top_k: sample among the k likeliest only; top_p: among the likeliest that hold that share (nucleus sampling,
+            Holtzman et al. 2019). None turns either off.
+        seed: the same seed writes the same text.
+    """
+    if not prompt:
+        raise TextError("prompt: it is empty; give at least one character to begin with")
+    if length < 0:
+        raise ConfigError(f"length={length}: expected at least 0")
+    if not temperature >= 0:
+        raise ConfigError(f"temperature={temperature}: expected 0 or more")
+    if top_k is not None and top_k < 1:
+        raise ConfigError(f"top_k={top_k}: expected at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError(f"top_p={top_p}: expected 0 < top_p <= 1")
+    return _write(decoder.eval(), tokenizer, prompt, length, temperature, top_k, top_p, seed)
+
+
+def _write(
+    decoder: Decoder,
+    tokenizer: CharTokenizer,
+    prompt: str,
+    length: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+) -> Iterator[str]:
+    generator = torch.Generator()
+    generator.seed() if seed is None else generator.manual_seed(seed)
+    window = decoder.config.context
+    caches = [SlidingCache(window) for _ in decoder.blocks]
+    ids = torch.from_numpy(tokenizer.encode(prompt))[None]
+    # Bytes are put together to characters; what is no UTF-8 comes out as U+FFFD.
+    assemble = codecs.getincrementaldecoder("utf-8")("replace")
+    written = 0
+    while written < length:
+        with torch.no_grad():
+            hidden, _ = decoder.hidden(ids, mask=Window(window), caches=caches)
+            logits = torch.nn.functional.linear(hidden[0, -1], decoder.embedding.weight)
+        token = _sample(logits.float(), temperature, top_k, top_p, generator)
+        data = bytes((token,)) if token < BYTES else tokenizer.decode([token]).encode()
+        piece = assemble.decode(data)[: length - written]
+        if piece:
+            written += len(piece)
+            yield piece
+        ids = torch.tensor([[token]])
+
+
+def _sample(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
+) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    values, order = (logits / temperature).sort(descending=True)
+    if top_k is not None:
+        values[top_k:] = -torch.inf
+    p = values.softmax(-1)
+    if top_p is not None:
+        p[p.cumsum(-1) - p >= top_p] = 0.0  # the token that crosses the share is kept
+    return int(order[torch.multinomial(p, 1, generator=generator)])

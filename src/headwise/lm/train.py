@@ -1,0 +1,275 @@
+"""Training the decoder: resumable after a kill at any moment, the same losses for the same seed."""
+
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import CheckpointError, ConfigError
+from headwise.files import atomic_path
+from headwise.lm.checkpoint import MODEL_FILE, header_of, read, save_model, unpack, write
+from headwise.lm.corpus import Corpus
+from headwise.lm.model import Decoder, DecoderConfig
+
+TRAINING_FILE = "training.safetensors"
+LOG_FILE = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a watcher is told after each step."""
+
+    step: int
+    steps: int
+    loss: float  # nats a token, of this step's batch
+    heldout: float | None  # the latest held-out loss
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended."""
+
+    step: int
+    finished: bool  # False if it was interrupted
+    heldout: dict[str, float]  # nats a token for each file, and "all", of the best model
+    log: list[dict[str, Any]]
+
+
+def train(
+    files: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    d_model: int = 256,
+    num_layers: int = 4,
+    num_heads: int = 8,
+    num_kv_heads: int | None = None,
+    d_ff: int = 640,
+    context: int = 256,
+    dropout: float = 0.1,
+    steps: int = 2000,
+    batch_size: int = 16,
+    lr: float = 2e-3,
+    warmup: int = 200,
+    weight_decay: float = 0.1,
+    repeat_share: float = 0.0,
+    seed: int = 0,
+    eval_every: int = 250,
+    precision: str = "bfloat16",
+    resume: bool = True,
+    watch: Callable[[Progress], None] | None = None,
+) -> Outcome:
+    """Train a character decoder on text files and leave it in the folder `out`.
+
+    Args:
+        files: UTF-8 texts; the last 5 % of each is held out.
+        out: gets model.safetensors (the best held-out loss), training.safetensors (all that resuming needs, written
+            every `eval_every` steps) and log.jsonl.
+        lr: peak of AdamW's learning rate, after `warmup` steps; then a cosine down to a twentieth.
+        repeat_share: share of the training windows whose text repeats itself (see `Corpus.batch`).
+        precision: "bfloat16" runs the products in bfloat16 (weights and optimiser stay float32), or "float32".
+        resume: go on from training.safetensors if it is there.
+        watch: called after each step.
+    Returns:
+        the outcome. Ctrl-C saves and returns with finished=False.
+    Raises:
+        TextError, ConfigError; CheckpointError if `out` holds a run with other settings or cannot be written.
+    """
+    _positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
+    if precision not in ("bfloat16", "float32"):
+        raise ConfigError(f"precision={precision!r}: expected 'bfloat16' or 'float32'")
+    if not 0.0 <= repeat_share <= 1.0:
+        raise ConfigError(f"repeat_share={repeat_share}: expected 0 <= repeat_share <= 1")
+    if lr <= 0 or weight_decay < 0 or warmup < 0:
+        raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0")
+    corpus = Corpus.read(files, context=context, seed=seed)
+    config = DecoderConfig(
+        corpus.tokenizer.vocab_size, d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout
+    )
+    torch.manual_seed(seed)
+    decoder = Decoder(config)
+    decay = [p for p in decoder.parameters() if p.ndim > 1]
+    plain = [p for p in decoder.parameters() if p.ndim <= 1]
+    groups = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+    settings = {
+        "files": corpus.names, "tokens": [len(s) for s in corpus.train], "steps": steps, "batch_size": batch_size,
+        "lr": lr, "warmup": warmup, "weight_decay": weight_decay, "repeat_share": repeat_share, "seed": seed,
+        "precision": precision,
+    }  # fmt: skip
+    run = _Run(Path(out), corpus, decoder, optimizer, settings)
+    if resume:
+        run.restore()
+    windows = corpus.heldout_windows(context, most=24)
+    with _interruptible() as stopped:
+        while run.step < steps:
+            begun = time.perf_counter()
+            batch = corpus.batch(batch_size, context, seed=seed, step=run.step, repeat_share=repeat_share)
+            loss = _step(run, batch, lr * _schedule(run.step, steps, warmup), seed, precision)
+            run.step += 1
+            if run.step % eval_every == 0 or run.step == steps:
+                run.evaluate(windows, loss, precision)
+                run.save()
+            elif stopped:
+                run.save()
+            if watch is not None:
+                rate = batch_size * context / (time.perf_counter() - begun)
+                watch(Progress(run.step, steps, loss, run.last_heldout, rate))
+            if stopped:
+                break
+    return Outcome(run.step, run.step >= steps, run.best, run.log)
+
+
+def heldout_loss(decoder: Decoder, windows: Sequence[Tensor], precision: str = "float32") -> list[float]:
+    """Mean loss in nats a token over each tensor of windows [w, context + 1]."""
+    training = decoder.training
+    decoder.eval()
+    losses = []
+    with torch.no_grad():
+        for group in windows:
+            parts = [_loss(decoder, batch, precision).item() * len(batch) for batch in group.split(16)]
+            losses.append(sum(parts) / len(group))
+    decoder.train(training)
+    return losses
+
+
+def _step(run: "_Run", batch: Tensor, lr: float, seed: int, precision: str) -> float:
+    decoder, optimizer = run.decoder, run.optimizer
+    torch.manual_seed((seed << 32) + run.step)  # dropout follows the step, so resuming repeats it
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    decoder.train()
+    loss = _loss(decoder, batch, precision)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
+    optimizer.step()
+    value = loss.item()
+    if not math.isfinite(value):
+        raise ConfigError(f"the loss became {value} at step {run.step}; start again with a smaller --lr than {lr:g}")
+    return value
+
+
+def _loss(decoder: Decoder, batch: Tensor, precision: str) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        logits = decoder(batch[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+
+
+def _schedule(step: int, steps: int, warmup: int) -> float:
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+class _Run:
+    """The state of a training run and its files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        corpus: Corpus,
+        decoder: Decoder,
+        optimizer: torch.optim.Optimizer,
+        settings: dict[str, Any],
+    ) -> None:
+        self.folder, self.corpus, self.decoder, self.optimizer = folder, corpus, decoder, optimizer
+        self.settings = settings
+        self.step = 0
+        self.log: list[dict[str, Any]] = []
+        self.best: dict[str, float] = {}
+        self.seconds, self.since = 0.0, time.perf_counter()
+
+    @property
+    def last_heldout(self) -> float | None:
+        return self.log[-1]["heldout_loss"] if self.log else None
+
+    def evaluate(self, windows: Sequence[Tensor], loss: float, precision: str) -> None:
+        """Held-out loss into the log; the best model so far into its file."""
+        parts = heldout_loss(self.decoder, windows, precision)
+        losses = {**dict(zip(self.corpus.names, parts, strict=True)), "all": sum(parts) / len(parts)}
+        entry = {"step": self.step, "train_loss": loss, "heldout_loss": losses["all"], "heldout": losses}
+        self.log.append({**entry, "seconds": round(self._clock(), 1)})
+        if not self.best or losses["all"] < self.best["all"]:
+            self.best = losses
+            info = {"settings": self.settings, "step": self.step, "heldout": losses}
+            save_model(self.folder / MODEL_FILE, self.decoder, self.corpus.tokenizer, info)
+        with atomic_path(self.folder / LOG_FILE) as temporary:
+            temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.log))
+
+    def save(self) -> None:
+        """All that resuming needs, in one file."""
+        tensors = {f"model.{name}": x.detach() for name, x in self.decoder.state_dict().items()}
+        for i, parameter in enumerate(self._parameters()):
+            for name, x in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{i}.{name}"] = x
+        info = {
+            "settings": self.settings, "step": self.step, "best": self.best, "log": self.log,
+            "seconds": self._clock(),
+        }  # fmt: skip
+        write(self.folder / TRAINING_FILE, tensors, header_of(self.decoder.config, self.corpus.tokenizer, info))
+
+    def restore(self) -> None:
+        """Go on where training.safetensors stopped, if it is there."""
+        path = self.folder / TRAINING_FILE
+        if not path.exists():
+            return
+        tensors, header = read(path)
+        config, tokenizer, info = unpack(header, path)
+        same = config == self.decoder.config and tokenizer.characters == self.corpus.tokenizer.characters
+        differ = [key for key, value in self.settings.items() if info["settings"].get(key) != value]
+        if not same or differ:
+            what = ", ".join(differ) or "the model's sizes or its vocabulary"
+            raise CheckpointError(
+                f"{str(path)!r} is a run with other settings ({what}); give the same ones, another --out, or --fresh"
+            )
+        self.decoder.load_state_dict({k.removeprefix("model."): x for k, x in tensors.items() if k.startswith("model.")})
+        for i, parameter in enumerate(self._parameters()):
+            prefix = f"optimizer.{i}."
+            state = {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
+            self.optimizer.state[parameter] = state
+        self.step, self.best, self.log, self.seconds = info["step"], info["best"], info["log"], info["seconds"]
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for group in self.optimizer.param_groups:
+            yield from group["params"]
+
+    def _clock(self) -> float:
+        return self.seconds + time.perf_counter() - self.since
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """A list that Ctrl-C fills, so that a step is never cut in half; a second Ctrl-C stops at once."""
+    stopped: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        if stopped:
+            raise KeyboardInterrupt
+        stopped.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not in the main thread: then Ctrl-C does not come here either
+        yield stopped
+        return
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _positive(**values: int) -> None:
+    for name, value in values.items():
+        if value < 1:
+            raise ConfigError(f"{name}={value}: expected at least 1")

@@ -1,0 +1,209 @@
+"""The main job: what every head of a decoder looks at in a text, as a report."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import TextError
+from headwise.lm.model import Decoder
+from headwise.lm.tokenizer import CharTokenizer
+from headwise.map import AttentionMap
+from headwise.measures import MEASURES, ClassMass, DuplicateMass, InductionMass, Measure, Measurements
+from headwise.views.data import Passage, Report, Statistic
+
+SHOWN = (
+    "entropy", "normalized_entropy", "effective_keys", "top1_mass", "max_logit", "mean_distance", "local_mass",
+    "sink_mass", "previous_mass", "self_mass", "received_mass",
+)  # fmt: skip
+# What a head may do on this input: the measure that tells, and its name.
+PATTERNS = {
+    "previous_mass": "previous",
+    "self_mass": "itself",
+    "sink_mass": "first",
+    "punctuation_mass": "punctuation",
+    "duplicate_mass": "same character",
+    "induction_mass": "after the same character",
+    "local_mass": "nearby",
+}
+CELLS = 384  # a map at most so many cells wide is shown exactly
+
+Step = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+
+
+@torch.no_grad()
+def see(
+    text: str,
+    decoder: Decoder,
+    tokenizer: CharTokenizer,
+    *,
+    title: str = "",
+    cells: int = CELLS,
+    step: Step | None = None,
+) -> Report:
+    """Run the decoder over the text and report every head: statistics, strongest pattern, maps.
+
+    Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and largest
+    weight, and no n×n tensor is made. Raises TextError if the text is empty.
+    """
+    if not text:
+        raise TextError("the text is empty; give at least one character")
+    tell: Step = step or (lambda what, done, of: None)
+    ids = torch.from_numpy(tokenizer.encode(text))
+    n = len(ids)
+    tell("reading", 0, 1)
+    hidden, maps = decoder.eval().hidden(ids[None], return_maps=True)
+    tell("reading", 1, 1)
+    loss = _loss(hidden[0], decoder, ids)
+    results = []
+    for i, amap in enumerate(maps):
+        wanted = [*SHOWN, ClassMass.of_tokens(_pieces(text, tokenizer)), *_matches(ids)]
+        results.append(
+            amap.measure(*wanted, progress=lambda done, of, i=i: tell("measuring", i * of + done, len(maps) * of))
+        )
+    spans = tokenizer.spans(text)
+    if n <= cells:
+        tokens = list(text)
+        passage = Passage(title, tokens, _exact(maps, spans), sentences=sentences(tokens))
+    else:
+        tokens = _pieces(text, tokenizer)
+        cell = -(-n // cells)
+        means = _pooled(maps, cells, "mean", tell)
+        passage = Passage(title, tokens, means, cell, _pooled(maps, cells, "max", tell), sentences(tokens))
+    in_bytes = sum(end - start > 1 for start, end in spans)
+    facts = [
+        ("text", f"{len(text):,} characters"),
+        ("model", _describe(decoder)),
+        ("kernel", ", ".join(sorted({amap.kernel for amap in maps}))),
+    ]
+    if loss is not None:
+        facts.append(("loss", f"{loss:.2f} nats a token"))
+    return Report(title, [passage], statistics(results), patterns(results), facts, _notes(n, in_bytes, decoder))
+
+
+def statistics(results: list[Measurements]) -> list[Statistic]:
+    """One `Statistic` a measure from the measurements of each layer (the mean over a batch)."""
+    found = []
+    for name in SHOWN:
+        values = torch.stack([result[name].mean(0) for result in results]).numpy()
+        measure = MEASURES[name]()
+        found.append(Statistic(name, values, measure.unit, _first_sentence(measure)))
+    if "punctuation_mass" in results[0]:
+        values = torch.stack([result["punctuation_mass"].mean(0) for result in results]).numpy()
+        found.append(Statistic("punctuation_mass", values, "mass", "Weight on punctuation marks, mean over queries."))
+    return found
+
+
+def patterns(results: list[Measurements]) -> list[list[str]]:
+    """The strongest patterns of each head in words, at most two: those with at least 0.2 of the weight and, for
+    repeats, at least twice what looking everywhere alike would give."""
+    table = []
+    for result in results:
+        row = []
+        for head in range(result.nonfinite.shape[1]):
+            found = []
+            for name, word in PATTERNS.items():
+                if name not in result:
+                    continue
+                mass = float(result[name][:, head].mean())
+                baseline = f"{name}_uniform"
+                floor = 2 * float(result[baseline][:, head].mean()) if baseline in result else 0.0
+                if mass >= max(0.2, floor):
+                    found.append((mass, word))
+            found.sort(reverse=True)
+            # Nearby holds its neighbours' weight too: say it only if no single one explains it.
+            if len(found) > 1 and found[0][1] == "nearby":
+                found.append(found.pop(0))
+            broad = float(result["normalized_entropy"][:, head].mean())
+            if not found:
+                found = [(broad, "broad")] if broad > 0.8 else []
+            row.append(", ".join(f"{word} {mass:.2f}" for mass, word in found[:2]) or "mixed")
+        table.append(row)
+    return table
+
+
+def sentences(tokens: list[str]) -> list[tuple[int, int]]:
+    """Token ranges of the sentences; ends are 。！？!?… or a full stop before white space, and line ends."""
+    ends, start = [], 0
+    for i, token in enumerate(tokens):
+        after = tokens[i + 1] if i + 1 < len(tokens) else "\n"
+        closes = token in "。！？!?…\n" or (token == "." and after.isspace())
+        if token and closes and not (after and after in "。！？!?…”’」』\"'\n"):
+            if any(not t.isspace() for t in tokens[start : i + 1]):
+                ends.append((start, i + 1))
+            start = i + 1
+    if any(not t.isspace() for t in tokens[start:]):
+        ends.append((start, len(tokens)))
+    return ends if len(ends) > 1 else []
+
+
+def _matches(ids: Tensor) -> list[Measure]:
+    return [kind(ids, uniform=uniform) for kind in (DuplicateMass, InductionMass) for uniform in (False, True)]
+
+
+def _pieces(text: str, tokenizer: CharTokenizer) -> list[str]:
+    """One string a token: the character, whole, at the last of its tokens, where the model knows it."""
+    pieces = []
+    for character, (start, end) in zip(text, tokenizer.spans(text), strict=True):
+        pieces += [""] * (end - start - 1) + [character]
+    return pieces
+
+
+def _exact(maps: list[AttentionMap], spans: list[tuple[int, int]]) -> np.ndarray:
+    """[layers, heads, characters, characters]: what a character gives is the mean over its tokens, what it gets
+    the sum, so that rows still sum to one."""
+    starts = [start for start, _ in spans]
+    sizes = np.array([end - start for start, end in spans], np.float32)
+    weights = np.stack([amap[0].numpy() for amap in maps])
+    if sizes.max() == 1:
+        return weights
+    weights = np.add.reduceat(weights, starts, axis=3)
+    return np.add.reduceat(weights, starts, axis=2) / sizes[:, None]
+
+
+def _pooled(maps: list[AttentionMap], cells: int, reduce: str, tell: Step) -> np.ndarray:
+    found = []
+    for i, amap in enumerate(maps):
+        picture = amap.pool(
+            cells, reduce, progress=lambda done, of, i=i: tell(f"pooling ({reduce})", i * of + done, len(maps) * of)
+        )
+        found.append(picture[0].numpy())
+    return np.stack(found)
+
+
+def _loss(hidden: Tensor, decoder: Decoder, ids: Tensor) -> float | None:
+    """Mean loss in nats a token, computed in pieces: all logits of a long text would not fit."""
+    if len(ids) < 2:
+        return None
+    total = 0.0
+    for rows, targets in zip(hidden[:-1].split(512), ids[1:].split(512), strict=True):
+        logits = nn.functional.linear(rows, decoder.embedding.weight)
+        total += nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+    return total / (len(ids) - 1)
+
+
+def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:
+    notes = ["Weights say where a head looks on this input; they do not by themselves explain what the model does."]
+    if in_bytes:
+        notes.append(
+            f"Not in the model's vocabulary and read as UTF-8 bytes: {in_bytes} of the characters; each is shown whole."
+        )
+    if n > decoder.config.context:
+        notes.append(
+            f"The model was trained on {decoder.config.context} tokens at a time; what it does further apart was never "
+            f"trained."
+        )
+    return notes
+
+
+def _describe(decoder: Decoder) -> str:
+    c = decoder.config
+    return f"{c.num_layers} layers × {c.num_heads} heads, d_model {c.d_model}, {decoder.num_parameters / 1e6:.1f} M weights"
+
+
+def _first_sentence(measure: Any) -> str:
+    text = re.sub(r"\s+", " ", type(measure).__doc__ or "").strip()
+    return re.split(r"(?<=[.:;])\s", text, maxsplit=1)[0].rstrip(":;")

@@ -1,0 +1,91 @@
+// The report's data: JSON at once, each layer's weights only when they are first shown.
+
+const REPORT = JSON.parse(document.getElementById("report").textContent);
+const T = REPORT.words;
+const CACHE_BYTES = 400e6;  // decoded layers that are kept; the oldest go first
+
+// All 65,536 half-precision numbers, so that decoding is one look-up.
+const HALVES = (() => {
+  const table = new Float32Array(65536);
+  for (let i = 0; i < 65536; i++) {
+    const exponent = (i >> 10) & 31, fraction = i & 1023;
+    const size = exponent === 0 ? fraction * 2 ** -24 : (1 + fraction / 1024) * 2 ** (exponent - 15);
+    table[i] = i & 0x8000 ? -size : size;
+  }
+  return table;
+})();
+
+const layers = new Map();
+
+// The weights of one layer as Float32Array [heads * cells * cells]; a promise.
+function weightsOf(passage, layer, kind) {
+  const key = `${passage}-${layer}-${kind}`;
+  if (layers.has(key)) {
+    const found = layers.get(key);
+    layers.delete(key);
+    layers.set(key, found);  // now the newest
+    return found;
+  }
+  const cells = REPORT.passages[passage].cells;
+  const keep = Math.max(2, Math.floor(CACHE_BYTES / (4 * REPORT.heads * cells * cells)));
+  while (layers.size >= keep) layers.delete(layers.keys().next().value);
+  const promise = decode(document.getElementById(`w-${key}`).textContent, REPORT.passages[passage][kind].shift[layer]);
+  layers.set(key, promise);
+  return promise;
+}
+
+async function decode(base64, shifts) {
+  const packed = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  // High bytes first, then low bytes: like stands beside like, and deflates better.
+  const count = bytes.length / 2, each = count / shifts.length;
+  const out = new Float32Array(count);
+  for (let head = 0; head < shifts.length; head++) {
+    const factor = 2 ** -shifts[head];
+    for (let i = head * each; i < (head + 1) * each; i++) out[i] = HALVES[(bytes[i] << 8) | bytes[count + i]] * factor;
+  }
+  return out;
+}
+
+async function mapOf(passage, layer, head, kind) {
+  const weights = await weightsOf(passage, layer, kind), square = REPORT.passages[passage].cells ** 2;
+  return weights.subarray(head * square, (head + 1) * square);
+}
+
+// Rows and columns [r0, r1) x [c0, c1) of a map, at most `limit` along a side: maxima, so that thin lines stay.
+function reduced(map, cells, view, limit) {
+  const rows = view.r1 - view.r0, columns = view.c1 - view.c0;
+  const step = Math.max(1, Math.ceil(Math.max(rows, columns) / limit));
+  const height = Math.ceil(rows / step), width = Math.ceil(columns / step);
+  const out = new Float32Array(height * width), masked = new Uint8Array(height * width).fill(1);
+  for (let r = 0; r < rows; r++) {
+    const from = (view.r0 + r) * cells + view.c0, to = Math.floor(r / step) * width;
+    for (let c = 0; c < columns; c++) {
+      const at = to + Math.floor(c / step), weight = map[from + c];
+      if (weight > out[at]) out[at] = weight;
+      if (view.c0 + c <= view.r0 + r) masked[at] = 0;
+    }
+  }
+  return { values: out, masked, height, width };
+}
+
+function fixed(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size === 0) return "0";
+  if (size >= 1e5 || size < 1e-4) return value.toExponential(1);
+  return value.toFixed(Math.max(0, Math.min(5, 2 - Math.floor(Math.log10(size)))));
+}
+
+function fill(words, values) {
+  return words.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole));
+}
+
+function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+const byId = (id) => document.getElementById(id);
