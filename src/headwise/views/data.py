@@ -1,6 +1,7 @@
 """What a report shows, as plain data: views draw it, and know nothing of models."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -40,6 +41,13 @@ class Passage:
     sentences: list[tuple[int, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        if not self.tokens or self.cell < 1:
+            raise ShapeError(f"Passage: {len(self.tokens)} tokens in cells of {self.cell}, expected at least one")
+        for start, end in self.sentences:
+            if not 0 <= start < end <= len(self.tokens):
+                raise ShapeError(
+                    f"Passage(sentences): ({start}, {end}), expected 0 <= start < end <= {len(self.tokens)}, the tokens"
+                )
         side = -(-len(self.tokens) // self.cell)
         if self.maps.ndim != 4 or self.maps.shape[2:] != (side, side):
             raise ShapeError(
@@ -50,6 +58,12 @@ class Passage:
             self.peaks is not None and self.peaks.shape != self.maps.shape
         ):
             raise ShapeError("Passage(peaks): needed, in the shape of maps, exactly if cell > 1")
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether no head looks ahead: each weight above the diagonal is 0, and there is one."""
+        side = self.maps.shape[-1]
+        return side > 1 and not self.maps[..., np.triu(np.ones((side, side), bool), 1)].any()
 
 
 @dataclass(frozen=True)

@@ -1,111 +1,189 @@
-"""The report as one HTML file: no network, opens from disk, keeps nothing elsewhere."""
+"""A report as one page: one file, no network, every weight inside.
+
+>>> from headwise.views.html import write_report
+>>> write_report(report, "report.html")                                    # doctest: +SKIP
+PosixPath('report.html')
+"""
 
 import base64
+import hashlib
 import html
 import json
 import os
+import re
 import zlib
-from importlib.resources import files
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
+from headwise.views.colours import stops
 from headwise.views.data import Passage, Report
 from headwise.views.fonts import font_face
-from headwise.views.strings import STRINGS
+from headwise.views.words import LANGUAGES, words
+
+SCRIPTS = ("data.js", "colour.js", "text.js", "heatmap.js", "grid.js", "table.js", "main.js")
+# A colour range ends where the cells above it hold this share of a head's weight: the first rows, which have few
+# keys to look at, would else set the scale for all.
+SATURATED = 0.05
 
 
-def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en") -> None:
-    """Write the page; `lang` is "en" or "zh"."""
-    page = render(report, lang=lang)
+def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
+    """Write `report` to `path` and return it.
+
+    Weights are kept as half precision (11 significant bits), scaled by a power of two for each head. `lang` is "en" or
+    "zh". With `embed_font`, the Chinese characters that occur travel along as a font.
+
+    Raises:
+        ConfigError: for an unknown language.
+        OSError: where the file cannot be written; an old file at `path` then stays as it was.
+    """
+    if lang not in LANGUAGES:
+        raise ConfigError(f"write_report(lang): got {lang!r}, expected one of {', '.join(LANGUAGES)}")
+    page = _page(report, lang, embed_font)
     with atomic_path(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        temporary.write_bytes(page)
+    return Path(path)
 
 
-def render(report: Report, *, lang: str = "en") -> str:
-    """The page as text."""
-    if lang not in STRINGS:
-        raise ConfigError(f"lang={lang!r}: expected one of {', '.join(map(repr, STRINGS))}")
-    strings = STRINGS[lang]
+def _page(report: Report, lang: str, embed_font: bool) -> bytes:
+    table = words(lang)
+    data, blobs = _data(report)
+    data["words"] = table
+    code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    style = _source("report.css")
+    if embed_font:
+        style = font_face(code) + style
+    early = _source("theme.js")
+    script = '"use strict";\n(() => {\n' + "\n".join(_source(name) for name in SCRIPTS) + "})();\n"
+    # Nothing may load, and no script runs but these two: what a text contains can only ever be text.
+    policy = (
+        f"default-src 'none'; script-src {_hash(early)} {_hash(script)}; style-src {_hash(style)}; "
+        "font-src data:; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "lang": "zh" if lang == "zh" else "en",
+        "title": html.escape(_printable(report.title)),
+        "policy": policy,
+        "style": style,
+        "early": early,
+        "report": _safe(code),
+        "blobs": "\n".join(blobs),
+        "script": script,
+    }
+    # One pass: what is put in is never looked through for further marks.
+    page = re.sub(
+        r"\{\{(t:)?(\w+)\}\}",
+        lambda mark: html.escape(table[mark[2]]) if mark[1] else parts[mark[2]],
+        _source("report.html"),
+    )
+    return page.encode("utf-8")
+
+
+def _data(report: Report) -> tuple[dict[str, Any], list[str]]:
+    passages, blobs = [], []
+    for index, passage in enumerate(report.passages):
+        entry, more = _passage(index, passage)
+        passages.append(entry)
+        blobs += more
     data = {
-        "strings": strings,
         "layers": report.shape[0],
         "heads": report.shape[1],
-        "facts": report.facts,
-        "notes": report.notes,
-        "patterns": report.patterns,
-        "first": _liveliest(report),
-        "passages": [_passage(passage) for passage in report.passages],
+        "passages": passages,
         "statistics": [
-            {
-                "name": s.name,
-                "unit": s.unit,
-                "description": s.description,
-                "values": [[_number(x) for x in row] for row in s.values.tolist()],
-            }
+            {"name": s.name, "unit": s.unit, "description": s.description, "values": _numbers(s.values)}
             for s in report.statistics
         ],
+        "patterns": report.patterns,
+        "facts": [[str(name), str(value)] for name, value in report.facts],
+        "notes": report.notes,
+        "first": _liveliest(report.passages[0].maps),
+        "colours": {theme: stops(theme) for theme in ("light", "dark")},
     }
-    words = "".join((report.title, *strings.values(), "␣↵⇥", *(t for p in report.passages for t in p.tokens)))
-    words += "".join(text for pair in report.facts for text in pair) + "".join(report.notes)
-    parts = {
-        "lang": lang,
-        "title": html.escape(report.title),
-        "font": font_face(words),
-        "css": _asset("report.css"),
-        "js": _asset("report.js"),
-        "data": _script_json(data),
-    }
-    page = _asset("report.html")
-    # Split on the holes once, so that nothing inside a filled one is taken for a hole.
-    pieces = page.split("{{")
-    return pieces[0] + "".join(
-        parts[piece[: piece.index("}}")]] + piece[piece.index("}}") + 2 :] for piece in pieces[1:]
-    )
+    return data, blobs
 
 
-def _passage(passage: Passage) -> dict[str, Any]:
-    return {
+def _passage(index: int, passage: Passage) -> tuple[dict[str, Any], list[str]]:
+    entry: dict[str, Any] = {
         "title": passage.title,
         "tokens": passage.tokens,
         "cell": passage.cell,
-        "side": passage.maps.shape[-1],
-        "sentences": passage.sentences,
-        "maps": _packed(passage.maps),
-        "peaks": None if passage.peaks is None else _packed(passage.peaks),
+        "cells": passage.maps.shape[-1],
+        "causal": passage.causal,
+        "sentences": [list(map(int, sentence)) for sentence in passage.sentences],
     }
+    blobs = []
+    for kind, maps in (("mean", passage.maps), ("peak", passage.peaks)):
+        if maps is None:
+            continue
+        shifts, ranges = [], []
+        # A weight that is not finite is shown as 0; the statistics and the notes say that there are some.
+        maps = np.nan_to_num(maps.astype(np.float32, copy=False), posinf=0.0, neginf=0.0).clip(min=0)
+        for layer, block in enumerate(maps):
+            halves, shift = _halves(block)
+            shifts.append(shift.tolist())
+            ranges.append([_range(*pair) for pair in zip(halves, shift, strict=True)])
+            bits = halves.view(np.uint16)
+            planes = (bits >> 8).astype(np.uint8).tobytes() + (bits & 255).astype(np.uint8).tobytes()
+            packed = base64.b64encode(zlib.compress(planes, 9)).decode("ascii")
+            blobs.append(f'<script type="application/octet-stream" id="w-{index}-{layer}-{kind}">{packed}</script>')
+        most = maps.max(axis=(2, 3))
+        entry[kind] = {
+            "shift": shifts,
+            "own": ranges,
+            "most": most.astype(float).tolist(),
+            "all": float(most.max()) or 1.0,
+        }
+    return entry, blobs
 
 
-def _packed(maps: np.ndarray) -> str:
-    # float16 keeps three digits, which is what the page shows; the zeros above the diagonal compress away.
-    raw = np.ascontiguousarray(maps, dtype="<f2").tobytes()
-    return base64.b64encode(zlib.compress(raw, 6)).decode("ascii")
+def _halves(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[heads, cells, cells] as float16 of weight * 2**shift, with each head's shift: small weights keep their bits."""
+    most = block.max(axis=(1, 2))
+    shift = np.where(most > 0, 14 - np.ceil(np.log2(np.where(most > 0, most, 1.0))), 0).astype(np.int64)
+    return np.ldexp(block, shift[:, None, None]).astype(np.float16), shift
 
 
-def _liveliest(report: Report) -> list[int]:
-    """The head to show first: the one that departs most from looking at the first token or nearby."""
-    maps = report.passages[0].maps
-    side = maps.shape[-1]
-    i = np.arange(side)
+def _range(halves: np.ndarray, shift: np.int64) -> float:
+    """The weight above which the share SATURATED of all the weight lies. Exact: there are only 65,536 halves."""
+    counts = np.bincount(halves.view(np.uint16).ravel(), minlength=1 << 16)[: 0x7C00]
+    weights = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
+    above = np.cumsum((counts * weights)[::-1])
+    if not above[-1]:
+        return 1.0
+    at = 0x7C00 - 1 - int(np.searchsorted(above, SATURATED * above[-1]))
+    return float(np.ldexp(weights[at], -int(shift)))
+
+
+def _liveliest(maps: np.ndarray) -> list[int]:
+    """The head to show first: the one with the sharpest weights beyond the first token and the neighbours."""
+    i = np.arange(maps.shape[-1])
     away = (np.abs(i[:, None] - i) > 1) & (i > 0)
-    spread = np.where(away, maps.astype(np.float64) ** 2, 0).sum((2, 3))
+    spread = np.array([[np.square(head[away], dtype=np.float64).sum() for head in layer] for layer in maps])
     layer, head = np.unravel_index(int(np.nan_to_num(spread).argmax()), spread.shape)
     return [int(layer), int(head)]
 
 
-def _number(x: float) -> float | None:
-    return float(f"{x:.6g}") if np.isfinite(x) else None
+def _numbers(values: np.ndarray) -> list[list[float | None]]:
+    """JSON has no NaN."""
+    return [[float(f"{v:.6g}") if np.isfinite(v) else None for v in row] for row in values]
 
 
-def _script_json(data: Any) -> str:
-    """JSON that can stand inside <script>: no character that could end it or start a comment."""
-    code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        code = code.replace(sign, f"\\u{ord(sign):04x}")
-    return code
+def _safe(code: str) -> str:
+    """JSON that can stand in a <script>: no end tag, no comment, no line separator, no lone surrogate."""
+    return re.sub("[<>&\u2028\u2029\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", code)
 
 
-def _asset(name: str) -> str:
-    return (files("headwise.views") / name).read_text(encoding="utf-8")
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _hash(source: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
+
+
+def _source(name: str) -> str:
+    return (resources.files("headwise.views") / "page" / name).read_text(encoding="utf-8")

@@ -129,6 +129,8 @@ def _ticks(axes: "Axes", passage: Passage) -> None:
         words = [_drawable(visible(token)) for token in passage.tokens]
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks(range(n), words, fontproperties=_font(9))
+        if any(len(word) > 2 for word in words):
+            axes.tick_params(axis="x", rotation=90)
         return
     every = max(1, n // 8)
     places = range(0, n, every)

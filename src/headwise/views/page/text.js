@@ -46,6 +46,7 @@ function unitsOf(passage) {
   let from = 0, first = 0;
   cellEnds.forEach((end, cell) => {
     // A character that is cut between two pooled cells belongs to the first of them.
+    end = Math.max(end, from);
     if (passage.cell > 1) while (end < text.length && !ends.has(end)) end++;
     const whole = end === text.length ? cell === cellEnds.length - 1 : ends.has(end) && cellEnds[cell + 1] !== end;
     if (!whole && passage.cell === 1) return;

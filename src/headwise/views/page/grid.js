@@ -1,0 +1,105 @@
+// All heads as small pictures, layer by head; drawn when they come into view.
+
+const THUMB = 112;  // cells along a side at most
+const KINDS = ["#4e79a7", "#e08214", "#3f9b6c", "#c44e52", "#8c6bb1", "#b8860b", "#d37295", "#499894", "#7a6a53", "#5b8ff9"];
+
+// "previous 0.62, nearby 0.71" -> "previous": the strongest one, without its number.
+const kindOf = (pattern) => pattern.split(",")[0].replace(/\s+[-+.\d]+%?$/, "").trim();
+const colourOf = (pattern) => PATTERNS.get(kindOf(pattern))?.colour ?? "transparent";
+
+// A colour for each pattern, the most frequent first; the rest share none.
+const PATTERNS = (() => {
+  const counts = new Map();
+  for (const name of REPORT.patterns.flat().map(kindOf)) if (name) counts.set(name, (counts.get(name) ?? 0) + 1);
+  const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
+  return new Map(names.map((name, i) => [name, { count: counts.get(name), colour: KINDS[i] ?? "transparent" }]));
+})();
+
+class Grid {
+  constructor(box, legend, choose) {
+    Object.assign(this, { box, choose, only: null, turn: 0 });
+    const { layers: rows, heads } = REPORT;
+    box.style.gridTemplateColumns = `auto repeat(${heads}, minmax(30px, 1fr))`;
+    const parts = [make("span")];
+    for (let h = 0; h < heads; h++) parts.push(make("span", { className: "axis", textContent: h }));
+    this.thumbs = [];
+    for (let l = 0; l < rows; l++) {
+      parts.push(make("span", { className: "axis side", textContent: fill(T.layer_short, { layer: l }) }));
+      for (let h = 0; h < heads; h++) parts.push(this.thumb(l, h));
+    }
+    box.replaceChildren(...parts);
+    box.addEventListener("keydown", (event) => this.key(event));
+    this.watch = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        entry.target.visible = entry.isIntersecting;
+        if (entry.isIntersecting) this.paint(entry.target);
+      }
+    }, { rootMargin: "200px" });
+    for (const thumb of this.thumbs) this.watch.observe(thumb);
+    this.legend(legend);
+  }
+
+  thumb(layer, head) {
+    const pattern = REPORT.patterns[layer][head];
+    const button = make("button", { type: "button", className: "thumb" }, make("canvas"), make("i"));
+    Object.assign(button, { layer, head, title: fill(T.head_name, { layer, head }) + (pattern ? ` · ${pattern}` : "") });
+    button.setAttribute("aria-label", button.title);
+    button.style.setProperty("--kind", colourOf(pattern));
+    button.addEventListener("click", () => this.choose(layer, head));
+    this.thumbs.push(button);
+    return button;
+  }
+
+  legend(list) {
+    const items = [...PATTERNS].map(([name, { count, colour }]) => {
+      const button = make("button", { type: "button" }, make("i"), name, make("span", { textContent: count }));
+      button.style.setProperty("--kind", colour);
+      button.setAttribute("aria-pressed", "false");
+      button.addEventListener("click", () => {
+        this.only = this.only === name ? null : name;
+        for (const other of list.querySelectorAll("button")) other.setAttribute("aria-pressed", String(other === button && this.only !== null));
+        for (const t of this.thumbs) t.classList.toggle("faint", this.only !== null && kindOf(REPORT.patterns[t.layer][t.head]) !== this.only);
+      });
+      return make("li", {}, button);
+    });
+    list.replaceChildren(...items);
+  }
+
+  // Draw again with these settings: at once what is in view, the rest when it comes.
+  show(settings) {
+    this.settings = settings;
+    this.turn++;
+    for (const thumb of this.thumbs) if (thumb.visible) this.paint(thumb);
+  }
+
+  select(layer, head) {
+    for (const t of this.thumbs) {
+      const on = t.layer === layer && t.head === head;
+      t.setAttribute("aria-pressed", String(on));
+      t.tabIndex = on ? 0 : -1;
+    }
+  }
+
+  async paint(thumb) {
+    const { settings, turn } = this;
+    if (!settings || thumb.turn === turn) return;
+    thumb.turn = turn;
+    const { passage, index, kind, scale, top } = settings;
+    const map = await mapOf(index, thumb.layer, thumb.head, kind);
+    if (turn !== this.turn) return;
+    const whole = { r0: 0, r1: passage.cells, c0: 0, c1: passage.cells };
+    const picture = paint(reduced(map, passage.cells, whole, THUMB), top(thumb.layer, thumb.head), scale, passage.causal);
+    const canvas = thumb.querySelector("canvas");
+    canvas.width = picture.width;
+    canvas.height = picture.height;
+    canvas.getContext("2d").drawImage(picture, 0, 0);
+  }
+
+  key(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -REPORT.heads, ArrowDown: REPORT.heads }[event.key];
+    const at = this.thumbs.indexOf(event.target);
+    if (!step || at < 0) return;
+    event.preventDefault();
+    this.thumbs[at + step]?.focus();
+  }
+}

@@ -1,0 +1,251 @@
+// The enlarged head: cells, axes with characters, a cross under the pointer, zoom by dragging.
+
+const PLOT_LIMIT = 680;  // css pixels along a side
+const LABEL_FONT = 15;
+
+class HeatMap {
+  // `seen(cell)` is told the cell under the pointer (or null), `chosen(cell)` a click, `zoomed(view)` a drag.
+  constructor(box, base, over, { seen, chosen, zoomed }) {
+    Object.assign(this, { box, base, over, seen, chosen, zoomed, drag: null, cursor: null });
+    over.addEventListener("pointermove", (event) => this.move(event));
+    over.addEventListener("pointerleave", () => { if (!this.drag) { this.cursor = null; this.seen(null); } });
+    over.addEventListener("pointerdown", (event) => this.press(event));
+    over.addEventListener("pointerup", (event) => this.release(event));
+    over.addEventListener("pointercancel", () => { this.drag = null; this.cross(); });
+    box.addEventListener("keydown", (event) => this.key(event));
+    box.addEventListener("blur", () => { this.cursor = null; this.seen(null); });
+  }
+
+  // What to show; `view` is the part of it, {r0, r1, c0, c1} in cells.
+  show({ map, passage, view, top, scale }) {
+    Object.assign(this, { map, passage, view, top, scale });
+    this.layout();
+    this.draw();
+    this.cross();
+  }
+
+  layout() {
+    const { passage, view, box } = this;
+    const width = box.clientWidth, rows = view.r1 - view.r0, columns = view.c1 - view.c0;
+    const context = this.base.getContext("2d");
+    const room = Math.min(PLOT_LIMIT, width) - 74, cell = room / Math.max(rows, columns);
+    this.lettered = cell >= 10.5 && passage.cell === 1;
+    this.size = Math.max(9, Math.min(LABEL_FONT, cell * 0.82));
+    context.font = this.font();
+    let longest = 0, widest = 0;
+    if (this.lettered) {
+      for (let i = view.r0; i < view.r1; i++) longest = Math.max(longest, context.measureText(this.label(i)).width);
+      for (let i = view.c0; i < view.c1; i++) widest = Math.max(widest, context.measureText(this.label(i)).width);
+    }
+    this.turned = widest > cell * 1.06;
+    this.left = 26 + (this.lettered ? Math.min(longest, 96) + 6 : 34);
+    this.bottom = 26 + (this.lettered ? (this.turned ? Math.min(widest, 96) + 8 : this.size + 8) : 18);
+    this.cell = Math.min(Math.min(PLOT_LIMIT, width - this.left - 8) / Math.max(columns, rows), 96);
+    this.width = this.cell * columns;
+    this.height = this.cell * rows;
+    this.left += Math.max(0, (width - this.left - 8 - this.width) / 2);
+    this.top0 = 4;
+    box.style.height = `${Math.ceil(this.height + this.bottom + this.top0)}px`;
+    const ratio = window.devicePixelRatio || 1;
+    for (const canvas of [this.base, this.over]) {
+      canvas.width = Math.round(box.clientWidth * ratio);
+      canvas.height = Math.round(box.clientHeight * ratio);
+      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
+    }
+  }
+
+  draw() {
+    const { map, passage, view, base, left, top0, width, height } = this;
+    const context = base.getContext("2d");
+    context.clearRect(0, 0, base.width, base.height);
+    const limit = Math.max(64, Math.floor(Math.max(width, height) * (window.devicePixelRatio || 1)));
+    const picture = paint(reduced(map, passage.cells, view, limit), this.top, this.scale, passage.causal);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(picture, left, top0, width, height);
+    context.strokeStyle = css("--line");
+    context.lineWidth = 1;
+    context.strokeRect(left - 0.5, top0 - 0.5, width + 1, height + 1);
+    if (this.cell >= 34 && passage.cell === 1) this.writeValues(context);
+    this.axes(context);
+  }
+
+  writeValues(context) {
+    const { map, passage, view, cell } = this;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    context.font = `${Math.min(13, cell * 0.29)}px ${css("--ui")}`;
+    for (let i = view.r0; i < view.r1; i++) {
+      for (let j = view.c0; j < view.c1; j++) {
+        if (passage.causal && j > i) continue;
+        const weight = map[i * passage.cells + j], [r, g, b] = colourAt(place(weight, this.top, this.scale));
+        context.fillStyle = 0.3 * r + 0.59 * g + 0.11 * b > 140 ? "#1d1e26" : "#ffffff";
+        context.fillText(weight.toFixed(2), this.left + (j - view.c0 + 0.5) * cell, this.top0 + (i - view.r0 + 0.5) * cell);
+      }
+    }
+  }
+
+  axes(context) {
+    const { view, left, top0, width, height, cell, size } = this;
+    context.fillStyle = css(this.lettered ? "--ink" : "--muted");
+    context.font = this.font();
+    context.textBaseline = "middle";
+    for (const i of this.ticks(view.r0, view.r1)) {
+      context.textAlign = "right";
+      context.fillText(this.label(i), left - 6, top0 + (i - view.r0 + 0.5) * cell, 100);
+    }
+    const below = top0 + height;
+    for (const j of this.ticks(view.c0, view.c1)) {
+      const x = left + (j - view.c0 + 0.5) * cell;
+      if (this.lettered && this.turned) {
+        context.save();
+        context.translate(x, below + 6);
+        context.rotate(-Math.PI / 2);
+        context.textAlign = "right";
+        context.fillText(this.label(j), 0, 0, 100);
+        context.restore();
+      } else {
+        context.textAlign = "center";
+        context.fillText(this.label(j), x, below + 6 + size / 2, this.lettered ? Math.max(cell * 1.1, 10) : 80);
+      }
+    }
+    context.fillStyle = css("--muted");
+    context.font = `12px ${css("--ui")}`;
+    context.textAlign = "center";
+    context.fillText(T.key_axis, left + width / 2, below + this.bottom - 9);
+    context.save();
+    context.translate(left - (this.lettered ? this.labelWidth(context) : 40) - 14, top0 + height / 2);
+    context.rotate(-Math.PI / 2);
+    context.fillText(T.query_axis, 0, 0);
+    context.restore();
+  }
+
+  labelWidth(context) {
+    context.save();
+    context.font = this.font();
+    let most = 0;
+    for (let i = this.view.r0; i < this.view.r1; i++) most = Math.max(most, Math.min(96, context.measureText(this.label(i)).width));
+    context.restore();
+    return most + 4;
+  }
+
+  font() {
+    return this.lettered ? `${this.size}px ${css("--han")}, ${css("--ui")}` : `11px ${css("--ui")}`;
+  }
+
+  label(cell) {
+    const { passage } = this;
+    return this.lettered ? clipped(shown(passage.tokens[cell]), 14) : String(cell * passage.cell);
+  }
+
+  // All cells when there is room for characters, else about seven round token positions.
+  ticks(from, to) {
+    if (this.lettered) return Array.from({ length: to - from }, (_, i) => from + i);
+    const tokens = (to - from) * this.passage.cell, rough = tokens / 6, power = 10 ** Math.floor(Math.log10(rough));
+    const step = Math.max(1, [1, 2, 5, 10].map((f) => f * power).find((s) => s >= rough)), out = [];
+    for (let t = Math.ceil((from * this.passage.cell) / step) * step; t < to * this.passage.cell; t += step) out.push(t / this.passage.cell);
+    return out;
+  }
+
+  // The cell under the pointer; `clamp` keeps a drag inside.
+  cellAt(event, clamp = false) {
+    const box = this.over.getBoundingClientRect(), { view } = this;
+    let c = Math.floor((event.clientX - box.left - this.left) / this.cell) + view.c0;
+    let r = Math.floor((event.clientY - box.top - this.top0) / this.cell) + view.r0;
+    if (clamp) {
+      c = Math.min(view.c1 - 1, Math.max(view.c0, c));
+      r = Math.min(view.r1 - 1, Math.max(view.r0, r));
+    }
+    return r >= view.r0 && r < view.r1 && c >= view.c0 && c < view.c1 ? { r, c } : null;
+  }
+
+  move(event) {
+    if (!this.map) return;
+    if (this.drag) {
+      this.drag.to = this.cellAt(event, true);
+      this.cross();
+      return;
+    }
+    this.cursor = this.cellAt(event);
+    this.seen(this.cursor && { ...this.cursor, x: event.clientX, y: event.clientY });
+  }
+
+  press(event) {
+    const from = this.map && this.cellAt(event);
+    if (!from || event.button !== 0) return;
+    this.drag = { from, to: from };
+    this.over.setPointerCapture?.(event.pointerId);
+  }
+
+  release(event) {
+    const drag = this.drag;
+    this.drag = null;
+    if (!drag) return;
+    const to = this.cellAt(event, true), wide = Math.abs(to.c - drag.from.c), high = Math.abs(to.r - drag.from.r);
+    if (wide < 2 || high < 2) {
+      this.chosen(drag.from);
+      return;
+    }
+    this.zoomed({
+      r0: Math.min(to.r, drag.from.r), r1: Math.max(to.r, drag.from.r) + 1,
+      c0: Math.min(to.c, drag.from.c), c1: Math.max(to.c, drag.from.c) + 1,
+    });
+  }
+
+  key(event) {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!this.map || (!step && event.key !== "Enter")) return;
+    event.preventDefault();
+    const { view } = this;
+    if (!step) {
+      if (this.cursor) this.chosen(this.cursor);
+      return;
+    }
+    const at = this.cursor ?? { r: view.r0, c: view.c0 }, by = event.shiftKey ? 10 : 1;
+    this.cursor = {
+      r: Math.min(view.r1 - 1, Math.max(view.r0, at.r + by * step[0])),
+      c: Math.min(view.c1 - 1, Math.max(view.c0, at.c + by * step[1])),
+    };
+    const box = this.over.getBoundingClientRect();
+    this.seen({
+      ...this.cursor,
+      x: box.left + this.left + (this.cursor.c - view.c0 + 0.5) * this.cell,
+      y: box.top + this.top0 + (this.cursor.r - view.r0 + 0.5) * this.cell,
+    });
+  }
+
+  // Bands over the pinned or pointed-at unit, the cell under the pointer, and the square being dragged.
+  cross(unit = this.unit) {
+    this.unit = unit;
+    if (!this.map) return;
+    const context = this.over.getContext("2d"), { view, left, top0, width, height, cell } = this;
+    context.clearRect(0, 0, this.over.width, this.over.height);
+    context.save();
+    context.beginPath();
+    context.rect(left - 2, top0 - 2, width + 4, height + 4);
+    context.clip();
+    if (unit) {
+      const thick = (unit.c1 - unit.c0) * cell, y = top0 + (unit.c0 - view.r0) * cell, x = left + (unit.c0 - view.c0) * cell;
+      const fine = thick < 7;  // a band too thin to frame is marked by one line on each side
+      context.lineWidth = fine ? 1 : 1.5;
+      context.strokeStyle = `rgba(${css("--looks")}, ${fine ? 0.75 : 0.95})`;
+      context.strokeRect(left - 3, y - 1, width + 6, thick + 2);
+      context.strokeStyle = `rgba(${css("--looked")}, ${fine ? 0.75 : 0.95})`;
+      context.strokeRect(x - 1, top0 - 3, thick + 2, height + 6);
+    }
+    if (this.cursor) {
+      const { r, c } = this.cursor;
+      context.lineWidth = 2;
+      context.strokeStyle = css("--ink");
+      context.strokeRect(left + (c - view.c0) * cell - 1, top0 + (r - view.r0) * cell - 1, cell + 2, cell + 2);
+    }
+    if (this.drag) {
+      const { from, to } = this.drag, r = Math.min(from.r, to.r), c = Math.min(from.c, to.c);
+      context.fillStyle = `rgba(${css("--looks")}, .18)`;
+      context.strokeStyle = css("--ink");
+      const box = [left + (c - view.c0) * cell, top0 + (r - view.r0) * cell, (Math.abs(to.c - from.c) + 1) * cell, (Math.abs(to.r - from.r) + 1) * cell];
+      context.fillRect(...box);
+      context.strokeRect(...box);
+    }
+    context.restore();
+  }
+}

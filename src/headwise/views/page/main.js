@@ -1,0 +1,247 @@
+// The page: what is chosen, and which parts hear of it.
+
+const state = { passage: 0, layer: 0, head: 0, sentence: -1, kind: "mean", scale: "sqrt", range: "own", view: null };
+let pinned = null;      // the unit that stays
+let pointed = null;     // the unit under the pointer
+let current = null;     // the map on show
+let turn = 0;
+
+const passage = () => REPORT.passages[state.passage];
+const wholeView = () => ({ r0: 0, r1: passage().cells, c0: 0, c1: passage().cells });
+const topOf = (layer, head) => {
+  const { own, all } = passage()[state.kind];
+  return state.range === "own" ? own[layer][head] : all;
+};
+
+const heat = new HeatMap(byId("map"), byId("map-base"), byId("map-over"), {
+  seen: onCell,
+  chosen: ({ r }) => pin(unitsOf(passage())[passage().unitOfCell[r]]),
+  zoomed: (view) => { state.view = view; state.sentence = -1; byId("sentence").value = "-1"; refresh(); },
+});
+const grid = new Grid(byId("grid"), byId("patterns"), chooseHead);
+const numbers = new Numbers(byId("table"), (layer, head) => {
+  chooseHead(layer, head);
+  byId("map").scrollIntoView({ block: "nearest", behavior: "smooth" });
+});
+
+function chooseHead(layer, head) {
+  Object.assign(state, { layer, head });
+  refresh();
+}
+
+// Show the state: everything that depends on it is drawn again.
+async function refresh() {
+  const mine = ++turn, place0 = passage();
+  byId("layer").value = state.layer;
+  byId("head").value = state.head;
+  grid.select(state.layer, state.head);
+  numbers.select(state.layer, state.head);
+  const pattern = REPORT.patterns[state.layer][state.head], badge = byId("map-pattern");
+  byId("map-title").textContent = fill(T.head_name, state);
+  byId("map").setAttribute("aria-label", fill(T.head_name, state) + (pattern ? `, ${pattern}` : ""));
+  badge.hidden = !pattern;
+  badge.replaceChildren(make("i"), pattern);
+  badge.style.setProperty("--kind", colourOf(pattern));
+  byId("unzoom").hidden = !state.view;
+  grid.show({ passage: place0, index: state.passage, kind: state.kind, scale: state.scale, top: topOf });
+  remember();
+  try {
+    current = await mapOf(state.passage, state.layer, state.head, state.kind);
+  } catch (error) {
+    fail(error);
+    return;
+  }
+  if (mine !== turn) return;
+  const top = topOf(state.layer, state.head);
+  heat.show({ map: current, passage: place0, view: state.view ?? wholeView(), top, scale: state.scale });
+  drawBar(byId("bar"), top, state.scale, state.range === "own" && top < place0[state.kind].most[state.layer][state.head]);
+  byId("bar").setAttribute("aria-label", fill(T.bar_label, { top: fixed(top) }));
+  tell();
+}
+
+// Tint the text for the unit that is pointed at or pinned.
+function tell() {
+  const unit = pointed ?? pinned, place0 = passage();
+  if (!current || !place0.spans) return;
+  const shares = unit && exchange(current, place0, unit, state.kind);
+  tintStrip(place0, unit, unit === pinned, shares, state.scale);
+  if (state.view) {
+    const { r0, r1, c0, c1 } = state.view;
+    for (const u of unitsOf(place0)) place0.spans[u.index].classList.toggle("out", (u.c1 <= r0 || u.c0 >= r1) && (u.c1 <= c0 || u.c0 >= c1));
+  }
+  heat.cross(unit);
+  byId("unpin").hidden = !pinned;
+  byId("strip-hint").hidden = Boolean(unit);
+  const units = unitsOf(place0);
+  byId("tops").replaceChildren(...(unit ? [
+    topList(fill(T.looks_most, { what: unitName(unit) }), "--looks", shares.looks, units, 5),
+    topList(fill(T.looked_most, { what: unitName(unit) }), "--looked", shares.looked, units, 5),
+  ] : []));
+}
+
+function pin(unit) {
+  pinned = pinned === unit ? null : unit;
+  tell();
+  remember();
+}
+
+function onCell(cell) {
+  const tip = byId("tip"), place0 = passage();
+  pointed = cell ? unitsOf(place0)[place0.unitOfCell[cell.r]] : null;
+  tell();
+  tip.hidden = !cell;
+  if (!cell) return;
+  const weight = current[cell.r * place0.cells + cell.c], masked = place0.causal && cell.c > cell.r;
+  const side = (word, at) => {
+    const text = place0.tokens.slice(at * place0.cell, (at + 1) * place0.cell).join("");
+    const name = place0.cell > 1 ? `“${clipped(shown(text), 22)}”` : shown(text) + (UNSEEN.test(text) || text.length > 1 ? "" : "  ");
+    return [make("em", { textContent: word }), make("b", { textContent: name }, make("em", { textContent: ` ${tokenRange(place0, at, at + 1)}` }))];
+  };
+  const pair = make("div", { className: "pair" }, ...side(T.query, cell.r), ...side(T.key, cell.c));
+  for (const b of pair.querySelectorAll("b em")) b.style.fontWeight = 400;
+  const note = masked ? T.masked : place0.cell > 1 ? T[`${state.kind}_of`] : T.weight;
+  tip.replaceChildren(pair, make("div", { className: "weight" }, fixed(weight), make("small", { textContent: note })));
+  const { width, height } = tip.getBoundingClientRect();
+  const x = cell.x + 18 + width > innerWidth ? cell.x - width - 14 : cell.x + 18;
+  const y = cell.y + 18 + height > innerHeight ? cell.y - height - 12 : cell.y + 18;
+  tip.style.transform = `translate(${Math.max(4, x)}px, ${Math.max(4, y)}px)`;
+}
+
+function openPassage() {
+  const place0 = passage();
+  state.view = null;
+  state.sentence = -1;
+  pinned = pointed = null;
+  buildStrip(byId("strip"), place0);
+  const names = place0.sentences.map(([from, to], i) =>
+    new Option(`${i + 1}: ${clipped(place0.tokens.slice(from, to).join("").trim().replace(/\s+/g, " "), 22)}`, i));
+  byId("sentence").replaceChildren(new Option(T.whole, -1), ...names);
+  byId("sentence-field").hidden = names.length < 2;
+  byId("kind-field").hidden = place0.cell === 1;
+  if (place0.cell === 1) state.kind = "mean";
+  byId("kind").value = state.kind;
+}
+
+function openSentence(index) {
+  const place0 = passage();
+  state.sentence = index;
+  state.view = null;
+  if (index >= 0) {
+    const [from, to] = place0.sentences[index];
+    const c0 = Math.floor(from / place0.cell), c1 = Math.ceil(to / place0.cell);
+    state.view = { r0: c0, r1: c1, c0, c1 };
+    place0.spans[place0.unitOfCell[c0]]?.scrollIntoView({ block: "nearest" });
+  }
+  refresh();
+}
+
+function controls() {
+  byId("passage").replaceChildren(...REPORT.passages.map((p, i) => new Option(clipped(p.title, 60), i)));
+  byId("passage-field").hidden = REPORT.passages.length < 2;
+  byId("layer").replaceChildren(...Array.from({ length: REPORT.layers }, (_, i) => new Option(i, i)));
+  byId("head").replaceChildren(...Array.from({ length: REPORT.heads }, (_, i) => new Option(i, i)));
+  byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  const on = (id, act) => byId(id).addEventListener("change", (event) => act(event.target.value));
+  on("passage", (value) => { state.passage = Number(value); openPassage(); refresh(); });
+  on("layer", (value) => { state.layer = Number(value); refresh(); });
+  on("head", (value) => { state.head = Number(value); refresh(); });
+  on("sentence", (value) => openSentence(Number(value)));
+  for (const name of ["kind", "scale", "range"]) on(name, (value) => { state[name] = value; refresh(); });
+  byId("unzoom").addEventListener("click", () => { byId("sentence").value = "-1"; openSentence(-1); });
+  byId("unpin").addEventListener("click", () => pin(pinned));
+  byId("save").addEventListener("click", savePicture);
+  byId("theme").addEventListener("click", () => setTheme(theme() === "dark" ? "light" : "dark", true));
+  const strip = byId("strip"), unitUnder = (event) => {
+    const span = event.target.closest?.("[data-unit]");
+    return span ? unitsOf(passage())[span.dataset.unit] : null;
+  };
+  strip.addEventListener("pointerover", (event) => { pointed = unitUnder(event); tell(); });
+  strip.addEventListener("pointerleave", () => { pointed = null; tell(); });
+  strip.addEventListener("click", (event) => { const unit = unitUnder(event); if (unit) pin(unit); });
+  strip.addEventListener("keydown", walk);
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    if (pinned) pin(pinned); else if (state.view) { byId("sentence").value = "-1"; openSentence(-1); }
+  });
+  let wait = 0;
+  addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(refresh, 80); });
+}
+
+// Left and right walk through the text, Enter pins.
+function walk(event) {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], units = unitsOf(passage());
+  if (event.key === "Enter" && (pointed ?? pinned)) { pin(pointed ?? pinned); event.preventDefault(); }
+  if (!step) return;
+  event.preventDefault();
+  const at = pointed ?? pinned;
+  pointed = units[Math.min(units.length - 1, Math.max(0, at ? at.index + step : 0))];
+  passage().spans[pointed.index].scrollIntoView({ block: "nearest" });
+  tell();
+}
+
+function setTheme(name, keep) {
+  document.documentElement.dataset.theme = name;
+  if (keep) try { localStorage.setItem("headwise-theme", name); } catch { /* a private window keeps nothing */ }
+  if (passage().spans) refresh();
+}
+
+function savePicture() {
+  const { base } = heat, out = make("canvas", { width: base.width, height: base.height }), context = out.getContext("2d");
+  context.fillStyle = css("--panel");
+  context.fillRect(0, 0, out.width, out.height);
+  context.drawImage(base, 0, 0);
+  out.toBlob((blob) => {
+    const link = make("a", { href: URL.createObjectURL(blob), download: `layer${state.layer}-head${state.head}.png` });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  });
+}
+
+// The address keeps what is chosen, so that a reload or a copied link shows the same.
+function remember() {
+  const kept = { passage: state.passage, layer: state.layer, head: state.head, kind: state.kind, scale: state.scale, range: state.range };
+  if (state.sentence >= 0) kept.sentence = state.sentence;
+  if (pinned) kept.pin = pinned.index;
+  try { history.replaceState(null, "", "#" + new URLSearchParams(kept)); } catch { /* not allowed in some frames */ }
+}
+
+function recall() {
+  const kept = new URLSearchParams(location.hash.slice(1));
+  const number = (name, end) => {
+    const value = Number(kept.get(name) ?? NaN);
+    return Number.isInteger(value) && value >= 0 && value < end ? value : null;
+  };
+  state.passage = number("passage", REPORT.passages.length) ?? 0;
+  byId("passage").value = state.passage;
+  state.layer = number("layer", REPORT.layers) ?? REPORT.first[0];
+  state.head = number("head", REPORT.heads) ?? REPORT.first[1];
+  for (const name of ["kind", "scale", "range"]) {
+    const known = [...byId(name).options].some((option) => option.value === kept.get(name));
+    if (known) state[name] = kept.get(name);
+    byId(name).value = state[name];
+  }
+  openPassage();
+  const pin0 = number("pin", unitsOf(passage()).length), sentence = number("sentence", passage().sentences.length);
+  if (pin0 !== null) pinned = unitsOf(passage())[pin0];
+  if (sentence !== null) { byId("sentence").value = sentence; openSentence(sentence); }
+}
+
+function fail(error) {
+  byId("failure").hidden = false;
+  byId("failure").textContent = fill(T.failure, { error: error?.message ?? error });
+}
+
+function start() {
+  if (typeof DecompressionStream === "undefined") { fail(new Error("DecompressionStream")); return; }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light", false));
+  byId("facts").replaceChildren(...REPORT.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
+  byId("notes-panel").hidden = !REPORT.notes.length;
+  byId("notes").replaceChildren(...REPORT.notes.map((note) => make("li", { textContent: note })));
+  controls();
+  recall();
+  refresh();
+  // The packaged font arrives a moment later; the labels on the canvas are then drawn again.
+  document.fonts?.ready.then(refresh);
+}
+
+start();
