@@ -88,7 +88,9 @@ def header_of(config: DecoderConfig, tokenizer: CharTokenizer, info: Mapping[str
     }
 
 
-def unpack(header: Mapping[str, str], path: str | os.PathLike[str]) -> tuple[DecoderConfig, CharTokenizer, dict[str, Any]]:
+def unpack(
+    header: Mapping[str, str], path: str | os.PathLike[str]
+) -> tuple[DecoderConfig, CharTokenizer, dict[str, Any]]:
     """Sizes, vocabulary and info from a header."""
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{os.fspath(path)!r} is not a headwise decoder ({FORMAT}); its header says otherwise")

@@ -29,6 +29,12 @@ def read_text(path: str | os.PathLike[str]) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+def step_seed(seed: int, step: int) -> int:
+    """A seed of its own for each step of each run. torch's CPU generator reads 32 bits of it, so seed and step must
+    share them; runs of two seeds do not meet within a million steps."""
+    return (seed * 1_000_003 + step) % (1 << 32)
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Token streams of the files: what is trained on, and what is held out, one tensor a file.
@@ -82,7 +88,7 @@ class Corpus:
         A share `repeat_share` of the windows is its own beginning over and over, at a random period: text that can
         only be foretold by looking back.
         """
-        generator = torch.Generator().manual_seed((seed << 32) + step)
+        generator = torch.Generator().manual_seed(step_seed(seed, step))
         rooms = torch.tensor([len(stream) - context for stream in self.train])
         at = torch.randint(int(rooms.sum()), (size,), generator=generator)
         file = torch.bucketize(at, rooms.cumsum(0), right=True)

@@ -85,7 +85,8 @@ def _sample(
 ) -> int:
     if temperature == 0:
         return int(logits.argmax())
-    values, order = (logits / temperature).sort(descending=True)
+    # Largest first becomes 0, in float64: however small the temperature, the rest is −inf at worst, never NaN.
+    values, order = ((logits - logits.max()).double() / temperature).sort(descending=True)
     if top_k is not None:
         values[top_k:] = -torch.inf
     p = values.softmax(-1)

@@ -59,9 +59,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, mask: Mask, cache: Cache | None, return_map: bool, measures: Sequence[str | Measure]
     ) -> tuple[Tensor, Any]:
-        y = self.attention(
-            self.attention_norm(x), mask=mask, cache=cache, return_map=return_map, measures=measures
-        )
+        y = self.attention(self.attention_norm(x), mask=mask, cache=cache, return_map=return_map, measures=measures)
         y, amap = y if return_map else (y, None)
         x = x + self.dropout(y)
         x = x + self.dropout(self.ff_out(nn.functional.gelu(self.ff_in(self.ff_norm(x)))))
@@ -132,7 +130,8 @@ class Decoder(nn.Module):
                 nn.init.normal_(module.weight, std=1.0 / math.sqrt(module.in_features))
         # Logits start near zero, and branches that add to the residual stream start small (GPT-2, §2.3).
         nn.init.normal_(self.embedding.weight, std=1.0 / math.sqrt(self.config.d_model))
-        for block in self.blocks:
-            for linear in (block.attention.o_proj, block.ff_out):
-                with torch.no_grad():
-                    linear.weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
+        for block in self.modules():
+            if isinstance(block, Block):
+                for linear in (block.attention.o_proj, block.ff_out):
+                    with torch.no_grad():
+                        linear.weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path
 from headwise.lm.checkpoint import MODEL_FILE, header_of, read, save_model, unpack, write
-from headwise.lm.corpus import Corpus
+from headwise.lm.corpus import Corpus, step_seed
 from headwise.lm.model import Decoder, DecoderConfig
 
 TRAINING_FILE = "training.safetensors"
@@ -116,15 +116,16 @@ def train(
             batch = corpus.batch(batch_size, context, seed=seed, step=run.step, repeat_share=repeat_share)
             loss = _step(run, batch, lr * _schedule(run.step, steps, warmup), seed, precision)
             run.step += 1
-            if run.step % eval_every == 0 or run.step == steps:
+            evaluated = run.step % eval_every == 0 or run.step == steps
+            if evaluated:
                 run.evaluate(windows, loss, precision)
-                run.save()
-            elif stopped:
                 run.save()
             if watch is not None:
                 rate = batch_size * context / (time.perf_counter() - begun)
                 watch(Progress(run.step, steps, loss, run.last_heldout, rate))
-            if stopped:
+            if stopped:  # looked at once, after the watcher: whenever Ctrl-C came, the step is saved
+                if not evaluated:
+                    run.save()
                 break
     return Outcome(run.step, run.step >= steps, run.best, run.log)
 
@@ -144,7 +145,7 @@ def heldout_loss(decoder: Decoder, windows: Sequence[Tensor], precision: str = "
 
 def _step(run: "_Run", batch: Tensor, lr: float, seed: int, precision: str) -> float:
     decoder, optimizer = run.decoder, run.optimizer
-    torch.manual_seed((seed << 32) + run.step)  # dropout follows the step, so resuming repeats it
+    torch.manual_seed(step_seed(seed, run.step))  # dropout follows the step, so resuming repeats it
     for group in optimizer.param_groups:
         group["lr"] = lr
     decoder.train()
@@ -233,7 +234,9 @@ class _Run:
             raise CheckpointError(
                 f"{str(path)!r} is a run with other settings ({what}); give the same ones, another --out, or --fresh"
             )
-        self.decoder.load_state_dict({k.removeprefix("model."): x for k, x in tensors.items() if k.startswith("model.")})
+        self.decoder.load_state_dict(
+            {k.removeprefix("model."): x for k, x in tensors.items() if k.startswith("model.")}
+        )
         for i, parameter in enumerate(self._parameters()):
             prefix = f"optimizer.{i}."
             state = {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,121 @@
+"""Checkpoints are whole or not there, and tell what is wrong with them."""
+
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from headwise.errors import CheckpointError
+from headwise.lm.checkpoint import MODEL_FILE, load_model, save_model
+from headwise.lm.model import Decoder, DecoderConfig
+from headwise.lm.tokenizer import CharTokenizer
+
+TOKENIZER = CharTokenizer("水浒武松")
+
+
+def made(seed: int = 0) -> Decoder:
+    torch.manual_seed(seed)
+    return Decoder(DecoderConfig(260, d_model=14, num_layers=2, num_heads=7, d_ff=22, context=13, dropout=0.1))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save_model(tmp_path / MODEL_FILE, made(), TOKENIZER, {"step": 5, "说明": "试"})
+    return tmp_path / MODEL_FILE
+
+
+@pytest.mark.parametrize("by_folder", [False, True])
+def test_a_model_comes_back_as_it_went(file: Path, by_folder: bool) -> None:
+    decoder, tokenizer, info = load_model(file.parent if by_folder else file)
+    assert decoder.config == made().config
+    assert tokenizer.characters == TOKENIZER.characters
+    assert info == {"step": 5, "说明": "试"}
+    assert not decoder.training
+    assert all(torch.equal(x, made().state_dict()[name]) for name, x in decoder.state_dict().items())
+
+
+def test_half_precision_is_half_the_size_and_loads_as_float32(file: Path) -> None:
+    small = file.with_name("small.safetensors")
+    save_model(small, made(), TOKENIZER, {}, dtype=torch.float16)
+    decoder, _, _ = load_model(small)
+    assert {x.dtype for x in decoder.state_dict().values()} == {torch.float32}
+    assert all(torch.equal(x, made().state_dict()[n].half().float()) for n, x in decoder.state_dict().items())
+    assert file.stat().st_size - small.stat().st_size == pytest.approx(2 * made().num_parameters, abs=300)
+
+
+def test_the_header_is_json_that_others_can_read(file: Path) -> None:
+    with safe_open(file, framework="np") as opened:
+        header = opened.metadata()
+    assert json.loads(header["config"])["num_heads"] == 7
+    assert json.loads(header["tokenizer"]) == {"characters": "水浒武松"}
+
+
+def test_a_missing_checkpoint_tells_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*headwise train"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])
+def test_a_truncated_checkpoint_is_told(file: Path, share: float) -> None:
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
+        load_model(file)
+
+
+def test_files_of_others_are_refused(file: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    save_file({"weight": torch.zeros(3)}, other)
+    with pytest.raises(CheckpointError, match="not a headwise decoder"):
+        load_model(other)
+    other.write_text("#!/bin/sh\necho this is no checkpoint at all\n")
+    with pytest.raises(CheckpointError, match=r"other\.safetensors"):
+        load_model(other)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("config", "{"), ("config", '{"vocab_size": 260, "wings": 2}'), ("tokenizer", "{}"), ("info", "oh")],
+)
+def test_a_broken_header_is_told(file: Path, key: str, value: str) -> None:
+    with safe_open(file, framework="pt") as opened:
+        header = opened.metadata()
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    save_file(tensors, file, metadata=header | {key: value})
+    with pytest.raises(CheckpointError):
+        load_model(file)
+
+
+def test_weights_that_do_not_fit_the_sizes_are_told(file: Path) -> None:
+    with safe_open(file, framework="pt") as opened:
+        header = opened.metadata()
+    save_file({"embedding.weight": torch.zeros(3, 2)}, file, metadata=header)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*sizes"):
+        load_model(file)
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """What a full disk looks like from inside: a write that fails halfway."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("room", [0, 100, 9000])
+def test_when_the_disk_fills_the_old_checkpoint_stays(file: Path, room: int) -> None:
+    before = file.read_bytes()
+    assert len(before) > 9000
+    with files_no_larger_than(room), pytest.raises(CheckpointError, match=r"model\.safetensors.*untouched"):
+        save_model(file, made(1), TOKENIZER, {})
+    assert file.read_bytes() == before
+    assert list(file.parent.iterdir()) == [file]  # no temporary file is left

@@ -1,0 +1,103 @@
+"""The decoder: causal, the same with a cache as without, the same for the same seed."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.cache import KVCache
+from headwise.errors import ConfigError, HeadwiseError, ShapeError
+from headwise.lm.model import Decoder, DecoderConfig
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61, "d_model": 42, "num_layers": 3, "num_heads": 7, "d_ff": 55, "context": 29,
+}  # fmt: skip
+
+
+def made(seed: int = 0, **changes: Any) -> Decoder:
+    torch.manual_seed(seed)
+    return Decoder(DecoderConfig(**(SIZES | changes))).eval()
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(61, (2, 23), generator=torch.Generator().manual_seed(5))
+
+
+def test_later_tokens_change_nothing_before_them(ids: torch.Tensor) -> None:
+    decoder = made()
+    changed = ids.clone()
+    changed[:, 13:] = (ids[:, 13:] + 1) % 61
+    one, other = decoder(ids), decoder(changed)
+    assert one.shape == (2, 23, 61)
+    assert torch.allclose(one[:, :13], other[:, :13], atol=1e-6)
+    assert not torch.allclose(one[:, 13:], other[:, 13:], atol=1e-2)
+
+
+@pytest.mark.parametrize("num_kv_heads", [None, 1])
+def test_steps_with_a_cache_equal_one_pass(ids: torch.Tensor, num_kv_heads: int | None) -> None:
+    decoder = made(num_kv_heads=num_kv_heads)
+    caches = [KVCache() for _ in range(3)]
+    steps = [decoder(part, caches=caches) for part in ids.split([11, 1, 1, 10], 1)]
+    assert torch.allclose(torch.cat(steps, 1), decoder(ids), atol=1e-5)
+
+
+def test_maps_come_one_a_layer_and_leave_the_logits_alone(ids: torch.Tensor) -> None:
+    decoder = made()
+    logits, maps = decoder(ids, return_maps=True, measures=("entropy",))
+    assert torch.equal(logits, decoder(ids))
+    assert [amap.shape for amap in maps] == [(2, 7, 23, 23)] * 3
+    for amap in maps:
+        weights = amap.to_dense()
+        assert torch.allclose(weights.sum(-1), torch.ones(2, 7, 23), atol=1e-5)
+        assert weights.triu(1).max() == 0
+        assert amap.measured["entropy"].shape == (2, 7)
+
+
+def test_the_seed_gives_the_weights() -> None:
+    one, same, other = (made(seed).state_dict() for seed in (3, 3, 4))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
+
+
+def test_the_first_loss_is_that_of_a_guess(ids: torch.Tensor) -> None:
+    logits = made()(ids)
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].mT, ids[:, 1:]).item()
+    assert loss == pytest.approx(torch.tensor(61.0).log().item(), abs=0.7)
+
+
+def test_parameters_are_those_of_the_formula() -> None:
+    decoder = made()
+    d, ff, layers = 42, 55, 3
+    assert decoder.num_parameters == 61 * d + layers * (4 * d * d + 2 * d * ff + 2 * d) + d
+
+
+def test_every_parameter_gets_a_gradient(ids: torch.Tensor) -> None:
+    decoder = made(dropout=0.1).train()
+    decoder(ids).logsumexp(-1).sum().backward()
+    assert not [name for name, p in decoder.named_parameters() if p.grad is None or not p.grad.any()]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_model": 510, "num_heads": 8}, "d_model=510 is not divisible by num_heads=8"),
+        ({"num_kv_heads": 3}, "num_heads=7 is not divisible by num_kv_heads=3"),
+        ({"num_layers": 0}, "num_layers=0"),
+        ({"context": 2.5}, "context=2.5"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
+        made(**changes)
+
+
+def test_calls_that_cannot_be_are_named(ids: torch.Tensor) -> None:
+    with pytest.raises(ShapeError, match="ids"):
+        made()(ids[0])
+    with pytest.raises(ShapeError, match="caches: expected one for each of the 3"):
+        made()(ids, caches=[KVCache()])
+    with pytest.raises(ConfigError, match="return_map"):
+        made()(ids, measures=("entropy",))

@@ -1,0 +1,189 @@
+"""Training learns, can be stopped at any moment, and goes on as if it had not been."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwise.errors import CheckpointError, ConfigError
+from headwise.lm.baselines import baseline_losses
+from headwise.lm.checkpoint import MODEL_FILE, load_model, read
+from headwise.lm.corpus import Corpus
+from headwise.lm.train import LOG_FILE, TRAINING_FILE, Outcome, Progress, heldout_loss, train
+
+SMALL: dict[str, Any] = {
+    "d_model": 28, "num_layers": 2, "num_heads": 7, "d_ff": 33, "context": 17, "dropout": 0.1, "batch_size": 5,
+    "warmup": 3, "seed": 7, "precision": "float32",
+}  # fmt: skip
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A text with much to learn: words from a short list, in random order."""
+    words = ["the heroes ", "of the marsh ", "drank three bowls ", "and crossed the ridge.\n", "武松打虎", "林冲上山\n"]
+    text = "".join(random.Random(0).choices(words, k=600))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    return tmp_path / "text.txt"
+
+
+def run(file: Path, out: Path, **options: Any) -> tuple[Outcome, list[Progress]]:
+    seen: list[Progress] = []
+    outcome = train([file], out, **(SMALL | {"watch": seen.append, "steps": 12, "eval_every": 4} | options))
+    return outcome, seen
+
+
+def same_files(one: Path, other: Path) -> None:
+    for name in (MODEL_FILE, TRAINING_FILE):
+        (a, _), (b, _) = read(one / name), read(other / name)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a), name
+    logs = [[json.loads(line) for line in (x / LOG_FILE).read_text().splitlines()] for x in (one, other)]
+    assert [{k: v for k, v in line.items() if k != "seconds"} for line in logs[0]] == [
+        {k: v for k, v in line.items() if k != "seconds"} for line in logs[1]
+    ]
+
+
+def test_training_beats_counting(file: Path, tmp_path: Path) -> None:
+    outcome, seen = run(file, tmp_path / "out", steps=250, eval_every=50, batch_size=16, lr=6e-3, warmup=20)
+    assert outcome.finished
+    assert outcome.step == 250
+    assert [p.step for p in seen] == list(range(1, 251))
+    decoder, tokenizer, info = load_model(tmp_path / "out")
+    corpus = Corpus.read([file], context=17, tokenizer=tokenizer)
+    windows = corpus.heldout_windows(17, most=24)
+    counted = baseline_losses(corpus.train, windows, tokenizer.vocab_size)
+    learnt = heldout_loss(decoder, windows)
+    assert learnt[0] < 0.8 * counted["bigram"][0] < counted["unigram"][0]
+    assert learnt[0] == pytest.approx(outcome.heldout["all"], rel=1e-5)
+    assert info["heldout"] == outcome.heldout
+    assert outcome.heldout["all"] == min(line["heldout_loss"] for line in outcome.log)
+
+
+def test_the_same_seed_gives_the_same_run(file: Path, tmp_path: Path) -> None:
+    losses = [
+        [p.loss for p in run(file, tmp_path / name, seed=seed)[1]] for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
+def interrupt_at(step: int) -> Any:
+    def watch(progress: Progress) -> None:
+        if progress.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return watch
+
+
+@pytest.mark.parametrize("step", [1, 4, 7, 11])
+def test_a_run_that_is_interrupted_and_resumed_equals_one_that_is_not(file: Path, tmp_path: Path, step: int) -> None:
+    run(file, tmp_path / "whole")
+    handler = signal.getsignal(signal.SIGINT)
+    outcome, _ = run(file, tmp_path / "parts", watch=interrupt_at(step))
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert not outcome.finished
+    assert outcome.step == step
+    outcome, seen = run(file, tmp_path / "parts")
+    assert outcome.finished
+    assert [p.step for p in seen] == list(range(step + 1, 13))  # nothing that was done is done again
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_an_interrupt_at_the_last_step_is_a_finished_run(file: Path, tmp_path: Path) -> None:
+    outcome, _ = run(file, tmp_path / "out", watch=interrupt_at(12))
+    assert outcome.finished
+    again, seen = run(file, tmp_path / "out")
+    assert again.finished
+    assert again.step == 12
+    assert not seen
+
+
+def test_fresh_starts_again(file: Path, tmp_path: Path) -> None:
+    run(file, tmp_path / "out", watch=interrupt_at(5))
+    outcome, seen = run(file, tmp_path / "out", resume=False)
+    assert seen[0].step == 1
+    assert [line["step"] for line in outcome.log] == [4, 8, 12]
+    assert len((tmp_path / "out" / LOG_FILE).read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("options", [{"lr": 1e-3}, {"seed": 8}, {"steps": 13}, {"d_model": 14}, {"dropout": 0.2}])
+def test_a_run_with_other_settings_is_not_gone_on_with(file: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+    run(file, tmp_path / "out", watch=interrupt_at(5))
+    with pytest.raises(CheckpointError, match="other settings"):
+        run(file, tmp_path / "out", **options)
+
+
+def test_a_broken_training_file_is_told(file: Path, tmp_path: Path) -> None:
+    run(file, tmp_path / "out")
+    path = tmp_path / "out" / TRAINING_FILE
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"training\.safetensors.*truncated"):
+        run(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_both_precisions_learn(file: Path, tmp_path: Path, precision: str) -> None:
+    _, seen = run(file, tmp_path / "out", precision=precision, steps=60, eval_every=60, lr=5e-3)
+    assert sum(p.loss for p in seen[-5:]) < 0.75 * sum(p.loss for p in seen[:5])
+
+
+def test_a_loss_that_is_no_number_stops_the_run(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the loss became (nan|inf).*--lr"):
+        run(file, tmp_path / "out", lr=1e30, warmup=0, steps=50)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"eval_every": -1}, "eval_every=-1"),
+        ({"lr": 0.0}, "lr=0.0"),
+        ({"precision": "float8"}, "precision='float8'"),
+        ({"repeat_share": 1.5}, "repeat_share=1.5"),
+        ({"d_model": 30}, "d_model=30 is not divisible by num_heads=7"),
+    ],
+)
+def test_options_that_cannot_be_are_named(file: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(file, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+KILLED = """
+import sys
+from headwise.lm.train import train
+train([sys.argv[1]], sys.argv[2], steps=10**6, eval_every=1, **eval(sys.argv[3]))
+"""
+
+
+def test_a_kill_at_any_moment_leaves_whole_files(file: Path, tmp_path: Path) -> None:
+    """SIGKILL, several times over one folder: each run must go on from whole files that the last one left."""
+    out, reached = tmp_path / "out", 0
+    for delay in (0.05, 0.171, 0.01):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, file, out, repr(SMALL)])
+        try:
+            deadline = time.monotonic() + 120
+            while not _gone_on(out, reached) and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert process.poll() is None, "the run ended by itself"
+            time.sleep(delay)
+        finally:
+            process.kill()
+            process.wait()
+        load_model(out)
+        step = json.loads(read(out / TRAINING_FILE)[1]["info"])["step"]
+        assert step > reached
+        reached = step
+
+
+def _gone_on(out: Path, reached: int) -> bool:
+    path = out / TRAINING_FILE
+    return path.exists() and json.loads(read(path)[1]["info"])["step"] > reached
