@@ -1,37 +1,46 @@
-# `make see` and `make test` do all the set-up. Variables: PYTHON (python3), VENV (.venv), TEXT, ARGS.
+# `make see` and `make test` do all the set-up, once. Variables: PYTHON, VENV, TEXT (for see), ARGS (more options).
 PYTHON ?= python3
 VENV ?= .venv
-BIN := $(VENV)/bin
+RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.headwise-ready
+export TEXT
+# -c alone does not reach the packages that build ours: older pips take the first of these for them, newer the second.
+export PIP_CONSTRAINT := constraints.txt
+export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .PHONY: see test lint format bench clean
 
 see: $(READY)
-	$(BIN)/headwise see $(TEXT) $(ARGS)
+	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
 
 test: $(READY)
-	$(BIN)/python -m pytest $(ARGS)
+	$(RUN) pytest $(ARGS)
 
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
 
 format: $(READY)
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
 
 bench: $(READY)
-	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/memory.py
+	$(VENV)/bin/python benchmarks/speed.py $(ARGS)
+	$(VENV)/bin/python benchmarks/memory.py $(ARGS)
 
 # Made again when the packages that are asked for change.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
-	  { echo 'headwise needs Python 3.10 or newer; give one with: make PYTHON=/path/to/python3'; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	  { echo 'headwise needs Python 3.10 or newer; give one with: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || \
+	  { echo 'this Python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv;' \
+	      'or give another one with: make PYTHON=/path/to/python3' >&2; exit 1; }
+	@echo 'Setting up $(VENV), once; most of it is PyTorch.'
+	@$(RUN) pip --version >/dev/null 2>&1 || $(PYTHON) -m venv "$(VENV)"
+	@$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	test ! -f "$(VENV)/pyvenv.cfg" || rm -rf "$(VENV)"
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

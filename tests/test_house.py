@@ -1,0 +1,184 @@
+"""The rules of the house, read from the code: who imports whom, what is exported, what is never used."""
+
+import ast
+import doctest
+import graphlib
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headwise
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "headwise"
+FILES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
+MODULES = {name.removesuffix(".__init__"): path for name, path in sorted(FILES.items())}
+INSIDE = [name for name in MODULES if name != "headwise"]
+
+
+def rows() -> list[list[str]]:
+    """The rooms in the picture that opens docs/architecture.md, row by row."""
+    picture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
+    cells = [line.split("│")[2] for line in picture.splitlines() if line.startswith("│")]
+    return [cell.replace("·", " ").split() for cell in cells]
+
+
+def imports(module: str, source: str) -> set[str]:
+    """The modules of headwise that a module's source imports, wherever in the file."""
+    package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            found |= {f"{base}.{a.name}" if f"{base}.{a.name}" in MODULES else base for a in node.names}
+    return {name for name in found if name.partition(".")[0] == "headwise"}
+
+
+def wrong_imports(module: str, source: str) -> list[str]:
+    """What a module imports against the picture."""
+    row_of = {room: i for i, row in enumerate(rows()) for room in row}
+    here = module.split(".")[1]
+    wrong = []
+    for name in imports(module, source):
+        room = name.partition(".")[2].partition(".")[0]
+        if room != here and row_of.get(room, len(row_of)) >= row_of[here]:
+            wrong.append(f"{module} imports {name}")
+    return wrong
+
+
+def test_picture_shows_every_room_once():
+    drawn = sorted(room for row in rows() for room in row)
+    assert drawn == sorted({name.split(".")[1] for name in INSIDE})
+
+
+@pytest.mark.parametrize("module", INSIDE)
+def test_imports_go_one_way(module):
+    assert wrong_imports(module, MODULES[module].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from headwise.map import AttentionMap",
+        "from headwise import map",
+        "from . import attention",
+        "import headwise.heads.multi_head",
+        "from headwise.measures import base",
+        "def f():\n    from headwise.cli import main",
+        "import headwise",
+        "from headwise import attend",
+    ],
+)
+def test_import_against_the_picture_is_found(line):
+    assert wrong_imports("headwise.pooling", "from headwise.rule import Rule\n" + line) != []
+
+
+def test_no_module_reaches_itself():
+    graph = {name: imports(name, MODULES[name].read_text(encoding="utf-8")) - {name} for name in INSIDE}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
+
+
+@pytest.mark.parametrize("name", headwise.__all__)
+def test_exported_name_is_there_and_explained(name):
+    value = getattr(headwise, name)
+    assert not inspect.ismodule(value)
+    if callable(value):
+        assert (value.__doc__ or "").strip(), f"headwise.{name} has no docstring of its own"
+
+
+def test_front_door_names_nothing_twice_and_nothing_else():
+    shown = [name for name in dir(headwise) if name != "__version__"]
+    assert len(shown) == len(set(shown))
+    assert set(shown) == set(headwise.__all__)
+    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+        headwise.nothing_of_that_name  # noqa: B018
+
+
+def test_type_checkers_see_the_same_front_door():
+    """The imports that type checkers read and the table that Python reads say the same."""
+    tree = ast.parse(MODULES["headwise"].read_text(encoding="utf-8"))
+    seen = {alias.asname: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+            for alias in node.names if (node.module or "").startswith("headwise.")}  # fmt: skip
+    assert seen == {name: f"headwise.{home}" for name, home in headwise._HOME_OF.items()}
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("headwise", {"torch", "numpy", "scipy", "matplotlib", "typer", "rich"}),
+        ("headwise.attention", {"scipy", "matplotlib", "typer", "rich", "fontTools"}),
+        ("headwise.cli", {"torch", "numpy", "scipy", "matplotlib"}),
+    ],
+)
+def test_import_is_light(module, heavy):
+    script = f"import sys, {module}; sys.stdout.write(' '.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert heavy & set(done.stdout.split()) == set()
+
+
+UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+NEVER_CALLED = {"print", "input", "eval", "exec", "__import__", "breakpoint"}
+NEVER_FROM_TORCH = {"torch.save", "torch.load"}
+
+
+def forbidden(source: str) -> list[str]:
+    """Uses of what the library never uses, as line: name."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [a.name for a in node.names if a.name.partition(".")[0] in UNPICKLES]
+        elif isinstance(node, ast.ImportFrom):
+            whole = [f"{node.module}.{a.name}" for a in node.names]
+            names = [n for n in whole if n.partition(".")[0] in UNPICKLES or n in NEVER_FROM_TORCH]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            names = [node.func.id] if node.func.id in NEVER_CALLED else []
+        elif isinstance(node, ast.Attribute):
+            names = [ast.unparse(node)] if ast.unparse(node) in NEVER_FROM_TORCH else []
+        found += [f"{node.lineno}: {name}" for name in names]
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_library_neither_prints_nor_unpickles(module):
+    assert forbidden(MODULES[module].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["print(1)", "import pickle", "from pickle import load", "torch.load(f)", "from torch import save", "eval('1')"],
+)
+def test_forbidden_use_is_found(line):
+    assert len(forbidden(f"import torch\n{line}")) == 1
+    assert forbidden("import torch\nconsole.print(1)\nmodel.eval()") == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for path in SOURCE.rglob("*") if path.suffix in {".py", ".js", ".css", ".html"}),
+    ids=lambda path: str(path.relative_to(SOURCE)),
+)
+def test_file_is_small_and_has_a_purpose(path):
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= 400, f"{path.relative_to(ROOT)} has {lines} lines; split it by what it is for"
+    assert not re.fullmatch(r"(utils?|helpers?|common|misc)", path.stem)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if ">>>" in MODULES[name].read_text(encoding="utf-8")])
+def test_examples_in_docstrings_run(module):
+    result = doctest.testmod(importlib.import_module(module))
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_python_m_headwise_is_the_command_line():
+    done = subprocess.run([sys.executable, "-m", "headwise", "--help"], capture_output=True, text=True, check=True)
+    assert "see" in done.stdout
