@@ -25,7 +25,7 @@ from headwise.views.data import Passage, Report
 from headwise.views.fonts import font_face
 from headwise.views.words import LANGUAGES, words
 
-SCRIPTS = ("data.js", "colour.js", "text.js", "heatmap.js", "grid.js", "table.js", "main.js")
+SCRIPTS = ("data.js", "colour.js", "text.js", "heatmap.js", "grid.js", "table.js", "card.js", "main.js")
 # A colour range ends where the cells above it hold this share of a head's weight: the first rows, which have few
 # keys to look at, would else set the scale for all.
 SATURATED = 0.05

@@ -75,6 +75,9 @@ WORDS: dict[str, tuple[str, str]] = {
         "在这段输入上测得。点击列名排序，点击行显示该头。",
     ),
     "unit_tip": ("Unit: {unit}.", "单位：{unit}。"),
+    "cell_hint": ("Each cell covers {cell} × {cell} tokens.", "每格为 {cell} × {cell} 个词元。"),
+    "card": ("Layer {layer} · head {head} in numbers", "第 {layer} 层 · 第 {head} 头的统计"),
+    "card_hint": ("Blue: this head. Grey: all heads.", "蓝：本头；灰：全部头。"),
     "notes": ("Notes", "说明"),
     "footer": (
         "Written by headwise. This file holds everything it shows and loads nothing from elsewhere.",

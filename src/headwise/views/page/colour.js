@@ -48,6 +48,9 @@ function paint(cells, top, scale, causal) {
   return canvas;
 }
 
+// A number on an axis: "0.04", not "0.0400".
+const trimmed = (value) => fixed(value).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
+
 const hex = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 
 function drawBar(canvas, top, scale, cut) {
@@ -69,6 +72,6 @@ function drawBar(canvas, top, scale, cut) {
   for (const at of spots) {
     const x = left + at * (right - left), mark = at === 1 && cut ? "≥ " : at === 0 && scale === "log" ? "≤ " : "";
     context.fillRect(x - 0.5, band, 1, 4);
-    context.fillText(mark + fixed(weightAt(at, top, scale)), x, band + 16);
+    context.fillText(mark + trimmed(weightAt(at, top, scale)), x, band + 16);
   }
 }

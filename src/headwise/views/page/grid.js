@@ -19,7 +19,7 @@ class Grid {
   constructor(box, legend, choose) {
     Object.assign(this, { box, choose, only: null, turn: 0 });
     const { layers: rows, heads } = REPORT;
-    box.style.gridTemplateColumns = `auto repeat(${heads}, minmax(30px, 1fr))`;
+    box.style.gridTemplateColumns = `auto repeat(${heads}, minmax(18px, 1fr))`;
     const parts = [make("span")];
     for (let h = 0; h < heads; h++) parts.push(make("span", { className: "axis", textContent: h }));
     this.thumbs = [];

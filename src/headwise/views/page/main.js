@@ -56,12 +56,13 @@ async function refresh() {
   heat.show({ map: current, passage: place0, view: state.view ?? wholeView(), top, scale: state.scale });
   drawBar(byId("bar"), top, state.scale, state.range === "own" && top < place0[state.kind].most[state.layer][state.head]);
   byId("bar").setAttribute("aria-label", fill(T.bar_label, { top: fixed(top) }));
+  drawCard(byId("card"), state.layer, state.head);
   tell();
 }
 
 // Tint the text for the unit that is pointed at or pinned.
 function tell() {
-  const unit = pointed ?? pinned, place0 = passage();
+  const unit = pinned ?? pointed, place0 = passage();
   if (!current || !place0.spans) return;
   const shares = unit && exchange(current, place0, unit, state.kind);
   tintStrip(place0, unit, unit === pinned, shares, state.scale);
@@ -101,9 +102,30 @@ function onCell(cell) {
   for (const b of pair.querySelectorAll("b em")) b.style.fontWeight = 400;
   const note = masked ? T.masked : place0.cell > 1 ? T[`${state.kind}_of`] : T.weight;
   tip.replaceChildren(pair, make("div", { className: "weight" }, fixed(weight), make("small", { textContent: note })));
+  beside(tip, cell.x, cell.y);
+}
+
+// With one character pinned, pointing at another tells what they give each other.
+function onUnit(unit, event) {
+  const tip = byId("tip");
+  pointed = unit;
+  if (!pinned) { tell(); return; }
+  tip.hidden = !unit || unit === pinned;
+  if (tip.hidden) return;
+  const { looks, looked } = exchange(current, passage(), pinned, state.kind), [here, there] = [unitName(pinned), unitName(unit)];
+  const line = (from, to, colour, weight) => {
+    const swatch = make("i");
+    swatch.style.background = `rgba(var(${colour}), .85)`;
+    return [make("span", {}, swatch, `${from} → ${to}`), make("b", { textContent: fixed(weight) })];
+  };
+  tip.replaceChildren(make("div", { className: "both" },
+    ...line(here, there, "--looks", looks[unit.index]), ...line(there, here, "--looked", looked[unit.index])));
+  beside(tip, event.clientX, event.clientY);
+}
+
+function beside(tip, x0, y0) {
   const { width, height } = tip.getBoundingClientRect();
-  const x = cell.x + 18 + width > innerWidth ? cell.x - width - 14 : cell.x + 18;
-  const y = cell.y + 18 + height > innerHeight ? cell.y - height - 12 : cell.y + 18;
+  const x = x0 + 18 + width > innerWidth ? x0 - width - 14 : x0 + 18, y = y0 + 18 + height > innerHeight ? y0 - height - 12 : y0 + 18;
   tip.style.transform = `translate(${Math.max(4, x)}px, ${Math.max(4, y)}px)`;
 }
 
@@ -117,6 +139,7 @@ function openPassage() {
     new Option(`${i + 1}: ${clipped(place0.tokens.slice(from, to).join("").trim().replace(/\s+/g, " "), 22)}`, i));
   byId("sentence").replaceChildren(new Option(T.whole, -1), ...names);
   byId("sentence-field").hidden = names.length < 2;
+  byId("cell-hint").textContent = place0.cell > 1 ? fill(T.cell_hint, place0) + " " : "";
   byId("kind-field").hidden = place0.cell === 1;
   if (place0.cell === 1) state.kind = "mean";
   byId("kind").value = state.kind;
@@ -155,8 +178,8 @@ function controls() {
     const span = event.target.closest?.("[data-unit]");
     return span ? unitsOf(passage())[span.dataset.unit] : null;
   };
-  strip.addEventListener("pointerover", (event) => { pointed = unitUnder(event); tell(); });
-  strip.addEventListener("pointerleave", () => { pointed = null; tell(); });
+  strip.addEventListener("pointerover", (event) => onUnit(unitUnder(event), event));
+  strip.addEventListener("pointerleave", () => onUnit(null));
   strip.addEventListener("click", (event) => { const unit = unitUnder(event); if (unit) pin(unit); });
   strip.addEventListener("keydown", walk);
   document.addEventListener("keydown", (event) => {
@@ -167,15 +190,15 @@ function controls() {
   addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(refresh, 80); });
 }
 
-// Left and right walk through the text, Enter pins.
+// Left and right walk through the text, with what is pinned if something is; Enter pins.
 function walk(event) {
-  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], units = unitsOf(passage());
-  if (event.key === "Enter" && (pointed ?? pinned)) { pin(pointed ?? pinned); event.preventDefault(); }
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], units = unitsOf(passage()), at = pinned ?? pointed;
+  if (event.key === "Enter" && at) { event.preventDefault(); pin(at); }
   if (!step) return;
   event.preventDefault();
-  const at = pointed ?? pinned;
-  pointed = units[Math.min(units.length - 1, Math.max(0, at ? at.index + step : 0))];
-  passage().spans[pointed.index].scrollIntoView({ block: "nearest" });
+  const next = units[Math.min(units.length - 1, Math.max(0, at ? at.index + step : 0))];
+  if (pinned) pinned = next; else pointed = next;
+  passage().spans[next.index].scrollIntoView({ block: "nearest" });
   tell();
 }
 

@@ -1,0 +1,37 @@
+// The chosen head's numbers, each among those of all heads.
+
+function drawCard(box, layer, head) {
+  if (!REPORT.statistics.length) return;
+  const list = make("dl"), plots = [];
+  for (const statistic of REPORT.statistics) {
+    const values = statistic.values.flat(), value = statistic.values[layer][head];
+    const number = make("dd", {}, decimals(value, extent(values)));
+    if (statistic.unit) number.append(make("small", { textContent: statistic.unit }));
+    const plot = make("canvas");
+    list.append(make("dt", { textContent: statistic.name.replaceAll("_", " "), title: statistic.description }), number, plot);
+    plots.push(() => drawTicks(plot, values, value));
+  }
+  box.replaceChildren(make("h3", { textContent: fill(T.card, { layer, head }) }), list, make("p", { className: "hint", textContent: T.card_hint }));
+  for (const draw of plots) draw();
+}
+
+// All heads as faint strokes from the least to the largest, this one as a strong one.
+function drawTicks(canvas, values, value) {
+  const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  const context = canvas.getContext("2d"), known = values.filter((v) => v !== null);
+  context.scale(ratio, ratio);
+  const low = Math.min(...known), high = Math.max(...known);
+  const stroke = (v, colour, thick, tall) => {
+    const x = 3 + (high > low ? (v - low) / (high - low) : 0.5) * (width - 6);
+    context.fillStyle = colour;
+    context.fillRect(x - thick / 2, (height - tall) / 2, thick, tall);
+  };
+  context.fillStyle = css("--line");
+  context.fillRect(3, height / 2 - 0.5, width - 6, 1);
+  context.globalAlpha = known.length > 60 ? 0.3 : 0.55;
+  for (const v of known) stroke(v, css("--muted"), 1, 8);
+  context.globalAlpha = 1;
+  if (value !== null) stroke(value, css("--accent"), 3, 16);
+}
