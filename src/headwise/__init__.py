@@ -32,22 +32,46 @@ _HOMES = {
     ],
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-__all__ = sorted(_HOME_OF)  # noqa: PLE0605
+__all__ = sorted(_HOME_OF)
 
 if TYPE_CHECKING:
     from headwise.attention import attend as attend
     from headwise.cache import KVCache as KVCache, SlidingCache as SlidingCache
-    from headwise.errors import CheckpointError as CheckpointError, ConfigError as ConfigError
-    from headwise.errors import DeviceError as DeviceError, DTypeError as DTypeError, HeadwiseError as HeadwiseError
-    from headwise.errors import KernelError as KernelError, ShapeError as ShapeError, TextError as TextError
+    from headwise.errors import (
+        CheckpointError as CheckpointError,
+        ConfigError as ConfigError,
+        DeviceError as DeviceError,
+        DTypeError as DTypeError,
+        HeadwiseError as HeadwiseError,
+        KernelError as KernelError,
+        ShapeError as ShapeError,
+        TextError as TextError,
+    )
     from headwise.heads.multi_head import MultiHeadAttention as MultiHeadAttention
     from headwise.map import AttentionMap as AttentionMap
-    from headwise.masks import Causal as Causal, Dense as Dense, Documents as Documents, Everything as Everything
-    from headwise.masks import Lengths as Lengths, Mask as Mask, Sinks as Sinks, Window as Window
-    from headwise.measures import MEASURES as MEASURES, ClassMass as ClassMass, LocalMass as LocalMass
-    from headwise.measures import DuplicateMass as DuplicateMass, InductionMass as InductionMass
-    from headwise.measures import Measure as Measure, Measurements as Measurements, RowMeasure as RowMeasure
-    from headwise.measures import SinkMass as SinkMass, TopKMass as TopKMass, row_measure as row_measure
+    from headwise.masks import (
+        Causal as Causal,
+        Dense as Dense,
+        Documents as Documents,
+        Everything as Everything,
+        Lengths as Lengths,
+        Mask as Mask,
+        Sinks as Sinks,
+        Window as Window,
+    )
+    from headwise.measures import (
+        MEASURES as MEASURES,
+        ClassMass as ClassMass,
+        DuplicateMass as DuplicateMass,
+        InductionMass as InductionMass,
+        LocalMass as LocalMass,
+        Measure as Measure,
+        Measurements as Measurements,
+        RowMeasure as RowMeasure,
+        SinkMass as SinkMass,
+        TopKMass as TopKMass,
+        row_measure as row_measure,
+    )
     from headwise.positions import Rotary as Rotary
 
 
