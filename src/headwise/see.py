@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.errors import TextError
+from headwise.lm.loss import next_token_loss
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.map import AttentionMap
@@ -57,7 +58,7 @@ def see(
     tell("reading", 0, 1)
     hidden, maps = decoder.eval().hidden(ids[None], return_maps=True)
     tell("reading", 1, 1)
-    loss = _loss(hidden[0], decoder, ids)
+    loss = float(next_token_loss(hidden[0, :-1], decoder.embedding.weight, ids[1:])) if n > 1 else None
     results = []
     for i, amap in enumerate(maps):
         wanted = [*SHOWN, ClassMass.of_tokens(_pieces(text, tokenizer)), *_matches(ids)]
@@ -172,17 +173,6 @@ def _pooled(maps: list[AttentionMap], cells: int, reduce: str, tell: Step) -> np
         )
         found.append(picture[0].numpy())
     return np.stack(found)
-
-
-def _loss(hidden: Tensor, decoder: Decoder, ids: Tensor) -> float | None:
-    """Mean loss in nats a token, computed in pieces: all logits of a long text would not fit."""
-    if len(ids) < 2:
-        return None
-    total = 0.0
-    for rows, targets in zip(hidden[:-1].split(512), ids[1:].split(512), strict=True):
-        logits = nn.functional.linear(rows, decoder.embedding.weight)
-        total += nn.functional.cross_entropy(logits, targets, reduction="sum").item()
-    return total / (len(ids) - 1)
 
 
 def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:

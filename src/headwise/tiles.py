@@ -102,19 +102,33 @@ class Tile:
         about the tile's near edge, which keeps float32 exact enough at any distance.
         """
         position, key = self.positions, self.keys
-        behind = int(position[0]) - (self.cols.stop - 1)  # distance of the nearest key, all keys behind
-        ahead = self.cols.start - int(position[-1])
-        if behind < 0 and ahead < 0:
+        side = self._side(position, key)
+        if side == 0:
             distance = (position[:, None] - key).abs().to(self.weights.dtype)
             weighted = self.weights * distance
             parts = self.mass, weighted.sum(-1), (weighted * distance).sum(-1)
             return torch.stack(parts, -1).double()
-        step = (self.cols.stop - 1 - key) if behind >= 0 else (key - self.cols.start)
-        near = (position - (self.cols.stop - 1) if behind >= 0 else self.cols.start - position).double()
-        step = step.to(self.weights.dtype)
-        powers = torch.stack((torch.ones_like(step), step, step * step), -1)
-        mass, first, second = (self.weights @ powers).double().unbind(-1)
+        edge = self.cols.stop - 1 if side < 0 else self.cols.start
+        near = (side * (edge - position)).double()  # below 0 where a row stands inside the tile
+        step = (side * (key - edge)).to(self.weights.dtype)
+        # As the rows of a linear layer: a product with a tall matrix of three columns would be many times slower.
+        powers = torch.stack((torch.ones_like(step), step, step * step))
+        mass, first, second = torch.nn.functional.linear(self.weights, powers).double().unbind(-1)
         return torch.stack((mass, near * mass + first, near**2 * mass + 2 * near * first + second), -1)
+
+    def _side(self, position: Tensor, key: Tensor) -> int:
+        """−1 if all keys that have weight are at or before their query, 1 if at or after, else 0."""
+        if self.cols.stop - 1 <= int(position[0]):
+            return -1
+        if self.cols.start >= int(position[-1]):
+            return 1
+        if self.allowed is not None:
+            ahead, behind = key > position[:, None], key < position[:, None]
+            if not bool((self.allowed & ahead).any()):
+                return -1
+            if not bool((self.allowed & behind).any()):
+                return 1
+        return 0
 
     def diagonal(self, offset: int) -> tuple[Tensor, Tensor]:
         """Weight of the key at position + offset, and whether it is in this tile and allowed: both [b, h, r]."""

@@ -18,6 +18,7 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path
 from headwise.lm.checkpoint import MODEL_FILE, header_of, read, save_model, unpack, write
 from headwise.lm.corpus import Corpus, step_seed
+from headwise.lm.loss import next_token_loss
 from headwise.lm.model import Decoder, DecoderConfig
 
 TRAINING_FILE = "training.safetensors"
@@ -162,8 +163,9 @@ def _step(run: "_Run", batch: Tensor, lr: float, seed: int, precision: str) -> f
 
 def _loss(decoder: Decoder, batch: Tensor, precision: str) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-        logits = decoder(batch[:, :-1])
-    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        hidden, _ = decoder.hidden(batch[:, :-1])
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return next_token_loss(hidden.flatten(0, 1), decoder.embedding.weight, batch[:, 1:].flatten(), dtype=dtype)
 
 
 def _schedule(step: int, steps: int, warmup: int) -> float:
