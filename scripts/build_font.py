@@ -4,7 +4,7 @@
 
 The font holds Latin, Greek, signs, kana, and the Han characters of GB 2312 and Big5: what Chinese text is written
 with, simplified and traditional, at a fifth of the size. Files of text given after the font add their characters.
-The signs for line break and tab, which Noto Sans CJK has not, are drawn here.
+The signs for line break, return and tab, which Noto Sans CJK has not, are drawn here.
 """
 
 import sys
@@ -33,6 +33,14 @@ DRAWN = {
             [(820, 180), (880, 180), (880, 580), (820, 580)],
         ],
     ),
+    0x240D: (
+        0x21E7,
+        [
+            [(880, 410), (360, 410), (360, 350), (880, 350)],
+            [(200, 380), (410, 240), (410, 520)],
+            [(180, 580), (120, 580), (120, 180), (180, 180)],
+        ],
+    ),
 }
 
 
@@ -40,15 +48,12 @@ def characters() -> set[int]:
     """Code points to keep."""
     keep = set(range(0x20, 0x7F)) | set(range(0xA0, 0x250)) | set(range(0x370, 0x400)) | set(range(0x400, 0x460))
     keep |= set(range(0x2010, 0x2070)) | set(range(0x2190, 0x2200)) | set(range(0x2200, 0x2270))
-    keep |= {0x2400, 0x2409, 0x240A, 0x2420, 0x2423, 0x21B5, 0x21E5, 0xFFFD}
+    keep |= {0x2400, 0x2409, 0x240A, 0x2420, 0x2423, 0xFFFD}
     keep |= set(range(0x2500, 0x2600)) | set(range(0x3000, 0x3100)) | set(range(0xFF00, 0xFFF0))
     for codec, lead in (("gb2312", range(0xA1, 0xF8)), ("big5", range(0xA1, 0xFA))):
         for high in lead:
             for low in range(0x40, 0xFF):
-                try:
-                    keep.update(map(ord, bytes((high, low)).decode(codec)))
-                except UnicodeDecodeError:
-                    continue
+                keep.update(map(ord, bytes((high, low)).decode(codec, errors="ignore")))
     return keep
 
 
@@ -83,7 +88,7 @@ def main() -> None:
     options.drop_tables += ["vhea", "vmtx", "VORG", "BASE", "GSUB", "GPOS"]
     worker = subset.Subsetter(options)
     texts = "".join(Path(name).read_text(encoding="utf-8") for name in sys.argv[2:])
-    worker.populate(unicodes=characters() | set(map(ord, texts)))
+    worker.populate(unicodes=characters() | set(DRAWN) | set(map(ord, texts)))
     draw_signs(font)
     worker.subset(font)
     for record in list(font["name"].names):

@@ -48,4 +48,5 @@ def font_face(text: str) -> str:
         out = io.BytesIO()
         font.save(out)
     code = base64.b64encode(out.getvalue()).decode("ascii")
-    return f'@font-face{{font-family:"{FAMILY}";src:url(data:font/woff;base64,{code}) format("woff");font-display:block}}\n'
+    source = f'url(data:font/woff;base64,{code}) format("woff")'
+    return f'@font-face{{font-family:"{FAMILY}";src:{source};font-display:block}}\n'

@@ -149,7 +149,7 @@ def _halves(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _range(halves: np.ndarray, shift: np.int64) -> float:
     """The weight above which the share SATURATED of all the weight lies. Exact: there are only 65,536 halves."""
-    counts = np.bincount(halves.view(np.uint16).ravel(), minlength=1 << 16)[: 0x7C00]
+    counts = np.bincount(halves.view(np.uint16).ravel(), minlength=1 << 16)[:0x7C00]
     weights = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
     above = np.cumsum((counts * weights)[::-1])
     if not above[-1]:
