@@ -11,9 +11,10 @@ import resource
 import subprocess
 import sys
 
+SIX = ("max_logit", "entropy", "sink_mass", "mean_distance", "previous_mass", "top1_mass")
 CASES = {
     "attend": {},
-    "attend, map, six measures": {"measures": ("max_logit", "entropy", "sink_mass", "mean_distance", "previous_mass", "top1_mass")},
+    "attend, map, six measures": {"measures": SIX},
     "attend, window of 512 (torch_blocks)": {"window": 512},
 }  # fmt: skip
 

@@ -10,9 +10,9 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from timing import interleaved
 
 import headwise as hw
+from timing import interleaved
 
 SIX = ("max_logit", "entropy", "sink_mass", "mean_distance", "previous_mass", "top1_mass")
 
@@ -40,8 +40,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, float32, medians")
-    print(f"{'(b, h, n, d)':>18} {'mask':>7} {'sdpa ms':>9} {'attend':>7} {'+ map, six measures':>20} {'eager + six':>12}"
-          f" {'eager / ours':>13}")  # fmt: skip
+    head = ("(b, h, n, d)", 18), ("mask", 7), ("sdpa ms", 9), ("attend", 7), ("+ map, six measures", 20)
+    print(" ".join(word.rjust(width) for word, width in (*head, ("eager + six", 12), ("eager / ours", 13))))
     for n in (256, 512) if args.quick else (2048, 4096):
         q, k, v = torch.randn(3, 1, 12, n, 64)
         for causal in (False, True):

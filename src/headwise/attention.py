@@ -90,9 +90,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | Non
     if k.shape != (b, h_kv, m, d):
         raise ShapeError(f"k: shape {tuple(k.shape)} does not fit q {tuple(q.shape)}; expected ({b}, h_kv, m, {d})")
     if v.shape[:3] != (b, h_kv, m):
-        raise ShapeError(
-            f"v: shape {tuple(v.shape)} does not fit k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)"
-        )
+        raise ShapeError(f"v: shape {tuple(v.shape)} does not fit k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)")
     if h_kv == 0 or h % h_kv:
         raise ShapeError(f"q has {h} heads, not a multiple of the {h_kv} heads of k and v (num_heads, num_kv_heads)")
     if mask is not None and not isinstance(mask, Mask):

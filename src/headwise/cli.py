@@ -37,7 +37,9 @@ def see(
     out: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option("--png", help="Also write heat maps into this folder.")] = None,
     sort: Annotated[str | None, typer.Option("--sort", help="Sort the table by this statistic.")] = None,
-    cells: Annotated[int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to so many cells.")] = 384,
+    cells: Annotated[
+        int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to so many cells.")
+    ] = 384,
     lang: Annotated[str, typer.Option("--lang", help="Language of the page: en or zh.")] = "en",
 ) -> None:
     """Show what every head attends to in a text: a table here, and an HTML report."""
@@ -98,24 +100,27 @@ def train(
     if experiment is not None:
         _experiment(experiment, files, out, seed, console)
         return
-    from headwise.lm.train import Progress as Done
-    from headwise.lm.train import train as run
+    from headwise.lm.train import Progress as Done, train as run
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
-    with Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task("training", total=steps, note="")
+    bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
+    task = bar.add_task("training", total=steps, note="")
 
-        def watch(done: Done) -> None:
-            held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
-            note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
-            bar.update(task, completed=done.step, note=note)
+    def watch(done: Done) -> None:
+        bar.start()  # with the first step, so that an error before it stands alone
+        held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
+        note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
+        bar.update(task, completed=done.step, note=note)
 
+    try:
         outcome = run(
             files, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
             d_ff=d_ff, context=context, dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup,
             weight_decay=weight_decay, repeat_share=repeat_share, seed=seed, eval_every=eval_every,
             precision=precision, resume=not fresh, watch=watch,
         )  # fmt: skip
+    finally:
+        bar.stop()
     for name, loss in outcome.heldout.items():
         console.print(f"held-out loss, {name}: {loss:.4f} nats a token", highlight=False)
     if not outcome.finished:
@@ -130,7 +135,9 @@ def write(
     length: Annotated[int, typer.Option("--length", help="Characters to write.")] = 200,
     temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest each time.")] = 0.8,
     top_k: Annotated[int | None, typer.Option("--top-k", help="Sample among the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option("--top-p", help="Sample among the likeliest that hold this share.")] = 0.95,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Sample among the likeliest that hold this share.")
+    ] = 0.95,
     seed: Annotated[int | None, typer.Option("--seed", help="The same seed writes the same text.")] = None,
     model: Model = None,
 ) -> None:
@@ -138,9 +145,7 @@ def write(
     from headwise.lm.generate import write as compose
 
     decoder, tokenizer, _ = _load(model)
-    pieces = compose(
-        decoder, tokenizer, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed
-    )
+    pieces = compose(decoder, tokenizer, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(piece)
@@ -160,8 +165,7 @@ def trace(
     lang: Annotated[str, typer.Option("--lang", help="en or zh.")] = "en",
 ) -> None:
     """Every step of multi-head attention with its shapes and numbers, computed as you read."""
-    from headwise.trace import print_trace
-    from headwise.trace import trace as follow
+    from headwise.trace import print_trace, trace as follow
 
     steps = follow(seq, d_model, num_heads, num_kv_heads=num_kv_heads, batch=batch, causal=causal, seed=seed, lang=lang)
     print_trace(steps, Console())

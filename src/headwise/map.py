@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headwise import map_file, pooling
 from headwise.errors import ConfigError, ShapeError
-from headwise.masks import Everything, Grid, Mask
+from headwise.masks import Grid, Mask
 from headwise.measures import Measure, Measurements, measure
 from headwise.rule import Rule, grouped, grouped_t, raw_scores
 from headwise.tiles import Progress, stream
@@ -67,7 +67,8 @@ class AttentionMap:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(b, h, n, m)"""
-        return tuple(self.rule.grid)
+        b, h, n, m = self.rule.grid
+        return b, h, n, m
 
     @property
     def mask(self) -> Mask:
@@ -112,14 +113,12 @@ class AttentionMap:
         return out
 
     @property
-    def T(self) -> "TransposedMap":  # noqa: N802 - the name that matrices have
+    def T(self) -> "TransposedMap":
         """The transpose, for `amap.T @ y`."""
         return TransposedMap(self)
 
     @torch.no_grad()
-    def measure(
-        self, *wanted: str | Measure, rows: bool = False, progress: Progress | None = None
-    ) -> Measurements:
+    def measure(self, *wanted: str | Measure, rows: bool = False, progress: Progress | None = None) -> Measurements:
         """Per-head statistics, all in one pass over the tiles: name → [b, h].
 
         Args:
@@ -275,7 +274,7 @@ class TransposedMap:
         return b, h, m, n
 
     @property
-    def T(self) -> AttentionMap:  # noqa: N802
+    def T(self) -> AttentionMap:
         """The map itself."""
         return self._map
 

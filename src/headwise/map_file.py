@@ -33,7 +33,7 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], masks.Mask, f
     except FileNotFoundError:
         raise CheckpointError(f"attention map {os.fspath(path)!r} does not exist") from None
     except SafetensorError as error:
-        raise CheckpointError(f"attention map {os.fspath(path)!r} cannot be read, it may be truncated: {error}") from None
+        raise CheckpointError(f"attention map {os.fspath(path)!r} cannot be read, maybe truncated: {error}") from None
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{os.fspath(path)!r} is not an attention map written by headwise ({FORMAT})")
     mask = _decode(json.loads(header["mask"]), tensors)

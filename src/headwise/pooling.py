@@ -21,9 +21,7 @@ def pool(
     height, width = -(-n // cell), -(-m // cell)
     top = lse.new_zeros(b, h, height, width)
     count = lse.new_zeros(b, h, height, width) if reduce == "mean" else None
-    for tile in stream(
-        q, k, lse, rule, width=max(1, KEY_BLOCK // cell) * cell, multiple=cell, progress=progress
-    ):
+    for tile in stream(q, k, lse, rule, width=max(1, KEY_BLOCK // cell) * cell, multiple=cell, progress=progress):
         i, j = tile.rows.start // cell, tile.cols.start // cell
         squares = _squares(tile.weights, cell)  # [b, h, R, cell, C, cell]
         place = top[:, :, i : i + squares.shape[2], j : j + squares.shape[4]]

@@ -52,7 +52,7 @@ def see(
     """
     if not text:
         raise TextError("the text is empty; give at least one character")
-    tell: Step = step or (lambda what, done, of: None)
+    tell = step or _tell_nobody
     ids = torch.from_numpy(tokenizer.encode(text))
     n = len(ids)
     tell("reading", 0, 1)
@@ -141,6 +141,10 @@ def sentences(tokens: list[str]) -> list[tuple[int, int]]:
     return ends if len(ends) > 1 else []
 
 
+def _tell_nobody(what: str, done: int, of: int) -> None:
+    pass
+
+
 def _matches(ids: Tensor) -> list[Measure]:
     return [kind(ids, uniform=uniform) for kind in (DuplicateMass, InductionMass) for uniform in (False, True)]
 
@@ -166,13 +170,13 @@ def _exact(maps: list[AttentionMap], spans: list[tuple[int, int]]) -> np.ndarray
 
 
 def _pooled(maps: list[AttentionMap], cells: int, reduce: str, tell: Step) -> np.ndarray:
-    found = []
-    for i, amap in enumerate(maps):
-        picture = amap.pool(
-            cells, reduce, progress=lambda done, of, i=i: tell(f"pooling ({reduce})", i * of + done, len(maps) * of)
-        )
-        found.append(picture[0].numpy())
-    return np.stack(found)
+    def pooled(i: int, amap: AttentionMap) -> np.ndarray:
+        def progress(done: int, of: int) -> None:
+            tell(f"pooling ({reduce})", i * of + done, len(maps) * of)
+
+        return amap.pool(cells, reduce, progress=progress)[0].numpy()
+
+    return np.stack([pooled(i, amap) for i, amap in enumerate(maps)])
 
 
 def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:
@@ -191,7 +195,8 @@ def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:
 
 def _describe(decoder: Decoder) -> str:
     c = decoder.config
-    return f"{c.num_layers} layers × {c.num_heads} heads, d_model {c.d_model}, {decoder.num_parameters / 1e6:.1f} M weights"
+    size = decoder.num_parameters / 1e6
+    return f"{c.num_layers} layers × {c.num_heads} heads, d_model {c.d_model}, {size:.1f} M weights"
 
 
 def _first_sentence(measure: Any) -> str:

@@ -34,7 +34,8 @@ class Tile:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """[b, h, r, c]"""
-        return (*self.lse.shape, self.cols.stop - self.cols.start)  # type: ignore[return-value]
+        b, h, r = self.lse.shape
+        return b, h, r, self.cols.stop - self.cols.start
 
     @cached_property
     def allowed(self) -> Tensor | None:

@@ -20,7 +20,11 @@ WORDS = {
     "k": ("K = X W_K", "keys of all key heads", "所有键头的键"),
     "v": ("V = X W_V", "values of all key heads", "所有键头的值"),
     "q_split": ("split Q", "the last axis is cut into heads", "把最后一维切分成各个头"),
-    "q_heads": ("transpose", "heads before tokens: each head is a matrix of its own", "转置：头在词元之前，每个头自成一个矩阵"),
+    "q_heads": (
+        "transpose",
+        "heads before tokens: each head is a matrix of its own",
+        "转置：头在前，每个头自成一个矩阵",
+    ),
     "k_heads": ("split, transpose K", "the same for the keys", "对键做同样的切分与转置"),
     "v_heads": ("split, transpose V", "the same for the values", "对值做同样的切分与转置"),
     "scores": ("S = Q Kᵀ / √d_k", "how well each query fits each key", "每个查询与每个键的匹配程度"),
@@ -109,8 +113,8 @@ def print_trace(steps: list[Step], console: Console) -> None:
     """Each step with its shape, and the numbers of the first batch entry and head."""
     for i, step in enumerate(steps, 1):
         shape = " × ".join(map(str, step.tensor.shape))
-        line = Text(f"{i:2}  ", style="dim") + Text(f"{step.formula:<20}", style="bold") + Text(f"[{shape}]", style="cyan")
-        console.print(line + Text(f"  ({step.axes})", style="dim"))
+        line = Text(f"{i:2}  ", style="dim") + Text(f"{step.formula:<20}", style="bold")
+        console.print(line + Text(f"[{shape}]", style="cyan") + Text(f"  ({step.axes})", style="dim"))
         console.print(Text("    " + step.words, style="italic"))
         for row in _numbers(step.tensor):
             console.print(Text("      " + row), no_wrap=True, crop=True)

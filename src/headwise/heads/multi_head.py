@@ -1,6 +1,5 @@
 """Multi-head attention with everything people turn on and off: grouped keys, cross attention, cache, map."""
 
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,9 +171,7 @@ class MultiHeadAttention(nn.Module):
         ).to(other.out_proj.weight)  # fmt: skip
         packed = other._qkv_same_embed_dim
         weights = (
-            other.in_proj_weight.chunk(3)
-            if packed
-            else (other.q_proj_weight, other.k_proj_weight, other.v_proj_weight)
+            other.in_proj_weight.chunk(3) if packed else (other.q_proj_weight, other.k_proj_weight, other.v_proj_weight)
         )
         with torch.no_grad():
             for linear, weight in zip((module.q_proj, module.k_proj, module.v_proj), weights, strict=True):
@@ -231,7 +228,9 @@ class MultiHeadAttention(nn.Module):
             raise ShapeError(f"x: expected [batch, seq, d_model={self.d_model}], got shape {tuple(x.shape)}")
         if context is None:
             if self.context_dim != self.d_model:
-                raise ShapeError(f"context: needed, as context_dim={self.context_dim} differs from d_model={self.d_model}")
+                raise ShapeError(
+                    f"context: needed, as context_dim={self.context_dim} differs from d_model={self.d_model}"
+                )
             return
         if context.ndim != 3 or context.shape[-1] != self.context_dim or context.shape[0] != x.shape[0]:
             raise ShapeError(

@@ -40,9 +40,10 @@ class _Blocks(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        return *_backward(ctx.call, *ctx.saved_tensors, grad_out), None
+        q, k, v, out, lse = ctx.saved_tensors
+        return *_backward(ctx.call, q, k, v, out, lse, grad_out), None
 
 
 def _forward(call: Call) -> tuple[Tensor, Tensor]:

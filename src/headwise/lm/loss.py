@@ -1,4 +1,4 @@
-"""The loss of the next token without all logits at once: with 5,000 characters they are most of a small model's work."""
+"""The loss of the next token without all logits at once: with 5,000 characters they are most of the work."""
 
 from typing import Any
 
@@ -46,11 +46,12 @@ class _Loss(torch.autograd.Function):
             p = p.to(dtype)
             d_rows.copy_(p @ w)
             d_weight += p.T @ x
-        ctx.save_for_backward(d_hidden.div_(len(targets)).to(hidden.dtype), d_weight.div_(len(targets)).to(weight.dtype))
+        d_hidden, d_weight = d_hidden.div_(len(targets)), d_weight.div_(len(targets))
+        ctx.save_for_backward(d_hidden.to(hidden.dtype), d_weight.to(weight.dtype))
         return total / len(targets)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         d_hidden, d_weight = ctx.saved_tensors
         return grad * d_hidden, grad * d_weight, None, None

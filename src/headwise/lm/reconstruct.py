@@ -120,10 +120,10 @@ def _report(sentences: list[str], lengths: Tensor, runs: list[Trained]) -> Repor
         ("mass stolen by padding", f"faithful {shares[0].mean():.1%}, masked {shares[1].mean():.1%}"),
     ]
     notes = [
-        "Layer 0 is the demonstration as tutorials have it: padding is looked at and counted in the loss. Layer 1 hides "
-        "padding from both.",
+        "Layer 0 is the demonstration as tutorials have it: padding is looked at and counted in the loss. Layer 1 "
+        "hides padding from both.",
         f"Without a mask, padding takes {shares[0].mean():.1%} of the weight of the real characters; with it, none.",
-        "The target is the embedding itself, which moves while it is learnt: a falling loss says little about language.",
+        "The target is the embedding itself, which moves while it is learnt: a falling loss says little of language.",
     ]
     return Report("Rebuilding embeddings: faithful and masked", passages, statistics, patterns, facts, notes)
 

@@ -24,9 +24,7 @@ class Measurements(Mapping[str, Tensor]):
 
     def __init__(self, measures: Sequence[Measure], states: Sequence[Any], nonfinite: Tensor) -> None:
         self._measures, self._states, self.nonfinite = tuple(measures), tuple(states), nonfinite
-        self._values = {
-            measure.name: measure.finish(state) for measure, state in zip(measures, states, strict=True)
-        }
+        self._values = {measure.name: measure.finish(state) for measure, state in zip(measures, states, strict=True)}
         self.nonfinite_values: Tensor | None = None
         self.rows: dict[str, Tensor] = {
             measure.name: state.rows

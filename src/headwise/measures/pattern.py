@@ -92,7 +92,9 @@ class ClassMass(RowMeasure):
             raise ConfigError(f"ClassMass.of_tokens(kind={kind!r}): expected 'punctuation' or 'separator'")
 
         def belongs(token: str) -> bool:
-            marks = [unicodedata.category(c)[0] == letters[kind] or (kind == "separator" and c.isspace()) for c in token]
+            marks = [
+                unicodedata.category(c)[0] == letters[kind] or (kind == "separator" and c.isspace()) for c in token
+            ]
             return bool(marks) and all(marks)
 
         return cls(torch.tensor([belongs(token) for token in tokens]), name=f"{kind}_mass")

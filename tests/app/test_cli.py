@@ -1,0 +1,122 @@
+"""Commands as people type them; what they can mend comes as one line and exit code 2."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def headwise(*args: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-m", "headwise", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=env, encoding="utf-8", **options)  # type: ignore[call-overload, no-any-return]
+
+
+def test_see_prints_every_head_and_writes_the_page_and_pictures(model_folder: Path, tmp_path: Path) -> None:
+    out, png = tmp_path / "r.html", tmp_path / "png"
+    done = headwise("see", "武松打虎😀。", "--model", model_folder, "--out", out, "--png", png)
+    assert done.returncode == 0, done.stderr
+    heads = re.findall(r"^ *(\d) +(\d) ", done.stdout, re.MULTILINE)
+    assert heads == [(str(layer), str(head)) for layer in range(2) for head in range(5)]
+    assert "武松打虎" in out.read_text(encoding="utf-8")
+    assert len(list(png.glob("*.png"))) == 11
+
+
+def test_see_reads_a_file_and_sorts(model_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "in.txt"
+    text.write_text("武松打虎。\r\nThe tiger!", encoding="utf-8")
+    done = headwise("see", "--file", text, "--model", model_folder, "--out", tmp_path / "r.html", "--sort", "entropy")
+    assert done.returncode == 0, done.stderr
+    entropies = [float(x) for x in re.findall(r"^ *\d +\d +([\d.]+)", done.stdout, re.MULTILINE)]
+    assert entropies == sorted(entropies, reverse=True)
+    assert len(entropies) == 10
+
+
+def test_train_then_see_and_write_with_the_result(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("武松打虎，林冲夜奔。" * 60, encoding="utf-8")
+    out = tmp_path / "run"
+    sizes = ("--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--d-ff", "20", "--context", "12")
+    done = headwise("train", text, "--out", out, "--steps", "6", "--eval-every", "3", "--batch-size", "4", *sizes)
+    assert done.returncode == 0, done.stderr
+    assert "held-out loss, all" in done.stdout
+    assert [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()] == [3, 6]
+    written = [headwise("write", "--model", out, "--prompt", "武", "--length", "9", "--seed", "1") for _ in range(2)]
+    assert written[0].returncode == 0, written[0].stderr
+    assert written[0].stdout == written[1].stdout
+    assert len(written[0].stdout.rstrip("\n")) == 10
+    assert headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html").returncode == 0
+
+
+def test_reconstruct_writes_its_report(tmp_path: Path) -> None:
+    text = tmp_path / "s.txt"
+    text.write_text("武松打虎\n林冲\n", encoding="utf-8")
+    done = headwise("train", text, "--experiment", "reconstruct", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "mass stolen by padding" in done.stdout
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_trace_and_measures_print() -> None:
+    done = headwise("trace", "--seq", "3", "--causal", "--lang", "zh")
+    assert "加权和" in done.stdout
+    from headwise.measures import GIVEN, MEASURES
+
+    listed = headwise("measures").stdout
+    assert all(name in listed for name in [*MEASURES, *GIVEN])
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["see", ""], ["the text is empty"]),
+        (["see", "武", "--file", "x.txt"], ["not both"]),
+        (["see", "--file", "missing.txt"], ["missing.txt"]),
+        (["see", "--file", "latin.txt"], ["latin.txt", "not UTF-8", "0xe9", "offset 3"]),
+        (["see", "--file", "empty.txt"], ["empty.txt", "is empty"]),
+        (["see", "武", "--sort", "beauty"], ["sort='beauty'", "entropy"]),
+        (["see", "武", "--lang", "fr"], ["lang", "'fr'"]),
+        (["see", "武", "--model", "nowhere"], ["nowhere", "does not exist"]),
+        (["see", "武", "--model", "cut.safetensors"], ["cut.safetensors", "truncated"]),
+        (["write", "--prompt", ""], ["prompt", "empty"]),
+        (["write", "--temperature", "-1"], ["temperature=-1.0"]),
+        (["train", "latin.txt", "--out", "o"], ["latin.txt", "not UTF-8"]),
+        (["train", "short.txt", "--out", "o"], ["short.txt", "40 characters", "context"]),
+        (["train", "short.txt", "--out", "o", "--experiment", "magic"], ["magic", "reconstruct"]),
+        (["train", "long.txt", "--out", "o", "--d-model", "510"], ["d_model=510 is not divisible by num_heads=8"]),
+        (["trace", "--d-model", "7", "--num-heads", "2"], ["d_model=7 is not divisible by num_heads=2"]),
+    ],
+)
+def test_bad_input_is_one_clear_line(args: list[str], words: list[str], model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "short.txt").write_text("武松" * 20, encoding="utf-8")
+    (tmp_path / "long.txt").write_text("武松打虎" * 2000, encoding="utf-8")
+    whole = (model_folder / "model.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    if args[0] in ("see", "write") and "--model" not in args:
+        args = [*args, "--model", str(model_folder)]
+    done = headwise(*args, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in done.stderr, done.stderr
+
+
+def test_a_full_disk_leaves_no_half_report(model_folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "r.html"
+    out.write_text("the old report", encoding="utf-8")
+    # The shell's file-size limit makes every write beyond 8 blocks fail as a full disk does.
+    command = (
+        f"ulimit -f 8; trap '' XFSZ; exec {sys.executable} -m headwise see 武松 --model {model_folder} --out {out}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert out.read_text(encoding="utf-8") == "the old report"
+    assert [p.name for p in tmp_path.iterdir()] == ["r.html"]

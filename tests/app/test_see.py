@@ -1,0 +1,117 @@
+"""The report says what the model does, for any text."""
+
+import numpy as np
+import pytest
+import torch
+
+from headwise.errors import TextError
+from headwise.lm.model import Decoder
+from headwise.lm.tokenizer import CharTokenizer
+from headwise.see import SHOWN, see, sentences
+
+Model = tuple[Decoder, CharTokenizer]
+
+
+def dense(model: Model, text: str) -> np.ndarray:
+    """The weights of every head, by the textbook."""
+    decoder, tokenizer = model
+    with torch.no_grad():
+        _, maps = decoder(torch.from_numpy(tokenizer.encode(text))[None], return_maps=True)
+    found = []
+    for amap in maps:
+        scores = amap.q.double() @ amap.k.double().mT * amap.rule.scale
+        n = scores.shape[-1]
+        found.append(scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf).softmax(-1)[0])
+    return torch.stack(found).numpy()
+
+
+def test_short_text_is_shown_exactly(model: Model) -> None:
+    text = "武松打虎。又来，"
+    report = see(text, *model)
+    assert report.shape == (2, 5)
+    passage = report.passages[0]
+    assert passage.tokens == list(text)
+    assert passage.cell == 1
+    assert passage.peaks is None
+    np.testing.assert_allclose(passage.maps, dense(model, text), atol=1e-6)
+
+
+def test_statistics_are_those_of_the_maps(model: Model) -> None:
+    text = "武松打虎，再来？The tiger"
+    report = see(text, *model)
+    p = dense(model, text)
+    values = {s.name: s.values for s in report.statistics}
+    assert set(SHOWN) | {"punctuation_mass"} == set(values)
+    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1).mean(-1)
+    np.testing.assert_allclose(values["entropy"], entropy, rtol=1e-5)
+    np.testing.assert_allclose(values["sink_mass"], p[..., 0].mean(-1), rtol=1e-5)
+    marks = [c in "，？" for c in text]
+    np.testing.assert_allclose(values["punctuation_mass"], p[..., marks].sum(-1).mean(-1), rtol=1e-5)
+
+
+def test_unseen_characters_are_read_as_bytes_and_shown_whole(model: Model) -> None:
+    text = "武😀松龘"
+    report = see(text, *model)
+    passage = report.passages[0]
+    assert passage.tokens == list(text)
+    assert passage.maps.shape[2:] == (4, 4)
+    np.testing.assert_allclose(passage.maps.sum(-1), 1, atol=1e-6)
+    # 😀 is four bytes, 龘 three: characters 0, 1, 2, 3 are the tokens 0, 1–4, 5, 6–8.
+    p = dense(model, text)
+    parts = [[0], [1, 2, 3, 4], [5], [6, 7, 8]]
+    expected = np.array([[p[:, :, i][..., j].sum(-1).mean(-1) for j in parts] for i in parts]).transpose(2, 3, 0, 1)
+    np.testing.assert_allclose(passage.maps, expected, atol=1e-6)
+    assert any("2 of the characters" in note for note in report.notes)
+
+
+def test_long_text_is_pooled_mean_and_largest(model: Model) -> None:
+    text = "武松打虎。" * 13
+    report = see(text, *model, cells=16)
+    passage = report.passages[0]
+    assert passage.cell == 5
+    assert passage.maps.shape == (2, 5, 13, 13)
+    p = dense(model, text)
+    squares = p.reshape(2, 5, 13, 5, 13, 5)
+    assert passage.peaks is not None
+    np.testing.assert_allclose(passage.peaks, squares.max((3, 5)), atol=1e-6)
+    allowed = np.tril(np.ones((65, 65))).reshape(13, 5, 13, 5).sum((1, 3))
+    np.testing.assert_allclose(passage.maps, squares.sum((3, 5)) / np.maximum(allowed, 1), atol=1e-6)
+    assert any("24 tokens at a time" in note for note in report.notes)
+
+
+def test_pooled_text_keeps_every_character(model: Model) -> None:
+    text = "武😀松\n" * 20
+    assert "".join(see(text, *model, cells=16).passages[0].tokens) == text
+
+
+def test_one_character(model: Model) -> None:
+    report = see("武", *model)
+    assert report.passages[0].maps.tolist() == [[[[1.0]]] * 5] * 2
+    assert all(np.isfinite(s.values).all() for s in report.statistics)
+
+
+def test_empty_text_is_refused(model: Model) -> None:
+    with pytest.raises(TextError, match="empty"):
+        see("", *model)
+
+
+def test_progress_is_told_to_its_end(model: Model) -> None:
+    told: dict[str, tuple[int, int]] = {}
+    see("武松打虎。" * 13, *model, cells=16, step=lambda what, done, of: told.__setitem__(what, (done, of)))
+    assert set(told) == {"reading", "measuring", "pooling (mean)", "pooling (max)"}
+    assert all(done == of for done, of in told.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("武松。打虎！", ["武松。", "打虎！"]),
+        ("“好！”他说。走了", ["“好！”他说。", "走了"]),
+        ("It is 3.5 m. Go on", ["It is 3.5 m.", " Go on"]),
+        ("a\n\nb\n", ["a\n\n", "b\n"]),
+        ("no end", []),
+    ],
+)
+def test_sentences(text: str, expected: list[str]) -> None:
+    found = sentences(list(text))
+    assert [text[a:b] for a, b in found] == expected
