@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from view_samples import FAMILY, HOSTILE, passage, report_of
 
-from conftest import FAMILY, HOSTILE, passage, report_of
 from headwise.views.data import Passage
 from headwise.views.html import write_report
 
@@ -70,7 +70,7 @@ def test_page_opens_from_disk_without_a_word_in_the_console(tmp_path, text):
 
 def test_pointing_at_the_map_tells_every_weight(tmp_path, chinese):
     out = played(chinese, tmp_path, "await ready(); out.said = await sweep(60);", "#layer=1&head=2")
-    said = dict()
+    said = {}
     for line in out["said"]:
         # "query|武 0|0|key|松 1|1|0.123weight", with each b's own number inside it too
         query, key, weight = re.match(r"query\|.*? *(\d+)\|\d+\|key\|.*? *(\d+)\|\d+\|([\d.e-]+)", line).groups()
@@ -142,7 +142,8 @@ def test_thumbnail_row_and_selectors_choose_a_head(tmp_path, chinese):
     steps = """
       await ready();
       await until(() => all(".thumb canvas").every((c) => colours(c) > 4));
-      const now = () => [text("#map-title"), all('.thumb[aria-pressed="true"]').length, text("tr.on td") + text("tr.on td + td"), location.hash];
+      const pressed = () => all('.thumb[aria-pressed="true"]').length, row = () => text("tr.on td") + text("tr.on td + td");
+      const now = () => [text("#map-title"), pressed(), row(), location.hash];
       all(".thumb")[4].click();
       await until(() => location.hash.includes("head=1"));
       out.thumb = now();
@@ -203,7 +204,8 @@ def test_sentence_and_drag_zoom_and_escape_goes_back(tmp_path, chinese):
       await pause(50);
       out.back = [one("#unzoom").hidden, one("#sentence").value, (await sweep(60)).length];
       const over = one("#map-over"), box = over.getBoundingClientRect();
-      const drag = (type, x, y) => point(over, type, { clientX: box.left + x * box.width, clientY: box.top + y * box.height });
+      const drag = (type, x, y) =>
+        point(over, type, { clientX: box.left + x * box.width, clientY: box.top + y * box.height });
       drag("pointerdown", 0.3, 0.2); drag("pointermove", 0.7, 0.6); drag("pointerup", 0.7, 0.6);
       await pause(50);
       out.dragged = [one("#unzoom").hidden, (await sweep(60)).length];
@@ -290,7 +292,10 @@ def test_packaged_font_is_used(tmp_path, chinese):
 
 
 def test_link_keeps_what_was_chosen_and_survives_nonsense(tmp_path, chinese):
-    steps = 'await ready(); out.now = [text("#map-title"), units().findIndex((u) => u.className === "pin"), one("#scale").value];'
+    steps = """
+      await ready();
+      out.now = [text("#map-title"), units().findIndex((u) => u.className === "pin"), one("#scale").value];
+    """
     out = played(chinese, tmp_path, steps, "#layer=1&head=0&pin=3&scale=log")
     assert out["now"] == ["Layer 1 · head 0", 3, "log"]
     out = played(chinese, tmp_path, steps, "#layer=99&head=-1&pin=x&scale=alert(1)&sentence=7")
@@ -303,7 +308,12 @@ def test_many_characters_are_shown_at_once(tmp_path):
     maps = np.tril(rng.random((1, 2, n // cell, n // cell), np.float32)) / n
     long = Passage("long", list("水浒传。" * (n // 4)), maps, cell, maps * 3, [(i, i + 100) for i in range(0, n, 100)])
     report = report_of(long)
-    steps = "await ready(); out.units = units().length; out.sentences = one('#sentence').options.length; out.said = (await sweep(9)).length;"
+    steps = """
+      await ready();
+      out.units = units().length;
+      out.sentences = one("#sentence").options.length;
+      out.said = (await sweep(9)).length;
+    """
     out = played(report, tmp_path, steps)
     assert (out["units"], out["sentences"]) == (200, 201)
     assert out["said"] > 20

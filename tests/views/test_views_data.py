@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from view_samples import passage, report_of, weights
 
-from conftest import passage, report_of, weights
 from headwise.errors import ShapeError
 from headwise.views.colours import STOPS, stops
 from headwise.views.data import Passage, Report, Statistic

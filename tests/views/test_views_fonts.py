@@ -5,6 +5,7 @@ import io
 import re
 
 from fontTools.ttLib import TTFont
+
 from headwise.views.fonts import SIGNS, covered, font_face, font_path
 
 

@@ -8,8 +8,8 @@ import zlib
 
 import numpy as np
 import pytest
+from view_samples import FAMILY, HOSTILE, passage, report_of
 
-from conftest import FAMILY, HOSTILE, passage, report_of
 from headwise.errors import ConfigError
 from headwise.views.data import Passage
 from headwise.views.html import write_report

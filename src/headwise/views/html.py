@@ -23,12 +23,10 @@ from headwise.files import atomic_path
 from headwise.views.colours import stops
 from headwise.views.data import Passage, Report
 from headwise.views.fonts import font_face
+from headwise.views.ranges import colour_top, finite, halves
 from headwise.views.words import LANGUAGES, words
 
 SCRIPTS = ("data.js", "colour.js", "text.js", "heatmap.js", "grid.js", "table.js", "card.js", "main.js")
-# A colour range ends where the cells above it hold this share of a head's weight: the first rows, which have few
-# keys to look at, would else set the scale for all.
-SATURATED = 0.05
 
 
 def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
@@ -119,43 +117,23 @@ def _passage(index: int, passage: Passage) -> tuple[dict[str, Any], list[str]]:
     for kind, maps in (("mean", passage.maps), ("peak", passage.peaks)):
         if maps is None:
             continue
-        shifts, ranges = [], []
-        # A weight that is not finite is shown as 0; the statistics and the notes say that there are some.
-        maps = np.nan_to_num(maps.astype(np.float32, copy=False), posinf=0.0, neginf=0.0).clip(min=0)
+        maps, shifts, tops = finite(maps), [], []
         for layer, block in enumerate(maps):
-            halves, shift = _halves(block)
-            shifts.append(shift.tolist())
-            ranges.append([_range(*pair) for pair in zip(halves, shift, strict=True)])
-            bits = halves.view(np.uint16)
+            packed = [halves(head) for head in block]
+            shifts.append([shift for _, shift in packed])
+            tops.append([colour_top(*pair) for pair in packed])
+            bits = np.stack([scaled for scaled, _ in packed]).view(np.uint16)
             planes = (bits >> 8).astype(np.uint8).tobytes() + (bits & 255).astype(np.uint8).tobytes()
-            packed = base64.b64encode(zlib.compress(planes, 9)).decode("ascii")
-            blobs.append(f'<script type="application/octet-stream" id="w-{index}-{layer}-{kind}">{packed}</script>')
+            code = base64.b64encode(zlib.compress(planes, 9)).decode("ascii")
+            blobs.append(f'<script type="application/octet-stream" id="w-{index}-{layer}-{kind}">{code}</script>')
         most = maps.max(axis=(2, 3))
         entry[kind] = {
             "shift": shifts,
-            "own": ranges,
+            "own": tops,
             "most": most.astype(float).tolist(),
             "all": float(most.max()) or 1.0,
         }
     return entry, blobs
-
-
-def _halves(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[heads, cells, cells] as float16 of weight * 2**shift, with each head's shift: small weights keep their bits."""
-    most = block.max(axis=(1, 2))
-    shift = np.where(most > 0, 14 - np.ceil(np.log2(np.where(most > 0, most, 1.0))), 0).astype(np.int64)
-    return np.ldexp(block, shift[:, None, None]).astype(np.float16), shift
-
-
-def _range(halves: np.ndarray, shift: np.int64) -> float:
-    """The weight above which the share SATURATED of all the weight lies. Exact: there are only 65,536 halves."""
-    counts = np.bincount(halves.view(np.uint16).ravel(), minlength=1 << 16)[:0x7C00]
-    weights = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
-    above = np.cumsum((counts * weights)[::-1])
-    if not above[-1]:
-        return 1.0
-    at = 0x7C00 - 1 - int(np.searchsorted(above, SATURATED * above[-1]))
-    return float(np.ldexp(weights[at], -int(shift)))
 
 
 def _liveliest(maps: np.ndarray) -> list[int]:

@@ -1,8 +1,13 @@
-"""Heat maps as PNG: one picture of all heads, and one of each."""
+"""Heat maps as PNG: one picture of all heads, and one of each. Needs matplotlib, the `view` extra.
+
+Colours run with the square root of the weight, from the page's colour map, up to the same end as on the page:
+weights above it are as dark as it gets.
+"""
 
 import os
 import warnings
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,15 +15,18 @@ import numpy as np
 
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
+from headwise.views.colours import stops
 from headwise.views.data import Passage, Report, visible
-from headwise.views.fonts import covered, font_path
+from headwise.views.fonts import FAMILY, covered, font_path
+from headwise.views.ranges import colour_top, finite, halves, reduced
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-READABLE = 64  # characters that can stand as ticks along an axis
+READABLE = 64  # tokens that can stand as ticks along an axis
 WITH_VALUES = 16  # texts so short get their weights written into the cells
+INK, MUTED, LINE, MASKED = "#1d1e26", "#63656f", "#dfddd3", "#f1efe8"
 
 
 def write_pngs(
@@ -26,7 +34,7 @@ def write_pngs(
 ) -> list[Path]:
     """Write all-heads.png and layer-L-head-H.png (for each passage, if there are several) into `folder`.
 
-    Needs matplotlib, the `view` extra. Returns the files in the order they were written.
+    Returns the files in the order they were written. Raises ConfigError if matplotlib is missing.
     """
     figure_class()
     folder = Path(folder)
@@ -45,67 +53,79 @@ def write_pngs(
 
 
 def heat_map(report: Report, passage: Passage, layer: int, head: int) -> "Figure":
-    """One head: labelled axes, colour bar and, for short texts, the weight in each cell."""
-    weights = passage.maps[layer, head] if passage.peaks is None else passage.peaks[layer, head]
+    """One head: axes with the characters, colour bar and, for short texts, the weight in each cell.
+
+    Pooled maps show the largest weight of each cell, and say so.
+    """
+    weights = finite(_shown(passage)[layer, head])
     side = weights.shape[0]
-    inches = float(np.clip(0.24 * side if len(passage.tokens) <= READABLE else 8, 4.5, 12))
-    figure = figure_class()(figsize=(inches + 1.2, inches + 0.6), layout="constrained")
+    inches = float(np.clip(0.23 * side if len(passage.tokens) <= READABLE else 7.2, 4.2, 11.5))
+    figure = figure_class()(figsize=(inches + 1.2, inches + 0.8), layout="compressed", facecolor="white")
     axes = figure.subplots()
-    image = _draw(axes, weights)
-    bar = figure.colorbar(image, ax=axes, fraction=0.045, pad=0.02)
-    bar.set_label("weight" if passage.cell == 1 else f"largest weight in {passage.cell} × {passage.cell} characters")
+    image, cut = _draw(axes, weights, passage.causal)
+    pooled = f"largest weight of {passage.cell} × {passage.cell} tokens"
+    _bar(figure, image, axes, "weight" if passage.cell == 1 else pooled, cut)
     _ticks(axes, passage)
-    axes.set_xlabel("key: looked at")
-    axes.set_ylabel("query: looking")
+    axes.set_xlabel("key: what is looked at", color=MUTED, fontproperties=_font(10))
+    axes.set_ylabel("query: what looks", color=MUTED, fontproperties=_font(10))
     pattern = report.patterns[layer][head]
-    axes.set_title(f"Layer {layer}, head {head}" + (f": {pattern}" if pattern else ""), fontsize=11)
+    title = f"Layer {layer}, head {head}" + (f": {pattern}" if pattern else "")
+    axes.set_title(_drawable(title), loc="left", pad=10, color=INK, fontproperties=_font(12))
     if len(passage.tokens) <= WITH_VALUES and passage.cell == 1:
-        middle = np.nanmax(weights) / 2 if np.isfinite(weights).any() else 0
-        for (i, j), weight in np.ndenumerate(weights):
-            if weight > 0.005:
-                ink = "white" if weight < middle else "black"
-                axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color=ink, fontsize=7)
+        _values(axes, image, weights, passage.causal)
     return figure
 
 
 def overview(report: Report, passage: Passage) -> "Figure":
-    """All heads side by side, each on its own scale."""
+    """All heads, layer by head, each on its own scale; beneath each its strongest pattern."""
     layers, heads = report.shape
-    maps = passage.maps if passage.peaks is None else passage.peaks
-    figure = figure_class()(figsize=(1.5 * heads + 0.6, 1.5 * layers + 0.8), layout="constrained")
+    maps = _shown(passage)
+    figure = figure_class()(figsize=(1.5 * heads + 0.5, 1.75 * layers + 0.7), layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.02)
     grid = figure.subplots(layers, heads, squeeze=False)
     for layer in range(layers):
         for head in range(heads):
             axes = grid[layer, head]
-            _draw(axes, maps[layer, head])
+            _draw(axes, finite(maps[layer, head]), passage.causal, limit=160)
             axes.set_xticks([])
             axes.set_yticks([])
+            pattern = report.patterns[layer][head].split(",")[0]
+            axes.set_xlabel(_drawable(_clipped(pattern, 22)), color=MUTED, labelpad=3, fontproperties=_font(7.5))
             if layer == 0:
-                axes.set_title(f"head {head}", fontsize=9)
-        grid[layer, 0].set_ylabel(f"layer {layer}", fontsize=9)
-    figure.suptitle(_drawable(report.title), fontproperties=_font(11))
+                axes.set_title(f"head {head}", color=INK, fontproperties=_font(9))
+        grid[layer, 0].set_ylabel(f"layer {layer}", color=INK, fontproperties=_font(9))
+    figure.suptitle(_drawable(_clipped(report.title, 12 * heads + 12)), color=INK, fontproperties=_font(12))
     return figure
 
 
 def loss_curve(
     log: list[dict[str, Any]], path: str | os.PathLike[str], baselines: dict[str, float] | None = None
 ) -> None:
-    """A picture of a training log (`log.jsonl` as dictionaries), with other models' held-out losses as lines."""
-    figure = figure_class()(figsize=(8, 4.5), layout="constrained")
+    """A picture of a training log: dictionaries with `step`, `train_loss`, `heldout_loss` and, if there are several
+    texts, `heldout`, the loss of each; other models' held-out losses stand as lines. Nats a token."""
+    if not log:
+        raise ConfigError("loss_curve(log): got no entries, expected at least one evaluation")
+    figure = figure_class()(figsize=(8.4, 4.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
-    names = [name for name in log[0].get("heldout", {}) if name != "all"] if log else []
-    for name in names:
-        axes.plot([line["step"] for line in log], [line["heldout"][name] for line in log], label=f"held out: {name}")
-    axes.plot(
-        [line["step"] for line in log], [line["train_loss"] for line in log], color="0.75", zorder=0, label="training batch"
-    )
-    for k, (name, loss) in enumerate((baselines or {}).items()):
-        axes.axhline(loss, color=f"C{k % 10}", linestyle=":", linewidth=1)
-        axes.annotate(name, (1, loss), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=8)
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss, nats a token")
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
+    steps = [entry["step"] for entry in log]
+    axes.plot(steps, [entry["train_loss"] for entry in log], color="#c9c7bd", linewidth=1.4, label="training batch")
+    colours = stops("light")
+    names = [name for name in log[0].get("heldout", {}) if name != "all"]
+    for k, name in enumerate(names):
+        losses = [entry["heldout"][name] for entry in log]
+        colour = colours[14 + round(14 * k / max(1, len(names) - 1))]
+        axes.plot(steps, losses, color=colour, linewidth=2, label=_drawable(f"held out: {name}"))
+    if not names:
+        axes.plot(steps, [entry["heldout_loss"] for entry in log], color=colours[22], linewidth=2, label="held out")
+    _baselines(axes, baselines or {})
+    axes.set_xlabel("step", color=MUTED, fontproperties=_font(10))
+    axes.set_ylabel("loss, nats a token", color=MUTED, fontproperties=_font(10))
+    axes.grid(axis="y", color=LINE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(LINE)
+    _plain(axes)
+    axes.legend(frameon=False, prop=_font(9))
     _save(figure, Path(path))
 
 
@@ -118,35 +138,121 @@ def figure_class() -> Any:
     return Figure
 
 
-def _draw(axes: "Axes", weights: np.ndarray) -> Any:
-    top = float(np.nanmax(weights)) if np.isfinite(weights).any() else 1.0
-    return axes.imshow(weights, cmap="magma", vmin=0, vmax=top or 1.0, interpolation="nearest", aspect="equal")
+def _shown(passage: Passage) -> np.ndarray:
+    return passage.maps if passage.peaks is None else passage.peaks
+
+
+def _draw(axes: "Axes", weights: np.ndarray, causal: bool, limit: int = 1600) -> tuple[Any, bool]:
+    """The picture, and whether there are weights above the end of its scale."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    top = colour_top(*halves(weights))
+    side = weights.shape[0]
+    small = reduced(weights, limit)
+    ahead = np.triu(np.ones(small.shape, bool), 1) if causal else np.zeros(small.shape, bool)
+    colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MASKED)
+    image = axes.imshow(
+        np.ma.array(small, mask=ahead), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=top, clip=True),
+        interpolation="nearest", aspect="equal", extent=(-0.5, side - 0.5, side - 0.5, -0.5),
+    )  # fmt: skip
+    for spine in axes.spines.values():
+        spine.set_color(LINE)
+    return image, bool(weights.max() > top * 1.001)
+
+
+def _bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> None:
+    top = image.norm.vmax
+    ticks = top * np.linspace(0, 1, 6) ** 2  # evenly spaced along a bar of square roots
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, ticks=ticks)
+    words = [f"{tick:.3g}" for tick in ticks]
+    if cut:
+        words[-1] = f"≥ {words[-1]}"
+    bar.ax.set_yticklabels(words)
+    bar.ax.minorticks_off()
+    bar.outline.set_edgecolor(LINE)
+    bar.set_label(label, color=MUTED, fontproperties=_font(10))
+    _plain(bar.ax)
+
+
+def _values(axes: "Axes", image: Any, weights: np.ndarray, causal: bool) -> None:
+    size = float(np.clip(130 / weights.shape[0], 6.5, 9.5))
+    for (i, j), weight in np.ndenumerate(weights):
+        if causal and j > i:
+            continue
+        ink = "white" if image.norm(weight) > 0.5 else INK
+        axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color=ink, fontproperties=_font(size))
 
 
 def _ticks(axes: "Axes", passage: Passage) -> None:
     n, cell = len(passage.tokens), passage.cell
     if cell == 1 and n <= READABLE:
-        words = [_drawable(visible(token)) for token in passage.tokens]
+        words = [_drawable(_clipped(visible(token), 14)) for token in passage.tokens]
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_ticks(range(n), words, fontproperties=_font(9))
+            axis.set_ticks(range(n), words, color=INK, fontproperties=_font(10.5))
+            axis.set_tick_params(length=0, pad=5)
         if any(len(word) > 2 for word in words):
             axes.tick_params(axis="x", rotation=90)
         return
-    every = max(1, n // 8)
-    places = range(0, n, every)
+    step = next(s for s in (10**k * f for k in range(12) for f in (1, 2, 5)) if n / s <= 8)
+    places = range(0, n, step)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([p / cell for p in places], [str(p) for p in places], fontsize=9)
+        axis.set_ticks([p / cell for p in places], [f"{p:,}" for p in places])
+    _plain(axes)
+
+
+def _plain(axes: "Axes") -> None:
+    axes.tick_params(color=LINE, labelcolor=MUTED, length=3)
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_fontproperties(_font(9))
+
+
+def _baselines(axes: "Axes", losses: dict[str, float]) -> None:
+    """Dotted lines with their names at the right, moved apart where they would touch."""
+    if not losses:
+        return
+    for loss in losses.values():
+        axes.axhline(loss, color=MUTED, linestyle=(0, (1, 2)), linewidth=1)
+    low, high = axes.get_ylim()
+    apart, last = (high - low) * 0.045, -np.inf
+    for name, loss in sorted(losses.items(), key=lambda item: item[1]):
+        last = max(loss, last + apart)
+        place = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+        words = _drawable(f"{name} {loss:.2f}")
+        axes.annotate(words, (1.01, last), color=MUTED, fontproperties=_font(8.5), **place)
+
+
+def _clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _font(size: float) -> Any:
     from matplotlib.font_manager import FontProperties
 
-    return FontProperties(fname=str(font_path()), size=size)
+    return FontProperties(family=_families(), size=size)
+
+
+@cache
+def _families() -> tuple[str, ...]:
+    """Our font for all, matplotlib's own for what it lacks. Known to matplotlib from then on, and used only by name."""
+    from matplotlib.font_manager import fontManager
+
+    if FAMILY not in {entry.name for entry in fontManager.ttflist}:
+        fontManager.addfont(str(font_path()))
+    return FAMILY, "DejaVu Sans"
+
+
+@cache
+def _known() -> frozenset[int]:
+    """Code points of both fonts."""
+    from matplotlib.font_manager import FontProperties, fontManager, get_font
+
+    other = get_font(fontManager.findfont(FontProperties(family="DejaVu Sans")))
+    return covered() | frozenset(other.get_charmap())
 
 
 def _drawable(text: str) -> str:
-    """The text with characters that the font lacks as U+XXXX, and no sign that matplotlib would take for TeX."""
-    return "".join(c if ord(c) in covered() else f"U+{ord(c):04X}" for c in text).replace("$", r"\$")
+    """The text with characters that no font has as U+XXXX, and no sign that matplotlib would take for TeX."""
+    return "".join(c if ord(c) in _known() else f"U+{ord(c):04X}" for c in text).replace("$", r"\$")
 
 
 def _save(figure: "Figure", path: Path) -> Path:
