@@ -142,7 +142,8 @@ def test_thumbnail_row_and_selectors_choose_a_head(tmp_path, chinese):
     steps = """
       await ready();
       await until(() => all(".thumb canvas").every((c) => colours(c) > 4));
-      const pressed = () => all('.thumb[aria-pressed="true"]').length, row = () => text("tr.on td") + text("tr.on td + td");
+      const pressed = () => all('.thumb[aria-pressed="true"]').length;
+      const row = () => text("tr.on td") + text("tr.on td + td");
       const now = () => [text("#map-title"), pressed(), row(), location.hash];
       all(".thumb")[4].click();
       await until(() => location.hash.includes("head=1"));

@@ -216,9 +216,10 @@ def _baselines(axes: "Axes", losses: dict[str, float]) -> None:
     apart, last = (high - low) * 0.045, -np.inf
     for name, loss in sorted(losses.items(), key=lambda item: item[1]):
         last = max(loss, last + apart)
-        place = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-        words = _drawable(f"{name} {loss:.2f}")
-        axes.annotate(words, (1.01, last), color=MUTED, fontproperties=_font(8.5), **place)
+        axes.annotate(
+            _drawable(f"{name} {loss:.2f}"), (1.01, last), xycoords=("axes fraction", "data"), va="center",
+            annotation_clip=False, color=MUTED, fontproperties=_font(8.5),
+        )  # fmt: skip
 
 
 def _clipped(text: str, most: int) -> str:
