@@ -82,9 +82,9 @@ class AttentionMap:
         Only the rows and columns asked for are computed; a missing index means all of that axis.
         """
         batch, heads, rows, cols = self._ranges(index)
-        rows_at, cols_at = (torch.tensor(list(r), device=self.q.device) for r in (rows, cols))
+        rows_at, cols_at = (torch.tensor(list(r), dtype=torch.long, device=self.q.device) for r in (rows, cols))
         group = self.q.shape[1] // self.k.shape[1]
-        b_at, h_at = torch.tensor(list(batch)), torch.tensor(list(heads))
+        b_at, h_at = (torch.tensor(list(r), dtype=torch.long) for r in (batch, heads))
         q = self.q[b_at][:, h_at][:, :, rows_at]
         k = self.k[b_at][:, h_at // group][:, :, cols_at]
         lse = self.lse[b_at][:, h_at][:, :, rows_at]
@@ -228,12 +228,13 @@ class AttentionMap:
 
     def _operand(self, x: Tensor, size: int, what: str) -> Tensor:
         b, h = self.shape[:2]
+        given = tuple(x.shape)
         x = x.detach().to(self.lse)
         x = x[None, None] if x.ndim == 2 else x
         fits = x.ndim == 4 and x.shape[0] in (1, b) and x.shape[1] in (1, self.k.shape[1], h) and x.shape[2] == size
         if not fits:
             raise ShapeError(
-                f"attention map @ x: x has shape {tuple(x.shape)}, expected ({size}, e) or ({b}, {h}, {size}, e) "
+                f"attention map @ x: x has shape {given}, expected ({size}, e) or ({b}, {h}, {size}, e) "
                 f"for {size} {what}"
             )
         return x.expand(b, -1, -1, -1)

@@ -104,7 +104,8 @@ class MultiHeadAttention(nn.Module):
         k = self._split(self.k_proj(source), self.num_kv_heads)
         v = self._split(self.v_proj(source), self.num_kv_heads)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            # In the norm's own dtype: autocast narrows what the projections give, not the norm's weights.
+            q, k = self.q_norm(q.to(self.q_norm.weight.dtype)), self.k_norm(k.to(self.k_norm.weight.dtype))
         if self.rotary is not None:
             start = 0 if cache is None else cache.seen
             q, k = self.rotary(q, start), self.rotary(k, start)

@@ -1,0 +1,49 @@
+"""What the tests of the core share: random inputs of odd sizes, and masks of every kind."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Causal, Dense, Documents, Everything, Lengths, Mask, Sinks, Window
+
+
+def qkv(
+    b: int = 2, h: int = 6, h_kv: int = 3, n: int = 37, m: int = 53, d: int = 8, e: int = 5, *, seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries, keys and values; sizes differ so that a swapped axis cannot pass."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (b, h, n, d), (b, h_kv, m, d), (b, h_kv, m, e)
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes)
+    return q, k, v
+
+
+# Made for a batch of b, n queries and m ≥ n keys.
+MASKS: dict[str, Callable[[int, int, int], Mask]] = {
+    "everything": lambda b, n, m: Everything(),
+    "causal": lambda b, n, m: Causal(),
+    "window": lambda b, n, m: Window(7, 3),
+    "causal window": lambda b, n, m: Causal() & Window(11),
+    "window and sinks": lambda b, n, m: Causal() & (Window(5) | Sinks(2)),
+    "lengths": lambda b, n, m: Lengths([m - 2 * i for i in range(b)]),
+    "padded left": lambda b, n, m: Lengths([m - 3 * i for i in range(b)], side="right") & Causal(),
+    "nothing for some": lambda b, n, m: Lengths([0] + [m - 1] * (b - 1), [n // 2] + [n] * (b - 1)),
+    "documents": lambda b, n, m: Documents(torch.arange(m) // 9) & Causal(),
+    "documents and padding": lambda b, n, m: Documents(torch.where(torch.arange(m) < m - 5, torch.arange(m) // 13, -1)),
+    "dense": lambda b, n, m: Dense(torch.rand(b, 1, n, m, generator=torch.Generator().manual_seed(4)) > 0.7),
+}
+
+
+def dense_truth(q: Tensor, k: Tensor, mask: Mask, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights, allowed cells and scores in float64, [b, h, n, m], written apart from the library's own kernels."""
+    b, h, n, d = q.shape
+    m = k.shape[2]
+    keys = k.double().repeat_interleave(h // k.shape[1], 1)
+    scores = torch.einsum("bhnd,bhmd->bhnm", q.double(), keys) * (d**-0.5 if scale is None else scale)
+    allowed = mask.to_dense(n, m, batch=b, heads=h).expand(b, h, n, m)
+    weights = torch.zeros_like(scores)
+    for row in allowed.any(-1).nonzero():
+        at = tuple(row.tolist())
+        weights[at][allowed[at]] = scores[at][allowed[at]].softmax(0)
+    return weights, allowed, scores

@@ -1,0 +1,211 @@
+"""The matrix that is never stored reads like the one that is."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from samples import MASKS, dense_truth, qkv
+
+from headwise.attention import attend
+from headwise.errors import CheckpointError, ConfigError, ShapeError
+from headwise.map import AttentionMap
+from headwise.masks import Causal, Window
+
+
+def made(name: str = "causal", n: int = 37, m: int = 53, **sizes: int) -> tuple[AttentionMap, torch.Tensor]:
+    """A map and its dense weights in float64."""
+    q, k, v = qkv(n=n, m=m, **sizes)
+    mask = MASKS[name](2, n, m)
+    _, amap = attend(q, k, v, mask=mask, return_map=True)
+    return amap, dense_truth(q, k, mask)[0]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_dense_equals_the_formula(name: str) -> None:
+    amap, dense = made(name)
+    assert amap.shape == (2, 6, 37, 53)
+    torch.testing.assert_close(amap.to_dense().double(), dense, rtol=2e-5, atol=1e-7)
+    sums = amap.to_dense().sum(-1)
+    lit = dense.sum(-1) > 0
+    torch.testing.assert_close(sums[lit], torch.ones_like(sums[lit]), rtol=0, atol=2e-6)
+    assert (sums[~lit] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        (1, 4, slice(3, 9), slice(10, 40)),
+        (0, slice(1, 6, 2), slice(None, None, 5), slice(-7, None)),
+        (slice(None), -1, -2, slice(None)),
+        (..., slice(2, 5)),
+        (1, ..., 3),
+        (1,),
+        (0, 0, 0, 0),
+        (slice(None), slice(None), slice(5, 5), slice(None)),
+        (0, 5, slice(20, 3, -4), slice(50, 2, -7)),
+    ],
+)
+def test_a_tile_equals_that_of_the_dense_matrix(index: tuple[object, ...]) -> None:
+    amap, dense = made("window and sinks")
+    expected = dense.numpy()[tuple(index)]
+    got = amap[index]
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got.numpy(), expected, rtol=2e-5, atol=1e-7)
+
+
+def test_bad_indices_are_named() -> None:
+    amap, _ = made()
+    with pytest.raises(IndexError, match="head 6 is out of range for 6"):
+        amap[0, 6]
+    with pytest.raises(ShapeError, match="at most four"):
+        amap[0, 0, 0, 0, 0]
+    with pytest.raises(ShapeError, match="key index"):
+        amap[0, 0, 0, [1, 2]]
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("heads", [None, 1, 3, 6])
+def test_products_equal_those_of_the_dense_matrix(name: str, heads: int | None) -> None:
+    amap, dense = made(name)
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(*(() if heads is None else (2, heads)), 53, 4, generator=generator)
+    wide = x if heads is None else x.repeat_interleave(6 // heads, 1)
+    torch.testing.assert_close((amap @ x).double(), dense @ wide.double(), rtol=1e-5, atol=1e-6)
+    y = torch.randn(2, 6, 37, 3, generator=generator)
+    torch.testing.assert_close((amap.T @ y).double(), dense.mT @ y.double(), rtol=1e-5, atol=1e-6)
+    assert amap.T.shape == (2, 6, 53, 37)
+    assert amap.T.T is amap
+
+
+def test_a_product_of_the_wrong_size_is_named() -> None:
+    amap, _ = made()
+    with pytest.raises(ShapeError, match=r"\(37, 2\).*53 keys"):
+        amap @ torch.zeros(37, 2)
+    with pytest.raises(ShapeError, match=r"37 queries"):
+        amap.T @ torch.zeros(53, 2)
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("size", [1, 7, 12, 53, 500])
+def test_pooling_is_over_allowed_cells(name: str, size: int) -> None:
+    amap, dense = made(name)
+    cell = -(-53 // size)
+    allowed = amap.mask.to_dense(37, 53, batch=2, heads=6).expand(2, 6, 37, 53).double()
+    means, tops = amap.pool(size), amap.pool(size, "max")
+    assert means.shape == (2, 6, -(-37 // cell), -(-53 // cell))
+    for i in range(means.shape[2]):
+        for j in range(means.shape[3]):
+            here = (..., slice(i * cell, i * cell + cell), slice(j * cell, j * cell + cell))
+            total, count = dense[here].sum((-2, -1)), allowed[here].sum((-2, -1))
+            torch.testing.assert_close(means[..., i, j].double(), total / count.clamp_min(1), rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(tops[..., i, j].double(), dense[here].amax((-2, -1)), rtol=1e-4, atol=1e-7)
+
+
+def test_pooling_over_many_tiles() -> None:
+    amap, dense = made("causal", n=1100, m=1300, h=2, h_kv=1, d=4, e=2, b=2)
+    cell = 13
+    padded = torch.nn.functional.pad(dense, (0, 0, 0, -1100 % cell))
+    tops = padded.view(2, 2, -1, cell, 100, cell).amax((3, 5))
+    torch.testing.assert_close(amap.pool(100, "max").double(), tops, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_topk_finds_the_largest(name: str) -> None:
+    amap, dense = made(name)
+    weights, keys = amap.topk(5)
+    expected = dense.topk(5).values
+    torch.testing.assert_close(weights.double(), expected, rtol=1e-5, atol=1e-7)
+    assert ((keys >= 0) == (weights > 0)).all()
+    found = dense.gather(-1, keys.clamp_min(0))
+    torch.testing.assert_close(torch.where(keys >= 0, found, 0.0), expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_rows_columns_and_diagonals(name: str) -> None:
+    amap, dense = made(name)
+    torch.testing.assert_close(amap.row(-2).double(), dense[:, :, -2], rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(amap.received().double(), dense.sum(2), rtol=1e-5, atol=1e-6)
+    offsets, means = amap.diagonals()
+    assert offsets.tolist() == list(range(-52, 37))
+    allowed = amap.mask.to_dense(37, 53, batch=2, heads=6).expand(2, 6, 37, 53).double()
+    distance = torch.arange(53) - (torch.arange(37)[:, None] + 16)
+    for offset, mean in zip(offsets.tolist(), means.unbind(-1), strict=True):
+        on = distance == offset
+        expected = dense[..., on].sum(-1) / allowed[..., on].sum(-1).clamp_min(1)
+        torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_bad_options_are_named() -> None:
+    amap, _ = made()
+    for call, words in (
+        (lambda: amap.pool(0), "size=0"),
+        (lambda: amap.pool(5, "median"), "'median'"),
+        (lambda: amap.topk(54), "k=54"),
+        (lambda: amap.topk(0), "k=0"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            call()
+
+
+def test_to_dense_refuses_what_would_not_fit() -> None:
+    q = torch.zeros(1, 1, 9000, 2)
+    _, amap = attend(q, q, q, mask=Causal() & Window(3), return_map=True)
+    with pytest.raises(ConfigError, match=r"0\.3 GB.*force=True"):
+        amap.to_dense()
+    assert "MB held" in repr(amap)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_saved_and_loaded_it_is_the_same(name: str, tmp_path: Path) -> None:
+    amap, _ = made(name)
+    amap.save(tmp_path / "map.safetensors")
+    again = AttentionMap.load(tmp_path / "map.safetensors")
+    assert torch.equal(again.to_dense(), amap.to_dense())
+    assert (again.kernel, again.shape, again.rule.scale) == (amap.kernel, amap.shape, amap.rule.scale)
+    assert os.listdir(tmp_path) == ["map.safetensors"]
+
+
+def test_a_file_that_is_no_map_is_refused(tmp_path: Path) -> None:
+    amap, _ = made()
+    path = tmp_path / "map.safetensors"
+    with pytest.raises(CheckpointError, match="does not exist"):
+        AttentionMap.load(path)
+    amap.save(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="truncated"):
+        AttentionMap.load(path)
+    from safetensors.torch import save_file
+
+    save_file({"q": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="not an attention map"):
+        AttentionMap.load(path)
+
+
+def test_scipy_works_on_it_without_the_matrix() -> None:
+    linalg = pytest.importorskip("scipy.sparse.linalg")
+    amap, dense = made("causal window")
+    operator = amap.as_linear_operator(1, 4)
+    matrix = dense[1, 4].numpy()
+    x = np.random.default_rng(0).standard_normal((53, 3)).astype(np.float32)
+    np.testing.assert_allclose(operator @ x, matrix @ x, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(operator.matvec(x[:, 0]), matrix @ x[:, 0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(operator.T @ x[:37], matrix.T @ x[:37], rtol=1e-4, atol=1e-5)
+    top = linalg.svds(operator, k=2, return_singular_vectors=False, random_state=0)
+    np.testing.assert_allclose(np.sort(top), np.sort(np.linalg.svd(matrix, compute_uv=False)[:2]), rtol=1e-4)
+
+
+def test_one_head_is_a_map_of_its_own() -> None:
+    amap, dense = made("nothing for some")
+    one = amap.head(1, 3)
+    torch.testing.assert_close(one.to_dense()[0, 0].double(), dense[1, 3], rtol=2e-5, atol=1e-7)
+    with pytest.raises(ShapeError, match="head=6"):
+        amap.head(0, 6)
+
+
+def test_reading_leaves_no_graph() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv())
+    _, amap = attend(q, k, v, return_map=True)
+    for read in (amap[0, 0], amap @ torch.ones(53, 1), amap.measure("entropy")["entropy"], amap.pool(4)):
+        assert not read.requires_grad

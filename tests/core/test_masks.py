@@ -1,0 +1,104 @@
+"""Masks say of a tile what they say of its cells, and compose like sets."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from samples import MASKS
+
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.masks import Causal, Dense, Documents, Grid, Lengths, Sinks, Span, State, Window
+
+
+@pytest.mark.parametrize("name", MASKS)
+@settings(deadline=None, derandomize=True, max_examples=25)
+@given(data=st.data())
+def test_state_of_a_tile_holds_for_its_cells(name: str, data: st.DataObject) -> None:
+    n = data.draw(st.integers(6, 40))
+    m = data.draw(st.integers(n, 60))
+    mask = MASKS[name](2, n, m)
+    grid = Grid(2, 3, n, m)
+    mask.check(grid)
+    allowed = mask.to_dense(n, m, batch=2, heads=3)
+    r0 = data.draw(st.integers(0, n - 1))
+    c0 = data.draw(st.integers(0, m - 1))
+    rows, cols = Span(r0, data.draw(st.integers(r0 + 1, n))), Span(c0, data.draw(st.integers(c0 + 1, m)))
+    tile = allowed[:, :, rows.start : rows.stop, cols.start : cols.stop]
+    state = mask.state(rows, cols, grid)
+    if state is State.EMPTY:
+        assert not tile.any()
+    if state is State.FULL:
+        assert tile.all()
+
+
+@pytest.mark.parametrize("one", MASKS)
+@pytest.mark.parametrize("other", ["causal", "window", "dense"])
+def test_and_or_are_those_of_sets(one: str, other: str) -> None:
+    a, b = MASKS[one](2, 17, 23), MASKS[other](2, 17, 23)
+    left, right = (x.to_dense(17, 23, batch=2).expand(2, 1, 17, 23) for x in (a, b))
+    assert torch.equal((a & b).to_dense(17, 23, batch=2).expand(2, 1, 17, 23), left & right)
+    assert torch.equal((a | b).to_dense(17, 23, batch=2).expand(2, 1, 17, 23), left | right)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_one_entry_of_a_mask(name: str) -> None:
+    mask = MASKS[name](2, 17, 23)
+    whole = mask.to_dense(17, 23, batch=2, heads=3).expand(2, 3, 17, 23)
+    assert torch.equal(mask.only(1, 2).to_dense(17, 23)[0, 0], whole[1, 2])
+
+
+def test_empty_and_full_tiles_are_known_where_it_pays() -> None:
+    grid, tile = Grid(1, 1, 1000, 1000), Span(500, 600)
+    assert Causal().state(tile, Span(600, 700), grid) is State.EMPTY
+    assert Causal().state(tile, Span(0, 501), grid) is State.FULL
+    assert Window(50).state(tile, Span(0, 451), grid) is State.EMPTY
+    assert (Causal() & Window(50)).state(tile, Span(450, 460), grid) is State.MIXED
+    assert (Window(50) | Sinks(9)).state(tile, Span(0, 9), grid) is State.FULL
+    assert Documents(torch.arange(1000) // 100).state(tile, Span(500, 600), grid) is State.FULL
+    assert Documents(torch.arange(1000) // 100).state(tile, Span(600, 700), grid) is State.EMPTY
+
+
+def test_queries_stand_at_the_end_of_the_keys() -> None:
+    assert Causal().to_dense(2, 4)[0, 0].int().tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert (Causal() & Window(2)).to_dense(2, 4)[0, 0].int().tolist() == [[0, 1, 1, 0], [0, 0, 1, 1]]
+    assert Window(1, 1).to_dense(2, 4)[0, 0].int().tolist() == [[0, 0, 1, 1], [0, 0, 0, 1]]
+
+
+def test_lengths_hide_padding_on_either_side() -> None:
+    left = Lengths([1, 3]).to_dense(2, 3, batch=2)[:, 0, 0].int().tolist()
+    assert left == [[1, 0, 0], [1, 1, 1]]
+    assert Lengths([1, 3], side="right").to_dense(2, 3, batch=2)[:, 0, 0].int().tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert Lengths([2], [1]).to_dense(2, 3)[0, 0].int().tolist() == [[1, 1, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        (Causal(), ["5 queries", "3 keys"]),
+        (Lengths([2, 2, 2]), ["3 lengths", "batch of 2"]),
+        (Lengths([2, 9]), ["length 9", "3 keys"]),
+        (Documents([0, 0]), ["(1, 2)", "3 keys"]),
+        (Dense(torch.ones(5, 4).bool()), ["(1, 1, 5, 4)", "5, 3"]),
+        (Causal() & Dense(torch.ones(7, 5, 3).bool()), ["5 queries"]),
+    ],
+)
+def test_a_mask_of_the_wrong_size_is_named(mask: object, words: list[str]) -> None:
+    with pytest.raises(ShapeError) as caught:
+        mask.check(Grid(2, 1, 5, 3))  # type: ignore[attr-defined]
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_bad_masks_are_refused_when_made() -> None:
+    with pytest.raises(ConfigError, match="left=0"):
+        Window(0)
+    with pytest.raises(ConfigError, match="-1"):
+        Sinks(-1)
+    with pytest.raises(ConfigError, match="side='middle'"):
+        Lengths([1], side="middle")
+    with pytest.raises(DTypeError, match="boolean"):
+        Dense(torch.ones(2, 2))
+    with pytest.raises(ShapeError, match="lengths >= 0"):
+        Lengths([-1])
+    with pytest.raises(DTypeError, match="integers"):
+        Documents(torch.zeros(3))
+    with pytest.raises(DTypeError, match="wrap a boolean tensor in Dense"):
+        Causal() & torch.ones(2, 2).bool()

@@ -1,0 +1,297 @@
+"""Every measure is its formula, however the matrix is cut into tiles and the data into batches."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from samples import MASKS, dense_truth, qkv
+from torch import Tensor
+
+from headwise.attention import attend
+from headwise.errors import ConfigError, ShapeError
+from headwise.measures import (
+    GIVEN,
+    MEASURES,
+    ClassMass,
+    DuplicateMass,
+    InductionMass,
+    LocalMass,
+    Measure,
+    RowMeasure,
+    SinkMass,
+    TopKMass,
+    row_measure,
+)
+from headwise.tiles import Tile
+
+Dense = tuple[Tensor, Tensor, Tensor]  # weights, allowed, scores: [b, h, n, m] float64
+IDS = torch.randint(7, (2, 1400), generator=torch.Generator().manual_seed(2))
+
+
+def mean(rows: Tensor, counted: Tensor) -> Tensor:
+    return torch.where(counted, rows, 0.0).sum(-1) / counted.sum(-1).clamp_min(1)
+
+
+def lit(dense: Dense) -> Tensor:
+    return dense[1].any(-1)
+
+
+def distance(dense: Dense) -> Tensor:
+    n, m = dense[0].shape[2:]
+    return (torch.arange(n)[:, None] + m - n - torch.arange(m)).abs().double()
+
+
+def diagonal(offset: int) -> Callable[[Dense], Tensor]:
+    def formula(dense: Dense) -> Tensor:
+        n, m = dense[0].shape[2:]
+        on = torch.arange(m) == torch.arange(n)[:, None] + m - n + offset
+        return mean((dense[0] * on).sum(-1), (dense[1] & on).any(-1))
+
+    return formula
+
+
+def entropy(dense: Dense) -> Tensor:
+    return torch.special.entr(dense[0]).sum(-1)
+
+
+def variance(dense: Dense) -> Tensor:
+    d = distance(dense)
+    centre = (dense[0] * d).sum(-1, keepdim=True)
+    return mean((dense[0] * (d - centre) ** 2).sum(-1), lit(dense))
+
+
+def received(dense: Dense) -> Tensor:
+    return (dense[0].sum(2) / dense[1].sum(2).clamp_min(1)).amax(-1)
+
+
+def matches(shift: int) -> Callable[[Dense], Tensor]:
+    def formula(dense: Dense) -> Tensor:
+        n, m = dense[0].shape[2:]
+        on = torch.zeros(2, 1, n, m, dtype=torch.bool)
+        for b in range(2):
+            for i in range(n):
+                for j in range(shift, m):
+                    on[b, 0, i, j] = j - shift < i + m - n and bool(IDS[b, j - shift] == IDS[b, i + m - n])
+        return mean((dense[0] * on).sum(-1), (dense[1] & on).any(-1))
+
+    return formula
+
+
+FORMULAS: dict[str, Callable[[Dense], Tensor]] = {
+    "max_logit": lambda x: x[2].masked_fill(~x[1], -torch.inf).flatten(2).amax(-1).nan_to_num(neginf=0.0),
+    "logsumexp": lambda x: mean(x[2].masked_fill(~x[1], -torch.inf).logsumexp(-1), lit(x)),
+    "entropy": lambda x: mean(entropy(x), lit(x)),
+    "normalized_entropy": lambda x: mean(entropy(x) / x[1].sum(-1).clamp_min(2).log(), x[1].sum(-1) >= 2),
+    "effective_keys": lambda x: mean(1 / x[0].square().sum(-1), lit(x)),
+    "top1_mass": lambda x: mean(x[0].amax(-1), lit(x)),
+    "topk_mass": lambda x: mean(x[0].topk(8).values.sum(-1), lit(x)),
+    "mean_distance": lambda x: mean((x[0] * distance(x)).sum(-1), lit(x)),
+    "distance_variance": variance,
+    "local_mass": lambda x: mean((x[0] * (distance(x) <= 8)).sum(-1), lit(x)),
+    "sink_mass": lambda x: mean(x[0][..., 0], lit(x)),
+    "previous_mass": diagonal(-1),
+    "self_mass": diagonal(0),
+    "next_mass": diagonal(1),
+    "received_mass": received,
+    "class_mass": lambda x: mean((x[0] * (IDS[:, None, None, : x[0].shape[-1]] == 3)).sum(-1), lit(x)),
+    "duplicate_mass": matches(0),
+    "induction_mass": matches(1),
+}
+
+
+def ready(name: str, m: int) -> str | Measure:
+    made = {
+        "class_mass": lambda: ClassMass(IDS[:, :m] == 3),
+        "duplicate_mass": lambda: DuplicateMass(IDS[:, :m]),
+        "induction_mass": lambda: InductionMass(IDS[:, :m]),
+    }
+    return made[name]() if name in made else name
+
+
+def test_every_measure_has_a_formula_here_and_says_what_it_is() -> None:
+    assert set(FORMULAS) == set(MEASURES) | set(GIVEN)
+    for kind in [*MEASURES.values(), *(kind for kind, _ in GIVEN.values())]:
+        assert kind.__doc__
+        assert all(isinstance(getattr(kind, field), str) for field in ("name", "unit", "range", "source"))
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("mask", MASKS)
+def test_measures_are_their_formulas(name: str, mask: str) -> None:
+    q, k, v = qkv()
+    which = MASKS[mask](2, 37, 53)
+    _, amap = attend(q, k, v, mask=which, return_map=True)
+    expected = FORMULAS[name](dense_truth(q, k, which))
+    got = amap.measure(ready(name, 53))[name]
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", ["everything", "causal", "window and sinks"])
+def test_measures_over_many_tiles(mask: str) -> None:
+    names = [name for name in FORMULAS if name not in ("duplicate_mass", "induction_mass")]
+    q, k, v = qkv(2, 2, 1, 900, 1400, 4, 2)
+    which = MASKS[mask](2, 900, 1400)
+    _, amap = attend(q, k, v, mask=which, return_map=True, measures=[ready(name, 1400) for name in names])
+    dense = dense_truth(q, k, which)
+    assert amap.measured is not None
+    for name in names:
+        torch.testing.assert_close(amap.measured[name].double(), FORMULAS[name](dense), rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_merging_equals_measuring_together(name: str) -> None:
+    parts = [ready(name, 53)] * 3
+    maps = []
+    for seed in range(3):
+        q, k, v = qkv(b=2, seed=seed)
+        maps.append(attend(q * (seed + 1), k, v, mask=MASKS["nothing for some"](2, 37, 53), return_map=True)[1])
+    results = [amap.measure(part) for amap, part in zip(maps, parts, strict=True)]
+    left = results[0].merge(results[1]).merge(results[2])[name]
+    right = results[2].merge(results[0].merge(results[1]))[name]
+    assert left.shape == (1, 6)
+    torch.testing.assert_close(left, right, rtol=1e-6, atol=0)
+    # All six batch entries in one dense matrix, their rows in one line.
+    dense = [dense_truth(amap.q, amap.k, amap.mask) for amap in maps]
+    if name == "received_mass":
+        expected = torch.cat([received(d) for d in dense]).amax(0)
+    elif name == "max_logit":
+        expected = torch.cat([FORMULAS[name](d) for d in dense]).amax(0)
+    else:
+        rows = torch.cat([amap.measure(part, rows=True).rows[name] for amap, part in zip(maps, parts, strict=True)])
+        counts = _counted(name, dense)
+        expected = (rows.double() * counts).sum((0, 2)) / counts.sum((0, 2))
+    torch.testing.assert_close(left[0].double(), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def _counted(name: str, dense: list[Dense]) -> Tensor:
+    weights, allowed = (torch.cat([d[i] for d in dense]) for i in (0, 1))
+    if name == "normalized_entropy":
+        return (allowed.sum(-1) >= 2).double()
+    offsets = {"previous_mass": -1, "self_mass": 0, "next_mass": 1}
+    n, m = weights.shape[2:]
+    if name in offsets:
+        on = torch.arange(m) == torch.arange(n)[:, None] + m - n + offsets[name]
+        return (allowed & on).any(-1).double()
+    if name in ("duplicate_mass", "induction_mass"):
+        shift = int(name == "induction_mass")
+        at, j = torch.arange(n) + m - n, torch.arange(m)
+        ids = IDS[:, :m].repeat(len(dense), 1)
+        same = ids[:, at][:, :, None] == ids[:, (j - shift).clamp_min(0)][:, None, :]
+        on = same & (j - shift >= 0) & (j - shift < at[:, None])
+        return (allowed & on[:, None]).any(-1).double()
+    return allowed.any(-1).double()
+
+
+def test_rows_are_each_querys_own_value() -> None:
+    q, k, v = qkv(n=700, m=700, h=2, h_kv=2, d=4, e=2)
+    _, amap = attend(q, k, v, mask=MASKS["causal"](2, 700, 700), return_map=True)
+    result = amap.measure("entropy", "max_logit", rows=True)
+    weights, allowed, scores = dense_truth(q, k, amap.mask)
+    torch.testing.assert_close(
+        result.rows["entropy"].double(), torch.special.entr(weights).sum(-1), rtol=1e-5, atol=1e-6
+    )
+    top = scores.masked_fill(~allowed, -torch.inf).amax(-1)
+    torch.testing.assert_close(result.rows["max_logit"].double(), top, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_of_measures() -> None:
+    q, k, v = qkv()
+    _, amap = attend(q, k, v, return_map=True)
+    weights = dense_truth(q, k, amap.mask)[0]
+    torch.testing.assert_close(amap.measure(SinkMass(3))["sink_mass"].double(), weights[..., :3].sum(-1).mean(-1))
+    torch.testing.assert_close(amap.measure(TopKMass(500))["topk_mass"], torch.ones(2, 6))
+    torch.testing.assert_close(amap.measure(LocalMass(500))["local_mass"], torch.ones(2, 6))
+    for bad in (lambda: SinkMass(0), lambda: TopKMass(0), lambda: LocalMass(-1)):
+        with pytest.raises(ConfigError):
+            bad()
+
+
+def test_classes_from_the_tokens_themselves() -> None:
+    tokens = ["武", "，", " ", "\n", "“", "a", "!?", ""]
+    assert ClassMass.of_tokens(tokens).members.tolist() == [[False, True, False, False, True, False, True, False]]
+    separators = ClassMass.of_tokens(tokens, "separator")
+    assert separators.members.tolist() == [[False, False, True, True, False, False, False, False]]
+    assert separators.name == "separator_mass"
+
+
+def test_a_uniform_head_scores_the_baseline() -> None:
+    _, k, v = qkv(d=8)
+    _, amap = attend(torch.zeros(2, 6, 37, 8), k, v, mask=MASKS["causal"](2, 37, 53), return_map=True)
+    ids = IDS[:, :53]
+    for kind in (DuplicateMass, InductionMass):
+        both = amap.measure(kind(ids), kind(ids, uniform=True))
+        torch.testing.assert_close(both[kind.name], both[f"{kind.name}_uniform"])
+
+
+def test_a_measure_of_ones_own_beside_names() -> None:
+    class Variety(RowMeasure):
+        name, unit, range, source = "variety", "keys", "≥ 0", "keys with at least 1 % of the weight"
+
+        def partial(self, tile: Tile) -> Tensor:
+            return (tile.weights >= 0.01).sum(-1).float()
+
+    even = row_measure("even_keys", lambda tile: (tile.weights * (tile.keys % 2 == 0)).sum(-1))
+    q, k, v = qkv()
+    _, amap = attend(q, k, v, return_map=True, measures=("entropy", Variety(), even))
+    weights = dense_truth(q, k, amap.mask)[0]
+    assert amap.measured is not None
+    assert list(amap.measured) == ["entropy", "variety", "even_keys"]
+    torch.testing.assert_close(amap.measured["variety"].double(), (weights >= 0.01).sum(-1).double().mean(-1))
+    torch.testing.assert_close(amap.measured["even_keys"].double(), weights[..., ::2].sum(-1).mean(-1))
+
+
+def test_what_cannot_be_measured_is_named() -> None:
+    q, k, v = qkv()
+    _, amap = attend(q, k, v, return_map=True)
+    for wanted, words in (
+        (("entropi",), "'entropi'.*max_logit"),
+        (("entropy", "entropy"), "'entropy' is asked for twice"),
+        (("class_mass",), "ClassMass"),
+        (("induction_mass",), "InductionMass"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            amap.measure(*wanted)
+    with pytest.raises(ShapeError, match=r"\(1, 5\).*53 keys"):
+        amap.measure(ClassMass(torch.ones(5).bool()))
+    with pytest.raises(ConfigError, match="differ"):
+        amap.measure("entropy").merge(amap.measure("max_logit"))
+
+
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_what_is_not_finite_is_reported(where: str) -> None:
+    q, k, v = qkv()
+    {"q": q, "k": k, "v": v}[where][1, 2, 5, 0] = torch.nan
+    _, amap = attend(q, k, v, mask=MASKS["causal"](2, 37, 53), return_map=True)
+    result = amap.measure("entropy", "max_logit")
+    if where == "v":
+        assert result.nonfinite_values is not None
+        assert result.nonfinite_values.tolist() == [[0, 0, 0], [0, 0, 1]]
+        assert "non-finite v" in repr(result)
+        return
+    touched = [2] if where == "q" else [4, 5]
+    assert result.nonfinite[1].nonzero().flatten().tolist() == touched
+    assert result.nonfinite[0].sum() == 0
+    assert all(result[name][1, h].isnan() for name in result for h in touched)
+    assert torch.isfinite(result["entropy"][0]).all()
+    assert "non-finite rows" in repr(result)
+
+
+def test_results_print_as_tables() -> None:
+    q, k, v = qkv(b=1)
+    _, amap = attend(q, k, v, return_map=True)
+    result = amap.measure("entropy", "sink_mass")
+    lines = repr(result).splitlines()
+    assert lines[0].split() == ["batch", "head", "entropy", "sink_mass"]
+    assert len(lines) == 7
+    assert result._repr_html_().count("<tr>") == 7
+
+
+def test_progress_reaches_its_end() -> None:
+    q, k, v = qkv(n=900, m=900, h=12, h_kv=1)
+    _, amap = attend(q, k, v, return_map=True)
+    told: list[tuple[int, int]] = []
+    amap.measure("entropy", progress=lambda done, of: told.append((done, of)))
+    assert told[-1] == (900, 900)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len(told) > 1
