@@ -11,7 +11,7 @@ import pytest
 from view_samples import FAMILY, HOSTILE, passage, report_of
 
 from headwise.errors import ConfigError
-from headwise.views.data import Passage
+from headwise.views.data import Passage, Report
 from headwise.views.html import write_report
 from headwise.views.words import WORDS
 
@@ -110,6 +110,14 @@ def test_size_stays_near_that_of_the_weights(tmp_path):
     page = page_of(report_of(passage("水" * n, layers=2, heads=3)), tmp_path)
     # Half of the n x n cells are zero and all but vanish; base64 makes 4 bytes of 3.
     assert len(page) < 200_000 + 2 * 3 * n * n * 2 * (1 / 2) * (4 / 3) * 1.02
+
+
+def test_page_opens_on_what_is_worth_seeing(tmp_path):
+    maps = np.tril(np.ones((2, 2, 9, 9), np.float32)) / np.arange(1, 10, dtype=np.float32)[:, None]
+    maps[0, 0] = np.eye(9)[0]  # all on the first token: sharp, and dull
+    maps[1, 0, 6] = np.eye(9)[3]
+    data = data_of(page_of(Report("r", [Passage("p", list("abcdefghi"), maps)], [], [["", ""]] * 2), tmp_path))
+    assert data["first"] == [1, 0, 6]
 
 
 def test_page_speaks_both_languages(tmp_path, chinese):

@@ -137,12 +137,15 @@ def _passage(index: int, passage: Passage) -> tuple[dict[str, Any], list[str]]:
 
 
 def _liveliest(maps: np.ndarray) -> list[int]:
-    """The head to show first: the one with the sharpest weights beyond the first token and the neighbours."""
+    """Layer, head and cell to show first: the head with the sharpest weights beyond the first token and the
+    neighbours, and of its later queries the one that looks hardest there."""
     i = np.arange(maps.shape[-1])
     away = (np.abs(i[:, None] - i) > 1) & (i > 0)
     spread = np.array([[np.square(head[away], dtype=np.float64).sum() for head in layer] for layer in maps])
     layer, head = np.unravel_index(int(np.nan_to_num(spread).argmax()), spread.shape)
-    return [int(layer), int(head)]
+    most = np.where(away, np.nan_to_num(maps[layer, head]), 0).max(1)
+    late = len(i) // 3
+    return [int(layer), int(head), late + int(most[late:].argmax())]
 
 
 def _numbers(values: np.ndarray) -> list[list[float | None]]:

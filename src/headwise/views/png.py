@@ -157,7 +157,7 @@ def _draw(axes: "Axes", weights: np.ndarray, causal: bool, limit: int = 1600) ->
     )  # fmt: skip
     for spine in axes.spines.values():
         spine.set_color(LINE)
-    return image, bool(weights.max() > top * 1.001)
+    return image, f"{weights.max():.3g}" != f"{top:.3g}"
 
 
 def _bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> None:

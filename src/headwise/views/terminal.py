@@ -109,6 +109,6 @@ def _cell(values: np.ndarray, at: tuple[int, int]) -> Text:
     known = values[np.isfinite(values)]
     low, most = min(0.0, float(known.min())), float(np.abs(known).max())
     decimals = 0 if most >= 1000 else 1 if most >= 100 else 2
-    share = (x - low) / (float(known.max()) - low) if known.max() > low else 0.0
+    share = (x - low) / (float(known.max()) - low) if known.max() > known.min() else 0.0
     number = Text(f"{x:.{decimals}f} ", style="dim" if share < 0.07 else "")
     return number.append(BARS[round(share * (len(BARS) - 1))], style="cyan" if share >= 0.07 else "dim")

@@ -54,7 +54,8 @@ async function refresh() {
   if (mine !== turn) return;
   const top = topOf(state.layer, state.head);
   heat.show({ map: current, passage: place0, view: state.view ?? wholeView(), top, scale: state.scale });
-  drawBar(byId("bar"), top, state.scale, state.range === "own" && top < place0[state.kind].most[state.layer][state.head]);
+  const most = place0[state.kind].most[state.layer][state.head];
+  drawBar(byId("bar"), top, state.scale, top < most && trimmed(top) !== trimmed(most));
   byId("bar").setAttribute("aria-label", fill(T.bar_label, { top: fixed(top) }));
   drawCard(byId("card"), state.layer, state.head);
   tell();
@@ -75,8 +76,8 @@ function tell() {
   byId("strip-hint").hidden = Boolean(unit);
   const units = unitsOf(place0);
   byId("tops").replaceChildren(...(unit ? [
-    topList(fill(T.looks_most, { what: unitName(unit) }), "--looks", shares.looks, units, 5),
-    topList(fill(T.looked_most, { what: unitName(unit) }), "--looked", shares.looked, units, 5),
+    topList(fill(T.looks_most, { what: unitName(unit) }), "--looks", shares.looks, shares.top, units, 5),
+    topList(fill(T.looked_most, { what: unitName(unit) }), "--looked", shares.looked, shares.top, units, 5),
   ] : []));
 }
 
@@ -246,6 +247,7 @@ function recall() {
   openPassage();
   const pin0 = number("pin", unitsOf(passage()).length), sentence = number("sentence", passage().sentences.length);
   if (pin0 !== null) pinned = unitsOf(passage())[pin0];
+  else if (!location.hash) pointed = unitsOf(passage())[passage().unitOfCell[REPORT.first[2]]];  // something to see at once
   if (sentence !== null) { byId("sentence").value = sentence; openSentence(sentence); }
 }
 

@@ -22,7 +22,7 @@ class Numbers {
   }
 
   header(column) {
-    const button = make("button", { type: "button", title: column.tip ?? "" }, column.name);
+    const button = make("button", { type: "button", title: column.tip ?? "" }, make("span", { textContent: column.name }));
     if (column.unit) button.append(make("small", { textContent: column.unit }));
     button.addEventListener("click", () => this.sort(column));
     const cell = make("th", { className: column.word ? "word" : "", scope: "col" }, button);

@@ -110,7 +110,8 @@ function exchange(map, passage, unit, kind) {
     looks[other.index] = block(map, n, unit, other, peak);
     looked[other.index] = block(map, n, other, unit, peak);
   }
-  return { looks, looked };
+  // One top for both, so that the two tints can be compared.
+  return { looks, looked, top: Math.max(...looks, ...looked) };
 }
 
 function block(map, n, queries, keys, peak) {
@@ -126,10 +127,9 @@ function block(map, n, queries, keys, peak) {
 }
 
 function tintStrip(passage, unit, pinned, shares, scale) {
-  const topLooks = shares ? Math.max(...shares.looks) : 0, topLooked = shares ? Math.max(...shares.looked) : 0;
   passage.spans.forEach((span, i) => {
-    const a = shares ? 0.86 * place(shares.looks[i], topLooks, scale) : 0;
-    const b = shares ? 0.86 * place(shares.looked[i], topLooked, scale) : 0;
+    const a = shares ? 0.86 * place(shares.looks[i], shares.top, scale) : 0;
+    const b = shares ? 0.86 * place(shares.looked[i], shares.top, scale) : 0;
     span.className = unit && i === unit.index ? (pinned ? "pin" : "on") : "";
     span.style.backgroundImage = tint(a, b);
   });
@@ -143,13 +143,13 @@ function tint(a, b) {
   return `linear-gradient(${looks} 50%, ${looked} 50%)`;  // both ways: looks above, looked at below
 }
 
-function topList(title, colour, shares, units, count) {
-  const order = [...units.keys()].filter((i) => shares[i] > 0).sort((x, y) => shares[y] - shares[x]).slice(0, count);
-  const most = order.length ? shares[order[0]] : 1;
+// The largest shares; what is less than a thousandth of the top is nothing to speak of.
+function topList(title, colour, shares, top, units, count) {
+  const order = [...units.keys()].filter((i) => shares[i] > top / 1000).sort((x, y) => shares[y] - shares[x]).slice(0, count);
   const items = order.map((i) => {
     const bar = make("u");
     bar.style.background = `rgba(var(${colour}), .8)`;
-    bar.style.width = `${(100 * shares[i]) / most}%`;
+    bar.style.width = `${(100 * shares[i]) / top}%`;
     return make("li", {}, make("b", { textContent: clipped(unitName(units[i]), 10) }), bar, make("span", { textContent: fixed(shares[i]) }));
   });
   return make("div", {}, make("h3", { textContent: title }), make("ol", {}, ...items));
