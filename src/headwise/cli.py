@@ -88,8 +88,8 @@ def train(
     warmup: Annotated[int, typer.Option(help="Steps until the peak.")] = 200,
     weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.1,
     repeat_share: Annotated[
-        float, typer.Option("--repeat-share", help="Share of windows whose text repeats itself.")
-    ] = 0.0,
+        str, typer.Option("--repeat-share", help="Share of windows whose text repeats itself; 0.1,0.4@500 changes it.")
+    ] = "0",
     eval_every: Annotated[int, typer.Option("--eval-every", help="Steps between evaluations and checkpoints.")] = 200,
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[str, typer.Option(help="bfloat16 or float32 products.")] = "bfloat16",

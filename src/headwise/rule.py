@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.masks import Grid, Mask, Span, State
 
 TILE_ELEMENTS = 3 << 18  # scores held at once, all batches and heads together: 3 MB in float32
-KEY_BLOCK = 512
+KEY_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,16 @@ class Rule:
         return self.mask.state(*whole, self.grid) is State.FULL
 
 
-def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None) -> Tensor:
+def raw_scores(
+    q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """scale · q kᵀ − minus before the mask, in the accumulating dtype.
 
     Args:
         q: [b, h, r, d]; k: [b, h_kv, c, d]. With h_kv < h (grouped queries) the group is folded into the
             rows, so that keys are never repeated in memory.
         minus: [b, h, r] subtracted from each row (its log-sum-exp, to get log-weights), or None.
+        out: [b, h, r, c] contiguous memory to write into, or None for new memory; only with `minus`.
     Returns:
         [b, h, r, c] float32, or float64 for float64 inputs.
     """
@@ -73,7 +76,8 @@ def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None) 
         scores = torch.bmm(rows, keys).mul_(scale)
     else:
         start = minus.reshape(b * h_kv, h // h_kv * r, 1).to(rows.dtype)
-        scores = torch.baddbmm(start, rows, keys, beta=-1.0, alpha=scale)
+        out = None if out is None else out.view(b * h_kv, h // h_kv * r, c)
+        scores = torch.baddbmm(start, rows, keys, beta=-1.0, alpha=scale, out=out)
     return scores.view(b, h, r, c)
 
 

@@ -4,6 +4,7 @@
 what is asked of it and keeps it while it lives, so that many measures share one product q·kᵀ and one exp().
 """
 
+import math
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
@@ -16,8 +17,26 @@ from headwise.rule import Rule, raw_scores
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
 
+class Scratch:
+    """Memory that the tiles of a stream write into, one after the other: fresh pages for each tile would cost more
+    than its arithmetic."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Contiguous memory of that shape, in the dtype and on the device of `like`; its content is left over."""
+        size = math.prod(shape)
+        held = self._held.get(name)
+        if held is None or held.numel() < size:
+            held = self._held[name] = like.new_empty(size)
+        return held[:size].view(shape)
+
+
 class Tile:
     """Rows × columns of the attention matrix, for all batches and heads.
+
+    The tensors of a tile hold until the stream goes on to the next; clone what is to be kept.
 
     Attributes:
         rows, cols: query and key ranges.
@@ -26,8 +45,10 @@ class Tile:
         first, last: whether this is the first, the last tile of its row block.
     """
 
-    def __init__(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule, rows: Span, cols: Span, state: State) -> None:
-        self._q, self._k, self.lse, self.rule = q, k, lse, rule
+    def __init__(
+        self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule, rows: Span, cols: Span, state: State, scratch: Scratch
+    ) -> None:
+        self._q, self._k, self.lse, self.rule, self._scratch = q, k, lse, rule, scratch
         self.rows, self.cols, self.state = rows, cols, state
         self.first = self.last = False
 
@@ -47,13 +68,14 @@ class Tile:
         """ln of the weights, [b, h, r, c]; −∞ where not allowed."""
         # A row that sees nothing has lse = -inf; +inf instead makes all its weights 0.
         minus = self.lse.masked_fill(self.lse == -torch.inf, torch.inf)
-        logs = raw_scores(self._q, self._k, self.rule.scale, minus)
+        room = self._scratch.take("log_weights", self.shape, self.lse)
+        logs = raw_scores(self._q, self._k, self.rule.scale, minus, room)
         return logs if self.allowed is None else logs.masked_fill_(~self.allowed, -torch.inf)
 
     @cached_property
     def weights(self) -> Tensor:
         """The attention weights, [b, h, r, c]; exactly 0 where not allowed."""
-        return self.log_weights.exp()
+        return torch.exp(self.log_weights, out=self._scratch.take("weights", self.shape, self.lse))
 
     @property
     def logits(self) -> Tensor:
@@ -76,7 +98,7 @@ class Tile:
         logs = self.log_weights
         if self.allowed is not None:
             logs = logs.masked_fill(~self.allowed, 0.0)  # 0 · −∞ would be NaN
-        return -(self.weights * logs).sum(-1)
+        return -torch.mul(self.weights, logs, out=self._scratch.take("product", self.shape, self.lse)).sum(-1)
 
     @cached_property
     def allowed_keys(self) -> Tensor:
@@ -158,11 +180,12 @@ def stream(
         width: keys a tile; multiple: row blocks are multiples of so many rows (for pooling).
         progress: told the rows done and the rows in all after each row block.
     """
+    scratch = Scratch()
     for rows in rule.row_blocks(multiple):
         block_q, block_lse = q[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
         previous: Tile | None = None
         for cols, state in rule.tiles(rows) if width is None else rule.tiles(rows, width):
-            tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, rows, cols, state)
+            tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, rows, cols, state, scratch)
             # One tile late, so that the last of a row block is known as the last.
             if previous is None:
                 tile.first = True

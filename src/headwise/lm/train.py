@@ -20,6 +20,7 @@ from headwise.lm.checkpoint import MODEL_FILE, header_of, read, save_model, unpa
 from headwise.lm.corpus import Corpus, step_seed
 from headwise.lm.loss import next_token_loss
 from headwise.lm.model import Decoder, DecoderConfig
+from headwise.lm.schedule import learning_rate_factor, read_shares, share_at
 
 TRAINING_FILE = "training.safetensors"
 LOG_FILE = "log.jsonl"
@@ -62,7 +63,7 @@ def train(
     lr: float = 2e-3,
     warmup: int = 200,
     weight_decay: float = 0.1,
-    repeat_share: float = 0.0,
+    repeat_share: float | str = 0.0,
     seed: int = 0,
     eval_every: int = 250,
     precision: str = "bfloat16",
@@ -76,7 +77,8 @@ def train(
         out: gets model.safetensors (the best held-out loss), training.safetensors (all that resuming needs, written
             every `eval_every` steps) and log.jsonl.
         lr: peak of AdamW's learning rate, after `warmup` steps; then a cosine down to a twentieth.
-        repeat_share: share of the training windows whose text repeats itself (see `Corpus.batch`).
+        repeat_share: share of the training windows whose text repeats itself (see `Corpus.batch`); "0.04,0.4@2000"
+            changes it at step 2000.
         precision: "bfloat16" runs the products in bfloat16 (weights and optimiser stay float32), or "float32".
         resume: go on from training.safetensors if it is there.
         watch: called after each step.
@@ -88,8 +90,7 @@ def train(
     _positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
     if precision not in ("bfloat16", "float32"):
         raise ConfigError(f"precision={precision!r}: expected 'bfloat16' or 'float32'")
-    if not 0.0 <= repeat_share <= 1.0:
-        raise ConfigError(f"repeat_share={repeat_share}: expected 0 <= repeat_share <= 1")
+    shares = read_shares(repeat_share)
     if lr <= 0 or weight_decay < 0 or warmup < 0:
         raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0")
     corpus = Corpus.read(files, context=context, seed=seed)
@@ -104,7 +105,7 @@ def train(
     optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
     settings = {
         "files": corpus.names, "tokens": [len(s) for s in corpus.train], "steps": steps, "batch_size": batch_size,
-        "lr": lr, "warmup": warmup, "weight_decay": weight_decay, "repeat_share": repeat_share, "seed": seed,
+        "lr": lr, "warmup": warmup, "weight_decay": weight_decay, "repeat_share": str(repeat_share), "seed": seed,
         "precision": precision,
     }  # fmt: skip
     run = _Run(Path(out), corpus, decoder, optimizer, settings)
@@ -114,8 +115,8 @@ def train(
     with _interruptible() as stopped:
         while run.step < steps:
             begun = time.perf_counter()
-            batch = corpus.batch(batch_size, context, seed=seed, step=run.step, repeat_share=repeat_share)
-            loss = _step(run, batch, lr * _schedule(run.step, steps, warmup), seed, precision)
+            batch = corpus.batch(batch_size, context, seed=seed, step=run.step, repeat_share=share_at(run.step, shares))
+            loss = _step(run, batch, lr * learning_rate_factor(run.step, steps, warmup), seed, precision)
             run.step += 1
             evaluated = run.step % eval_every == 0 or run.step == steps
             if evaluated:
@@ -166,13 +167,6 @@ def _loss(decoder: Decoder, batch: Tensor, precision: str) -> Tensor:
         hidden, _ = decoder.hidden(batch[:, :-1])
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     return next_token_loss(hidden.flatten(0, 1), decoder.embedding.weight, batch[:, 1:].flatten(), dtype=dtype)
-
-
-def _schedule(step: int, steps: int, warmup: int) -> float:
-    if step < warmup:
-        return (step + 1) / warmup
-    done = (step - warmup) / max(1, steps - warmup)
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done))
 
 
 class _Run:
