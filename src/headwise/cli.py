@@ -93,6 +93,7 @@ def train(
     eval_every: Annotated[int, typer.Option("--eval-every", help="Steps between evaluations and checkpoints.")] = 200,
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[str, typer.Option(help="bfloat16 or float32 products.")] = "bfloat16",
+    init: Annotated[Path | None, typer.Option("--init", help="Start from this model's weights and sizes.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start again even if --out holds a run.")] = False,
 ) -> None:
     """Train a small character model; Ctrl-C or a crash loses nothing, the same command goes on."""
@@ -117,7 +118,7 @@ def train(
             files, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
             d_ff=d_ff, context=context, dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup,
             weight_decay=weight_decay, repeat_share=repeat_share, seed=seed, eval_every=eval_every,
-            precision=precision, resume=not fresh, watch=watch,
+            precision=precision, init=init, resume=not fresh, watch=watch,
         )  # fmt: skip
     finally:
         bar.stop()

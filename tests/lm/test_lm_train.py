@@ -17,6 +17,7 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.baselines import baseline_losses
 from headwise.lm.checkpoint import MODEL_FILE, load_model, read
 from headwise.lm.corpus import Corpus
+from headwise.lm.schedule import read_shares, share_at
 from headwise.lm.train import LOG_FILE, TRAINING_FILE, Outcome, Progress, heldout_loss, train
 
 SMALL: dict[str, Any] = {
@@ -187,3 +188,30 @@ def test_a_kill_at_any_moment_leaves_whole_files(file: Path, tmp_path: Path) -> 
 def _gone_on(out: Path, reached: int) -> bool:
     path = out / TRAINING_FILE
     return path.exists() and json.loads(read(path)[1]["info"])["step"] > reached
+
+
+def test_a_run_can_start_from_another_model(file: Path, tmp_path: Path) -> None:
+    run(file, tmp_path / "first")
+    first, tokenizer, _ = load_model(tmp_path / "first")
+    other = tmp_path / "other.txt"
+    other.write_text("林冲上山，武松打虎。the marsh\n" * 60, encoding="utf-8")
+    outcome, _ = run(other, tmp_path / "second", init=tmp_path / "first", steps=1, eval_every=1, lr=1e-9, warmup=0, d_ff=99)
+    second, same, info = load_model(tmp_path / "second")
+    assert same.characters == tokenizer.characters
+    assert second.config == first.config
+    for name, weight in first.state_dict().items():
+        torch.testing.assert_close(second.state_dict()[name], weight, rtol=0, atol=1e-6)
+    assert info["settings"]["init"]["settings"]["files"] == ["text.txt"]
+    assert outcome.finished
+
+
+def test_shares_change_at_their_steps() -> None:
+    shares = read_shares("0.1,0.5@10,0@20")
+    assert [share_at(step, shares) for step in (0, 9, 10, 19, 20, 500)] == [0.1, 0.1, 0.5, 0.5, 0.0, 0.0]
+    assert read_shares(0.25) == [(0, 0.25)]
+
+
+@pytest.mark.parametrize("bad", ["", "x", "0.1@5", "0.1,0.2", "0.1,2@5", "0.1,0.2@9,0.3@4", "0.1,0.2@1.5"])
+def test_bad_shares_are_refused(bad: str) -> None:
+    with pytest.raises(ConfigError, match="repeat_share="):
+        read_shares(bad)

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path
-from headwise.lm.checkpoint import MODEL_FILE, header_of, read, save_model, unpack, write
+from headwise.lm.checkpoint import MODEL_FILE, header_of, load_model, read, save_model, unpack, write
 from headwise.lm.corpus import Corpus, step_seed
 from headwise.lm.loss import next_token_loss
 from headwise.lm.model import Decoder, DecoderConfig
@@ -67,6 +67,7 @@ def train(
     seed: int = 0,
     eval_every: int = 250,
     precision: str = "bfloat16",
+    init: str | os.PathLike[str] | None = None,
     resume: bool = True,
     watch: Callable[[Progress], None] | None = None,
 ) -> Outcome:
@@ -80,6 +81,7 @@ def train(
         repeat_share: share of the training windows whose text repeats itself (see `Corpus.batch`); "0.04,0.4@2000"
             changes it at step 2000.
         precision: "bfloat16" runs the products in bfloat16 (weights and optimiser stay float32), or "float32".
+        init: start from this model's weights and vocabulary; its sizes (d_model to d_ff) then hold, whatever is given.
         resume: go on from training.safetensors if it is there.
         watch: called after each step.
     Returns:
@@ -93,12 +95,19 @@ def train(
     shares = read_shares(repeat_share)
     if lr <= 0 or weight_decay < 0 or warmup < 0:
         raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0")
-    corpus = Corpus.read(files, context=context, seed=seed)
-    config = DecoderConfig(
-        corpus.tokenizer.vocab_size, d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout
+    base, tokenizer, made = load_model(init) if init is not None else (None, None, None)
+    corpus = Corpus.read(files, context=context, tokenizer=tokenizer, seed=seed)
+    config = (
+        replace(base.config, context=context, dropout=dropout)
+        if base is not None
+        else DecoderConfig(
+            corpus.tokenizer.vocab_size, d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout
+        )
     )
     torch.manual_seed(seed)
     decoder = Decoder(config)
+    if base is not None:
+        decoder.load_state_dict(base.state_dict())
     decay = [p for p in decoder.parameters() if p.ndim > 1]
     plain = [p for p in decoder.parameters() if p.ndim <= 1]
     groups = [{"params": decay, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -106,7 +115,7 @@ def train(
     settings = {
         "files": corpus.names, "tokens": [len(s) for s in corpus.train], "steps": steps, "batch_size": batch_size,
         "lr": lr, "warmup": warmup, "weight_decay": weight_decay, "repeat_share": str(repeat_share), "seed": seed,
-        "precision": precision,
+        "precision": precision, "init": made,
     }  # fmt: skip
     run = _Run(Path(out), corpus, decoder, optimizer, settings)
     if resume:
