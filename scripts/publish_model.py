@@ -10,6 +10,7 @@ writes. Writes docs/model.md and its picture.
 
 import argparse
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -49,10 +50,12 @@ def main() -> None:
     ours = heldout_loss(decoder, windows)
     baselines = baseline_losses(corpus.train, windows, tokenizer.vocab_size)
     log = _joined(runs)
-    means = {name: float(np.mean(losses)) for name, losses in baselines.items()}
-    loss_curve(log, ROOT / "docs/pictures/loss.png", means)
+    # On the windows that the log was made with, so that curve and lines are of the same tokens.
+    same = baseline_losses(corpus.train, corpus.heldout_windows(decoder.config.context, most=24), tokenizer.vocab_size)
+    lines = {f"bigram, {name}": loss for name, loss in zip(corpus.names, same["bigram"], strict=True)}
+    loss_curve(log, ROOT / "docs/pictures/loss.png", lines)
     parts = [
-        _facts(info, size, decoder, log),
+        _facts(info, size, decoder, log, runs),
         _losses(corpus, ours, baselines),
         _heads(decoder, tokenizer, files, runs),
     ]
@@ -61,40 +64,43 @@ def main() -> None:
 
 
 def _joined(runs: list[Path]) -> list[dict]:
-    """The logs of the runs as one, each from the step whose weights the next one took."""
+    """The logs of the runs as one, each up to the step whose weights the next one took."""
     log: list[dict] = []
-    for run in runs:
-        lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-        made = load_model(run)[2]["settings"].get("init")
-        taken = [line for line in log if made and line["step"] <= made["step"]]
-        steps, seconds = (taken[-1]["step"], taken[-1]["seconds"]) if taken else (0, 0)
-        log = taken + [line | {"step": line["step"] + steps, "seconds": line["seconds"] + seconds} for line in lines]
+    for k, run in enumerate(runs):
+        steps, seconds = (log[-1]["step"], log[-1]["seconds"]) if log else (0, 0)
+        last = load_model(runs[k + 1])[2]["settings"]["init"]["step"] if k + 1 < len(runs) else math.inf
+        lines = [line for line in _log(run) if line["step"] <= last]
+        log += [line | {"step": line["step"] + steps, "seconds": line["seconds"] + seconds} for line in lines]
     return log
 
 
-def _command(settings: dict, dropout: float, out: str, init: str | None) -> str:
+def _log(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _command(settings: dict, dropout: float, eval_every: int, out: str, init: str | None) -> str:
     parts = [
         "headwise train water_margin_simplified.txt water_margin_traditional.txt tinyshakespeare.txt",
         f"--out {out}" + (f" --init {init}" if init else ""),
         f"--steps {settings['steps']} --batch-size {settings['batch_size']} --lr {settings['lr']} "
         f"--warmup {settings['warmup']} --weight-decay {settings['weight_decay']}",
-        f"--dropout {dropout} --repeat-share {settings['repeat_share']} --eval-every 200 --seed {settings['seed']}",
+        f"--dropout {dropout} --repeat-share {settings['repeat_share']} --eval-every {eval_every} "
+        f"--seed {settings['seed']}",
     ]
     return " \\\n    ".join(parts)
 
 
-def _facts(info: dict, size: int, decoder: Decoder, log: list[dict]) -> str:
-    c, s = decoder.config, info["settings"]
+def _facts(info: dict, size: int, decoder: Decoder, log: list[dict], runs: list[Path]) -> str:
+    c = decoder.config
     minutes = log[-1]["seconds"] / 60
-    first = s["init"]
-    commands = [_command(first["settings"], c.dropout, "runs/first", None)] if first else []
-    commands.append(_command(s, c.dropout, "runs/embedded", "runs/first" if first else None))
-    command = "\n".join(commands)
-    stopped = (
-        f"The first command was stopped with Ctrl-C after step {first['step']}; the second starts from its weights."
-        if first
-        else ""
+    stages = [info]
+    while stages[0]["settings"].get("init"):
+        stages.insert(0, stages[0]["settings"]["init"])
+    command = "\n".join(
+        _command(stage["settings"], c.dropout, _log(runs[k])[0]["step"], f"runs/{k + 1}", f"runs/{k}" if k else None)
+        for k, stage in enumerate(stages)
     )
+    steps = ", ".join(str(stage["step"]) for stage in stages)
     return f"""# The embedded model
 
 A decoder of {c.num_layers} layers × {c.num_heads} heads (d_model {c.d_model}, d_ff {c.d_ff}, rotary positions,
@@ -106,12 +112,12 @@ vocabulary of {c.vocab_size - 256:,} characters and 256 bytes. It is small on pu
 {command}
 ```
 
-{stopped} Together they took {minutes:.0f} minutes on a 2-core machine that was doing other things as well. The shipped
-weights are those of step {info["step"]} of the last command, where the held-out loss was lowest. The same commands give
-the same batches; sums in another order (other threads, another machine) give other roundings, and in the end other
-weights of the same quality. `--repeat-share` is the share of training windows in which the text repeats its own
-beginning over and over, which gives the model a reason to look back; the rest is plain text. The characters that the
-probes below use are random; no window of the training was.
+Each command starts from the best weights of the one before, at the steps {steps}; the first was stopped there with
+Ctrl-C. Together they took {minutes:.0f} minutes on a 2-core machine that was doing other things as well. The same
+commands give the same batches; sums in another order (other threads, another machine) give other roundings, and in the
+end other weights of the same quality. `--repeat-share` is the share of training windows in which the text repeats its
+own beginning over and over, which gives the model a reason to look back; the rest is plain text. The characters that
+the probes below use are random; no window of the training was.
 
 The last 5 % of each file is held out, the same passages of the novel in both scripts.
 
@@ -144,7 +150,7 @@ def _heads(decoder: Decoder, tokenizer: CharTokenizer, files: list[str], runs: l
     lines += ["", "What copying gains, on the same sequences. " + " ".join(copied)]
     if len(runs) > 1:
         before = _probe(load_model(runs[0])[0], tokenizer, files[0], 64).induction
-        lines += ["", f"Where the first command stopped, the strongest head for induction on Chinese had "
+        lines += ["", f"Where the first command ended, the strongest head for induction on Chinese had "
                   f"{before.mass.max():.2f} (uniform {before.uniform:.3f})."]  # fmt: skip
     return "\n".join([*lines, ""])
 
