@@ -55,9 +55,7 @@ class Rule:
         return self.mask.state(*whole, self.grid) is State.FULL
 
 
-def raw_scores(
-    q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None
-) -> Tensor:
+def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """scale · q kᵀ − minus before the mask, in the accumulating dtype.
 
     Args:

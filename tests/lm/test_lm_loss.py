@@ -31,4 +31,6 @@ def test_loss_and_gradients_equal_the_plain_ones_for_any_block(rows: int, monkey
 def test_bfloat16_products_stay_close() -> None:
     hidden, weight, targets = given()
     plain = torch.nn.functional.cross_entropy(hidden @ weight.T, targets)
-    assert next_token_loss(hidden, weight, targets, dtype=torch.bfloat16).item() == pytest.approx(plain.item(), rel=2e-2)
+    assert next_token_loss(hidden, weight, targets, dtype=torch.bfloat16).item() == pytest.approx(
+        plain.item(), rel=2e-2
+    )

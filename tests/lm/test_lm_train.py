@@ -195,7 +195,8 @@ def test_a_run_can_start_from_another_model(file: Path, tmp_path: Path) -> None:
     first, tokenizer, _ = load_model(tmp_path / "first")
     other = tmp_path / "other.txt"
     other.write_text("林冲上山，武松打虎。the marsh\n" * 60, encoding="utf-8")
-    outcome, _ = run(other, tmp_path / "second", init=tmp_path / "first", steps=1, eval_every=1, lr=1e-9, warmup=0, d_ff=99)
+    options = {"steps": 1, "eval_every": 1, "lr": 1e-9, "warmup": 0, "d_ff": 99}
+    outcome, _ = run(other, tmp_path / "second", init=tmp_path / "first", **options)
     second, same, info = load_model(tmp_path / "second")
     assert same.characters == tokenizer.characters
     assert second.config == first.config
