@@ -24,7 +24,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -307,11 +307,28 @@ class Dense(Mask):
 
 
 @dataclass(frozen=True)
-class And(Mask):
-    """Keys that both masks allow."""
+class _Pair(Mask):
+    """Two masks together; what is the same for `&` and `|`."""
 
     left: Mask
     right: Mask
+    sign: ClassVar[str]
+
+    def check(self, grid: Grid) -> None:
+        self.left.check(grid)
+        self.right.check(grid)
+
+    def only(self, batch: int, head: int) -> Mask:
+        return type(self)(self.left.only(batch, head), self.right.only(batch, head))
+
+    def __repr__(self) -> str:
+        return f"({self.left!r} {self.sign} {self.right!r})"
+
+
+class And(_Pair):
+    """Keys that both masks allow."""
+
+    sign = "&"
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return self.left.allowed(rows, cols, grid) & self.right.allowed(rows, cols, grid)
@@ -322,23 +339,11 @@ class And(Mask):
             return left
         return min(left, self.right.state(rows, cols, grid), key=lambda state: state.value)
 
-    def check(self, grid: Grid) -> None:
-        self.left.check(grid)
-        self.right.check(grid)
 
-    def only(self, batch: int, head: int) -> Mask:
-        return And(self.left.only(batch, head), self.right.only(batch, head))
-
-    def __repr__(self) -> str:
-        return f"({self.left!r} & {self.right!r})"
-
-
-@dataclass(frozen=True)
-class Or(Mask):
+class Or(_Pair):
     """Keys that either mask allows."""
 
-    left: Mask
-    right: Mask
+    sign = "|"
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return self.left.allowed(rows, cols, grid) | self.right.allowed(rows, cols, grid)
@@ -348,16 +353,6 @@ class Or(Mask):
         if left is State.FULL:
             return left
         return max(left, self.right.state(rows, cols, grid), key=lambda state: state.value)
-
-    def check(self, grid: Grid) -> None:
-        self.left.check(grid)
-        self.right.check(grid)
-
-    def only(self, batch: int, head: int) -> Mask:
-        return Or(self.left.only(batch, head), self.right.only(batch, head))
-
-    def __repr__(self) -> str:
-        return f"({self.left!r} | {self.right!r})"
 
 
 def _mask(value: object) -> Mask:

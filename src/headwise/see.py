@@ -14,6 +14,7 @@ from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.map import AttentionMap
 from headwise.measures import MEASURES, ClassMass, DuplicateMass, InductionMass, Measure, Measurements
+from headwise.tiles import Progress
 from headwise.views.data import Passage, Report, Statistic
 
 SHOWN = (
@@ -59,21 +60,16 @@ def see(
     hidden, maps = decoder.eval().hidden(ids[None], return_maps=True)
     tell("reading", 1, 1)
     loss = float(next_token_loss(hidden[0, :-1], decoder.embedding.weight, ids[1:])) if n > 1 else None
-    results = []
-    for i, amap in enumerate(maps):
-        wanted = [*SHOWN, ClassMass.of_tokens(_pieces(text, tokenizer)), *_matches(ids)]
-        results.append(
-            amap.measure(*wanted, progress=lambda done, of, i=i: tell("measuring", i * of + done, len(maps) * of))
-        )
     spans = tokenizer.spans(text)
+    pieces = _pieces(text, spans)
+    wanted = [*SHOWN, ClassMass.of_tokens(pieces), *_matches(ids)]
+    results = [amap.measure(*wanted, progress=_layer(tell, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
     if n <= cells:
         tokens = list(text)
         passage = Passage(title, tokens, _exact(maps, spans), sentences=sentences(tokens))
     else:
-        tokens = _pieces(text, tokenizer)
-        cell = -(-n // cells)
-        means = _pooled(maps, cells, "mean", tell)
-        passage = Passage(title, tokens, means, cell, _pooled(maps, cells, "max", tell), sentences(tokens))
+        means, peaks = (_pooled(maps, cells, reduce, tell) for reduce in ("mean", "max"))
+        passage = Passage(title, pieces, means, -(-n // cells), peaks, sentences(pieces))
     in_bytes = sum(end - start > 1 for start, end in spans)
     facts = [
         ("text", f"{len(text):,} characters"),
@@ -149,10 +145,15 @@ def _matches(ids: Tensor) -> list[Measure]:
     return [kind(ids, uniform=uniform) for kind in (DuplicateMass, InductionMass) for uniform in (False, True)]
 
 
-def _pieces(text: str, tokenizer: CharTokenizer) -> list[str]:
+def _layer(tell: Step, what: str, layer: int, layers: int) -> Progress:
+    """Progress within a layer as progress over all of them."""
+    return lambda done, of: tell(what, layer * of + done, layers * of)
+
+
+def _pieces(text: str, spans: list[tuple[int, int]]) -> list[str]:
     """One string a token: the character, whole, at the last of its tokens, where the model knows it."""
     pieces = []
-    for character, (start, end) in zip(text, tokenizer.spans(text), strict=True):
+    for character, (start, end) in zip(text, spans, strict=True):
         pieces += [""] * (end - start - 1) + [character]
     return pieces
 
@@ -170,13 +171,11 @@ def _exact(maps: list[AttentionMap], spans: list[tuple[int, int]]) -> np.ndarray
 
 
 def _pooled(maps: list[AttentionMap], cells: int, reduce: str, tell: Step) -> np.ndarray:
-    def pooled(i: int, amap: AttentionMap) -> np.ndarray:
-        def progress(done: int, of: int) -> None:
-            tell(f"pooling ({reduce})", i * of + done, len(maps) * of)
-
-        return amap.pool(cells, reduce, progress=progress)[0].numpy()
-
-    return np.stack([pooled(i, amap) for i, amap in enumerate(maps)])
+    pictures = (
+        amap.pool(cells, reduce, progress=_layer(tell, f"pooling ({reduce})", i, len(maps)))
+        for i, amap in enumerate(maps)
+    )
+    return np.stack([picture[0].numpy() for picture in pictures])
 
 
 def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:
