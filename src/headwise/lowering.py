@@ -1,0 +1,66 @@
+"""What a compiled kernel needs to know of a `Rule`: plain numbers in a fixed form, O(n) of them for most rules."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.masks import And, Dense, Grid, Mask, Or, spans
+from headwise.rule import Rule
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A rule as tensors. Query i may see key j if j lies in a span of i and `dense`, where there is one, allows it.
+
+    Attributes:
+        spans: int32 [b or 1, n, K, 2], contiguous, on the CPU: half-open ranges of keys, sorted, disjoint, empty
+            ones (0, 0) last.
+        dense: bool [b or 1, h or 1, n, m], what must hold besides the spans; the caller's own n×m mask, or None.
+    """
+
+    spans: Tensor
+    dense: Tensor | None = None
+    soft_cap: float = 0.0
+    relative: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+def lower(rule: Rule) -> Lowered | str:
+    """The rule as tensors, or the reason why it has no such form."""
+    grid = rule.grid
+    ranges: Tensor | None = None
+    dense: Tensor | None = None
+    for mask in _conjuncts(rule.mask):
+        found = mask.spans(grid)
+        if found is not None:
+            ranges = found if ranges is None else spans.intersect(ranges, found)
+        elif (boolean := _as_dense(mask, grid)) is not None:
+            dense = boolean if dense is None else dense & boolean
+        else:
+            return f"the keys that a query may see are not a few ranges under {mask!r}"
+    if ranges is None:
+        ranges = torch.tensor([0, grid.m], dtype=torch.int32).expand(1, grid.n, 1, 2)
+    return Lowered(ranges.contiguous(), dense)
+
+
+def _conjuncts(mask: Mask) -> list[Mask]:
+    return [*_conjuncts(mask.left), *_conjuncts(mask.right)] if isinstance(mask, And) else [mask]
+
+
+def _as_dense(mask: Mask, grid: Grid) -> Tensor | None:
+    """The mask as a boolean if it holds a `Dense`, so that the caller has given an n×m already."""
+    given = _first_dense(mask)
+    if given is None:
+        return None
+    if mask is given:
+        return given.mask
+    device = given.mask.device
+    return mask.allowed(torch.arange(grid.n, device=device), torch.arange(grid.m, device=device), grid)
+
+
+def _first_dense(mask: Mask) -> Dense | None:
+    if isinstance(mask, And | Or):
+        return _first_dense(mask.left) or _first_dense(mask.right)
+    return mask if isinstance(mask, Dense) else None

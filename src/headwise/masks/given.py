@@ -1,0 +1,178 @@
+"""Masks that are told of the data: real lengths, packed documents, any boolean."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.masks import spans
+from headwise.masks.base import Grid, Mask, Span, State
+
+
+class Lengths(Mask):
+    """Padding: sequence i of the batch has only `keys[i]` real keys, and `queries[i]` real queries if given.
+
+    A query that is padding sees nothing: its output is 0 and no measure counts it. `side` says where the
+    real ones are, "left" (padding after them, the default) or "right" (padding before them).
+    """
+
+    def __init__(
+        self, keys: Sequence[int] | Tensor, queries: Sequence[int] | Tensor | None = None, *, side: str = "left"
+    ) -> None:
+        self.keys = _lengths("keys", keys)
+        self.queries = None if queries is None else _lengths("queries", queries)
+        if side not in ("left", "right"):
+            raise ConfigError(f"Lengths(side={side!r}): expected 'left' or 'right', where the real tokens are")
+        self.side = side
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        real = self._real(self.keys, cols, grid.m)[:, None, None, :]
+        if self.queries is not None:
+            real = real & self._real(self.queries, rows, grid.n)[:, None, :, None]
+        return real.expand(-1, 1, len(rows), -1)
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        states = [self._span_state(self.keys, cols, grid.m)]
+        if self.queries is not None:
+            states.append(self._span_state(self.queries, rows, grid.n))
+        return min(states, key=lambda state: state.value)
+
+    def spans(self, grid: Grid) -> Tensor:
+        lengths = self.keys.long()[:, None].expand(-1, grid.n)  # [b, n]
+        if self.queries is not None:
+            lengths = lengths * self._real(self.queries, torch.arange(grid.n), grid.n)
+        if self.side == "left":
+            return spans.one(torch.tensor(0), lengths, grid.m)
+        return spans.one(grid.m - lengths, torch.tensor(grid.m), grid.m)
+
+    def check(self, grid: Grid) -> None:
+        for name, lengths, size in (("keys", self.keys, grid.m), ("queries", self.queries, grid.n)):
+            if lengths is None:
+                continue
+            if len(lengths) != grid.b:
+                raise ShapeError(f"mask=Lengths({name}=…): {len(lengths)} lengths for a batch of {grid.b}")
+            if int(lengths.max()) > size:
+                raise ShapeError(f"mask=Lengths({name}=…): length {int(lengths.max())} exceeds the {size} {name}")
+
+    def only(self, batch: int, head: int) -> Mask:
+        queries = None if self.queries is None else self.queries[batch : batch + 1]
+        return Lengths(self.keys[batch : batch + 1], queries, side=self.side)
+
+    def _real(self, lengths: Tensor, index: Tensor, size: int) -> Tensor:
+        lengths = lengths.to(index.device)[:, None]
+        return index < lengths if self.side == "left" else index >= size - lengths
+
+    def _span_state(self, lengths: Tensor, span: Span, size: int) -> State:
+        low, high = int(lengths.min()), int(lengths.max())
+        start, stop = span if self.side == "left" else (size - span.stop, size - span.start)
+        if start >= high:
+            return State.EMPTY
+        return State.FULL if stop <= low else State.MIXED
+
+    def __repr__(self) -> str:
+        queries = "" if self.queries is None else f", queries={self.queries.tolist()}"
+        return f"Lengths({self.keys.tolist()}{queries}, side={self.side!r})"
+
+
+class Documents(Mask):
+    """Packed sequences: a query sees only keys of its own document.
+
+    `ids` is an integer tensor [m] or [b, m] with the document of each *key*; a negative id is padding, which
+    sees nothing and is seen by nobody. Queries, standing at the end of the keys, take the ids they stand on.
+    """
+
+    def __init__(self, ids: Sequence[int] | Tensor) -> None:
+        self.ids = torch.atleast_2d(torch.as_tensor(ids))
+        if self.ids.ndim != 2 or self.ids.is_floating_point() or self.ids.dtype == torch.bool:
+            raise DTypeError(
+                f"Documents(ids): expected integers [m] or [b, m], got {self.ids.dtype} {tuple(self.ids.shape)}"
+            )
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        ids = self.ids.to(rows.device)
+        of_query, of_key = ids[:, rows + grid.shift], ids[:, cols]
+        return ((of_query[:, :, None] == of_key[:, None, :]) & (of_key >= 0)[:, None, :])[:, None]
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        of_query = self.ids[:, rows.start + grid.shift : rows.stop + grid.shift]
+        of_key = self.ids[:, cols.start : cols.stop]
+        first_q, last_q = torch.aminmax(of_query, dim=1)
+        first_k, last_k = torch.aminmax(of_key, dim=1)
+        if bool(((last_q < first_k) | (last_k < first_q) | (last_k < 0)).all()):
+            return State.EMPTY
+        one = (first_q == last_q) & (first_k == last_k) & (first_q == first_k) & (first_k >= 0)
+        return State.FULL if bool(one.all()) else State.MIXED
+
+    def spans(self, grid: Grid) -> Tensor | None:
+        ids = self.ids.cpu().long()
+        real, key = ids >= 0, torch.arange(grid.m)
+        opens = torch.ones_like(real)  # whether a run of one id begins here
+        opens[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        sorted_ids = ids.sort(-1).values
+        distinct = torch.ones_like(real)
+        distinct[:, 1:] = sorted_ids[:, 1:] != sorted_ids[:, :-1]
+        if not torch.equal((opens & real).sum(-1), (distinct & (sorted_ids >= 0)).sum(-1)):
+            return None  # an id comes back after another
+        start = torch.where(opens, key, 0).cummax(-1).values
+        closes = torch.ones_like(real)
+        closes[:, :-1] = opens[:, 1:]
+        stop = torch.where(closes, key + 1, grid.m).flip(-1).cummin(-1).values.flip(-1).masked_fill(~real, 0)
+        return spans.one(start[:, grid.shift :], stop[:, grid.shift :], grid.m)
+
+    def check(self, grid: Grid) -> None:
+        if self.ids.shape[1] != grid.m or self.ids.shape[0] not in (1, grid.b) or grid.n > grid.m:
+            raise ShapeError(
+                f"mask=Documents(ids): ids have shape {tuple(self.ids.shape)}, expected ({grid.m},) or "
+                f"({grid.b}, {grid.m}) for {grid.n} queries and {grid.m} keys"
+            )
+
+    def only(self, batch: int, head: int) -> Mask:
+        return self if len(self.ids) == 1 else Documents(self.ids[batch])
+
+    def __repr__(self) -> str:
+        return f"Documents(<{self.ids.shape[0]}×{self.ids.shape[1]} ids>)"
+
+
+class Dense(Mask):
+    """Any boolean mask, [n, m], [b, n, m] or [b, h, n, m] (b and h may be 1); True means may attend."""
+
+    def __init__(self, mask: Tensor) -> None:
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise DTypeError(f"Dense(mask): expected a boolean tensor (True = may attend), got {came}")
+        if mask.ndim not in (2, 3, 4):
+            raise ShapeError(f"Dense(mask): expected [n, m], [b, n, m] or [b, h, n, m], got {tuple(mask.shape)}")
+        self.mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        device = self.mask.device
+        return self.mask[:, :, rows.to(device)][:, :, :, cols.to(device)].to(rows.device)
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        tile = self.mask[:, :, rows.start : rows.stop, cols.start : cols.stop]
+        if not bool(tile.any()):
+            return State.EMPTY
+        return State.FULL if bool(tile.all()) else State.MIXED
+
+    def check(self, grid: Grid) -> None:
+        b, h, n, m = self.mask.shape
+        if b not in (1, grid.b) or h not in (1, grid.h) or (n, m) != (grid.n, grid.m):
+            raise ShapeError(
+                f"mask=Dense(…): mask has shape {(b, h, n, m)}, expected "
+                f"({grid.b} or 1, {grid.h} or 1, {grid.n}, {grid.m})"
+            )
+
+    def only(self, batch: int, head: int) -> Mask:
+        b, h = self.mask.shape[:2]
+        return Dense(self.mask[batch if b > 1 else 0, head if h > 1 else 0])
+
+    def __repr__(self) -> str:
+        return f"Dense(<{'×'.join(map(str, self.mask.shape))}>)"
+
+
+def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:
+    lengths = torch.as_tensor(value).cpu()
+    if lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point() or int(lengths.min()) < 0:
+        raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one a sequence, got {value!r}")
+    return lengths

@@ -1,0 +1,100 @@
+"""Masks that only ask where a query and a key stand."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, ShapeError
+from headwise.masks import spans
+from headwise.masks.base import Grid, Mask, Span, State
+
+
+@dataclass(frozen=True)
+class Everything(Mask):
+    """Every query may see every key (what `mask=None` means)."""
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return torch.ones(1, 1, len(rows), len(cols), dtype=torch.bool, device=rows.device)
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        return State.FULL
+
+    def spans(self, grid: Grid) -> Tensor:
+        return spans.one(torch.zeros(1, grid.n, dtype=torch.long), torch.tensor(grid.m), grid.m)
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A query sees the keys up to and including its own position."""
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return ((rows + grid.shift)[:, None] >= cols)[None, None]
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        if cols.start > rows.stop - 1 + grid.shift:
+            return State.EMPTY
+        return State.FULL if cols.stop - 1 <= rows.start + grid.shift else State.MIXED
+
+    def spans(self, grid: Grid) -> Tensor:
+        return spans.one(torch.tensor(0), grid.positions()[None] + 1, grid.m)
+
+    def check(self, grid: Grid) -> None:
+        if grid.n > grid.m:
+            raise ShapeError(
+                f"mask=Causal(): {grid.n} queries stand at the end of {grid.m} keys, so there must be at most as "
+                f"many queries as keys; for cross attention leave Causal() out"
+            )
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """A sliding window: a query sees `left` keys up to and including its own position, and `right` after it.
+
+    `Causal() & Window(128)` is the usual one: 128 keys, the query's own among them (Beltagy et al. 2020;
+    Mistral's `sliding_window`). `right` defaults to 0.
+    """
+
+    left: int
+    right: int = 0
+
+    def __post_init__(self) -> None:
+        if self.left < 1 or self.right < 0:
+            raise ConfigError(f"Window(left={self.left}, right={self.right}): left must be >= 1 and right >= 0")
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        distance = (rows + grid.shift)[:, None] - cols
+        return ((distance < self.left) & (distance >= -self.right))[None, None]
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        nearest = rows.start + grid.shift - (cols.stop - 1)  # smallest distance in the tile
+        farthest = rows.stop - 1 + grid.shift - cols.start
+        if nearest >= self.left or farthest < -self.right:
+            return State.EMPTY
+        return State.FULL if farthest < self.left and nearest >= -self.right else State.MIXED
+
+    def spans(self, grid: Grid) -> Tensor:
+        position = grid.positions()[None]
+        return spans.one(position - self.left + 1, position + self.right + 1, grid.m)
+
+
+@dataclass(frozen=True)
+class Sinks(Mask):
+    """Only the first `count` keys; join it with `|` to a window (StreamingLLM, Xiao et al. 2023)."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ConfigError(f"Sinks({self.count}): the number of sink keys must be >= 0")
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return (cols < self.count).expand(len(rows), -1)[None, None]
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        if cols.start >= self.count:
+            return State.EMPTY
+        return State.FULL if cols.stop <= self.count else State.MIXED
+
+    def spans(self, grid: Grid) -> Tensor:
+        return spans.one(torch.zeros(1, grid.n, dtype=torch.long), torch.tensor(self.count), grid.m)

@@ -1,0 +1,59 @@
+"""Ranges of keys, several for each query: what most masks come down to, in O(n) numbers.
+
+Spans are int32 [b or 1, n, K, 2]: for each query K half-open ranges [start, stop) of keys, sorted, disjoint and
+never touching, K ≥ 1 the same for all rows. A row with fewer ranges ends in empty ones, (0, 0).
+"""
+
+import torch
+from torch import Tensor
+
+
+def one(start: Tensor, stop: Tensor, m: int) -> Tensor:
+    """The single range [start, stop) of each query, cut to the m keys.
+
+    Args:
+        start, stop: integers that broadcast to [b or 1, n].
+    """
+    start, stop = start.clamp(0, m), stop.clamp(0, m)
+    ends = torch.stack(torch.broadcast_tensors(start, stop), -1)
+    return ends.masked_fill((start >= stop)[..., None], 0).int()[..., None, :]
+
+
+def intersect(left: Tensor, right: Tensor) -> Tensor:
+    """Keys that lie in a range of both."""
+    start = torch.maximum(left[..., :, None, 0], right[..., None, :, 0])  # [b or 1, n, K left, K right]
+    stop = torch.minimum(left[..., :, None, 1], right[..., None, :, 1])
+    return _tidy(start.flatten(-2), stop.flatten(-2))
+
+
+def unite(left: Tensor, right: Tensor) -> Tensor:
+    """Keys that lie in a range of either."""
+    b = max(len(left), len(right))
+    both = torch.cat((left.expand(b, -1, -1, -1), right.expand(b, -1, -1, -1)), -2)
+    return _tidy(both[..., 0], both[..., 1])
+
+
+def to_dense(spans: Tensor, m: int) -> Tensor:
+    """Boolean [b or 1, n, m]: which keys lie in a range; for small sizes."""
+    keys = torch.arange(m, device=spans.device)
+    inside = (keys >= spans[..., :1]) & (keys < spans[..., 1:])  # [b or 1, n, K, m]
+    return inside.any(-2)
+
+
+def _tidy(start: Tensor, stop: Tensor) -> Tensor:
+    """Any ranges [b or 1, n, K] as spans: sorted, those that overlap or touch merged, K as small as can be."""
+    if start.shape[-2] == 0:
+        return torch.stack((start, stop), -1)[..., :1, :]
+    beyond = torch.iinfo(start.dtype).max
+    empty = start >= stop
+    start, order = start.masked_fill(empty, beyond).sort(-1)
+    stop = stop.masked_fill(empty, beyond).gather(-1, order)
+    reach = stop.cummax(-1).values
+    opens = torch.ones_like(empty)
+    opens[..., 1:] = start[..., 1:] > reach[..., :-1]
+    place = opens.cumsum(-1) - 1  # which merged range each one belongs to
+    starts = torch.full_like(start, beyond).scatter_reduce(-1, place, start, "amin")
+    stops = torch.zeros_like(stop).scatter_reduce(-1, place, stop, "amax")
+    merged = torch.stack((starts, stops), -1).masked_fill((starts == beyond)[..., None], 0)
+    used = int((starts != beyond).sum(-1).max())
+    return merged[..., : max(1, used), :].contiguous()
