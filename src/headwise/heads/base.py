@@ -1,0 +1,172 @@
+"""What all head designs share: one call, its checks, and the order of the steps."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention import attend
+from headwise.cache import Cache
+from headwise.errors import ConfigError, ShapeError
+from headwise.masks import Mask
+from headwise.measures import Measure
+from headwise.positions import Rotary
+
+Design = TypeVar("Design", bound="AttentionLayer")
+
+
+class AttentionLayer(nn.Module):
+    """x and a context in, y out:  project → turn → cache → attention → merge → output.
+
+    A design fills in `project` and `output`, and replaces another step where it differs from the textbook's.
+
+    Args:
+        d_model: width of x. num_heads: h. context_dim: width of the context, d_model by default.
+        dropout: share of the attention weights dropped in training.
+        rotary: size of the heads that rotary positions turn; None for no positions.
+    Attributes:
+        takes_context, takes_cache, takes_mask: what the call of this design accepts; the others raise ConfigError.
+    """
+
+    takes_context: ClassVar[bool] = True
+    takes_cache: ClassVar[bool] = True
+    takes_mask: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        context_dim: int | None = None,
+        dropout: float = 0.0,
+        rotary: int | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1:
+            raise ConfigError(f"num_heads={num_heads}: expected at least 1")
+        if rotary is not None and context_dim not in (None, d_model):
+            raise ConfigError("rotary=True needs self attention: a context has positions of its own")
+        if not 0.0 <= dropout < 1.0:
+            raise ConfigError(f"dropout={dropout}: expected 0 <= dropout < 1")
+        self.d_model, self.num_heads, self.dropout = d_model, num_heads, dropout
+        self.context_dim = d_model if context_dim is None else context_dim
+        self.rotary = None if rotary is None else Rotary(rotary)
+
+    @classmethod
+    def build(cls: type[Design], d_model: int, num_heads: int, **options: Any) -> Design:
+        """The design at the given size; options as in its constructor."""
+        return cls(d_model, num_heads, **options)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Mask | None = None,
+        cache: Cache | None = None,
+        return_map: bool = False,
+        measures: Sequence[str | Measure] = (),
+        return_concat: bool = False,
+    ) -> Any:
+        """Attend from x [b, n, d_model] to itself or to context [b, m, context_dim].
+
+        Args:
+            mask: what each query may see; with a cache the keys are all the cached ones and the new ones, and
+                queries stand at their end, so `Causal()` is right at every step.
+            cache: a KV cache, self attention only; x is then the next n tokens.
+            return_map, measures: as in `attend`.
+            return_concat: also return Concat(head_1 … head_h) [b, n, h·d_v], from which `output` makes y.
+        Returns:
+            y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
+        """
+        self.check(x, context, cache, mask)
+        q, k, v = self.project(x, x if context is None else context)
+        q, k = self.turn(q, k, 0 if cache is None else cache.seen)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms may widen what projections narrowed
+        heads, amap = self.attention(
+            q, k, v, mask=mask, dropout_p=self.dropout if self.training else 0.0, return_map=return_map,
+            measures=measures,
+        )  # fmt: skip
+        concat = self.merge(heads, x)
+        return with_extras(self.output(concat), (amap, return_map), (concat, return_concat))
+
+    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [b, h, n, d_k] of x; keys [b, h_kv, m, d_k] and values [b, h_kv, m, d_v] of the source."""
+        raise NotImplementedError
+
+    def turn(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their positions, the first of them at `start`."""
+        return (q, k) if self.rotary is None else (self.rotary(q, start), self.rotary(k, start))
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Any]:
+        """Every head's result [b, h, n, d_v], and the map if asked for; options as in `attend`."""
+        return attend_to(q, k, v, **options)
+
+    def merge(self, heads: Tensor, x: Tensor) -> Tensor:
+        """Concat(head_1 … head_h): [b, h, n, d_v] to [b, n, h·d_v]."""
+        return heads.transpose(1, 2).flatten(2)
+
+    def output(self, concat: Tensor) -> Tensor:
+        """y [b, n, d_model] of the concatenated heads."""
+        raise NotImplementedError
+
+    def check(self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None) -> None:
+        """Raise if the call does not fit this module."""
+        if x.ndim != 3 or x.shape[-1] != self.d_model:
+            raise ShapeError(f"x: expected [batch, seq, d_model={self.d_model}], got shape {tuple(x.shape)}")
+        for given, taken, name in (
+            (context, self.takes_context, "context"), (cache, self.takes_cache, "cache"), (mask, self.takes_mask, "mask")
+        ):  # fmt: skip
+            if given is not None and not taken:
+                raise ConfigError(f"{name}: {type(self).__name__} takes none; see its docstring for the reason")
+        if context is None:
+            if self.context_dim != self.d_model:
+                raise ShapeError(
+                    f"context: needed, as context_dim={self.context_dim} differs from d_model={self.d_model}"
+                )
+            return
+        if context.ndim != 3 or context.shape[-1] != self.context_dim or context.shape[0] != x.shape[0]:
+            raise ShapeError(
+                f"context: expected [{x.shape[0]}, seq, {self.context_dim}], got shape {tuple(context.shape)}"
+            )
+        if cache is not None or self.rotary is not None:
+            raise ConfigError("context=… excludes cache=… and rotary=True: both are for self attention")
+
+    def extra_repr(self) -> str:
+        """The sizes, for print(module)."""
+        names = ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names if hasattr(self, name))
+
+
+def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:
+    """`attend`, always with a map beside the output, which is None if it was not asked for."""
+    if return_map:
+        return attend(q, k, v, return_map=True, **options)
+    return attend(q, k, v, **options), None
+
+
+def with_extras(y: Tensor, *extras: tuple[Any, bool]) -> Any:
+    """y alone, or a tuple of y and of each extra that was asked for."""
+    asked = [extra for extra, wanted in extras if wanted]
+    return (y, *asked) if asked else y
+
+
+def default_head_dim(d_model: int, num_heads: int, head_dim: int | None) -> int:
+    """d_model / num_heads unless a size is given."""
+    if head_dim is not None:
+        return head_dim
+    if num_heads < 1:
+        raise ConfigError(f"num_heads={num_heads}: expected at least 1")
+    if d_model % num_heads:
+        raise ShapeError(f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim")
+    return d_model // num_heads
+
+
+def copy_into(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Copy the second of each pair into the first, apart from autograd."""
+    with torch.no_grad():
+        for into, value in pairs:
+            into.copy_(value)
