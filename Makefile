@@ -1,4 +1,5 @@
-# `make see` and `make test` do all the set-up, once. Variables: PYTHON, VENV, TEXT (for see), ARGS (more options).
+# `make see` and `make test` do all the set-up, once, and compile the kernels where there is a compiler.
+# Variables: PYTHON, VENV, TEXT (for see), ARGS (more options).
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python -m
@@ -8,12 +9,12 @@ export TEXT
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test lint format bench clean
+.PHONY: see test lint format bench native native-if-possible sanitize clean
 
-see: $(READY)
+see: native-if-possible
 	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
 
-test: $(READY)
+test: native-if-possible
 	$(RUN) pytest $(ARGS)
 
 lint: $(READY)
@@ -25,9 +26,20 @@ format: $(READY)
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
-bench: $(READY)
+bench: native-if-possible
 	$(VENV)/bin/python benchmarks/speed.py $(ARGS)
 	$(VENV)/bin/python benchmarks/memory.py $(ARGS)
+
+# The compiled kernels, in place: what changed since the last time.
+native: $(READY)
+	@$(VENV)/bin/python native/compile.py
+
+native-if-possible: $(READY)
+	@$(VENV)/bin/python native/compile.py --if-possible
+
+# The kernels' tests on a build that stops at a wrong address or undefined behaviour.
+sanitize: $(READY)
+	@PYTHON=$(VENV)/bin/python bash native/sanitize.sh $(ARGS)
 
 # Made again when the packages that are asked for change.
 $(READY): pyproject.toml constraints.txt

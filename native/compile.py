@@ -1,0 +1,94 @@
+"""Compile the kernels into the source tree, only what changed: `make native`, and every editable install.
+
+    python native/compile.py                  # into src/headwise/kernels/cpu/
+    python native/compile.py --if-possible    # content without CMake or a compiler, not with an error in the code
+    python native/compile.py --sanitize       # into build/sanitize/, with AddressSanitizer and UBSan
+
+Wheels do not come through here: scikit-build-core runs CMake for them.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class CannotBuild(Exception):
+    """What is missing on this machine."""
+
+
+def build_in_place() -> None:
+    """Compile in build/native, and put the library beside the Python that loads it."""
+    folder = ROOT / "build" / "native"
+    cmake = compile_in(folder)
+    run(cmake, "--install", str(folder), "--prefix", str(ROOT / "src"))
+
+
+def compile_in(folder: Path, *options: str) -> str:
+    """Configure and compile; CMake's path.
+
+    Raises:
+        CannotBuild: if there is no CMake or no compiler.
+        subprocess.CalledProcessError: if CMake or the compiler fails; what they said has been shown.
+    """
+    cmake, make = tool("cmake"), tool("ninja") or tool("make")
+    if cmake is None or make is None:
+        raise CannotBuild(f"there is no {'CMake' if cmake is None else 'Ninja and no make'}")
+    if not (os.environ.get("CXX") or any(map(shutil.which, ("c++", "g++", "clang++")))):
+        raise CannotBuild("there is no C++ compiler (c++, g++ or clang++)")
+    generator = "Ninja" if Path(make).stem == "ninja" else "Unix Makefiles"
+    configure = [
+        cmake, "-S", str(ROOT), "-B", str(folder), "-G", generator, f"-DCMAKE_MAKE_PROGRAM={make}",
+        "-DCMAKE_BUILD_TYPE=Release", *options,
+    ]  # fmt: skip
+    try:
+        run(*configure)
+    except subprocess.CalledProcessError:
+        # What an older CMake, another tool or another folder left behind may be all that is wrong.
+        if not (folder / "CMakeCache.txt").exists():
+            raise
+        shutil.rmtree(folder)
+        run(*configure)
+    run(cmake, "--build", str(folder), "--parallel")
+    return cmake
+
+
+def tool(name: str) -> str | None:
+    """A program's path, on PATH or beside this Python (the dev extra brings CMake and Ninja there)."""
+    return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+
+
+def run(*command: str) -> None:
+    """Run quietly; show what it said if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace")
+    if done.returncode:
+        sys.stderr.write(done.stdout)
+        raise subprocess.CalledProcessError(done.returncode, command)
+
+
+def main() -> int:
+    """The exit code: 1 if it could not be built."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--if-possible", action="store_true", help="succeed without CMake or a compiler")
+    parser.add_argument("--sanitize", action="store_true", help="build into build/sanitize, with sanitizers")
+    options = parser.parse_args()
+    try:
+        if options.sanitize:
+            compile_in(ROOT / "build" / "sanitize", "-DHEADWISE_SANITIZE=ON")
+        else:
+            build_in_place()
+    except CannotBuild as missing:
+        sys.stderr.write(f"the compiled kernels are not built: {missing}\n")
+        return 0 if options.if_possible else 1
+    except subprocess.CalledProcessError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Finds and loads the compiled kernels, libheadwise, if they are there: `library()`.
+
+pip and `make native` put the library beside this file. HEADWISE_NATIVE_LIBRARY=path loads another one, such as a
+build with sanitizers.
+"""
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from headwise.errors import KernelError
+
+ABI = 1  # HEADWISE_ABI in native/headwise.h
+NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
+OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library, or why there is none: either `handle` or `reason` is None."""
+
+    path: Path
+    handle: ctypes.CDLL | None
+    reason: str | None
+
+    def target(self) -> str | None:
+        """The instructions in use: "portable", "avx2", "avx512" or "avx512bf16"."""
+        return None if self.handle is None else self.handle.headwise_target_name().decode()
+
+    def targets(self) -> list[str]:
+        """All that were compiled in."""
+        return [] if self.handle is None else self.handle.headwise_targets().decode().split(",")
+
+
+@cache
+def library() -> Library:
+    """The library of this process, looked for once.
+
+    Raises:
+        KernelError: if HEADWISE_NATIVE_LIBRARY names one that does not load; nothing else takes its place.
+    """
+    chosen = os.environ.get(OVERRIDE)
+    found = load(Path(chosen) if chosen else Path(__file__).with_name(NAME))
+    if chosen and found.reason:
+        raise KernelError(f"{OVERRIDE}={chosen!r}: {found.reason}; name a build of libheadwise, or unset the variable")
+    return found
+
+
+def load(path: Path) -> Library:
+    """The library at `path`; one that is missing, does not load or is of another version has a reason instead."""
+    if not path.exists():
+        return Library(path, None, "it was not built when headwise was installed (no C++ compiler, or another one)")
+    try:
+        handle = ctypes.CDLL(str(path.resolve()))
+        version = int(handle.headwise_abi_version())
+    except OSError as error:
+        return Library(path, None, f"it does not load: {error}")
+    except AttributeError:
+        return Library(path, None, "it is no libheadwise: it has no headwise_abi_version")
+    if version != ABI:
+        return Library(path, None, f"it has interface {version}, and this headwise needs {ABI}: build it again")
+    handle.headwise_target_name.restype = ctypes.c_char_p
+    handle.headwise_targets.restype = ctypes.c_char_p
+    return Library(path, handle, None)
