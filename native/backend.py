@@ -7,9 +7,10 @@ reach it, or among CMake's files all over the source folder.
 import subprocess
 import sys
 
-from compile import CannotBuild, build_in_place
 from scikit_build_core import build as skbuild
 from scikit_build_core.build import *  # noqa: F403
+
+from compile import CannotBuild, build_in_place
 
 
 def get_requires_for_build_editable(config_settings: dict | None = None) -> list[str]:
