@@ -1,6 +1,6 @@
 """What all head designs share: one call, its checks, and the order of the steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -22,9 +22,14 @@ class AttentionLayer(nn.Module):
     A design fills in `project` and `output`, and replaces another step where it differs from the textbook's.
 
     Args:
-        d_model: width of x. num_heads: h. context_dim: width of the context, d_model by default.
+        d_model: width of x.
+        num_heads: query heads h. num_kv_heads: key and value heads, a divisor of h; h by default (MHA), 1 is MQA
+            (Shazeer 2019), between them GQA (Ainslie et al. 2023).
+        head_dim: size d_k of queries and keys, d_model / num_heads by default.
+        value_dim: size d_v of values, head_dim by default.
+        context_dim: width of the context in cross attention, d_model by default.
         dropout: share of the attention weights dropped in training.
-        rotary: size of the heads that rotary positions turn; None for no positions.
+        rotary: rotary positions on queries and keys (self attention only).
     Attributes:
         takes_context, takes_cache, takes_mask: what the call of this design accepts; the others raise ConfigError.
     """
@@ -38,20 +43,32 @@ class AttentionLayer(nn.Module):
         d_model: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
         context_dim: int | None = None,
         dropout: float = 0.0,
-        rotary: int | None = None,
+        rotary: bool = False,
     ) -> None:
         super().__init__()
         if num_heads < 1:
             raise ConfigError(f"num_heads={num_heads}: expected at least 1")
-        if rotary is not None and context_dim not in (None, d_model):
+        if head_dim is None:
+            if d_model % num_heads:
+                raise ShapeError(f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim")
+            head_dim = d_model // num_heads
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if num_kv_heads < 1 or num_heads % num_kv_heads:
+            raise ShapeError(f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
+        if rotary and context_dim not in (None, d_model):
             raise ConfigError("rotary=True needs self attention: a context has positions of its own")
         if not 0.0 <= dropout < 1.0:
             raise ConfigError(f"dropout={dropout}: expected 0 <= dropout < 1")
-        self.d_model, self.num_heads, self.dropout = d_model, num_heads, dropout
+        self.d_model, self.num_heads, self.num_kv_heads = d_model, num_heads, num_kv_heads
+        self.head_dim, self.value_dim = head_dim, head_dim if value_dim is None else value_dim
         self.context_dim = d_model if context_dim is None else context_dim
-        self.rotary = None if rotary is None else Rotary(rotary)
+        self.dropout = dropout
+        self.rotary = Rotary(head_dim) if rotary else None
 
     @classmethod
     def build(cls: type[Design], d_model: int, num_heads: int, **options: Any) -> Design:
@@ -137,8 +154,10 @@ class AttentionLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""
-        names = ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names if hasattr(self, name))
+        return (
+            f"d_model={self.d_model}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
+            f"head_dim={self.head_dim}, value_dim={self.value_dim}"
+        )
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:
@@ -154,18 +173,7 @@ def with_extras(y: Tensor, *extras: tuple[Any, bool]) -> Any:
     return (y, *asked) if asked else y
 
 
-def default_head_dim(d_model: int, num_heads: int, head_dim: int | None) -> int:
-    """d_model / num_heads unless a size is given."""
-    if head_dim is not None:
-        return head_dim
-    if num_heads < 1:
-        raise ConfigError(f"num_heads={num_heads}: expected at least 1")
-    if d_model % num_heads:
-        raise ShapeError(f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim")
-    return d_model // num_heads
-
-
-def copy_into(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+def copy_into(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
     """Copy the second of each pair into the first, apart from autograd."""
     with torch.no_grad():
         for into, value in pairs:

@@ -29,6 +29,8 @@ class MultiHeadAttention(ProjectedLayer):
         qk_norm: RMS norm of each query and key head before the product (Dehghani et al. 2023, 2302.05442).
 
     Parameters: h·d_k·(d_model + 1) + h_kv·(d_k + d_v)·(context_dim + 1) + (h·d_v + 1)·d_model, the ones with bias.
+    Cost: two operations for each weight and token, and 2·n·m·h·(d_k + d_v) for the attention.
+    Source: Vaswani et al. 2017, 1706.03762; Shazeer 2019, 1911.02150; Ainslie et al. 2023, 2305.13245.
     """
 
     def __init__(

@@ -4,50 +4,28 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from headwise.errors import ShapeError
-from headwise.heads.base import AttentionLayer, default_head_dim
+from headwise.heads.base import AttentionLayer
 
 
 class ProjectedLayer(AttentionLayer):
     """Q_i = X W_i^Q, K_i = C W_i^K, V_i = C W_i^V, the matrices of all heads side by side in one map each.
 
     Args:
-        d_model: width of x.
-        num_heads: query heads h. num_kv_heads: key and value heads, a divisor of h; h by default (MHA), 1 is MQA
-            (Shazeer 2019), between them GQA (Ainslie et al. 2023).
-        head_dim: size d_k of queries and keys, d_model / num_heads by default.
-        value_dim: size d_v of values, head_dim by default.
         bias: on the projections.
-        rotary: rotary positions on queries and keys (self attention only).
         qk_norm: RMS norm of each query and key head before the product (Dehghani et al. 2023, 2302.05442).
-        options: context_dim and dropout, as in `AttentionLayer`.
+        options: sizes, dropout and rotary, as in `AttentionLayer`.
     """
 
     def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        *,
-        num_kv_heads: int | None = None,
-        head_dim: int | None = None,
-        value_dim: int | None = None,
-        bias: bool = False,
-        rotary: bool = False,
-        qk_norm: bool = False,
-        **options: Any,
+        self, d_model: int, num_heads: int, *, bias: bool = False, qk_norm: bool = False, **options: Any
     ) -> None:
-        head_dim = default_head_dim(d_model, num_heads, head_dim)
-        super().__init__(d_model, num_heads, rotary=head_dim if rotary else None, **options)
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_kv_heads < 1 or num_heads % num_kv_heads:
-            raise ShapeError(f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
-        self.num_kv_heads, self.head_dim = num_kv_heads, head_dim
-        self.value_dim = head_dim if value_dim is None else value_dim
-        self.q_proj = nn.Linear(d_model, num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(self.context_dim, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(self.context_dim, num_kv_heads * self.value_dim, bias=bias)
-        self.q_norm = nn.RMSNorm(head_dim) if qk_norm else None
-        self.k_norm = nn.RMSNorm(head_dim) if qk_norm else None
+        super().__init__(d_model, num_heads, **options)
+        h_kv, d_k, d_v = self.num_kv_heads, self.head_dim, self.value_dim
+        self.q_proj = nn.Linear(d_model, num_heads * d_k, bias=bias)
+        self.k_proj = nn.Linear(self.context_dim, h_kv * d_k, bias=bias)
+        self.v_proj = nn.Linear(self.context_dim, h_kv * d_v, bias=bias)
+        self.q_norm = nn.RMSNorm(d_k) if qk_norm else None
+        self.k_norm = nn.RMSNorm(d_k) if qk_norm else None
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """As in `AttentionLayer`."""

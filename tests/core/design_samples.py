@@ -1,0 +1,34 @@
+"""What the tests of the designs share: small modules of each design, and inputs."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.heads.base import AttentionLayer
+from headwise.heads.registry import DESIGNS
+
+# Options besides the defaults that a design is tested with; every design of the registry is tested without any.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("multi_head", {"num_kv_heads": 2, "qk_norm": True, "rotary": True}),
+    ("per_head", {"num_kv_heads": 2, "head_dim": 4, "value_dim": 5, "bias": True, "rotary": True}),
+    ("contraction", {"num_kv_heads": 2, "head_dim": 4, "value_dim": 5, "bias": True, "rotary": True}),
+    ("block_diagonal", {"head_dim": 4, "value_dim": 5, "rotary": True}),
+    ("single_head", {"head_dim": 4, "value_dim": 5, "bias": True, "rotary": True}),
+]
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + VARIANTS
+
+
+def design(name: str, options: dict[str, Any], *, dtype: torch.dtype = torch.float64) -> AttentionLayer:
+    """A design with d_model 12 and 6 heads, every parameter drawn, so that none is at a zero or a one."""
+    torch.manual_seed(1)
+    module = DESIGNS[name].build(12, 6, **options).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return module
+
+
+def given(n: int = 13, d: int = 12, b: int = 2, seed: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Random input [b, n, d]."""
+    return torch.randn(b, n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)

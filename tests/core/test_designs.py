@@ -1,0 +1,214 @@
+"""What every head design of the registry promises: one call, masks, caches, maps, gradients, files, the compiler."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from design_samples import CASES, design, given
+from samples import MASKS
+from torch import Tensor
+
+from headwise.cache import KVCache
+from headwise.errors import ConfigError, HeadwiseError, ShapeError
+from headwise.heads.registry import DESIGNS
+from headwise.masks import Causal, Dense, Lengths, Mask
+
+every = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
+cached = pytest.mark.parametrize(
+    ("name", "options"), [case for case in CASES if DESIGNS[case[0]].takes_cache], ids=lambda value: str(value)
+)
+crossed = pytest.mark.parametrize(
+    ("name", "options"),
+    [(n, o) for n, o in CASES if DESIGNS[n].takes_context and not o.get("rotary")],
+    ids=lambda value: str(value),
+)
+masked = pytest.mark.parametrize(
+    ("name", "options"), [case for case in CASES if DESIGNS[case[0]].takes_mask], ids=lambda value: str(value)
+)
+
+NO_POSITIONS = {"rotary": False, "rope_dim": 0}  # rotary turns in float32, too coarse for finite differences
+
+
+@every
+def test_output_has_the_shape_and_dtype_of_the_input(name: str, options: dict[str, Any]) -> None:
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        y = design(name, options, dtype=dtype)(given(dtype=dtype))
+        assert y.shape == (2, 13, 12)
+        assert y.dtype == dtype
+        assert y.isfinite().all()
+
+
+@masked
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_mask_is_what_it_is_as_a_matrix(name: str, options: dict[str, Any], kind: str) -> None:
+    module, x, mask = design(name, options), given(31), MASKS[kind](2, 31, 31)
+    dense = Dense(mask.to_dense(31, 31, batch=2, heads=1))
+    torch.testing.assert_close(module(x, mask=mask), module(x, mask=dense))
+
+
+def reach(module: Callable[..., Tensor], x: Tensor, mask: Mask) -> Tensor:
+    """Boolean [b, n, n]: whether output i changes with input j."""
+    x = x.clone().requires_grad_()
+    y = module(x, mask=mask)
+    weights = torch.randn(y.shape[-1], generator=torch.Generator().manual_seed(9), dtype=y.dtype)
+    rows = []
+    for i in range(x.shape[1]):
+        (grad,) = torch.autograd.grad((y[:, i] @ weights).sum(), x, retain_graph=True)
+        rows.append(grad.abs().amax(-1) > 0)
+    return torch.stack(rows, 1)
+
+
+@masked
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_query_reads_what_its_mask_allows_and_itself(name: str, options: dict[str, Any], kind: str) -> None:
+    mask = MASKS[kind](2, 17, 17)
+    allowed = mask.to_dense(17, 17, batch=2, heads=1)[:, 0].expand(2, 17, 17)
+    read = reach(design(name, options), given(17), mask)
+    own = torch.eye(17, dtype=torch.bool)
+    assert not (read & ~(allowed | own)).any()
+    if "top_k" not in options and not name.startswith(("sparse", "mixture")):
+        assert torch.equal(read & ~own, allowed & ~own)  # and all of it
+
+
+@masked
+def test_a_query_that_sees_nothing_adds_nothing(name: str, options: dict[str, Any]) -> None:
+    module, x = design(name, options), given(9)
+    x.requires_grad_()
+    y, concat = module(x, mask=Lengths([0, 9]), return_concat=True)
+    assert y.isfinite().all()
+    y.sum().backward()
+    assert x.grad.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+    alone = module(x[1:], mask=Lengths([9]), return_concat=True)[1]
+    torch.testing.assert_close(concat[1:], alone)
+    constant = concat[0] - concat[0, :1]  # what is left where nothing is seen depends on no key
+    if not name.startswith(("gated",)):
+        torch.testing.assert_close(constant, torch.zeros_like(constant))
+
+
+@crossed
+def test_cross_attention_reads_the_context(name: str, options: dict[str, Any]) -> None:
+    module, x, context = design(name, options | {"context_dim": 18}), given(7), given(11, 18, seed=5)
+    y = module(x, context, mask=Lengths([11, 6]))
+    changed = context.clone()
+    changed[1, 6:] = 100.0
+    torch.testing.assert_close(module(x, changed, mask=Lengths([11, 6])), y)
+    changed[1, 5] = 0.5
+    other = module(x, changed, mask=Lengths([11, 6]))
+    torch.testing.assert_close(other[0], y[0])
+    assert not torch.isclose(other[1], y[1]).all()
+
+
+@every
+def test_gradients_are_those_of_finite_differences(name: str, options: dict[str, Any]) -> None:
+    options = options | {option: value for option, value in NO_POSITIONS.items() if option in options}
+    module, x = design(name, options), given(5, b=1).requires_grad_()
+    mask = {"mask": Causal()} if module.takes_mask else {}
+    parameters = dict(module.named_parameters())
+
+    def call(x: Tensor, *weights: Tensor) -> Tensor:
+        return torch.func.functional_call(module, dict(zip(parameters, weights, strict=True)), (x,), mask)
+
+    assert torch.autograd.gradcheck(call, (x, *parameters.values()), fast_mode=True, nondet_tol=1e-9)
+
+
+@cached
+@pytest.mark.parametrize("chunks", [[13], [1] * 13, [5, 1, 1, 6]])
+def test_a_cache_gives_what_one_pass_gives(name: str, options: dict[str, Any], chunks: list[int]) -> None:
+    module, x, cache = design(name, options), given(), KVCache()
+    parts = [module(part, mask=Causal(), cache=cache) for part in x.split(chunks, 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), module(x, mask=Causal()), rtol=1e-5, atol=1e-6)
+    assert cache.seen == 13
+
+
+@every
+def test_extras_come_in_order_and_change_nothing(name: str, options: dict[str, Any]) -> None:
+    module, x = design(name, options), given()
+    mask = {"mask": Causal()} if module.takes_mask else {}
+    y = module(x, **mask)
+    again, amap, concat = module(x, **mask, return_map=True, measures=("entropy",), return_concat=True)
+    assert torch.equal(again, y)
+    torch.testing.assert_close(module.output(concat), y)
+    assert amap.shape[0] == 2
+    assert amap.shape[2] == 13
+    assert set(amap.measured) == {"entropy"}
+    sums = amap.to_dense().sum(-1)
+    assert (torch.isclose(sums, torch.ones_like(sums)) | (sums == 0)).all()
+    assert (sums > 0.5).any(1).all()
+
+
+@every
+def test_copies_and_files_are_the_same_function(name: str, options: dict[str, Any]) -> None:
+    from safetensors.torch import load, save
+
+    module, x = design(name, options), given()
+    assert torch.equal(copy.deepcopy(module)(x), module(x))
+    other = DESIGNS[name].build(12, 6, **options).double().eval()
+    other.load_state_dict(load(save(module.state_dict())))
+    assert torch.equal(other(x), module(x))
+
+
+@every
+def test_autocast_stays_close(name: str, options: dict[str, Any]) -> None:
+    module, x = design(name, options, dtype=torch.float32), given(dtype=torch.float32)
+    expected = module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = module(x)
+        loss = half.float().sum()
+    loss.backward()
+    assert (half - expected).norm() / expected.norm() < 0.05
+    assert all(p.grad is None or p.grad.isfinite().all() for p in module.parameters())
+
+
+@every
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler's own looking around
+def test_it_compiles(name: str, options: dict[str, Any]) -> None:
+    module, x = design(name, options, dtype=torch.float32), given(dtype=torch.float32)
+    mask = {"mask": Causal()} if module.takes_mask else {}
+    torch.compiler.reset()
+    compiled = torch.compile(module, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, **mask), module(x, **mask))
+
+
+@every
+def test_dropout_is_for_training_only(name: str, options: dict[str, Any]) -> None:
+    module, x = design(name, options | {"dropout": 0.5}), given()
+    assert torch.equal(module(x), module(x))
+    module.train()
+    assert not torch.equal(module(x), module(x))
+
+
+@every
+def test_repr_tells_the_sizes(name: str, options: dict[str, Any]) -> None:
+    assert "d_model=12" in repr(design(name, options))
+
+
+@every
+def test_bad_calls_are_named(name: str, options: dict[str, Any]) -> None:
+    module = design(name, options)
+    with pytest.raises(ShapeError, match=r"x: .*12.*\(2, 13, 10\)"):
+        module(given(d=10))
+    with pytest.raises(ShapeError, match=r"x: .*\(13, 12\)"):
+        module(given()[0])
+    with pytest.raises(ConfigError, match="dropout=1.5"):
+        DESIGNS[name].build(12, 6, **options | {"dropout": 1.5})
+    with pytest.raises(HeadwiseError, match="num_heads=0"):
+        DESIGNS[name](12, num_heads=0, **options)
+    if module.takes_context:
+        with pytest.raises(ShapeError, match=r"context: .*\(2, 7, 10\)"):
+            module(given(), given(7, 10))
+    if module.takes_cache:
+        with pytest.raises(ConfigError, match="cache"):
+            module(given(), given(), cache=KVCache())
+    for option, value in (("context", given()), ("cache", KVCache()), ("mask", Causal())):
+        if not getattr(module, f"takes_{option}"):
+            with pytest.raises(ConfigError, match=f"{option}: .* takes none"):
+                module(given(), **{option: value})
+
+
+def test_every_design_explains_itself() -> None:
+    for cls in DESIGNS.values():
+        for word in ("Parameters", "Cost", "Source"):
+            assert word in (cls.__doc__ or ""), f"{cls.__name__}'s docstring lacks {word}"
