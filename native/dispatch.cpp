@@ -1,0 +1,183 @@
+// The C interface: which target runs, on which threads, with which memory. Compiled for the baseline of the platform.
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "target.h"
+
+namespace headwise {
+
+extern const Target target_portable;
+#if HEADWISE_HAS_AVX2
+extern const Target target_avx2;
+#endif
+#if HEADWISE_HAS_AVX512
+extern const Target target_avx512;
+#endif
+#if HEADWISE_HAS_AVX512BF16
+extern const Target target_avx512bf16;
+#endif
+
+namespace {
+
+struct Candidate {
+  const Target* target;
+  bool runs;  // on this CPU
+};
+
+const Candidate* candidates() {
+  static Candidate list[5];
+  if (list[0].target) return list;
+  int i = 0;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  (void)avx512;
+#if HEADWISE_HAS_AVX512BF16
+  list[i++] = {&target_avx512bf16, avx512 && __builtin_cpu_supports("avx512bf16")};
+#endif
+#if HEADWISE_HAS_AVX512
+  list[i++] = {&target_avx512, avx512};
+#endif
+#if HEADWISE_HAS_AVX2
+  list[i++] = {&target_avx2, avx2};
+#endif
+#endif
+  list[i++] = {&target_portable, true};
+  list[i] = {nullptr, false};
+  return list;
+}
+
+const Target* chosen = nullptr;
+
+const Target* find(const char* name) {
+  for (const Candidate* c = candidates(); c->target; c++)
+    if (c->runs && (!name || !strcmp(name, c->target->name))) return c->target;
+  return nullptr;
+}
+
+const Target& target() {
+  const Target* now = __atomic_load_n(&chosen, __ATOMIC_ACQUIRE);
+  if (now) return *now;
+  const char* wanted = getenv("HEADWISE_TARGET");
+  now = wanted ? find(wanted) : nullptr;
+  if (!now) now = find(nullptr);
+  __atomic_store_n(&chosen, now, __ATOMIC_RELEASE);
+  return *now;
+}
+
+void (*openmp)(void (*)(void*), void*, unsigned, unsigned) = nullptr;
+pid_t openmp_process = 0;
+
+struct Team {
+  Work work;
+  void* context;
+  int next;
+};
+
+void member(void* data) {
+  Team* team = (Team*)data;
+  team->work(team->context, __atomic_fetch_add(&team->next, 1, __ATOMIC_RELAXED));
+}
+
+void* thread_member(void* data) {
+  member(data);
+  return nullptr;
+}
+
+}  // namespace
+
+void parallel(int threads, Work work, void* context) {
+  // After a fork the workers of the parent's pool are gone, and waiting for them would never end.
+  const bool pooled = openmp && getpid() == openmp_process;
+  Team team = {work, context, 0};
+  if (threads <= 1 || (openmp && !pooled)) {
+    for (int i = 0; i < threads; i++) member(&team);
+    return;
+  }
+  if (pooled) {
+    openmp(member, &team, (unsigned)threads, 0);
+    // The runtime may give fewer threads than asked for; what they did not take is done here.
+    while (__atomic_load_n(&team.next, __ATOMIC_RELAXED) < threads) member(&team);
+    return;
+  }
+  pthread_t others[64];
+  int started = 0;
+  while (started < threads - 1 && started < 64 && !pthread_create(&others[started], nullptr, thread_member, &team)) started++;
+  member(&team);
+  for (int i = 0; i < started; i++) pthread_join(others[i], nullptr);
+  while (team.next < threads) member(&team);
+}
+
+// One block of memory is kept between calls: fresh pages cost more than the arithmetic of a small call.
+namespace {
+struct Header {
+  size_t bytes;
+};
+const size_t HEADER = 64, KEPT = (size_t)256 << 20;
+char* spare = nullptr;
+}  // namespace
+
+char* borrow(size_t bytes) {
+  char* memory = __atomic_exchange_n(&spare, (char*)nullptr, __ATOMIC_ACQ_REL);
+  if (memory && ((Header*)memory)->bytes >= bytes) return memory + HEADER;
+  free(memory);
+  void* fresh = nullptr;
+  if (posix_memalign(&fresh, 4096, bytes + HEADER)) return nullptr;
+  ((Header*)fresh)->bytes = bytes;
+  return (char*)fresh + HEADER;
+}
+
+void give_back(char* memory) {
+  memory -= HEADER;
+  if (((Header*)memory)->bytes <= KEPT) memory = __atomic_exchange_n(&spare, memory, __ATOMIC_ACQ_REL);
+  free(memory);
+}
+
+double seconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+}  // namespace headwise
+
+using namespace headwise;
+
+extern "C" {
+
+int headwise_abi_version(void) { return HEADWISE_ABI; }
+const char* headwise_target_name(void) { return target().name; }
+
+const char* headwise_targets(void) {
+  static char names[128];
+  if (!names[0]) {
+    char text[128] = "";
+    for (const Candidate* c = candidates(); c->target; c++) {
+      if (text[0]) strcat(text, ",");
+      strcat(text, c->target->name);
+    }
+    memcpy(names, text, sizeof names);
+  }
+  return names;
+}
+
+int headwise_set_target(const char* name) {
+  const Target* wanted = find(name);
+  if (wanted) __atomic_store_n(&chosen, wanted, __ATOMIC_RELEASE);
+  return wanted ? 0 : 1;
+}
+
+void headwise_set_openmp(void (*gomp_parallel)(void (*)(void*), void*, unsigned, unsigned)) {
+  openmp_process = getpid();
+  openmp = gomp_parallel;
+}
+
+int headwise_forward(const headwise_forward_call* call) { return target().forward(*call); }
+double headwise_peak(int dtype, int threads) { return target().peak(dtype, threads); }
+double headwise_bandwidth(int threads) { return target().bandwidth(threads); }
+}

@@ -1,0 +1,327 @@
+// Attention forward: for each block of BLOCK_ROWS queries, over the keys BLOCK_KEYS at a time,
+//
+//                     keys →
+//              ┌──────────┬──────────┬──────────┐
+//   queries    │ QKᵀ → S  │          │ (skipped │   S [BLOCK_ROWS × BLOCK_KEYS] stays in the L2 cache:
+//     48   →   │ p = 2^(S − top)     │  if no   │   1. logits: panels of keys against ROWS queries in registers
+//              │ O += p V │   next   │   query  │   2. the rows' softmax and statistics, p over S
+//              │          │          │  sees it)│   3. p times the panels of values, added to O
+//              └──────────┴──────────┴──────────┘
+//
+// Masks only cost where they cut: ROWS queries skip the keys that none of them sees, and only rows that see a part of a
+// block have -inf written over the rest.
+//
+// Key mass (column sums) needs no second QKᵀ: p of all blocks is kept for the 48 rows in a strip, each block with the top
+// it was made with; when the rows are done their scales are known, and one weighted sum over the strip's rows adds
+// them to the columns. A chunk of query blocks has columns of its own, and chunks are added up in order, so the bits
+// do not depend on the number of threads.
+
+constexpr int GROUPS = (BLOCK_ROWS + ROWS - 1) / ROWS;
+// Keys that p·V takes at a time: so that a panel of values stays in L1.
+constexpr int VALUE_STEPS = 16384 / (4 * PANEL);
+
+// Sizes that all blocks of a call share.
+struct Shape {
+  int64_t words;     // of a query or key
+  int64_t width;     // d_v, padded to panels
+  int64_t height;    // m, padded to panels: keys that are packed
+  int64_t key_bytes, value_bytes;  // of one key head, packed
+  int64_t query_blocks, key_blocks;
+  int64_t chunks;    // that the query blocks of a head are dealt to when columns are summed
+  int64_t strip;     // row length of the strip in 4-byte words, 0 without columns
+};
+
+template <bool DOT> static Shape shape_of(const headwise_forward_call& call) {
+  Shape s;
+  s.words = DOT ? (call.d + 1) / 2 : call.d;
+  s.width = padded(call.d_v, PANEL);
+  s.height = padded(call.m, PANEL);
+  s.key_bytes = padded(s.height * s.words * 4, 64);
+  s.value_bytes = padded(s.width * s.height * (DOT ? 2 : 4), 64);
+  s.query_blocks = blocks(call.n, BLOCK_ROWS);
+  s.key_blocks = blocks(call.m, BLOCK_KEYS);
+  s.chunks = call.column_mass ? most(1, least(s.query_blocks, 64 / most(1, call.b * call.h))) : s.query_blocks;
+  s.strip = call.column_mass ? s.key_blocks * BLOCK_KEYS / (DOT ? 2 : 1) : 0;
+  return s;
+}
+
+// Memory of one thread.
+struct Scratch {
+  Rows rows;
+  Floats fold[BLOCK_ROWS];
+  float *queries, *out, *logits, *strip, *tops, *columns;
+};
+
+struct Arena {
+  char* next;
+  template <typename T> T* take(int64_t count) {
+    T* here = (T*)next;
+    next += padded(count * (int64_t)sizeof(T), 64);
+    return here;
+  }
+};
+
+template <bool DOT> static int64_t lay_out(const headwise_forward_call& call, const Shape& s, char* memory, Scratch** out) {
+  Arena arena = {memory};
+  Scratch* t = arena.take<Scratch>(1);
+  Scratch sizes;
+  Scratch& it = memory ? *t : sizes;
+  it.queries = arena.take<float>(BLOCK_ROWS * s.words);
+  it.out = arena.take<float>(BLOCK_ROWS * s.width);
+  it.logits = arena.take<float>(BLOCK_ROWS * BLOCK_KEYS);
+  it.strip = arena.take<float>(BLOCK_ROWS * s.strip);
+  it.tops = arena.take<float>(s.strip ? BLOCK_ROWS * s.key_blocks : 0);
+  it.columns = arena.take<float>(s.strip ? s.key_blocks * BLOCK_KEYS : 0);
+  it.rows.ranges = arena.take<float>(call.range_count * BLOCK_ROWS);
+  it.rows.classes = arena.take<float>(call.class_count * BLOCK_ROWS);
+  *out = t;
+  return arena.next - memory;
+}
+
+// How logits relate to the products: what queries are multiplied with when they are loaded, and the rest.
+struct Scaling {
+  float query, factor;
+  bool flip;     // bfloat16 queries are not multiplied, but may be negated
+  bool adjusted; // by soft cap or biases
+};
+template <bool DOT> static Scaling scaling_of(const headwise_rule& rule) {
+  Scaling s;
+  s.adjusted = rule.soft_cap > 0 || rule.relative || rule.bias;
+  const float scale = s.adjusted ? rule.scale : rule.scale * LOG2E;
+  s.flip = DOT && scale < 0;
+  s.query = DOT ? 1.0f : scale;
+  s.factor = DOT ? (s.flip ? -scale : scale) : 1.0f;
+  return s;
+}
+
+template <bool DOT, typename T>
+static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const Scaling& scaling, int64_t size,
+                         float* queries, bool* broken) {
+  for (int r = 0; r < rows; r++) {
+    Floats check = all(0.0f);
+    for (int64_t c = 0; c < size; c += W) {
+      Floats x = words<DOT>(q + r * stride, c, d);
+      if (DOT) {
+        check += (Floats)((Words)x << 16) * 0.0f + (Floats)((Words)x & 0xffff0000u) * 0.0f;
+        if (scaling.flip) x = (Floats)((Words)x ^ 0x80008000u);
+      } else {
+        check += x * 0.0f;
+        x *= scaling.query;
+      }
+      write(queries + r * size + c, x, size - c);
+    }
+    broken[r] = !(sum(check) == 0.0f);
+  }
+}
+
+template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
+  const headwise_forward_call& call;
+  const Shape shape;
+  const Scaling scaling;
+
+  void pack(int64_t group, int64_t panel, char* keys, char* values, Floats& check) const {
+    const int64_t batch = group / call.h_kv, head = group % call.h_kv, from = panel * PANEL;
+    const T* k = (const T*)call.k.data + batch * call.k.batch + head * call.k.head;
+    pack_keys<DOT>(k + from * call.k.row, call.k.row, call.m - from, call.d, (float*)keys + from * shape.words, check);
+    if (!call.d_v) return;
+    const T* v = (const T*)call.v.data + batch * call.v.batch + head * call.v.head;
+    pack_values<DOT>(v, call.v.row, call.m, call.d_v, from, from + PANEL, shape.height, (float*)values, check);
+  }
+
+  // One block of queries of one head.
+  void block(int64_t batch, int64_t head, int64_t index, const float* keys, const float* values, Scratch& t) const {
+    const int64_t query = index * BLOCK_ROWS;
+    const int count = (int)least(BLOCK_ROWS, call.n - query);
+    const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
+    load_queries<DOT>(q, call.q.row, count, call.d, scaling, shape.words, t.queries, t.rows.broken);
+    clear(t, count);
+    const Hull seen = hull(call, batch, query, count, 0, call.m);
+    for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS) {
+      Hull parts[GROUPS];
+      bool empty = true;
+      for (int g = 0; g * ROWS < count; g++) {
+        const int rows = (int)least(ROWS, count - g * ROWS);
+        parts[g] = hull(call, batch, query + g * ROWS, rows, from, least(from + BLOCK_KEYS, call.m));
+        empty &= parts[g].first == parts[g].last;
+      }
+      if (empty) {
+        for (int r = 0; r < count && shape.strip; r++) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = NOTHING;
+        continue;
+      }
+      logits(from, count, parts, keys, t);
+      float* weights = shape.strip ? t.strip + from / (DOT ? 2 : 1) : t.logits;
+      const int64_t stride = shape.strip ? shape.strip : BLOCK_KEYS;
+      for (int r = 0; r < count; r++) row(batch, head, query, r, from, parts[r / ROWS], weights + r * stride, t);
+      mix(from, count, parts, weights, stride, values, t);
+    }
+    float scale[BLOCK_ROWS];
+    finish(batch, head, query, count, t, scale);
+    if (shape.strip) columns(batch, query, count, seen, scale, t);
+  }
+
+ private:
+  void clear(Scratch& t, int count) const {
+    for (int r = 0; r < count; r++) {
+      t.rows.top[r] = NOTHING;
+      t.rows.centre[r] = 0.0f;
+      t.rows.total[r] = t.rows.entropy[r] = t.rows.squares[r] = t.rows.first[r] = t.rows.second[r] = all(0.0f);
+    }
+    __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
+    __builtin_memset(t.rows.ranges, 0, (size_t)call.range_count * BLOCK_ROWS * 4);
+    __builtin_memset(t.rows.classes, 0, (size_t)call.class_count * BLOCK_ROWS * 4);
+  }
+
+  // 1. S = QKᵀ, and the largest of each row lane by lane.
+  void logits(int64_t from, int count, const Hull* parts, const float* keys, Scratch& t) const {
+    for (int r = 0; r < count; r++) t.fold[r] = all(NOTHING);
+    Hull whole = parts[0];
+    for (int g = 1; g * ROWS < count; g++) {
+      if (parts[g].first == parts[g].last) continue;
+      whole.first = whole.first == whole.last ? parts[g].first : least(whole.first, parts[g].first);
+      whole.last = most(whole.last, parts[g].last);
+    }
+    for (int64_t p = whole.first / PANEL * PANEL; p < whole.last; p += PANEL)
+      for (int g = 0; g * ROWS < count; g++) {
+        if (parts[g].last <= p || parts[g].first >= p + PANEL) continue;
+        product<DOT, false, true>((int)least(ROWS, count - g * ROWS), t.queries + g * ROWS * shape.words, shape.words,
+                                  keys + p * shape.words, t.logits + g * ROWS * BLOCK_KEYS + (p - from), BLOCK_KEYS,
+                                  shape.words, t.fold + g * ROWS);
+      }
+  }
+
+  // 2. The softmax of one row.
+  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, const Hull& part, float* weights,
+           Scratch& t) const {
+    if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = NOTHING;
+    if (part.first == part.last) return;
+    const int64_t first = part.first - from, last = part.last - from;
+    Stretch s = {t.logits + r * BLOCK_KEYS, first / W * W, padded(last, W), from, query + r + call.m - call.n};
+    float factor = scaling.factor, top;
+    const int64_t begin = from + first / PANEL * PANEL, end = from + padded(last, PANEL);
+    if (scaling.adjusted) {
+      adjust(call, batch, head, query + r, s, factor);
+      factor = 1.0f;
+    }
+    if (scaling.adjusted || !sees_all(call, batch, query + r, begin, end)) {
+      if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
+      top = largest(s.logits, s.from, s.to) * factor;
+    } else {
+      top = maximum(t.fold[r]) * factor;
+    }
+    if (top > t.rows.top[r]) {
+      const float centre = REACH ? distance_of(s, factor, top) : 0.0f;
+      raise<SPREAD, REACH>(t.rows, r, top, centre, call.range_count, call.class_count, t.out + r * shape.width,
+                           shape.width);
+    }
+    if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = t.rows.top[r];
+    top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
+    for (int i = 0; i < call.range_count; i++) {
+      const headwise_range& range = call.ranges[i];
+      const int64_t base = from - (range.relative ? s.position : 0);
+      const int64_t start = most(range.start - base, s.from), stop = least(range.stop - base, s.to);
+      if (start < stop) t.rows.ranges[i * BLOCK_ROWS + r] += mass(s, factor, top, start, stop);
+    }
+    for (int i = 0; i < call.class_count; i++)
+      t.rows.classes[i * BLOCK_ROWS + r] +=
+          class_mass(s, factor, top, call.classes + i * call.class_stride + batch * call.class_batch, call.m);
+    Dropout dropout = {0, 0};
+    if (call.dropout > 0) dropout = {row_seed(call.seed, batch * call.h + head, query + r), (uint32_t)(call.dropout * 4294967296.0)};
+    weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout);
+  }
+
+  // 3. O += p V.
+  void mix(int64_t from, int count, const Hull* parts, const float* weights, int64_t stride, const float* values,
+           Scratch& t) const {
+    constexpr int KEYS_A_WORD = DOT ? 2 : 1;
+    const int64_t height = shape.height / KEYS_A_WORD;
+    for (int64_t step = 0; step < BLOCK_KEYS / KEYS_A_WORD; step += VALUE_STEPS)
+      for (int64_t c = 0; c < shape.width; c += PANEL)
+        for (int g = 0; g * ROWS < count; g++) {
+          if (parts[g].first == parts[g].last) continue;
+          const int64_t first = most(step, (parts[g].first - from) / W * W / KEYS_A_WORD);
+          const int64_t last = least(step + VALUE_STEPS, padded(parts[g].last - from, W) / KEYS_A_WORD);
+          if (first >= last) continue;
+          product<DOT, true, false>((int)least(ROWS, count - g * ROWS), weights + g * ROWS * stride + first, stride,
+                                    values + c * height + (from / KEYS_A_WORD + first) * PANEL,
+                                    t.out + g * ROWS * shape.width + c, shape.width, last - first, nullptr);
+        }
+  }
+
+  // The rows' results; scale[r] turns an unnormalised p of the last top into a weight.
+  void finish(int64_t batch, int64_t head, int64_t query, int count, Scratch& t, float* scale) const {
+    const int64_t place = (batch * call.h + head) * call.n + query, all_rows = call.b * call.h * call.n;
+    const float keep = 1.0f / (1.0f - call.dropout);
+    for (int r = 0; r < count; r++) {
+      const float top = t.rows.top[r], keys = sum(t.rows.total[r]);
+      float whole = keys, inverse = 0.0f, log_sum = NOTHING;
+      if (top != NOTHING || keys != 0.0f) {
+        float shrink = 1.0f, highest = top;
+        if (call.rule.sinks) {
+          const float sink = call.rule.sinks[head] * LOG2E;
+          highest = sink > top ? sink : top;
+          shrink = exp2(all(top - highest))[0];
+          whole = keys * shrink + exp2(all(sink - highest))[0];
+        }
+        inverse = shrink / whole;
+        log_sum = (float)(highest * LN2 + __builtin_logf(whole));
+        if (t.rows.broken[r]) inverse = log_sum = __builtin_nanf("");
+      }
+      scale[r] = inverse;
+      const int64_t at = place + r;
+      if (call.lse) call.lse[at] = log_sum;
+      if (call.largest) call.largest[at] = (float)(top * LN2);
+      if (SPREAD) {
+        // -ln p = -ln 2 · (z - top) - ln(scale)
+        const float entropy = inverse * (float)(-LN2 * sum(t.rows.entropy[r])) -
+                              (inverse == 0.0f ? 0.0f : keys * inverse * __builtin_logf(inverse));
+        if (call.entropy) call.entropy[at] = entropy < 0.0f ? 0.0f : entropy;
+        if (call.squares) call.squares[at] = sum(t.rows.squares[r]) * inverse * inverse;
+      }
+      if (REACH) {
+        const float safe = keys == 0.0f ? 1.0f : keys;
+        const float first = sum(t.rows.first[r]) / safe, second = sum(t.rows.second[r]) / safe;
+        const float variance = second - first * first;
+        if (call.distance) call.distance[at] = (t.rows.centre[r] + first) * keys * inverse;
+        if (call.variance) call.variance[at] = variance < 0.0f ? 0.0f : variance;
+      }
+      for (int i = 0; i < call.range_count; i++)
+        call.range_mass[i * all_rows + at] = t.rows.ranges[i * BLOCK_ROWS + r] * inverse;
+      for (int i = 0; i < call.class_count; i++)
+        call.class_mass[i * all_rows + at] = t.rows.classes[i * BLOCK_ROWS + r] * inverse;
+      if (!call.d_v) continue;
+      T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + (query + r) * call.out.row;
+      const float* sums = t.out + r * shape.width;
+      for (int64_t c = 0; c < call.d_v; c += W) {
+        // A row that sees nothing is 0, even if NaN values were multiplied with its zeros.
+        const Floats x = log_sum == NOTHING ? all(0.0f) : load(sums + c) * (inverse * keep);
+        write(out + c, x, call.d_v - c);
+      }
+    }
+  }
+
+  // What the rows of the strip give to each key.
+  void columns(int64_t batch, int64_t query, int count, const Hull& seen, const float* scale, Scratch& t) const {
+    for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS) {
+      const int64_t to = least(from + BLOCK_KEYS, call.m);
+      for (int g = 0; g * ROWS < count; g++) {
+        const int rows = (int)least(ROWS, count - g * ROWS);
+        const Hull part = hull(call, batch, query + g * ROWS, rows, from, to);
+        if (part.first == part.last) continue;
+        Floats factors[ROWS];
+        for (int r = 0; r < ROWS; r++) {
+          const int at = g * ROWS + (r < rows ? r : 0);
+          const float then = t.tops[at * shape.key_blocks + from / BLOCK_KEYS];
+          factors[r] = r < rows && then != NOTHING ? exp2(all(then - t.rows.top[at])) * scale[at] : all(0.0f);
+        }
+        for (int64_t c = part.first / W * W; c < part.last; c += W) {
+          Floats column = load(t.columns + c);
+          for (int r = 0; r < rows; r++) {
+            const float* row = t.strip + (g * ROWS + r) * shape.strip;
+            column += factors[r] * (DOT ? read((const Brain*)row + c, W) : load(row + c));
+          }
+          store(t.columns + c, column);
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,98 @@
+// The C interface of headwise's compiled attention kernels: plain pointers and sizes, nothing of PyTorch.
+//
+// Shapes: q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], out [b, h, n, d_v]; the last axis is contiguous,
+// the others have strides in elements. Query head i reads key head i / (h / h_kv). Query i stands at position
+// i + m - n of the keys. Results named "rows" are float32 [b, h, n], contiguous. Python mirrors the structures in
+// src/headwise/kernels/cpu/binding.py; HEADWISE_ABI changes whenever one of them does.
+#pragma once
+#include <stdint.h>
+
+#define HEADWISE_ABI 1
+
+#if defined(_WIN32)
+#define HEADWISE_EXPORT __declspec(dllexport)
+#else
+#define HEADWISE_EXPORT __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { HEADWISE_FLOAT32 = 0, HEADWISE_BFLOAT16 = 1, HEADWISE_FLOAT16 = 2 };
+
+// What a call returns.
+enum {
+  HEADWISE_DONE = 0,
+  HEADWISE_NO_MEMORY = 1,
+  HEADWISE_NOT_FINITE = 2,  // a key or value is NaN or infinite, and some query may not see it: nothing was computed
+};
+
+typedef struct {
+  void* data;
+  int64_t batch, head, row;  // strides in elements
+} headwise_tensor;
+
+// Mass on the keys [start, stop), counted from the query's position if `relative`, else from key 0.
+typedef struct {
+  int64_t start, stop;
+  int32_t relative;
+} headwise_range;
+
+// What a score is: scale * q.k, then the soft cap, then what is added, then the mask.
+typedef struct {
+  float scale, soft_cap;   // soft_cap 0: none; else cap * tanh(score / cap)
+  const int32_t* spans;    // [b or 1, n, span_count, 2]: half-open ranges of keys, sorted, disjoint; empty ones last
+  int64_t span_batch;      // stride in int32; 0 if all batch entries share them
+  int32_t span_count;
+  const uint8_t* dense;    // NULL, or what must hold besides the spans; last axis contiguous
+  int64_t dense_batch, dense_head, dense_row;
+  const float* relative;   // NULL, or [h or 1, n + m - 1]: added to score (i, j) at index j - i + n - 1
+  int64_t relative_head;
+  const float* bias;       // NULL, or added to score (i, j)
+  int64_t bias_batch, bias_head, bias_row, bias_col;
+  const float* sinks;      // NULL, or [h]: one more logit in the denominator of every row
+} headwise_rule;
+
+typedef struct {
+  int32_t dtype;           // of q, k, v and out
+  int32_t threads;
+  int64_t b, h, h_kv, n, m, d, d_v;
+  headwise_tensor q, k, v, out;  // v and out are not touched if d_v is 0
+  headwise_rule rule;
+  float dropout;           // share of the weights that is dropped; statistics are of the weights before that
+  uint64_t seed;
+  // Results. lse: natural log, -inf where a query sees nothing. Those that are NULL are not computed.
+  float *lse, *largest, *entropy, *squares, *distance, *variance;
+  int32_t range_count;
+  const headwise_range* ranges;
+  float* range_mass;       // [range_count, b, h, n]
+  int32_t class_count;
+  const float* classes;    // [class_count, b or 1, m]: weights of the keys
+  int64_t class_stride, class_batch;
+  float* class_mass;       // [class_count, b, h, n]
+  float* column_mass;      // [b, h, m]: what each key receives
+} headwise_forward_call;
+
+// out, log-sum-exp and statistics.
+HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
+
+// The version of this interface, the target in use ("avx512bf16", "avx512", "avx2", "portable"), and all that were
+// compiled in, comma-separated. HEADWISE_TARGET in the environment of the process chooses a lower one.
+HEADWISE_EXPORT int headwise_abi_version(void);
+HEADWISE_EXPORT const char* headwise_target_name(void);
+HEADWISE_EXPORT const char* headwise_targets(void);
+// 0, or 1 if the CPU cannot run it or it was not compiled in.
+HEADWISE_EXPORT int headwise_set_target(const char* name);
+
+// Run parallel regions on an OpenMP runtime that is there already (GOMP_parallel of the library that PyTorch
+// loaded), so that two pools of threads do not fight; NULL: on threads of our own.
+HEADWISE_EXPORT void headwise_set_openmp(void (*gomp_parallel)(void (*)(void*), void*, unsigned, unsigned));
+
+// What this machine can do: multiply-adds (counted as two) a second for a dtype, bytes read from memory a second.
+HEADWISE_EXPORT double headwise_peak(int dtype, int threads);
+HEADWISE_EXPORT double headwise_bandwidth(int threads);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,191 @@
+// Copies of keys and values in the order in which the products read them, converted to the dtype of the arithmetic.
+//
+//   keys:    panels of PANEL keys, each [word][PANEL]: one row of a panel is the same word of all its keys
+//   values:  panels of PANEL columns, each [key][PANEL]
+//
+// A word is 4 bytes: a float32, or, where the CPU multiplies bfloat16 itself (DOT), two of them that are neighbours
+// along the axis that a product sums over: two features of a key, the same feature of two keys. Keys and values are
+// padded with zeros to full panels and full vectors, so no product needs a remainder.
+
+// W numbers as float32; only the first `count` are read, the others are 0.
+INLINE Floats read(const float* x, int64_t count) {
+  if (count >= W) return load(x);
+  Floats v = all(0.0f);
+  for (int i = 0; i < count; i++) v[i] = x[i];
+  return v;
+}
+
+struct Brain { uint16_t bits; };
+struct Half { uint16_t bits; };
+
+INLINE Floats read(const Brain* x, int64_t count) {
+  Words v = (Words)all(0.0f);
+  if (count >= W) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+    v = (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x));
+#elif HEADWISE_TARGET_AVX2
+    v = (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)x));
+#else
+    for (int i = 0; i < W; i++) v[i] = x[i].bits;
+#endif
+  } else {
+    for (int i = 0; i < count; i++) v[i] = x[i].bits;
+  }
+  return (Floats)(v << 16);
+}
+
+static float widen_half(uint16_t bits) {
+  const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 1023;
+  float v;
+  if (exponent == 0) {
+    v = (float)fraction * 5.9604644775390625e-8f;  // 2^-24
+    uint32_t u;
+    __builtin_memcpy(&u, &v, 4);
+    u |= sign;
+    __builtin_memcpy(&v, &u, 4);
+    return v;
+  }
+  const uint32_t u = sign | (exponent == 31 ? 255u : exponent + 112u) << 23 | fraction << 13;
+  __builtin_memcpy(&v, &u, 4);
+  return v;
+}
+
+static uint16_t narrow_half(float x) {
+  uint32_t u;
+  __builtin_memcpy(&u, &x, 4);
+  const uint16_t sign = (uint16_t)(u >> 16 & 0x8000);
+  const uint32_t size = u & 0x7fffffffu;
+  if (size > 0x7f800000u) return (uint16_t)(sign | 0x7e00);
+  if (size >= 0x477ff000u) return (uint16_t)(sign | 0x7c00);  // rounds to infinity
+  if (size < 0x38800000u) {  // a subnormal half: adding 1/2 puts its last bit at the end of the fraction
+    float v;
+    __builtin_memcpy(&v, &size, 4);
+    v += 0.5f;
+    __builtin_memcpy(&u, &v, 4);
+    return (uint16_t)(sign | (u - 0x3f000000u));
+  }
+  return (uint16_t)(sign | (size - 0x38000000u + 0xfffu + (size >> 13 & 1)) >> 13);
+}
+
+INLINE Floats read(const Half* x, int64_t count) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+  if (count >= W) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
+#elif HEADWISE_TARGET_AVX2
+  if (count >= W) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)x));
+#endif
+  Floats v = all(0.0f);
+  for (int i = 0; i < W && i < count; i++) v[i] = widen_half(x[i].bits);
+  return v;
+}
+
+// The first `count` lanes, converted back.
+INLINE void write(float* x, Floats v, int64_t count) {
+  if (count >= W) return store(x, v);
+  for (int i = 0; i < count; i++) x[i] = v[i];
+}
+INLINE void write(Brain* x, Floats v, int64_t count) {
+#if HEADWISE_TARGET_AVX512BF16
+  if (count >= W) {
+    const __m256bh low = _mm512_cvtneps_pbh(v);
+    __builtin_memcpy(x, &low, sizeof low);
+    return;
+  }
+#endif
+  for (int i = 0; i < W && i < count; i++) x[i].bits = narrow(v[i]);
+}
+INLINE void write(Half* x, Floats v, int64_t count) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+  if (count >= W) return _mm256_storeu_si256((__m256i*)x, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif HEADWISE_TARGET_AVX2
+  if (count >= W) return _mm_storeu_si128((__m128i*)x, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#endif
+  for (int i = 0; i < W && i < count; i++) x[i].bits = narrow_half(v[i]);
+}
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
+INLINE int64_t padded(int64_t size, int64_t block) { return blocks(size, block) * block; }
+
+// a0 b0 a1 b1 …: the lower, the upper halves of two vectors, interleaved.
+template <int... I> struct Indices {};
+template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
+template <int... I> struct Count<0, I...> { typedef Indices<I...> list; };
+template <int FROM, int... I> INLINE Floats interleave(Floats a, Floats b, Indices<I...>) {
+  return __builtin_shufflevector(a, b, (FROM + I / 2 + (I % 2) * W)...);
+}
+
+// Rows become columns, in place. Each round interleaves row i with row i + W/2; log2(W) rounds transpose.
+INLINE void transpose(Floats (&rows)[W]) {
+  typedef typename Count<W>::list List;
+#pragma GCC unroll 4
+  for (int round = 1; round < W; round *= 2) {
+    Floats next[W];
+#pragma GCC unroll 16
+    for (int i = 0; i < W / 2; i++) {
+      next[2 * i] = interleave<0>(rows[i], rows[i + W / 2], List());
+      next[2 * i + 1] = interleave<W / 2>(rows[i], rows[i + W / 2], List());
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < W; i++) rows[i] = next[i];
+  }
+}
+
+// Words of one row from word `c` on: numbers converted to float32, or pairs of bfloat16 as they lie in memory.
+template <bool DOT, typename T> INLINE Floats words(const T* row, int64_t c, int64_t size) {
+  if (!DOT) return read(row + c, size - c);
+  const int64_t left = size - 2 * c;
+  if (left >= 2 * W) return load((const float*)(row + 2 * c));
+  uint16_t pad[2 * W] = {};
+  for (int64_t i = 0; i < left; i++) __builtin_memcpy(pad + i, row + 2 * c + i, 2);
+  return load((const float*)pad);
+}
+
+// One panel of keys, [word][PANEL], from `rows` rows (the rest are zeros). Adds 0 · x of everything to `check`:
+// it is NaN in the end if anything was not finite.
+template <bool DOT, typename T>
+static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Floats& check) {
+  const int64_t size = DOT ? (d + 1) / 2 : d;
+  for (int64_t j = 0; j < PANEL; j += W) {
+    for (int64_t c = 0; c < size; c += W) {
+      Floats tile[W];
+#pragma GCC unroll 16
+      for (int r = 0; r < W; r++) tile[r] = j + r < rows ? words<DOT>(keys + (j + r) * stride, c, d) : all(0.0f);
+      for (int r = 0; r < W; r++) {
+        if (DOT) {
+          check += (Floats)((Words)tile[r] << 16) * 0.0f + (Floats)((Words)tile[r] & 0xffff0000u) * 0.0f;
+        } else {
+          check += tile[r] * 0.0f;
+        }
+      }
+      transpose(tile);
+      const int64_t count = least(W, size - c);
+      for (int64_t r = 0; r < count; r++) store(panel + (c + r) * PANEL + j, tile[r]);
+    }
+  }
+}
+
+// Rows [from, to) of values into all panels of columns; `height` is the padded number of keys. Rows at and beyond m are
+// zeros.
+template <bool DOT, typename T>
+static void pack_values(const T* values, int64_t stride, int64_t m, int64_t d, int64_t from, int64_t to, int64_t height,
+                        float* panels, Floats& check) {
+  for (int64_t p = 0; p * PANEL < d; p++) {
+    float* panel = panels + p * PANEL * (DOT ? height / 2 : height);
+    for (int64_t j = from; j < to; j += DOT ? 2 : 1) {
+      float* row = panel + (DOT ? j / 2 : j) * PANEL;
+      for (int v = 0; v < VECTORS; v++) {
+        const int64_t c = p * PANEL + v * W;
+        const Floats here = j < m && c < d ? read(values + j * stride + c, d - c) : all(0.0f);
+        check += here * 0.0f;
+        if (!DOT) {
+          store(row + v * W, here);
+          continue;
+        }
+        const Floats below = j + 1 < m && c < d ? read(values + (j + 1) * stride + c, d - c) : all(0.0f);
+        check += below * 0.0f;
+        store(row + v * W, (Floats)(((Words)here >> 16) | ((Words)below & 0xffff0000u)));
+      }
+    }
+  }
+}

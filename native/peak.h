@@ -1,0 +1,92 @@
+// What the machine can do, measured with the instructions that the kernels use.
+
+struct Peak {
+  int dtype;
+  int64_t rounds;
+  double flops;
+  Floats sink;
+};
+
+template <bool DOT> static void multiply(Peak& peak) {
+  Floats acc[12];
+  for (int i = 0; i < 12; i++) acc[i] = all((float)i);
+  const Floats a = all(1e-9f), b = all(0.5f);
+  for (int64_t i = 0; i < peak.rounds; i++) {
+#pragma GCC unroll 12
+    for (int j = 0; j < 12; j++) {
+      acc[j] = multiply_add<DOT>(acc[j], a, b);
+      asm volatile("" : "+x"(acc[j]));
+    }
+  }
+  Floats total = acc[0];
+  for (int i = 1; i < 12; i++) total += acc[i];
+  static volatile float keep;
+  keep = sum(total);
+  (void)keep;
+}
+
+static void multiply_all(void* context, int) {
+  Peak& peak = *(Peak*)context;
+#if HEADWISE_TARGET_AVX512BF16
+  if (peak.dtype == HEADWISE_BFLOAT16) return multiply<true>(peak);
+#endif
+  multiply<false>(peak);
+}
+
+// Best of a few rounds, in operations a second; a multiply-add is two.
+static double peak(int dtype, int threads) {
+  bool dot = false;
+#if HEADWISE_TARGET_AVX512BF16
+  dot = dtype == HEADWISE_BFLOAT16;
+#endif
+  double best = 0.0;
+  for (int i = 0; i < 12; i++) {
+    Peak work = {dtype, 4 << 20, 0.0, all(0.0f)};
+    const double begun = seconds();
+    parallel(threads, multiply_all, &work);
+    const double rate = 2.0 * 12 * W * (dot ? 2 : 1) * (double)work.rounds * threads / (seconds() - begun);
+    if (rate > best) best = rate;
+  }
+  return best;
+}
+
+struct Reading {
+  const float* memory;
+  int64_t size, share;
+  Queue queue;
+};
+
+static void read_all(void* context, int) {
+  Reading& reading = *(Reading*)context;
+  Floats a = all(0.0f), b = a, c = a, d = a;
+  for (int64_t part; (part = reading.queue.take()) * reading.share < reading.size;) {
+    const float* x = reading.memory + part * reading.share;
+    for (int64_t i = 0; i < reading.share; i += 4 * W) {
+      a = (Floats)((Words)a ^ (Words)load(x + i));
+      b = (Floats)((Words)b ^ (Words)load(x + i + W));
+      c = (Floats)((Words)c ^ (Words)load(x + i + 2 * W));
+      d = (Floats)((Words)d ^ (Words)load(x + i + 3 * W));
+    }
+  }
+  static volatile float keep;
+  keep = sum((Floats)((Words)a ^ (Words)b ^ (Words)c ^ (Words)d));
+  (void)keep;
+}
+
+// Bytes a second that are read from memory well beyond the caches; 0 if there is not enough of it.
+static double bandwidth(int threads) {
+  const int64_t size = 128 << 20;  // floats: 512 MB
+  float* memory = (float*)borrow((size_t)size * 4);
+  if (!memory) return 0.0;
+  for (int64_t i = 0; i < size; i += 1024) memory[i] = 1.0f;
+  double best = 0.0;
+  for (int i = 0; i < 5; i++) {
+    Reading reading = {memory, size, 1 << 18, {0}};
+    const double begun = seconds();
+    parallel(threads, read_all, &reading);
+    const double rate = 4.0 * (double)size / (seconds() - begun);
+    if (rate > best) best = rate;
+  }
+  give_back((char*)memory);
+  return best;
+}

@@ -1,0 +1,66 @@
+// The two products of attention, in blocks that stay in registers.
+//
+// C [R × PANEL] = or += A [R × steps] · B [steps × PANEL]. The accumulators (R · VECTORS of them) live in registers for all
+// the steps; each step loads VECTORS vectors of B and broadcasts R numbers of A:
+//
+//                    B  ┌────┬────┐ one row: PANEL floats
+//                       └────┴────┘
+//              A ┌─┐ →  ┌────┬────┐
+//        R rows  │ │    │ acc│ acc│  R × VECTORS vectors
+//                └─┘    └────┴────┘
+//
+// With 6 × 2 (AVX2) or 6 × 4 (AVX-512) accumulators there are enough of them to hide the latency of a multiply-add, and
+// few enough loads that those do not limit it.
+
+template <bool DOT> INLINE Floats multiply_add(Floats c, Floats a, Floats b) {
+#if HEADWISE_TARGET_AVX512BF16
+  if (DOT) return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+#endif
+  return c + a * b;
+}
+
+// ADD: to what C holds. FOLD: take the larger of top[row] and the new numbers, lane by lane.
+template <bool DOT, int R, bool ADD, bool FOLD>
+static void register_block(const float* __restrict a, int64_t lda, const float* __restrict b, float* __restrict c,
+                           int64_t ldc, int64_t steps, Floats* __restrict top) {
+  Floats acc[R][VECTORS];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) acc[r][v] = all(0.0f);
+#pragma GCC unroll 2
+  for (int64_t k = 0; k < steps; k++) {
+    Floats row[VECTORS];
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) row[v] = load(b + k * PANEL + v * W);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+      const Floats one = all(a[r * lda + k]);
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) acc[r][v] = multiply_add<DOT>(acc[r][v], one, row[v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; r++) {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) {
+      float* place = c + r * ldc + v * W;
+      if (ADD) acc[r][v] += load(place);
+      if (FOLD) top[r] = larger(top[r], acc[r][v]);
+      store(place, acc[r][v]);
+    }
+  }
+}
+
+template <bool DOT, bool ADD, bool FOLD>
+INLINE void product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps,
+                    Floats* top) {
+  switch (rows) {
+    case 1: return register_block<DOT, 1, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
+    case 2: return register_block<DOT, 2, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
+    case 3: return register_block<DOT, 3, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
+    case 4: return register_block<DOT, 4, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
+    case 5: return register_block<DOT, 5, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
+    default: return register_block<DOT, ROWS, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
+  }
+}

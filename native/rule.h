@@ -1,0 +1,80 @@
+// What a score is, row by row: soft cap, biases and mask, as src/headwise/rule.py says.
+
+INLINE const int32_t* spans_of(const headwise_forward_call& call, int64_t batch, int64_t query) {
+  return call.rule.spans + batch * call.rule.span_batch + query * call.rule.span_count * 2;
+}
+
+// The keys [first, last) that any of `count` queries sees something of, between `from` and `to`; first = last if none.
+struct Hull {
+  int64_t first, last;
+};
+static Hull hull(const headwise_forward_call& call, int64_t batch, int64_t query, int count, int64_t from, int64_t to) {
+  Hull h = {to, from};
+  for (int r = 0; r < count; r++) {
+    const int32_t* span = spans_of(call, batch, query + r);
+    for (int i = 0; i < call.rule.span_count; i++, span += 2) {
+      const int64_t first = most(span[0], from), last = least(span[1], to);
+      if (first >= last) continue;
+      h.first = least(h.first, first);
+      h.last = most(h.last, last);
+    }
+  }
+  if (h.first >= h.last) h.first = h.last = from;
+  return h;
+}
+
+// True if the query sees every key of [from, to).
+INLINE bool sees_all(const headwise_forward_call& call, int64_t batch, int64_t query, int64_t from, int64_t to) {
+  if (call.rule.dense) return false;
+  const int32_t* span = spans_of(call, batch, query);
+  for (int i = 0; i < call.rule.span_count; i++, span += 2)
+    if (span[0] <= from && to <= span[1]) return true;
+  return false;
+}
+
+INLINE void fill(float* s, int64_t from, int64_t to) {
+  for (; from < to && from % W; from++) s[from] = NOTHING;
+  for (; from + W <= to; from += W) store(s + from, all(NOTHING));
+  for (; from < to; from++) s[from] = NOTHING;
+}
+
+// -inf in place of the logits that the query may not see.
+static void hide(const headwise_forward_call& call, int64_t batch, int64_t head, int64_t query, const Stretch& row) {
+  int64_t open = row.from;
+  const int32_t* span = spans_of(call, batch, query);
+  for (int i = 0; i < call.rule.span_count; i++, span += 2) {
+    const int64_t first = most(span[0] - row.key, row.from), last = least(span[1] - row.key, row.to);
+    if (first >= last) continue;
+    fill(row.logits, open, first);
+    open = last;
+  }
+  fill(row.logits, open, row.to);
+  if (!call.rule.dense) return;
+  const uint8_t* may = call.rule.dense + batch * call.rule.dense_batch + head * call.rule.dense_head +
+                       query * call.rule.dense_row + row.key;
+  const int64_t end = least(row.to, call.m - row.key);
+  for (int64_t i = row.from; i < end; i++) row.logits[i] = may[i] ? row.logits[i] : NOTHING;
+}
+
+// Soft cap and biases; logits come in as scale · q·k / factor and leave in units of ln 2.
+static void adjust(const headwise_forward_call& call, int64_t batch, int64_t head, int64_t query, const Stretch& row,
+                   float factor) {
+  const headwise_rule& rule = call.rule;
+  const float* relative =
+      rule.relative ? rule.relative + head * rule.relative_head + (row.key - query + call.n - 1) : nullptr;
+  const float* bias = rule.bias ? rule.bias + batch * rule.bias_batch + head * rule.bias_head + query * rule.bias_row
+                                : nullptr;
+  for (int64_t i = row.from; i < row.to; i += W) {
+    const int64_t left = call.m - (row.key + i);
+    Floats s = load(row.logits + i) * factor;
+    if (rule.soft_cap > 0) s = rule.soft_cap * tanh(s * (1.0f / rule.soft_cap));
+    if (relative) s += read(relative + i, left);
+    if (bias && rule.bias_col == 1) s += read(bias + row.key + i, left);
+    if (bias && rule.bias_col != 1) {
+      Floats more = all(0.0f);
+      for (int lane = 0; lane < W && lane < left; lane++) more[lane] = bias[(row.key + i + lane) * rule.bias_col];
+      s += more;
+    }
+    store(row.logits + i, s * LOG2E);
+  }
+}

@@ -1,0 +1,177 @@
+// Sharing a call among threads.
+//
+// Keys and values are packed once for each key head. With many small heads a thread packs a head and does all its queries
+// (LOCAL: no waiting, the copy stays in its cache); else all threads pack, then take blocks of queries from one queue,
+// wave after wave of heads so that the copies stay bounded.
+
+struct Flag {
+  int32_t value;
+  void raise() { __atomic_store_n(&value, 1, __ATOMIC_RELAXED); }
+};
+
+struct Queue {
+  int64_t next;
+  int64_t take() { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
+};
+
+constexpr int64_t LOCAL_BYTES = 512 << 10;
+constexpr int64_t WAVE_BYTES = 64 << 20;
+
+template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
+  typedef Forward<DOT, T, SPREAD, REACH> Blocks;
+  Blocks forward;
+  int64_t groups, heads_a_group, head_bytes, scratch_bytes;
+  char *packed, *scratch;
+  float* partial;      // [b, h, chunks, m] columns of the chunks
+  int64_t wave, wave_end;
+  bool local, all_finite_needed;
+  Queue queue;
+  Flag broken;
+
+  explicit Run(const headwise_forward_call& call)
+      : forward{call, shape_of<DOT>(call), scaling_of<DOT>(call.rule)}, queue{0}, broken{0} {}
+
+  Scratch& memory(int worker) {
+    Scratch* t;
+    lay_out<DOT>(forward.call, forward.shape, scratch + worker * scratch_bytes, &t);
+    return *t;
+  }
+
+  bool finite(Floats check) {
+    if (!all_finite_needed || sum(check) == 0.0f) return true;
+    broken.raise();
+    return false;
+  }
+
+  // One chunk of one head's query blocks: chunk, chunk + chunks, … last first, since those see most keys.
+  void chunk(int64_t batch, int64_t head, int64_t index, const char* packed_head, Scratch& t) {
+    const Shape& s = forward.shape;
+    const headwise_forward_call& call = forward.call;
+    const float *keys = (const float*)packed_head, *values = (const float*)(packed_head + s.key_bytes);
+    if (s.strip) __builtin_memset(t.columns, 0, (size_t)(s.key_blocks * BLOCK_KEYS) * 4);
+    const int64_t last = (s.query_blocks - 1 - index) / s.chunks * s.chunks + index;
+    for (int64_t block = last; block >= 0; block -= s.chunks) forward.block(batch, head, block, keys, values, t);
+    if (s.strip)
+      __builtin_memcpy(partial + ((batch * call.h + head) * s.chunks + index) * call.m, t.columns, (size_t)call.m * 4);
+  }
+
+  void pack_wave(int) {
+    const int64_t panels = forward.shape.height / PANEL, share = 16;
+    for (int64_t task; (task = queue.take()) < (wave_end - wave) * blocks(panels, share);) {
+      const int64_t group = task / blocks(panels, share), first = task % blocks(panels, share) * share;
+      char* to = packed + group * head_bytes;
+      Floats check = all(0.0f);
+      for (int64_t p = first; p < least(first + share, panels); p++)
+        forward.pack(wave + group, p, to, to + forward.shape.key_bytes, check);
+      if (!finite(check)) return;
+    }
+  }
+
+  void attend_wave(int worker) {
+    Scratch& t = memory(worker);
+    const int64_t chunks = forward.shape.chunks;
+    const headwise_forward_call& call = forward.call;
+    for (int64_t task; (task = queue.take()) < (wave_end - wave) * heads_a_group * chunks;) {
+      const int64_t index = chunks - 1 - task % chunks, head = task / chunks, group = wave + head / heads_a_group;
+      chunk(group / call.h_kv, group % call.h_kv * heads_a_group + head % heads_a_group, index,
+            packed + (group - wave) * head_bytes, t);
+    }
+  }
+
+  void attend_local(int worker) {
+    Scratch& t = memory(worker);
+    char* to = packed + worker * head_bytes;
+    const headwise_forward_call& call = forward.call;
+    for (int64_t group; (group = queue.take()) < groups;) {
+      Floats check = all(0.0f);
+      for (int64_t p = 0; p < forward.shape.height / PANEL; p++)
+        forward.pack(group, p, to, to + forward.shape.key_bytes, check);
+      if (!finite(check)) return;
+      for (int64_t head = 0; head < heads_a_group; head++)
+        for (int64_t index = 0; index < forward.shape.chunks; index++)
+          chunk(group / call.h_kv, group % call.h_kv * heads_a_group + head, index, to, t);
+    }
+  }
+
+  void add_columns(int) {
+    const headwise_forward_call& call = forward.call;
+    for (int64_t head; (head = queue.take()) < call.b * call.h;) {
+      const float* parts = partial + head * forward.shape.chunks * call.m;
+      float* to = call.column_mass + head * call.m;
+      for (int64_t j = 0; j < call.m; j++) {
+        float total = 0.0f;
+        for (int64_t c = 0; c < forward.shape.chunks; c++) total += parts[c * call.m + j];
+        to[j] = total;
+      }
+    }
+  }
+
+  template <void (Run::*STEP)(int)> static void step(void* self, int worker) { (((Run*)self)->*STEP)(worker); }
+  template <void (Run::*STEP)(int)> void on_all(int threads) {
+    queue.next = 0;
+    parallel(threads, step<STEP>, this);
+  }
+
+  int go() {
+    const headwise_forward_call& call = forward.call;
+    const Shape& s = forward.shape;
+    groups = call.b * call.h_kv;
+    heads_a_group = call.h / call.h_kv;
+    head_bytes = s.key_bytes + s.value_bytes;
+    Scratch* unused;
+    scratch_bytes = padded(lay_out<DOT>(call, s, nullptr, &unused), 4096);
+    const int threads = (int)least(call.threads, most(1, groups * heads_a_group * s.query_blocks));
+    local = threads == 1 || (groups >= 4 * threads && head_bytes <= LOCAL_BYTES);
+    const int64_t a_wave = local ? threads : most(1, least(groups, WAVE_BYTES / most(1, head_bytes)));
+    const int64_t partial_bytes = s.strip ? padded(call.b * call.h * s.chunks * call.m * 4, 64) : 0;
+    char* all_memory = borrow((size_t)(threads * scratch_bytes + a_wave * head_bytes + partial_bytes));
+    if (!all_memory) return HEADWISE_NO_MEMORY;
+    scratch = all_memory;
+    packed = scratch + threads * scratch_bytes;
+    partial = (float*)(packed + a_wave * head_bytes);
+    all_finite_needed = !everything_is_seen(call);
+    if (local) {
+      on_all<&Run::attend_local>(threads);
+    } else {
+      for (wave = 0; wave < groups && !broken.value; wave = wave_end) {
+        wave_end = least(groups, wave + a_wave);
+        on_all<&Run::pack_wave>(threads);
+        if (!broken.value) on_all<&Run::attend_wave>(threads);
+      }
+    }
+    if (s.strip && !broken.value) on_all<&Run::add_columns>(threads);
+    give_back(all_memory);
+    return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
+  }
+
+  static bool everything_is_seen(const headwise_forward_call& call) {
+    if (call.rule.dense) return false;
+    const int64_t batches = call.rule.span_batch ? call.b : 1;
+    for (int64_t batch = 0; batch < batches; batch++)
+      for (int64_t i = 0; i < call.n; i++)
+        if (!sees_all(call, batch, i, 0, call.m)) return false;
+    return true;
+  }
+};
+
+template <bool DOT, typename T, bool SPREAD, bool REACH> static int run(const headwise_forward_call& call) {
+  return Run<DOT, T, SPREAD, REACH>(call).go();
+}
+
+template <bool DOT, typename T> static int run(const headwise_forward_call& call) {
+  const bool spread = call.entropy || call.squares, reach = call.distance || call.variance;
+  if (spread && reach) return run<DOT, T, true, true>(call);
+  if (spread) return run<DOT, T, true, false>(call);
+  if (reach) return run<DOT, T, false, true>(call);
+  return run<DOT, T, false, false>(call);
+}
+
+static int forward(const headwise_forward_call& call) {
+#if HEADWISE_TARGET_AVX512BF16
+  if (call.dtype == HEADWISE_BFLOAT16) return run<true, Brain>(call);
+#else
+  if (call.dtype == HEADWISE_BFLOAT16) return run<false, Brain>(call);
+#endif
+  if (call.dtype == HEADWISE_FLOAT16) return run<false, Half>(call);
+  return run<false, float>(call);
+}

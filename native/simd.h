@@ -1,0 +1,146 @@
+// Vectors of float32, as wide as the target has them, and the few operations that need its own instructions.
+//
+// Arithmetic is written with the compiler's vector extensions (a * b + c becomes a fused multiply-add), so it is the
+// same text for every target, and NEON comes for free.
+
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+constexpr int W = 16;        // lanes
+constexpr int ROWS = 6;      // a register block of a product is ROWS × (PANEL) floats:
+constexpr int VECTORS = 4;   //   24 accumulators, 4 of B and one of A in 32 registers
+#elif HEADWISE_TARGET_AVX2
+constexpr int W = 8;
+constexpr int ROWS = 6;      // 12 accumulators, 2 of B and one of A in 16 registers
+constexpr int VECTORS = 2;
+#elif defined(__aarch64__)
+constexpr int W = 4;
+constexpr int ROWS = 6;      // 32 registers
+constexpr int VECTORS = 4;
+#else
+constexpr int W = 4;
+constexpr int ROWS = 4;      // 16 registers and no fused multiply-add: 8 accumulators
+constexpr int VECTORS = 2;
+#endif
+constexpr int PANEL = W * VECTORS;  // columns of B that are stored together
+
+typedef float Floats __attribute__((vector_size(4 * W)));
+typedef int32_t Ints __attribute__((vector_size(4 * W)));
+typedef uint32_t Words __attribute__((vector_size(4 * W)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE Floats load(const float* x) {
+  Floats v;
+  __builtin_memcpy(&v, x, sizeof v);
+  return v;
+}
+INLINE void store(float* x, Floats v) { __builtin_memcpy(x, &v, sizeof v); }
+
+INLINE Floats all(float x) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+  return _mm512_set1_ps(x);
+#elif HEADWISE_TARGET_AVX2
+  return _mm256_set1_ps(x);
+#else
+  return Floats{x, x, x, x};
+#endif
+}
+
+// 0, 1, 2 … in the lanes.
+INLINE Floats ramp() {
+  Floats v;
+  for (int i = 0; i < W; i++) v[i] = (float)i;
+  return v;
+}
+
+// The larger; if either is NaN, `b`.
+INLINE Floats larger(Floats a, Floats b) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+  return _mm512_max_ps(a, b);
+#elif HEADWISE_TARGET_AVX2
+  return _mm256_max_ps(a, b);
+#elif defined(__SSE__)
+  return _mm_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+INLINE Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
+
+// `x` where the mask (all ones or zeros) holds, else `y`.
+INLINE Floats choose(Ints mask, Floats x, Floats y) { return (Floats)(((Ints)x & mask) | ((Ints)y & ~mask)); }
+
+// Sums and maxima over the lanes, halving the vector: one order of adding, whatever the compiler.
+INLINE float sum(Floats v) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+  return _mm512_reduce_add_ps(v);
+#elif HEADWISE_TARGET_AVX2
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+#else
+  return (v[0] + v[2]) + (v[1] + v[3]);
+#endif
+}
+INLINE float maximum(Floats v) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+  return _mm512_reduce_max_ps(v);
+#elif HEADWISE_TARGET_AVX2
+  __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+#else
+  float a = v[0] > v[2] ? v[0] : v[2], b = v[1] > v[3] ? v[1] : v[3];
+  return a > b ? a : b;
+#endif
+}
+
+// True if any lane of the mask is set.
+INLINE bool any(Ints mask) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+  return _mm512_movepi32_mask((__m512i)mask) != 0;
+#elif HEADWISE_TARGET_AVX2
+  return _mm256_movemask_ps((__m256)mask) != 0;
+#else
+  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+#endif
+}
+
+// 2^x for x <= 0: exactly 0 for -inf and whatever is below -127, NaN for NaN. A polynomial for the fraction whose
+// constant is exactly 1 (largest relative error 1e-7, or 3e-6 with QUICK), and the exponent added to the bits: at
+// -127 the bits of 1.0 less 127 exponents are those of 0.
+template <bool QUICK = false>
+INLINE Floats exp2(Floats x) {
+  x = larger(all(-127.0f), x);
+  const Floats magic = all(12582912.0f);  // 1.5 · 2^23: the sum is rounded to a whole number
+  const Floats t = x + magic, f = x - (t - magic);
+  Floats p;
+  if (QUICK) {
+    p = all(0.009582851f);
+    p = p * f + 0.055906426f;
+    p = p * f + 0.24024099f;
+    p = p * f + 0.6931242f;
+  } else {
+    p = all(0.0013264720f);
+    p = p * f + 0.009671513f;
+    p = p * f + 0.055507340f;
+    p = p * f + 0.24022242f;
+    p = p * f + 0.6931470f;
+  }
+  p = p * f + 1.0f;
+  return (Floats)((Ints)p + ((Ints)t << 23));
+}
+
+// Brain floats are the upper half of a float32; rounding is to nearest even, and a NaN stays one.
+INLINE float widen(uint16_t x) {
+  uint32_t bits = (uint32_t)x << 16;
+  float v;
+  __builtin_memcpy(&v, &bits, 4);
+  return v;
+}
+INLINE uint16_t narrow(float x) {
+  uint32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 64);
+  return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}

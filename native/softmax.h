@@ -1,0 +1,198 @@
+// The online softmax of a few rows over one block of keys after another (Milakov & Gimelshein 2018), and what it tells
+// about the rows on the way.
+//
+// For each row: `top` is the largest logit so far, `total` the sum of p = 2^(z - top), z being logits in units of ln 2.
+// Sums are kept per lane and added up at the end; when the top rises, what was summed is scaled down. With them:
+//
+//   entropy              Σ p·(z - top)
+//   effective keys       Σ p²
+//   distance, variance   Σ p·w and Σ p·w², w = |position - key| - centre, where the centre is the distance of the key
+//                        with the largest logit: so that a head that looks 50,000 keys back with a spread of two still
+//                        has a variance
+//   mass on ranges       Σ p over a few keys, read where a block holds some of them
+
+constexpr int BLOCK_ROWS = 48;                        // queries that are worked on together
+constexpr int BLOCK_KEYS = W == 16 ? 512 : 256;       // keys whose logits they keep: BLOCK_ROWS rows of them stay in L2
+constexpr float LOG2E = 1.44269504088896340736f;
+constexpr double LN2 = 0.69314718055994530942;
+#define NOTHING (-__builtin_inff())
+
+struct Rows {
+  float top[BLOCK_ROWS], centre[BLOCK_ROWS];
+  Floats total[BLOCK_ROWS], entropy[BLOCK_ROWS], squares[BLOCK_ROWS], first[BLOCK_ROWS], second[BLOCK_ROWS];
+  float *ranges, *classes;  // [count][BLOCK_ROWS]
+  bool broken[BLOCK_ROWS];  // the query holds a NaN or an infinity
+};
+
+// One row's part of a block: logits s[from, to), from and to multiples of W counted from the block's first key.
+struct Stretch {
+  float* logits;
+  int64_t from, to;
+  int64_t key;       // of logits[0]
+  int64_t position;  // of the query
+};
+
+// tanh, to the rounding of its argument.
+INLINE Floats tanh(Floats x) {
+  const Floats size = magnitude(x);
+  const Floats t = exp2(size * (-2.0f * LOG2E));
+  const Floats far = (1.0f - t) / (1.0f + t);
+  const Floats y = x * x;
+  Floats near = all(-1382.0f / 155925.0f);
+  near = near * y + 62.0f / 2835.0f;
+  near = near * y - 17.0f / 315.0f;
+  near = near * y + 2.0f / 15.0f;
+  near = near * y - 1.0f / 3.0f;
+  near = near * y + 1.0f;
+  near = near * size;
+  const Floats value = choose(size < 0.3f, near, far);
+  return (Floats)((Words)value | ((Words)x & 0x80000000u));
+}
+
+// 32 random bits for each of W keys from `key` on: the finaliser of MurmurHash3 on a counter.
+INLINE Words noise(uint32_t row_seed, int64_t key) {
+  Words x;
+  for (int i = 0; i < W; i++) x[i] = (uint32_t)i;
+  x = (x + (uint32_t)key) * 0x9e3779b1u ^ row_seed;
+  x ^= x >> 16;
+  x *= 0x85ebca6bu;
+  x ^= x >> 13;
+  x *= 0xc2b2ae35u;
+  return x ^ (x >> 16);
+}
+static uint32_t row_seed(uint64_t seed, int64_t head, int64_t row) {
+  uint64_t x = seed + 0x9e3779b97f4a7c15ull * (uint64_t)(head + 1) + 0xd1342543de82ef95ull * (uint64_t)(row + 1);
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
+  x = (x ^ x >> 27) * 0x94d049bb133111ebull;
+  return (uint32_t)(x >> 32 ^ x);
+}
+
+struct Dropout {
+  uint32_t seed, threshold;  // dropped where noise < threshold; 0: none
+};
+
+INLINE float largest(const float* s, int64_t from, int64_t to) {
+  Floats a = all(NOTHING), b = a;
+  int64_t i = from;
+  for (; i + W < to; i += 2 * W) {
+    a = larger(a, load(s + i));
+    b = larger(b, load(s + i + W));
+  }
+  if (i < to) a = larger(a, load(s + i));
+  return maximum(larger(a, b));
+}
+
+// The distance |position - key| of the first key whose logit is `value`.
+INLINE float distance_of(const Stretch& row, float factor, float value) {
+  for (int64_t i = row.from; i < row.to; i += W) {
+    const Floats x = load(row.logits + i) * factor;
+    if (!any(x >= value)) continue;
+    for (int lane = 0; lane < W; lane++)
+      if (x[lane] >= value) {
+        const int64_t far = row.position - (row.key + i + lane);
+        return (float)(far < 0 ? -far : far);
+      }
+  }
+  return 0.0f;
+}
+
+// Raises the top of row r to `value`, scaling what was summed so far, and the row of `out` (width floats).
+template <bool SPREAD, bool REACH>
+static void raise(Rows& rows, int r, float value, float centre, int range_count, int class_count, float* out,
+                  int64_t width) {
+  const float before = rows.top[r];
+  rows.top[r] = value;
+  if (before == NOTHING) {  // nothing was summed
+    rows.centre[r] = centre;
+    return;
+  }
+  const Floats scale = exp2(all(before - value));
+  if (REACH) {
+    const float shift = rows.centre[r] - centre;
+    rows.second[r] = (rows.second[r] + (2.0f * shift) * rows.first[r] + (shift * shift) * rows.total[r]) * scale;
+    rows.first[r] = (rows.first[r] + shift * rows.total[r]) * scale;
+    rows.centre[r] = centre;
+  }
+  if (SPREAD) {
+    rows.entropy[r] = (rows.entropy[r] + (before - value) * rows.total[r]) * scale;
+    rows.squares[r] *= scale * scale;
+  }
+  rows.total[r] *= scale;
+  for (int i = 0; i < range_count; i++) rows.ranges[i * BLOCK_ROWS + r] *= scale[0];
+  for (int i = 0; i < class_count; i++) rows.classes[i * BLOCK_ROWS + r] *= scale[0];
+  for (int64_t c = 0; c < width; c += W) store(out + c, load(out + c) * scale);
+}
+
+// p of the keys [start, stop) of a stretch, added up.
+static float mass(const Stretch& row, float factor, float top, int64_t start, int64_t stop) {
+  Floats found = all(0.0f);
+  const Floats lane = ramp();
+  for (int64_t i = start / W * W; i < stop; i += W) {
+    const Floats p = exp2(load(row.logits + i) * factor - top);
+    const Ints inside = (lane >= (float)(start - i)) & (lane < (float)(stop - i));
+    found += choose(inside, p, all(0.0f));
+  }
+  return sum(found);
+}
+
+static float class_mass(const Stretch& row, float factor, float top, const float* weights, int64_t m) {
+  Floats found = all(0.0f);
+  for (int64_t i = row.from; i < row.to; i += W)
+    found += exp2(load(row.logits + i) * factor - top) * read(weights + row.key + i, m - row.key - i);
+  return sum(found);
+}
+
+enum Side { BEFORE, AFTER, AROUND };  // where the keys of a stretch lie, seen from the query
+
+// Weights of one stretch: the sums of row r, and p (0 where dropped) to `weights`: float32, or bfloat16 for DOT.
+template <bool DOT, bool SPREAD, bool REACH, bool DROP, int SIDE>
+static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
+  const Floats top = all(rows.top[r] == NOTHING ? 0.0f : rows.top[r]);
+  Floats total = rows.total[r], other = all(0.0f), entropy = rows.entropy[r], squares = rows.squares[r];
+  Floats first = rows.first[r], second = rows.second[r];
+  const float near = (float)(row.position - row.key - row.from);
+  Floats ahead = near - ramp();  // position - key
+  Floats away = (SIDE == AFTER ? -ahead : ahead) - rows.centre[r];
+#pragma GCC unroll 2
+  for (int64_t i = row.from; i < row.to; i += W) {
+    const Floats z = larger(all(-127.0f), load(row.logits + i) * factor - top);
+    Floats p = exp2<DOT>(z);
+    if ((i - row.from) & W) {
+      other += p;
+    } else {
+      total += p;
+    }
+    if (SPREAD) {
+      entropy += p * z;
+      squares += p * p;
+    }
+    if (REACH) {
+      if (SIDE == AROUND) {
+        away = magnitude(ahead) - rows.centre[r];
+        ahead -= (float)W;
+      }
+      const Floats moment = p * away;
+      first += moment;
+      second += moment * away;
+      if (SIDE != AROUND) away += SIDE == AFTER ? (float)W : -(float)W;
+    }
+    if (DROP) p = choose(noise(dropout.seed, row.key + i) >= dropout.threshold, p, all(0.0f));
+    if (DOT) {
+      write((Brain*)weights + i, p, W);
+    } else {
+      store((float*)weights + i, p);
+    }
+  }
+  rows.total[r] = total + other;
+  if (SPREAD) rows.entropy[r] = entropy, rows.squares[r] = squares;
+  if (REACH) rows.first[r] = first, rows.second[r] = second;
+}
+
+template <bool DOT, bool SPREAD, bool REACH>
+INLINE void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
+  const int64_t begin = row.key + row.from, end = row.key + row.to;
+  if (dropout.threshold) return weigh<DOT, SPREAD, REACH, true, AROUND>(rows, r, row, factor, weights, dropout);
+  if (!REACH || begin > row.position) return weigh<DOT, SPREAD, REACH, false, AFTER>(rows, r, row, factor, weights, dropout);
+  if (end <= row.position + 1) return weigh<DOT, SPREAD, REACH, false, BEFORE>(rows, r, row, factor, weights, dropout);
+  weigh<DOT, SPREAD, REACH, false, AROUND>(rows, r, row, factor, weights, dropout);
+}

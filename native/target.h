@@ -1,0 +1,45 @@
+// What a target (one compilation of target.cpp) offers, and what it gets from dispatch.cpp.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#include "headwise.h"
+
+#if HEADWISE_TARGET_AVX512BF16
+#define HEADWISE_TARGET avx512bf16
+#define HEADWISE_TARGET_TEXT "avx512bf16"
+#define HEADWISE_TARGET_OBJECT target_avx512bf16
+#elif HEADWISE_TARGET_AVX512
+#define HEADWISE_TARGET avx512
+#define HEADWISE_TARGET_TEXT "avx512"
+#define HEADWISE_TARGET_OBJECT target_avx512
+#elif HEADWISE_TARGET_AVX2
+#define HEADWISE_TARGET avx2
+#define HEADWISE_TARGET_TEXT "avx2"
+#define HEADWISE_TARGET_OBJECT target_avx2
+#elif HEADWISE_TARGET_PORTABLE
+#define HEADWISE_TARGET portable
+#define HEADWISE_TARGET_TEXT "portable"
+#define HEADWISE_TARGET_OBJECT target_portable
+#endif
+
+namespace headwise {
+
+struct Target {
+  const char* name;
+  int (*forward)(const headwise_forward_call&);
+  double (*peak)(int dtype, int threads);
+  double (*bandwidth)(int threads);
+};
+
+// Runs work(context, worker) on `threads` workers 0 … threads - 1 at once, and waits for all.
+typedef void (*Work)(void* context, int worker);
+void parallel(int threads, Work work, void* context);
+
+// Memory aligned to 64 bytes, kept for the next call; null if there is none.
+char* borrow(size_t bytes);
+void give_back(char* memory);
+
+double seconds();
+
+}  // namespace headwise

@@ -1,0 +1,61 @@
+"""native/headwise.h in ctypes: the structures that the compiled library is called with."""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
+
+import torch
+from torch import Tensor
+
+ABI = 1
+CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DONE, NO_MEMORY, NOT_FINITE = 0, 1, 2
+
+
+class TensorView(ctypes.Structure):
+    """headwise_tensor"""
+
+    _fields_ = [("data", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64)]
+
+
+class Range(ctypes.Structure):
+    """headwise_range"""
+
+    _fields_ = [("start", c_int64), ("stop", c_int64), ("relative", c_int32)]
+
+
+class RuleView(ctypes.Structure):
+    """headwise_rule"""
+
+    _fields_ = [
+        ("scale", c_float), ("soft_cap", c_float),
+        ("spans", c_void_p), ("span_batch", c_int64), ("span_count", c_int32),
+        ("dense", c_void_p), ("dense_batch", c_int64), ("dense_head", c_int64), ("dense_row", c_int64),
+        ("relative", c_void_p), ("relative_head", c_int64),
+        ("bias", c_void_p), ("bias_batch", c_int64), ("bias_head", c_int64), ("bias_row", c_int64), ("bias_col", c_int64),
+        ("sinks", c_void_p),
+    ]  # fmt: skip
+
+
+class ForwardCall(ctypes.Structure):
+    """headwise_forward_call"""
+
+    _fields_ = [
+        ("dtype", c_int32), ("threads", c_int32),
+        ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+        ("d_v", c_int64),
+        ("q", TensorView), ("k", TensorView), ("v", TensorView), ("out", TensorView),
+        ("rule", RuleView),
+        ("dropout", c_float), ("seed", c_uint64),
+        ("lse", c_void_p), ("largest", c_void_p), ("entropy", c_void_p), ("squares", c_void_p),
+        ("distance", c_void_p), ("variance", c_void_p),
+        ("range_count", c_int32), ("ranges", POINTER(Range)), ("range_mass", c_void_p),
+        ("class_count", c_int32), ("classes", c_void_p), ("class_stride", c_int64), ("class_batch", c_int64),
+        ("class_mass", c_void_p),
+        ("column_mass", c_void_p),
+    ]  # fmt: skip
+
+
+def view(x: Tensor) -> TensorView:
+    """A [b, h, n, d] tensor whose last axis is contiguous."""
+    batch, head, row, _ = x.stride()
+    return TensorView(x.data_ptr(), batch, head, row)
