@@ -43,8 +43,10 @@ def library() -> Library:
         KernelError: if HEADWISE_NATIVE_LIBRARY names one that does not load; nothing else takes its place.
     """
     chosen = os.environ.get(OVERRIDE)
-    found = load(Path(chosen) if chosen else Path(__file__).with_name(NAME))
-    if chosen and found.reason:
+    if not chosen:
+        return load(Path(__file__).with_name(NAME))
+    found = load(Path(chosen))
+    if found.reason:
         raise KernelError(f"{OVERRIDE}={chosen!r}: {found.reason}; name a build of libheadwise, or unset the variable")
     return found
 
@@ -52,7 +54,7 @@ def library() -> Library:
 def load(path: Path) -> Library:
     """The library at `path`; one that is missing, does not load or is of another version has a reason instead."""
     if not path.exists():
-        return Library(path, None, "it was not built when headwise was installed (no C++ compiler, or another one)")
+        return Library(path, None, f"there is no {path.name}: headwise was installed without a C++ compiler that fits")
     try:
         handle = ctypes.CDLL(str(path.resolve()))
         version = int(handle.headwise_abi_version())
