@@ -1,0 +1,63 @@
+"""The kernel for GPUs, in Triton: forward with row statistics, backward and decoding, for any rule of a few key ranges.
+
+Without a GPU it runs in Triton's interpreter, if TRITON_INTERPRET=1 is set before it is first used: slowly, on CPU
+tensors, for testing. Only this file is loaded until a call comes that it can do, so Triton need not be installed.
+"""
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from headwise.kernels.call import Call
+from headwise.lowering import Lowered, lower
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_HEAD = 256
+
+
+class TritonGPU:
+    """Any mask of a few key ranges or a boolean, any score, dropout and gradients, on an NVIDIA GPU."""
+
+    name = "triton_gpu"
+
+    def refuse(self, call: Call) -> str | None:
+        """What the machine, the dtype, the sizes or the rule stand in the way of."""
+        if importlib.util.find_spec("triton") is None:
+            return "Triton is not installed"
+        q, grid = call.q, call.rule.grid
+        if reason := _wrong_device(q):
+            return reason
+        if q.dtype not in DTYPES:
+            return f"it computes in float32, and this is {q.dtype}"
+        if 0 in (grid.b, grid.n, grid.m):
+            return "there are no queries or no keys"
+        for size, what in ((q.shape[-1], "head"), (call.v.shape[-1], "value")):
+            if not 1 <= size <= LARGEST_HEAD:
+                return f"the {what} size is {size}, and it is for 1 to {LARGEST_HEAD}"
+        found = lower(call.rule, q.device)
+        return found if isinstance(found, str) else None
+
+    @torch.compiler.disable
+    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+        # Imported here: the kernels are compiled by Triton, which not everyone has.
+        from headwise.kernels.triton_gpu.binding import attend
+        from headwise.kernels.triton_gpu.launch import Wanted
+
+        lowered = lower(call.rule, call.q.device)
+        assert isinstance(lowered, Lowered)  # refuse() has asked
+        out, planes, _ = attend(call, lowered, Wanted(), received=False)
+        return out, planes[0]
+
+
+def _wrong_device(q: Tensor) -> str | None:
+    if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    if q.device.type != "cuda":
+        return f"the tensors are on {q.device.type}, and it is for NVIDIA GPUs (or TRITON_INTERPRET=1, to test it)"
+    if torch.version.hip:
+        return "it is for NVIDIA GPUs, and this is an AMD one"
+    if (capability := torch.cuda.get_device_capability(q.device)) < (8, 0):
+        return f"it is for compute capability 8.0 and newer, and this GPU has {capability[0]}.{capability[1]}"
+    return None

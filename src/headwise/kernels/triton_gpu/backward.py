@@ -1,0 +1,247 @@
+"""The backward pass: dQ, and dK with dV, in two walks without atomics, so that the same call gives the same bits.
+
+P is computed again from q, k and the log-sum-exp; dS = P ∘ (dP − δ) with δ = rowsum(dO ∘ O) (Dao et al. 2022, eq. 4).
+"""
+# mypy: allow-untyped-defs, disable-error-code="import-not-found,misc,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from headwise.kernels.triton_gpu.tile import LOG2E, finite, load_rows, score_gradient, scores, visible
+
+
+@triton.jit
+def row_logs(lse, row, live):
+    """Base-2 log-sum-exp of rows; +∞ where a row sees nothing or does not exist, so that its weights are 0."""
+    found = tl.load(lse + row, mask=live, other=-float("inf"))
+    return tl.where(found == -float("inf"), float("inf"), found * LOG2E)
+
+
+@triton.jit
+def delta_kernel(
+    out, d_out, delta, ob, oh, oi, od, h, n, row_count, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr
+):
+    """δ = rowsum(dO ∘ O), [b, h, n] float32; out is contiguous, d_out has strides."""
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    column = tl.arange(0, DVP)
+    inside = (row < row_count)[:, None] & (column[None, :] < DV)
+    a = tl.load(out + row[:, None] * DV + column[None, :], mask=inside, other=0.0)
+    lane = row // n
+    start = (lane // h) * ob + (lane % h) * oh + (row % n) * oi
+    b = tl.load(d_out + start[:, None] + column[None, :] * od, mask=inside, other=0.0)
+    tl.store(delta + row, tl.sum(a.to(tl.float32) * b.to(tl.float32), 1), mask=row < row_count)
+
+
+@triton.jit
+def _query_step(
+    dq, queries, d_out, k, kj, kd, v, vj, vd, block, i, row, lse2, delta,
+    factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BN: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    DROP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """dQ += dS K over one block of keys."""
+    j = block * BN + tl.arange(0, BN)
+    keys = load_rows(k, j, kj, kd, m, D, DP, MASKED)
+    values = load_rows(v, j, vj, vd, m, DV, DVP, MASKED)
+    _, ds, slope = score_gradient(
+        queries, keys, d_out, values, i, j[None, :], row, lse2, delta,
+        factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
+        HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, MASKED,
+    )  # fmt: skip
+    if HAS_CAP:
+        ds = ds * slope
+    if MASKED:
+        keys = tl.where(finite(keys), keys, 0.0)
+    return dq + tl.dot(ds.to(keys.dtype), keys, input_precision=PRECISION)
+
+
+@triton.jit(do_not_specialize=["seed"])
+def query_gradient_kernel(
+    q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
+    factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
+    spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
+    full, full_b, full_count, mixed, mixed_b, mixed_count,
+    d_out, ob, oh, oi, od, lse, delta, dq, row_blocks, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    DROP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dq [b, h, n, D] contiguous: one program a block of queries of one head."""
+    which = row_blocks - 1 - tl.program_id(0) % row_blocks
+    lane = tl.program_id(0) // row_blocks
+    batch, head = (lane // h).to(tl.int64), (lane % h).to(tl.int64)
+    i = which * BM + tl.arange(0, BM)
+    live = i < n
+    row = (batch * h + head) * n + i
+    queries = load_rows(q + batch * qb + head * qh, i, qi, qd, n, D, DP, True)
+    grads = load_rows(d_out + batch * ob + head * oh, i, oi, od, n, DV, DVP, True)
+    lse2 = row_logs(lse, row, live)[:, None]
+    d = tl.load(delta + row, mask=live, other=0.0)[:, None]
+    head_kv = head // (h // h_kv)
+    k += batch * kb + head_kv * kh
+    v += batch * vb + head_kv * vh
+    if HAS_REL:
+        rel += head * rel_h
+    if HAS_BIAS:
+        bias += batch * bias_b + head * bias_h
+    if HAS_DENSE:
+        dense += batch * dense_b + head * dense_h
+    spans += batch * spans_b
+    result = tl.zeros([BM, DP], tl.float32)
+    full += batch * full_b + which * full_count * 2
+    for slot in range(full_count):
+        for block in range(tl.load(full + slot * 2), tl.load(full + slot * 2 + 1)):
+            result = _query_step(
+                result, queries, grads, k, kj, kd, v, vj, vd, block, i[:, None], row[:, None], lse2, d,
+                factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
+                D, DP, DV, DVP, BN, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, False,
+            )  # fmt: skip
+    mixed += batch * mixed_b + which * mixed_count * 2
+    for slot in range(mixed_count):
+        for block in range(tl.load(mixed + slot * 2), tl.load(mixed + slot * 2 + 1)):
+            result = _query_step(
+                result, queries, grads, k, kj, kd, v, vj, vd, block, i[:, None], row[:, None], lse2, d,
+                factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
+                D, DP, DV, DVP, BN, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, True,
+            )  # fmt: skip
+    column = tl.arange(0, DP)
+    tl.store(dq + row[:, None] * D + column[None, :], result * scale, mask=live[:, None] & (column[None, :] < D))
+
+
+@triton.jit
+def _key_step(
+    dk, dv, keys, values, q, qi, qd, d_out, oi, od, lse, delta, first_row, block, j,
+    factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    DROP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """dK += dSᵀ Q and dV += Pᵀ dO over one block of queries; the tile is transposed, [keys, queries]."""
+    i = block * BM + tl.arange(0, BM)
+    row = first_row + i
+    queries = load_rows(q, i, qi, qd, n, D, DP, True)
+    grads = load_rows(d_out, i, oi, od, n, DV, DVP, True)
+    lse2 = row_logs(lse, row, i < n)[None, :]
+    d = tl.load(delta + row, mask=i < n, other=0.0)[None, :]
+    used, ds, slope = score_gradient(
+        keys, queries, values, grads, i[None, :], j, row[None, :], lse2, d,
+        factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop, n, m,
+        HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, MASKED,
+    )  # fmt: skip
+    if HAS_CAP:
+        ds = ds * slope
+    dv += tl.dot(used.to(grads.dtype), grads, input_precision=PRECISION)
+    dk += tl.dot(ds.to(queries.dtype), queries, input_precision=PRECISION)
+    return dk, dv
+
+
+@triton.jit(do_not_specialize=["seed"])
+def key_gradient_kernel(
+    q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
+    factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
+    spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, seed, drop,
+    full, full_b, full_count, mixed, mixed_b, mixed_count,
+    d_out, ob, oh, oi, od, lse, delta, dk, dv, col_blocks, scale,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    DROP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """dk [b, h_kv, m, D] and dv [b, h_kv, m, DV] contiguous: one program a block of keys, for all heads on them."""
+    which = tl.program_id(0) % col_blocks  # the first keys are seen by most under a causal mask: they go first
+    lane = tl.program_id(0) // col_blocks
+    batch, head_kv = (lane // h_kv).to(tl.int64), (lane % h_kv).to(tl.int64)
+    j = which * BN + tl.arange(0, BN)
+    keys = load_rows(k + batch * kb + head_kv * kh, j, kj, kd, m, D, DP, True)
+    values = load_rows(v + batch * vb + head_kv * vh, j, vj, vd, m, DV, DVP, True)
+    spans += batch * spans_b
+    full += batch * full_b + which * full_count * 2
+    mixed += batch * mixed_b + which * mixed_count * 2
+    sum_k = tl.zeros([BN, DP], tl.float32)
+    sum_v = tl.zeros([BN, DVP], tl.float32)
+    group = h // h_kv
+    for member in range(group):
+        head = head_kv * group + member
+        q_h = q + batch * qb + head * qh
+        o_h = d_out + batch * ob + head * oh
+        rel_h_ = rel
+        bias_h_ = bias
+        dense_h_ = dense
+        if HAS_REL:
+            rel_h_ = rel + head * rel_h
+        if HAS_BIAS:
+            bias_h_ = bias + batch * bias_b + head * bias_h
+        if HAS_DENSE:
+            dense_h_ = dense + batch * dense_b + head * dense_h
+        first_row = (batch * h + head) * n
+        for slot in range(full_count):
+            for block in range(tl.load(full + slot * 2), tl.load(full + slot * 2 + 1)):
+                sum_k, sum_v = _key_step(
+                    sum_k, sum_v, keys, values, q_h, qi, qd, o_h, oi, od, lse, delta, first_row, block, j[:, None],
+                    factor, cap2, rel_h_, bias_h_, bias_i, bias_j, spans, count, dense_h_, dense_i, dense_j, seed,
+                    drop, n, m, D, DP, DV, DVP, BM, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, False,
+                )  # fmt: skip
+        for slot in range(mixed_count):
+            for block in range(tl.load(mixed + slot * 2), tl.load(mixed + slot * 2 + 1)):
+                sum_k, sum_v = _key_step(
+                    sum_k, sum_v, keys, values, q_h, qi, qd, o_h, oi, od, lse, delta, first_row, block, j[:, None],
+                    factor, cap2, rel_h_, bias_h_, bias_i, bias_j, spans, count, dense_h_, dense_i, dense_j, seed,
+                    drop, n, m, D, DP, DV, DVP, BM, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, True,
+                )  # fmt: skip
+    at = ((batch * h_kv + head_kv) * m + j)[:, None]
+    live = (j < m)[:, None]
+    column = tl.arange(0, DP)[None, :]
+    tl.store(dk + at * D + column, sum_k * scale, mask=live & (column < D))
+    column = tl.arange(0, DVP)[None, :]
+    tl.store(dv + at * DV + column, sum_v, mask=live & (column < DV))
+
+
+@triton.jit
+def column_mass_kernel(
+    q, k, qb, qh, qi, qd, kb, kh, kj, kd, h, h_kv, n, m,
+    factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
+    spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j,
+    full, full_b, full_count, mixed, mixed_b, mixed_count, lse, received, col_blocks,
+    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """received [b, h, m]: Σ_i p_ij, the weight that each key gets, given the log-sum-exp of each row."""
+    which = tl.program_id(0) % col_blocks
+    lane = tl.program_id(0) // col_blocks
+    batch, head = (lane // h).to(tl.int64), (lane % h).to(tl.int64)
+    j = which * BN + tl.arange(0, BN)
+    keys = load_rows(k + batch * kb + (head // (h // h_kv)) * kh, j, kj, kd, m, D, DP, True)
+    q += batch * qb + head * qh
+    if HAS_REL:
+        rel += head * rel_h
+    if HAS_BIAS:
+        bias += batch * bias_b + head * bias_h
+    if HAS_DENSE:
+        dense += batch * dense_b + head * dense_h
+    spans += batch * spans_b
+    first_row = (batch * h + head) * n
+    result = tl.zeros([BN], tl.float32)
+    full += batch * full_b + which * full_count * 2
+    mixed += batch * mixed_b + which * mixed_count * 2
+    for slot in range(full_count):
+        for block in range(tl.load(full + slot * 2), tl.load(full + slot * 2 + 1)):
+            i = block * BM + tl.arange(0, BM)
+            queries = load_rows(q, i, qi, qd, n, D, DP, True)
+            s, _ = scores(
+                keys, queries, i[None, :], j[:, None], factor, cap2, rel, bias, bias_i, bias_j, n, m,
+                HAS_CAP, HAS_REL, HAS_BIAS, PRECISION,
+            )  # fmt: skip
+            result += tl.sum(tl.exp2(s - row_logs(lse, first_row + i, i < n)[None, :]), 1)
+    for slot in range(mixed_count):
+        for block in range(tl.load(mixed + slot * 2), tl.load(mixed + slot * 2 + 1)):
+            i = block * BM + tl.arange(0, BM)
+            queries = load_rows(q, i, qi, qd, n, D, DP, True)
+            s, _ = scores(
+                keys, queries, i[None, :], j[:, None], factor, cap2, rel, bias, bias_i, bias_j, n, m,
+                HAS_CAP, HAS_REL, HAS_BIAS, PRECISION,
+            )  # fmt: skip
+            p = tl.exp2(s - row_logs(lse, first_row + i, i < n)[None, :])
+            seen = visible(i[None, :], j[:, None], spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
+            result += tl.sum(tl.where(seen, p, 0.0), 1)
+    tl.store(received + (batch * h + head) * m + j, result, mask=j < m)

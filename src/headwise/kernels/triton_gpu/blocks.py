@@ -1,0 +1,59 @@
+"""How large the blocks of a kernel are: a fixed table, so that the same call always gives the same bits."""
+
+from typing import NamedTuple
+
+import torch
+
+DECODE_QUERIES = 16  # at most so many queries count as decoding: they share the keys of their group, and keys are split
+SPLIT_KEYS = 512  # keys a split, at least
+PROGRAMS = 256  # about how many programs keep a large GPU busy
+
+
+class Blocks(NamedTuple):
+    """Queries and keys of a tile, warps of a program, and how many loads are in flight."""
+
+    rows: int
+    cols: int
+    warps: int
+    stages: int
+
+
+def forward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
+    """Tiles of the forward pass, by head size and dtype.
+
+    `extras`: with a bias, a table, a boolean mask, a soft cap or dropout, which need registers and shared memory too.
+    """
+    wide = max(d, d_v)
+    if dtype == torch.float32:  # no tensor cores: exact products
+        return Blocks(64, 32, 4, 2) if wide <= 64 else Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 32, 4, 1)
+    if extras:
+        return Blocks(64, 32, 4, 2)
+    return Blocks(128, 64, 4, 3) if wide <= 64 else Blocks(128, 64, 8, 2) if wide <= 128 else Blocks(64, 32, 4, 2)
+
+
+def backward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
+    """Tiles of the backward passes and of the sweep over columns."""
+    wide = max(d, d_v)
+    if dtype == torch.float32:
+        return Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 16, 4, 1)
+    if extras:
+        return Blocks(32, 32, 4, 1)
+    return Blocks(64, 64, 4, 2) if wide <= 64 else Blocks(64, 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)
+
+
+def decode_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
+    """Tiles of the decoding pass: few rows, because there are few queries."""
+    wide = max(d, d_v)
+    if dtype == torch.float32:
+        return Blocks(16, 32, 4, 2) if wide <= 128 else Blocks(16, 16, 4, 1)
+    return Blocks(16, 64, 4, 1 if extras else 3) if wide <= 128 else Blocks(16, 32, 4, 1 if extras else 2)
+
+
+def splits(m: int, programs: int) -> int:
+    """Into how many ranges the keys are split when there would be so few programs; it depends on the shape alone."""
+    return max(1, min(-(-m // SPLIT_KEYS), PROGRAMS // max(programs, 1)))
+
+
+def padded(size: int) -> int:
+    """The power of two, at least 16, that a matrix product on the GPU needs."""
+    return max(16, 1 << (size - 1).bit_length())

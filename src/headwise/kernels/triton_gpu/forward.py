@@ -1,0 +1,252 @@
+"""The forward pass: output, log-sum-exp and row statistics in one walk over the keys (Dao 2023, algorithm 1).
+
+One program takes a block of queries of one head. Decoding (FOLD) takes the queries of all heads that share keys as
+its rows, and with SPLIT the keys are cut into ranges, one program each, whose partial sums `merge` joins.
+"""
+# mypy: allow-untyped-defs, disable-error-code="import-not-found,misc,untyped-decorator"
+
+import triton
+import triton.language as tl
+
+from headwise.kernels.triton_gpu.sums import block_masses, block_moments, finish, join_moments
+from headwise.kernels.triton_gpu.tile import LOG2E, finite, kept, load_rows, scores, visible
+
+
+@triton.jit
+def _step(
+    queries, acc, top, total, tilt, squares, origin, first, second, masses,
+    k, kj, kd, v, vj, vd, block, i, position, row, i_first, i_last,
+    factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
+    ranges, range_count, classes, class_stride, class_count, n, m,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr,
+    G: tl.constexpr, HAS_CLASSES: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """One block of keys for one block of queries."""
+    j = block * BN + tl.arange(0, BN)
+    keys = load_rows(k, j, kj, kd, m, D, DP, MASKED)
+    s, _ = scores(
+        queries, keys, i, j[None, :], factor, cap2, rel, bias, bias_i, bias_j, n, m,
+        HAS_CAP, HAS_REL, HAS_BIAS, PRECISION,
+    )  # fmt: skip
+    values = load_rows(v, j, vj, vd, m, DV, DVP, MASKED)
+    if MASKED:
+        seen = visible(i, j[None, :], spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
+        s = tl.where(seen, s, -float("inf"))
+        # 0 · NaN is NaN: a value that is not finite must reach the rows that see it, and only them.
+        bad = ~finite(values)
+        if tl.max(tl.max(bad.to(tl.int32), 1), 0) > 0:
+            poison = tl.dot(seen.to(values.dtype), bad.to(values.dtype), input_precision=PRECISION) > 0
+            acc = tl.where(poison, float("nan"), acc)
+            values = tl.where(bad, 0.0, values)
+    new_top = tl.maximum(top, tl.max(s, 1))
+    # While a row has seen nothing its maximum is −∞; 0 in its place keeps exp2 from making NaN.
+    base = tl.where(new_top == -float("inf"), 0.0, new_top)
+    e = tl.exp2(s - base[:, None])
+    decay = tl.exp2(top - base)
+    here = tl.sum(e, 1)
+    if ENT:
+        drift = tl.where(total > 0, top - base, 0.0)
+        below = tl.where(e > 0, s - base[:, None], 0.0)  # 0 · −∞ would be NaN
+        tilt = (tilt + total * drift) * decay + tl.sum(e * below, 1)
+    if SQ:
+        squares = squares * decay * decay + tl.sum(e * e, 1)
+    if DIST:
+        b_origin, b_first, b_second = block_moments(e, here, position, j, block * BN + BN // 2)
+        origin, first, second = join_moments(
+            total * decay, origin, first, second * decay, here, b_origin, b_first, b_second
+        )
+    if G > 0:
+        masses = block_masses(
+            masses * decay[:, None], e, position, i_first, i_last, j, block * BN, block * BN + BN - 1, m,
+            ranges, range_count, classes, class_stride, class_count, G, HAS_CLASSES,
+        )  # fmt: skip
+    total = total * decay + here
+    if DROP:
+        e = tl.where(kept(row, j[None, :], m, seed, drop), e, 0.0)
+    acc = acc * decay[:, None] + tl.dot(e.to(values.dtype), values, input_precision=PRECISION)
+    return acc, new_top, total, tilt, squares, origin, first, second, masses
+
+
+@triton.jit(do_not_specialize=["seed"])
+def attend_kernel(
+    q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
+    factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
+    spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, sinks, seed, drop,
+    full, full_b, full_count, mixed, mixed_b, mixed_count,
+    out, results, partial, partial_out, row_blocks, row_count, chunk,
+    ranges, range_count, classes, classes_b, class_stride, class_count,
+    D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
+    HAS_SINKS: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr,
+    DIST: tl.constexpr, G: tl.constexpr, HAS_CLASSES: tl.constexpr, FOLD: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """out [b, h, n, DV] and results [planes, b·h·n], or with SPLIT the partial sums of the range of keys."""
+    which = row_blocks - 1 - tl.program_id(0) % row_blocks  # the last rows see most under a causal mask: they go first
+    lane = tl.program_id(0) // row_blocks
+    r = which * BM + tl.arange(0, BM)
+    group = h // h_kv
+    if FOLD:
+        batch, head_kv = lane // h_kv, lane % h_kv
+        i = r % n
+        heads = head_kv * group + r // n  # [BM]
+        live = r < group * n
+        heads = tl.where(live, heads, 0)
+        head_2d = heads[:, None]
+        walk = 0
+        i_first, i_last = m - n, m - 1
+    else:
+        batch, heads = lane // h, lane % h
+        head_kv = heads // group
+        i = r
+        live = r < n
+        head_2d = heads
+        walk = which
+        i_first, i_last = which * BM + m - n, which * BM + BM - 1 + m - n
+    b64 = batch.to(tl.int64)
+    row = (b64 * h + heads) * n + i  # number of the row among all b·h·n
+    column = tl.arange(0, DP)
+    at = q + b64 * qb + (heads.to(tl.int64) * qh + i.to(tl.int64) * qi)[:, None] + column[None, :] * qd
+    queries = tl.load(at, mask=live[:, None] & (column[None, :] < D), other=0.0)
+    k += b64 * kb + head_kv.to(tl.int64) * kh
+    v += b64 * vb + head_kv.to(tl.int64) * vh
+    if HAS_REL:
+        rel += head_2d * rel_h
+    if HAS_BIAS:
+        bias += b64 * bias_b + head_2d.to(tl.int64) * bias_h
+    if HAS_DENSE:
+        dense += b64 * dense_b + head_2d.to(tl.int64) * dense_h
+    spans += batch * spans_b
+    if HAS_CLASSES:
+        classes += batch * classes_b
+    position = i + (m - n)
+    acc = tl.zeros([BM, DVP], tl.float32)
+    top = tl.full([BM], -float("inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    tilt = tl.zeros([BM], tl.float32)
+    squares = tl.zeros([BM], tl.float32)
+    origin = tl.zeros([BM], tl.float32)
+    first = tl.zeros([BM], tl.float32)
+    second = tl.zeros([BM], tl.float32)
+    masses = tl.zeros([BM, G if G > 0 else 1], tl.float32)
+    floor, ceiling = 0, tl.cdiv(m, BN)
+    if SPLIT:
+        floor = tl.program_id(1) * chunk
+        ceiling = floor + chunk
+    full += batch * full_b + walk * full_count * 2
+    for slot in range(full_count):
+        low = tl.maximum(tl.load(full + slot * 2), floor)
+        high = tl.minimum(tl.load(full + slot * 2 + 1), ceiling)
+        for block in range(low, high):
+            acc, top, total, tilt, squares, origin, first, second, masses = _step(
+                queries, acc, top, total, tilt, squares, origin, first, second, masses,
+                k, kj, kd, v, vj, vd, block, i[:, None], position, row[:, None], i_first, i_last,
+                factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
+                ranges, range_count, classes, class_stride, class_count, n, m, D, DP, DV, DVP, BM, BN,
+                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, HAS_CLASSES, False,
+            )  # fmt: skip
+    mixed += batch * mixed_b + walk * mixed_count * 2
+    for slot in range(mixed_count):
+        low = tl.maximum(tl.load(mixed + slot * 2), floor)
+        high = tl.minimum(tl.load(mixed + slot * 2 + 1), ceiling)
+        for block in range(low, high):
+            acc, top, total, tilt, squares, origin, first, second, masses = _step(
+                queries, acc, top, total, tilt, squares, origin, first, second, masses,
+                k, kj, kd, v, vj, vd, block, i[:, None], position, row[:, None], i_first, i_last,
+                factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
+                ranges, range_count, classes, class_stride, class_count, n, m, D, DP, DV, DVP, BM, BN,
+                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, HAS_CLASSES, True,
+            )  # fmt: skip
+    column = tl.arange(0, DVP)
+    inside = live[:, None] & (column[None, :] < DV)
+    if SPLIT:
+        part = tl.program_id(1).to(tl.int64)
+        tl.store(partial_out + (part * row_count + row)[:, None] * DV + column[None, :], acc, mask=inside)
+        at = partial + part * (7 + G) * row_count + row
+        tl.store(at, top, mask=live)
+        tl.store(at + row_count, total, mask=live)
+        if ENT:
+            tl.store(at + 2 * row_count, tilt, mask=live)
+        if SQ:
+            tl.store(at + 3 * row_count, squares, mask=live)
+        if DIST:
+            tl.store(at + 4 * row_count, origin, mask=live)
+            tl.store(at + 5 * row_count, first, mask=live)
+            tl.store(at + 6 * row_count, second, mask=live)
+        if G > 0:
+            plane = (7 + tl.arange(0, G)) * row_count
+            tl.store(at[:, None] + plane[None, :], masses, mask=live[:, None])
+    else:
+        sink2 = top
+        if HAS_SINKS:
+            sink2 = tl.load(sinks + heads) * LOG2E
+        scale = finish(
+            results, row, live, row_count, top, total, tilt, squares, origin, first, second, masses,
+            range_count + class_count, sink2, HAS_SINKS, ENT, SQ, DIST, G,
+        )  # fmt: skip
+        if DROP:
+            scale = scale / (1.0 - drop)
+        tl.store(out + row[:, None] * DV + column[None, :], acc * scale[:, None], mask=inside)
+
+
+@triton.jit
+def merge_kernel(
+    partial, partial_out, out, results, sinks, h, n, row_count, parts, mass_count, drop,
+    DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, HAS_SINKS: tl.constexpr, DROP: tl.constexpr,
+    ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """Join the partial sums of `parts` ranges of keys, in their order (Dao et al. 2023, flash-decoding)."""
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = row < row_count
+    column = tl.arange(0, DVP)
+    inside = live[:, None] & (column[None, :] < DV)
+    acc = tl.zeros([BM, DVP], tl.float32)
+    top = tl.full([BM], -float("inf"), tl.float32)
+    total = tl.zeros([BM], tl.float32)
+    tilt = tl.zeros([BM], tl.float32)
+    squares = tl.zeros([BM], tl.float32)
+    origin = tl.zeros([BM], tl.float32)
+    first = tl.zeros([BM], tl.float32)
+    second = tl.zeros([BM], tl.float32)
+    masses = tl.zeros([BM, G if G > 0 else 1], tl.float32)
+    for part in range(parts):
+        at = partial + tl.cast(part, tl.int64) * (7 + G) * row_count + row
+        b_top = tl.load(at, mask=live, other=-float("inf"))
+        b_total = tl.load(at + row_count, mask=live, other=0.0)
+        new_top = tl.maximum(top, b_top)
+        base = tl.where(new_top == -float("inf"), 0.0, new_top)
+        decay, b_decay = tl.exp2(top - base), tl.exp2(b_top - base)
+        if ENT:
+            b_tilt = tl.load(at + 2 * row_count, mask=live, other=0.0)
+            drift = tl.where(total > 0, top - base, 0.0)
+            b_drift = tl.where(b_total > 0, b_top - base, 0.0)
+            tilt = (tilt + total * drift) * decay + (b_tilt + b_total * b_drift) * b_decay
+        if SQ:
+            b_squares = tl.load(at + 3 * row_count, mask=live, other=0.0)
+            squares = squares * decay * decay + b_squares * b_decay * b_decay
+        if DIST:
+            b_origin = tl.load(at + 4 * row_count, mask=live, other=0.0)
+            b_first = tl.load(at + 5 * row_count, mask=live, other=0.0)
+            b_second = tl.load(at + 6 * row_count, mask=live, other=0.0)
+            origin, first, second = join_moments(
+                total * decay, origin, first, second * decay, b_total * b_decay, b_origin, b_first, b_second * b_decay
+            )
+        if G > 0:
+            plane = (7 + tl.arange(0, G)) * row_count
+            b_masses = tl.load(at[:, None] + plane[None, :], mask=live[:, None], other=0.0)
+            masses = masses * decay[:, None] + b_masses * b_decay[:, None]
+        total = total * decay + b_total * b_decay
+        at_out = partial_out + (tl.cast(part, tl.int64) * row_count + row)[:, None] * DV + column[None, :]
+        acc = acc * decay[:, None] + tl.load(at_out, mask=inside, other=0.0) * b_decay[:, None]
+        top = new_top
+    sink2 = top
+    if HAS_SINKS:
+        sink2 = tl.load(sinks + (row // n) % h, mask=live, other=0.0) * LOG2E
+    scale = finish(
+        results, row, live, row_count, top, total, tilt, squares, origin, first, second, masses, mass_count, sink2,
+        HAS_SINKS, ENT, SQ, DIST, G,
+    )  # fmt: skip
+    if DROP:
+        scale = scale / (1.0 - drop)
+    tl.store(out + row.to(tl.int64)[:, None] * DV + column[None, :], acc * scale[:, None], mask=inside)

@@ -1,0 +1,106 @@
+"""Which blocks of keys a block of queries walks over, from the ranges of each query.
+
+A block of queries sees, of each range, the blocks from its earliest start to its latest stop; those that lie
+inside the range of every query need no mask. Both are intervals, so a plan is O(n) numbers.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_CELLS = 1 << 22  # of the table of blocks by blocks that is held at once
+
+
+class Plan(NamedTuple):
+    """Half-open intervals of blocks, int32 [b or 1, blocks, count, 2]: those without and those with a mask."""
+
+    full: Tensor
+    mixed: Tensor
+
+    def to(self, device: torch.device) -> "Plan":
+        """The plan in the memory of a device."""
+        return Plan(self.full.to(device), self.mixed.to(device))
+
+
+def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> Plan:
+    """The blocks of `cols` keys that each block of `rows` queries sees.
+
+    Args:
+        spans: int32 [b or 1, n, K, 2], the ranges of `Lowered.spans`.
+        masked: True if another mask holds besides, so that no block is without a mask.
+    """
+    b, n, count, _ = spans.shape
+    at = torch.arange(-(-n // rows) * rows).clamp_(max=n - 1)
+    ranges = spans.long()[:, at].view(b, -1, rows, count, 2)
+    start, stop = ranges.unbind(-1)  # [b, blocks, rows, K]
+    live = stop > start
+    low = start.masked_fill(~live, m).amin(2) // cols
+    high = -(-stop.masked_fill(~live, 0).amax(2) // cols)
+    # Blocks that an earlier range has covered are not walked over again.
+    covered = torch.cat((torch.zeros_like(high[..., :1]), high.cummax(-1).values[..., :-1]), -1)
+    low = torch.maximum(low, covered)
+    high = torch.maximum(high, low)
+    inner_low = -(-start.amax(2) // cols)
+    inner_high = stop.amin(2) // cols
+    if masked:
+        inner_high = torch.zeros_like(inner_high)
+    inner_low = torch.minimum(torch.maximum(inner_low, low), high)
+    inner_high = torch.maximum(torch.minimum(inner_high, high), inner_low)
+    full = torch.stack((inner_low, inner_high), -1)
+    mixed = torch.cat((torch.stack((low, inner_low), -1), torch.stack((inner_high, high), -1)), -2)
+    return Plan(_trim(full), _trim(mixed))
+
+
+def query_blocks(plan: Plan, key_count: int) -> Plan:
+    """The other way round: for each of `key_count` blocks of keys, the blocks of queries that see it.
+
+    One interval from the first such block to the last. Blocks in between that do not see the key are walked over
+    under the mask; what is without a mask is an interval only if it has no gap.
+    """
+    everything = torch.cat((plan.full, plan.mixed), -2)
+    b, blocks = everything.shape[:2]
+    seen_first, seen_last, _ = _extent(everything, key_count)
+    full_first, full_last, full_count = _extent(plan.full, key_count)
+    whole = full_count == full_last - full_first
+    full_first = torch.where(whole, full_first, seen_first)
+    full_last = torch.where(whole, full_last, seen_first)
+    full = torch.stack((full_first, full_last), -1)[:, :, None]
+    mixed = torch.stack((torch.stack((seen_first, full_first), -1), torch.stack((full_last, seen_last), -1)), -2)
+    assert full.shape == (b, key_count, 1, 2)
+    assert int(seen_last.max()) <= blocks
+    return Plan(_trim(full), _trim(mixed))
+
+
+def key_range(spans: Tensor, m: int, rows: int) -> Tensor:
+    """First key and last key + 1 that each block of `rows` queries sees, int32 [b or 1, blocks, 2]."""
+    b, n, _, _ = spans.shape
+    at = torch.arange(-(-n // rows) * rows).clamp_(max=n - 1)
+    start, stop = spans[:, at].view(b, -1, rows, spans.shape[2], 2).flatten(2, 3).unbind(-1)
+    first = start.masked_fill(stop <= start, m).amin(-1)
+    return torch.stack((first, torch.maximum(first, stop.amax(-1))), -1).int().contiguous()
+
+
+def _extent(intervals: Tensor, key_count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """First and last + 1 of the rows whose intervals hold a column, and how many do: [b, key_count] each."""
+    b, blocks, count, _ = intervals.shape
+    column = torch.arange(key_count)
+    first = torch.full((b, key_count), blocks)
+    last = torch.zeros(b, key_count, dtype=torch.long)
+    number = torch.zeros(b, key_count, dtype=torch.long)
+    step = max(1, _CELLS // max(1, b * count * key_count))
+    for begin in range(0, blocks, step):
+        part = intervals[:, begin : begin + step, :, :, None].long()  # [b, r, count, 2, 1]
+        inside = ((column >= part[..., 0, :]) & (column < part[..., 1, :])).any(2)  # [b, r, key_count]
+        row = torch.arange(begin, begin + inside.shape[1])[:, None]
+        first = torch.minimum(first, torch.where(inside, row, blocks).amin(1))
+        last = torch.maximum(last, torch.where(inside, row + 1, 0).amax(1))
+        number += inside.sum(1)
+    return torch.minimum(first, last), last, number
+
+
+def _trim(intervals: Tensor) -> Tensor:
+    """Without the slots that are empty everywhere; at least one stays."""
+    used = (intervals[..., 1] > intervals[..., 0]).flatten(0, 1).any(0)
+    used[0] |= not bool(used.any())
+    return intervals[:, :, used].int().contiguous()
