@@ -134,9 +134,8 @@ class AttentionLayer(nn.Module):
         """Raise if the call does not fit this module."""
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise ShapeError(f"x: expected [batch, seq, d_model={self.d_model}], got shape {tuple(x.shape)}")
-        for given, taken, name in (
-            (context, self.takes_context, "context"), (cache, self.takes_cache, "cache"), (mask, self.takes_mask, "mask")
-        ):  # fmt: skip
+        taken_or_not = (context, self.takes_context), (cache, self.takes_cache), (mask, self.takes_mask)
+        for name, (given, taken) in zip(("context", "cache", "mask"), taken_or_not, strict=True):
             if given is not None and not taken:
                 raise ConfigError(f"{name}: {type(self).__name__} takes none; see its docstring for the reason")
         if context is None:

@@ -25,7 +25,8 @@ class MultiHeadForm(AttentionLayer):
         super().__init__(d_model, num_heads, **options)
         h, h_kv, d_k, d_v = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
         self.b_q, self.b_k, self.b_v, self.b_o = (
-            nn.Parameter(torch.zeros(shape)) if bias else None for shape in ((h, d_k), (h_kv, d_k), (h_kv, d_v), (d_model,))
+            nn.Parameter(torch.zeros(shape)) if bias else None
+            for shape in ((h, d_k), (h_kv, d_k), (h_kv, d_v), (d_model,))
         )  # fmt: skip
 
     def matrices(self) -> dict[str, Sequence[Tensor]]:

@@ -32,14 +32,13 @@ class ProjectedLayer(AttentionLayer):
         q = split(self.q_proj(x), self.num_heads)  # [b, n, h·d] -> [b, h, n, d]
         k = split(self.k_proj(source), self.num_kv_heads)
         v = split(self.v_proj(source), self.num_kv_heads)
-        return *self.normed(q, k), v
+        return normed(q, self.q_norm), normed(k, self.k_norm), v
 
-    def normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys after their norms, if there are any."""
-        if self.q_norm is None or self.k_norm is None:
-            return q, k
-        # In the norm's own dtype: autocast narrows what the projections give, not the norm's weights.
-        return self.q_norm(q.to(self.q_norm.weight.dtype)), self.k_norm(k.to(self.k_norm.weight.dtype))
+
+def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    """x [b, h, n, d] after its norm, if there is one."""
+    # In the norm's own dtype: autocast narrows what the projections give, not the norm's weights.
+    return x if norm is None else norm(x.to(norm.weight.dtype))
 
 
 def split(x: Tensor, heads: int) -> Tensor:

@@ -3,9 +3,11 @@
 from headwise.heads.base import AttentionLayer
 from headwise.heads.block_diagonal import BlockDiagonalAttention
 from headwise.heads.contraction import ContractionAttention
+from headwise.heads.mixture_of_heads import MixtureOfHeads
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.heads.per_head import PerHeadAttention
 from headwise.heads.single_head import SingleHeadAttention
+from headwise.heads.sparse_mixture import SparseHeadMixture
 
 DESIGNS: dict[str, type[AttentionLayer]] = {
     "multi_head": MultiHeadAttention,
@@ -13,4 +15,6 @@ DESIGNS: dict[str, type[AttentionLayer]] = {
     "contraction": ContractionAttention,
     "single_head": SingleHeadAttention,
     "block_diagonal": BlockDiagonalAttention,
+    "sparse_mixture": SparseHeadMixture,
+    "mixture_of_heads": MixtureOfHeads,
 }
