@@ -189,6 +189,58 @@ def measures() -> None:
     Console().print(table)
 
 
+@app.command()
+def plan(
+    config: Annotated[str | None, typer.Option("--config", help="A published model; --list shows all.")] = None,
+    design: Annotated[str | None, typer.Option("--design", help="A head design; multi_head if left out.")] = None,
+    d_model: Annotated[int | None, typer.Option("--d-model")] = None,
+    num_heads: Annotated[int | None, typer.Option("--num-heads")] = None,
+    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads")] = None,
+    head_dim: Annotated[int | None, typer.Option("--head-dim")] = None,
+    sizes: Annotated[
+        list[str] | None, typer.Option("--set", help="Another size of the design: --set latent_dim=512.")
+    ] = None,
+    seq: Annotated[int, typer.Option("--seq", help="Tokens n.")] = 2048,
+    batch: Annotated[int, typer.Option("--batch")] = 1,
+    causal: Annotated[bool, typer.Option("--causal/--full", help="Of a design; models know theirs.")] = True,
+    window: Annotated[int | None, typer.Option("--window", help="Keys that a query sees, of a design.")] = None,
+    sinks: Annotated[int, typer.Option("--sinks", help="First keys that it sees beside the window.")] = 0,
+    materialised: Annotated[bool, typer.Option("--materialised", help="The n×n scores are stored.")] = False,
+    dtype: Annotated[str, typer.Option("--dtype", help="Of weights and activations.")] = "bfloat16",
+    cache: Annotated[str | None, typer.Option("--cache", help="Of keys and values kept; int8, for example.")] = None,
+    peak: Annotated[float | None, typer.Option("--peak", help="FLOP/s of a machine, for times.")] = None,
+    bandwidth: Annotated[float | None, typer.Option("--bandwidth", help="Its bytes/s.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure both on this machine.")] = False,
+    trade_off: Annotated[bool, typer.Option("--trade-off", help="h against d_k at one d_model.")] = False,
+    plot: Annotated[Path | None, typer.Option("--plot", help="The trade-off as a PNG.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="All models and designs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Numbers, not rounded.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown")] = False,
+) -> None:
+    """What a model or a layer takes: parameters, memory, FLOPs, and the least time on a machine."""
+    from headwise.plan import answer, plot_trade_off, print_plan, to_json, to_markdown
+
+    if json and markdown:
+        raise ConfigError("give --json or --markdown, not both")
+    if plot is not None and not trade_off:
+        raise ConfigError("--plot draws the trade-off: give --trade-off too")
+    named = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+    found = answer(
+        config=config, design=design, sizes=named, more=sizes or [], seq=seq, batch=batch, causal=causal, window=window,
+        sinks=sinks, materialised=materialised, dtype=dtype, cache=cache, peak=peak, bandwidth=bandwidth,
+        measure=measure, trade_off=trade_off, listing=listing,
+    )  # fmt: skip
+    if plot is not None:
+        plot_trade_off(found, plot)
+    if json or markdown:
+        sys.stdout.write(to_json(found) if json else to_markdown(found))
+        return
+    console = Console()
+    print_plan(found, console)
+    if plot is not None:
+        console.print(f"\n[bold]{plot}[/bold] shows the same as lines.", highlight=False)
+
+
 def main() -> None:
     """Run; what the user can mend comes as one line, with exit code 2."""
     try:

@@ -1,0 +1,191 @@
+"""Published Transformers as data: the sizes that decide what a model costs, each with where it was read.
+
+>>> find("Llama-2-70B").size("num_kv_heads")
+8
+
+`published` is the number of parameters that the source states, or that its released weights hold, norms and biases
+included; `headwise.costs.model` computes it from the sizes, and tests hold the two together. Where a source only
+rounds (Vaswani et al. 2017, Brown et al. 2020), `rounded` says how far off the rounding may be.
+"""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from headwise.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sizes of one Transformer.
+
+    design, sizes: the attention's design and what it needs beside d_model, as in `headwise.costs.DESIGNS`.
+    layers: blocks of attention and feed-forward; decoder_layers: blocks of a decoder on top that also attends to the
+        first ones' output (then `layers` is the encoder), 0 for none.
+    causal: whether `layers` attend causally. window: keys a query sees, its own among them; None for all.
+    gated: feed-forward of three matrices (act(x W_1) ∘ x W_3) W_2, Shazeer 2020, 2002.05202; else two.
+    norm: "layer" (scale and shift) or "rms" (scale). norms: a block's norms; one for each sub-layer if None.
+    output: the vocabulary projection is "tied" to the embedding, its "own" matrix, or "none".
+    positions, segments: rows of learned position and segment embeddings. extra: what is left, explained at its place.
+    experts: feed-forwards a block, of which a token uses active_experts, and shared_experts beside; the first
+        dense_layers blocks have a single one, of width dense_d_ff.
+    context: the longest sequence it was trained for. published, rounded: parameters; see above.
+    """
+
+    name: str
+    d_model: int
+    layers: int
+    d_ff: int
+    vocab: int
+    sizes: tuple[tuple[str, int | str], ...]
+    published: int
+    source: str
+    design: str = "multi_head"
+    decoder_layers: int = 0
+    causal: bool = True
+    window: int | None = None
+    gated: bool = False
+    ff_bias: bool = False
+    norm: str = "rms"
+    norms: int | None = None
+    final_norm: bool = True
+    embedding_norm: bool = False
+    positions: int = 0
+    segments: int = 0
+    pooler: bool = False
+    output: str = "own"
+    extra: int = 0
+    experts: int = 0
+    active_experts: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    dense_d_ff: int = 0
+    context: int = 0
+    rounded: float = 0.0
+
+    def size(self, name: str) -> int | None:
+        """One of `sizes` by name, None if it is not given."""
+        value = dict(self.sizes).get(name)
+        return value if isinstance(value, int) else None
+
+
+def find(name: str) -> ModelConfig:
+    """The configuration of that name, whatever the case, `_` or `-`; ConfigError with close names if there is none."""
+    key = name.strip().lower().replace("_", "-").replace(" ", "-")
+    if key in CONFIGS:
+        return CONFIGS[key]
+    close = get_close_matches(key, CONFIGS, n=4, cutoff=0.4)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(CONFIGS)}"
+    raise ConfigError(f"config={name!r}: unknown; {hint} (headwise plan --list shows all)")
+
+
+def _heads(heads: int, kv_heads: int | None = None, head_dim: int | None = None, **more: int | str) -> tuple:
+    given = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": head_dim, **more}
+    return tuple((name, value) for name, value in given.items() if value is not None)
+
+
+def _vaswani(name: str, d_model: int, d_ff: int, heads: int, published: int) -> ModelConfig:
+    return ModelConfig(
+        name, d_model, 6, d_ff, 37_000, _heads(heads), published, "Vaswani et al. 2017, 1706.03762, Table 3 and §5.1",
+        decoder_layers=6, causal=False, ff_bias=True, norm="layer", final_norm=False, output="tied", context=512,
+        # "about 37,000" tokens; and 65 and 213 million fit no one vocabulary. Differences between rows do fit.
+        rounded=0.04,
+    )  # fmt: skip
+
+
+def _gpt(name: str, d_model: int, layers: int, heads: int, published: int, **more: object) -> ModelConfig:
+    options = {
+        "source": "Radford et al. 2019; openai-community/gpt2 weights", "ff_bias": True, "norm": "layer",
+        "positions": 1024, "context": 1024, "output": "tied", **more,
+    }  # fmt: skip
+    return ModelConfig(name, d_model, layers, 4 * d_model, 50_257, _heads(heads, bias="qkvo"), published, **options)  # type: ignore[arg-type]
+
+
+def _bert(name: str, d_model: int, layers: int, heads: int, published: int) -> ModelConfig:
+    return ModelConfig(
+        name, d_model, layers, 4 * d_model, 30_522, _heads(heads, bias="qkvo"), published,
+        "Devlin et al. 2018, 1810.04805; google-bert uncased weights, without the heads of pre-training",
+        causal=False, ff_bias=True, norm="layer", final_norm=False, embedding_norm=True, positions=512, segments=2,
+        pooler=True, output="none", context=512,
+    )  # fmt: skip
+
+
+def _llama(
+    name: str, d_model: int, layers: int, sizes: tuple, d_ff: int, vocab: int, published: int, context: int,
+    source: str, **more: object,
+) -> ModelConfig:  # fmt: skip
+    return ModelConfig(
+        name, d_model, layers, d_ff, vocab, sizes, published, source, gated=True, context=context, **more  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+_LLAMA = "Touvron et al. 2023, 2302.13971, Table 2"
+_LLAMA_2 = "Touvron et al. 2023, 2307.09288; meta-llama/Llama-2 weights"
+_LLAMA_3 = "Grattafiori et al. 2024, 2407.21783, Table 3; meta-llama/Meta-Llama-3 weights"
+_LLAMA_32 = "Meta 2024; meta-llama/Llama-3.2 weights"
+_GEMMA = "Gemma team 2024, 2403.08295, Table 1; google/gemma weights"
+_DEEPSEEK = {"num_heads": 128, "head_dim": 128, "value_dim": 128, "latent_dim": 512, "rope_dim": 64, "norm": 1}
+
+_ALL = [
+    _vaswani("transformer-base", 512, 2048, 8, 65_000_000),
+    _vaswani("transformer-big", 1024, 4096, 16, 213_000_000),
+    _bert("bert-base", 768, 12, 12, 109_482_240),
+    _bert("bert-large", 1024, 24, 16, 335_141_888),
+    ModelConfig(
+        "t5-base", 768, 12, 3072, 32_128, _heads(12), 222_903_552, "Raffel et al. 2019, 1910.10683; t5-base weights",
+        decoder_layers=12, causal=False, output="tied", context=512,
+        extra=2 * 32 * 12 + 768,  # relative biases, 32 buckets a head in encoder and decoder; the encoder's last norm
+    ),
+    _gpt("gpt-2-small", 768, 12, 12, 124_439_808),
+    _gpt("gpt-2-medium", 1024, 24, 16, 354_823_168),
+    _gpt("gpt-2-large", 1280, 36, 20, 774_030_080),
+    _gpt("gpt-2-xl", 1600, 48, 25, 1_557_611_200),
+    _gpt(
+        "gpt-3", 12_288, 96, 96, 174_600_000_000, positions=2048, context=2048, rounded=5e-4,
+        source="Brown et al. 2020, 2005.14165, Table 2.1 and D.1 (dense and sparse layers counted as dense)",
+    ),
+    _llama("llama-7b", 4096, 32, _heads(32), 11_008, 32_000, 6_738_415_616, 2048, _LLAMA),
+    _llama("llama-13b", 5120, 40, _heads(40), 13_824, 32_000, 13_015_864_320, 2048, _LLAMA),
+    _llama("llama-65b", 8192, 80, _heads(64), 22_016, 32_000, 65_285_660_672, 2048, _LLAMA),
+    _llama("llama-2-7b", 4096, 32, _heads(32), 11_008, 32_000, 6_738_415_616, 4096, _LLAMA_2),
+    _llama("llama-2-13b", 5120, 40, _heads(40), 13_824, 32_000, 13_015_864_320, 4096, _LLAMA_2),
+    _llama("llama-2-70b", 8192, 80, _heads(64, 8), 28_672, 32_000, 68_976_648_192, 4096, _LLAMA_2),
+    _llama("llama-3-8b", 4096, 32, _heads(32, 8), 14_336, 128_256, 8_030_261_248, 8192, _LLAMA_3),
+    _llama("llama-3-70b", 8192, 80, _heads(64, 8), 28_672, 128_256, 70_553_706_496, 8192, _LLAMA_3),
+    _llama(
+        "llama-3.2-1b", 2048, 16, _heads(32, 8), 8192, 128_256, 1_235_814_400, 131_072, _LLAMA_32, output="tied"
+    ),
+    _llama(
+        "mistral-7b", 4096, 32, _heads(32, 8), 14_336, 32_000, 7_241_732_096, 8192,
+        "Jiang et al. 2023, 2310.06825, Table 1; mistralai/Mistral-7B-v0.1 weights", window=4096,
+    ),
+    _llama(
+        "mixtral-8x7b", 4096, 32, _heads(32, 8), 14_336, 32_000, 46_702_792_704, 32_768,
+        "Jiang et al. 2024, 2401.04088, Table 1; mistralai/Mixtral-8x7B-v0.1 weights", experts=8, active_experts=2,
+    ),
+    _llama(
+        "qwen2-7b", 3584, 28, _heads(28, 4, bias="qkv"), 18_944, 152_064, 7_615_616_512, 32_768,
+        "Yang et al. 2024, 2407.10671, Table 1; Qwen/Qwen2-7B weights",
+    ),
+    _llama(
+        "qwen3-8b", 4096, 36, _heads(32, 8, 128, qk_norm=1), 12_288, 151_936, 8_190_735_360, 32_768,
+        "Yang et al. 2025, 2505.09388, Table 1; Qwen/Qwen3-8B weights",
+    ),
+    _llama(
+        "gemma-2b", 2048, 18, _heads(8, 1, 256), 16_384, 256_000, 2_506_172_416, 8192, _GEMMA, output="tied"
+    ),
+    _llama(
+        "gemma-7b", 3072, 28, _heads(16, 16, 256), 24_576, 256_000, 8_537_680_896, 8192, _GEMMA, output="tied"
+    ),
+    ModelConfig(
+        "falcon-7b", 4544, 32, 18_176, 65_024, _heads(71, 1), 6_921_720_704,
+        "Almazrouei et al. 2023, 2311.16867; tiiuae/falcon-7b weights", norm="layer", norms=1, output="tied",
+        context=2048,
+    ),
+    _llama(
+        "deepseek-v2", 5120, 60, tuple({**_DEEPSEEK, "query_latent_dim": 1536}.items()), 1536, 102_400,
+        235_741_434_880, 131_072, "DeepSeek-AI 2024, 2405.04434, §3.1.2; deepseek-ai/DeepSeek-V2 weights",
+        design="latent", experts=160, active_experts=6, shared_experts=2, dense_layers=1, dense_d_ff=12_288,
+    ),
+]  # fmt: skip
+
+CONFIGS = {config.name: config for config in _ALL}

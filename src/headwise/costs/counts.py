@@ -1,0 +1,81 @@
+"""What a layer costs a token and a pair: the few numbers from which FLOPs, bytes, memory and times all follow."""
+
+from dataclasses import dataclass
+
+from headwise.errors import ConfigError, ShapeError
+
+
+@dataclass(frozen=True)
+class Counts:
+    """One attention layer. Work is in multiply-adds, sizes are in numbers (not bytes).
+
+    parameters: learned numbers; used: those that one token meets, if not all (mixtures).
+    width: d_model. heads: softmaxes of a (query, key) pair.
+    per_query, per_key: work to project a token to its queries, and to its keys and values.
+    scores, weighted_sum: work of a pair, all heads: h·d_k and h·d_v. mixing: of a pair, between heads.
+    output: work of a token after the weighted sum; output_weights: weights there, if a token meets only some.
+    query, keys, values, concat: numbers of a token that pass from step to step: its queries, its keys, its values,
+        its heads side by side. key_vectors, value_vectors: into how many vectors keys and values are cut.
+    cached: whether keys and values are kept between decoding steps.
+    decoding: the same layer as it is best computed against a cache, if that differs.
+    """
+
+    parameters: int
+    width: int
+    heads: int
+    per_query: int
+    per_key: int
+    scores: int
+    weighted_sum: int
+    output: int
+    query: int
+    keys: int
+    values: int
+    concat: int
+    key_vectors: int
+    value_vectors: int
+    mixing: int = 0
+    used: int | None = None
+    output_weights: int | None = None
+    cached: bool = True
+    decoding: "Counts | None" = None
+
+    @property
+    def met(self) -> int:
+        """Parameters that one token meets."""
+        return self.parameters if self.used is None else self.used
+
+    @property
+    def out_parameters(self) -> int:
+        """Parameters that stand after the weighted sum; biases and norms all count as before it."""
+        return self.output if self.output_weights is None else self.output_weights
+
+    @property
+    def at_decoding(self) -> "Counts":
+        """The counts of a decoding step."""
+        return self if self.decoding is None else self.decoding
+
+    @property
+    def cache(self) -> int:
+        """Numbers of a token that stay between decoding steps."""
+        return self.at_decoding.keys + self.at_decoding.values if self.cached else 0
+
+    @property
+    def cached_vectors(self) -> int:
+        """Vectors of a token in the cache; an int8 cache keeps one scale for each."""
+        return self.at_decoding.key_vectors + self.at_decoding.value_vectors if self.cached else 0
+
+
+def divided(d_model: int, num_heads: int) -> int:
+    """d_model / num_heads, or an error that names both."""
+    positive(d_model=d_model, num_heads=num_heads)
+    if d_model % num_heads:
+        raise ShapeError(f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim")
+    return d_model // num_heads
+
+
+def positive(**sizes: int) -> None:
+    """Raise for the first size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{name}={size}: expected at least 1")

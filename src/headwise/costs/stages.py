@@ -1,0 +1,148 @@
+"""FLOPs and bytes of each step of attention, the memory that it takes, and the time that it needs at least.
+
+A multiply and an add are two FLOPs, as usual. Only matrix products are counted; the exponentials of the softmax are
+told on their own; norms, biases, rotary angles and activations not at all. Bytes are those that *must* move if each
+step reads what it needs and writes its results once. The roofline (Williams et al. 2009, 10.1145/1498765.1498785)
+makes times of both: a step takes at least FLOPs / peak, and at least bytes / bandwidth. Real kernels need more.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headwise.costs.counts import Counts
+from headwise.costs.work import CACHE_BYTES, Work, kept_tokens
+from headwise.errors import ConfigError
+
+LSE_BYTES = SCALE_BYTES = 4  # float32
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step: its FLOPs, the bytes that it must move, and the exponentials of its softmax."""
+
+    name: str
+    flops: int
+    bytes: int
+    exponentials: int = 0
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity, FLOPs a byte."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    def times(self, count: int) -> "Stage":
+        """The same step `count` times over."""
+        return Stage(self.name, count * self.flops, count * self.bytes, count * self.exponentials)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a roofline needs: peak in FLOP/s and memory bandwidth in bytes/s; by: where they come from."""
+
+    peak: float
+    bandwidth: float
+    by: str = "as given"
+
+    def __post_init__(self) -> None:
+        for name in ("peak", "bandwidth"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name}={getattr(self, name)}: expected a finite number above 0")
+
+    @property
+    def ridge(self) -> float:
+        """FLOPs a byte above which arithmetic, and below which memory, sets the pace."""
+        return self.peak / self.bandwidth
+
+    def seconds(self, stages: Iterable[Stage]) -> float:
+        """The least time for the steps one after another."""
+        return sum(max(stage.flops / self.peak, stage.bytes / self.bandwidth) for stage in stages)
+
+    def limit(self, stage: Stage) -> str:
+        """What sets the pace of a step: "arithmetic" or "memory"."""
+        return "arithmetic" if stage.intensity >= self.ridge else "memory"
+
+
+def attention_stages(counts: Counts, work: Work) -> list[Stage]:
+    """The forward pass of one layer: projections, scores, softmax, head mixing, weighted sum, output.
+
+    Materialised, the scores are written, the softmax reads them and writes the weights, the weighted sum reads those,
+    and each of the two mixings reads and writes once more. Blockwise, none of them leaves the chip.
+    """
+    b, n, new, size = work.batch, work.queries, work.new_keys, work.size
+    pairs = b * work.pairs
+    matrix = b * work.queries * work.keys * counts.heads * size if work.materialised else 0
+    inputs = b * n + (b * new if work.cross else 0)
+    weights = _read(counts.parameters - counts.out_parameters, counts.met - counts.output, b * max(n, new))
+    if not new:
+        weights -= min(counts.per_key, weights)  # keys of a context, projected before
+    read_keys, read_values = _read_cache(counts, work)
+    found = [
+        Stage(
+            "projections",
+            2 * b * (n * counts.per_query + new * counts.per_key),
+            size * (weights + inputs * counts.width + b * n * counts.query + b * new * (counts.keys + counts.values)),
+        ),
+        Stage("scores", 2 * pairs * counts.scores, size * b * n * counts.query + read_keys + matrix),
+        Stage("softmax", 0, 2 * matrix, pairs * counts.heads),
+        Stage("head mixing", 2 * pairs * counts.mixing, 4 * matrix if counts.mixing else 0),
+        Stage("weighted sum", 2 * pairs * counts.weighted_sum, matrix + read_values + size * b * n * counts.concat),
+        linear_stage("output", counts.out_parameters, counts.output, b * n, counts.concat, counts.width, size),
+    ]
+    return [stage for stage in found if stage.flops or stage.bytes or stage.exponentials]
+
+
+def linear_stage(name: str, weights: int, used: int, tokens: int, reads: int, writes: int, size: int) -> Stage:
+    """A linear map of which each token uses `used` of all weights, reads and writes so many numbers of `size` bytes."""
+    return Stage(name, 2 * used * tokens, size * (_read(weights, used, tokens) + tokens * (reads + writes)))
+
+
+def backward_flops(forward: Iterable[Stage], *, materialised: bool) -> int:
+    """FLOPs of the gradients: each product has two, for its two factors. What was not kept is computed again:
+    blockwise attention repeats the scores (2.5 times its forward pass if d_k = d_v), as FlashAttention does."""
+    return sum(
+        2 * stage.flops + (stage.flops if stage.name in ("scores", "head mixing") and not materialised else 0)
+        for stage in forward
+    )
+
+
+def score_bytes(counts: Counts, work: Work) -> int:
+    """Memory of the scores of one layer: b·h·n·m numbers, or blockwise one float32 log-sum-exp a query and head."""
+    rows = work.batch * counts.heads * work.queries
+    return rows * work.keys * work.size if work.materialised else rows * LSE_BYTES
+
+
+def kept_bytes(counts: Counts, work: Work) -> int:
+    """What one layer's backward pass needs of the forward: x, q, k, v, the heads side by side, and the weights
+    (materialised) or the log-sum-exps (blockwise). Self attention."""
+    tokens = work.queries * (counts.width + counts.query + counts.concat) + work.new_keys * (
+        counts.keys + counts.values
+    )
+    return work.batch * tokens * work.size + score_bytes(counts, work)
+
+
+def cache_bytes(
+    counts: Counts, tokens: int, *, batch: int = 1, dtype: str = "bfloat16", window: int | None = None, sinks: int = 0
+) -> int:
+    """Bytes of one layer's cache after so many tokens; int8 has a float32 scale for each key and value vector."""
+    if dtype not in CACHE_BYTES:
+        raise ConfigError(f"dtype={dtype!r}: expected one of {', '.join(CACHE_BYTES)}")
+    scales = counts.cached_vectors * SCALE_BYTES if dtype == "int8" else 0
+    return batch * kept_tokens(tokens, window, sinks) * (counts.cache * CACHE_BYTES[dtype] + scales)
+
+
+def _read(weights: int, used: int, tokens: int) -> int:
+    """Weights read by so many tokens: those that differ between tokens at most once each."""
+    return min(weights, used * tokens)
+
+
+def _read_cache(counts: Counts, work: Work) -> tuple[int, int]:
+    """Bytes of keys and of values that are read: new ones as they were computed, older ones as the cache has them."""
+    new = min(work.new_keys, work.seen_keys)
+    old = work.seen_keys - new
+    dtype = work.cache or work.dtype
+    one, scale = CACHE_BYTES[dtype], SCALE_BYTES if dtype == "int8" else 0
+
+    def read(numbers: int, vectors: int) -> int:
+        return work.batch * (new * numbers * work.size + old * (numbers * one + vectors * scale))
+
+    return read(counts.keys, counts.key_vectors), read(counts.values, counts.value_vectors)

@@ -1,0 +1,90 @@
+"""What attention is asked for: how many queries and keys, what they may see, and in which numbers.
+
+>>> allowed_pairs(4, 4), allowed_pairs(1, 4), allowed_pairs(4, 4, window=2)
+(10, 4, 7)
+"""
+
+from dataclasses import dataclass
+
+from headwise.errors import ConfigError
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+CACHE_BYTES = {**BYTES, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Work:
+    """b sequences, and in each n queries that stand at the end of m keys.
+
+    causal: a query sees no key after it. window: so many keys, its own among them, and before them the `sinks` first
+        keys; both need causal. projected: keys that are computed in this call, the others come from a cache; n if None.
+    cross: the projected keys come from another sequence than the queries.
+    materialised: the n×m scores are written to memory, all of them whatever the mask.
+    dtype: of weights and activations. cache: of what is kept between steps, the same by default; int8 has a float32
+        scale a vector.
+    """
+
+    batch: int
+    queries: int
+    keys: int
+    causal: bool = True
+    window: int | None = None
+    sinks: int = 0
+    projected: int | None = None
+    cross: bool = False
+    materialised: bool = False
+    dtype: str = "bfloat16"
+    cache: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "queries", "keys"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: expected at least 1")
+        if self.causal and self.queries > self.keys:
+            raise ConfigError(f"queries={self.queries}, keys={self.keys}: causal queries stand at the end of the keys")
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise ConfigError(f"window={self.window}: expected at least 1, and causal attention")
+        if self.sinks < 0 or (self.sinks and self.window is None):
+            raise ConfigError(f"sinks={self.sinks}: expected at least 0, and a window that they stand before")
+        for name, value, known in (("dtype", self.dtype, BYTES), ("cache", self.cache, CACHE_BYTES)):
+            if value is not None and value not in known:
+                raise ConfigError(f"{name}={value!r}: expected one of {', '.join(known)}")
+
+    @property
+    def pairs(self) -> int:
+        """(query, key) pairs of one sequence and head that are computed: those that the mask allows, or all n·m."""
+        n, m = self.queries, self.keys
+        return n * m if self.materialised or not self.causal else allowed_pairs(n, m, self.window, self.sinks)
+
+    @property
+    def new_keys(self) -> int:
+        """Keys of one sequence that are computed in this call."""
+        return self.queries if self.projected is None else self.projected
+
+    @property
+    def seen_keys(self) -> int:
+        """Keys of one sequence that any query may see."""
+        return self.keys if self.window is None else min(self.keys, self.window + self.queries - 1 + self.sinks)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a weight or an activation."""
+        return BYTES[self.dtype]
+
+
+def allowed_pairs(queries: int, keys: int, window: int | None = None, sinks: int = 0) -> int:
+    """Pairs under a causal mask: the sum of min(t, window + sinks) over the positions t of the queries, the last
+    n of 1 … m; `Causal() & (Window(window) | Sinks(sinks))` as masks."""
+    most = keys if window is None else min(keys, window + sinks)
+    return _triangle(keys, most) - _triangle(keys - queries, most)
+
+
+def _triangle(positions: int, most: int) -> int:
+    """Σ min(t, most) for t = 1 … positions."""
+    small = min(positions, most)
+    return small * (small + 1) // 2 + (positions - small) * most
+
+
+def kept_tokens(tokens: int, window: int | None = None, sinks: int = 0) -> int:
+    """Tokens that a cache holds after `tokens`: all, or sinks + window − 1, for the next token is its own last key."""
+    return tokens if window is None else min(tokens, sinks + window - 1)

@@ -1,0 +1,27 @@
+"""`headwise plan`: what a model or a layer takes, put together from `headwise.costs` and `headwise.configs`.
+
+tables   a plan is facts and tables of plain numbers   build      of a model, of a layer, the list of both
+show     as text, Markdown and JSON                    trade_off  heads against their size, as table and plot
+machine  what this machine reaches                     ask        from a command line's options to a plan
+"""
+
+from headwise.plan.ask import answer
+from headwise.plan.build import listing, plan_design, plan_model
+from headwise.plan.show import print_plan, to_json, to_markdown
+from headwise.plan.tables import Column, Plan, Table
+from headwise.plan.trade_off import plot_trade_off, trade_off
+
+__all__ = [
+    "Column",
+    "Plan",
+    "Table",
+    "answer",
+    "listing",
+    "plan_design",
+    "plan_model",
+    "plot_trade_off",
+    "print_plan",
+    "to_json",
+    "to_markdown",
+    "trade_off",
+]

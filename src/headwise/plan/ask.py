@@ -1,0 +1,109 @@
+"""From what was asked on a command line to the plan that answers it: which one, of what, and are the options for it."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from headwise.configs import ModelConfig, find
+from headwise.costs import Machine, Work
+from headwise.costs.designs import sizes_of
+from headwise.costs.model import Load
+from headwise.errors import ConfigError
+from headwise.plan.build import listing as list_all, plan_design, plan_model
+from headwise.plan.tables import Plan
+from headwise.plan.trade_off import trade_off as weigh
+
+
+def answer(
+    *,
+    config: str | None = None,
+    design: str | None = None,
+    sizes: Mapping[str, int | None],
+    more: Sequence[str] = (),
+    seq: int = 2048,
+    batch: int = 1,
+    causal: bool = True,
+    window: int | None = None,
+    sinks: int = 0,
+    materialised: bool = False,
+    dtype: str = "bfloat16",
+    cache: str | None = None,
+    peak: float | None = None,
+    bandwidth: float | None = None,
+    measure: bool = False,
+    trade_off: bool = False,
+    listing: bool = False,
+) -> Plan:
+    """The plan of a published model, of a layer, of h against d_k, or the list of all, from the command's options.
+
+    sizes: of the design, None where not given. more: others, as "name=value".
+    Raises ConfigError for options that exclude one another or that the plan would not heed.
+    """
+    if listing:
+        return list_all()
+    for name, size in (("seq", seq), ("batch", batch)):
+        if size < 1:
+            raise ConfigError(f"{name}={size}: expected at least 1")
+    given = {name: value for name, value in sizes.items() if value is not None} | dict(map(_assigned, more))
+    work = Work(
+        batch, seq, seq, causal=causal, window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache
+    )
+    model = None if config is None else find(config)
+    if model is not None:
+        _refuse_with_config(given, design=design, full=not causal, window=window, sinks=sinks)
+    if trade_off:
+        return weigh(_width(model, given, design), work)
+    machine = _machine(peak, bandwidth, measure, dtype)
+    if model is not None:
+        load = Load(batch, seq, materialised=materialised, dtype=dtype, cache=cache)
+        return plan_model(model, load, machine=machine)
+    if design is None and not given:
+        raise ConfigError("give --config NAME (headwise plan --list shows them), or --d-model and --num-heads")
+    design = design or "multi_head"
+    for name in set(given) - set(sizes_of(design)):
+        close = get_close_matches(name, sizes_of(design), n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"{name}={given[name]}: {hint}{design} takes {', '.join(sizes_of(design))}")
+    return plan_design(design, given, work, machine=machine)
+
+
+def _refuse_with_config(given: Mapping[str, Any], **others: object) -> None:
+    named = [*given, *(name for name, value in others.items() if value)]
+    if named:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
+        raise ConfigError(f"--config has its own sizes; leave out {options}, or plan a layer with --design")
+
+
+def _width(model: ModelConfig | None, given: Mapping[str, Any], design: str | None) -> int:
+    if design not in (None, "multi_head") or set(given) - {"d_model"}:
+        raise ConfigError("--trade-off takes --d-model (or --config) and goes through the heads itself")
+    if model is None and "d_model" not in given:
+        raise ConfigError("--trade-off needs --d-model or --config")
+    return given["d_model"] if model is None else model.d_model
+
+
+def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: str) -> Machine | None:
+    if measure:
+        if peak is not None or bandwidth is not None:
+            raise ConfigError("--measure excludes --peak and --bandwidth")
+        from headwise.plan.machine import measured_machine
+
+        return measured_machine(dtype)
+    if peak is None and bandwidth is None:
+        return None
+    if peak is None or bandwidth is None:
+        raise ConfigError("--peak and --bandwidth belong together: FLOP/s and bytes/s of one machine")
+    return Machine(peak, bandwidth)
+
+
+def _assigned(text: str) -> tuple[str, int | str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name or not value:
+        raise ConfigError(f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512")
+    name = name.strip().replace("-", "_")
+    if name == "bias":
+        return name, value.strip()
+    try:
+        return name, int(value)
+    except ValueError:
+        raise ConfigError(f"--set {text!r}: expected a whole number for {name}") from None

@@ -1,0 +1,82 @@
+"""A plan as tables of plain numbers, and how numbers with a unit are written; `show` turns them into text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Value = int | float | str | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """name as a heading; unit: what `written` makes of its values; key: its name in JSON, if another."""
+
+    name: str
+    unit: str = ""
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of raw numbers under columns. total: whether the last row sums the others up. note: what to know of it."""
+
+    key: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    total: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked, as (name, value) facts, and the tables that answer it. notes: what holds for all of them."""
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+    notes: tuple[str, ...] = ()
+
+    def table(self, key: str) -> Table:
+        """The table of that key."""
+        return next(table for table in self.tables if table.key == key)
+
+
+def written(value: Value, unit: str) -> str:
+    """A value as text: 1,234 counts, 1.5 GB (10⁹ bytes), 2.0 TFLOP, 3.1 ms, 12.5 %; "—" for what is not there."""
+    if value is None:
+        return "—"
+    return value if isinstance(value, str) else _WRITE[unit](value)
+
+
+def scaled(value: float, unit: str) -> str:
+    """Three figures and a decimal prefix: 1.50 G + unit."""
+    prefixes = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"]
+    step = 0
+    while abs(value) >= 999.5 and step < len(prefixes) - 1:
+        value, step = value / 1000, step + 1
+    if not step and value == int(value):
+        return f"{value:.0f} {unit}".rstrip()
+    return f"{_three(value)} {prefixes[step]}{unit}".rstrip()
+
+
+def _three(value: float) -> str:
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def _seconds(value: float) -> str:
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= size * 0.9995:
+            return f"{_three(value / size)} {unit}" if value < 999.5 or size < 1 else f"{value:,.0f} s"
+    return f"{_three(value * 1e9)} ns"
+
+
+_WRITE: dict[str, Callable[[float], str]] = {
+    "": str,
+    "count": lambda x: f"{x:,.0f}",
+    "number": lambda x: f"{x:,.0f}" if x >= 9.995 else f"{x:.2f}",
+    "bytes": lambda x: scaled(x, "B"),
+    "flops": lambda x: scaled(x, "FLOP"),
+    "figure": lambda x: scaled(x, ""),
+    "seconds": _seconds,
+    "share": lambda x: f"{100 * x:.1f} %",
+}

@@ -1,0 +1,237 @@
+"""`headwise plan`: the numbers are those of `headwise.costs`, whatever way they are shown; bad options are one line."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from headwise.configs import CONFIGS, find
+from headwise.costs import DESIGNS, Machine, Work, attention_stages, counts_of
+from headwise.costs.model import Load, model_cache_bytes, parameter_parts, pass_stages, step_stages
+from headwise.errors import ConfigError
+from headwise.plan import Plan, answer, listing, plan_design, plan_model, print_plan, to_json, to_markdown, trade_off
+from headwise.plan.machine import measured_machine
+from headwise.plan.tables import scaled, written
+
+GQA = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}
+MACHINE = Machine(1e12, 5e10)
+PLANS = {
+    "model": plan_model(find("llama-2-70b"), Load(1, 4096), machine=MACHINE),
+    "encoder": plan_model(find("bert-base"), Load(2, 512)),
+    "both": plan_model(find("t5-base"), Load(2, 700, cache="int8")),
+    "mixture": plan_model(find("deepseek-v2"), Load(8, 1024, dtype="float32"), machine=MACHINE),
+    "design": plan_design("gqa", GQA, Work(1, 8192, 8192, window=512, sinks=4), machine=MACHINE),
+    "list": listing(),
+    "trade-off": trade_off(4096, Work(1, 8192, 8192)),
+}  # fmt: skip
+
+
+def headwise(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    command = [sys.executable, "-m", "headwise", "plan", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, env=env, encoding="utf-8")
+
+
+def text(plan: Plan, width: int) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_plan(plan, console)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("width", [80, 120])
+def test_text_fits_and_shows_every_row_on_one_line(name: str, width: int) -> None:
+    plan = PLANS[name]
+    lines = text(plan, width).splitlines()
+    assert max(map(len, lines)) <= width
+    for table in plan.tables:
+        if table.key == "designs":
+            continue  # a list of sizes may take several lines
+        for row in table.rows:
+            cells = [written(v, c.unit) for v, c in zip(row, table.columns, strict=True)]
+            pattern = r"\s+".join(re.escape(cell) for cell in cells if cell)
+            assert any(re.fullmatch(pattern, line.strip()) for line in lines), cells
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_json_holds_the_numbers_unrounded(name: str) -> None:
+    plan = PLANS[name]
+    found = json.loads(to_json(plan))["tables"]
+    assert list(found) == [table.key for table in plan.tables]
+    for table in plan.tables:
+        assert [tuple(row.values()) for row in found[table.key]] == list(table.rows)
+        assert len(found[table.key][0]) == len(table.columns)
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_markdown_tables_have_a_cell_for_each_column(name: str) -> None:
+    lines = [line for line in to_markdown(PLANS[name]).splitlines() if line.startswith("|")]
+    tables = PLANS[name].tables
+    assert len(lines) == sum(len(table.rows) + 2 for table in tables)
+    for table in tables:
+        for line in lines[: len(table.rows) + 2]:
+            assert line.count(" | ") == len(table.columns) - 1
+        del lines[: len(table.rows) + 2]
+
+
+def test_a_model_plan_says_what_the_formulas_say() -> None:
+    config, load = find("llama-2-70b"), Load(1, 4096)
+    plan = PLANS["model"]
+    assert plan.table("parameters").rows[-1] == ("all", 68_976_648_192, 1.0)
+    memory = dict(plan.table("memory").rows)
+    assert memory["weights"] == 2 * 68_976_648_192
+    assert memory["cache, all tokens"] == model_cache_bytes(config, load) == 4096 * 327_680
+    assert memory["scores, materialised, one layer"] == 64 * 4096 * 4096 * 2
+    assert memory["scores, blockwise, one layer"] == 64 * 4096 * 4
+    for key, stages in (("pass", pass_stages(config, load)), ("step", step_stages(config, load))):
+        *rows, total = plan.table(key).rows
+        assert [(row[0], row[1] or 0, row[3] or 0) for row in rows] == [(s.name, s.flops, s.bytes) for s in stages]
+        assert total[1] == sum(stage.flops for stage in stages)
+        assert total[5] == pytest.approx(MACHINE.seconds(stages))
+        assert total[5] == pytest.approx(sum(row[5] or 0 for row in rows))
+
+
+def test_decoding_is_held_back_by_memory_and_prefill_by_arithmetic() -> None:
+    plan = PLANS["model"]
+    limits = {key: {row[-1] for row in plan.table(key).rows if row[1] and row[-1]} for key in ("pass", "step")}
+    assert limits == {"pass": {"arithmetic", "memory"}, "step": {"memory"}}  # a pass ends with one token's logits
+
+
+def test_a_design_plan_says_what_the_formulas_say() -> None:
+    plan = PLANS["design"]
+    counts = counts_of("gqa", GQA)
+    stages = attention_stages(counts, Work(1, 8192, 8192, window=512, sinks=4))
+    assert [row[1] or 0 for row in plan.table("pass").rows][:-1] == [stage.flops for stage in stages]
+    memory = dict(plan.table("memory").rows)
+    assert memory["cache, one token, bfloat16"] == 2 * 8 * 128 * 2
+    assert memory["cache, all tokens, bfloat16"] == (512 + 4 - 1) * 2 * 8 * 128 * 2
+
+
+def test_the_list_has_all_models_and_designs() -> None:
+    plan = PLANS["list"]
+    assert [row[0] for row in plan.table("configs").rows] == list(CONFIGS)
+    assert [row[0] for row in plan.table("designs").rows] == list(DESIGNS)
+    totals = [sum(parameter_parts(config).values()) for config in CONFIGS.values()]
+    assert [row[1] for row in plan.table("configs").rows] == totals
+
+
+def test_trade_off_keeps_what_does_not_depend_on_h() -> None:
+    table = trade_off(96, Work(3, 50, 50)).table("trade_off")
+    columns = dict(zip([c.key or c.name for c in table.columns], zip(*table.rows, strict=True), strict=True))
+    assert columns["num_heads"] == (1, 2, 4, 8, 16, 32)
+    assert all(h * d == 96 for h, d in zip(columns["num_heads"], columns["head_dim"], strict=True))
+    for name in ("parameters", "flops", "cache_bytes"):
+        assert len(set(columns[name])) == 1
+    for name in ("exponentials", "materialised_bytes", "blockwise_bytes"):
+        assert [value / columns[name][0] for value in columns[name]] == [1, 2, 4, 8, 16, 32]
+    assert [columns["mqa_cache_bytes"][0] / value for value in columns["mqa_cache_bytes"]] == [1, 2, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_machine_can_be_measured(dtype: str) -> None:
+    machine = measured_machine(dtype)
+    assert machine.peak > 1e6
+    assert machine.bandwidth > 1e6
+    assert "measured" in machine.by
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "expected"),
+    [
+        (0, "bytes", "0 B"), (999, "bytes", "999 B"), (999.6, "bytes", "1.00 kB"), (51.5e9, "bytes", "51.5 GB"),
+        (999_600, "bytes", "1.00 MB"), (1e30, "bytes", "1000000 YB"), (2e12, "flops", "2.00 TFLOP"),
+        (0.5, "seconds", "500 ms"), (0.9999, "seconds", "1.00 s"), (12345.0, "seconds", "12,345 s"),
+        (2e-9, "seconds", "2.00 ns"), (0.9994e-3, "seconds", "999 µs"), (1234567, "count", "1,234,567"),
+        (0.125, "share", "12.5 %"), (None, "count", "—"), ("all", "count", "all"), (9.99, "number", "9.99"),
+        (9.999, "number", "10"),
+    ],
+)  # fmt: skip
+def test_numbers_are_written_with_three_figures(value: Any, unit: str, expected: str) -> None:
+    assert written(value, unit) == expected
+
+
+def test_scaled_never_shows_a_thousand() -> None:
+    for exponent in np.linspace(0, 20, 4001):
+        number = float(scaled(10**exponent, "B").split()[0])
+        assert 1 <= number < 1000
+
+
+def test_command_prints_markdown_and_json() -> None:
+    found = headwise("--config", "gpt-2-small", "--seq", "1024", "--json", "--peak", "1e12", "--bandwidth", "5e10")
+    assert found.returncode == 0, found.stderr
+    expected = plan_model(find("gpt-2-small"), Load(1, 1024), machine=MACHINE)
+    assert found.stdout == to_json(expected)
+    found = headwise("--design", "gqa", "--d-model", 4096, "--num-heads", 32, "--num-kv-heads", 8, "--markdown")
+    assert found.stdout == to_markdown(plan_design("gqa", GQA, Work(1, 2048, 2048)))
+
+
+def test_command_prints_text() -> None:
+    found = headwise("--config", "llama_2_70B", "--seq", "4096", "--batch", "1")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[0] == "llama-2-70b: 68,976,648,192 parameters"
+    assert re.search(r"cache, all tokens +1\.34 GB", found.stdout)
+    assert "deepseek-v2" in headwise("--list").stdout
+
+
+def test_command_draws_the_trade_off(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    out = tmp_path / "new" / "t.png"
+    found = headwise("--trade-off", "--d-model", "768", "--plot", out, "--json")
+    assert found.returncode == 0, found.stderr
+    assert len(json.loads(found.stdout)["tables"]["trade_off"]) == 9
+    picture = imread(out)
+    assert picture.shape[0] > 400
+    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
+
+
+def test_other_sizes_reach_the_design() -> None:
+    more = ["latent-dim=512", "rope_dim=64", "query_latent_dim=1536", "norm=1"]
+    plan = answer(design="latent", sizes={"d_model": 5120, "num_heads": 128, "head_dim": 128}, more=more)
+    assert plan.title == f"latent: {parameter_parts(find('deepseek-v2'))['attention'] // 60:,} parameters a layer"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], ["--config", "--list", "--d-model"]),
+        (["--config", "lama-2-70"], ["lama-2-70", "llama-2-70b"]),
+        (["--design", "gqq", "--d-model", "8"], ["gqq", "gqa"]),
+        (["--config", "gpt-3", "--num-heads", "3", "--full"], ["--num-heads", "--full", "--design"]),
+        (["--d-model", "10", "--num-heads", "3"], ["d_model=10", "num_heads=3"]),
+        (["--design", "latent", "--d-model", "8", "--num-heads", "2"], ["latent_dim", "rope_dim"]),
+        (["--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"], ["latent_dim=2", "multi_head"]),
+        (["--d-model", "8", "--num-heads", "2", "--set", "latent_dim"], ["latent_dim", "NAME=VALUE"]),
+        (["--d-model", "8", "--num-heads", "2", "--set", "head_dim=x"], ["head_dim=x", "whole number"]),
+        (["--config", "gpt-3", "--seq", "0"], ["seq=0"]),
+        (["--config", "gpt-3", "--peak", "1e12"], ["--peak", "--bandwidth"]),
+        (["--config", "gpt-3", "--peak", "1e12", "--bandwidth", "-1"], ["bandwidth=-1.0"]),
+        (["--config", "gpt-3", "--peak", "1", "--bandwidth", "1", "--measure"], ["--measure", "--peak"]),
+        (["--config", "gpt-3", "--dtype", "int3"], ["dtype='int3'", "bfloat16"]),
+        (["--config", "gpt-3", "--plot", "x.png"], ["--plot", "--trade-off"]),
+        (["--config", "gpt-3", "--json", "--markdown"], ["--json", "--markdown"]),
+        (["--trade-off"], ["--trade-off", "--d-model"]),
+        (["--trade-off", "--d-model", "7"], ["d_model=7", "odd"]),
+        (["--trade-off", "--d-model", "8", "--num-heads", "2"], ["--trade-off", "--d-model"]),
+    ],
+)
+def test_bad_options_are_one_clear_line(args: list[str], words: list[str]) -> None:
+    found = headwise(*args)
+    assert found.returncode == 2, found.stdout
+    assert found.stdout == ""
+    assert len(found.stderr.strip().splitlines()) == 1
+    for word in words:
+        assert word in found.stderr, found.stderr
+
+
+def test_library_raises_the_same() -> None:
+    with pytest.raises(ConfigError, match="d_model=1"):
+        trade_off(1, Work(1, 2, 2))
