@@ -1,66 +1,111 @@
-"""Peak memory of attend() beside its inputs and output, where the weights alone would not fit.
+"""Peak memory of a call beside its inputs and outputs, measured in a process of its own.
 
-    python benchmarks/memory.py            # n = 32,768, 12 heads of 64: the weights would take 51.5 GB
-    python benchmarks/memory.py --quick
-
-Each case runs in a process of its own; memory is the peak resident size less what stood there before the call.
+The process is forked from a server that has PyTorch loaded and has run nothing. What counts is the highest resident
+size during the call, less what stood there before, less what the call returned.
 """
 
-import argparse
+import ctypes
+import multiprocessing
+import re
 import resource
-import subprocess
 import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
 
-SIX = ("max_logit", "entropy", "sink_mass", "mean_distance", "previous_mass", "top1_mass")
-CASES = {
-    "attend": {},
-    "attend, map, six measures": {"measures": SIX},
-    "attend, window of 512 (torch_blocks)": {"window": 512},
-}  # fmt: skip
+import torch
+
+from benchmarks.cases import Case
+from benchmarks.contestants import Skip, build
+from benchmarks.inputs import make
+
+STATUS = Path("/proc/self/status")
 
 
-def one(case: str, n: int) -> None:
-    """Run one case here and print the bytes it took beside inputs and output."""
-    import torch
+def peak(case: Case, name: str, threads: int, patience: float | None = None) -> int:
+    """Bytes beside inputs and outputs, of one contestant in one case. Raises Skip if it cannot be measured."""
+    try:
+        context = multiprocessing.get_context("forkserver")
+    except ValueError as error:
+        raise Skip("this system cannot fork a process to measure it in") from error
+    context.set_forkserver_preload(["torch", "headwise.attention", "benchmarks.contestants"])
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_measure, args=(there, case, name, threads))
+    process.start()
+    there.close()
+    try:
+        if not here.poll(patience):
+            process.kill()
+            raise Skip(f"measuring its memory took longer than {patience:.0f} s")
+        answer = here.recv()
+    except EOFError as error:
+        process.join()
+        raise Skip(f"its process ended with {process.exitcode}: not enough memory?") from error
+    finally:
+        here.close()
+    process.join()
+    if isinstance(answer, str):
+        raise Skip(answer)
+    return answer
 
-    import headwise as hw
 
-    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
-        options = CASES[case]
-        mask = hw.Causal() & hw.Window(options["window"]) if "window" in options else hw.Causal()
-        measures = options.get("measures", ())
+def _measure(pipe: Connection, case: Case, name: str, threads: int) -> None:
+    """In the process: everything that happens only once is done on a small case first."""
+    torch.set_num_threads(threads)
+    try:
         with torch.no_grad():
-            return hw.attend(q, k, v, mask=mask, return_map=bool(measures), measures=measures)
+            small = case.shrunk(512)
+            build(name, small, make(small, 0)).call()
+            inputs = make(case, 0)
+            contestant = build(name, case, inputs)
+            if name == "flex":
+                contestant.call()  # it is compiled for these sizes
+            _return_freed_memory()
+            before = _reset_peak()
+            result = contestant.call()
+            high = _peak()
+        given = {x.data_ptr() for x in inputs.leaves}
+        returned = {x.data_ptr(): x.nbytes for x in contestant.named(result).values()}
+        pipe.send(max(0, high - before - sum(size for at, size in returned.items() if at not in given)))
+    except Skip as reason:
+        pipe.send(str(reason))
+    except Exception as error:  # told in the parent, as one line
+        pipe.send(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
-    run(*torch.randn(3, 1, 12, 700, 64))  # threads, libraries and code are there now
-    q, k, v = torch.randn(3, 1, 12, n, 64)
-    before = _peak()
-    result = run(q, k, v)
-    out = result[0] if isinstance(result, tuple) else result
-    print(_peak() - before - out.numel() * out.element_size())
+
+def _return_freed_memory() -> None:
+    """glibc: give freed memory back, and take larger pieces from the system from now on, so that they are counted."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            m_mmap_threshold = -3
+            libc.mallopt(m_mmap_threshold, 1 << 16)
+            libc.malloc_trim(0)
+
+
+def _reset_peak() -> int:
+    """The resident size now, in bytes; from here on the peak is counted anew where the system can do that."""
+    if not STATUS.exists():
+        return _peak()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
 
 
 def _peak() -> int:
-    """The highest resident size of this process so far, in bytes."""
+    """The highest resident size of this process, in bytes."""
+    if STATUS.exists():
+        return _status("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--case")
-    args = parser.parse_args()
-    n = 4096 if args.quick else 32_768
-    if args.case:
-        one(args.case, n)
-        return
-    print(f"(1, 12, {n}, 64) float32, causal; all weights would take {12 * n * n * 4 / 1e9:.1f} GB")
-    for case in CASES:
-        command = [sys.executable, __file__, "--case", case, *(["--quick"] if args.quick else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        print(f"{case:<40} {int(done.stdout) / 1e6:8.1f} MB beside inputs and output", flush=True)
+def _status(field: str) -> int:
+    found = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    if found is None:
+        raise Skip(f"{STATUS} has no {field}")
+    return 1024 * int(found[1])
 
 
-if __name__ == "__main__":
-    main()
+def available() -> int:
+    """Bytes that can still be had, or a large number where the system does not say."""
+    info = Path("/proc/meminfo")
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text(), re.MULTILINE) if info.exists() else None
+    return 1024 * int(found[1]) if found else 1 << 62

@@ -1,21 +1,70 @@
-"""Timing two things fairly on a noisy machine: turn by turn in one run, medians."""
+"""Timing several things fairly on a noisy machine: turn by turn in one process, medians, and how far they spread."""
 
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+SHORTEST = 2e-3  # seconds; what is quicker is repeated within a round until it takes that long
+ROUNDS_AT_LEAST = 5
 
 
-def interleaved(calls: dict[str, Callable[[], object]], *, rounds: int, seconds: float = 20.0) -> dict[str, float]:
-    """Median seconds of each call; every round runs all of them, and at least three rounds are run."""
-    for call in calls.values():
-        call()
+@dataclass(frozen=True)
+class Times:
+    """Seconds a call, one entry a round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle of the rounds."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> float | None:
+        """(third quartile − first quartile) / median; None for fewer than four rounds."""
+        if len(self.seconds) < 4:
+            return None
+        first, _, third = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return (third - first) / self.median
+
+
+def interleaved(
+    calls: dict[str, Sequence[Callable[[], Any]]], *, estimates: dict[str, float], rounds: int, seconds: float
+) -> tuple[dict[str, Times], dict[str, tuple[int, Any]]]:
+    """Times of each, and of each the last result with the index of the call that gave it.
+
+    Args:
+        calls: name → the same call on different inputs; round r takes call r modulo their number.
+        estimates: name → about how long one call takes, in seconds.
+        rounds: at most so many; every round runs all of them, each time begun by another.
+        seconds: no new round is begun after that, except to reach `ROUNDS_AT_LEAST`.
+    """
+    repeats = {name: max(1, int(SHORTEST / max(estimates[name], 1e-7))) for name in calls}
     times: dict[str, list[float]] = {name: [] for name in calls}
+    last: dict[str, tuple[int, Any]] = {}
+    names = list(calls)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
     begun = time.perf_counter()
-    for done in range(rounds):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            times[name].append(time.perf_counter() - start)
-        if done >= 2 and time.perf_counter() - begun > seconds:
-            break
-    return {name: statistics.median(values) for name, values in times.items()}
+    try:
+        for done in range(rounds):
+            for name in names[done % len(names) :] + names[: done % len(names)]:
+                index = done % len(calls[name])
+                call, again = calls[name][index], range(repeats[name])
+                last.pop(name, None)
+                start = time.perf_counter()
+                for _ in again:
+                    result = call()
+                times[name].append((time.perf_counter() - start) / len(again))
+                last[name] = index, result
+                del result
+            if done + 1 >= ROUNDS_AT_LEAST and time.perf_counter() - begun > seconds:
+                break
+    finally:
+        if collecting:
+            gc.enable()
+    return {name: Times(tuple(values)) for name, values in times.items()}, last

@@ -1,0 +1,197 @@
+"""What is measured: every case as data, with its goal and what limits it.
+
+A new case is a line in `CASES`. Sizes are (b, h, n, d): batch, query heads, queries, head size.
+"""
+
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+SIX = ("max_logit", "entropy", "sink_mass", "mean_distance", "previous_mass", "top1_mass")
+ROWS = (
+    "max_logit", "logsumexp", "entropy", "effective_keys", "top1_mass", "mean_distance", "distance_variance",
+    "local_mass", "sink_mass", "previous_mass", "self_mass", "next_mass",
+)  # fmt: skip
+KEYS = (*ROWS, "received_mass")
+
+REWRITES = ("sdpa_rows", "bmm", "bmm_keys_first")  # the same decoding step, as one would rewrite it in PyTorch
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The best kernel's time is to be at most `ratio` times that of a peer ("rewrite": the best of `REWRITES`)."""
+
+    ratio: float
+    of: str = "sdpa"
+
+    def __str__(self) -> str:
+        return f"≤ {self.ratio:g} × {self.of}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        size: (b, h, n, d) of the queries; kv_heads and keys: those of k and v, the queries' own if 0.
+        mask: "full", "causal" or "window": causal, and only the last `window` keys.
+        statistics: what the kernels measure besides the output; pooled: also a map of so many squares a side.
+        peers: who takes part besides the kernels.
+        goals: none if there is nothing yet to hold it to.
+        timed: False where only the memory is of interest.
+        patience: seconds; whoever would take longer for one call is left out, with a word.
+    """
+
+    name: str
+    family: str
+    size: tuple[int, int, int, int]
+    limit: str
+    dtype: str = "float32"
+    mask: str = "full"
+    window: int = 512
+    kv_heads: int = 0
+    keys: int = 0
+    statistics: tuple[str, ...] = ()
+    pooled: int = 0
+    backward: bool = False
+    peers: tuple[str, ...] = ("sdpa",)
+    goals: tuple[Goal, ...] = ()
+    timed: bool = True
+    patience: float = 15.0
+
+    @property
+    def kv_size(self) -> tuple[int, int, int, int]:
+        """(b, h_kv, m, d) of k and v."""
+        b, h, n, d = self.size
+        return b, self.kv_heads or h, self.keys or n, d
+
+    @property
+    def pairs(self) -> int:
+        """Query-key pairs that the mask allows, all batches and heads together."""
+        b, h, n, _ = self.size
+        m = self.kv_size[2]
+        if self.mask == "full":
+            return b * h * n * m
+        width = m if self.mask == "causal" else min(m, self.window)
+        return b * h * sum(min(i + m - n + 1, width) for i in range(n))
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the products alone: 4·d a pair forward, 10·d more backward (Dao et al. 2022)."""
+        return (14 if self.backward else 4) * self.size[3] * self.pairs
+
+    @property
+    def read_bytes(self) -> int:
+        """What has to be read at least once: q, k and v."""
+        b, h, n, d = self.size
+        _, h_kv, m, _ = self.kv_size
+        return b * d * (h * n + 2 * h_kv * m) * (4 if self.dtype == "float32" else 2)
+
+    @property
+    def matrix_bytes(self) -> int:
+        """The weights in float32, if anyone stored them."""
+        b, h, n, _ = self.size
+        return 4 * b * h * n * self.kv_size[2]
+
+    def shrunk(self, n: int) -> "Case":
+        """The same case with at most n queries, and as many keys as that leaves in proportion."""
+        b, h, full, d = self.size
+        if not self.keys:
+            return replace(self, size=(b, h, min(full, n), d))
+        return replace(self, keys=min(self.keys, n))
+
+    def quick(self) -> "Case":
+        """A small one of its kind, for tests: primes where the size is free, as few heads as show the grouping."""
+        b, h, n, d = self.size
+        heads = 2 * h // self.kv_heads if self.kv_heads else min(h, 3)
+        return replace(
+            self,
+            size=(min(b, 2), heads, min(n, 67), min(d, 32)),
+            kv_heads=2 if self.kv_heads else 0,
+            keys=min(self.keys, 263),
+            pooled=min(self.pooled, 5),
+            window=min(self.window, 19),
+        )
+
+
+SHORT = {"float32": "fp32", "bfloat16": "bf16"}
+
+# Goals hold for a CPU with AVX-512 and its bfloat16 instructions. A case without one has not been set one yet.
+FORWARD = {"float32": (Goal(0.43),), "bfloat16": (Goal(0.23),)}
+SMALL = {"float32": (Goal(0.40),), "bfloat16": (Goal(0.19),)}
+TINY = {"float32": (Goal(1.0),), "bfloat16": (Goal(0.43),)}
+DECODE = {"float32": (Goal(0.175),), "bfloat16": (Goal(0.028),)}
+
+ARITHMETIC = "multiply-add units, then exp"
+STATISTICS = "multiply-add units; the statistics add passes over tiles in cache"
+
+
+def _size(size: tuple[int, ...]) -> str:
+    return "x".join(map(str, size))
+
+
+def _cases() -> list[Case]:
+    cases = []
+    both = [(dtype, mask) for dtype in SHORT for mask in ("full", "causal")]
+    for size in ((1, 12, 512, 64), (1, 12, 2048, 64), (1, 12, 4096, 64), (1, 32, 4096, 128)):
+        for dtype, mask in both:
+            name = f"forward-{_size(size)}-{mask}-{SHORT[dtype]}"
+            peers = ("sdpa", "eager", "flex")
+            cases.append(Case(name, "forward", size, ARITHMETIC, dtype, mask, peers=peers, goals=FORWARD[dtype]))
+    for dtype, mask in both:
+        name, limit = f"small-8x8x128x64-{mask}-{SHORT[dtype]}", "starting threads, then multiply-add units"
+        peers = ("sdpa", "eager", "flex")
+        cases.append(Case(name, "small", (8, 8, 128, 64), limit, dtype, mask, peers=peers, goals=SMALL[dtype]))
+    for dtype in SHORT:
+        name, limit = f"tiny-4x4x16x128-{SHORT[dtype]}", "the Python call around the kernel"
+        peers = ("sdpa", "eager", "flex")
+        cases.append(Case(name, "tiny", (4, 4, 16, 128), limit, dtype, peers=peers, goals=TINY[dtype]))
+    seen = {"six": SIX, "rows": ROWS, "keys": KEYS}
+    for what, names in seen.items():
+        for dtype, mask in both[1:2] if what == "six" else both:
+            name = f"statistics-{what}-4096-{mask}-{SHORT[dtype]}"
+            peers = ("sdpa", "eager", "eager_statistics")
+            cases.append(
+                Case(name, "statistics", (1, 12, 4096, 64), STATISTICS, dtype, mask, statistics=names, peers=peers)
+            )
+    for dtype, mask in both:
+        name, limit = f"train-2048-{mask}-{SHORT[dtype]}", "multiply-add units: seven products, two of them again"
+        peers = ("sdpa", "eager", "flex")
+        cases.append(Case(name, "train", (1, 12, 2048, 64), limit, dtype, mask, backward=True, peers=peers))
+    for dtype in SHORT:
+        name, limit = f"decode-16k-{SHORT[dtype]}", "reading keys and values from memory"
+        cases.append(
+            Case(
+                name, "decode", (1, 32, 1, 128), limit, dtype, "causal", kv_heads=8, keys=16_384,
+                peers=("sdpa", *REWRITES, "eager", "flex"), goals=DECODE[dtype],
+            )
+        )  # fmt: skip
+    long = Case(
+        "long-131072", "long", (1, 1, 131_072, 64), "multiply-add units; memory would end it if the matrix were kept",
+        mask="causal", statistics=KEYS, pooled=1024, patience=900.0,
+    )  # fmt: skip
+    cases.append(long)
+    at = (1, 12, 32_768, 64)
+    limit = "O(n) of state a row, and the tiles of each thread"
+    room = Case("memory-32768-causal", "memory", at, limit, mask="causal", timed=False, patience=120.0)
+    cases += [
+        room,
+        replace(room, name="memory-32768-statistics", statistics=ROWS),
+        replace(room, name="memory-32768-window", mask="window", peers=()),
+    ]
+    return cases
+
+
+CASES: dict[str, Case] = {case.name: case for case in _cases()}
+FAMILIES = tuple(dict.fromkeys(case.family for case in CASES.values()))
+
+
+def select(wanted: list[str]) -> list[Case]:
+    """Cases by name, family or pattern, in the table's order; all if nothing is asked for. Raises KeyError."""
+    for word in wanted:
+        if not any(_matches(case, word) for case in CASES.values()):
+            raise KeyError(word)
+    return [case for case in CASES.values() if not wanted or any(_matches(case, word) for word in wanted)]
+
+
+def _matches(case: Case, word: str) -> bool:
+    return word == case.family or fnmatchcase(case.name, word)
