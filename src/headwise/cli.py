@@ -241,6 +241,22 @@ def plan(
         console.print(f"\n[bold]{plot}[/bold] shows the same as lines.", highlight=False)
 
 
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a bug report.")] = False,
+) -> None:
+    """What runs on this machine: kernels and which is picked when, the compiled library, versions."""
+    import json
+    from dataclasses import asdict
+
+    from headwise.doctor import examine, print_examination
+
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(examine()), indent=2) + "\n")
+    else:
+        print_examination(examine(), Console())
+
+
 def main() -> None:
     """Run; what the user can mend comes as one line, with exit code 2."""
     try:

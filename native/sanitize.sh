@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# `make sanitize`: the compiled kernels' tests, on a build with AddressSanitizer and UndefinedBehaviorSanitizer that
+# ends the process at the first wrong address or undefined operation. More arguments go to pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-.venv/bin/python}
+
+"$python" native/compile.py --sanitize
+library=$PWD/build/sanitize/libheadwise.so
+
+# Python was not linked with the sanitizer, so its runtime is preloaded, and libstdc++ with it, in which it looks for
+# the exceptions that PyTorch throws.
+runtime=$(ldd "$library" | awk '$1 ~ /asan/ && $3 ~ /^\// { print $3 }')
+standard=$(ldd "$library" | awk '$1 ~ /libstdc\+\+/ && $3 ~ /^\// { print $3 }')
+if [ -z "$runtime" ]; then
+  echo "the runtime of AddressSanitizer is not found; ldd $library says what is missing" >&2
+  exit 1
+fi
+names=$("$python" -c "
+from headwise.kernels import KERNELS
+print(' or '.join(name for name, kernel in KERNELS.items() if type(kernel).__module__.startswith('headwise.kernels.cpu')))")
+if [ -z "$names" ]; then
+  echo 'no kernel in headwise.kernels.KERNELS runs the compiled library' >&2
+  exit 1
+fi
+
+# PyTorch and Python keep memory until they end, so leaks are not looked for.
+for target in portable best; do
+  echo "kernel tests on $target instructions, with sanitizers"
+  [ "$target" = best ] && unset HEADWISE_TARGET || export HEADWISE_TARGET=$target
+  LD_PRELOAD="$runtime${standard:+:$standard}" HEADWISE_NATIVE_LIBRARY=$library \
+    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+    "$python" -m pytest tests/core -p no:cacheprovider -k "$names" "$@"
+done

@@ -1,0 +1,203 @@
+"""What this machine runs: kernels, which of them `auto` picks and why not the others, the compiled library, versions.
+
+`headwise doctor` prints it; `headwise doctor --json` is what a bug report should hold.
+"""
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import headwise.kernels.cpu.library as compiled
+from headwise.errors import KernelError
+from headwise.kernels import AUTOMATIC, KERNELS, choose
+from headwise.kernels.call import Call
+from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
+from headwise.rule import Rule
+
+PACKAGES = ("headwise", "torch", "numpy", "safetensors", "triton", "transformers", "scipy", "matplotlib")
+# What a target's code may use, in the words of Linux's /proc/cpuinfo; CMakeLists.txt has the compiler's.
+AVX2 = ("avx2", "fma", "f16c")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+NEEDS = {"portable": (), "avx2": AVX2, "avx512": AVX512, "avx512bf16": (*AVX512, "avx512_bf16")}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One level of instructions: whether the library holds it, and what of it the CPU lacks (None: unknown here)."""
+
+    name: str
+    compiled: bool
+    lacking: list[str] | None
+
+
+@dataclass(frozen=True)
+class Native:
+    """The compiled library: `reason` says why it is not loaded, or is None; `forced` is HEADWISE_TARGET."""
+
+    path: str
+    reason: str | None
+    abi: int
+    target: str | None
+    forced: str | None
+    targets: list[Target]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A typical call: the kernel that "auto" picks (None: it raises), and why each one that refuses does so."""
+
+    call: str
+    picked: str | None
+    refusals: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that `headwise doctor` says; `dataclasses.asdict` makes JSON of it."""
+
+    versions: dict[str, str | None]
+    machine: dict[str, str | int | None]
+    native: Native
+    automatic: list[str]
+    named: list[str]
+    choices: list[Choice]
+
+
+def examine() -> Examination:
+    """Look at this process: nothing is written, downloaded or timed."""
+    return Examination(
+        versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        machine=_machine(),
+        native=_native(),
+        automatic=list(AUTOMATIC),
+        named=[name for name in KERNELS if name not in AUTOMATIC],
+        choices=[_choice(words, call) for words, call in _typical_calls()],
+    )
+
+
+def print_examination(found: Examination, console: Console) -> None:
+    """Versions and machine, the compiled library, then a line for each typical call."""
+    facts = {name: version or "not installed" for name, version in found.versions.items()}
+    facts |= {name: "none" if value is None else str(value) for name, value in found.machine.items()}
+    facts |= _native_facts(found.native)
+    facts["kernels"] = f"auto tries {', then '.join(found.automatic)}; only by name: {', '.join(found.named)}"
+    margin = max(map(len, facts))
+    for name, value in facts.items():
+        console.print(Text(f"{name:>{margin}}  ", style="dim") + Text(value), soft_wrap=True)
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column("a call")
+    table.add_column("auto picks", no_wrap=True)
+    table.add_column("why not the others", overflow="fold")
+    for choice in found.choices:
+        refusals = Text("\n").join(Text(f"{name}: {why}") for name, why in choice.refusals.items())
+        table.add_row(Text(choice.call), Text(choice.picked or "none", style="bold"), refusals)
+    console.print()
+    console.print(table)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> dict[str, str | int | None]:
+    blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "system": platform.platform(),
+        "CPU": _cpuinfo("model name") or platform.processor() or platform.machine(),
+        "CPU cores": usable,
+        "threads": torch.get_num_threads(),
+        "PyTorch's vectors": torch.backends.cpu.get_cpu_capability(),
+        "PyTorch's BLAS": blas[1] if blas else None,
+        "GPU": ", ".join(gpus) or None,
+    }
+
+
+def _native() -> Native:
+    forced = os.environ.get("HEADWISE_TARGET")
+    try:
+        found = compiled.library()
+    except KernelError as error:
+        return Native(os.environ[compiled.OVERRIDE], str(error), compiled.ABI, None, forced, [])
+    inside = found.targets()
+    flags = _cpuinfo("flags")
+    targets = []
+    for name, needed in NEEDS.items():
+        lacking = [flag for flag in needed if flag not in flags.split()] if flags or not needed else None
+        targets.append(Target(name, name in inside, lacking))
+    return Native(str(found.path), found.reason, compiled.ABI, found.target(), forced, targets)
+
+
+def _native_facts(native: Native) -> dict[str, str]:
+    """The library in words: where it is, what it runs, and why nothing faster."""
+    facts = {"compiled kernels": native.path}
+    if native.reason is not None:
+        return facts | {"not loaded": native.reason}
+    inside = ", ".join(target.name for target in native.targets if target.compiled)
+    facts |= {"ABI version": str(native.abi), "targets": inside, "target in use": str(native.target)}
+    if native.forced:
+        facts["target in use"] += f" (HEADWISE_TARGET={native.forced})"
+    names = [target.name for target in native.targets]
+    for target in native.targets[names.index(str(native.target)) + 1 :]:
+        if not target.compiled:
+            why = "not compiled in: another processor, or an older compiler"
+        elif target.lacking:
+            why = f"the CPU lacks {', '.join(target.lacking)}"
+        else:
+            why = "left out by HEADWISE_TARGET" if native.forced else "not chosen"
+        facts[f"not {target.name}"] = why
+    return facts
+
+
+def _cpuinfo(field: str) -> str:
+    """The first CPU's line of that name in Linux's /proc/cpuinfo, or nothing."""
+    if sys.platform != "linux":
+        return ""
+    found = re.search(rf"^{field}\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _choice(words: str, call: Call) -> Choice:
+    try:
+        refusals = {name: why for name, kernel in KERNELS.items() if (why := kernel.refuse(call))}
+        return Choice(words, choose(call)[0].name, refusals)
+    except KernelError as error:
+        return Choice(words, None, {"auto": str(error)})
+
+
+def _typical_calls() -> Iterator[tuple[str, Call]]:
+    full, causal = Everything(), Causal()
+    yield "a text of 1024 tokens, float32", _call(1024, 1024, full)
+    yield "causal, float32", _call(1024, 1024, causal)
+    yield "causal, bfloat16", _call(1024, 1024, causal, torch.bfloat16)
+    yield "causal, with gradients", _call(1024, 1024, causal, gradients=True)
+    yield "causal, with gradients and dropout", _call(1024, 1024, causal, gradients=True, dropout_p=0.1)
+    yield "causal in a window of 128", _call(1024, 1024, causal & Window(128))
+    yield "texts of several lengths, padded", _call(1024, 1024, Lengths(torch.tensor([700])))
+    yield "one step of decoding, 3 key heads", _call(1, 1024, causal, h_kv=3)
+    if torch.cuda.is_available():
+        yield "causal, bfloat16, on the GPU", _call(1024, 1024, causal, torch.bfloat16, device="cuda")
+
+
+def _call(
+    n: int, m: int, mask: Mask, dtype: torch.dtype = torch.float32, *, h_kv: int = 12, gradients: bool = False,
+    dropout_p: float = 0.0, device: str = "cpu",
+) -> Call:  # fmt: skip
+    """12 heads of 64: q [1, 12, n, 64], k and v [1, h_kv, m, 64]."""
+    q = torch.zeros(1, 12, n, 64, dtype=dtype, device=device, requires_grad=gradients)
+    k = torch.zeros(1, h_kv, m, 64, dtype=dtype, device=device, requires_grad=gradients)
+    return Call(q, k, k, Rule(mask, 0.125, Grid(1, 12, n, m)), dropout_p)

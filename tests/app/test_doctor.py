@@ -1,0 +1,102 @@
+"""`headwise doctor` says what runs here, and agrees with what then runs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import headwise.kernels.cpu.library as compiled
+from headwise.attention import attend
+from headwise.doctor import NEEDS, Choice, Examination, Native, Target, _native_facts, examine, print_examination
+from headwise.kernels import AUTOMATIC, KERNELS
+from headwise.masks import Causal, Window
+
+
+@pytest.fixture(scope="module")
+def found() -> Examination:
+    return examine()
+
+
+def shown(found: Examination, width: int, capsys: pytest.CaptureFixture[str]) -> str:
+    print_examination(found, Console(width=width))
+    return capsys.readouterr().out
+
+
+def test_every_kernel_is_named(found: Examination) -> None:
+    assert found.automatic == list(AUTOMATIC)
+    assert {*found.automatic, *found.named} == set(KERNELS)
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ("causal, float32", {"mask": Causal()}),
+        ("causal in a window of 128", {"mask": Causal() & Window(128)}),
+        ("causal, with gradients and dropout", {"mask": Causal(), "dropout_p": 0.1}),
+    ],
+)
+def test_picks_are_what_then_runs(words: str, options: dict[str, object], found: Examination) -> None:
+    q = torch.zeros(1, 12, 1024, 64, requires_grad="gradients" in words)
+    _, amap = attend(q, q, q, return_map=True, **options)  # type: ignore[call-overload]
+    said: Choice = next(choice for choice in found.choices if choice.call == words)
+    assert amap.kernel == said.picked
+    assert {name: said.refusals[name] for name in amap.refusals} == amap.refusals
+    assert said.picked not in said.refusals
+
+
+def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "none.so"
+    environment = {**os.environ, "HEADWISE_NATIVE_LIBRARY": str(path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "headwise", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["versions"]["torch"] == torch.__version__
+    assert said["machine"]["threads"] == 1
+    assert said["native"]["path"] == str(path)
+    assert "there is no none.so" in said["native"]["reason"]
+    assert said["automatic"] == list(AUTOMATIC)
+    assert len(said["choices"]) >= 8
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_table_names_every_call_and_kernel(width: int, found: Examination, capsys: pytest.CaptureFixture[str]) -> None:
+    out = shown(found, width, capsys)
+    assert all(name in out for name in KERNELS)
+    assert all(choice.call.split()[0] in out for choice in found.choices)
+    assert torch.__version__ in out
+    assert max(map(len, out.partition("a call")[2].splitlines())) <= width
+    assert "\x1b" not in out  # no colours into a pipe
+
+
+def test_loaded_library_is_described(found: Examination, capsys: pytest.CaptureFixture[str]) -> None:
+    native, loaded = found.native, compiled.library()
+    assert native.path == str(loaded.path)
+    if loaded.handle is None:
+        assert native.reason == loaded.reason
+        assert f"not loaded  {native.reason}" in shown(found, 200, capsys)
+    else:
+        assert native.target in NEEDS
+        assert {target.name for target in native.targets if target.compiled} == set(loaded.targets())
+        used = next(target for target in native.targets if target.name == native.target)
+        assert not used.lacking  # None where the CPU's features are not to be read
+        assert f"target in use  {native.target}" in shown(found, 200, capsys)
+
+
+@pytest.mark.parametrize(
+    ("target", "forced", "words"),
+    [
+        (Target("avx512", True, ["avx512f"]), None, "the CPU lacks avx512f"),
+        (Target("avx512", False, []), None, "not compiled in"),
+        (Target("avx512", True, []), "avx2", "left out by HEADWISE_TARGET"),
+    ],
+)
+def test_why_nothing_faster_runs(target: Target, forced: str | None, words: str) -> None:
+    native = Native("lib", None, 1, "avx2", forced, [Target("portable", True, []), Target("avx2", True, []), target])
+    assert words in _native_facts(native)["not avx512"]
+    assert "not portable" not in _native_facts(native)

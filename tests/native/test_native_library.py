@@ -1,0 +1,102 @@
+"""The library is found and loaded, or the reason is told."""
+
+import _ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwise.errors import KernelError
+from headwise.kernels.cpu.library import ABI, NAME, OVERRIDE, library, load
+
+ROOT = Path(__file__).parents[2]
+ORDER = ["portable", "avx2", "avx512", "avx512bf16"]
+BUILT = ROOT / "src" / "headwise" / "kernels" / "cpu" / NAME
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """The library is looked for again, before and after."""
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+def test_missing_library_is_told(tmp_path: Path) -> None:
+    found = load(tmp_path / NAME)
+    assert found.handle is None
+    assert f"there is no {NAME}" in str(found.reason)
+    assert found.target() is None
+    assert found.targets() == []
+
+
+def test_file_that_is_no_library_is_told(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    path.write_text("not a library", encoding="utf-8")
+    assert "does not load" in str(load(path).reason)
+
+
+def test_other_library_is_told() -> None:
+    assert "no libheadwise" in str(load(Path(_ctypes.__file__)).reason)
+
+
+def test_other_version_is_told(tmp_path: Path) -> None:
+    cc = shutil.which("cc")
+    if cc is None:
+        pytest.skip("there is no C compiler")
+    source, path = tmp_path / "old.c", tmp_path / NAME
+    source.write_text(f"int headwise_abi_version(void) {{ return {ABI + 7}; }}", encoding="utf-8")
+    subprocess.run([cc, "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
+    assert f"interface {ABI + 7}, and this headwise needs {ABI}" in str(load(path).reason)
+
+
+@pytest.mark.usefixtures("anew")
+def test_library_that_the_user_names_loads_or_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(OVERRIDE, str(tmp_path / "mine.so"))
+    with pytest.raises(KernelError, match=f"{OVERRIDE}=.*mine.so.*there is no mine.so.*unset"):
+        library()
+
+
+@pytest.mark.usefixtures("anew")
+def test_library_that_the_user_names_takes_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not BUILT.exists():
+        pytest.skip(f"there is no {NAME}: `make native` compiles it")
+    mine = Path(shutil.copy(BUILT, tmp_path / "mine.so"))
+    monkeypatch.setenv(OVERRIDE, str(mine))
+    assert library().path == mine
+    assert library().handle is not None
+
+
+@pytest.mark.parametrize("wanted", ORDER)
+def test_environment_chooses_a_lower_target(wanted: str) -> None:
+    """In a process of its own; one that the CPU cannot run is never taken."""
+    built = load(BUILT)
+    if built.handle is None:
+        pytest.skip(str(built.reason))
+    best = used_target()
+    runs = [target for target in ORDER[: ORDER.index(best) + 1] if target in built.targets()]
+    assert used_target(HEADWISE_TARGET=wanted) == (wanted if wanted in runs else best)
+
+
+def used_target(**more: str) -> str:
+    script = (
+        "import ctypes, sys; name = ctypes.CDLL(sys.argv[1]).headwise_target_name; name.restype = ctypes.c_char_p; "
+        "sys.stdout.write(name().decode())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "HEADWISE_TARGET"} | more
+    command = [sys.executable, "-S", "-c", script, str(BUILT)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(("options", "code"), [([], 1), (["--if-possible"], 0)])
+def test_compiling_without_a_compiler_is_told(options: list[str], code: int, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(tmp_path)}
+    command = [sys.executable, str(ROOT / "native" / "compile.py"), *options]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == code
+    assert re.fullmatch(r"the compiled kernels are not built: there is no .*\n", done.stderr)

@@ -1,0 +1,71 @@
+"""What is shipped: every file of the package, for one wheel a platform, or without the library where nothing compiles."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from headwise.kernels.cpu.library import NAME
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = f"headwise/kernels/cpu/{NAME}"
+# CMake may not take any other compiler than these, which are not there.
+NO_COMPILER = {"CC": "/nowhere/cc", "CXX": "/nowhere/c++"}
+
+
+def build(what: str, folder: Path, **environment: str) -> Path:
+    """As pip calls the backend, in a process of its own."""
+    pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed (the dev extra has it)")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "native"), **environment}
+    script = f"import sys, backend; backend.build_{what}(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = folder.iterdir()
+    return made
+
+
+def package_files() -> set[str]:
+    source = ROOT / "src"
+    return {
+        path.relative_to(source).as_posix()
+        for path in (source / "headwise").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".so", ".dylib", ".dll")
+    }
+
+
+def shipped(wheel: Path) -> set[str]:
+    return {name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("headwise-")}
+
+
+def test_without_a_compiler_the_wheel_holds_all_but_the_library(tmp_path: Path) -> None:
+    wheel = build("wheel", tmp_path, **NO_COMPILER)
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert shipped(wheel) == package_files()
+
+
+@pytest.mark.slow
+def test_with_a_compiler_the_wheel_holds_the_library_too(tmp_path: Path) -> None:
+    wheel = build("wheel", tmp_path, CMAKE_ARGS="-DHEADWISE_TARGETS=portable")
+    assert "-py3-none-" in wheel.name
+    assert not wheel.name.endswith("-any.whl")
+    assert shipped(wheel) == package_files() | {LIBRARY}
+
+
+def test_source_archive_holds_what_it_takes_to_build_and_test(tmp_path: Path) -> None:
+    archive = build("sdist", tmp_path)
+    with tarfile.open(archive) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    files = [
+        path for folder in ("native", "tests", "benchmarks", "scripts", "docs") for path in (ROOT / folder).rglob("*")
+    ]
+    wanted = {path.relative_to(ROOT).as_posix() for path in files if path.is_file() and "__pycache__" not in path.parts}
+    wanted |= {f"src/{name}" for name in package_files()}
+    wanted |= {"CMakeLists.txt", "pyproject.toml", "Makefile", "constraints.txt", "README.md", "LICENSE", "NOTICE"}
+    assert wanted - names == set()
+    assert [name for name in names if name.endswith((".so", ".pyc")) or name.startswith((".", "build/"))] == []
