@@ -17,8 +17,20 @@ from headwise.configs import CONFIGS, find
 from headwise.costs import DESIGNS, Machine, Work, attention_stages, counts_of
 from headwise.costs.model import Load, model_cache_bytes, parameter_parts, pass_stages, step_stages
 from headwise.errors import ConfigError
-from headwise.plan import Plan, answer, listing, plan_design, plan_model, print_plan, to_json, to_markdown, trade_off
+from headwise.plan import (
+    Plan,
+    Table,
+    answer,
+    listing,
+    plan_design,
+    plan_model,
+    print_plan,
+    to_json,
+    to_markdown,
+    trade_off,
+)
 from headwise.plan.machine import measured_machine
+from headwise.plan.show import markdown_table
 from headwise.plan.tables import scaled, written
 
 GQA = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}
@@ -162,6 +174,12 @@ def test_scaled_never_shows_a_thousand() -> None:
     for exponent in np.linspace(0, 20, 4001):
         number = float(scaled(10**exponent, "B").split()[0])
         assert 1 <= number < 1000
+
+
+@pytest.mark.parametrize("table", [listing().table("configs"), trade_off(768, Work(1, 2048, 2048)).tables[0]])
+def test_the_documentation_shows_the_tables_of_today(table: Table) -> None:
+    page = Path(__file__).parents[2] / "docs" / "plan.md"
+    assert markdown_table(table) in page.read_text(encoding="utf-8")
 
 
 def test_command_prints_markdown_and_json() -> None:

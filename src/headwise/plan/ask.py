@@ -13,6 +13,8 @@ from headwise.plan.build import listing as list_all, plan_design, plan_model
 from headwise.plan.tables import Plan
 from headwise.plan.trade_off import trade_off as weigh
 
+WORDS = ("bias", "per")  # sizes that are words
+
 
 def answer(
     *,
@@ -101,7 +103,7 @@ def _assigned(text: str) -> tuple[str, int | str]:
     if not sign or not name or not value:
         raise ConfigError(f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512")
     name = name.strip().replace("-", "_")
-    if name == "bias":
+    if name in WORDS and not value.isdigit():
         return name, value.strip()
     try:
         return name, int(value)

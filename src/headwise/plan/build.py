@@ -35,6 +35,7 @@ from headwise.costs.model import (
 from headwise.costs.work import BYTES
 from headwise.plan.tables import Column, Plan, Table, Value, scaled, written
 
+MEMORY_NOTE = "An int8 cache has a float32 scale a vector. Kept for backward: by attention, without the other layers."
 NOTES = (
     "A multiply-add is two FLOPs; exps are the softmax's exponentials. Bytes and times are lower bounds: each step "
     "reads its inputs and writes its results once, and the steps follow one another, each at the roofline.",
@@ -168,7 +169,7 @@ def _model_memory(config: ModelConfig, counts: Counts, total: int, load: Load) -
             eight = Load(load.batch, n, dtype=load.dtype, cache="int8")
             rows.append(("cache, all tokens, int8", model_cache_bytes(config, eight)))
     rows += _attention_memory(counts, load.work(n, n, causal=config.causal), f", {layers} layers", layers)
-    return Table("memory", "Memory", (Column("what"), Column("bytes", "bytes")), tuple(rows))
+    return Table("memory", "Memory", (Column("what"), Column("bytes", "bytes")), tuple(rows), note=MEMORY_NOTE)
 
 
 def _layer_memory(counts: Counts, work: Work) -> Table:
@@ -179,7 +180,8 @@ def _layer_memory(counts: Counts, work: Work) -> Table:
         full = cache_bytes(counts, work.queries, batch=work.batch, dtype=dtype, **window)  # type: ignore[arg-type]
         rows.append((f"cache, all tokens, {dtype}", full))
     rows += _attention_memory(counts, work, "", 1)
-    return Table("memory", "Memory of one layer", (Column("what"), Column("bytes", "bytes")), tuple(rows))
+    columns = (Column("what"), Column("bytes", "bytes"))
+    return Table("memory", "Memory of one layer", columns, tuple(rows), note=MEMORY_NOTE)
 
 
 def _attention_memory(counts: Counts, work: Work, words: str, layers: int) -> list[tuple[Value, ...]]:

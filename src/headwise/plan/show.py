@@ -38,14 +38,17 @@ def to_markdown(plan: Plan) -> str:
     lines = [f"## {plan.title}", ""]
     lines += [f"- {name}: {value}" for name, value in plan.facts]
     for table in plan.tables:
-        lines += ["", f"### {table.title}", ""]
-        lines.append("| " + " | ".join(column.name for column in table.columns) + " |")
-        lines.append("| " + " | ".join("---" if not column.unit else "---:" for column in table.columns) + " |")
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in _cells(table)]
+        lines += ["", f"### {table.title}", "", markdown_table(table).rstrip()]
         if table.note:
             lines += ["", table.note]
     lines += ["", *plan.notes] if plan.notes else []
     return "\n".join(lines) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    """One table as Markdown, numbers to the right."""
+    rows = [[column.name for column in table.columns], ["---:" if c.unit else "---" for c in table.columns]]
+    return "".join("| " + " | ".join(row) + " |\n" for row in [*rows, *_cells(table)])
 
 
 def to_json(plan: Plan) -> str:
