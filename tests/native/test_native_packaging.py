@@ -1,4 +1,4 @@
-"""What is shipped: every file of the package, for one wheel a platform, or without the library where nothing compiles."""
+"""What is shipped: every file of the package, and the library where there is a compiler: one wheel a platform."""
 
 import os
 import subprocess
