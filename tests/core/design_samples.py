@@ -19,6 +19,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("sparse_mixture", {"top_k": 3, "renormalise": True, "qk_norm": True, "value_dim": 5}),
     ("sparse_mixture", {"top_k": 2, "shared_heads": 1, "per": "sequence", "rotary": True, "bias": True}),
     ("mixture_of_heads", {"top_k": 2, "shared_heads": 2, "scaled": True, "num_kv_heads": 2, "rotary": True}),
+    ("grouped_mlp", {"num_groups": 3, "hidden": 7, "num_kv_heads": 2, "value_dim": 5, "bias": True, "rotary": True}),
+    ("head_mixing", {"num_kv_heads": 2, "value_dim": 5, "bias": True, "rotary": True}),
+    ("talking_heads", {"num_kv_heads": 2, "head_dim": 4, "value_dim": 5, "bias": True, "rotary": True}),
+    ("latent", {"rope_dim": 0, "latent_norm": True, "value_dim": 5}),
+    ("latent", {"latent_dim": 7, "rope_dim": 4, "head_dim": 5, "query_latent_dim": 8, "form": "absorbed"}),
+    ("latent", {"latent_dim": 7, "query_latent_dim": 8, "latent_norm": True, "form": "plain"}),
+    ("gated_output", {"gate": "channel", "num_kv_heads": 2, "value_dim": 5, "bias": True, "rotary": True}),
+    ("convolution", {"bias": True, "sharpness": 2.0}),
 ]
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + VARIANTS
 

@@ -1,0 +1,110 @@
+"""Heads that talk: learned maps over heads before and after the softmax."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from headwise.errors import ShapeError
+from headwise.heads.projected import ProjectedLayer
+from headwise.map import AttentionMap
+from headwise.masks import Everything, Grid, Mask, Span
+from headwise.rule import TILE_ELEMENTS, Rule, grouped, raw_scores
+
+
+class TalkingHeadsAttention(ProjectedLayer):
+    """J_l = Q_l K_lᵀ / √d_k,  L_j = Σ_l J_l P_lj,  W_j = softmax(L_j),  U_i = Σ_j W_j R_ji,  head_i = U_i V_i.
+
+    P ("logits_mix") and R ("weights_mix") are [h, h], the identity at the start, which is multi-head attention.
+    Masks hold after the first mix. A block of query rows is computed at a time and again in the backward pass, so
+    that memory is O(rows · m · h), whatever n is; the result is exact.
+
+    The map (`return_map`) is that of the softmax weights W_j. An `AttentionMap` knows a weight as exp(q·k − lse), and
+    W_j is of that form: L_j is one product of the queries Σ_l P_lj Q_l, side by side for every key head, with all the
+    keys side by side, so it holds h_kv·d_k numbers a query and head. What the values see, U_i, is not of that form: a
+    sum of exponentials is not an exponential of a sum, and no single log-sum-exp normalises it. `mixed(tile)` makes
+    U of any tile of W.
+
+    Args:
+        options: sizes, bias, dropout (of U), rotary and qk_norm, as in `MultiHeadAttention`.
+
+    Parameters: those of `MultiHeadAttention` and 2·h².
+    Cost: that of `MultiHeadAttention` and 4·n·m·h² for the two mixes.
+    Source: Shazeer et al. 2020, 2003.02436, with h_k = h = h_v.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
+        super().__init__(d_model, num_heads, bias=bias, **options)
+        self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
+        self.logits_mix = nn.Parameter(torch.eye(num_heads))
+        self.weights_mix = nn.Parameter(torch.eye(num_heads))
+
+    def output(self, concat: Tensor) -> Tensor:
+        """Concat(head_1 … head_h) W_O."""
+        return self.o_proj(concat)
+
+    def mixed(self, tile: Tensor) -> Tensor:
+        """U [b, h, r, c], the weights that the values see, of any tile of W [b, h, r, c], such as `amap[:, :, :8]`."""
+        if tile.ndim != 4 or tile.shape[1] != self.num_heads:
+            raise ShapeError(f"tile: expected [b, h={self.num_heads}, rows, cols], got shape {tuple(tile.shape)}")
+        return _over_heads(tile, self.weights_mix.detach())
+
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = None, dropout_p: float = 0.0,
+        return_map: bool = False, measures: Any = (),
+    ) -> tuple[Tensor, Any]:  # fmt: skip
+        """As in `AttentionLayer`, a block of rows after the other."""
+        b, h, n, d = q.shape
+        rule = Rule(Everything() if mask is None else mask, d**-0.5, Grid(b, h, n, k.shape[2]))
+        rule.mask.check(rule.grid)
+        height = max(16, TILE_ELEMENTS // max(1, b * h * k.shape[2]))
+        blocks = [self._block(q, k, v, rule, Span(i, min(i + height, n)), dropout_p) for i in range(0, n, height)]
+        heads = torch.cat([out for out, _ in blocks], 2) if blocks else q.new_zeros(b, h, n, v.shape[-1])
+        if not return_map:
+            return heads, None
+        lse = torch.cat([part for _, part in blocks], 2) if blocks else q.new_zeros(b, h, n)
+        h_kv = k.shape[1]
+        mix = self.logits_mix.detach().view(h_kv, h // h_kv, h).to(q.dtype)
+        talking = torch.einsum("bgrnd,grj->bjngd", q.detach().reshape(b, h_kv, h // h_kv, n, d), mix)
+        keys = k.detach().transpose(1, 2).flatten(2)[:, None]  # [b, 1, m, h_kv·d]
+        amap = AttentionMap(talking.flatten(3), keys, lse, rule, kernel="talking_heads")
+        if measures:
+            amap.measured = amap.measure(*measures)
+        return heads, amap
+
+    def _block(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: Rule, rows: Span, dropout_p: float
+    ) -> tuple[Tensor, Tensor]:
+        """Output [b, h, r, d_v] and log-sum-exp [b, h, r] of some rows, from the keys that any of them sees."""
+        seen = [cols for cols, _ in rule.tiles(rows)]
+        cols = Span(seen[0].start, seen[-1].stop) if seen else Span(0, 0)
+        allowed = rule.allowed(rows, cols, q.device)
+        c = slice(cols.start, cols.stop)
+        given = (
+            q[:, :, rows.start : rows.stop], k[:, :, c], v[:, :, c], self.logits_mix, self.weights_mix, allowed,
+            rule.scale, dropout_p,
+        )  # fmt: skip
+        if not torch.is_grad_enabled():
+            return _talk(*given)
+        return checkpoint(_talk, *given, use_reentrant=False, preserve_rng_state=dropout_p > 0)
+
+
+def _talk(
+    q: Tensor, k: Tensor, v: Tensor, logits_mix: Tensor, weights_mix: Tensor, allowed: Tensor, scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    dark = ~allowed.any(-1, keepdim=True)  # rows that see nothing
+    scores = _over_heads(raw_scores(q, k, scale), logits_mix)
+    scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(dark, 0.0)
+    weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
+    seen = F.dropout(_over_heads(weights, weights_mix), dropout_p)
+    lse = scores.detach().logsumexp(-1).masked_fill(dark[..., 0], -torch.inf)
+    return grouped(seen, v).to(q.dtype), lse
+
+
+def _over_heads(tile: Tensor, mix: Tensor) -> Tensor:
+    """Σ_l tile_l mix_lj: [b, h, r, c]. In the tile's own precision, which autocast must not narrow."""
+    with torch.autocast(tile.device.type, enabled=False):
+        return torch.einsum("blrc,lj->bjrc", tile, mix.to(tile.dtype))
