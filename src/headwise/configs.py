@@ -123,7 +123,7 @@ _LLAMA_2 = "Touvron et al. 2023, 2307.09288; meta-llama/Llama-2 weights"
 _LLAMA_3 = "Grattafiori et al. 2024, 2407.21783, Table 3; meta-llama/Meta-Llama-3 weights"
 _LLAMA_32 = "Meta 2024; meta-llama/Llama-3.2 weights"
 _GEMMA = "Gemma team 2024, 2403.08295, Table 1; google/gemma weights"
-_DEEPSEEK = {"num_heads": 128, "head_dim": 128, "value_dim": 128, "latent_dim": 512, "rope_dim": 64, "norm": 1}
+_DEEPSEEK = {"num_heads": 128, "head_dim": 128, "value_dim": 128, "latent_dim": 512, "rope_dim": 64, "latent_norm": 1}
 
 _ALL = [
     _vaswani("transformer-base", 512, 2048, 8, 65_000_000),

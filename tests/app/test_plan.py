@@ -212,7 +212,7 @@ def test_command_draws_the_trade_off(tmp_path: Path) -> None:
 
 
 def test_other_sizes_reach_the_design() -> None:
-    more = ["latent-dim=512", "rope_dim=64", "query_latent_dim=1536", "norm=1"]
+    more = ["latent-dim=512", "rope_dim=64", "query_latent_dim=1536", "latent_norm=1"]
     plan = answer(design="latent", sizes={"d_model": 5120, "num_heads": 128, "head_dim": 128}, more=more)
     assert plan.title == f"latent: {parameter_parts(find('deepseek-v2'))['attention'] // 60:,} parameters a layer"
 
@@ -225,7 +225,12 @@ def test_other_sizes_reach_the_design() -> None:
         (["--design", "gqq", "--d-model", "8"], ["gqq", "gqa"]),
         (["--config", "gpt-3", "--num-heads", "3", "--full"], ["--num-heads", "--full", "--design"]),
         (["--d-model", "10", "--num-heads", "3"], ["d_model=10", "num_heads=3"]),
-        (["--design", "latent", "--d-model", "8", "--num-heads", "2"], ["latent_dim", "rope_dim"]),
+        (["--design", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa needs num_kv_heads"]),
+        (["--design", "convolution", "--d-model", "8", "--num-heads", "3"], ["convolution takes no mask", "--full"]),
+        (
+            ["--design", "gated_output", "--d-model", "8", "--num-heads", "2", "--set", "gate=no"],
+            ["gate='no'", "channel"],
+        ),
         (["--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"], ["latent_dim=2", "multi_head"]),
         (["--d-model", "8", "--num-heads", "2", "--set", "latent_dim"], ["latent_dim", "NAME=VALUE"]),
         (["--d-model", "8", "--num-heads", "2", "--set", "head_dim=x"], ["head_dim=x", "whole number"]),

@@ -1,11 +1,10 @@
 """The formulas against real modules, torch's own FLOP counter, what autograd keeps, real caches, and papers."""
 
-import inspect
 from typing import Any
 
 import pytest
 import torch
-from design_samples import CASES
+from design_samples import CASES, design
 from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 from headwise.cache import KVCache, SlidingCache
 from headwise.costs import (
     DESIGNS,
+    Counts,
     Machine,
     Stage,
     Work,
@@ -25,11 +25,12 @@ from headwise.costs import (
     kept_bytes,
     score_bytes,
 )  # fmt: skip
+from headwise.costs.designs import sizes_of
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.heads import registry
 from headwise.masks import Causal, Sinks, Window
 
-NO_WEIGHTS = {"rotary", "dropout", "renormalise", "scaled"}  # options of modules that learn nothing
+NO_WEIGHTS = {"rotary", "dropout", "renormalise", "scaled", "form", "sharpness"}  # options that learn nothing
 SIZES = {"d_model": 30, "num_heads": 6, "head_dim": 7, "value_dim": 5}  # not d_model / num_heads, and d_k ≠ d_v
 
 
@@ -37,14 +38,47 @@ def flops(stages: list[Stage], *names: str) -> int:
     return sum(stage.flops for stage in stages if not names or stage.name in names)
 
 
+def counts_for(name: str, options: dict[str, Any]) -> Counts:
+    """The counts of a module of the tests: d_model 12, 6 heads."""
+    sizes = {"d_model": 12, "num_heads": 6, **{k: v for k, v in options.items() if k not in NO_WEIGHTS}}
+    return counts_of(name, {k: v for k, v in sizes.items() if k in sizes_of(name) or k in options})
+
+
+def test_every_design_has_its_counts() -> None:
+    assert set(registry.DESIGNS) <= set(DESIGNS)
+
+
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_parameters_are_those_of_the_module(name: str, options: dict[str, Any]) -> None:
-    with torch.device("meta"):
-        module = registry.DESIGNS[name].build(12, 6, **options)
-    sizes = {"d_model": 12, "num_heads": 6, **{k: v for k, v in options.items() if k not in NO_WEIGHTS}}
-    if "num_heads" not in inspect.signature(DESIGNS[name]).parameters:
-        del sizes["num_heads"]
-    assert counts_of(name, sizes).parameters == sum(parameter.numel() for parameter in module.parameters())
+    module = registry.DESIGNS[name].build(12, 6, **options)
+    counts = counts_for(name, options)
+    assert counts.parameters == sum(parameter.numel() for parameter in module.parameters())
+    assert counts.masked == module.takes_mask
+    assert counts.cached == (module.takes_cache and options.get("per") != "sequence")
+
+
+def fused_flops(q: Any, k: Any, v: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    """FLOPs of the fused operator, which torch's counter does not know on CPUs."""
+    b, h, n, d = q.shape
+    return 2 * b * h * n * k.shape[2] * (d + v.shape[3])
+
+
+fused_flops._get_raw = True  # type: ignore[attr-defined]  # tensors, not shapes
+
+
+# How many heads' worth a mixture computes depends on what its tokens choose.
+@pytest.mark.parametrize(("name", "options"), [case for case in CASES if "mixture" not in case[0]], ids=str)
+def test_flops_are_those_of_the_module(name: str, options: dict[str, Any]) -> None:
+    b, n, torn = 2, 61, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counts, m = counts_for(name, options), n
+    if name == "convolution":
+        counts, m = counts_of(name, {"d_model": 12, "num_heads": 6, "places": n + 5, "bias": "bias" in options}), n + 5
+    if options.get("form") == "absorbed":
+        counts = counts.at_decoding
+    work = Work(b, n, m, causal=False, projected=n)
+    with FlopCounterMode(display=False, custom_mapping={torn: fused_flops}) as counter, torch.no_grad():
+        design(name, options)(torch.randn(b, n, 12, dtype=torch.float64))
+    assert flops(attention_stages(counts, work)) == counter.get_total_flops()
 
 
 @given(st.data(), st.integers(1, 23), st.integers(0, 19))
@@ -232,7 +266,7 @@ def test_latent_flops_are_those_that_torch_counts(folded: bool) -> None:
     assert flops(stages) == counter.get_total_flops()
     matrices = (down_q, up_q, down, up_k, up_v, out)
     assert counts.parameters == sum(w.numel() for w in matrices)
-    assert counts_of("latent", {**LATENT, "norm": True}).parameters == counts.parameters + c + c_q
+    assert counts_of("latent", {**LATENT, "latent_norm": True}).parameters == counts.parameters + c + c_q
 
 
 def test_latent_cache_is_the_latent_and_one_rotary_key() -> None:
@@ -329,6 +363,18 @@ def test_roofline_changes_sides_at_the_ridge() -> None:
         ),
         (lambda: counts_of("multi_head", {"d_model": 8, "num_heads": 4, "bias": "qx"}), ConfigError, ["'qx'", "qkvo"]),
         (lambda: counts_of("sparse_mixture", {"d_model": 8, "num_heads": 4, "top_k": 5}), ConfigError, ["top_k=5"]),
+        (lambda: counts_of("sparse_mixture", {"d_model": 8, "num_heads": 4, "per": "x"}), ConfigError, ["per='x'"]),
+        (
+            lambda: counts_of("grouped_mlp", {"d_model": 8, "num_heads": 4, "num_groups": 3}),
+            ShapeError,
+            ["num_groups=3"],
+        ),
+        (lambda: counts_of("latent", {"d_model": 8, "num_heads": 4, "rope_dim": -2}), ConfigError, ["rope_dim=-2"]),
+        (
+            lambda: attention_stages(counts_of("convolution", {"d_model": 8, "num_heads": 3}), Work(1, 5, 5)),
+            ConfigError,
+            ["causal=True", "no mask"],
+        ),
         (lambda: Work(0, 1, 1), ConfigError, ["batch=0"]),
         (lambda: Work(1, 3, 2), ConfigError, ["queries=3", "keys=2"]),
         (lambda: Work(1, 3, 3, causal=False, window=2), ConfigError, ["window=2", "causal"]),

@@ -13,10 +13,10 @@ class Counts:
     width: d_model. heads: softmaxes of a (query, key) pair.
     per_query, per_key: work to project a token to its queries, and to its keys and values.
     scores, weighted_sum: work of a pair, all heads: h·d_k and h·d_v. mixing: of a pair, between heads.
-    output: work of a token after the weighted sum; output_weights: weights there, if a token meets only some.
+    output: work of a token after the weighted sum; output_weights: weights there, if not as many.
     query, keys, values, concat: numbers of a token that pass from step to step: its queries, its keys, its values,
         its heads side by side. key_vectors, value_vectors: into how many vectors keys and values are cut.
-    cached: whether keys and values are kept between decoding steps.
+    cached: whether keys and values are kept between decoding steps. masked: whether it takes a mask.
     decoding: the same layer as it is best computed against a cache, if that differs.
     """
 
@@ -38,6 +38,7 @@ class Counts:
     used: int | None = None
     output_weights: int | None = None
     cached: bool = True
+    masked: bool = True
     decoding: "Counts | None" = None
 
     @property
@@ -49,6 +50,11 @@ class Counts:
     def out_parameters(self) -> int:
         """Parameters that stand after the weighted sum; biases and norms all count as before it."""
         return self.output if self.output_weights is None else self.output_weights
+
+    @property
+    def met_before(self) -> int:
+        """Parameters that one token meets before the weighted sum."""
+        return self.parameters - self.out_parameters if self.used is None else self.used - self.output
 
     @property
     def at_decoding(self) -> "Counts":
@@ -74,8 +80,14 @@ def divided(d_model: int, num_heads: int) -> int:
     return d_model // num_heads
 
 
-def positive(**sizes: int) -> None:
-    """Raise for the first size below 1."""
+def positive(*, least: int = 1, **sizes: int) -> None:
+    """Raise for the first size below `least`."""
     for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{name}={size}: expected at least 1")
+        if size < least:
+            raise ConfigError(f"{name}={size}: expected at least {least}")
+
+
+def one_of(name: str, value: str, *known: str) -> None:
+    """Raise for a word that is none of the known ones."""
+    if value not in known:
+        raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, known))}")

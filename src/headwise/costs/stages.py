@@ -68,11 +68,13 @@ def attention_stages(counts: Counts, work: Work) -> list[Stage]:
     Materialised, the scores are written, the softmax reads them and writes the weights, the weighted sum reads those,
     and each of the two mixings reads and writes once more. Blockwise, none of them leaves the chip.
     """
+    if work.causal and not counts.masked:
+        raise ConfigError("causal=True: this design takes no mask, so it can only be full")
     b, n, new, size = work.batch, work.queries, work.new_keys, work.size
     pairs = b * work.pairs
     matrix = b * work.queries * work.keys * counts.heads * size if work.materialised else 0
     inputs = b * n + (b * new if work.cross else 0)
-    weights = _read(counts.parameters - counts.out_parameters, counts.met - counts.output, b * max(n, new))
+    weights = _read(counts.parameters - counts.out_parameters, counts.met_before, b * max(n, new))
     if not new:
         weights -= min(counts.per_key, weights)  # keys of a context, projected before
     read_keys, read_values = _read_cache(counts, work)

@@ -5,7 +5,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from headwise.configs import ModelConfig, find
-from headwise.costs import Machine, Work
+from headwise.costs import Machine, Work, counts_of
 from headwise.costs.designs import sizes_of
 from headwise.costs.model import Load
 from headwise.errors import ConfigError
@@ -13,7 +13,7 @@ from headwise.plan.build import listing as list_all, plan_design, plan_model
 from headwise.plan.tables import Plan
 from headwise.plan.trade_off import trade_off as weigh
 
-WORDS = ("bias", "per")  # sizes that are words
+WORDS = ("bias", "gate", "per")  # sizes that are words
 
 
 def answer(
@@ -66,6 +66,8 @@ def answer(
         close = get_close_matches(name, sizes_of(design), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise ConfigError(f"{name}={given[name]}: {hint}{design} takes {', '.join(sizes_of(design))}")
+    if causal and not counts_of(design, given).masked:
+        raise ConfigError(f"{design} takes no mask: give --full too")
     return plan_design(design, given, work, machine=machine)
 
 

@@ -28,7 +28,8 @@ def _compiled(dtype: str) -> Machine | None:
     handle.headwise_peak.argtypes, handle.headwise_bandwidth.argtypes = [ctypes.c_int, ctypes.c_int], [ctypes.c_int]
     threads = torch.get_num_threads()
     peak = max(handle.headwise_peak(DTYPES.get(kind, 0), threads) for kind in {"float32", dtype})
-    return Machine(peak, handle.headwise_bandwidth(threads), f"measured with {threads} threads by the compiled kernels")
+    bandwidth = handle.headwise_bandwidth(threads)  # 0 if there is not enough memory
+    return Machine(peak, bandwidth, f"measured with {_threads()} by the compiled kernels") if bandwidth else None
 
 
 def _torch(dtype: str) -> Machine:
@@ -36,8 +37,13 @@ def _torch(dtype: str) -> Machine:
     product = min(_product(n, getattr(torch, kind)) for kind in {"float32", dtype})
     source, target = torch.ones(count), torch.ones(count)  # both written: no page is missing later
     copy = _best(lambda: target.copy_(source))
-    by = f"measured with {torch.get_num_threads()} threads by torch.mm and Tensor.copy_"
+    by = f"measured with {_threads()} by torch.mm and Tensor.copy_"
     return Machine(2 * n**3 / product, 2 * source.nbytes / copy, by)  # a copy reads and writes
+
+
+def _threads() -> str:
+    count = torch.get_num_threads()
+    return f"{count} thread{'s' * (count > 1)}"
 
 
 def _product(n: int, dtype: torch.dtype) -> float:
