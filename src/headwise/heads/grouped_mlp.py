@@ -11,7 +11,8 @@ from headwise.heads.projected import ProjectedLayer
 
 
 class GroupedMLPAttention(ProjectedLayer):
-    """y = MLP(Concat(Group_1 … Group_g)),  Group_j = Concat(heads of group j) W_j,  MLP(z) = GELU(z W_1 + b_1) W_2 + b_2.
+    """y = MLP(Concat(Group_1 … Group_g)),  Group_j = Concat(heads of group j) W_j,
+    MLP(z) = GELU(z W_1 + b_1) W_2 + b_2.
 
     Inside a group the heads interact fully, by a dense W_j of its own; between groups only the MLP does, in the place
     of the linear W_O of `MultiHeadAttention`.

@@ -58,11 +58,8 @@ class LatentAttention(AttentionLayer):
             raise ConfigError(f"form={form!r}: expected 'auto', 'plain' or 'absorbed'")
         d_c = 4 * d_h if latent_dim is None else latent_dim
         d_r = 2 * -(-d_h // 4) if rope_dim is None else rope_dim
-        for name, size, least in (
-            ("latent_dim", d_c, 1),
-            ("rope_dim", d_r, 0),
-            ("query_latent_dim", query_latent_dim, 1),
-        ):
+        sizes = ("latent_dim", d_c, 1), ("rope_dim", d_r, 0), ("query_latent_dim", query_latent_dim, 1)
+        for name, size, least in sizes:
             if size is not None and size < least:
                 raise ConfigError(f"{name}={size}: expected at least {least}")
         if d_r and self.context_dim != d_model:

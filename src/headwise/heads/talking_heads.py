@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from headwise.errors import ShapeError
 from headwise.heads.projected import ProjectedLayer
 from headwise.map import AttentionMap
-from headwise.masks import Everything, Grid, Mask, Span
+from headwise.masks import Everything, Grid, Span
 from headwise.rule import TILE_ELEMENTS, Rule, grouped, raw_scores
 
 
@@ -51,18 +51,16 @@ class TalkingHeadsAttention(ProjectedLayer):
             raise ShapeError(f"tile: expected [b, h={self.num_heads}, rows, cols], got shape {tuple(tile.shape)}")
         return _over_heads(tile, self.weights_mix.detach())
 
-    def attention(
-        self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = None, dropout_p: float = 0.0,
-        return_map: bool = False, measures: Any = (),
-    ) -> tuple[Tensor, Any]:  # fmt: skip
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Any]:
         """As in `AttentionLayer`, a block of rows after the other."""
+        mask, dropout_p = options["mask"] or Everything(), options["dropout_p"]
         b, h, n, d = q.shape
-        rule = Rule(Everything() if mask is None else mask, d**-0.5, Grid(b, h, n, k.shape[2]))
+        rule = Rule(mask, d**-0.5, Grid(b, h, n, k.shape[2]))
         rule.mask.check(rule.grid)
         height = max(16, TILE_ELEMENTS // max(1, b * h * k.shape[2]))
         blocks = [self._block(q, k, v, rule, Span(i, min(i + height, n)), dropout_p) for i in range(0, n, height)]
         heads = torch.cat([out for out, _ in blocks], 2) if blocks else q.new_zeros(b, h, n, v.shape[-1])
-        if not return_map:
+        if not options["return_map"]:
             return heads, None
         lse = torch.cat([part for _, part in blocks], 2) if blocks else q.new_zeros(b, h, n)
         h_kv = k.shape[1]
@@ -70,8 +68,8 @@ class TalkingHeadsAttention(ProjectedLayer):
         talking = torch.einsum("bgrnd,grj->bjngd", q.detach().reshape(b, h_kv, h // h_kv, n, d), mix)
         keys = k.detach().transpose(1, 2).flatten(2)[:, None]  # [b, 1, m, h_kv·d]
         amap = AttentionMap(talking.flatten(3), keys, lse, rule, kernel="talking_heads")
-        if measures:
-            amap.measured = amap.measure(*measures)
+        if options["measures"]:
+            amap.measured = amap.measure(*options["measures"])
         return heads, amap
 
     def _block(
@@ -80,23 +78,21 @@ class TalkingHeadsAttention(ProjectedLayer):
         """Output [b, h, r, d_v] and log-sum-exp [b, h, r] of some rows, from the keys that any of them sees."""
         seen = [cols for cols, _ in rule.tiles(rows)]
         cols = Span(seen[0].start, seen[-1].stop) if seen else Span(0, 0)
-        allowed = rule.allowed(rows, cols, q.device)
-        c = slice(cols.start, cols.stop)
-        given = (
-            q[:, :, rows.start : rows.stop], k[:, :, c], v[:, :, c], self.logits_mix, self.weights_mix, allowed,
-            rule.scale, dropout_p,
-        )  # fmt: skip
+        r, c = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
+        mixes = self.logits_mix, self.weights_mix
+        given = q[:, :, r], k[:, :, c], v[:, :, c], *mixes, rule, rows, cols, dropout_p
         if not torch.is_grad_enabled():
             return _talk(*given)
         return checkpoint(_talk, *given, use_reentrant=False, preserve_rng_state=dropout_p > 0)
 
 
 def _talk(
-    q: Tensor, k: Tensor, v: Tensor, logits_mix: Tensor, weights_mix: Tensor, allowed: Tensor, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, logits_mix: Tensor, weights_mix: Tensor, rule: Rule, rows: Span, cols: Span,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    allowed = rule.allowed(rows, cols, q.device)
     dark = ~allowed.any(-1, keepdim=True)  # rows that see nothing
-    scores = _over_heads(raw_scores(q, k, scale), logits_mix)
+    scores = _over_heads(raw_scores(q, k, rule.scale), logits_mix)
     scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(dark, 0.0)
     weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
     seen = F.dropout(_over_heads(weights, weights_mix), dropout_p)
