@@ -19,6 +19,7 @@ _HOMES = {
     "attention": ["attend"],
     "map": ["AttentionMap"],
     "masks": ["Causal", "Dense", "Documents", "Everything", "Lengths", "Mask", "Sinks", "Window"],
+    "scores": ["ALiBi", "Bias", "RelativeBias", "Score", "SinkLogits", "SoftCap", "t5_bias"],
     "measures": [
         "MEASURES", "ClassMass", "DuplicateMass", "InductionMass", "LocalMass", "Measure", "Measurements", "RowMeasure",
         "SinkMass", "TopKMass", "row_measure",
@@ -73,6 +74,15 @@ if TYPE_CHECKING:
         row_measure as row_measure,
     )
     from headwise.positions import Rotary as Rotary
+    from headwise.scores import (
+        ALiBi as ALiBi,
+        Bias as Bias,
+        RelativeBias as RelativeBias,
+        Score as Score,
+        SinkLogits as SinkLogits,
+        SoftCap as SoftCap,
+        t5_bias as t5_bias,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -14,18 +14,19 @@ from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
 from headwise.measures import Measure
 from headwise.rule import Rule
+from headwise.scores import Score, check_scores
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @overload
 def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
-           dropout_p: float = ..., return_map: Literal[False] = ..., measures: Sequence[str | Measure] = ...,
-           kernel: str = ...) -> Tensor: ...  # fmt: skip
+           score: Score | Sequence[Score] = ..., dropout_p: float = ..., return_map: Literal[False] = ...,
+           measures: Sequence[str | Measure] = ..., kernel: str = ...) -> Tensor: ...  # fmt: skip
 @overload
 def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
-           dropout_p: float = ..., return_map: Literal[True], measures: Sequence[str | Measure] = ...,
-           kernel: str = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
+           score: Score | Sequence[Score] = ..., dropout_p: float = ..., return_map: Literal[True],
+           measures: Sequence[str | Measure] = ..., kernel: str = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
 def attend(
     q: Tensor,
     k: Tensor,
@@ -33,12 +34,13 @@ def attend(
     *,
     mask: Mask | None = None,
     scale: float | None = None,
+    score: Score | Sequence[Score] = (),
     dropout_p: float = 0.0,
     return_map: bool = False,
     measures: Sequence[str | Measure] = (),
     kernel: str = "auto",
 ) -> Tensor | tuple[Tensor, AttentionMap]:
-    """Exact multi-head attention, softmax(scale · q kᵀ) v under a mask, without the n×m matrix.
+    """Exact multi-head attention, softmax(scale · q kᵀ + …) v under a mask, without the n×m matrix.
 
     Args:
         q: [b, h, n, d] float32, bfloat16, float16 or float64. Logits and softmax are float32 (float64 for float64).
@@ -47,21 +49,23 @@ def attend(
         mask: what each query may see, such as `Causal() & Window(128)`; None for everything. Queries stand at
             the *end* of the keys when there are fewer of them, as decoding needs.
         scale: factor on q·k; 1/√d by default.
+        score: what else changes a score, such as `(SoftCap(30.0), ALiBi.standard(h))`, in any order: scores are
+            capped, then biased, then masked, and learned sinks enter the denominator.
         dropout_p: share of the weights dropped at random (by torch's default generator). The map holds the
             weights before dropout.
         return_map: also return the `AttentionMap`: O(n) memory, detached from the graph.
         measures: names or `Measure`s to reduce at once; they need `return_map=True` and lie in `map.measured`.
         kernel: "auto", or the name of one ("torch_fused", "torch_blocks", "reference"), which then runs or raises.
     Returns:
-        [b, h, n, d_v] in q's dtype, differentiable in q, k and v; with `return_map`, also the `AttentionMap`.
-        A query that may see nothing gets zeros.
+        [b, h, n, d_v] in q's dtype, differentiable in q, k, v and the tensors of `score`; with `return_map`, also the
+        `AttentionMap`. A query that may see nothing gets zeros.
     Raises:
         ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument, what came and what fits.
     Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
     """
     if measures and not return_map:
         raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
-    call = _call(q, k, v, mask, scale, dropout_p)
+    call = _call(q, k, v, mask, scale, score, dropout_p)
     chosen, refusals = choose(call, kernel)
     out, lse = chosen.run(call)
     if not return_map:
@@ -73,7 +77,10 @@ def attend(
     return out, amap
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, dropout_p: float) -> Call:
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
+    dropout_p: float,
+) -> Call:  # fmt: skip
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
@@ -107,7 +114,8 @@ def _call(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | Non
     grid = Grid(b, h, n, m)
     mask = Everything() if mask is None else mask
     mask.check(grid)
-    rule = Rule(mask, 1.0 / math.sqrt(d) if scale is None else float(scale), grid)
+    scores = check_scores(score, grid, q.device)
+    rule = Rule(mask, 1.0 / math.sqrt(d) if scale is None else float(scale), grid, scores)
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
     seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
     return Call(q, k, v, rule, float(dropout_p), seed)

@@ -1,6 +1,8 @@
 """What a compiled kernel needs to know of a `Rule`: plain numbers in a fixed form, O(n) of them for most rules."""
 
+import math
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -13,10 +15,16 @@ from headwise.rule import Rule
 class Lowered:
     """A rule as tensors. Query i may see key j if j lies in a span of i and `dense`, where there is one, allows it.
 
+    Gradients flow from its tensors to those of the scores.
+
     Attributes:
         spans: int32 [b or 1, n, K, 2], contiguous, on the CPU: half-open ranges of keys, sorted, disjoint, empty
             ones (0, 0) last.
         dense: bool [b or 1, h or 1, n, m], what must hold besides the spans; the caller's own n×m mask, or None.
+        soft_cap: 0.0 for none.
+        relative: float32 [h or 1, n + m − 1], contiguous, or None; entry j − i + n − 1 is added to S_ij.
+        bias: float32 [b or 1, h or 1, n or 1, m or 1], the sum of all `Bias`es, or None.
+        sinks: float32 [h], or None.
     """
 
     spans: Tensor
@@ -27,8 +35,8 @@ class Lowered:
     sinks: Tensor | None = None
 
 
-def lower(rule: Rule) -> Lowered | str:
-    """The rule as tensors, or the reason why it has no such form."""
+def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
+    """The rule as tensors, all but the spans on `device`; or the reason why it has no such form."""
     grid = rule.grid
     ranges: Tensor | None = None
     dense: Tensor | None = None
@@ -42,7 +50,18 @@ def lower(rule: Rule) -> Lowered | str:
             return f"the keys that a query may see are not a few ranges under {mask!r}"
     if ranges is None:
         ranges = torch.tensor([0, grid.m], dtype=torch.int32).expand(1, grid.n, 1, 2)
-    return Lowered(ranges.contiguous(), dense)
+    terms = rule.terms(torch.empty(0, device=device))
+    if len(terms.biases) > 1:
+        shape = torch.broadcast_shapes(*(bias.shape for bias in terms.biases))
+        held = sum(bias.numel() for bias in terms.biases)
+        if math.prod(shape) > held + grid.b * grid.h * (grid.n + grid.m):
+            given = " and ".join(str(tuple(bias.shape)) for bias in terms.biases)
+            return f"biases of shapes {given} would grow to {tuple(shape)} as one"
+    floats = [bias.to(device, torch.float32) for bias in terms.biases]
+    bias = reduce(torch.add, floats) if floats else None
+    relative = None if terms.relative is None else terms.relative.contiguous()
+    dense = None if dense is None else dense.to(device)
+    return Lowered(ranges.contiguous(), dense, terms.soft_cap, relative, bias, terms.sinks)
 
 
 def _conjuncts(mask: Mask) -> list[Mask]:

@@ -12,7 +12,7 @@
     >>> sorted(amap.measure("entropy", "sink_mass"))          # and is measured in one pass
     ['entropy', 'sink_mass']
 
-It holds q, k and each row's log-sum-exp: p_ij = exp(scale · q_i·k_j − lse_i), O(n) memory (Dao et al. 2022).
+It holds q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memory (Dao et al. 2022).
 """
 
 import os
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from headwise import map_file, pooling
 from headwise.errors import ConfigError, ShapeError
-from headwise.masks import Grid, Mask
+from headwise.masks import Mask
 from headwise.measures import Measure, Measurements, measure
-from headwise.rule import Rule, grouped, grouped_t, raw_scores
+from headwise.rule import Rule, grouped, grouped_t, score_tile
 from headwise.tiles import Progress, stream
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class AttentionMap:
         refusals: Mapping[str, str] | None = None,
         nonfinite_values: Tensor | None = None,
     ) -> None:
-        self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule
+        self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule.kept()
         self.kernel, self.refusals = kernel, dict(refusals or {})
         self.nonfinite_values = nonfinite_values
         self.measured: Measurements | None = None
@@ -88,9 +88,15 @@ class AttentionMap:
         q = self.q[b_at][:, h_at][:, :, rows_at]
         k = self.k[b_at][:, h_at // group][:, :, cols_at]
         lse = self.lse[b_at][:, h_at][:, :, rows_at]
-        logs = raw_scores(q, k, self.rule.scale, lse.masked_fill(lse == -torch.inf, torch.inf))
-        allowed = self.rule.mask.allowed(rows_at, cols_at, self.rule.grid)
-        allowed = allowed.expand(*self.shape[:2], *allowed.shape[2:])[b_at][:, h_at]
+
+        def pick(x: Tensor) -> Tensor:
+            return x.expand(*self.shape[:2], *x.shape[2:])[b_at][:, h_at]
+
+        terms = self.rule.terms(lse)
+        added = map(pick, terms.added_at(rows_at, cols_at))
+        minus = lse.masked_fill(lse == -torch.inf, torch.inf)
+        logs = score_tile(q, k, self.rule.scale, terms.soft_cap, added, minus=minus)
+        allowed = pick(self.rule.mask.allowed(rows_at, cols_at, self.rule.grid))
         weights = logs.masked_fill_(~allowed, -torch.inf).exp_()
         for axis, part in reversed(list(enumerate(self._parts(index)))):
             if isinstance(part, int):
@@ -171,19 +177,24 @@ class AttentionMap:
         return self[:]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the map as safetensors (q, k, log-sum-exp, mask, scale): O(n) bytes."""
+        """Write the map as safetensors (q, k, log-sum-exp, mask, scale, scores): O(n) bytes."""
         tensors = {"q": self.q, "k": self.k, "lse": self.lse}
         if self.nonfinite_values is not None:
             tensors["nonfinite_values"] = self.nonfinite_values
-        map_file.save(path, tensors, self.rule.mask, self.rule.scale, self.kernel)
+        map_file.save(path, tensors, self.rule, self.kernel)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "AttentionMap":
         """Read what `save` wrote. Raises CheckpointError if it is missing, truncated or something else."""
-        tensors, mask, scale, kernel = map_file.load(path)
-        q, k = tensors["q"], tensors["k"]
-        rule = Rule(mask, scale, Grid(q.shape[0], q.shape[1], q.shape[2], k.shape[2]))
-        return cls(q, k, tensors["lse"], rule, kernel=kernel, nonfinite_values=tensors.get("nonfinite_values"))
+        tensors, rule, kernel = map_file.load(path)
+        return cls(
+            tensors["q"],
+            tensors["k"],
+            tensors["lse"],
+            rule,
+            kernel=kernel,
+            nonfinite_values=tensors.get("nonfinite_values"),
+        )
 
     def as_linear_operator(self, batch: int = 0, head: int = 0) -> "LinearOperator":
         """One head as a SciPy `LinearOperator` of shape (n, m): randomised SVD and eigenvalues without n×m."""
@@ -206,20 +217,20 @@ class AttentionMap:
 
     def head(self, batch: int, head: int) -> "AttentionMap":
         """The map of one batch entry and head alone, shape (1, 1, n, m); no copy."""
-        b, h, n, m = self.shape
+        b, h = self.shape[:2]
         if not (0 <= batch < b and 0 <= head < h):
             raise ShapeError(f"head(batch={batch}, head={head}): the map has {b} batch entries and {h} heads")
         kv = head // (h // self.k.shape[1])
-        mask = self.rule.mask.only(batch, head)
-        rule = Rule(mask, self.rule.scale, Grid(1, 1, n, m))
+        rule = self.rule.only(batch, head)
         q, k = self.q[batch, head][None, None], self.k[batch, kv][None, None]
         return AttentionMap(q, k, self.lse[batch, head][None, None], rule, kernel=self.kernel)
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape
         size = sum(x.numel() * x.element_size() for x in (self.q, self.k, self.lse))
+        scores = "".join(f", {score!r}" for score in self.rule.scores)
         return (
-            f"AttentionMap({b} × {h} heads, {n} queries × {m} keys, {self.rule.mask!r}, kernel {self.kernel}; "
+            f"AttentionMap({b} × {h} heads, {n} queries × {m} keys, {self.rule.mask!r}{scores}, kernel {self.kernel}; "
             f"{size / 1e6:.1f} MB held, {b * h * n * m * 4 / 1e6:.1f} MB if it were dense)"
         )
 

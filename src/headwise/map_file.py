@@ -1,4 +1,4 @@
-"""Attention maps as files: safetensors with the mask and the scale in the header, never pickle."""
+"""Attention maps as files: safetensors with the mask, the scale and the scores in the header, never pickle."""
 
 import json
 import os
@@ -9,22 +9,28 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headwise import masks
+from headwise import masks, scores
 from headwise.errors import CheckpointError
 from headwise.files import atomic_path
+from headwise.rule import Rule
 
 FORMAT = "headwise-map-1"
+WITH_SCORES = "headwise-map-2"  # a reader of the first format would pass over them and give wrong weights
 
 
-def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], mask: masks.Mask, scale: float, kernel: str) -> None:
-    """Write q, k and lse (any names) with their mask; the file appears whole or not at all."""
+def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, kernel: str) -> None:
+    """Write q, k and lse, and more by any name, with their rule; the file appears whole or not at all."""
     tensors = dict(tensors)
-    header = {"format": FORMAT, "scale": repr(scale), "kernel": kernel, "mask": json.dumps(_encode(mask, tensors))}
+    mask = json.dumps(_encode(rule.mask, tensors))
+    header = {"format": FORMAT, "scale": repr(rule.scale), "kernel": kernel, "mask": mask}
+    if rule.scores:
+        codes = json.dumps([_encode_score(score, tensors) for score in rule.scores])
+        header.update(format=WITH_SCORES, scores=codes)
     with atomic_path(path) as temporary:
         save_file({name: x.contiguous() for name, x in tensors.items()}, temporary, metadata=header)
 
 
-def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], masks.Mask, float, str]:
+def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:
     """What `save` was given."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -34,10 +40,13 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], masks.Mask, f
         raise CheckpointError(f"attention map {os.fspath(path)!r} does not exist") from None
     except SafetensorError as error:
         raise CheckpointError(f"attention map {os.fspath(path)!r} cannot be read, maybe truncated: {error}") from None
-    if header.get("format") != FORMAT:
+    if header.get("format") not in (FORMAT, WITH_SCORES):
         raise CheckpointError(f"{os.fspath(path)!r} is not an attention map written by headwise ({FORMAT})")
     mask = _decode(json.loads(header["mask"]), tensors)
-    return tensors, mask, float(header["scale"]), header["kernel"]
+    changes = tuple(_decode_score(code, tensors) for code in json.loads(header.get("scores", "[]")))
+    b, h, n, _ = tensors["q"].shape
+    rule = Rule(mask, float(header["scale"]), masks.Grid(b, h, n, tensors["k"].shape[2]), changes)
+    return tensors, rule, header["kernel"]
 
 
 def _encode(mask: masks.Mask, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -82,3 +91,38 @@ def _decode(code: dict[str, Any], tensors: dict[str, Tensor]) -> masks.Mask:
         case "Everything":
             return masks.Everything()
     raise CheckpointError(f"unknown mask {code['kind']!r} in the file; it was written by a newer headwise")
+
+
+def _encode_score(score: scores.Score, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    kind, name = type(score).__name__, f"score.{len(tensors)}"
+    match score:
+        case scores.SoftCap():
+            return {"kind": kind, "cap": score.cap}
+        case scores.ALiBi():
+            tensors[name] = score.slopes
+            return {"kind": kind, "tensor": name}
+        case scores.RelativeBias():
+            tensors[name] = score.values
+            return {"kind": kind, "tensor": name, "first": score.first}
+        case scores.Bias():
+            tensors[name] = score.values
+            return {"kind": kind, "tensor": name}
+        case scores.SinkLogits():
+            tensors[name] = score.logits
+            return {"kind": kind, "tensor": name}
+    raise CheckpointError(f"a score of type {kind} cannot be saved; only headwise's own scores can")
+
+
+def _decode_score(code: dict[str, Any], tensors: dict[str, Tensor]) -> scores.Score:
+    match code["kind"]:
+        case "SoftCap":
+            return scores.SoftCap(code["cap"])
+        case "ALiBi":
+            return scores.ALiBi(tensors.pop(code["tensor"]))
+        case "RelativeBias":
+            return scores.RelativeBias(tensors.pop(code["tensor"]), code["first"])
+        case "Bias":
+            return scores.Bias(tensors.pop(code["tensor"]))
+        case "SinkLogits":
+            return scores.SinkLogits(tensors.pop(code["tensor"]))
+    raise CheckpointError(f"unknown score {code['kind']!r} in the file; it was written by a newer headwise")

@@ -6,7 +6,7 @@ Each is one pass over the tiles and keeps O(n) or the size of its result.
 import torch
 from torch import Tensor
 
-from headwise.rule import KEY_BLOCK, Rule
+from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
 from headwise.tiles import Progress, stream
 
 
@@ -83,18 +83,8 @@ def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> tuple[Tenso
         # Entry (i, j) of the matrix lies on diagonal j - i + n - 1.
         first = tile.cols.start - (tile.rows.stop - 1) + n - 1
         place = slice(first, first + r + c - 1)
-        total[..., place] += _skewed_sums(tile.weights)
+        total[..., place] += diagonal_sums(tile.weights)
         cells = torch.ones(1, 1, r, c, device=lse.device) if tile.allowed is None else tile.allowed.float()
-        count[..., place] += _skewed_sums(cells)
+        count[..., place] += diagonal_sums(cells)
     offsets = torch.arange(n + m - 1, device=lse.device) - (n - 1) - rule.grid.shift
     return offsets, total / count.clamp_min(1)
-
-
-def _skewed_sums(x: Tensor) -> Tensor:
-    """Sums along the diagonals of [b, h, r, c], from the lowest left to the highest right: [b, h, r + c − 1]."""
-    b, h, r, c = x.shape
-    # Rows turned upside down and each shifted by its index: padding a row to r + c and reading the memory in
-    # rows of r + c - 1 does the shift.
-    padded = torch.nn.functional.pad(x.flip(2), (0, r))
-    skewed = padded.reshape(b, h, r * (r + c))[..., : r * (r + c - 1)].view(b, h, r, r + c - 1)
-    return skewed.sum(2)

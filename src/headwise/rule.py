@@ -1,30 +1,109 @@
-"""What a score is, defined once: scale · q·k where the mask allows, −∞ elsewhere.
+"""What a score is, defined once: S_ij = cap(scale · q_i·k_j) + biases where the mask allows, −∞ elsewhere.
 
-Every kernel, the float64 reference and the tiles of an `AttentionMap` follow this file.
+p_ij = exp S_ij / Σ_j' exp S_ij', and a learned sink, if there is one, is one more term of the sum. Every kernel, the
+float64 reference and the tiles of an `AttentionMap` follow this file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headwise.masks import Grid, Mask, Span, State
+from headwise.scores import Bias, Relative, Score, SinkLogits, SoftCap
 
 TILE_ELEMENTS = 3 << 18  # scores held at once, all batches and heads together: 3 MB in float32
 KEY_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A mask and a scale laid over an attention matrix of a given size.
+class Terms:
+    """The scores of a rule as tensors, with their graph.
 
-    S_ij = scale · q_i·k_j if the mask allows (i, j), else −∞ (Vaswani et al. 2017, eq. 1).
+    Attributes:
+        n: queries.
+        soft_cap: 0.0 for none.
+        relative: [h or 1, n + m − 1] in the accumulating dtype, or None; entry j − i + n − 1 is added to S_ij.
+        biases: each [b or 1, h or 1, n or 1, m or 1]; apart, since their sum might be larger than any of them.
+        sinks: [h] in the accumulating dtype, or None.
+    """
+
+    n: int
+    soft_cap: float = 0.0
+    relative: Tensor | None = None
+    biases: tuple[Tensor, ...] = ()
+    sinks: Tensor | None = None
+
+    def added(self, rows: Span, cols: Span) -> Iterator[Tensor]:
+        """What is added to a tile, each [b or 1, h or 1, r or 1, c or 1]."""
+        if self.relative is not None:
+            strip = self.relative[:, self.strip(rows, cols)]
+            # Each row begins one entry before the one above it.
+            yield strip.unfold(-1, cols.stop - cols.start, 1).flip(1)[None]
+        for bias in self.biases:
+            yield bias[cell(bias, rows, cols)]
+
+    def added_at(self, i: Tensor, j: Tensor) -> Iterator[Tensor]:
+        """The same for any query and key indices, each [b or 1, h or 1, len(i) or 1, len(j) or 1]."""
+        if self.relative is not None:
+            yield self.relative[:, j - i[:, None] + self.n - 1][None]
+        for bias in self.biases:
+            tall = bias if bias.shape[2] == 1 else bias[:, :, i]
+            yield tall if bias.shape[3] == 1 else tall[..., j]
+
+    def strip(self, rows: Span, cols: Span) -> slice:
+        """The entries of `relative` that a tile reads, those of its diagonals from the lowest left."""
+        return slice(cols.start - rows.stop + self.n, cols.stop - 1 - rows.start + self.n)
+
+
+def cell(bias: Tensor, rows: Span, cols: Span) -> tuple[slice, ...]:
+    """Where a tile lies in a bias [b or 1, h or 1, n or 1, m or 1]."""
+    sides = zip(bias.shape[2:], (rows, cols), strict=True)
+    return slice(None), slice(None), *(slice(0, 1) if size == 1 else slice(*span) for size, span in sides)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A mask, a scale and scores laid over an attention matrix of a given size.
+
+    S_ij = cap(scale · q_i·k_j) + biases if the mask allows (i, j), else −∞ (Vaswani et al. 2017, eq. 1, with what
+    `headwise.scores` adds).
     """
 
     mask: Mask
     scale: float
     grid: Grid
+    scores: tuple[Score, ...] = ()
+
+    def terms(self, like: Tensor) -> Terms:
+        """The scores as tensors, in the dtype and on the device of `like`, which is in the accumulating dtype."""
+        if not self.scores:
+            return Terms(self.grid.n)
+        offset = torch.arange(max(0, self.grid.n + self.grid.m - 1), device=like.device) - (self.grid.m - 1)
+        cap, relative, sinks = 0.0, None, None
+        biases = []
+        for score in self.scores:
+            match score:
+                case SoftCap():
+                    cap = score.cap
+                case Relative():
+                    part = score.at(offset, like.dtype)
+                    relative = part if relative is None else relative + part
+                case Bias():
+                    biases.append(score.values)
+                case SinkLogits():
+                    sinks = score.logits.to(like)
+        return Terms(self.grid.n, cap, relative, tuple(biases), sinks)
+
+    def only(self, batch: int, head: int) -> "Rule":
+        """The rule as one batch entry and head sees it."""
+        scores = tuple(score.only(batch, head) for score in self.scores)
+        return Rule(self.mask.only(batch, head), self.scale, Grid(1, 1, self.grid.n, self.grid.m), scores)
+
+    def kept(self) -> "Rule":
+        """The rule as a map keeps it: without graph, its numbers safe from the next step of training."""
+        return Rule(self.mask, self.scale, self.grid, tuple(score.kept() for score in self.scores))
 
     def row_blocks(self, multiple: int = 1) -> Iterator[Span]:
         """Query blocks whose tiles of KEY_BLOCK keys stay within TILE_ELEMENTS (at least 16 rows), each but
@@ -55,6 +134,32 @@ class Rule:
         return self.mask.state(*whole, self.grid) is State.FULL
 
 
+def score_tile(
+    q: Tensor, k: Tensor, scale: float, soft_cap: float = 0.0, added: Iterable[Tensor] = (), *,
+    minus: Tensor | None = None, out: Tensor | None = None, slope: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """cap(scale · q kᵀ) + all that is added − minus, before the mask.
+
+    Args:
+        q, k, scale, minus, out: as in `raw_scores`.
+        soft_cap: the cap of SoftCap, or 0.0.
+        added: as from `Terms.added`, each broadcasting to [b, h, r, c].
+        slope: memory [b, h, r, c] for the derivative of the cap, 1 − tanh²; only with a cap.
+    """
+    if soft_cap == 0.0:
+        scores = raw_scores(q, k, scale, minus, out)
+    else:
+        scores = raw_scores(q, k, scale / soft_cap, None, out).tanh_()
+        if slope is not None:
+            torch.mul(scores, scores, out=slope).neg_().add_(1.0)
+        scores.mul_(soft_cap)
+        if minus is not None:
+            scores.sub_(minus[..., None])
+    for term in added:
+        scores.add_(term)
+    return scores
+
+
 def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
     """scale · q kᵀ − minus before the mask, in the accumulating dtype.
 
@@ -62,7 +167,7 @@ def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, 
         q: [b, h, r, d]; k: [b, h_kv, c, d]. With h_kv < h (grouped queries) the group is folded into the
             rows, so that keys are never repeated in memory.
         minus: [b, h, r] subtracted from each row (its log-sum-exp, to get log-weights), or None.
-        out: [b, h, r, c] contiguous memory to write into, or None for new memory; only with `minus`.
+        out: [b, h, r, c] contiguous memory to write into, or None for new memory.
     Returns:
         [b, h, r, c] float32, or float64 for float64 inputs.
     """
@@ -70,11 +175,11 @@ def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, 
     h_kv, c = k.shape[1], k.shape[2]
     rows = compute(q).reshape(b * h_kv, h // h_kv * r, d)
     keys = compute(k).reshape(b * h_kv, c, d).transpose(1, 2)
+    out = None if out is None else out.view(b * h_kv, h // h_kv * r, c)
     if minus is None:
-        scores = torch.bmm(rows, keys).mul_(scale)
+        scores = torch.bmm(rows, keys, out=out).mul_(scale)
     else:
         start = minus.reshape(b * h_kv, h // h_kv * r, 1).to(rows.dtype)
-        out = None if out is None else out.view(b * h_kv, h // h_kv * r, c)
         scores = torch.baddbmm(start, rows, keys, beta=-1.0, alpha=scale, out=out)
     return scores.view(b, h, r, c)
 
@@ -94,6 +199,16 @@ def grouped_t(weights: Tensor, rows: Tensor, h_kv: int) -> Tensor:
     left = weights.reshape(b * h_kv, h // h_kv * r, c).transpose(1, 2)
     out = torch.bmm(left, compute(rows).reshape(b * h_kv, h // h_kv * r, e))
     return out.view(b, h_kv, c, e)
+
+
+def diagonal_sums(x: Tensor) -> Tensor:
+    """Sums along the diagonals of [b, h, r, c], from the lowest left to the highest right: [b, h, r + c − 1]."""
+    b, h, r, c = x.shape
+    # Rows turned upside down and each shifted by its index: padding a row to r + c and reading the memory in
+    # rows of r + c - 1 does the shift.
+    padded = torch.nn.functional.pad(x.flip(2), (0, r))
+    skewed = padded.reshape(b, h, r * (r + c))[..., : r * (r + c - 1)].view(b, h, r, r + c - 1)
+    return skewed.sum(2)
 
 
 def compute(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Span, State
-from headwise.rule import Rule, raw_scores
+from headwise.rule import Rule, Terms, score_tile
 
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -46,9 +46,10 @@ class Tile:
     """
 
     def __init__(
-        self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule, rows: Span, cols: Span, state: State, scratch: Scratch
-    ) -> None:
-        self._q, self._k, self.lse, self.rule, self._scratch = q, k, lse, rule, scratch
+        self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule, terms: Terms, rows: Span, cols: Span, state: State,
+        scratch: Scratch,
+    ) -> None:  # fmt: skip
+        self._q, self._k, self.lse, self.rule, self._terms, self._scratch = q, k, lse, rule, terms, scratch
         self.rows, self.cols, self.state = rows, cols, state
         self.first = self.last = False
 
@@ -69,12 +70,14 @@ class Tile:
         # A row that sees nothing has lse = -inf; +inf instead makes all its weights 0.
         minus = self.lse.masked_fill(self.lse == -torch.inf, torch.inf)
         room = self._scratch.take("log_weights", self.shape, self.lse)
-        logs = raw_scores(self._q, self._k, self.rule.scale, minus, room)
+        added = self._terms.added(self.rows, self.cols)
+        logs = score_tile(self._q, self._k, self.rule.scale, self._terms.soft_cap, added, minus=minus, out=room)
         return logs if self.allowed is None else logs.masked_fill_(~self.allowed, -torch.inf)
 
     @cached_property
     def weights(self) -> Tensor:
-        """The attention weights, [b, h, r, c]; exactly 0 where not allowed."""
+        """The attention weights, [b, h, r, c]; exactly 0 where not allowed. Rows sum to 1, or with a learned sink to
+        less."""
         return torch.exp(self.log_weights, out=self._scratch.take("weights", self.shape, self.lse))
 
     @property
@@ -94,8 +97,10 @@ class Tile:
 
     @cached_property
     def entropy(self) -> Tensor:
-        """The tile's share of each row's entropy, −Σ p ln p, [b, h, r] in nats."""
+        """The tile's share of each row's entropy, −Σ p ln p over the keys, [b, h, r] in nats."""
         logs = self.log_weights
+        if self._terms.relative is not None or self._terms.biases:
+            logs = logs.clamp_min(torch.finfo(logs.dtype).min)  # a bias may be −∞
         if self.allowed is not None:
             logs = logs.masked_fill(~self.allowed, 0.0)  # 0 · −∞ would be NaN
         return -torch.mul(self.weights, logs, out=self._scratch.take("product", self.shape, self.lse)).sum(-1)
@@ -180,12 +185,12 @@ def stream(
         width: keys a tile; multiple: row blocks are multiples of so many rows (for pooling).
         progress: told the rows done and the rows in all after each row block.
     """
-    scratch = Scratch()
+    scratch, terms = Scratch(), rule.terms(lse)
     for rows in rule.row_blocks(multiple):
         block_q, block_lse = q[:, :, rows.start : rows.stop], lse[:, :, rows.start : rows.stop]
         previous: Tile | None = None
         for cols, state in rule.tiles(rows) if width is None else rule.tiles(rows, width):
-            tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, rows, cols, state, scratch)
+            tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, terms, rows, cols, state, scratch)
             # One tile late, so that the last of a row block is known as the last.
             if previous is None:
                 tile.first = True

@@ -1,4 +1,4 @@
-"""What the tests of the core share: random inputs of odd sizes, and masks of every kind."""
+"""What the tests of the core share: random inputs of odd sizes, masks and scores of every kind."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Causal, Dense, Documents, Everything, Lengths, Mask, Sinks, Window
+from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
 
 
 def qkv(
@@ -33,6 +34,34 @@ MASKS: dict[str, Callable[[int, int, int], Mask]] = {
     "documents and padding": lambda b, n, m: Documents(torch.where(torch.arange(m) < m - 5, torch.arange(m) // 13, -1)),
     "dense": lambda b, n, m: Dense(torch.rand(b, 1, n, m, generator=torch.Generator().manual_seed(4)) > 0.7),
 }
+
+
+def _leaf(*shape: int, seed: int = 3) -> Tensor:
+    """A float64 parameter, the same at each call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+def _slopes(h: int) -> Tensor:
+    return torch.linspace(0.02, 0.3, h, dtype=torch.float64).requires_grad_()
+
+
+# Made for a grid of b × h × n × m; all but the cap hold parameters.
+SCORES: dict[str, Callable[[int, int, int, int], tuple[Score, ...]]] = {
+    "soft cap": lambda b, h, n, m: (SoftCap(0.8),),
+    "alibi": lambda b, h, n, m: (ALiBi(_slopes(h)),),
+    "relative": lambda b, h, n, m: (RelativeBias(_leaf(h, 9), -6),),
+    "relative ahead, shared": lambda b, h, n, m: (RelativeBias(_leaf(1, 4), 2),),
+    "t5": lambda b, h, n, m: (t5_bias(_leaf(10, h), bidirectional=True, max_distance=11),),
+    "t5 decoder": lambda b, h, n, m: (t5_bias(_leaf(7, h), bidirectional=False, max_distance=11),),
+    "bias": lambda b, h, n, m: (Bias(_leaf(b, h, n, m)),),
+    "bias of keys": lambda b, h, n, m: (Bias(_leaf(b, 1, 1, m)),),
+    "two biases": lambda b, h, n, m: (Bias(_leaf(1, h, n, 1)), Bias(_leaf(1, 1, n, m, seed=4))),
+    "sinks": lambda b, h, n, m: (SinkLogits(_leaf(h)),),
+    "all": lambda b, h, n, m: (
+        SinkLogits(_leaf(h)), Bias(_leaf(b, 1, n, m)), SoftCap(1.3), ALiBi(_slopes(h)), RelativeBias(_leaf(h, 5), -3),
+        RelativeBias(_leaf(1, 7, seed=5), -3),
+    ),
+}  # fmt: skip
 
 
 def dense_truth(q: Tensor, k: Tensor, mask: Mask, scale: float | None = None) -> tuple[Tensor, Tensor, Tensor]:

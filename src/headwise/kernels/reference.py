@@ -7,7 +7,7 @@ from headwise.kernels.call import Call
 
 
 class Reference:
-    """softmax(scale · q kᵀ + mask) v, line by line as it is written (Vaswani et al. 2017, eq. 1)."""
+    """softmax(cap(scale · q kᵀ) + biases + mask) v, line by line as it is written (Vaswani et al. 2017, eq. 1)."""
 
     name = "reference"
 
@@ -28,16 +28,24 @@ class Reference:
 
 def dense_weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Weights [b, h, n, m], log-sum-exp [b, h, n] (float64; 0 and −inf in rows that see nothing), and what
-    is allowed, [b or 1, h or 1, n, m]."""
+    is allowed, [b or 1, h or 1, n, m]. With a learned sink, weights are the softmax over the keys and one key more."""
     grid = call.rule.grid
     q, k = call.q.double(), call.k.double()
     k = k.repeat_interleave(grid.h // k.shape[1], dim=1)
     i = torch.arange(grid.n, device=q.device)
     j = torch.arange(grid.m, device=q.device)
     allowed = call.rule.mask.allowed(i, j, grid)
-    scores = (torch.matmul(q, k.mT) * call.rule.scale).masked_fill(~allowed, -torch.inf)
-    dark = ~allowed.any(-1)  # rows that see nothing
+    terms = call.rule.terms(q)
+    scores = torch.matmul(q, k.mT) * call.rule.scale
+    if terms.soft_cap > 0.0:
+        scores = terms.soft_cap * torch.tanh(scores / terms.soft_cap)
+    for term in terms.added_at(i, j):
+        scores = scores + term
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    dark = (scores == -torch.inf).all(-1)  # rows that see nothing
     safe = scores.masked_fill(dark[..., None], 0.0)
-    weights = safe.softmax(-1).masked_fill(~allowed, 0.0)
+    if terms.sinks is not None:
+        safe = torch.cat((safe, terms.sinks[:, None, None].expand(grid.b, -1, grid.n, 1)), -1)
+    weights = safe.softmax(-1)[..., : grid.m].masked_fill(~allowed | dark[..., None], 0.0)
     lse = safe.logsumexp(-1).masked_fill(dark, -torch.inf)
     return weights, lse.detach(), allowed

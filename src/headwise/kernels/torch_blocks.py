@@ -1,10 +1,11 @@
-"""Exact blockwise attention in plain PyTorch: any device, any mask, O(n) memory forward and backward.
+"""Exact blockwise attention in plain PyTorch: any device, mask and score, O(n) memory forward and backward.
 
 The softmax is kept running over key blocks (Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao et al. 2022):
 per query a maximum, a sum and a weighted sum of values. The backward pass recomputes each tile of weights
 from q, k and the log-sum-exp, so nothing n×m is kept for training either.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from headwise.kernels.call import Call
 from headwise.masks import Span, State
-from headwise.rule import compute, grouped, grouped_t, raw_scores
+from headwise.rule import Terms, cell, compute, diagonal_sums, grouped, grouped_t, score_tile
 
 
 class TorchBlocks:
@@ -26,27 +27,36 @@ class TorchBlocks:
         return None
 
     def run(self, call: Call) -> tuple[Tensor, Tensor]:
-        out, lse = _Blocks.apply(call.q, call.k, call.v, call)
+        terms = call.rule.terms(compute(call.q[..., :0, :]))
+        out, lse = _Blocks.apply(
+            call.q, call.k, call.v, call, terms.soft_cap, terms.relative, terms.sinks, *terms.biases
+        )
         return out, lse
 
 
 class _Blocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
-        out, lse = _forward(call)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.call = call
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, soft_cap: float, relative: Tensor | None,
+        sinks: Tensor | None, *biases: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        out, lse = _forward(call, Terms(q.shape[2], soft_cap, relative, biases, sinks))
+        ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases)
+        ctx.call, ctx.soft_cap = call, soft_cap
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        q, k, v, out, lse = ctx.saved_tensors
-        return *_backward(ctx.call, q, k, v, out, lse, grad_out), None
+    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, relative, sinks, *biases = ctx.saved_tensors
+        terms = Terms(q.shape[2], ctx.soft_cap, relative, tuple(biases), sinks)
+        sums = _Gradients(terms, ctx.needs_input_grad[5:], lse)
+        dq, dk, dv = _backward(ctx.call, terms, sums, q, k, v, out, lse, grad_out)
+        return dq, dk, dv, None, None, *sums.finish()
 
 
-def _forward(call: Call) -> tuple[Tensor, Tensor]:
+def _forward(call: Call, terms: Terms) -> tuple[Tensor, Tensor]:
     q, k, v = call.q, call.k, call.v
     b, h, n, _ = q.shape
     out = q.new_empty(b, h, n, v.shape[-1])
@@ -60,7 +70,8 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
         poison: Tensor | None = None
         for cols, state in call.rule.tiles(rows):
             values = v[:, :, cols.start : cols.stop]
-            scores = raw_scores(queries, k[:, :, cols.start : cols.stop], call.rule.scale)
+            keys = k[:, :, cols.start : cols.stop]
+            scores = score_tile(queries, keys, call.rule.scale, terms.soft_cap, terms.added(rows, cols))
             allowed = None
             if state is State.MIXED:
                 allowed = call.rule.allowed(rows, cols, q.device)
@@ -78,6 +89,11 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
             mixed = mixed.mul_(keep[..., None]).add_(grouped(drop(weights, rows, cols), values))
             top = new_top
         dark = total == 0
+        if terms.sinks is not None:
+            base = torch.maximum(top, terms.sinks[:, None]).masked_fill(dark, 0.0)
+            keep = (top - base).exp_()
+            total = torch.where(dark, 0.0, total * keep + (terms.sinks[:, None] - base).exp_())
+            mixed, top = mixed.mul_(keep[..., None]), torch.where(dark, top, base)
         rows_out = mixed / total.masked_fill(dark, 1.0)[..., None]
         if poison is not None:
             rows_out.masked_fill_(poison, torch.nan)
@@ -87,8 +103,9 @@ def _forward(call: Call) -> tuple[Tensor, Tensor]:
 
 
 def _backward(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad_out: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    call: Call, terms: Terms, sums: "_Gradients", q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    grad_out: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     h_kv = k.shape[1]
     dq = torch.zeros_like(q, dtype=lse.dtype)
     dk = torch.zeros_like(k, dtype=lse.dtype)
@@ -100,10 +117,13 @@ def _backward(
         # A row that sees nothing has lse = -inf; +inf instead makes all its weights exp(-inf) = 0.
         row_lse = lse[:, :, r].masked_fill(lse[:, :, r] == -torch.inf, torch.inf)
         delta = (d_out * compute(out[:, :, r])).sum(-1, keepdim=True)  # rowsum(dO ∘ O), Dao 2022 eq. 4
+        sums.take_rows(row_lse, delta)
         for cols, state in call.rule.tiles(rows):
             c = slice(cols.start, cols.stop)
             keys, values = k[:, :, c], v[:, :, c]
-            weights = raw_scores(queries, keys, call.rule.scale, row_lse)
+            slope = lse.new_empty(*row_lse.shape, cols.stop - cols.start) if terms.soft_cap else None
+            added = terms.added(rows, cols)
+            weights = score_tile(queries, keys, call.rule.scale, terms.soft_cap, added, minus=row_lse, slope=slope)
             allowed = call.rule.allowed(rows, cols, q.device) if state is State.MIXED else None
             if allowed is not None:
                 weights.masked_fill_(~allowed, -torch.inf)
@@ -112,12 +132,49 @@ def _backward(
                 keys, values = keys.nan_to_num(0.0, 0.0, 0.0), values.nan_to_num(0.0, 0.0, 0.0)
             dv[:, :, c] += grouped_t(drop(weights, rows, cols), d_out, h_kv)
             d_weights = drop(grouped(d_out, values.mT), rows, cols)
-            d_scores = d_weights.sub_(delta).mul_(weights).mul_(call.rule.scale)
+            d_scores = d_weights.sub_(delta).mul_(weights)
             if allowed is not None:
                 d_scores.masked_fill_(~allowed, 0.0)  # 0 · NaN of a poisoned row must not spread
+            sums.take_tile(d_scores, rows, cols)
+            if slope is not None:
+                d_scores.mul_(slope)
+            d_scores.mul_(call.rule.scale)
             dq[:, :, r] += grouped(d_scores, keys)
             dk[:, :, c] += grouped_t(d_scores, queries, h_kv)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+class _Gradients:
+    """Gradients of the scores' tensors, summed over the tiles; for those that are asked for."""
+
+    def __init__(self, terms: Terms, wanted: Sequence[bool], like: Tensor) -> None:
+        self.terms = terms
+        held = (terms.relative, terms.sinks, *terms.biases)
+        self.relative, self.sinks, *self.biases = (
+            torch.zeros_like(x, dtype=like.dtype) if x is not None and need else None
+            for x, need in zip(held, wanted, strict=True)
+        )
+
+    def take_rows(self, row_lse: Tensor, delta: Tensor) -> None:
+        """dsink = −p_sink · rowsum(dO ∘ O), for the sink is a key whose value is 0."""
+        if self.sinks is not None and self.terms.sinks is not None:
+            mass = (self.terms.sinks[:, None] - row_lse).exp_()
+            self.sinks -= (mass * delta.squeeze(-1)).sum((0, 2))
+
+    def take_tile(self, d_scores: Tensor, rows: Span, cols: Span) -> None:
+        """dS [b, h, r, c] of a tile, S being the scores with all that is added."""
+        if self.relative is not None:
+            strip = self.relative[:, self.terms.strip(rows, cols)]
+            strip += diagonal_sums(d_scores.sum(0, keepdim=True))[0].sum_to_size(strip.shape)
+        for bias in self.biases:
+            if bias is not None:
+                place = bias[cell(bias, rows, cols)]
+                place += d_scores.sum_to_size(place.shape)
+
+    def finish(self) -> list[Tensor | None]:
+        """In the order and the dtypes in which the tensors came."""
+        biases = [None if d is None else d.to(x.dtype) for d, x in zip(self.biases, self.terms.biases, strict=True)]
+        return [self.relative, self.sinks, *biases]
 
 
 def _poison(allowed: Tensor | None, values: Tensor, scores: Tensor) -> Tensor:

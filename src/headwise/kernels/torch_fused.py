@@ -12,17 +12,19 @@ from headwise.masks import Causal
 
 
 class TorchFused:
-    """Full and causal attention on a CPU, without dropout."""
+    """Full and causal attention on a CPU, without dropout and without scores of its own."""
 
     name = "torch_fused"
 
     def refuse(self, call: Call) -> str | None:
-        """The operator knows two masks, one head size, one device and no dropout."""
+        """The operator knows two masks, one head size, one device, no dropout and no score but the scale."""
         grid = call.rule.grid
         if call.q.device.type != "cpu":
             return f"the tensors are on {call.q.device.type}, and it is for the CPU"
         if call.dropout_p > 0:
             return "it has no dropout"
+        if call.rule.scores:
+            return f"it knows no scores but scale · q·k, and this call has {', '.join(map(repr, call.rule.scores))}"
         if call.v.shape[-1] != call.q.shape[-1]:
             return f"the value size {call.v.shape[-1]} differs from the key size {call.q.shape[-1]}"
         if grid.n == 0 or grid.m == 0:
