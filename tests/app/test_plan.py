@@ -127,6 +127,16 @@ def test_a_design_plan_says_what_the_formulas_say() -> None:
     assert memory["cache, all tokens, bfloat16"] == (512 + 4 - 1) * 2 * 8 * 128 * 2
 
 
+def test_only_causal_layers_that_keep_their_keys_decode() -> None:
+    for design, sizes, causal, decodes in (
+        ("multi_head", {}, True, True), ("multi_head", {}, False, False), ("convolution", {}, False, False),
+        ("sparse_mixture", {"per": "sequence"}, True, False),
+    ):  # fmt: skip
+        plan = plan_design(design, {"d_model": 12, "num_heads": 3, **sizes}, Work(1, 7, 7, causal=causal))
+        assert ("step" in {table.key for table in plan.tables}) == decodes
+        assert any("cache" in str(row[0]) for row in plan.table("memory").rows) == decodes
+
+
 def test_the_list_has_all_models_and_designs() -> None:
     plan = PLANS["list"]
     assert [row[0] for row in plan.table("configs").rows] == list(CONFIGS)

@@ -67,7 +67,8 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
 def plan_design(
     design: str, sizes: Mapping[str, Any], work: Work, *, machine: Machine | None = None
 ) -> Plan:  # fmt: skip
-    """The same for one attention layer of a design; self attention of `work.queries` tokens."""
+    """The same for one attention layer of a design; self attention of `work.queries` tokens. Full attention has no
+    decoding step and no cache."""
     counts = counts_of(design, sizes)
     n, b = work.queries, work.batch
     seen = "full" if not work.causal else "causal" if work.window is None else f"window of {work.window:,}"
@@ -85,8 +86,8 @@ def plan_design(
         _layer_memory(counts, work),
         _stage_table("pass", f"One forward pass over {n:,} tokens (prefill)", forward, machine, note),
     ]
-    if counts.cached:
-        step = replace(work, queries=1, causal=True)
+    if _decodes(counts, work):
+        step = replace(work, queries=1)
         stages = attention_stages(counts.at_decoding, step)
         tables.append(_stage_table("step", f"One decoding step at token {n:,}", stages, machine))
     return Plan(f"{design}: {counts.parameters:,} parameters a layer", tuple(facts), tuple(tables), NOTES)
@@ -122,6 +123,11 @@ def listing() -> Plan:
             ),
         ),
     )  # fmt: skip
+
+
+def _decodes(counts: Counts, work: Work) -> bool:
+    """Whether a layer can write token by token: its queries see nothing after them, and it keeps its keys."""
+    return counts.cached and work.causal
 
 
 def _shared(config: ModelConfig) -> Value:
@@ -175,7 +181,7 @@ def _model_memory(config: ModelConfig, counts: Counts, total: int, load: Load) -
 def _layer_memory(counts: Counts, work: Work) -> Table:
     rows: list[tuple[Value, ...]] = [("weights", counts.parameters * work.size)]
     window = {"window": work.window, "sinks": work.sinks}
-    for dtype in dict.fromkeys((work.cache or work.dtype, "int8")) if counts.cached else ():
+    for dtype in dict.fromkeys((work.cache or work.dtype, "int8")) if _decodes(counts, work) else ():
         rows.append((f"cache, one token, {dtype}", cache_bytes(counts, 1, dtype=dtype)))
         full = cache_bytes(counts, work.queries, batch=work.batch, dtype=dtype, **window)  # type: ignore[arg-type]
         rows.append((f"cache, all tokens, {dtype}", full))
