@@ -41,7 +41,7 @@ template <bool DOT> static Shape shape_of(const headwise_forward_call& call) {
   s.query_blocks = blocks(call.n, BLOCK_ROWS);
   s.key_blocks = blocks(call.m, BLOCK_KEYS);
   s.chunks = call.column_mass ? most(1, least(s.query_blocks, 64 / most(1, call.b * call.h))) : s.query_blocks;
-  s.strip = call.column_mass ? s.key_blocks * BLOCK_KEYS / (DOT ? 2 : 1) : 0;
+  s.strip = call.column_mass ? s.key_blocks * BLOCK_KEYS / (DOT ? 2 : 1) + 16 : 0;
   return s;
 }
 
@@ -68,7 +68,7 @@ template <bool DOT> static int64_t lay_out(const headwise_forward_call& call, co
   Scratch& it = memory ? *t : sizes;
   it.queries = arena.take<float>(BLOCK_ROWS * s.words);
   it.out = arena.take<float>(BLOCK_ROWS * s.width);
-  it.logits = arena.take<float>(BLOCK_ROWS * BLOCK_KEYS);
+  it.logits = arena.take<float>(BLOCK_ROWS * STRIDE);
   it.strip = arena.take<float>(BLOCK_ROWS * s.strip);
   it.tops = arena.take<float>(s.strip ? BLOCK_ROWS * s.key_blocks : 0);
   it.columns = arena.take<float>(s.strip ? s.key_blocks * BLOCK_KEYS : 0);
@@ -150,7 +150,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       }
       logits(from, count, parts, keys, t);
       float* weights = shape.strip ? t.strip + from / (DOT ? 2 : 1) : t.logits;
-      const int64_t stride = shape.strip ? shape.strip : BLOCK_KEYS;
+      const int64_t stride = shape.strip ? shape.strip : STRIDE;
       for (int r = 0; r < count; r++) row(batch, head, query, r, from, parts[r / ROWS], weights + r * stride, t);
       mix(from, count, parts, weights, stride, values, t);
     }
@@ -184,7 +184,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= p || parts[g].first >= p + PANEL) continue;
         product<DOT, false, true>((int)least(ROWS, count - g * ROWS), t.queries + g * ROWS * shape.words, shape.words,
-                                  keys + p * shape.words, t.logits + g * ROWS * BLOCK_KEYS + (p - from), BLOCK_KEYS,
+                                  keys + p * shape.words, t.logits + g * ROWS * STRIDE + (p - from), STRIDE,
                                   shape.words, t.fold + g * ROWS);
       }
   }
@@ -195,7 +195,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = NOTHING;
     if (part.first == part.last) return;
     const int64_t first = part.first - from, last = part.last - from;
-    Stretch s = {t.logits + r * BLOCK_KEYS, first / W * W, padded(last, W), from, query + r + call.m - call.n};
+    Stretch s = {t.logits + r * STRIDE, first / W * W, padded(last, W), from, query + r + call.m - call.n};
     float factor = scaling.factor, top;
     const int64_t begin = from + first / PANEL * PANEL, end = from + padded(last, PANEL);
     if (scaling.adjusted) {

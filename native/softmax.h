@@ -13,6 +13,8 @@
 
 constexpr int BLOCK_ROWS = 48;                        // queries that are worked on together
 constexpr int BLOCK_KEYS = W == 16 ? 512 : 256;       // keys whose logits they keep: BLOCK_ROWS rows of them stay in L2
+// Row length in memory: a power of two would put all rows into the same few sets of the L1 cache.
+constexpr int STRIDE = BLOCK_KEYS + 16;
 constexpr float LOG2E = 1.44269504088896340736f;
 constexpr double LN2 = 0.69314718055994530942;
 #define NOTHING (-__builtin_inff())
