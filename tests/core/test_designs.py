@@ -14,6 +14,7 @@ from headwise.cache import KVCache
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.heads.registry import DESIGNS
 from headwise.masks import Causal, Dense, Lengths, Mask
+from headwise.scores import SoftCap
 
 every = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))
 cached = pytest.mark.parametrize(
@@ -213,3 +214,16 @@ def test_every_design_explains_itself() -> None:
     for cls in DESIGNS.values():
         for word in ("Parameters", "Cost", "Source"):
             assert word in (cls.__doc__ or ""), f"{cls.__name__}'s docstring lacks {word}"
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_a_score_reaches_the_attention_or_is_refused(name: str) -> None:
+    module, x = design(name, {}), given()
+    if not module.takes_score:
+        with pytest.raises(ConfigError, match=r"score: .* takes none"):
+            module(x, score=SoftCap(1.0))
+        return
+    _, amap = module(x * 9, mask=Causal(), score=SoftCap(0.5), return_map=True, measures=("max_logit",))
+    assert amap.measured["max_logit"].max() <= 0.5
+    _, loose = module(x * 9, mask=Causal(), score=(), return_map=True, measures=("max_logit",))
+    assert loose.measured["max_logit"].max() > 1.0

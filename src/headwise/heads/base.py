@@ -12,6 +12,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
 from headwise.measures import Measure
 from headwise.positions import Rotary
+from headwise.scores import Score
 
 Design = TypeVar("Design", bound="AttentionLayer")
 
@@ -31,12 +32,14 @@ class AttentionLayer(nn.Module):
         dropout: share of the attention weights dropped in training.
         rotary: rotary positions on queries and keys (self attention only).
     Attributes:
-        takes_context, takes_cache, takes_mask: what the call of this design accepts; the others raise ConfigError.
+        takes_context, takes_cache, takes_mask, takes_score: what the call of this design accepts; what it does not
+            raises ConfigError.
     """
 
     takes_context: ClassVar[bool] = True
     takes_cache: ClassVar[bool] = True
     takes_mask: ClassVar[bool] = True
+    takes_score: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -81,6 +84,7 @@ class AttentionLayer(nn.Module):
         context: Tensor | None = None,
         *,
         mask: Mask | None = None,
+        score: Score | Sequence[Score] = (),
         cache: Cache | None = None,
         return_map: bool = False,
         measures: Sequence[str | Measure] = (),
@@ -91,24 +95,38 @@ class AttentionLayer(nn.Module):
         Args:
             mask: what each query may see; with a cache the keys are all the cached ones and the new ones, and
                 queries stand at their end, so `Causal()` is right at every step.
+            score: what else changes a score, as in `attend`.
             cache: a KV cache, self attention only; x is then the next n tokens.
             return_map, measures: as in `attend`.
             return_concat: also return Concat(head_1 … head_h) [b, n, h·d_v], from which `output` makes y.
         Returns:
             y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
         """
-        self.check(x, context, cache, mask)
-        q, k, v = self.project(x, x if context is None else context)
+        scores = (score,) if isinstance(score, Score) else tuple(score)
+        self.check(x, context, cache, mask, scores)
+        options: dict[str, Any] = {
+            "mask": mask, "dropout_p": self.dropout if self.training else 0.0, "return_map": return_map,
+            "measures": measures,
+        }  # fmt: skip
+        if scores:
+            options["score"] = scores
+        source = x if context is None else context
+        y, amap, concat = self.compute(x, source, cache, options, return_concat)
+        extras = [extra for extra, asked in ((amap, return_map), (concat, return_concat)) if asked]
+        return (y, *extras) if extras else y
+
+    def compute(
+        self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
+    ) -> tuple[Tensor, Any, Any]:
+        """y, the map and the concatenation, the last two None if not asked for; options are those of `attend`."""
+        q, k, v = self.project(x, source)
         q, k = self.turn(q, k, 0 if cache is None else cache.seen)
         if cache is not None:
             k, v = cache.append(k, v)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms may widen what projections narrowed
-        heads, amap = self.attention(
-            q, k, v, mask=mask, dropout_p=self.dropout if self.training else 0.0, return_map=return_map,
-            measures=measures,
-        )  # fmt: skip
+        heads, amap = self.attention(q, k, v, **options)
         concat = self.merge(heads, x)
-        return with_extras(self.output(concat), (amap, return_map), (concat, return_concat))
+        return self.output(concat), amap, concat
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [b, h, n, d_k] of x; keys [b, h_kv, m, d_k] and values [b, h_kv, m, d_v] of the source."""
@@ -130,13 +148,15 @@ class AttentionLayer(nn.Module):
         """y [b, n, d_model] of the concatenated heads."""
         raise NotImplementedError
 
-    def check(self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None) -> None:
+    def check(
+        self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
+    ) -> None:
         """Raise if the call does not fit this module."""
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise ShapeError(f"x: expected [batch, seq, d_model={self.d_model}], got shape {tuple(x.shape)}")
-        taken_or_not = (context, self.takes_context), (cache, self.takes_cache), (mask, self.takes_mask)
-        for name, (given, taken) in zip(("context", "cache", "mask"), taken_or_not, strict=True):
-            if given is not None and not taken:
+        given = {"context": context, "cache": cache, "mask": mask, "score": scores or None}
+        for name, value in given.items():
+            if value is not None and not getattr(self, f"takes_{name}"):
                 raise ConfigError(f"{name}: {type(self).__name__} takes none; see its docstring for the reason")
         if context is None:
             if self.context_dim != self.d_model:
@@ -164,12 +184,6 @@ def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **op
     if return_map:
         return attend(q, k, v, return_map=True, **options)
     return attend(q, k, v, **options), None
-
-
-def with_extras(y: Tensor, *extras: tuple[Any, bool]) -> Any:
-    """y alone, or a tuple of y and of each extra that was asked for."""
-    asked = [extra for extra, wanted in extras if wanted]
-    return (y, *asked) if asked else y
 
 
 def copy_into(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

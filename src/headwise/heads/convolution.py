@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from headwise.cache import Cache
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads.base import AttentionLayer, attend_to, copy_into, with_extras
+from headwise.heads.base import AttentionLayer, attend_to, copy_into
 from headwise.masks import Mask
-from headwise.measures import Measure
+from headwise.scores import Score
 
 Pad = tuple[int, int]  # zeros before and after the input, along one axis
 
@@ -25,8 +25,8 @@ class ConvolutionAttention(AttentionLayer):
     below 1e-20: the layer equals a convolution to rounding. α and Δ are parameters, so it may move from there.
 
     The channels are last, x [b, n, d_model], or [b, n_1, n_2, d_model] with two axes. Zeros around the input are keys
-    too. It takes no mask (every head sees one place; put zeros where nothing should be seen), no context (a place has
-    meaning in its own sequence only) and no cache.
+    too. It takes no mask (every head sees one place; put zeros where nothing should be seen), no score, no cache and
+    no context (a place has meaning in its own sequence only).
 
     Args:
         d_model: channels in. num_heads: places of the kernel.
@@ -44,7 +44,7 @@ class ConvolutionAttention(AttentionLayer):
         do not grow with the length, as float32 could not resolve n² beyond some thousand places.
     """
 
-    takes_context, takes_cache, takes_mask = False, False, False
+    takes_context, takes_cache, takes_mask, takes_score = False, False, False, False
 
     def __init__(
         self,
@@ -74,20 +74,11 @@ class ConvolutionAttention(AttentionLayer):
         self.sharpness = nn.Parameter(torch.full((num_heads,), float(sharpness)))
         self.o_proj = nn.Linear(num_heads * d_model, d_model if out_dim is None else out_dim, bias=bias)
 
-    def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        cache: Cache | None = None,
-        return_map: bool = False,
-        measures: Sequence[str | Measure] = (),
-        return_concat: bool = False,
-    ) -> Any:
+    def compute(
+        self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
+    ) -> tuple[Tensor, Any, Any]:
         """As in `AttentionLayer`. Queries are the places of the output, keys those of the padded input; with two
         axes both are counted row by row in the map, and y is [b, n_1, n_2, out_dim]."""
-        self.check(x, context, cache, mask)
         pads = [size for pair in reversed(self.padding) for size in pair]
         padded = nn.functional.pad(x, (0, 0, *pads))
         places = padded.shape[1:-1]
@@ -99,18 +90,17 @@ class ConvolutionAttention(AttentionLayer):
         queries = _code(_grid(sizes, x)[None] + self.centres[:, None].double(), frequencies)  # [h, n, code]
         v = padded.flatten(1, -2)[:, None]  # [b, 1, m, d_model]: every head reads the input itself
         q = (self.sharpness[:, None, None] * queries).to(v.dtype).expand(len(x), -1, -1, -1)
-        heads, amap = attend_to(
-            q, keys.to(v.dtype).expand(len(x), 1, -1, -1), v, scale=1.0,
-            dropout_p=self.dropout if self.training else 0.0, return_map=return_map, measures=measures,
-        )  # fmt: skip
+        heads, amap = attend_to(q, keys.to(v.dtype).expand(len(x), 1, -1, -1), v, scale=1.0, **options)
         concat = self.merge(heads, x).unflatten(1, sizes)
-        return with_extras(self.output(concat), (amap, return_map), (concat, return_concat))
+        return self.output(concat), amap, concat
 
     def output(self, concat: Tensor) -> Tensor:
         """Σ_i head_i W_i^O + b."""
         return self.o_proj(concat)
 
-    def check(self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None) -> None:
+    def check(
+        self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
+    ) -> None:
         """As in `AttentionLayer`, for as many axes as the kernel has."""
         axes = len(self.padding)
         if x.ndim != axes + 2 or x.shape[-1] != self.d_model:
@@ -118,7 +108,7 @@ class ConvolutionAttention(AttentionLayer):
                 f"x: expected [batch, {axes} axes, d_model={self.d_model}] ({axes + 2} dimensions), channels last, got "
                 f"shape {tuple(x.shape)}"
             )
-        super().check(x.flatten(1, -2), context, cache, mask)
+        super().check(x.flatten(1, -2), context, cache, mask, scores)
 
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""

@@ -24,15 +24,14 @@ Result = tuple[Tensor, AttentionMap | None, Tensor | None]  # y, map, concat
 
 @dataclass(frozen=True)
 class SparseCall:
-    """One call of a sparse mixture: `layer` is a `ProjectedLayer` with an `o_proj`, the others as in its forward."""
+    """One call of a sparse mixture: `layer` is a `ProjectedLayer` with an `o_proj`, `options` are those of `attend`."""
 
     layer: Any
     x: Tensor
     source: Tensor
     gates: Gates
-    mask: Mask | None
     cache: Cache | None
-    return_map: bool
+    options: dict[str, Any]
     return_concat: bool
 
 
@@ -134,19 +133,16 @@ def _attend(
 ) -> tuple[Tensor, AttentionMap | None]:
     """q [b, i, c, d] of the picks, with keys and values [b, i, m, d] of their heads: [b, i, c, d_v] and the map."""
     b, i, c, _ = q.shape
-    mask = call.mask or Everything()
+    mask = call.options["mask"] or Everything()
     mask.check(grid)
-    options: dict[str, Any] = {
-        "dropout_p": call.layer.dropout if call.layer.training else 0.0, "return_map": call.return_map
-    }  # fmt: skip
     q, k = q.to(v.dtype), k.to(v.dtype)
     if picks.are_all(grid.n) and _is_alike_for_heads(mask, grid):
-        return attend_to(q, k, v, mask=mask, **options)
+        return attend_to(q, k, v, **call.options)
     # Each head has queries of its own: heads become batch entries, and the mask knows where each row stands.
     q, k, v = (x.reshape(b * i, 1, *x.shape[2:]) for x in (q, k, v))
     if not isinstance(mask, Everything):
         mask = Picked(mask, grid, picks.heads, picks.positions)
-    out, part = attend_to(q, k, v, mask=mask, **options)
+    out, part = attend_to(q, k, v, **(call.options | {"mask": mask}))
     return out.view(b, i, c, -1), part
 
 
@@ -159,7 +155,7 @@ class _Extras:
         b, h, n, m = grid
         layer = call.layer
         wide = torch.promote_types(v.dtype, torch.float32)
-        if call.return_map:
+        if call.options["return_map"]:
             self._q, self._k = (
                 v.new_zeros(b, h, n, layer.head_dim),
                 v.new_zeros(b, layer.num_kv_heads, m, layer.head_dim),
@@ -170,7 +166,7 @@ class _Extras:
 
     def add_keys(self, at: Any, k: Tensor) -> None:
         """The keys of the heads at an index of [b, h_kv]."""
-        if self._call.return_map:
+        if self._call.options["return_map"]:
             self._k[at] = k.detach().to(self._k.dtype)
 
     def add(self, picks: Picks, out: Tensor, part: AttentionMap | None) -> None:
@@ -189,7 +185,8 @@ class _Extras:
             return None
         b, h, n, _ = self._grid
         rows = Rows(self._call.gates.chosen.transpose(1, 2).expand(b, h, n))
-        mask = rows if self._call.mask is None else self._call.mask & rows
+        mask = self._call.options["mask"]
+        mask = rows if mask is None else mask & rows
         rule = Rule(mask, self._part.rule.scale, self._grid)
         return AttentionMap(self._q, self._k, self._lse, rule, kernel=self._part.kernel, refusals=self._part.refusals)
 

@@ -1,6 +1,5 @@
 """A few heads of many, chosen by a gate for each token or each sequence; the others are not computed."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,12 +7,11 @@ from torch import Tensor, nn
 
 from headwise.cache import Cache
 from headwise.errors import ConfigError
-from headwise.heads.base import with_extras
 from headwise.heads.gating import Gates, choose_heads
 from headwise.heads.projected import ProjectedLayer
 from headwise.heads.sparse_attention import SparseCall, by_sequence, by_token
 from headwise.masks import Mask
-from headwise.measures import Measure
+from headwise.scores import Score
 
 
 class SparseHeadMixture(ProjectedLayer):
@@ -25,6 +23,8 @@ class SparseHeadMixture(ProjectedLayer):
     `per="sequence"`: the mean of X over the sequence chooses for all of it; queries, keys and values of k heads are
     computed, from matrices gathered for each batch entry. The choice reads the whole sequence, so it lets a causal
     model see its future through the gate, reads padding, and excludes a cache.
+
+    It takes no score: a bias is laid out for all queries and heads, and only some are computed.
 
     Args:
         top_k: routed heads in use, a quarter of all by default.
@@ -38,6 +38,8 @@ class SparseHeadMixture(ProjectedLayer):
         of s + k heads (`per="sequence"`), or of all that are chosen by some token.
     Source: sparse gating as in Shazeer et al. 2017, 1701.06538, with heads as experts (Zhang et al. 2022, 2210.05144).
     """
+
+    takes_score = False
 
     def __init__(
         self,
@@ -67,30 +69,28 @@ class SparseHeadMixture(ProjectedLayer):
         self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
         self.gate = nn.Linear(d_model, num_heads - shared_heads, bias=False)
 
-    def forward(
-        self,
-        x: Tensor,
-        context: Tensor | None = None,
-        *,
-        mask: Mask | None = None,
-        cache: Cache | None = None,
-        return_map: bool = False,
-        measures: Sequence[str | Measure] = (),
-        return_concat: bool = False,
-        return_gates: bool = False,
-    ) -> Any:
+    def forward(self, x: Tensor, context: Tensor | None = None, *, return_gates: bool = False, **options: Any) -> Any:
         """As in `AttentionLayer`; with return_gates also the `Gates`, last.
 
         The map has all h heads; a query of a head that it did not choose has no weights there, like a query that
         sees nothing. The concatenation holds the weighted heads, zeros where a head was not chosen.
         """
-        self.check(x, context, cache, mask)
-        gates = self.route(x)
-        call = SparseCall(self, x, x if context is None else context, gates, mask, cache, return_map, return_concat)
+        result = super().forward(x, context, **options)
+        if not return_gates:
+            return result
+        gates = self.route(x)  # once more: small beside the attention, and the same choice
+        return (*result, gates) if isinstance(result, tuple) else (result, gates)
+
+    def compute(
+        self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
+    ) -> tuple[Tensor, Any, Any]:
+        """As in `AttentionLayer`, of the chosen heads."""
+        measures = options.pop("measures")
+        call = SparseCall(self, x, source, self.route(x), cache, options, return_concat)
         y, amap, concat = by_sequence(call) if self.per == "sequence" else by_token(call)
         if amap is not None and measures:
             amap.measured = amap.measure(*measures)
-        return with_extras(y, (amap, return_map), (concat, return_concat), (gates, return_gates))
+        return y, amap, concat
 
     def route(self, x: Tensor) -> Gates:
         """The choice for x [b, n, d_model]. In the gate's own precision: autocast would blur close choices."""
@@ -112,9 +112,11 @@ class SparseHeadMixture(ProjectedLayer):
         """Concat of the weighted heads times W_O."""
         return self.o_proj(concat)
 
-    def check(self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None) -> None:
+    def check(
+        self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
+    ) -> None:
         """As in `AttentionLayer`."""
-        super().check(x, context, cache, mask)
+        super().check(x, context, cache, mask, scores)
         if cache is not None and self.per == "sequence":
             raise ConfigError(
                 "cache=… needs per='token': with per='sequence' the heads are chosen by the whole sequence"

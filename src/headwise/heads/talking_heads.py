@@ -18,8 +18,9 @@ class TalkingHeadsAttention(ProjectedLayer):
     """J_l = Q_l K_lᵀ / √d_k,  L_j = Σ_l J_l P_lj,  W_j = softmax(L_j),  U_i = Σ_j W_j R_ji,  head_i = U_i V_i.
 
     P ("logits_mix") and R ("weights_mix") are [h, h], the identity at the start, which is multi-head attention.
-    Masks hold after the first mix. A block of query rows is computed at a time and again in the backward pass, so
-    that memory is O(rows · m · h), whatever n is; the result is exact.
+    Masks hold after the first mix; no score is taken, as a bias means another thing on each side of it. A block of
+    query rows is computed at a time and again in the backward pass, so that memory is O(rows · m · h), whatever n is;
+    the result is exact.
 
     The map (`return_map`) is that of the softmax weights W_j. An `AttentionMap` knows a weight as exp(q·k − lse), and
     W_j is of that form: L_j is one product of the queries Σ_l P_lj Q_l, side by side for every key head, with all the
@@ -34,6 +35,8 @@ class TalkingHeadsAttention(ProjectedLayer):
     Cost: that of `MultiHeadAttention` and 4·n·m·h² for the two mixes.
     Source: Shazeer et al. 2020, 2003.02436, with h_k = h = h_v.
     """
+
+    takes_score = False
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
