@@ -6,6 +6,7 @@ tensors, for testing. Only this file is loaded until a call comes that it can do
 
 import importlib.util
 import os
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,13 @@ from headwise.lowering import Lowered, lower
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
+
+
+class Result(NamedTuple):
+    """Output [b, h, n, d_v], differentiable, and log-sum-exp [b, h, n]."""
+
+    out: Tensor
+    lse: Tensor
 
 
 class TritonGPU:
@@ -40,7 +48,7 @@ class TritonGPU:
         return found if isinstance(found, str) else None
 
     @torch.compiler.disable
-    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+    def run(self, call: Call) -> Result:
         # Imported here: the kernels are compiled by Triton, which not everyone has.
         from headwise.kernels.triton_gpu.binding import attend
         from headwise.kernels.triton_gpu.launch import Wanted
@@ -48,7 +56,7 @@ class TritonGPU:
         lowered = lower(call.rule, call.q.device)
         assert isinstance(lowered, Lowered)  # refuse() has asked
         out, planes, _ = attend(call, lowered, Wanted(), received=False)
-        return out, planes[0]
+        return Result(out, planes[0])
 
 
 def _wrong_device(q: Tensor) -> str | None:

@@ -7,7 +7,16 @@ P is computed again from q, k and the log-sum-exp; dS = P ∘ (dP − δ) with �
 import triton
 import triton.language as tl
 
-from headwise.kernels.triton_gpu.tile import LOG2E, finite, load_rows, score_gradient, scores, visible
+from headwise.kernels.triton_gpu.tile import (
+    LOG2E,
+    finite,
+    load_rows,
+    narrowed,
+    product,
+    score_gradient,
+    scores,
+    visible,
+)
 
 
 @triton.jit
@@ -53,7 +62,7 @@ def _query_step(
         ds = ds * slope
     if MASKED:
         keys = tl.where(finite(keys), keys, 0.0)
-    return dq + tl.dot(ds.to(keys.dtype), keys, input_precision=PRECISION)
+    return dq + product(narrowed(ds, keys.dtype, PRECISION), keys, PRECISION)
 
 
 @triton.jit(do_not_specialize=["seed"])
@@ -106,7 +115,8 @@ def query_gradient_kernel(
                 D, DP, DV, DVP, BN, HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, True,
             )  # fmt: skip
     column = tl.arange(0, DP)
-    tl.store(dq + row[:, None] * D + column[None, :], result * scale, mask=live[:, None] & (column[None, :] < D))
+    at = dq + row[:, None] * D + column[None, :]
+    tl.store(at, narrowed(result * scale, queries.dtype, PRECISION), mask=live[:, None] & (column[None, :] < D))
 
 
 @triton.jit
@@ -131,8 +141,8 @@ def _key_step(
     )  # fmt: skip
     if HAS_CAP:
         ds = ds * slope
-    dv += tl.dot(used.to(grads.dtype), grads, input_precision=PRECISION)
-    dk += tl.dot(ds.to(queries.dtype), queries, input_precision=PRECISION)
+    dv += product(narrowed(used, grads.dtype, PRECISION), grads, PRECISION)
+    dk += product(narrowed(ds, queries.dtype, PRECISION), queries, PRECISION)
     return dk, dv
 
 
@@ -191,9 +201,9 @@ def key_gradient_kernel(
     at = ((batch * h_kv + head_kv) * m + j)[:, None]
     live = (j < m)[:, None]
     column = tl.arange(0, DP)[None, :]
-    tl.store(dk + at * D + column, sum_k * scale, mask=live & (column < D))
+    tl.store(dk + at * D + column, narrowed(sum_k * scale, keys.dtype, PRECISION), mask=live & (column < D))
     column = tl.arange(0, DVP)[None, :]
-    tl.store(dv + at * DV + column, sum_v, mask=live & (column < DV))
+    tl.store(dv + at * DV + column, narrowed(sum_v, values.dtype, PRECISION), mask=live & (column < DV))
 
 
 @triton.jit

@@ -27,7 +27,7 @@ def forward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blo
     if dtype == torch.float32:  # no tensor cores: exact products
         return Blocks(64, 32, 4, 2) if wide <= 64 else Blocks(32, 32, 4, 1) if wide <= 128 else Blocks(16, 32, 4, 1)
     if extras:
-        return Blocks(64, 32, 4, 2)
+        return Blocks(64, 32, 4, 2) if wide <= 128 else Blocks(32, 32, 4, 1)
     return Blocks(128, 64, 4, 3) if wide <= 64 else Blocks(128, 64, 8, 2) if wide <= 128 else Blocks(64, 32, 4, 2)
 
 

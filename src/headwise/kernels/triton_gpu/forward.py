@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from headwise.kernels.triton_gpu.sums import block_masses, block_moments, finish, join_moments
-from headwise.kernels.triton_gpu.tile import LOG2E, finite, kept, load_rows, scores, visible
+from headwise.kernels.triton_gpu.tile import LOG2E, finite, kept, load_rows, narrowed, product, scores, visible
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def _step(
         # 0 · NaN is NaN: a value that is not finite must reach the rows that see it, and only them.
         bad = ~finite(values)
         if tl.max(tl.max(bad.to(tl.int32), 1), 0) > 0:
-            poison = tl.dot(seen.to(values.dtype), bad.to(values.dtype), input_precision=PRECISION) > 0
+            poison = product(seen.to(tl.float32).to(values.dtype), bad.to(tl.float32).to(values.dtype), PRECISION) > 0
             acc = tl.where(poison, float("nan"), acc)
             values = tl.where(bad, 0.0, values)
     new_top = tl.maximum(top, tl.max(s, 1))
@@ -65,7 +65,7 @@ def _step(
     total = total * decay + here
     if DROP:
         e = tl.where(kept(row, j[None, :], m, seed, drop), e, 0.0)
-    acc = acc * decay[:, None] + tl.dot(e.to(values.dtype), values, input_precision=PRECISION)
+    acc = acc * decay[:, None] + product(narrowed(e, values.dtype, PRECISION), values, PRECISION)
     return acc, new_top, total, tilt, squares, origin, first, second, masses
 
 
@@ -187,14 +187,18 @@ def attend_kernel(
         )  # fmt: skip
         if DROP:
             scale = scale / (1.0 - drop)
-        tl.store(out + row[:, None] * DV + column[None, :], acc * scale[:, None], mask=inside)
+        tl.store(
+            out + row[:, None] * DV + column[None, :],
+            narrowed(acc * scale[:, None], queries.dtype, PRECISION),
+            mask=inside,
+        )
 
 
 @triton.jit
 def merge_kernel(
     partial, partial_out, out, results, sinks, h, n, row_count, parts, mass_count, drop,
     DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, HAS_SINKS: tl.constexpr, DROP: tl.constexpr,
-    ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr,
+    ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr, G: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Join the partial sums of `parts` ranges of keys, in their order (Dao et al. 2023, flash-decoding)."""
     row = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -249,4 +253,8 @@ def merge_kernel(
     )  # fmt: skip
     if DROP:
         scale = scale / (1.0 - drop)
-    tl.store(out + row.to(tl.int64)[:, None] * DV + column[None, :], acc * scale[:, None], mask=inside)
+    tl.store(
+        out + row.to(tl.int64)[:, None] * DV + column[None, :],
+        narrowed(acc * scale[:, None], out.dtype.element_ty, PRECISION),
+        mask=inside,
+    )

@@ -1,4 +1,5 @@
 """From tensors to kernel launches: the forward pass, the sweep over columns and the backward pass."""
+# mypy: disable-error-code="import-not-found"
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -6,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 
 from headwise.kernels.triton_gpu.backward import (
@@ -29,6 +31,7 @@ from headwise.kernels.triton_gpu.score_gradients import bias_gradient_kernel, re
 from headwise.kernels.triton_gpu.sums import MASSES, SHARES
 
 LOG2E = math.log2(math.e)
+INTERPRETED = not isinstance(attend_kernel, triton.JITFunction)
 DELTA_ROWS = 64
 MERGE_ROWS = 16
 
@@ -116,6 +119,7 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
     row_blocks = -(-(h // h_kv * n) // size.rows) if fold else -(-n // size.rows)
     programs = row_blocks * b * (h_kv if fold else h)
     parts = splits(m, programs) if fold else 1
+    cols = -(-m // size.cols)
     plan = problem.keys_of(n if fold else size.rows, size.cols).to(q.device)
     class_count = 0 if wanted.classes is None else len(wanted.classes)
     mass_count = len(wanted.ranges) + class_count
@@ -138,15 +142,15 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
     with _on(q):
         attend_kernel[(programs, parts)](
             *_inputs(problem), *_score_inputs(problem), problem.sinks, problem.seed, problem.drop, *_walk(plan),
-            out, results, partial, partial_out, row_blocks, rows, -(-(-(-m // size.cols)) // parts),
-            ranges, len(wanted.ranges), classes, _stride(classes, 1), 0 if classes is None else classes.stride(0), class_count,
+            out, results, partial, partial_out, row_blocks, rows, -(-cols // parts),
+            ranges, len(wanted.ranges), classes, _stride(classes, 1), _stride(classes, 0), class_count,
             **_constants(problem, size), **flags,
             HAS_CLASSES=classes is not None, FOLD=fold, SPLIT=parts > 1, **_launch(size, busy=wanted.busy),
         )  # fmt: skip
         if parts > 1:
             merge_kernel[(-(-rows // MERGE_ROWS),)](
                 partial, partial_out, out, results, problem.sinks, h, n, rows, parts, mass_count, problem.drop,
-                DV=d_v, DVP=padded(d_v), BM=MERGE_ROWS, **flags, num_warps=4,
+                DV=d_v, DVP=padded(d_v), BM=MERGE_ROWS, **flags, PRECISION=_precision(q), num_warps=4,
             )  # fmt: skip
     return out, results
 
@@ -173,7 +177,7 @@ def backward(
 ) -> Gradients:
     """All gradients; `score_gradients` says whether relative, bias and sinks need theirs."""
     b, h, h_kv, n, m = problem.sizes
-    q, k, v = problem.q, problem.k, problem.v
+    q, v = problem.q, problem.v
     d, d_v = q.shape[-1], v.shape[-1]
     size = _backward_size(problem)
     plan = problem.keys_of(size.rows, size.cols)
@@ -288,8 +292,15 @@ def _constants(problem: Problem, size: Blocks) -> dict[str, Any]:
         "HAS_REL": problem.relative is not None,
         "HAS_BIAS": problem.bias is not None,
         "HAS_DENSE": problem.dense is not None,
-        "PRECISION": "ieee" if problem.q.dtype == torch.float32 else "tf32",  # the latter concerns float32 alone
+        "PRECISION": _precision(problem.q),
     }
+
+
+def _precision(q: Tensor) -> str:
+    """How `product` multiplies."""
+    if q.dtype == torch.float32:
+        return "ieee"
+    return "upcast" if q.dtype == torch.bfloat16 and INTERPRETED else "tf32"  # the latter concerns float32 alone
 
 
 def _launch(size: Blocks, *, busy: bool = False) -> dict[str, Any]:

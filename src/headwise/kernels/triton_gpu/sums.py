@@ -47,8 +47,8 @@ def block_moments(e, total, position, j, middle):
 
 @triton.jit
 def block_masses(
-    masses, e, position, i_first, i_last, j, j_first, j_last, m, ranges, range_count, classes, class_stride, class_count,
-    G: tl.constexpr, HAS_CLASSES: tl.constexpr,
+    masses, e, position, i_first, i_last, j, j_first, j_last, m, ranges, range_count,
+    classes, class_stride, class_count, G: tl.constexpr, HAS_CLASSES: tl.constexpr,
 ):  # fmt: skip
     """`masses` [rows, G] with one block's share: mass on ranges of keys, then weighted by class.
 

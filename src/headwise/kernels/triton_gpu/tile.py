@@ -27,6 +27,30 @@ def load_rows(base, index, stride_row, stride_col, limit, D: tl.constexpr, DP: t
 
 
 @triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a b, summed in float32.
+
+    PRECISION "upcast" multiplies in float32, which changes no bit of a product of bfloat16 numbers: Triton's
+    interpreter takes the bits of bfloat16 for integers.
+    """
+    if PRECISION == "upcast":
+        c = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
+    else:
+        c = tl.dot(a, b, input_precision=PRECISION)
+    return c
+
+
+@triton.jit
+def narrowed(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
+    """float32 x in another dtype, to nearest even; the interpreter would cut off the bits of a bfloat16."""
+    if PRECISION == "upcast":
+        bits = x.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
 def finite(x):
     """Where x is neither NaN nor infinite."""
     y = x.to(tl.float32)
@@ -70,7 +94,7 @@ def scores(
 
     `factor` is scale · log₂ e, or scale / cap with a soft cap, and cap2 is cap · log₂ e.
     """
-    s = tl.dot(a, tl.trans(b), input_precision=PRECISION) * factor
+    s = product(a, tl.trans(b), PRECISION) * factor
     slope = 1.0
     if HAS_CAP:
         t = tanh(s)
@@ -104,7 +128,7 @@ def score_gradient(
     """
     s, slope = scores(a, b, i, j, factor, cap2, rel, bias, bias_i, bias_j, n, m, HAS_CAP, HAS_REL, HAS_BIAS, PRECISION)
     p = tl.exp2(s - lse2)
-    dp = tl.dot(d_a, tl.trans(d_b), input_precision=PRECISION)
+    dp = product(d_a, tl.trans(d_b), PRECISION)
     used = p
     if DROP:
         keep = kept(row, j, m, seed, drop)
