@@ -76,7 +76,7 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the products alone: 4·d a pair forward, 10·d more backward (Dao et al. 2022)."""
+        """Floating-point operations of the products alone: 4·d a pair forward, 10·d more backward (Dao 2023)."""
         return (14 if self.backward else 4) * self.size[3] * self.pairs
 
     @property
@@ -154,7 +154,7 @@ def _cases() -> list[Case]:
                 Case(name, "statistics", (1, 12, 4096, 64), STATISTICS, dtype, mask, statistics=names, peers=peers)
             )
     for dtype, mask in both:
-        name, limit = f"train-2048-{mask}-{SHORT[dtype]}", "multiply-add units: seven products, two of them again"
+        name, limit = f"train-2048-{mask}-{SHORT[dtype]}", "multiply-add units: seven products, q·k twice among them"
         peers = ("sdpa", "eager", "flex")
         cases.append(Case(name, "train", (1, 12, 2048, 64), limit, dtype, mask, backward=True, peers=peers))
     for dtype in SHORT:

@@ -1,22 +1,253 @@
-"""The benchmarks run; how fast things are is for their full sizes on a quiet machine to say."""
+"""The benchmarks run and agree; how fast things are is for their full sizes on a quiet machine to say."""
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from benchmarks import memory, plot, tables  # noqa: E402
+from benchmarks.cases import CASES, FAMILIES, Goal, select  # noqa: E402
+from benchmarks.checks import Disagreement, Referee, fingerprint, truth  # noqa: E402
+from benchmarks.contestants import PEERS, Skip, build  # noqa: E402
+from benchmarks.inputs import allowed, make  # noqa: E402
+from benchmarks.machine import Machine  # noqa: E402
+from benchmarks.results import Report, Row, best_kernel, median_of, ratio  # noqa: E402
+from benchmarks.runner import _probe  # noqa: E402
+from benchmarks.timing import Times, interleaved  # noqa: E402
+
+MACHINE = Machine(
+    "a CPU", 2, ("avx2",), 2, 0.1, "Linux x86_64", "3.11", "2.13", "BLAS mkl", "0.1.0",
+    {"float32": 100e9, "bfloat16": 1e9}, "torch", 10e9, "torch",
+)  # fmt: skip
 
 
-def test_speed_compares_equal_numbers() -> None:
-    command = [sys.executable, str(FOLDER / "speed.py"), "--quick", "--rounds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": ""})
+
+
+def test_every_case_runs_small_and_is_told_of(tmp_path: Path) -> None:
+    done = run("--quick", "--no-memory", "--markdown", "--json", str(tmp_path / "all.json"))
     assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 6
+    data = json.loads((tmp_path / "all.json").read_text())
+    assert {row["case"] for row in data["rows"]} == set(CASES)
+    for row in data["rows"]:
+        assert (row["median"] is None) == (row["skipped"] is not None or not CASES[row["case"]].timed), row
+        assert row["skipped"] is not None or row["error"] < 1e-2  # float64 was there to compare with
+    assert done.stdout.count("| `") == len(CASES)
+    assert "these times say nothing" in done.stdout
+    again = run("--read", str(tmp_path / "all.json"), "--markdown")
+    assert again.stdout == done.stdout
 
 
-def test_memory_stays_far_below_the_weights() -> None:
-    done = subprocess.run([sys.executable, str(FOLDER / "memory.py"), "--quick"], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [("torch_fused", 0, 10_000_000), ("torch_blocks", 0, 100_000_000), ("eager", 1_000_000_000, 4_000_000_000)],
+)
+def test_memory_is_what_the_weights_take_or_far_less(name: str, least: int, most: int) -> None:
+    """The weights of this case take 805 MB; eager holds scores and weights at once, headwise neither."""
+    case = CASES["forward-1x12x4096x64-causal-fp32"]
+    if least and memory.available() < 8_000_000_000:
+        pytest.skip("less than 8 GB are free")
+    assert least <= memory.peak(case, name, threads=1, patience=600) <= most
+
+
+def test_memory_that_cannot_be_measured_has_a_reason() -> None:
+    with pytest.raises(Skip, match="knows no mask but Causal"):
+        memory.peak(CASES["memory-32768-window"].quick(), "torch_fused", threads=1)
+
+
+def test_picture_is_drawn_small(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "n.png"
+    done = run("--quick", "--only-plot", "--no-memory", "--peer", "sdpa", "--plot", str(path))
     assert done.returncode == 0, done.stderr
-    taken = [float(line.split(" MB")[0].split()[-1]) for line in done.stdout.splitlines()[1:]]
-    assert len(taken) == 3
-    assert max(taken) < 100  # the weights of these sizes take 805 MB
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--case", "nobody"), "nobody"),
+        (("--kernel", "nobody"), "torch_fused"),
+        (("--peer", "nobody"), "sdpa"),
+    ],
+)
+def test_wrong_name_is_told(arguments: tuple[str, ...], told: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert told in done.stderr
+
+
+def test_cases_are_chosen_by_name_family_and_pattern() -> None:
+    assert [case.name for case in select(["long-131072"])] == ["long-131072"]
+    assert {case.family for case in select(["decode", "tiny"])} == {"decode", "tiny"}
+    assert len(select(["*-4096-causal-bf16"])) == 2
+    assert {case.family for case in select([])} == set(FAMILIES)
+    with pytest.raises(KeyError, match="decade"):
+        select(["decode", "decade"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pairs_are_those_of_the_mask(name: str) -> None:
+    case = CASES[name].quick()
+    may = allowed(case)
+    b, h, n, _ = case.size
+    expected = n * case.kv_size[2] if may is None else int(may.sum())
+    assert case.pairs == b * h * expected
+    assert all(peer in PEERS for peer in case.peers)
+
+
+def test_work_of_known_sizes() -> None:
+    forward = CASES["forward-1x12x512x64-full-fp32"]
+    assert forward.flops == 4 * 12 * 512 * 512 * 64
+    assert CASES["train-2048-full-fp32"].flops == 14 * 12 * 2048 * 2048 * 64
+    assert CASES["decode-16k-bf16"].read_bytes == 2 * (2 * 8 * 16_384 * 128 + 32 * 128)
+
+
+@pytest.mark.parametrize("broken", ["mask", "scale", "head", "statistic"])
+def test_a_wrong_result_is_found(broken: str) -> None:
+    case = CASES["statistics-keys-4096-causal-fp32"].quick()
+    inputs = make(case, 0)
+    contestant = build("torch_blocks", case, inputs)
+    named = contestant.named(contestant.call())
+    assert (Referee.of(case, inputs).check("right", named) or 0) < 1e-6
+    wrong = dict(named)
+    if broken == "mask":
+        wrong["out"] = truth(replace(case, mask="full"), inputs)["out"].float()
+    elif broken == "scale":
+        wrong["out"] = named["out"] * 1.001
+    elif broken == "head":
+        wrong["out"] = named["out"].roll(1, 1)
+    else:
+        wrong["entropy"] = named["entropy"] * 1.01
+    with pytest.raises(Disagreement, match="entropy" if broken == "statistic" else "out of wrong"):
+        Referee.of(case, inputs).check("wrong", wrong)
+
+
+def test_without_a_truth_they_are_compared_with_one_another() -> None:
+    case = CASES["forward-1x12x512x64-full-fp32"].quick()
+    inputs = make(case, 0)
+    out = build("sdpa", case, inputs).call()
+    referee = Referee(case)
+    assert referee.check("first", {"out": out}) is None
+    assert referee.check("second", {"out": out.clone()}) == 0
+    with pytest.raises(Disagreement, match="out of third differs from first"):
+        referee.check("third", {"out": out.flip(2)})
+    with pytest.raises(Disagreement, match="not finite"):
+        referee.check("fourth", {"out": out * torch.nan})
+    assert fingerprint({"out": out}) != pytest.approx(fingerprint({"out": out.flip(2)}), abs=1e-4)
+
+
+def test_a_kernel_that_refuses_is_left_out_with_its_reason() -> None:
+    case = CASES["memory-32768-window"].quick()
+    contestant = build("torch_fused", case, make(case, 0))
+    with pytest.raises(Skip, match="knows no mask but Causal"):
+        contestant.call()
+
+
+def test_who_is_too_slow_is_left_out_before_it_is_run() -> None:
+    with pytest.raises(Skip, match="patience for it is 0 s"):
+        _probe(CASES["forward-1x12x2048x64-full-fp32"], "sdpa", 0.0)
+
+
+def test_rounds_take_turns_and_begin_with_another() -> None:
+    log: list[str] = []
+
+    def call(name: str) -> object:
+        log.append(name)
+        return name
+
+    calls = {name: [lambda name=name, i=i: call(f"{name}{i}") for i in range(2)] for name in "abc"}
+    times, last = interleaved(calls, estimates=dict.fromkeys("abc", 1.0), rounds=4, seconds=60)
+    assert log == ["a0", "b0", "c0", "b1", "c1", "a1", "c0", "a0", "b0", "a1", "b1", "c1"]
+    assert all(len(each.seconds) == 4 for each in times.values())
+    assert last == {name: (1, f"{name}1") for name in "abc"}
+
+
+def test_quick_calls_are_repeated_within_a_round() -> None:
+    count = 0
+
+    def call() -> None:
+        nonlocal count
+        count += 1
+
+    interleaved({"a": [call]}, estimates={"a": 1e-4}, rounds=3, seconds=60)
+    assert count == 3 * 20
+
+
+def test_median_and_spread() -> None:
+    times = Times((5.0, 1.0, 2.0, 3.0, 4.0))
+    assert times.median == 3
+    assert times.spread == pytest.approx((4 - 2) / 3)
+    assert Times((1.0, 2.0, 3.0)).spread is None
+
+
+ROWS = [
+    Row("decode-16k-fp32", "sdpa", False, 1, median=8.0, spread=0.02, memory=1_000_000),
+    Row("decode-16k-fp32", "sdpa_rows", False, 1, median=4.0),
+    Row("decode-16k-fp32", "bmm", False, 1, median=2.0),
+    Row("decode-16k-fp32", "cpu", True, 1, median=1.0, bandwidth_share=0.5, memory=20_000_000),
+    Row("decode-16k-fp32", "triton_gpu", True, 1, skipped="the tensors are on cpu"),
+]
+
+
+def test_ratios_and_verdicts() -> None:
+    best = best_kernel(ROWS)
+    assert best is not None
+    assert best.contestant == "cpu"
+    assert median_of(ROWS, "rewrite") == 2
+    assert ratio(ROWS, best) == 1 / 8
+    assert ratio(ROWS, best, "rewrite") == 1 / 2
+    case = replace(CASES["decode-16k-fp32"], goals=(Goal(0.2), Goal(0.4, "rewrite"), Goal(0.5, "flex")))
+    assert tables.verdicts(case, ROWS) == [
+        "goal ≤ 0.2 × sdpa: cpu is at 0.12, met",
+        "goal ≤ 0.4 × rewrite: cpu is at 0.50, not met",
+        "goal ≤ 0.5 × flex: not known",
+    ]
+
+
+def test_markdown_shows_ratios_shares_and_who_is_left_out() -> None:
+    report = Report(MACHINE, quick=False, rows=ROWS)
+    text = tables.markdown(report)
+    assert "| case | SDPA ms | cpu | rewrite | share of bandwidth | memory MB | spread | goal |" in text
+    assert "| `decode-16k-fp32` | 8000 | 0.12 | 0.25 | 50% | 20 · 1.0 · — | ≤ 2% | ≤ 0.175 × sdpa |" in text
+    assert "- triton_gpu in all of them: the tensors are on cpu" in text
+
+
+def test_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    report = Report(MACHINE, quick=False, rows=ROWS, sweep=ROWS[:1])
+    report.write(tmp_path / "report.json")
+    assert Report.read(tmp_path / "report.json") == report
+
+
+def test_bfloat16_is_held_to_the_faster_peak() -> None:
+    assert MACHINE.best_peak("bfloat16") == 100e9
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ([0.2, 0.8], [0.2, 0.8]),
+        ([0.5, 0.5], [0.45, 0.55]),
+        ([0.55, 0.5, 0.45], [0.6, 0.5, 0.4]),
+        ([1.0, 0.99], [1.0, 0.9]),
+        ([0.0, -0.2], [0.1, 0.0]),
+    ],
+)
+def test_labels_stand_apart_and_near_their_lines(wanted: list[float], expected: list[float]) -> None:
+    assert plot.spaced(wanted, 0.1) == pytest.approx(expected)
