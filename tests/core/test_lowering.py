@@ -3,12 +3,13 @@
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from samples import MASKS
+from samples import MASKS, SCORES
 from torch import Tensor
 
 from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Dense, Documents, Everything, Grid, Lengths, Mask, Sinks, Window, spans
 from headwise.rule import Rule
+from headwise.scores import ALiBi, Bias, SinkLogits, SoftCap
 
 
 def visible(found: Lowered, grid: Grid) -> Tensor:
@@ -130,3 +131,47 @@ def test_scattered_documents_are_told() -> None:
     assert (scattered | Causal()).spans(Grid(1, 1, 5, 5)) is None
     reason = lower(Rule(Causal() & scattered, 1.0, Grid(1, 1, 5, 5)))
     assert reason == "the keys that a query may see are not a few ranges under Documents(<1×5 ids>)"
+
+
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(("n", "m"), [(37, 53), (53, 37), (1, 53)])
+def test_every_score_is_its_numbers(name: str, n: int, m: int) -> None:
+    grid, score = Grid(2, 6, n, m), SCORES[name](2, 6, n, m)
+    found = lower(Rule(Everything(), 1.0, grid, score))
+    if name == "two biases" and n > 1:
+        assert isinstance(found, str)
+        return
+    assert isinstance(found, Lowered)
+    added = torch.zeros(*grid, dtype=torch.float64)
+    if found.relative is not None:
+        assert found.relative.shape in ((1, n + m - 1), (6, n + m - 1))
+        assert found.relative.is_contiguous()
+        at = torch.tensor([[j - i + n - 1 for j in range(m)] for i in range(n)])
+        added = added + found.relative[:, at]
+    if found.bias is not None:
+        added = added + found.bias
+    exact = Rule(Everything(), 1.0, grid, score).terms(torch.zeros(0, dtype=torch.float64))
+    expected = sum(exact.added_at(torch.arange(n), torch.arange(m)), torch.zeros(*grid, dtype=torch.float64))
+    torch.testing.assert_close(added, expected, rtol=1e-6, atol=1e-6)
+    for x in (found.relative, found.bias, found.sinks):
+        assert x is None or (x.dtype == torch.float32 and x.requires_grad)  # gradients find their way to the scores
+    assert found.soft_cap == {"soft cap": 0.8, "all": 1.3}.get(name, 0.0)
+    assert (found.sinks is not None) == (name in ("sinks", "all"))
+
+
+def test_biases_that_would_grow_are_told() -> None:
+    by_batch, by_head = Bias(torch.zeros(7, 1, 500, 1)), Bias(torch.zeros(1, 6, 1, 500))
+    reason = lower(Rule(Causal(), 1.0, Grid(7, 6, 500, 500), (by_batch, by_head)))
+    assert reason == "biases of shapes (7, 1, 500, 1) and (1, 6, 1, 500) would grow to (7, 6, 500, 500) as one"
+
+
+def test_no_scores_are_no_numbers() -> None:
+    found = lower(Rule(Causal(), 1.0, Grid(1, 2, 5, 5)))
+    assert isinstance(found, Lowered)
+    assert (found.soft_cap, found.relative, found.bias, found.sinks) == (0.0, None, None, None)
+    constant = lower(Rule(Causal(), 1.0, Grid(1, 2, 5, 5), (ALiBi.standard(2), SinkLogits([0.5, 1.0]), SoftCap(3.0))))
+    assert isinstance(constant, Lowered)
+    assert constant.relative is not None
+    assert constant.relative[1].tolist() == [-abs(t - 4) / 2**8 for t in range(9)]
+    assert constant.sinks is not None
+    assert constant.sinks.tolist() == [0.5, 1.0]

@@ -85,6 +85,7 @@ FORMULAS: dict[str, Callable[[Dense], Tensor]] = {
     "effective_keys": lambda x: mean(1 / x[0].square().sum(-1), lit(x)),
     "top1_mass": lambda x: mean(x[0].amax(-1), lit(x)),
     "topk_mass": lambda x: mean(x[0].topk(8).values.sum(-1), lit(x)),
+    "learned_sink_mass": lambda x: mean(1 - x[0].sum(-1), lit(x)),
     "mean_distance": lambda x: mean((x[0] * distance(x)).sum(-1), lit(x)),
     "distance_variance": variance,
     "local_mass": lambda x: mean((x[0] * (distance(x) <= 8)).sum(-1), lit(x)),

@@ -372,6 +372,8 @@ def test_measures_with_scores(name: str, mask: str) -> None:
         "max_logit": scores.flatten(2).amax(-1).nan_to_num(neginf=0.0),
         "logsumexp": mean(lse),
         "top1_mass": mean(weights.amax(-1)),
+        "effective_keys": mean(weights.sum(-1).square() / weights.square().sum(-1).clamp_min(1e-300)),
+        "learned_sink_mass": mean(1 - weights.sum(-1)),
         "mean_distance": mean((weights * distance).sum(-1)),
         "sink_mass": mean(weights[..., 0]),
     }
@@ -379,6 +381,15 @@ def test_measures_with_scores(name: str, mask: str) -> None:
     for which_one, expected in formulas.items():
         torch.testing.assert_close(got[which_one].double(), expected.detach(), rtol=1e-5, atol=1e-6, msg=which_one)
     assert set(formulas) <= set(MEASURES)
+
+
+def test_a_sink_that_takes_all_leaves_no_keys() -> None:
+    q, k, v = qkv()
+    _, amap = attend(q, k, v, score=SinkLogits([1e4] * 6), return_map=True)
+    got = amap.measure("effective_keys", "learned_sink_mass", "entropy", "distance_variance", "max_logit")
+    assert (got["learned_sink_mass"] == 1).all()
+    for name in ("effective_keys", "entropy", "distance_variance"):
+        assert (got[name] == 0).all()
 
 
 # At the door

@@ -14,6 +14,7 @@ MEASURES: dict[str, Callable[[], Measure]] = {
     "effective_keys": spread.EffectiveKeys,
     "top1_mass": spread.Top1Mass,
     "topk_mass": spread.TopKMass,
+    "learned_sink_mass": spread.LearnedSinkMass,
     "mean_distance": reach.MeanDistance,
     "distance_variance": reach.DistanceVariance,
     "local_mass": reach.LocalMass,

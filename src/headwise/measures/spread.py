@@ -31,7 +31,10 @@ class MaxLogit(RowMeasure):
 
 
 class LogSumExp(RowMeasure):
-    """LSE_i = ln Σ_j exp S_ij, mean over queries; it bounds the largest logit: LSE − ln m ≤ max ≤ LSE."""
+    """LSE_i = ln Σ_j exp S_ij, mean over queries; it bounds the largest logit: LSE − ln m ≤ max ≤ LSE.
+
+    With a learned sink the sum holds exp sink too, and only max ≤ LSE stays true.
+    """
 
     name, unit, range = "logsumexp", "logit", "any"
     source = "Milakov & Gimelshein 2018, 1805.02867"
@@ -44,7 +47,10 @@ class LogSumExp(RowMeasure):
 
 
 class Entropy(RowMeasure):
-    """H_i = −Σ_j p_ij ln p_ij in nats, mean over queries; 0 = one key, ln m = all keys alike."""
+    """H_i = −Σ_j p_ij ln p_ij in nats, mean over queries; 0 = one key, ln m = all keys alike.
+
+    Over the keys only: with a learned sink p_ij sum to less than 1, and the sink's own term is not in it.
+    """
 
     name, unit, range = "entropy", "nats", "0 to ln(keys)"
     source = "Clark et al. 2019, 1906.04341 §3.3"
@@ -71,16 +77,33 @@ class NormalizedEntropy(RowMeasure):
 
 
 class EffectiveKeys(RowMeasure):
-    """1 / Σ_j p_ij², mean over queries: how many keys share the weight (the inverse participation ratio)."""
+    """(Σ_j p_ij)² / Σ_j p_ij², mean over queries: how many keys share the weight (the inverse participation ratio).
+
+    The numerator is 1 but for learned sinks; a row that a sink has taken wholly has 0 keys.
+    """
 
     name, unit, range = "effective_keys", "keys", "1 to keys"
     source = "inverse Simpson index; Hill number of order 2"
 
     def partial(self, tile: Tile) -> Tensor:
-        return tile.weights.square().sum(-1)
+        return torch.stack((tile.mass, tile.weights.square().sum(-1)), -1)
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
-        return 1.0 / total
+        mass, squares = total.unbind(-1)
+        return mass.square() / squares.masked_fill(squares == 0, 1.0)
+
+
+class LearnedSinkMass(RowMeasure):
+    """1 − Σ_j p_ij, mean over queries: what a learned sink (`SinkLogits`) takes of each row; 0 without one."""
+
+    name, unit, range = "learned_sink_mass", "mass", "0 to 1"
+    source = "gpt-oss, 2508.10925 (learned logit in the denominator)"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.mass
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return (1.0 - total).clamp_min(0.0)
 
 
 class Top1Mass(RowMeasure):
