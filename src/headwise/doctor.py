@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import headwise.kernels.cpu.library as compiled
-from headwise.errors import KernelError
+from headwise.errors import HeadwiseError, KernelError
 from headwise.kernels import AUTOMATIC, KERNELS, choose
 from headwise.kernels.call import Call
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
@@ -116,6 +116,7 @@ def _machine() -> dict[str, str | int | None]:
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    settings = {name: value for name, value in sorted(os.environ.items()) if re.match(r"HEADWISE_|(OMP|MKL)_NUM", name)}
     return {
         "system": platform.platform(),
         "CPU": _cpuinfo("model name") or platform.processor() or platform.machine(),
@@ -124,6 +125,7 @@ def _machine() -> dict[str, str | int | None]:
         "PyTorch's vectors": torch.backends.cpu.get_cpu_capability(),
         "PyTorch's BLAS": blas[1] if blas else None,
         "GPU": ", ".join(gpus) or None,
+        "environment": ", ".join(f"{name}={value}" for name, value in settings.items()) or None,
     }
 
 
@@ -175,7 +177,7 @@ def _choice(words: str, call: Call) -> Choice:
     try:
         refusals = {name: why for name, kernel in KERNELS.items() if (why := kernel.refuse(call))}
         return Choice(words, choose(call)[0].name, refusals)
-    except KernelError as error:
+    except HeadwiseError as error:
         return Choice(words, None, {"auto": str(error)})
 
 
