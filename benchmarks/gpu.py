@@ -13,19 +13,24 @@ import os
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.kernels.call import Call
+from headwise.kernels.call import Call, Result
 from headwise.kernels.triton_gpu import TritonGPU
-from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Everything, Grid
 from headwise.rule import Rule
+from headwise.statistics import DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, RangeMass
 
 Calls = dict[str, Callable[[], object]]
+STATISTICS = (
+    LARGEST, ENTROPY, SQUARES, DISTANCE, DISTANCE_VARIANCE,
+    RangeMass(0, 1, relative=False), RangeMass(-1, 0, relative=True),
+)  # fmt: skip
 TOKENS, WIDTH = 16_384, 2048  # tokens in a batch, and heads · head size
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3}
 
@@ -41,17 +46,9 @@ def ours(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return TritonGPU().run(call_of(q, k, v, causal)).out
 
 
-def with_statistics(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Output, and entropy, Σp², distance and its variance, the mass on the first key and on the key before."""
-    from headwise.kernels.triton_gpu.binding import attend
-    from headwise.kernels.triton_gpu.launch import Wanted
-
-    call = call_of(q, k, v, causal)
-    lowered = lower(call.rule, q.device)
-    assert isinstance(lowered, Lowered)
-    wanted = Wanted(True, True, True, ((0, 1, False), (-1, 0, True)))
-    out, planes, _ = attend(call, lowered, wanted, received=False)
-    return out, planes
+def with_statistics(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Result:
+    """Output and statistics."""
+    return TritonGPU().run(replace(call_of(q, k, v, causal), statistics=STATISTICS))
 
 
 def check(device: str, dtype: torch.dtype, causal: bool) -> None:
@@ -68,13 +65,17 @@ def check(device: str, dtype: torch.dtype, causal: bool) -> None:
     gradient = torch.randn(expected.shape, generator=generator).to(dtype)
     exact = torch.autograd.grad(expected, leaves, gradient.double())
     given = [x.to(device).requires_grad_() for x in (q, k, v)]
-    out, planes = with_statistics(*given, causal)
+    result = with_statistics(*given, causal)
+    out = result.out
     found = torch.autograd.grad(out, given, gradient.to(device))
     one = ours(*(x[:, :, -1:] if at == 0 else x for at, x in enumerate(given)), causal)
     entropy = torch.special.entr(p).sum(-1)
     limit = LIMITS[dtype]
     results = [("output", out, expected, limit), ("decoding", one, expected[:, :, -1:], limit)]
-    results += [("entropy", planes[2], entropy, 1e-5), ("Σp²", planes[3], p.square().sum(-1), 1e-5)]
+    results += [
+        ("entropy", result.statistics[ENTROPY], entropy, 1e-5),
+        ("Σp²", result.statistics[SQUARES], p.square().sum(-1), 1e-5),
+    ]
     results += [(f"d{n}", a, b, 2 * limit + 3e-6) for n, a, b in zip("qkv", found, exact, strict=True)]
     for name, got, truth, most in results:
         error = float((got.detach().cpu().double() - truth.detach()).norm() / truth.detach().norm())

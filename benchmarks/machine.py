@@ -50,7 +50,7 @@ class Machine:
 
     def lines(self) -> list[str]:
         """The same in words."""
-        peaks = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {dtype}" for dtype, rate in self.peak.items())
+        peaks = ", ".join(f"{rate / 1e9:.3g} GFLOP/s {dtype}" for dtype, rate in self.peak.items())
         return [
             f"{self.cpu}, {self.cores} cores, {self.threads} threads used, load {self.load:.2f} at the start",
             f"instructions: {' '.join(self.flags) or 'unknown'}",

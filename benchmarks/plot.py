@@ -37,7 +37,7 @@ def draw(report: Report, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13.5, 6.2), dpi=130, facecolor="white")
+    figure = Figure(figsize=(14, 6.2), dpi=130, facecolor="white")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     times = lines(report.sweep, lambda row: None if row.median is None else row.median * 1e3)
@@ -54,7 +54,7 @@ def draw(report: Report, path: Path) -> None:
     if report.quick:
         note += " Small sizes: these times say nothing."
     figure.text(0.055, 0.9, note, size=9.5, color="#555")
-    figure.subplots_adjust(left=0.055, right=0.83, top=0.82, bottom=0.1, wspace=0.66)
+    figure.subplots_adjust(left=0.055, right=0.83, top=0.82, bottom=0.1, wspace=0.74)
     with atomic_path(path) as temporary:
         figure.savefig(temporary, format="png")
 
@@ -113,6 +113,7 @@ def _panel(axes: Any, drawn: list[Line], title: str) -> None:
             else {"linewidth": 1.6, "linestyle": (0, (5, 1.5)), "zorder": 4}
         )
         axes.plot(line.xs, line.ys, color=line.colour, marker="o", markersize=4.5 if line.ours else 3.5, **style)
+    axes.margins(y=0.09)
     axes.set_title(title, loc="left", size=11.5, pad=10)
     axes.set_xlabel("n, tokens", size=10)
     ticks = sorted({x for line in drawn for x in line.xs})
@@ -128,11 +129,19 @@ def _panel(axes: Any, drawn: list[Line], title: str) -> None:
 
 
 def _label(axes: Any, drawn: list[Line]) -> None:
-    """Names to the right of the axes, each tied to the end of its line."""
+    """Names to the right of the axes, each tied to the end of its line; above its end if the line stops early."""
     axes.figure.canvas.draw()
     to_axes = axes.transAxes.inverted()
-    ends = [to_axes.transform(axes.transData.transform((line.xs[-1], line.ys[-1]))) for line in drawn]
-    for line, end, y in zip(drawn, ends, spaced([end[1] for end in ends], GAP), strict=True):
+    last = max((line.xs[-1] for line in drawn), default=0)
+    for line in drawn:
+        if line.xs[-1] < last:
+            axes.annotate(
+                line.label, xy=(line.xs[-1], line.ys[-1]), xytext=(4, 7), textcoords="offset points",
+                color=line.colour, size=10, ha="right", weight="bold" if line.ours else "normal",
+            )  # fmt: skip
+    reaching = [line for line in drawn if line.xs[-1] == last]
+    ends = [to_axes.transform(axes.transData.transform((line.xs[-1], line.ys[-1]))) for line in reaching]
+    for line, end, y in zip(reaching, ends, spaced([end[1] for end in ends], GAP), strict=True):
         axes.annotate(
             line.label, xy=(end[0], end[1]), xytext=(1.05, y), xycoords="axes fraction", textcoords="axes fraction",
             color=line.colour, size=10, va="center", ha="left", weight="bold" if line.ours else "normal",

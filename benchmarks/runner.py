@@ -18,6 +18,7 @@ from benchmarks.timing import Times, interleaved
 
 PROBED_FROM = 1e9  # operations; a smaller case is simply tried
 ONE_SET_FROM = 1.0  # seconds a call; from there on one set of inputs is enough
+SLOW = "one call would take some"  # how a reason to leave somebody out begins
 ONCE_FROM = 10.0  # seconds a call; from there on the first call is the measurement
 
 
@@ -105,7 +106,7 @@ def _probe(case: Case, name: str, patience: float) -> None:
         expected = seconds * case.flops / short.flops
         if expected <= patience:
             return
-    raise Skip(f"one call would take some {expected:.0f} s, and the patience for it is {patience:.0f} s")
+    raise Skip(f"{SLOW} {expected:.0f} s, and the patience for it is {patience:.0f} s")
 
 
 def _ready(case: Case, name: str, inputs: Inputs) -> Contestant:

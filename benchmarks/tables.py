@@ -2,6 +2,7 @@
 
 from benchmarks.cases import REWRITES, Case
 from benchmarks.results import Report, Row, best_kernel, median_of, ratio
+from benchmarks.runner import SLOW
 
 TITLES = {
     "forward": "Output alone",
@@ -23,6 +24,9 @@ HEAD = (
     ("memory MB", 10),
     ("error", 9),
 )
+
+NOISY = 0.2  # spread; above it, a row is marked
+TOO_SLOW = "one call would take longer than the patience of that run"
 
 
 def case_lines(case: Case, rows: list[Row], *, judged: bool) -> list[str]:
@@ -79,6 +83,8 @@ def markdown(report: Report) -> str:
     lines = [f"- {line}" for line in report.machine.lines()]
     if report.quick:
         lines += ["", "**Small sizes (`--quick`): these times say nothing.**"]
+    if any((row.spread or 0.0) > NOISY for row in report.rows):
+        lines += ["", "Bold spread: other processes disturbed that row; its times and ratios say little."]
     families = {case.family: [] for case in report.cases()}  # type: dict[str, list[Case]]
     for case in report.cases():
         families[case.family].append(case)
@@ -106,11 +112,17 @@ def _time_table(report: Report, cases: list[Case]) -> list[str]:
             *(_cell(some, name) for name in names),
             _share(part) or "—",
             " · ".join(_memory(some, name) for name in _compared(best)),
-            f"≤ {max(spreads):.0%}" if spreads else "—",
+            _worst(spreads),
             "; ".join(map(str, case.goals)) or "—",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _worst(spreads: list[float]) -> str:
+    if not spreads:
+        return "—"
+    return f"**≤ {max(spreads):.0%}**" if max(spreads) > NOISY else f"≤ {max(spreads):.0%}"
 
 
 def _memory_table(report: Report, cases: list[Case]) -> list[str]:
@@ -132,7 +144,8 @@ def _left_out(report: Report, cases: list[Case]) -> list[str]:
     for case in cases:
         for row in report.of(case.name):
             if row.skipped is not None:
-                reasons.setdefault((row.contestant, row.skipped), []).append(f"`{case.name}`")
+                why = TOO_SLOW if row.skipped.startswith(SLOW) else row.skipped
+                reasons.setdefault((row.contestant, why), []).append(f"`{case.name}`")
     if not reasons:
         return []
     return ["", "Left out:", ""] + [
@@ -156,7 +169,7 @@ def _cell(rows: list[Row], name: str) -> str:
     mine, base = median_of(rows, name), median_of(rows, "sdpa")
     if mine is None:
         return "—"
-    return f"{mine * 1e3:.3g} ms" if base is None else f"{mine / base:.2f}"
+    return f"{_ms(mine)} ms" if base is None else f"{mine / base:.2f}"
 
 
 def _compared(best: Row | None) -> list[str]:
