@@ -11,9 +11,8 @@ from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCa
 
 def error(got: Tensor, expected: Tensor) -> float:
     """Relative, Frobenius."""
-    return float(
-        (got.detach().double() - expected.double()).norm() / expected.detach().double().norm().clamp_min(1e-30)
-    )
+    got, expected = got.detach().double(), expected.detach().double()
+    return float((got - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 def rule(q: Tensor, k: Tensor, mask: Mask, score: tuple[Score, ...] = (), scale: float | None = None) -> Rule:

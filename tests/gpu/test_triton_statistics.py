@@ -1,5 +1,8 @@
 """The statistics that the GPU kernel sums up in its pass are those of the weights in float64."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 import torch
 from formula import distance, error, rule, weights
@@ -8,57 +11,80 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the GPU kernel is written in Triton")
 
-from headwise.kernels.triton_gpu import sums
-from headwise.kernels.triton_gpu.launch import Problem, Wanted, columns, forward
-from headwise.lowering import Lowered, lower
+from headwise.kernels.call import Call
+from headwise.kernels.triton_gpu import TritonGPU
 from headwise.masks import Causal, Everything, Mask
 from headwise.scores import Bias, Score
+from headwise.statistics import (
+    COLUMN_MASS,
+    DISTANCE,
+    DISTANCE_VARIANCE,
+    ENTROPY,
+    LARGEST,
+    SQUARES,
+    KeyWeights,
+    RangeMass,
+    Statistic,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-RANGES = ((0, 4, False), (-2, 1, True), (20, 43, False), (-900, -30, True))
+RANGES = tuple(
+    RangeMass(start, stop, relative=relative)
+    for start, stop, relative in ((0, 4, False), (-2, 1, True), (20, 43, False), (-900, -30, True))
+)
 
 
-def planes(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, score: tuple[Score, ...] = (), classes: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """All row statistics, and what each key receives."""
-    laid = rule(q, k, mask, score)
-    lowered = lower(laid, DEVICE)
-    assert isinstance(lowered, Lowered)
-    problem = Problem(
-        *(x.to(DEVICE) for x in (q, k, v)), laid.scale, lowered.spans, lowered.dense, lowered.soft_cap,
-        lowered.relative, lowered.bias, lowered.sinks,
-    )  # fmt: skip
-    with torch.no_grad():
-        out, found = forward(problem, Wanted(True, True, True, RANGES, classes))
-        plain, alone = forward(problem, Wanted())
-        assert torch.equal(out, plain)  # asking for statistics changes nothing else
-        assert torch.equal(found[:2], alone[:2])
-        return found.cpu(), columns(problem, found[sums.LSE]).cpu()
+ROWS = (LARGEST, ENTROPY, SQUARES, DISTANCE, DISTANCE_VARIANCE)
 
 
-def check(found: tuple[Tensor, Tensor], p: Tensor, classes: Tensor | None = None, limit: float = 1e-5) -> None:
+def measured(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask, score: tuple[Score, ...] = (), more: tuple[Statistic, ...] = ()
+) -> Mapping[Statistic, Tensor]:
+    """All statistics of one call, on the CPU."""
+    given = Call(
+        *(x.to(DEVICE) for x in (q, k, v)), rule(q, k, mask, score), statistics=(*ROWS, *RANGES, *more, COLUMN_MASS)
+    )
+    kernel = TritonGPU()
+    if reason := kernel.refuse(given):
+        assert "would grow" in reason  # two biases that are small apart and large as one
+        pytest.skip(reason)
+    result = kernel.run(given)
+    plain = kernel.run(replace(given, statistics=()))
+    assert torch.equal(result.out, plain.out)  # asking for statistics changes nothing else
+    assert torch.equal(result.lse, plain.lse)
+    assert dict(plain.statistics) == {}
+    assert set(result.statistics) == set(given.statistics)
+    assert not any(x.requires_grad for x in result.statistics.values())
+    return {part: x.cpu() for part, x in result.statistics.items()}
+
+
+def check(found: Mapping[Statistic, Tensor], p: Tensor, limit: float = 1e-5) -> None:
     """Every statistic against its formula in the weights p [b, h, n, m]."""
-    got, received = found
     n, m = p.shape[2:]
     p = p.detach()
     d = distance(p)
-    mean = (p * d).sum(-1)
-    assert error(got[sums.ENTROPY], torch.special.entr(p).sum(-1)) <= limit
-    assert error(got[sums.SQUARED], (p * p).sum(-1)) <= limit
-    assert error(got[sums.DISTANCE], mean) <= limit
-    assert error(got[sums.VARIANCE], (p * d * d).sum(-1) - mean * mean) <= limit
+    mass = p.sum(-1)
+    mean = (p * d).sum(-1) / mass.clamp_min(1e-300)
+    expected = {
+        ENTROPY: torch.special.entr(p).sum(-1),
+        SQUARES: (p * p).sum(-1),
+        DISTANCE: mean * mass,
+        DISTANCE_VARIANCE: (p * (d - mean[..., None]) ** 2).sum(-1) / mass.clamp_min(1e-300),
+        COLUMN_MASS: p.sum(-2),
+    }
+    for part, value in expected.items():
+        assert error(found[part], value) <= limit, part
     offset = torch.arange(m) - (torch.arange(n)[:, None] + m - n)
-    for at, (start, stop, relative) in enumerate(RANGES):
-        x = offset if relative else torch.arange(m).expand(n, m)
-        torch.testing.assert_close(
-            got[sums.SHARES + at].double(), (p * ((x >= start) & (x < stop))).sum(-1), rtol=limit, atol=1e-7
-        )
-    if classes is not None:
-        for at, of_key in enumerate(classes.double()):
-            mass = (p * of_key[:, None, None, :]).sum(-1)
-            torch.testing.assert_close(got[sums.SHARES + len(RANGES) + at].double(), mass, rtol=limit, atol=1e-7)
-    assert error(received, p.sum(-2)) <= limit
+    for part, value in found.items():
+        assert value.dtype == torch.float32
+        if isinstance(part, RangeMass):
+            x = offset if part.relative else torch.arange(m).expand(n, m)
+            exact = (p * ((x >= part.start) & (x < part.stop))).sum(-1)
+        elif isinstance(part, KeyWeights):
+            exact = (p * part.weights.cpu().double()[:, None, None, :]).sum(-1)
+        else:
+            continue
+        torch.testing.assert_close(value.double(), exact, rtol=limit, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -67,11 +93,10 @@ def test_statistics_under_every_mask(name: str, n: int) -> None:
     q, k, v = qkv(h=3, h_kv=1, n=n)
     mask = MASKS[name](2, n, 53)
     p, _ = weights(q, k, mask)
-    found = planes(q, k, v, mask)
+    found = measured(q, k, v, mask)
     check(found, p)
-    _, _, s = torch.empty(0), p, (q.double() @ k.double().mT) * 8**-0.5
-    top = s.masked_fill(p == 0, -torch.inf).amax(-1)
-    torch.testing.assert_close(found[0][sums.MAX].double(), top, rtol=1e-6, atol=1e-6)
+    largest = ((q.double() @ k.double().mT) * 8**-0.5).masked_fill(p == 0, -torch.inf).amax(-1)
+    torch.testing.assert_close(found[LARGEST].double(), largest, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -79,15 +104,16 @@ def test_statistics_under_every_score(name: str) -> None:
     q, k, v = qkv(h=3, h_kv=1)
     score = SCORES[name](2, 3, 37, 53)
     mask = MASKS["nothing for some"](2, 37, 53)
-    check(planes(q, k, v, mask, score), weights(q, k, mask, score)[0])
+    check(measured(q, k, v, mask, score), weights(q, k, mask, score)[0])
 
 
 @pytest.mark.parametrize("n", [37, 3])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_shares_of_classes(n: int, batch: int) -> None:
     q, k, v = qkv(h=3, h_kv=1, n=n)
-    classes = torch.rand(5, batch, 53, generator=torch.Generator().manual_seed(0)).round()
-    check(planes(q, k, v, Causal(), (), classes.to(DEVICE)), weights(q, k, Causal())[0], classes)
+    generator = torch.Generator().manual_seed(0)
+    classes = tuple(KeyWeights(torch.rand(size, 53, generator=generator)) for size in (batch, 1, batch))
+    check(measured(q, k, v, Causal(), (), classes), weights(q, k, Causal())[0])
 
 
 @pytest.mark.parametrize("name", ["causal", "window and sinks", "nothing for some"])
@@ -95,7 +121,7 @@ def test_statistics_of_split_keys(name: str) -> None:
     q, k, v = qkv(h=4, h_kv=2, n=2, m=1337)
     mask = MASKS[name](2, 2, 1337)
     score = SCORES["sinks"](2, 4, 2, 1337)
-    check(planes(q, k, v, mask, score), weights(q, k, mask, score)[0])
+    check(measured(q, k, v, mask, score), weights(q, k, mask, score)[0])
 
 
 @pytest.mark.parametrize("far", [900, 1])
@@ -107,21 +133,21 @@ def test_distances_of_weights_in_one_place_are_exact(far: int) -> None:
     for rows in (slice(936, 1000), slice(995, 1000)):
         score = (Bias(bump[None, None, rows].float()),)
         p, _ = weights(q[:, :, rows], k, Everything(), score)
-        got, _ = planes(q[:, :, rows], k, v, Everything(), score)
+        got = measured(q[:, :, rows], k, v, Everything(), score)
         mean = (p * distance(p)).sum(-1)
         variance = (p * (distance(p) - mean[..., None]) ** 2).sum(-1)
         assert 0.1 < float(variance.min()) < 10
-        assert error(got[sums.DISTANCE], mean) <= 1e-6
-        assert error(got[sums.VARIANCE], variance) <= 1e-5
+        assert error(got[DISTANCE], mean) <= 1e-6
+        assert error(got[DISTANCE_VARIANCE], variance) <= 1e-5
 
 
 def test_big_logits_leave_the_entropy_alone() -> None:
     """1e4 on all keys alike: entropy is the log-sum-exp less a mean score, and both are large."""
     q, k, v = qkv(1, 2, 1, 37, 53)
     high = (Bias(torch.full((1, 1, 1, 1), 1e4)),)
-    got, _ = planes(q, k, v, Causal(), high)
+    got = measured(q, k, v, Causal(), high)
     p, _ = weights(q, k, Causal())
-    assert error(got[sums.ENTROPY], torch.special.entr(p).sum(-1)) <= 2e-3  # scores of 1e4 are known to 1e-3
-    one = planes(q * 1e5, k, v, Causal())[0]
-    assert torch.isfinite(one[sums.ENTROPY]).all()
-    assert (one[sums.ENTROPY] >= -1e-6).all()
+    assert error(got[ENTROPY], torch.special.entr(p).sum(-1)) <= 2e-3  # scores of 1e4 are known to 1e-3
+    one = measured(q * 1e5, k, v, Causal())
+    assert torch.isfinite(one[ENTROPY]).all()
+    assert (one[ENTROPY] >= -1e-6).all()

@@ -6,23 +6,14 @@ tensors, for testing. Only this file is loaded until a call comes that it can do
 
 import importlib.util
 import os
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwise.kernels.call import Call
-from headwise.lowering import Lowered, lower
+from headwise.kernels.call import Call, Result
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
-
-
-class Result(NamedTuple):
-    """Output [b, h, n, d_v], differentiable, and log-sum-exp [b, h, n]."""
-
-    out: Tensor
-    lse: Tensor
 
 
 class TritonGPU:
@@ -44,19 +35,14 @@ class TritonGPU:
         for size, what in ((q.shape[-1], "head"), (call.v.shape[-1], "value")):
             if not 1 <= size <= LARGEST_HEAD:
                 return f"the {what} size is {size}, and it is for 1 to {LARGEST_HEAD}"
-        found = lower(call.rule, q.device)
-        return found if isinstance(found, str) else None
+        return call.lowered if isinstance(call.lowered, str) else None
 
     @torch.compiler.disable
     def run(self, call: Call) -> Result:
         # Imported here: the kernels are compiled by Triton, which not everyone has.
         from headwise.kernels.triton_gpu.binding import attend
-        from headwise.kernels.triton_gpu.launch import Wanted
 
-        lowered = lower(call.rule, call.q.device)
-        assert isinstance(lowered, Lowered)  # refuse() has asked
-        out, planes, _ = attend(call, lowered, Wanted(), received=False)
-        return Result(out, planes[0])
+        return attend(call)
 
 
 def _wrong_device(q: Tensor) -> str | None:

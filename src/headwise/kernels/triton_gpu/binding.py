@@ -6,28 +6,76 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headwise.kernels.call import Call
+from headwise.kernels.call import Call, Result
 from headwise.kernels.triton_gpu.launch import Problem, Wanted, backward, columns, forward
-from headwise.kernels.triton_gpu.sums import LSE
+from headwise.kernels.triton_gpu.sums import (
+    DISTANCE as DISTANCES,
+    ENTROPY as ENTROPIES,
+    LSE,
+    MAX,
+    SHARES,
+    SQUARED,
+    VARIANCE,
+)
 from headwise.lowering import Lowered
+from headwise.statistics import (
+    COLUMN_MASS,
+    DISTANCE,
+    DISTANCE_VARIANCE,
+    ENTROPY,
+    LARGEST,
+    SQUARES,
+    KeyWeights,
+    RangeMass,
+    Statistic,
+)
+
+PLANES = {
+    LARGEST: MAX,
+    ENTROPY: ENTROPIES,
+    SQUARES: SQUARED,
+    DISTANCE: DISTANCES,
+    DISTANCE_VARIANCE: VARIANCE,
+}  # where each is in the results of `forward`
 
 
-def attend(call: Call, lowered: Lowered, wanted: Wanted, *, received: bool) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Output [b, h, n, d_v]; float32 [planes, b, h, n] as in `sums`; with `received`, Σ_i p_ij [b, h, m]."""
+def attend(call: Call) -> Result:
+    """The result of a call that was not refused, with every statistic that the kernels know."""
+    lowered = call.lowered
+    assert isinstance(lowered, Lowered)  # refuse() has asked
     problem = Problem(
         call.q, call.k, call.v, call.rule.scale, lowered.spans, lowered.dense, lowered.soft_cap,
         lowered.relative, lowered.bias, lowered.sinks, call.dropout_p, call.seed,
     )  # fmt: skip
+    asked = call.statistics
+    ranges = [statistic for statistic in asked if isinstance(statistic, RangeMass)]
+    weights = [statistic for statistic in asked if isinstance(statistic, KeyWeights)]
+    wanted = Wanted(
+        entropy=ENTROPY in asked,
+        squares=SQUARES in asked,
+        distance=DISTANCE in asked or DISTANCE_VARIANCE in asked,
+        ranges=tuple((part.start, part.stop, part.relative) for part in ranges),
+        classes=_classes(weights, call.q) if weights else None,
+    )
     out, planes = _Attend.apply(
         call.q, call.k, call.v, lowered.relative, lowered.bias, lowered.sinks, problem, wanted
     )  # fmt: skip
-    with torch.no_grad():
-        return out, planes, columns(_detached(problem), planes[LSE]) if received else None
+    found: dict[Statistic, Tensor] = {part: planes[at] for part, at in PLANES.items() if part in asked}
+    found |= {part: planes[SHARES + at] for at, part in enumerate([*ranges, *weights])}
+    if COLUMN_MASS in asked:
+        found[COLUMN_MASS] = columns(_detached(problem), planes[LSE])
+    return Result(out, planes[LSE], found)
 
 
-def _detached(problem: Problem, *tensors: Tensor | None) -> Problem:
-    """The same numbers without a graph; or with `tensors` in the place of q, k, v, relative, bias and sinks."""
-    given = tensors or (problem.q, problem.k, problem.v, problem.relative, problem.bias, problem.sinks)
+def _classes(weights: list[KeyWeights], q: Tensor) -> Tensor:
+    """[count, b or 1, m] float32, contiguous."""
+    parts = torch.broadcast_tensors(*(part.weights.detach().to(q.device, torch.float32) for part in weights))
+    return torch.stack(parts)
+
+
+def _detached(problem: Problem) -> Problem:
+    """The same numbers without a graph."""
+    given = problem.q, problem.k, problem.v, problem.relative, problem.bias, problem.sinks
     q, k, v, relative, bias, sinks = (None if x is None else x.detach() for x in given)
     assert q is not None
     assert k is not None

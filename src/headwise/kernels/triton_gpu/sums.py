@@ -99,9 +99,7 @@ def finish(
     if DIST:
         mean = origin + first
         tl.store(out + 4 * row_count + row, mean * mass, mask=live)
-        spread = second * scale
-        if HAS_SINKS:  # Σp = mass < 1, and Σp d² − (Σp d)² is taken of the weights as they are
-            spread += mean * mean * mass * (1.0 - mass)
+        spread = second / tl.where(dark, 1.0, total)  # about the mean among the keys, whatever a sink takes
         tl.store(out + 5 * row_count + row, spread, mask=live)
     if G > 0:
         column = tl.arange(0, G)[None, :]
