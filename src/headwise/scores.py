@@ -113,7 +113,8 @@ class RelativeBias(Relative):
             raise ShapeError(f"RelativeBias(values): expected [h or 1, L] with L >= 1, got {tuple(values.shape)}")
 
     def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.values[:, (offset - self.first).clamp(0, self.values.shape[1] - 1)].to(dtype)
+        values = self.values.to(offset.device, dtype)
+        return values[:, (offset - self.first).clamp(0, values.shape[1] - 1)]
 
     def check(self, grid: Grid, device: torch.device) -> None:
         if self.values.shape[0] not in (1, grid.h):
