@@ -17,6 +17,8 @@ from headwise.masks import Everything, Grid, Mask
 from headwise.positions import Rotary
 from headwise.rule import Rule
 
+# Queries that stand this near to each other are masked together: a causal block then skips the keys after it.
+NEAR = 512
 TOGETHER = 0.75  # heads whose loads differ by less than this factor are computed in one call, padded to the largest
 
 Result = tuple[Tensor, AttentionMap | None, Tensor | None]  # y, map, concat
@@ -73,13 +75,13 @@ def by_sequence(call: SparseCall) -> Result:
     positions = torch.arange(n, device=x.device).expand(*heads.shape, n)
     picks = Picks(heads, positions, torch.ones_like(positions, dtype=torch.bool))
     grid = Grid(b, h, n, k.shape[2])
-    out, part = _attend(call, grid, picks, q, k, v)
+    out, parts = _attend(call, grid, picks, q, k, v)
     out = out * call.gates.weights[:, 0].gather(-1, heads)[..., None, None].to(out.dtype)
     w_o = layer.o_proj.weight.mT.view(h, layer.value_dim, layer.d_model)[heads].flatten(1, 2)  # [b, i·d_v, d_model]
     y = torch.bmm(layer.merge(out, x), w_o)
     y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
     extras = _Extras(call, grid, v)
-    extras.add(picks, out, part)
+    extras.add(picks, out, parts)
     extras.add_keys((torch.arange(b, device=x.device)[:, None], heads), k)
     return y, extras.map(), extras.concat()
 
@@ -117,33 +119,43 @@ def by_token(call: SparseCall) -> Result:
         q = q if layer.rotary is None else _turned(layer.rotary, q, at + start)
         of = [used.index(i // group) for i in members]
         own = of == list(range(len(used)))
-        out, part = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
+        out, parts = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
         weights = call.gates.weights[entry[..., None], at, picks.heads[..., None]] * picks.filled
         out = out * weights[..., None].to(out.dtype)
         for j, i in enumerate(members):
             head = F.linear(out[:, j], w_o[:, i])  # [b, c, d_model]
             y = y.index_add(0, (entry * n + at[:, j]).flatten(), head.flatten(0, 1).to(y.dtype))
-        extras.add(picks, out, part)
+        extras.add(picks, out, parts)
     y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
     return y.view(b, n, -1), extras.map(), extras.concat()
 
 
 def _attend(
     call: SparseCall, grid: Grid, picks: Picks, q: Tensor, k: Tensor, v: Tensor
-) -> tuple[Tensor, AttentionMap | None]:
-    """q [b, i, c, d] of the picks, with keys and values [b, i, m, d] of their heads: [b, i, c, d_v] and the map."""
+) -> tuple[Tensor, list[AttentionMap]]:
+    """q [b, i, c, d] of the picks, with keys and values [b, i, m, d] of their heads: [b, i, c, d_v], and the maps of
+    its rows, block after block, if they are asked for."""
     b, i, c, _ = q.shape
     mask = call.options["mask"] or Everything()
     mask.check(grid)
     q, k = q.to(v.dtype), k.to(v.dtype)
     if picks.are_all(grid.n) and _is_alike_for_heads(mask, grid):
-        return attend_to(q, k, v, **call.options)
+        out, part = attend_to(q, k, v, **call.options)
+        return out, [] if part is None else [part]
     # Each head has queries of its own: heads become batch entries, and the mask knows where each row stands.
     q, k, v = (x.reshape(b * i, 1, *x.shape[2:]) for x in (q, k, v))
+    options, blocks = dict(call.options), 1
     if not isinstance(mask, Everything):
-        mask = Picked(mask, grid, picks.heads, picks.positions)
-    out, part = attend_to(q, k, v, **(call.options | {"mask": mask}))
-    return out.view(b, i, c, -1), part
+        blocks = max(1, min(c, grid.n // NEAR))
+    outs, parts = [], []
+    for rows in torch.arange(c).tensor_split(blocks):
+        at = slice(int(rows[0]), int(rows[-1]) + 1)
+        if not isinstance(mask, Everything):
+            options["mask"] = Picked(mask, grid, picks.heads, picks.positions[:, :, at])
+        out, part = attend_to(q[:, :, at], k, v, **options)
+        outs.append(out)
+        parts += [] if part is None else [part]
+    return torch.cat(outs, 2).view(b, i, c, -1), parts
 
 
 class _Extras:
@@ -169,13 +181,14 @@ class _Extras:
         if self._call.options["return_map"]:
             self._k[at] = k.detach().to(self._k.dtype)
 
-    def add(self, picks: Picks, out: Tensor, part: AttentionMap | None) -> None:
-        """The weighted output [b, i, c, d_v] of some heads, and their map."""
+    def add(self, picks: Picks, out: Tensor, parts: list[AttentionMap]) -> None:
+        """The weighted output [b, i, c, d_v] of some heads, and the maps of their rows."""
         entry, heads, positions = picks.index
-        if part is not None:
-            self._part = part
-            self._q[entry, heads, positions] = part.q.view(*picks.filled.shape, -1)[picks.filled]
-            self._lse[entry, heads, positions] = part.lse.view(picks.filled.shape)[picks.filled]
+        if parts:
+            self._part = parts[0]
+            q, lse = torch.cat([part.q for part in parts], 2), torch.cat([part.lse for part in parts], 2)
+            self._q[entry, heads, positions] = q.view(*picks.filled.shape, -1)[picks.filled]
+            self._lse[entry, heads, positions] = lse.view(picks.filled.shape)[picks.filled]
         if self._concat is not None:
             self._concat = self._concat.index_put((entry, positions, heads), out[picks.filled])
 
