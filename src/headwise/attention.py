@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
-from headwise.kernels import choose
+from headwise.kernels import run
 from headwise.kernels.call import Call
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
 from headwise.measures import Measure
+from headwise.measures.engine import statistics_for
+from headwise.measures.registry import resolve
 from headwise.rule import Rule
 from headwise.scores import Score, check_scores
 
@@ -65,15 +68,17 @@ def attend(
     """
     if measures and not return_map:
         raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
+    wanted = resolve(measures) if measures else []
     call = _call(q, k, v, mask, scale, score, dropout_p)
-    chosen, refusals = choose(call, kernel)
-    out, lse = chosen.run(call)
+    if wanted:
+        call = replace(call, statistics=statistics_for(wanted, call.rule))
+    (out, lse, found), chosen, refusals = run(call, kernel)
     if not return_map:
         return out
     bad_values = None if call.values_finite else (~torch.isfinite(v.detach())).sum((-1, -2))
     amap = AttentionMap(q, k, lse, call.rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values)
     if measures:
-        amap.measured = amap.measure(*measures)
+        amap.measured = amap.measured_by(found, wanted)
     return out, amap
 
 

@@ -35,6 +35,14 @@ class Lowered:
     sinks: Tensor | None = None
 
 
+def lowered(rule: Rule) -> Lowered | str:
+    """`lower(rule)` on the CPU, kept with the rule: it does not change."""
+    found = rule.__dict__.get("_lowered")
+    if found is None:
+        object.__setattr__(rule, "_lowered", found := lower(rule))
+    return found
+
+
 def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
     """The rule as tensors, all but the spans on `device`; or the reason why it has no such form."""
     grid = rule.grid

@@ -16,7 +16,7 @@ It holds q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memor
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +24,13 @@ from torch import Tensor
 
 from headwise import map_file, pooling
 from headwise.errors import ConfigError, ShapeError
+from headwise.kernels.observe import observe
 from headwise.masks import Mask
 from headwise.measures import Measure, Measurements, measure
+from headwise.measures.engine import statistics_for
+from headwise.measures.registry import resolve
 from headwise.rule import Rule, grouped, grouped_t, score_tile
+from headwise.statistics import Statistic
 from headwise.tiles import Progress, stream
 
 if TYPE_CHECKING:
@@ -132,7 +136,21 @@ class AttentionMap:
             rows: also keep every query's own value, as `.rows[name]` [b, h, n].
             progress: called with the rows done and the rows in all.
         """
-        result = measure(self.q, self.k, self.lse, self.rule, wanted, rows=rows, progress=progress)
+        measures = resolve(wanted)
+        found = observe(self.q, self.k, self.rule, statistics_for(measures, self.rule), progress)
+        return self.measured_by(found, measures, rows=rows, progress=progress)
+
+    @torch.no_grad()
+    def measured_by(
+        self,
+        found: Mapping[Statistic, Tensor],
+        wanted: Sequence[Measure],
+        *,
+        rows: bool = False,
+        progress: Progress | None = None,
+    ) -> Measurements:
+        """As `measure`, but with statistics of the rows that a kernel has given already."""
+        result = measure(self.q, self.k, self.lse, self.rule, wanted, rows=rows, progress=progress, found=found)
         result.nonfinite_values = self.nonfinite_values
         return result
 

@@ -5,7 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headwise.masks import Causal, Dense, Documents, Everything, Lengths, Mask, Sinks, Window
+from headwise.kernels import KERNELS
+from headwise.kernels.call import Call
+from headwise.masks import Causal, Dense, Documents, Everything, Grid, Lengths, Mask, Sinks, Window
+from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
 
 
@@ -76,3 +79,11 @@ def dense_truth(q: Tensor, k: Tensor, mask: Mask, scale: float | None = None) ->
         at = tuple(row.tolist())
         weights[at][allowed[at]] = scores[at][allowed[at]].softmax(0)
     return weights, allowed, scores
+
+
+def kernels_here() -> list[str]:
+    """The kernels that do a plain call on this machine."""
+    q, k, v = qkv(e=8)
+    grid = Grid(*q.shape[:3], k.shape[2])
+    call = Call(q, k, v, Rule(Everything(), 1.0, grid))
+    return [name for name, kernel in KERNELS.items() if kernel.refuse(call) is None]

@@ -4,29 +4,77 @@ A kernel has a `name`, says why it refuses a call (or None), and runs it. A kern
 raises; only "auto" chooses, in the order of `KERNELS`.
 """
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 from headwise.errors import ConfigError, KernelError
-from headwise.kernels.call import Call, Kernel
+from headwise.kernels.call import Call, Declined, Kernel, Result
+from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.reference import Reference
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.kernels.torch_fused import TorchFused
+from headwise.kernels.triton_gpu import TritonGPU
 
 # Fastest first. The reference is never chosen, only named: it stores the n×m matrix.
-KERNELS: dict[str, Kernel] = {kernel.name: kernel for kernel in (TorchFused(), TorchBlocks(), Reference())}
-AUTOMATIC = ("torch_fused", "torch_blocks")
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel for kernel in (TritonGPU(), CPU(), TorchFused(), TorchBlocks(), Reference())
+}
+AUTOMATIC = ("triton_gpu", "cpu", "torch_fused", "torch_blocks")
+FORCED = "HEADWISE_KERNEL"
+_forced: ContextVar[str | None] = ContextVar("kernel", default=None)
+
+
+@contextmanager
+def use_kernel(name: str) -> Iterator[None]:
+    """Within it, calls with kernel="auto" use this kernel, as if it were named in each of them.
+
+    HEADWISE_KERNEL in the environment does the same for a whole process.
+    """
+    _known(name, "use_kernel")
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
 
 
 def choose(call: Call, name: str = "auto") -> tuple[Kernel, dict[str, str]]:
     """The kernel for a call, and why each one before it refused."""
-    if name != "auto":
-        if name not in KERNELS:
-            raise ConfigError(f"kernel={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")
-        if reason := KERNELS[name].refuse(call):
-            raise KernelError(f"kernel={name!r} cannot do this call: {reason}; kernel='auto' picks one that can")
-        return KERNELS[name], {}
+    kernel, refusals = next(_willing(call, name))
+    return kernel, dict(refusals)
+
+
+def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]:
+    """Do a call: what came out, the kernel that did it, and why each one before it refused."""
+    for kernel, refusals in _willing(call, name):
+        try:
+            return kernel.run(call), kernel, dict(refusals)
+        except Declined as reason:
+            refusals[kernel.name] = str(reason)
+    raise AssertionError("the last kernel declines nothing")
+
+
+def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
+    """The kernels that do not refuse, best first, and the refusals so far; raises where there are none left."""
+    name = (_forced.get() or os.environ.get(FORCED) or name) if name == "auto" else name
     refusals: dict[str, str] = {}
+    if name != "auto":
+        _known(name, "kernel")
+        kernel = KERNELS[name]
+        if reason := kernel.refuse(call):
+            raise KernelError(f"kernel={name!r} cannot do this call: {reason}; kernel='auto' picks one that can")
+        yield kernel, refusals
+        raise KernelError(f"kernel={name!r} cannot do this call: {refusals[name]}; kernel='auto' picks one that can")
     for candidate in AUTOMATIC:
-        reason = KERNELS[candidate].refuse(call)
-        if reason is None:
-            return KERNELS[candidate], refusals
-        refusals[candidate] = reason
+        if reason := KERNELS[candidate].refuse(call):
+            refusals[candidate] = reason
+        else:
+            yield KERNELS[candidate], refusals
     raise KernelError("no kernel can do this call: " + "; ".join(f"{k}: {why}" for k, why in refusals.items()))
+
+
+def _known(name: str, argument: str) -> None:
+    if name not in (*KERNELS, "auto"):
+        raise ConfigError(f"{argument}={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")

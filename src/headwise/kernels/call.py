@@ -1,20 +1,24 @@
 """One attention call, checked once at the edge; kernels trust it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from headwise.lowering import Lowered, lower, lowered
 from headwise.rule import Rule
+from headwise.statistics import Statistic
 
 
 @dataclass(frozen=True)
 class Call:
     """What a kernel is given: q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], the rule, dropout.
 
-    `seed` drives the dropout, so that the backward pass draws the same pattern again.
+    `seed` drives the dropout, so that the backward pass draws the same pattern again. `statistics` are wanted beside
+    the output; a kernel gives those that it can.
     """
 
     q: Tensor
@@ -23,6 +27,7 @@ class Call:
     rule: Rule
     dropout_p: float = 0.0
     seed: int = 0
+    statistics: tuple[Statistic, ...] = field(default=())
 
     @cached_property
     def values_finite(self) -> bool:
@@ -30,6 +35,29 @@ class Call:
         if torch.compiler.is_compiling():
             return True  # a data-dependent branch would break the graph
         return bool(torch.isfinite(self.v.detach().sum() + self.k.detach().sum()))
+
+    @cached_property
+    def lowered(self) -> Lowered | str:
+        """The rule as tensors, or why it has no such form; see `lowering.lower`."""
+        return lowered(self.rule) if self.q.device.type == "cpu" else lower(self.rule, self.q.device)
+
+
+class Result(NamedTuple):
+    """What a kernel returns.
+
+    out: [b, h, n, d_v] in q's dtype, differentiable.
+    lse: log-sum-exp [b, h, n], float32 (float64 for float64 inputs), natural log, detached; −∞ where a query sees
+        nothing.
+    statistics: those of `call.statistics` that the kernel computed, detached.
+    """
+
+    out: Tensor
+    lse: Tensor
+    statistics: Mapping[Statistic, Tensor] = {}
+
+
+class Declined(Exception):
+    """Raised by `run` for what only the data show: the call goes to the next kernel, with this as the reason."""
 
 
 class Kernel(Protocol):
@@ -40,6 +68,5 @@ class Kernel(Protocol):
     def refuse(self, call: Call) -> str | None:
         """Why this kernel cannot do the call, or None if it can."""
 
-    def run(self, call: Call) -> tuple[Tensor, Tensor]:
-        """Output [b, h, n, d_v] in q's dtype, differentiable, and log-sum-exp [b, h, n] (float32, natural
-        log, detached; −inf where a query sees nothing)."""
+    def run(self, call: Call) -> Result:
+        """Do a call that was not refused; may raise Declined."""

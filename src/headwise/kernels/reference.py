@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from headwise.kernels.call import Call
+from headwise.kernels.call import Call, Result
 
 
 class Reference:
@@ -15,7 +15,7 @@ class Reference:
         """Only dropout is refused: this kernel is for comparing, and dropout is random."""
         return "it has no dropout" if call.dropout_p > 0 else None
 
-    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+    def run(self, call: Call) -> Result:
         weights, lse, allowed = dense_weights(call)
         group = call.q.shape[1] // call.v.shape[1]
         v = call.v.double().repeat_interleave(group, dim=1)  # [b, h, m, d_v]
@@ -23,7 +23,7 @@ class Reference:
         clean = v.nan_to_num(0.0, 0.0, 0.0)
         poisoned = torch.matmul(allowed.double(), (~torch.isfinite(v)).double()) > 0
         out = torch.matmul(weights, clean).masked_fill(poisoned, torch.nan)
-        return out.to(call.q.dtype), lse.to(torch.promote_types(call.q.dtype, torch.float32))
+        return Result(out.to(call.q.dtype), lse.to(torch.promote_types(call.q.dtype, torch.float32)))
 
 
 def dense_weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:

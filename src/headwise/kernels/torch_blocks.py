@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from headwise.kernels.call import Call
+from headwise.kernels.call import Call, Result
 from headwise.masks import Span, State
 from headwise.rule import Terms, cell, compute, diagonal_sums, grouped, grouped_t, score_tile
 
@@ -26,15 +26,17 @@ class TorchBlocks:
         """Every call that passed the checks of `attend` can be done."""
         return None
 
-    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+    def run(self, call: Call) -> Result:
         terms = call.rule.terms(compute(call.q[..., :0, :]))
-        out, lse = _Blocks.apply(
+        out, lse = Blocks.apply(
             call.q, call.k, call.v, call, terms.soft_cap, terms.relative, terms.sinks, *terms.biases
         )
-        return out, lse
+        return Result(out, lse)
 
 
-class _Blocks(torch.autograd.Function):
+class Blocks(torch.autograd.Function):
+    """Forward, and the backward pass that only needs the log-sum-exp."""
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, soft_cap: float, relative: Tensor | None,

@@ -5,9 +5,8 @@ changes nothing about the output.
 """
 
 import torch
-from torch import Tensor
 
-from headwise.kernels.call import Call
+from headwise.kernels.call import Call, Result
 from headwise.masks import Causal
 
 
@@ -38,7 +37,7 @@ class TorchFused:
                 return "a masked key or value is not finite, and would poison rows that may not see it"
         return None
 
-    def run(self, call: Call) -> tuple[Tensor, Tensor]:
+    def run(self, call: Call) -> Result:
         b, h, n, d = call.q.shape
         h_kv, m = call.k.shape[1], call.k.shape[2]
         group = h // h_kv
@@ -55,4 +54,4 @@ class TorchFused:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, not full, scale=call.rule.scale
         )
-        return out.reshape(b, h, n, d), lse.detach().reshape(b, h, n)
+        return Result(out.reshape(b, h, n, d), lse.detach().reshape(b, h, n))

@@ -16,7 +16,7 @@ A measure of your own is a few lines. For each row, add something up over the ti
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Grid
+from headwise.rule import Rule
+from headwise.statistics import Statistic
 from headwise.tiles import Tile
 
 
@@ -43,6 +45,14 @@ class Measure(ABC):
     @abstractmethod
     def update(self, state: Any, tile: Tile) -> None:
         """Take in a tile. Tiles come row block by row block; `tile.first` and `tile.last` mark its edges."""
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        """What a kernel has to tell for `take`; None if only the tiles will do."""
+        return None
+
+    def take(self, state: Any, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        """Take in the whole matrix at once, by what a kernel told of it."""
+        raise NotImplementedError(f"{type(self).__name__} says what it needs but not what it makes of it")
 
     @abstractmethod
     def merge(self, one: Any, other: Any) -> Any:
@@ -88,6 +98,10 @@ class RowMeasure(Measure):
         """Which rows count, boolean [b, h, r]: those that see something, unless overridden."""
         return lse != -torch.inf
 
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        """The joined partials of all rows, made of what a kernel told; goes with `needs`."""
+        raise NotImplementedError(f"{type(self).__name__} says what it needs but not what it makes of it")
+
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False) -> RowState:
         zero = torch.zeros(grid.b, grid.h, dtype=torch.float64, device=like.device)
         total = torch.full_like(zero, -torch.inf) if self.reduce == "max" else zero
@@ -97,19 +111,25 @@ class RowMeasure(Measure):
     def update(self, state: RowState, tile: Tile) -> None:
         part = self.partial(tile)
         state.current = part if tile.first or state.current is None else self.combine(state.current, part)
-        if not tile.last:
-            return
-        counted = self.counted(state.current, tile.lse)
-        value = torch.where(counted, self.value(state.current, tile.lse).double(), 0.0)
+        if tile.last:
+            self._close(state, state.current, tile.lse, tile.rows.start)
+            state.current = None
+
+    def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        self._close(state, self.from_rows(found, lse, rule), lse, 0)
+
+    def _close(self, state: RowState, total: Tensor, lse: Tensor, first: int) -> None:
+        """Add rows whose partials are complete, the first of them being row `first`."""
+        counted = self.counted(total, lse)
+        value = torch.where(counted, self.value(total, lse).double(), 0.0)
         if state.rows is not None:
-            state.rows[:, :, tile.rows.start : tile.rows.stop] = value
+            state.rows[:, :, first : first + value.shape[-1]] = value
         if self.reduce == "max":
             top = value.masked_fill(~counted, -torch.inf).amax(-1)
             state.total = torch.maximum(state.total, top)
         else:
             state.total = state.total + value.sum(-1)
         state.count = state.count + counted.sum(-1)
-        state.current = None
 
     def merge(self, one: RowState, other: RowState) -> RowState:
         totals = torch.cat((one.total, other.total))

@@ -10,6 +10,7 @@ from headwise.errors import ConfigError
 from headwise.measures.base import Measure, RowMeasure
 from headwise.measures.registry import resolve
 from headwise.rule import Rule
+from headwise.statistics import Statistic
 from headwise.tiles import Progress, stream
 
 
@@ -84,6 +85,11 @@ class Measurements(Mapping[str, Tensor]):
         return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{rows}</table>"
 
 
+def statistics_for(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:
+    """What a kernel would have to tell for these measures, each once; those that need tiles ask for nothing."""
+    return tuple(dict.fromkeys(statistic for m in measures for statistic in m.needs(rule) or ()))
+
+
 def measure(
     q: Tensor,
     k: Tensor,
@@ -93,15 +99,25 @@ def measure(
     *,
     rows: bool = False,
     progress: Progress | None = None,
+    found: Mapping[Statistic, Tensor] | None = None,
 ) -> Measurements:
-    """Reduce all wanted measures in one pass over the tiles; see `AttentionMap.measure`."""
+    """Reduce all wanted measures: those that can be made of `found`, what a kernel told of the rows, by that, and the
+    others in one pass over the tiles; see `AttentionMap.measure`."""
     measures = resolve(wanted)
     states = [
         m.start(rule.grid, lse, keep_rows=rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
         for m in measures
     ]
-    for tile in stream(q, k, lse, rule, progress=progress):
-        for m, state in zip(measures, states, strict=True):
-            m.update(state, tile)
+    by_tiles = []
+    for m, state in zip(measures, states, strict=True):
+        needed = None if found is None else m.needs(rule)
+        if found is not None and needed is not None and all(statistic in found for statistic in needed):
+            m.take(state, found, lse, rule)
+        else:
+            by_tiles.append((m, state))
+    if by_tiles:
+        for tile in stream(q, k, lse, rule, progress=progress):
+            for m, state in by_tiles:
+                m.update(state, tile)
     nonfinite = (torch.isnan(lse) | (lse == torch.inf)).sum(-1)
     return Measurements(measures, states, nonfinite)

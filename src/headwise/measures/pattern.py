@@ -1,6 +1,7 @@
 """Weight on chosen keys: the first ones, a neighbour, a class of tokens, the key that gets most."""
 
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Grid
 from headwise.measures.base import Measure, RowMeasure
+from headwise.measures.rows import queries_of_keys, ranges, sees_offset
+from headwise.rule import Rule
+from headwise.statistics import COLUMN_MASS, KeyWeights, RangeMass, Statistic
 from headwise.tiles import Tile
 
 
@@ -25,12 +29,19 @@ class SinkMass(RowMeasure):
         if count < 1:
             raise ConfigError(f"SinkMass(count={count}): count must be >= 1")
         self.count = count
+        self._range = RangeMass(0, count, relative=False)
 
     def partial(self, tile: Tile) -> Tensor:
         inside = self.count - tile.cols.start
         if inside <= 0:
             return torch.zeros_like(tile.lse)
         return tile.weights[..., :inside].sum(-1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (self._range,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[self._range]
 
 
 class _Diagonal(RowMeasure):
@@ -39,6 +50,16 @@ class _Diagonal(RowMeasure):
     offset: int
     unit, range = "mass", "0 to 1"
     source = "Voita et al. 2019, 1905.09418 (positional heads)"
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (self._range(),) if ranges(rule) is not None else None
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        weight = found[self._range()]
+        return torch.stack((weight, sees_offset(rule, self.offset, lse).to(weight.dtype)), -1)
+
+    def _range(self) -> RangeMass:
+        return RangeMass(self.offset, self.offset + 1, relative=True)
 
     def partial(self, tile: Tile) -> Tensor:
         weight, eligible = tile.diagonal(self.offset)
@@ -83,6 +104,7 @@ class ClassMass(RowMeasure):
     def __init__(self, members: Tensor, name: str = "class_mass") -> None:
         self.members = torch.atleast_2d(torch.as_tensor(members, dtype=torch.bool))
         self.name = name
+        self._weights = KeyWeights(self.members)
 
     @classmethod
     def of_tokens(cls, tokens: list[str], kind: str = "punctuation") -> "ClassMass":
@@ -100,19 +122,29 @@ class ClassMass(RowMeasure):
         return cls(torch.tensor([belongs(token) for token in tokens]), name=f"{kind}_mass")
 
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
+        self._check(grid)
+        return super().start(grid, like, keep_rows)
+
+    def _check(self, grid: Grid) -> None:
         b, m = self.members.shape
         if m != grid.m or b not in (1, grid.b):
             raise ShapeError(
                 f"ClassMass(members): shape {(b, m)} does not fit {grid.m} keys; expected ({grid.m},) or "
                 f"({grid.b}, {grid.m})"
             )
-        return super().start(grid, like, keep_rows)
 
     def partial(self, tile: Tile) -> Tensor:
         members = self.members[:, tile.cols.start : tile.cols.stop].to(tile.weights)
         if len(members) == 1:
             return tile.weights @ members[0]
         return (tile.weights @ members[:, None, :, None]).squeeze(-1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        self._check(rule.grid)
+        return (self._weights,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[self._weights]
 
 
 @dataclass
@@ -143,6 +175,13 @@ class ReceivedMass(Measure):
         state.mass[..., cols] += tile.weights.sum(-2)
         rows = tile.shape[2]
         state.eligible[..., cols] += rows if tile.allowed is None else tile.allowed.sum(-2)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (COLUMN_MASS,) if ranges(rule) is not None else None
+
+    def take(self, state: ColumnState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        state.mass += found[COLUMN_MASS]
+        state.eligible += queries_of_keys(rule, lse)
 
     def merge(self, one: ColumnState, other: ColumnState) -> ColumnState:
         largest = torch.cat((self._largest(one), self._largest(other))).amax(0, keepdim=True)

@@ -1,9 +1,14 @@
 """How far a head looks: measures of the distance |position − key|."""
 
+from collections.abc import Mapping
+
+import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.measures.base import RowMeasure
+from headwise.rule import Rule
+from headwise.statistics import DISTANCE, DISTANCE_VARIANCE, RangeMass, Statistic
 from headwise.tiles import Tile
 
 
@@ -15,6 +20,12 @@ class MeanDistance(RowMeasure):
 
     def partial(self, tile: Tile) -> Tensor:
         return tile.distance_moments[..., 1]
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (DISTANCE,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[DISTANCE].double()
 
 
 class DistanceVariance(RowMeasure):
@@ -31,6 +42,12 @@ class DistanceVariance(RowMeasure):
         mass = mass.clamp_min(1e-300)
         return (second / mass - (first / mass) ** 2).clamp_min(0.0)
 
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (DISTANCE_VARIANCE,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return torch.stack((torch.ones_like(lse), torch.zeros_like(lse), found[DISTANCE_VARIANCE]), -1).double()
+
 
 class LocalMass(RowMeasure):
     """Σ p_ij over |i − j| ≤ radius, mean over queries; radius = 8 unless given, as `LocalMass(radius=32)`."""
@@ -42,6 +59,7 @@ class LocalMass(RowMeasure):
         if radius < 0:
             raise ConfigError(f"LocalMass(radius={radius}): radius must be >= 0")
         self.radius = radius
+        self._range = RangeMass(-radius, radius + 1, relative=True)
 
     def partial(self, tile: Tile) -> Tensor:
         first, last = int(tile.positions[0]), int(tile.positions[-1])
@@ -49,3 +67,9 @@ class LocalMass(RowMeasure):
             return tile.lse.new_zeros(tile.lse.shape)
         near = (tile.positions[:, None] - tile.keys).abs() <= self.radius
         return (tile.weights * near).sum(-1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (self._range,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[self._range]

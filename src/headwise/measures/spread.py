@@ -1,5 +1,6 @@
 """How sharp or spread the rows are: measures that read the weights and nothing about where they lie."""
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -7,6 +8,9 @@ from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.measures.base import RowMeasure
+from headwise.measures.rows import allowed_keys, ranges, row_mass
+from headwise.rule import Rule
+from headwise.statistics import ENTROPY, LARGEST, SQUARES, Statistic
 from headwise.tiles import Tile
 
 
@@ -29,6 +33,12 @@ class MaxLogit(RowMeasure):
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return total + lse
 
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (LARGEST,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[LARGEST] - lse
+
 
 class LogSumExp(RowMeasure):
     """LSE_i = ln Σ_j exp S_ij, mean over queries; it bounds the largest logit: LSE − ln m ≤ max ≤ LSE.
@@ -45,6 +55,12 @@ class LogSumExp(RowMeasure):
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return lse
 
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return ()
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return torch.zeros_like(lse)
+
 
 class Entropy(RowMeasure):
     """H_i = −Σ_j p_ij ln p_ij in nats, mean over queries; 0 = one key, ln m = all keys alike.
@@ -57,6 +73,12 @@ class Entropy(RowMeasure):
 
     def partial(self, tile: Tile) -> Tensor:
         return tile.entropy
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (ENTROPY,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[ENTROPY]
 
 
 class NormalizedEntropy(RowMeasure):
@@ -75,6 +97,12 @@ class NormalizedEntropy(RowMeasure):
     def counted(self, total: Tensor, lse: Tensor) -> Tensor:
         return total[..., 1] >= 2
 
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (ENTROPY,) if ranges(rule) is not None else None
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return torch.stack((found[ENTROPY], allowed_keys(rule, lse)), -1)
+
 
 class EffectiveKeys(RowMeasure):
     """(Σ_j p_ij)² / Σ_j p_ij², mean over queries: how many keys share the weight (the inverse participation ratio).
@@ -92,6 +120,12 @@ class EffectiveKeys(RowMeasure):
         mass, squares = total.unbind(-1)
         return mass.square() / squares.masked_fill(squares == 0, 1.0)
 
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (SQUARES,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return torch.stack((row_mass(rule, lse), found[SQUARES]), -1)
+
 
 class LearnedSinkMass(RowMeasure):
     """1 − Σ_j p_ij, mean over queries: what a learned sink (`SinkLogits`) takes of each row; 0 without one."""
@@ -104,6 +138,12 @@ class LearnedSinkMass(RowMeasure):
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return (1.0 - total).clamp_min(0.0)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return ()
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return row_mass(rule, lse)
 
 
 class Top1Mass(RowMeasure):
@@ -120,6 +160,12 @@ class Top1Mass(RowMeasure):
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return total.exp()
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (LARGEST,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[LARGEST] - lse
 
 
 class TopKMass(RowMeasure):

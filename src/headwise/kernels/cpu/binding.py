@@ -2,11 +2,14 @@
 
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
 
-ABI = 1
+from headwise.lowering import Lowered
+from headwise.rule import Rule
+
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 DONE, NO_MEMORY, NOT_FINITE = 0, 1, 2
 
@@ -59,3 +62,33 @@ def view(x: Tensor) -> TensorView:
     """A [b, h, n, d] tensor whose last axis is contiguous."""
     batch, head, row, _ = x.stride()
     return TensorView(x.data_ptr(), batch, head, row)
+
+
+def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
+    """Fill in headwise_rule; what is returned has to outlive it."""
+    b, h, n, m = rule.grid
+    spans = lowered.spans
+    held: list[Any] = [spans]
+    view.scale, view.soft_cap = rule.scale, lowered.soft_cap
+    view.spans, view.span_count = spans.data_ptr(), spans.shape[2]
+    view.span_batch = spans.stride(0) if spans.shape[0] > 1 else 0
+    if lowered.dense is not None:
+        dense = lowered.dense if lowered.dense.stride(-1) == 1 else lowered.dense.contiguous()
+        held.append(dense)
+        view.dense = dense.data_ptr()
+        view.dense_batch, view.dense_head, view.dense_row, _ = dense.expand(b, h, n, m).stride()
+    if lowered.relative is not None:
+        relative = lowered.relative.detach().float().contiguous()
+        held.append(relative)
+        view.relative = relative.data_ptr()
+        view.relative_head = n + m - 1 if len(relative) > 1 else 0
+    if lowered.bias is not None:
+        bias = lowered.bias.detach().float()
+        held.append(bias)
+        view.bias = bias.data_ptr()
+        view.bias_batch, view.bias_head, view.bias_row, view.bias_col = bias.expand(b, h, n, m).stride()
+    if lowered.sinks is not None:
+        sinks = lowered.sinks.detach().float().contiguous()
+        held.append(sinks)
+        view.sinks = sinks.data_ptr()
+    return held

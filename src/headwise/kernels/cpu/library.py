@@ -66,4 +66,14 @@ def load(path: Path) -> Library:
         return Library(path, None, f"it has interface {version}, and this headwise needs {ABI}: build it again")
     handle.headwise_target_name.restype = ctypes.c_char_p
     handle.headwise_targets.restype = ctypes.c_char_p
+    handle.headwise_peak.restype = handle.headwise_bandwidth.restype = ctypes.c_double
+    _share_threads(handle)
     return Library(path, handle, None)
+
+
+def _share_threads(handle: ctypes.CDLL) -> None:
+    """Run on the OpenMP threads that PyTorch has, if its runtime is GNU's or speaks its language, as LLVM's does."""
+    try:
+        handle.headwise_set_openmp(ctypes.CDLL(None).GOMP_parallel)
+    except (AttributeError, OSError, TypeError):
+        return  # no such runtime: threads of its own
