@@ -251,7 +251,7 @@ def column_mass_kernel(
                 keys, queries, i[None, :], j[:, None], factor, cap2, rel, bias, bias_i, bias_j, n, m,
                 HAS_CAP, HAS_REL, HAS_BIAS, PRECISION,
             )  # fmt: skip
-            p = tl.exp2(s - row_logs(lse, first_row + i, i < n)[None, :])
             seen = visible(i[None, :], j[:, None], spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
-            result += tl.sum(tl.where(seen, p, 0.0), 1)
+            s = tl.where(seen, s, -float("inf"))
+            result += tl.sum(tl.exp2(s - row_logs(lse, first_row + i, i < n)[None, :]), 1)
     tl.store(received + (batch * h + head) * m + j, result, mask=j < m)

@@ -127,6 +127,9 @@ def score_gradient(
     a bᵀ are the products of queries and keys and d_a d_bᵀ those of output gradients and values, in either order.
     """
     s, slope = scores(a, b, i, j, factor, cap2, rel, bias, bias_i, bias_j, n, m, HAS_CAP, HAS_REL, HAS_BIAS, PRECISION)
+    if MASKED:
+        seen = visible(i, j, spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
+        s = tl.where(seen, s, -float("inf"))
     p = tl.exp2(s - lse2)
     dp = product(d_a, tl.trans(d_b), PRECISION)
     used = p
@@ -135,8 +138,6 @@ def score_gradient(
         used = tl.where(keep, p / (1.0 - drop), 0.0)
         dp = tl.where(keep, dp / (1.0 - drop), 0.0)
     ds = p * (dp - delta)
-    if MASKED:  # chosen, not multiplied: 0 · NaN of a key that is not seen must not spread
-        seen = visible(i, j, spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
-        used = tl.where(seen, used, 0.0)
+    if MASKED:  # chosen, not multiplied: 0 · NaN of a value that is not seen must not spread
         ds = tl.where(seen, ds, 0.0)
     return used, ds, slope
