@@ -46,3 +46,7 @@ class KeyWeights(Statistic):
     def __init__(self, weights: Tensor) -> None:
         object.__setattr__(self, "name", "key_weights")
         object.__setattr__(self, "weights", weights)
+
+    # Not those of Statistic, which compare the name alone.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
