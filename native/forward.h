@@ -225,7 +225,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       t.rows.classes[i * BLOCK_ROWS + r] +=
           class_mass(s, factor, top, call.classes + i * call.class_stride + batch * call.class_batch, call.m);
     Dropout dropout = {0, 0};
-    if (call.dropout > 0) dropout = {row_seed(call.seed, batch * call.h + head, query + r), (uint32_t)(call.dropout * 4294967296.0)};
+    if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout);
   }
 

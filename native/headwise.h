@@ -74,8 +74,24 @@ typedef struct {
   float* column_mass;      // [b, h, m]: what each key receives
 } headwise_forward_call;
 
+// The gradients of q, k and v from that of out; all of them float32, bfloat16 or float16 as `dtype` says, with strides.
+typedef struct {
+  int32_t dtype;
+  int32_t threads;
+  int64_t b, h, h_kv, n, m, d, d_v;
+  headwise_tensor q, k, v, out, grad_out, grad_q, grad_k, grad_v;
+  headwise_rule rule;
+  float dropout;
+  uint64_t seed;
+  const float* lse;        // [b, h, n], from the forward call
+  float* delta;            // [b, h, n]: sum(grad_out * out), also a head's importance (Michel et al. 2019) when summed
+} headwise_backward_call;
+
 // out, log-sum-exp and statistics.
 HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
+
+// The gradients; the same bits for any number of threads.
+HEADWISE_EXPORT int headwise_backward(const headwise_backward_call* call);
 
 // The version of this interface, the target in use ("avx512bf16", "avx512", "avx2", "portable"), and all that were
 // compiled in, comma-separated. HEADWISE_TARGET in the environment of the process chooses a lower one.

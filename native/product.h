@@ -19,8 +19,9 @@ template <bool DOT> INLINE Floats multiply_add(Floats c, Floats a, Floats b) {
   return c + a * b;
 }
 
-// ADD: to what C holds. FOLD: take the larger of top[row] and the new numbers, lane by lane.
-template <bool DOT, int R, bool ADD, bool FOLD>
+// ADD: to what C holds. FOLD: take the larger of top[row] and the new numbers, lane by lane. TURNED: A is stored by columns,
+// so that the product is with its transpose.
+template <bool DOT, int R, bool ADD, bool FOLD, bool TURNED>
 static void register_block(const float* __restrict a, int64_t lda, const float* __restrict b, float* __restrict c,
                            int64_t ldc, int64_t steps, Floats* __restrict top) {
   Floats acc[R][VECTORS];
@@ -35,7 +36,7 @@ static void register_block(const float* __restrict a, int64_t lda, const float* 
     for (int v = 0; v < VECTORS; v++) row[v] = load(b + k * PANEL + v * W);
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++) {
-      const Floats one = all(a[r * lda + k]);
+      const Floats one = all(TURNED ? a[k * lda + r] : a[r * lda + k]);
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) acc[r][v] = multiply_add<DOT>(acc[r][v], one, row[v]);
     }
@@ -52,15 +53,15 @@ static void register_block(const float* __restrict a, int64_t lda, const float* 
   }
 }
 
-template <bool DOT, bool ADD, bool FOLD>
+template <bool DOT, bool ADD, bool FOLD, bool TURNED = false>
 INLINE void product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps,
                     Floats* top) {
   switch (rows) {
-    case 1: return register_block<DOT, 1, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
-    case 2: return register_block<DOT, 2, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
-    case 3: return register_block<DOT, 3, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
-    case 4: return register_block<DOT, 4, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
-    case 5: return register_block<DOT, 5, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
-    default: return register_block<DOT, ROWS, ADD, FOLD>(a, lda, b, c, ldc, steps, top);
+    case 1: return register_block<DOT, 1, ADD, FOLD, TURNED>(a, lda, b, c, ldc, steps, top);
+    case 2: return register_block<DOT, 2, ADD, FOLD, TURNED>(a, lda, b, c, ldc, steps, top);
+    case 3: return register_block<DOT, 3, ADD, FOLD, TURNED>(a, lda, b, c, ldc, steps, top);
+    case 4: return register_block<DOT, 4, ADD, FOLD, TURNED>(a, lda, b, c, ldc, steps, top);
+    case 5: return register_block<DOT, 5, ADD, FOLD, TURNED>(a, lda, b, c, ldc, steps, top);
+    default: return register_block<DOT, ROWS, ADD, FOLD, TURNED>(a, lda, b, c, ldc, steps, top);
   }
 }

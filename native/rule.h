@@ -1,6 +1,7 @@
 // What a score is, row by row: soft cap, biases and mask, as src/headwise/rule.py says.
 
-INLINE const int32_t* spans_of(const headwise_forward_call& call, int64_t batch, int64_t query) {
+// Call is headwise_forward_call or headwise_backward_call: what they share has the same names.
+template <typename Call> INLINE const int32_t* spans_of(const Call& call, int64_t batch, int64_t query) {
   return call.rule.spans + batch * call.rule.span_batch + query * call.rule.span_count * 2;
 }
 
@@ -8,7 +9,7 @@ INLINE const int32_t* spans_of(const headwise_forward_call& call, int64_t batch,
 struct Hull {
   int64_t first, last;
 };
-static Hull hull(const headwise_forward_call& call, int64_t batch, int64_t query, int count, int64_t from, int64_t to) {
+template <typename Call> static Hull hull(const Call& call, int64_t batch, int64_t query, int count, int64_t from, int64_t to) {
   Hull h = {to, from};
   for (int r = 0; r < count; r++) {
     const int32_t* span = spans_of(call, batch, query + r);
@@ -24,7 +25,7 @@ static Hull hull(const headwise_forward_call& call, int64_t batch, int64_t query
 }
 
 // True if the query sees every key of [from, to).
-INLINE bool sees_all(const headwise_forward_call& call, int64_t batch, int64_t query, int64_t from, int64_t to) {
+template <typename Call> INLINE bool sees_all(const Call& call, int64_t batch, int64_t query, int64_t from, int64_t to) {
   if (call.rule.dense) return false;
   const int32_t* span = spans_of(call, batch, query);
   for (int i = 0; i < call.rule.span_count; i++, span += 2)
@@ -39,7 +40,7 @@ INLINE void fill(float* s, int64_t from, int64_t to) {
 }
 
 // -inf in place of the logits that the query may not see.
-static void hide(const headwise_forward_call& call, int64_t batch, int64_t head, int64_t query, const Stretch& row) {
+template <typename Call> static void hide(const Call& call, int64_t batch, int64_t head, int64_t query, const Stretch& row) {
   int64_t open = row.from;
   const int32_t* span = spans_of(call, batch, query);
   for (int i = 0; i < call.rule.span_count; i++, span += 2) {
@@ -57,7 +58,7 @@ static void hide(const headwise_forward_call& call, int64_t batch, int64_t head,
 }
 
 // Soft cap and biases; logits come in as scale · q·k / factor and leave in units of ln 2.
-static void adjust(const headwise_forward_call& call, int64_t batch, int64_t head, int64_t query, const Stretch& row,
+template <typename Call> static void adjust(const Call& call, int64_t batch, int64_t head, int64_t query, const Stretch& row,
                    float factor) {
   const headwise_rule& rule = call.rule;
   const float* relative =
@@ -77,4 +78,19 @@ static void adjust(const headwise_forward_call& call, int64_t batch, int64_t hea
     }
     store(row.logits + i, s * LOG2E);
   }
+}
+
+// What is dropped of a row, the same in both passes.
+template <typename Call> static Dropout dropout_of(const Call& call, int64_t batch, int64_t head, int64_t query) {
+  return {row_seed(call.seed, batch * call.h + head, query), (uint32_t)(call.dropout * 4294967296.0)};
+}
+
+// True if every query sees every key.
+template <typename Call> static bool everything_is_seen(const Call& call) {
+  if (call.rule.dense) return false;
+  const int64_t batches = call.rule.span_batch ? call.b : 1;
+  for (int64_t batch = 0; batch < batches; batch++)
+    for (int64_t i = 0; i < call.n; i++)
+      if (!sees_all(call, batch, i, 0, call.m)) return false;
+  return true;
 }

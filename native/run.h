@@ -143,15 +143,6 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     give_back(all_memory);
     return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
   }
-
-  static bool everything_is_seen(const headwise_forward_call& call) {
-    if (call.rule.dense) return false;
-    const int64_t batches = call.rule.span_batch ? call.b : 1;
-    for (int64_t batch = 0; batch < batches; batch++)
-      for (int64_t i = 0; i < call.n; i++)
-        if (!sees_all(call, batch, i, 0, call.m)) return false;
-    return true;
-  }
 };
 
 template <bool DOT, typename T, bool SPREAD, bool REACH> static int run(const headwise_forward_call& call) {

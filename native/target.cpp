@@ -18,12 +18,13 @@ namespace HEADWISE_TARGET {
 #include "rule.h"
 #include "forward.h"
 #include "run.h"
+#include "backward.h"
 #include "peak.h"
 
 }  // namespace HEADWISE_TARGET
 
 extern const Target HEADWISE_TARGET_OBJECT;
-const Target HEADWISE_TARGET_OBJECT = {HEADWISE_TARGET_TEXT, HEADWISE_TARGET::forward, HEADWISE_TARGET::peak,
-                                       HEADWISE_TARGET::bandwidth};
+const Target HEADWISE_TARGET_OBJECT = {HEADWISE_TARGET_TEXT, HEADWISE_TARGET::forward, HEADWISE_TARGET::backward,
+                                       HEADWISE_TARGET::peak, HEADWISE_TARGET::bandwidth};
 
 }  // namespace headwise

@@ -28,6 +28,7 @@ namespace headwise {
 struct Target {
   const char* name;
   int (*forward)(const headwise_forward_call&);
+  int (*backward)(const headwise_backward_call&);
   double (*peak)(int dtype, int threads);
   double (*bandwidth)(int threads);
 };

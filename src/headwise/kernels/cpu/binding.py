@@ -34,7 +34,8 @@ class RuleView(ctypes.Structure):
         ("spans", c_void_p), ("span_batch", c_int64), ("span_count", c_int32),
         ("dense", c_void_p), ("dense_batch", c_int64), ("dense_head", c_int64), ("dense_row", c_int64),
         ("relative", c_void_p), ("relative_head", c_int64),
-        ("bias", c_void_p), ("bias_batch", c_int64), ("bias_head", c_int64), ("bias_row", c_int64), ("bias_col", c_int64),
+        ("bias", c_void_p),
+        ("bias_batch", c_int64), ("bias_head", c_int64), ("bias_row", c_int64), ("bias_col", c_int64),
         ("sinks", c_void_p),
     ]  # fmt: skip
 
@@ -55,6 +56,21 @@ class ForwardCall(ctypes.Structure):
         ("class_count", c_int32), ("classes", c_void_p), ("class_stride", c_int64), ("class_batch", c_int64),
         ("class_mass", c_void_p),
         ("column_mass", c_void_p),
+    ]  # fmt: skip
+
+
+class BackwardCall(ctypes.Structure):
+    """headwise_backward_call"""
+
+    _fields_ = [
+        ("dtype", c_int32), ("threads", c_int32),
+        ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+        ("d_v", c_int64),
+        ("q", TensorView), ("k", TensorView), ("v", TensorView), ("out", TensorView), ("grad_out", TensorView),
+        ("grad_q", TensorView), ("grad_k", TensorView), ("grad_v", TensorView),
+        ("rule", RuleView),
+        ("dropout", c_float), ("seed", c_uint64),
+        ("lse", c_void_p), ("delta", c_void_p),
     ]  # fmt: skip
 
 

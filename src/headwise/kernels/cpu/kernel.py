@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, Result
@@ -52,12 +53,14 @@ class CPU:
             return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
         if 0 in (grid.b, grid.n, grid.m):
             return "there are no queries or no keys"
-        if call.dropout_p > 0 and torch.is_grad_enabled() and (q.requires_grad or call.k.requires_grad):
-            return "its gradients know no dropout"
         found = library()
         if found.reason:
             return found.reason
-        return call.lowered if isinstance(call.lowered, str) else None
+        if isinstance(call.lowered, str):
+            return call.lowered
+        if call.dropout_p > 0 and any(x is not None and x.requires_grad for x in (call.lowered.relative, call.lowered.bias)):
+            return "with dropout it has no gradients of biases"
+        return None
 
     def run(self, call: Call) -> Result:
         terms = call.rule.terms(compute(call.q[..., :0, :]))
@@ -84,6 +87,19 @@ class _Fused(Blocks):
         ctx.mark_non_differentiable(lse)
         return out, lse
 
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, unused: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.needs_input_grad[5] or any(ctx.needs_input_grad[7:]):
+            return Blocks.backward(ctx, grad_out, unused)  # learned biases: their sums are made tile by tile
+        _, _, _, out, lse, _, sinks, *biases = ctx.saved_tensors
+        dq, dk, dv, delta = backward(ctx.call, out, lse, grad_out)
+        d_sinks = None
+        if sinks is not None and ctx.needs_input_grad[6]:
+            # A sink's weight is exp(sink − lse), and its value 0: dS = p · (0 − δ).
+            d_sinks = -(torch.exp(sinks[:, None] - lse) * delta).masked_fill(lse == -torch.inf, 0.0).sum((0, 2))
+        return dq, dk, dv, None, None, None, d_sinks, *(None for _ in biases)
+
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     """Output, log-sum-exp and those of the call's statistics that the kernel knows.
@@ -94,8 +110,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     handle, lowered = library().handle, call.lowered
     assert handle is not None  # refuse() has asked
     assert isinstance(lowered, Lowered)
-    q, k, v = (x.detach() if x.stride(-1) == 1 or x.shape[-1] < 2 else x.detach().contiguous()
-               for x in (call.q, call.k, call.v))  # fmt: skip
+    q, k, v = map(_rows, (call.q, call.k, call.v))
     b, h, n, d = q.shape
     h_kv, m = k.shape[1], k.shape[2]
     out = torch.empty(b, h, n, v.shape[-1], dtype=q.dtype)
@@ -114,6 +129,35 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     if status == binding.NO_MEMORY:
         raise KernelError("kernel='cpu' could not get the memory to work in; give it fewer or shorter sequences")
     return out, lse, statistics
+
+
+def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v, and rowsum(grad_out ∘ out) [b, h, n]."""
+    handle, lowered = library().handle, call.lowered
+    assert handle is not None  # the forward pass has used it
+    assert isinstance(lowered, Lowered)
+    q, k, v, out, grad_out = map(_rows, (call.q, call.k, call.v, out, grad_out))
+    b, h, n, d = q.shape
+    grads = tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    delta = torch.empty(b, h, n)
+    request = binding.BackwardCall(
+        binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, v.shape[-1],
+        *map(binding.view, (q, k, v, out, grad_out, *grads)),
+    )  # fmt: skip
+    request.dropout, request.seed = call.dropout_p, call.seed
+    request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
+    held = binding.write_rule(request.rule, lowered, call.rule)
+    status = handle.headwise_backward(ctypes.byref(request))
+    del held
+    if status != binding.DONE:
+        raise KernelError("kernel='cpu' could not get the memory for gradients; give it fewer or shorter sequences")
+    return *grads, delta
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Detached, each row in one piece."""
+    x = x.detach()
+    return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()
 
 
 def _ask(request: binding.ForwardCall, call: Call, held: list[Any]) -> dict[Statistic, Tensor]:

@@ -1,0 +1,241 @@
+// Gradients (Dao et al. 2022, algorithm 4), with weights made again from q, k and the log-sum-exp:
+//
+//   P = exp(S − lse)    dP = dO Vᵀ    dS = P ∘ (dP − δ),  δ = rowsum(dO ∘ O)
+//   dV = Pᵀ dO          dK = scale · dSᵀ Q                dQ = scale · dS K
+//
+// A task is a chunk of the keys of one key head. It walks over blocks of GRAD_KEYS keys, and for each over the queries of all
+// heads that share them, so that dK and dV are complete when a block is done; dQ is added up in one copy for each
+// chunk, and the copies in order at the end. How many chunks there are follows from the shape alone, so the bits do not
+// depend on the number of threads.
+
+constexpr int GRAD_ROWS = 96, GRAD_KEYS = 128, GRAD_STRIDE = GRAD_KEYS + 16;
+constexpr int GRAD_GROUPS = (GRAD_ROWS + ROWS - 1) / ROWS;
+
+template <typename T> struct Backward {
+  const headwise_backward_call& call;
+  Scaling scaling;
+  int64_t width, value_width;  // d and d_v, padded to panels
+  int64_t heads_a_group, chunks, key_blocks, scratch_bytes;
+  float* partial;              // [chunks, b, h, n, width]
+  char* scratch;
+  Queue queue;
+  bool all_finite_needed;
+  Flag broken;
+
+  struct Memory {
+    float *keys_for_scores, *values_for_scores, *keys, *grad_keys, *grad_values;
+    float *queries, *query_panels, *grads, *grad_panels, *scores, *slopes, *bend;
+    bool rows_broken[GRAD_ROWS];
+  };
+
+  explicit Backward(const headwise_backward_call& call)
+      : call(call), scaling(scaling_of<false>(call.rule)), width(padded(call.d, PANEL)),
+        value_width(padded(call.d_v, PANEL)), heads_a_group(call.h / call.h_kv),
+        key_blocks(blocks(call.m, GRAD_KEYS)), queue{0}, broken{0} {
+    chunks = most(1, least(key_blocks, 8 / most(1, call.b * call.h_kv)));
+  }
+
+  int64_t lay_out(char* memory, Memory* m) const {
+    Arena arena = {memory};
+    m->keys_for_scores = arena.take<float>(GRAD_KEYS * call.d);
+    m->values_for_scores = arena.take<float>(GRAD_KEYS * call.d_v);
+    m->keys = arena.take<float>(GRAD_KEYS * width);
+    m->grad_keys = arena.take<float>(GRAD_KEYS * width);
+    m->grad_values = arena.take<float>(GRAD_KEYS * value_width);
+    m->queries = arena.take<float>(GRAD_ROWS * call.d);
+    m->query_panels = arena.take<float>(GRAD_ROWS * width);
+    m->grads = arena.take<float>(GRAD_ROWS * call.d_v);
+    m->grad_panels = arena.take<float>(GRAD_ROWS * value_width);
+    m->scores = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
+    m->slopes = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
+    m->bend = arena.take<float>(call.rule.soft_cap > 0 ? GRAD_KEYS : 0);
+    return arena.next - memory;
+  }
+
+  const T* at(const headwise_tensor& x, int64_t batch, int64_t head, int64_t row) const {
+    return (const T*)x.data + batch * x.batch + head * x.head + row * x.row;
+  }
+
+  // δ of all rows.
+  void deltas(int) {
+    for (int64_t head; (head = queue.take()) < call.b * call.h;)
+      for (int64_t i = 0; i < call.n; i++) {
+        const T* out = at(call.out, head / call.h, head % call.h, i);
+        const T* grad = at(call.grad_out, head / call.h, head % call.h, i);
+        Floats total = all(0.0f);
+        for (int64_t c = 0; c < call.d_v; c += W) total += read(out + c, call.d_v - c) * read(grad + c, call.d_v - c);
+        call.delta[head * call.n + i] = sum(total);
+      }
+  }
+
+  void chunk_of_keys(int worker) {
+    Memory m;
+    lay_out(scratch + worker * scratch_bytes, &m);
+    for (int64_t task; (task = queue.take()) < call.b * call.h_kv * chunks;) {
+      const int64_t group = task / chunks, chunk = task % chunks;
+      for (int64_t block = chunk; block < key_blocks; block += chunks)
+        keys(group / call.h_kv, group % call.h_kv, block * GRAD_KEYS, partial + chunk * call.b * call.h * call.n * width, m);
+    }
+  }
+
+  // One block of keys, against all queries.
+  void keys(int64_t batch, int64_t kv, int64_t from, float* grad_queries, Memory& m) {
+    const int64_t to = least(from + GRAD_KEYS, call.m), count = to - from;
+    Floats check = all(0.0f);
+    for (int64_t j = 0; j < count; j += PANEL) {
+      pack_keys<false>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * call.d, check);
+      pack_keys<false>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v, m.values_for_scores + j * call.d_v,
+                       check);
+    }
+    pack_values<false>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
+    if (all_finite_needed && !(sum(check) == 0.0f)) broken.raise();
+    __builtin_memset(m.grad_keys, 0, (size_t)(GRAD_KEYS * width) * 4);
+    __builtin_memset(m.grad_values, 0, (size_t)(GRAD_KEYS * value_width) * 4);
+    for (int64_t g = 0; g < heads_a_group; g++) {
+      const int64_t head = kv * heads_a_group + g;
+      for (int64_t query = 0; query < call.n; query += GRAD_ROWS)
+        queries(batch, head, query, from, to, grad_queries + ((batch * call.h + head) * call.n + query) * width, m);
+    }
+    for (int64_t j = 0; j < count; j++) {
+      T* grad_k = (T*)at(call.grad_k, batch, kv, from + j);
+      T* grad_v = (T*)at(call.grad_v, batch, kv, from + j);
+      for (int64_t c = 0; c < call.d; c += W)
+        write(grad_k + c, load(m.grad_keys + j * width + c) * call.rule.scale, call.d - c);
+      for (int64_t c = 0; c < call.d_v; c += W)
+        write(grad_v + c, load(m.grad_values + j * value_width + c), call.d_v - c);
+    }
+  }
+
+  void queries(int64_t batch, int64_t head, int64_t query, int64_t from, int64_t to, float* grad_queries, Memory& m) {
+    const int count = (int)least(GRAD_ROWS, call.n - query);
+    Hull parts[GRAD_GROUPS], whole = {to, from};
+    for (int g = 0; g * ROWS < count; g++) {
+      parts[g] = hull(call, batch, query + g * ROWS, (int)least(ROWS, count - g * ROWS), from, to);
+      if (parts[g].first == parts[g].last) continue;
+      whole.first = least(whole.first, parts[g].first);
+      whole.last = most(whole.last, parts[g].last);
+    }
+    if (whole.first >= whole.last) return;
+    const T* q = at(call.q, batch, head, query);
+    const T* grad = at(call.grad_out, batch, head, query);
+    Floats unused = all(0.0f);
+    const Scaling plain = {1.0f, 1.0f, false, false};
+    load_queries<false>(q, call.q.row, count, call.d, scaling, call.d, m.queries, m.rows_broken);
+    load_queries<false>(grad, call.grad_out.row, count, call.d_v, plain, call.d_v, m.grads, m.rows_broken);
+    pack_values<false>(q, call.q.row, count, call.d, 0, count, GRAD_ROWS, m.query_panels, unused);
+    pack_values<false>(grad, call.grad_out.row, count, call.d_v, 0, count, GRAD_ROWS, m.grad_panels, unused);
+    const int64_t low = (whole.first - from) / PANEL * PANEL, high = padded(whole.last - from, PANEL);
+    for (int64_t p = low; p < high; p += PANEL)
+      for (int g = 0; g * ROWS < count; g++) {
+        if (parts[g].last <= from + p || parts[g].first >= from + p + PANEL) continue;
+        const int rows = (int)least(ROWS, count - g * ROWS);
+        const int64_t place = g * ROWS * GRAD_STRIDE + p;
+        product<false, false, false>(rows, m.queries + g * ROWS * call.d, call.d, m.keys_for_scores + p * call.d,
+                                     m.scores + place, GRAD_STRIDE, call.d, nullptr);
+        product<false, false, false>(rows, m.grads + g * ROWS * call.d_v, call.d_v, m.values_for_scores + p * call.d_v,
+                                     m.slopes + place, GRAD_STRIDE, call.d_v, nullptr);
+      }
+    for (int r = 0; r < count; r++) row(batch, head, query, r, from, low, high, parts[r / ROWS], m);
+    for (int g = 0; g * ROWS < count; g++) {
+      if (parts[g].first == parts[g].last) continue;
+      const int64_t first = (parts[g].first - from) / W * W, last = padded(parts[g].last - from, W);
+      for (int64_t c = 0; c < width; c += PANEL)
+        product<false, true, false>((int)least(ROWS, count - g * ROWS), m.slopes + g * ROWS * GRAD_STRIDE + first, GRAD_STRIDE,
+                                    m.keys + c * GRAD_KEYS + first * PANEL, grad_queries + g * ROWS * width + c, width,
+                                    last - first, nullptr);
+    }
+    high_by_low(m.scores, m.grad_panels, value_width, m.grad_values, low, least(high, to - from), count);
+    high_by_low(m.slopes, m.query_panels, width, m.grad_keys, low, least(high, to - from), count);
+  }
+
+  // grad [keys × size] += weightsᵀ · rows, for the keys [low, high).
+  static void high_by_low(const float* weights, const float* panels, int64_t size, float* grad, int64_t low, int64_t high,
+                          int count) {
+    for (int64_t c = 0; c < size; c += PANEL)
+      for (int64_t j = low; j < high; j += ROWS)
+        product<false, true, false, true>((int)least(ROWS, high - j), weights + j, GRAD_STRIDE, panels + c * GRAD_ROWS,
+                                          grad + j * size + c, size, count, nullptr);
+  }
+
+  // Scores become weights, and dP becomes dS; both 0 where the query sees nothing.
+  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, int64_t low, int64_t high, const Hull& part,
+           Memory& m) {
+    float *scores = m.scores + r * GRAD_STRIDE, *slopes = m.slopes + r * GRAD_STRIDE;
+    const int64_t first = part.first == part.last ? low : (part.first - from) / W * W;
+    const int64_t last = part.first == part.last ? low : padded(part.last - from, W);
+    for (int64_t i = low; i < first; i += W) store(scores + i, all(0.0f)), store(slopes + i, all(0.0f));
+    for (int64_t i = last; i < high; i += W) store(scores + i, all(0.0f)), store(slopes + i, all(0.0f));
+    if (first == last) return;
+    Stretch s = {scores, first, last, from, query + r + call.m - call.n};
+    const float cap = call.rule.soft_cap;
+    if (cap > 0)
+      for (int64_t i = first; i < last; i += W) {
+        const Floats t = tanh(load(scores + i) * (1.0f / cap));
+        store(m.bend + i, 1.0f - t * t);
+      }
+    if (scaling.adjusted) adjust(call, batch, head, query + r, s, 1.0f);
+    if (!sees_all(call, batch, query + r, from + first, from + last)) hide(call, batch, head, query + r, s);
+    const int64_t at = (batch * call.h + head) * call.n + query + r;
+    const float lse = call.lse[at] == NOTHING ? -NOTHING : call.lse[at] * LOG2E, delta = call.delta[at];
+    const float keep = 1.0f / (1.0f - call.dropout);
+    Dropout dropout = {0, 0};
+    if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
+    for (int64_t i = first; i < last; i += W) {
+      const Floats p = exp2(load(scores + i) - lse);
+      Floats kept = p, slope = load(slopes + i);
+      if (dropout.threshold) {
+        const Ints stays = noise(dropout.seed, from + i) >= dropout.threshold;
+        kept = choose(stays, p * keep, all(0.0f));
+        slope = choose(stays, slope * keep, all(0.0f));
+      }
+      slope = p * (slope - delta);
+      if (cap > 0) slope *= load(m.bend + i);
+      // A weight of 0 passes nothing on, whatever the value's gradient is.
+      store(scores + i, kept);
+      store(slopes + i, choose(p == 0.0f, all(0.0f), slope));
+    }
+  }
+
+  void add_queries(int) {
+    const int64_t all_rows = call.b * call.h * call.n, share = 256;
+    for (int64_t task; (task = queue.take()) < blocks(all_rows, share);)
+      for (int64_t row = task * share; row < least(all_rows, (task + 1) * share); row++) {
+        T* to = (T*)at(call.grad_q, row / call.n / call.h, row / call.n % call.h, row % call.n);
+        for (int64_t c = 0; c < call.d; c += W) {
+          Floats total = load(partial + row * width + c);
+          for (int64_t chunk = 1; chunk < chunks; chunk++) total += load(partial + (chunk * all_rows + row) * width + c);
+          write(to + c, total * call.rule.scale, call.d - c);
+        }
+      }
+  }
+
+  template <void (Backward::*STEP)(int)> static void step(void* self, int worker) { (((Backward*)self)->*STEP)(worker); }
+  template <void (Backward::*STEP)(int)> void on_all(int threads) {
+    queue.next = 0;
+    parallel(threads, step<STEP>, this);
+  }
+
+  int go() {
+    const int threads = (int)least(call.threads, most(1, call.b * call.h_kv * chunks));
+    Memory unused;
+    scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
+    const int64_t floats = chunks * call.b * call.h * call.n * width;
+    char* memory = borrow((size_t)(threads * scratch_bytes + floats * 4));
+    if (!memory) return HEADWISE_NO_MEMORY;
+    scratch = memory;
+    partial = (float*)(memory + threads * scratch_bytes);
+    __builtin_memset(partial, 0, (size_t)floats * 4);
+    all_finite_needed = !everything_is_seen(call);
+    on_all<&Backward::deltas>(threads);
+    on_all<&Backward::chunk_of_keys>(threads);
+    on_all<&Backward::add_queries>(threads);
+    give_back(memory);
+    return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
+  }
+};
+
+static int backward(const headwise_backward_call& call) {
+  if (call.dtype == HEADWISE_BFLOAT16) return Backward<Brain>(call).go();
+  if (call.dtype == HEADWISE_FLOAT16) return Backward<Half>(call).go();
+  return Backward<float>(call).go();
+}
