@@ -1,5 +1,5 @@
 # `make see` and `make test` do all the set-up, once, and compile the kernels where there is a compiler.
-# Variables: PYTHON, VENV, TEXT (for see), ARGS (more options).
+# Variables: PYTHON, VENV, TEXT (for see), ARGS (more options, for see, test, bench and sanitize).
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python -m
@@ -27,8 +27,7 @@ format: $(READY)
 	$(RUN) ruff format .
 
 bench: native-if-possible
-	$(VENV)/bin/python benchmarks/speed.py $(ARGS)
-	$(VENV)/bin/python benchmarks/memory.py $(ARGS)
+	$(RUN) benchmarks $(ARGS)
 
 # The compiled kernels, in place: what changed since the last time.
 native: $(READY)

@@ -26,7 +26,23 @@ _HOMES = {
     ],
     "positions": ["Rotary"],
     "cache": ["KVCache", "SlidingCache"],
+    "kernels": ["use_kernel"],
+    "heads.registry": ["DESIGNS"],
+    "heads.base": ["AttentionLayer"],
     "heads.multi_head": ["MultiHeadAttention"],
+    "heads.per_head": ["PerHeadAttention"],
+    "heads.contraction": ["ContractionAttention"],
+    "heads.single_head": ["SingleHeadAttention"],
+    "heads.block_diagonal": ["BlockDiagonalAttention"],
+    "heads.sparse_mixture": ["SparseHeadMixture"],
+    "heads.mixture_of_heads": ["MixtureOfHeads"],
+    "heads.gating": ["Gates"],
+    "heads.grouped_mlp": ["GroupedMLPAttention"],
+    "heads.head_mixing": ["HeadMixingAttention"],
+    "heads.talking_heads": ["TalkingHeadsAttention"],
+    "heads.latent": ["LatentAttention"],
+    "heads.gated_output": ["GatedAttention"],
+    "heads.convolution": ["ConvolutionAttention", "from_conv1d", "from_conv2d"],
     "errors": [
         "CheckpointError", "ConfigError", "DTypeError", "DeviceError", "HeadwiseError", "KernelError", "ShapeError",
         "TextError",
@@ -48,7 +64,27 @@ if TYPE_CHECKING:
         ShapeError as ShapeError,
         TextError as TextError,
     )
+    from headwise.heads.base import AttentionLayer as AttentionLayer
+    from headwise.heads.block_diagonal import BlockDiagonalAttention as BlockDiagonalAttention
+    from headwise.heads.contraction import ContractionAttention as ContractionAttention
+    from headwise.heads.convolution import (
+        ConvolutionAttention as ConvolutionAttention,
+        from_conv1d as from_conv1d,
+        from_conv2d as from_conv2d,
+    )
+    from headwise.heads.gated_output import GatedAttention as GatedAttention
+    from headwise.heads.gating import Gates as Gates
+    from headwise.heads.grouped_mlp import GroupedMLPAttention as GroupedMLPAttention
+    from headwise.heads.head_mixing import HeadMixingAttention as HeadMixingAttention
+    from headwise.heads.latent import LatentAttention as LatentAttention
+    from headwise.heads.mixture_of_heads import MixtureOfHeads as MixtureOfHeads
     from headwise.heads.multi_head import MultiHeadAttention as MultiHeadAttention
+    from headwise.heads.per_head import PerHeadAttention as PerHeadAttention
+    from headwise.heads.registry import DESIGNS as DESIGNS
+    from headwise.heads.single_head import SingleHeadAttention as SingleHeadAttention
+    from headwise.heads.sparse_mixture import SparseHeadMixture as SparseHeadMixture
+    from headwise.heads.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
+    from headwise.kernels import use_kernel as use_kernel
     from headwise.map import AttentionMap as AttentionMap
     from headwise.masks import (
         Causal as Causal,
