@@ -215,15 +215,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     }
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = t.rows.top[r];
     top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
-    for (int i = 0; i < call.range_count; i++) {
-      const headwise_range& range = call.ranges[i];
-      const int64_t base = from - (range.relative ? s.position : 0);
-      const int64_t start = most(range.start - base, s.from), stop = least(range.stop - base, s.to);
-      if (start < stop) t.rows.ranges[i * BLOCK_ROWS + r] += mass(s, factor, top, start, stop);
-    }
-    for (int i = 0; i < call.class_count; i++)
-      t.rows.classes[i * BLOCK_ROWS + r] +=
-          class_mass(s, factor, top, call.classes + i * call.class_stride + batch * call.class_batch, call.m);
+    add_masses(call, batch, s, factor, top, t.rows, r);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout);
@@ -249,53 +241,16 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
 
   // The rows' results; scale[r] turns an unnormalised p of the last top into a weight.
   void finish(int64_t batch, int64_t head, int64_t query, int count, Scratch& t, float* scale) const {
-    const int64_t place = (batch * call.h + head) * call.n + query, all_rows = call.b * call.h * call.n;
     const float keep = 1.0f / (1.0f - call.dropout);
     for (int r = 0; r < count; r++) {
-      const float top = t.rows.top[r], keys = sum(t.rows.total[r]);
-      float whole = keys, inverse = 0.0f, log_sum = NOTHING;
-      if (top != NOTHING || keys != 0.0f) {
-        float shrink = 1.0f, highest = top;
-        if (call.rule.sinks) {
-          const float sink = call.rule.sinks[head] * LOG2E;
-          highest = sink > top ? sink : top;
-          shrink = exp2(all(top - highest))[0];
-          whole = keys * shrink + exp2(all(sink - highest))[0];
-        }
-        inverse = shrink / whole;
-        log_sum = (float)(highest * LN2 + __builtin_logf(whole));
-        if (t.rows.broken[r]) inverse = log_sum = __builtin_nanf("");
-      }
-      scale[r] = inverse;
-      const int64_t at = place + r;
-      if (call.lse) call.lse[at] = log_sum;
-      if (call.largest) call.largest[at] = (float)(top * LN2);
-      if (SPREAD) {
-        // -ln p = -ln 2 · (z - top) - ln(scale)
-        const float entropy = inverse * (float)(-LN2 * sum(t.rows.entropy[r])) -
-                              (inverse == 0.0f ? 0.0f : keys * inverse * __builtin_logf(inverse));
-        if (call.entropy) call.entropy[at] = entropy < 0.0f ? 0.0f : entropy;
-        if (call.squares) call.squares[at] = sum(t.rows.squares[r]) * inverse * inverse;
-      }
-      if (REACH) {
-        const float safe = keys == 0.0f ? 1.0f : keys;
-        const float first = sum(t.rows.first[r]) / safe, second = sum(t.rows.second[r]) / safe;
-        const float variance = second - first * first;
-        if (call.distance) call.distance[at] = (t.rows.centre[r] + first) * keys * inverse;
-        if (call.variance) call.variance[at] = variance < 0.0f ? 0.0f : variance;
-      }
-      for (int i = 0; i < call.range_count; i++)
-        call.range_mass[i * all_rows + at] = t.rows.ranges[i * BLOCK_ROWS + r] * inverse;
-      for (int i = 0; i < call.class_count; i++)
-        call.class_mass[i * all_rows + at] = t.rows.classes[i * BLOCK_ROWS + r] * inverse;
+      const Sums sums = {t.rows.top[r], t.rows.centre[r], sum(t.rows.total[r]), sum(t.rows.entropy[r]),
+                         sum(t.rows.squares[r]), sum(t.rows.first[r]), sum(t.rows.second[r])};
+      const int64_t at = (batch * call.h + head) * call.n + query + r;
+      scale[r] = finish_row<SPREAD, REACH>(call, head, at, sums, t.rows.ranges + r, t.rows.classes + r, BLOCK_ROWS,
+                                           t.rows.broken[r]);
       if (!call.d_v) continue;
       T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + (query + r) * call.out.row;
-      const float* sums = t.out + r * shape.width;
-      for (int64_t c = 0; c < call.d_v; c += W) {
-        // A row that sees nothing is 0, even if NaN values were multiplied with its zeros.
-        const Floats x = log_sum == NOTHING ? all(0.0f) : load(sums + c) * (inverse * keep);
-        write(out + c, x, call.d_v - c);
-      }
+      write_row(out, t.out + r * shape.width, scale[r] * keep, call.d_v);
     }
   }
 

@@ -80,6 +80,20 @@ template <typename Call> static void adjust(const Call& call, int64_t batch, int
   }
 }
 
+// Adds what a stretch gives to the masses that are asked for; `top` is the row's, 0 while it has none.
+static void add_masses(const headwise_forward_call& call, int64_t batch, const Stretch& s, float factor, float top,
+                       Rows& rows, int r) {
+  for (int i = 0; i < call.range_count; i++) {
+    const headwise_range& range = call.ranges[i];
+    const int64_t base = s.key - (range.relative ? s.position : 0);
+    const int64_t start = most(range.start - base, s.from), stop = least(range.stop - base, s.to);
+    if (start < stop) rows.ranges[i * BLOCK_ROWS + r] += mass(s, factor, top, start, stop);
+  }
+  for (int i = 0; i < call.class_count; i++)
+    rows.classes[i * BLOCK_ROWS + r] +=
+        class_mass(s, factor, top, call.classes + i * call.class_stride + batch * call.class_batch, call.m);
+}
+
 // What is dropped of a row, the same in both passes.
 template <typename Call> static Dropout dropout_of(const Call& call, int64_t batch, int64_t head, int64_t query) {
   return {row_seed(call.seed, batch * call.h + head, query), (uint32_t)(call.dropout * 4294967296.0)};

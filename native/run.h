@@ -4,16 +4,6 @@
 // (LOCAL: no waiting, the copy stays in its cache); else all threads pack, then take blocks of queries from one queue,
 // wave after wave of heads so that the copies stay bounded.
 
-struct Flag {
-  int32_t value;
-  void raise() { __atomic_store_n(&value, 1, __ATOMIC_RELAXED); }
-};
-
-struct Queue {
-  int64_t next;
-  int64_t take() { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
-};
-
 constexpr int64_t LOCAL_BYTES = 512 << 10;
 constexpr int64_t WAVE_BYTES = 64 << 20;
 
@@ -146,6 +136,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
 };
 
 template <bool DOT, typename T, bool SPREAD, bool REACH> static int run(const headwise_forward_call& call) {
+  if (few_queries(call)) return Decode<T, SPREAD, REACH>(call).go();
   return Run<DOT, T, SPREAD, REACH>(call).go();
 }
 

@@ -1,0 +1,273 @@
+// Few queries against many keys: decoding. There is nothing to gain from packing what is read once, so keys and values are
+// read where they lie; the queries of all heads that share them are rows of one small block, and the keys are split
+// into chunks (as many as the shape says, so that the bits do not depend on the number of threads), whose softmaxes are
+// merged in order.
+
+constexpr int FEW_ROWS = 16;    // queries of a key head, all its query heads together
+constexpr int FEW_KEYS = 64;    // a block
+constexpr int FEW_AT_ONCE = 4;  // rows whose sums stay in registers
+
+static bool few_queries(const headwise_forward_call& call) {
+  return call.n * (call.h / call.h_kv) <= FEW_ROWS && call.n <= 4 && !call.column_mass;
+}
+
+// Sums of products of R queries with two keys.
+template <int R, typename T>
+static void dots(const float* queries, int64_t size, const T* one, const T* two, int64_t d, float* logits, int64_t stride) {
+  Floats first[R], second[R];
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) first[r] = second[r] = all(0.0f);
+  for (int64_t c = 0; c < d; c += W) {
+    const Floats a = read(one + c, d - c), b = read(two + c, d - c);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) {
+      const Floats q = load(queries + r * size + c);
+      first[r] += q * a;
+      second[r] += q * b;
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < R; r++) {
+    logits[r * stride] = sum(first[r]);
+    logits[r * stride + 1] = sum(second[r]);
+  }
+}
+
+// out [R rows] += weights [R × count] · values, two vectors of columns at a time.
+template <int R, typename T>
+static void mixed(const float* weights, int64_t stride, const T* values, int64_t row, int64_t count, int64_t d, float* out,
+                  int64_t width) {
+  for (int64_t c = 0; c < d; c += 2 * W) {
+    Floats left[R], right[R];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) left[r] = load(out + r * width + c), right[r] = load(out + r * width + c + W);
+    for (int64_t j = 0; j < count; j++) {
+      const Floats a = read(values + j * row + c, d - c);
+      const Floats b = c + W < d ? read(values + j * row + c + W, d - c - W) : all(0.0f);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++) {
+        const Floats p = all(weights[r * stride + j]);
+        left[r] += p * a;
+        right[r] += p * b;
+      }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++) store(out + r * width + c, left[r]), store(out + r * width + c + W, right[r]);
+  }
+}
+
+template <typename T, bool SPREAD, bool REACH> struct Decode {
+  const headwise_forward_call& call;
+  const Scaling scaling;
+  const int64_t heads_a_group, size, width;  // of a query, of an output row, padded
+  const int rows;
+  int64_t chunk_keys, chunks, part_size;
+  char* scratch;
+  int64_t scratch_bytes;
+  float* parts;  // [b, h_kv, chunks, rows][part_size]: sums, ranges, classes and output of a row
+  Queue queue;
+  Flag broken;
+  bool all_finite_needed;
+
+  struct Memory {
+    Rows rows;
+    float *queries, *logits, *out;
+  };
+
+  explicit Decode(const headwise_forward_call& call)
+      : call(call), scaling(scaling_of<false>(call.rule)), heads_a_group(call.h / call.h_kv),
+        size(padded(call.d, W)), width(padded(call.d_v, 2 * W)), rows((int)(heads_a_group * call.n)), queue{0}, broken{0} {
+    const int64_t wanted = most(1, 32 / most(1, call.b * call.h_kv));
+    chunk_keys = most(512, padded(blocks(call.m, wanted), FEW_KEYS));
+    chunks = blocks(call.m, chunk_keys);
+    part_size = padded((int64_t)(sizeof(Sums) / 4) + call.range_count + call.class_count, W) + width;
+  }
+
+  int64_t lay_out(char* memory, Memory** out) const {
+    Arena arena = {memory};
+    *out = arena.take<Memory>(1);
+    Memory sizes;
+    Memory& m = memory ? **out : sizes;
+    m.queries = arena.take<float>(rows * size);
+    m.logits = arena.take<float>(rows * FEW_KEYS);
+    m.out = arena.take<float>(rows * width);
+    m.rows.ranges = arena.take<float>(call.range_count * BLOCK_ROWS);
+    m.rows.classes = arena.take<float>(call.class_count * BLOCK_ROWS);
+    return arena.next - memory;
+  }
+
+  float* part(int64_t group, int64_t chunk, int r) const { return parts + ((group * chunks + chunk) * rows + r) * part_size; }
+
+  void attend_chunks(int worker) {
+    Memory* m;
+    lay_out(scratch + worker * scratch_bytes, &m);
+    for (int64_t task; (task = queue.take()) < call.b * call.h_kv * chunks;) chunk(task / chunks, task % chunks, *m);
+  }
+
+  void chunk(int64_t group, int64_t index, Memory& m) {
+    const int64_t batch = group / call.h_kv, kv = group % call.h_kv;
+    __builtin_memset(m.queries, 0, (size_t)(rows * size) * 4);
+    for (int r = 0; r < rows; r++) {
+      const T* q = (const T*)call.q.data + batch * call.q.batch + (kv * heads_a_group + r / call.n) * call.q.head +
+                   r % call.n * call.q.row;
+      load_queries<false>(q, 0, 1, call.d, scaling, call.d, m.queries + r * size, m.rows.broken + r);
+      m.rows.top[r] = NOTHING;
+      m.rows.centre[r] = 0.0f;
+      m.rows.total[r] = m.rows.entropy[r] = m.rows.squares[r] = m.rows.first[r] = m.rows.second[r] = all(0.0f);
+    }
+    __builtin_memset(m.out, 0, (size_t)(rows * width) * 4);
+    __builtin_memset(m.rows.ranges, 0, (size_t)call.range_count * BLOCK_ROWS * 4);
+    __builtin_memset(m.rows.classes, 0, (size_t)call.class_count * BLOCK_ROWS * 4);
+    const int64_t end = least(call.m, (index + 1) * chunk_keys);
+    for (int64_t from = index * chunk_keys; from < end; from += FEW_KEYS) {
+      const Hull seen = hull(call, batch, 0, (int)call.n, from, least(from + FEW_KEYS, end));
+      if (seen.first < seen.last) block(batch, kv, from, seen, m);
+    }
+    for (int r = 0; r < rows; r++) {
+      float* to = part(group, index, r);
+      const Sums sums = {m.rows.top[r], m.rows.centre[r], sum(m.rows.total[r]), sum(m.rows.entropy[r]),
+                         sum(m.rows.squares[r]), sum(m.rows.first[r]), sum(m.rows.second[r])};
+      __builtin_memcpy(to, &sums, sizeof sums);
+      to += sizeof(Sums) / 4;
+      for (int i = 0; i < call.range_count; i++) *to++ = m.rows.ranges[i * BLOCK_ROWS + r];
+      for (int i = 0; i < call.class_count; i++) *to++ = m.rows.classes[i * BLOCK_ROWS + r];
+      __builtin_memcpy(part(group, index, r) + part_size - width, m.out + r * width, (size_t)width * 4);
+    }
+  }
+
+  template <int R> void score(const T* keys, const T* values, int64_t count, int r, Memory& m) {
+    for (int64_t j = 0; j < count; j += 2) {
+      const T* key = keys + j * call.k.row;
+      if (r == 0 && call.d_v)  // the values of these keys are wanted next
+        for (int64_t c = 0; c < call.d_v; c += 64 / (int64_t)sizeof(T)) {
+          __builtin_prefetch(values + j * call.v.row + c);
+          if (j + 1 < count) __builtin_prefetch(values + (j + 1) * call.v.row + c);
+        }
+      dots<R>(m.queries + r * size, size, key, j + 1 < count ? key + call.k.row : key, call.d,
+              m.logits + r * FEW_KEYS + j, FEW_KEYS);
+    }
+  }
+
+  void block(int64_t batch, int64_t kv, int64_t from, const Hull& seen, Memory& m) {
+    const int64_t count = seen.last - from;
+    const T* keys = (const T*)call.k.data + batch * call.k.batch + kv * call.k.head + from * call.k.row;
+    const T* values = (const T*)call.v.data + batch * call.v.batch + kv * call.v.head + from * call.v.row;
+    for (int r = 0; r < rows; r += FEW_AT_ONCE) switch (rows - r) {
+        case 1: score<1>(keys, values, count, r, m); break;
+        case 2: score<2>(keys, values, count, r, m); break;
+        case 3: score<3>(keys, values, count, r, m); break;
+        default: score<4>(keys, values, count, r, m);
+      }
+    const int64_t filled = padded(count, W);
+    for (int r = 0; r < rows; r++) {
+      fill(m.logits + r * FEW_KEYS, count, filled);
+      row(batch, kv * heads_a_group + r / call.n, r % call.n, r, from, filled, m);
+    }
+    if (!call.d_v) return;
+    for (int r = 0; r < rows; r += FEW_AT_ONCE) {
+      const float* weights = m.logits + r * FEW_KEYS;
+      float* out = m.out + r * width;
+      switch (rows - r) {
+        case 1: mixed<1>(weights, FEW_KEYS, values, call.v.row, count, call.d_v, out, width); break;
+        case 2: mixed<2>(weights, FEW_KEYS, values, call.v.row, count, call.d_v, out, width); break;
+        case 3: mixed<3>(weights, FEW_KEYS, values, call.v.row, count, call.d_v, out, width); break;
+        default: mixed<4>(weights, FEW_KEYS, values, call.v.row, count, call.d_v, out, width);
+      }
+    }
+    if (!all_finite_needed) return;
+    Floats check = all(0.0f);
+    for (int64_t j = 0; j < count; j++) {
+      for (int64_t c = 0; c < call.d; c += W) check += read(keys + j * call.k.row + c, call.d - c) * 0.0f;
+      for (int64_t c = 0; c < call.d_v; c += W) check += read(values + j * call.v.row + c, call.d_v - c) * 0.0f;
+    }
+    if (!(sum(check) == 0.0f)) broken.raise();
+  }
+
+  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, int64_t filled, Memory& m) {
+    Stretch s = {m.logits + r * FEW_KEYS, 0, filled, from, query + call.m - call.n};
+    if (scaling.adjusted) adjust(call, batch, head, query, s, 1.0f);
+    if (!sees_all(call, batch, query, from, from + filled)) hide(call, batch, head, query, s);
+    float top = largest(s.logits, 0, filled);
+    if (top > m.rows.top[r])
+      raise<SPREAD, REACH>(m.rows, r, top, REACH ? distance_of(s, 1.0f, top) : 0.0f, call.range_count, call.class_count,
+                           m.out + r * width, width);
+    top = m.rows.top[r] == NOTHING ? 0.0f : m.rows.top[r];
+    add_masses(call, batch, s, 1.0f, top, m.rows, r);
+    Dropout dropout = {0, 0};
+    if (call.dropout > 0) dropout = dropout_of(call, batch, head, query);
+    weigh<false, SPREAD, REACH>(m.rows, r, s, 1.0f, s.logits, dropout);
+  }
+
+  // The chunks of one row, in order, become its results.
+  void merge(int64_t group, int r) {
+    const int64_t batch = group / call.h_kv, head = group % call.h_kv * heads_a_group + r / call.n, query = r % call.n;
+    const int64_t masses = call.range_count + call.class_count, begin = sizeof(Sums) / 4;
+    float* whole = part(group, 0, r);
+    Sums sums;
+    __builtin_memcpy(&sums, whole, sizeof sums);
+    for (int64_t chunk = 1; chunk < chunks; chunk++) {
+      float* other = part(group, chunk, r);
+      Sums more;
+      __builtin_memcpy(&more, other, sizeof more);
+      if (more.top == NOTHING && more.total == 0.0f) continue;
+      if (sums.top == NOTHING && sums.total == 0.0f) {
+        sums = more;
+        __builtin_memcpy(whole + begin, other + begin, (size_t)(part_size - begin) * 4);
+        continue;
+      }
+      // Both are scaled to the higher top, and moments are moved to its centre.
+      const float top = sums.top > more.top ? sums.top : more.top;
+      const float centre = sums.top > more.top ? sums.centre : more.centre;
+      const float a = move(sums, top, centre), b = move(more, top, centre);
+      sums.total += more.total;
+      sums.entropy += more.entropy;
+      sums.squares += more.squares;
+      sums.first += more.first;
+      sums.second += more.second;
+      for (int64_t i = 0; i < masses; i++) whole[begin + i] = whole[begin + i] * a + other[begin + i] * b;
+      for (int64_t c = part_size - width; c < part_size; c += W) store(whole + c, load(whole + c) * a + load(other + c) * b);
+    }
+    bool bad;
+    const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
+    Floats check = all(0.0f);
+    for (int64_t c = 0; c < call.d; c += W) check += read(q + c, call.d - c) * 0.0f;
+    bad = !(sum(check) == 0.0f);
+    const int64_t at = (batch * call.h + head) * call.n + query;
+    const float scale = finish_row<SPREAD, REACH>(call, head, at, sums, whole + begin, whole + begin + call.range_count, 1, bad);
+    if (!call.d_v) return;
+    T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + query * call.out.row;
+    write_row(out, whole + part_size - width, scale / (1.0f - call.dropout), call.d_v);
+  }
+
+  static float move(Sums& sums, float top, float centre) {
+    const float scale = exp2(all(sums.top - top))[0], shift = sums.centre - centre;
+    sums.second = (sums.second + 2.0f * shift * sums.first + shift * shift * sums.total) * scale;
+    sums.first = (sums.first + shift * sums.total) * scale;
+    sums.entropy = (sums.entropy + (sums.top - top) * sums.total) * scale;
+    sums.squares *= scale * scale;
+    sums.total *= scale;
+    sums.top = top;
+    sums.centre = centre;
+    return scale;
+  }
+
+  static void step(void* self, int worker) { ((Decode*)self)->attend_chunks(worker); }
+
+  int go() {
+    const int64_t groups = call.b * call.h_kv;
+    const int threads = (int)least(call.threads, most(1, groups * chunks));
+    Memory* unused;
+    scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
+    char* memory = borrow((size_t)(threads * scratch_bytes + groups * chunks * rows * part_size * 4));
+    if (!memory) return HEADWISE_NO_MEMORY;
+    scratch = memory;
+    parts = (float*)(memory + threads * scratch_bytes);
+    all_finite_needed = !everything_is_seen(call);
+    parallel(threads, step, this);
+    if (!broken.value)
+      for (int64_t group = 0; group < groups; group++)
+        for (int r = 0; r < rows; r++) merge(group, r);
+    give_back(memory);
+    return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
+  }
+};
