@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 
 import torch
 from torch import Tensor
 
-from headwise.masks import And, Dense, Grid, Mask, Or, spans
+from headwise.masks import And, Causal, Dense, Everything, Grid, Mask, Or, Sinks, Window, spans
 from headwise.rule import Rule
 
 
@@ -36,11 +36,26 @@ class Lowered:
 
 
 def lowered(rule: Rule) -> Lowered | str:
-    """`lower(rule)` on the CPU, kept with the rule: it does not change."""
+    """`lower(rule)` on the CPU, made once: kept with the rule, or, for masks that are the same wherever they are equal,
+    by the mask and its size, since a call may take less time than making its spans."""
     found = rule.__dict__.get("_lowered")
     if found is None:
-        object.__setattr__(rule, "_lowered", found := lower(rule))
+        plain = not rule.scores and _is_value(rule.mask)
+        found = _lowered_mask(rule.mask, rule.grid.n, rule.grid.m) if plain else lower(rule)
+        object.__setattr__(rule, "_lowered", found)
     return found
+
+
+@lru_cache(maxsize=64)
+def _lowered_mask(mask: Mask, n: int, m: int) -> Lowered | str:
+    return lower(Rule(mask, 1.0, Grid(1, 1, n, m)))
+
+
+def _is_value(mask: Mask) -> bool:
+    """Whether the mask holds nothing but numbers."""
+    if isinstance(mask, And | Or):
+        return _is_value(mask.left) and _is_value(mask.right)
+    return isinstance(mask, Everything | Causal | Window | Sinks)
 
 
 def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:

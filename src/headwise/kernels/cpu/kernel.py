@@ -63,6 +63,8 @@ class CPU:
         return None
 
     def run(self, call: Call) -> Result:
+        if not (torch.is_grad_enabled() and _needs_gradient(call)):
+            return Result(*forward(call))
         terms = call.rule.terms(compute(call.q[..., :0, :]))
         statistics: dict[Statistic, Tensor] = {}
         out, lse = _Fused.apply(
@@ -186,6 +188,13 @@ def _ask(request: binding.ForwardCall, call: Call, held: list[Any]) -> dict[Stat
         request.class_count, request.classes, request.class_mass = len(weights), classes.data_ptr(), masses.data_ptr()
         request.class_stride, request.class_batch = b * m, m
     return found
+
+
+def _needs_gradient(call: Call) -> bool:
+    lowered = call.lowered
+    assert isinstance(lowered, Lowered)
+    tensors = call.q, call.k, call.v, lowered.relative, lowered.bias, lowered.sinks
+    return any(x is not None and x.requires_grad for x in tensors)
 
 
 def _has_memory(x: Tensor) -> bool:

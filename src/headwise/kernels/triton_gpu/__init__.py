@@ -6,6 +6,7 @@ tensors, for testing. Only this file is loaded until a call comes that it can do
 
 import importlib.util
 import os
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class TritonGPU:
 
     def refuse(self, call: Call) -> str | None:
         """What the machine, the dtype, the sizes or the rule stand in the way of."""
-        if importlib.util.find_spec("triton") is None:
+        if not _installed():
             return "Triton is not installed"
         q, grid = call.q, call.rule.grid
         if reason := _wrong_device(q):
@@ -43,6 +44,11 @@ class TritonGPU:
         from headwise.kernels.triton_gpu.binding import attend
 
         return attend(call)
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def _wrong_device(q: Tensor) -> str | None:
