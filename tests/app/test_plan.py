@@ -21,6 +21,7 @@ from headwise.plan import (
     Plan,
     Table,
     answer,
+    compare_designs,
     listing,
     plan_design,
     plan_model,
@@ -43,6 +44,7 @@ PLANS = {
     "design": plan_design("gqa", GQA, Work(1, 8192, 8192, window=512, sinks=4), machine=MACHINE),
     "list": listing(),
     "trade-off": trade_off(4096, Work(1, 8192, 8192)),
+    "designs": compare_designs(4096, 32, Work(1, 8192, 8192)),
 }  # fmt: skip
 
 
@@ -157,6 +159,30 @@ def test_trade_off_keeps_what_does_not_depend_on_h() -> None:
     assert [columns["mqa_cache_bytes"][0] / value for value in columns["mqa_cache_bytes"]] == [1, 2, 4, 8, 16, 32]
 
 
+def test_designs_stand_beside_one_another_as_their_formulas_say() -> None:
+    table = compare_designs(96, 12, Work(3, 50, 50)).table("comparison")
+    rows = {str(row[0]): row[1:] for row in table.rows}
+    assert list(rows) == list(DESIGNS)
+    for name, (parameters, met, flops, exponentials, cache, step) in rows.items():
+        sizes = {"d_model": 96} | ({} if name == "single_head" else {"num_heads": 12})
+        counts = counts_of(name, sizes | ({"num_kv_heads": 3} if name == "gqa" else {}))
+        stages = attention_stages(counts, Work(3, 50, 50, causal=counts.masked))
+        assert (parameters, met) == (counts.parameters, counts.met)
+        assert flops == sum(stage.flops for stage in stages)
+        assert exponentials == sum(stage.exponentials for stage in stages)
+        assert cache == (counts.cache if counts.cached else None)
+        decoding = attention_stages(counts.at_decoding, Work(3, 1, 50)) if counts.cached else []
+        assert step == (sum(stage.flops for stage in decoding) or None)
+    assert rows["mqa"][4] * 12 == rows["gqa"][4] * 4 == rows["multi_head"][4]
+    assert rows["convolution"][4:] == (None, None)
+
+
+def test_full_attention_has_no_decoding_step_in_the_comparison() -> None:
+    table = compare_designs(96, 12, Work(1, 50, 50, causal=False), num_kv_heads=6).table("comparison")
+    assert {row[5:] for row in table.rows} == {(None, None)}
+    assert "gqa has 6 key heads" in table.note
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_machine_can_be_measured(dtype: str) -> None:
     machine = measured_machine(dtype)
@@ -186,10 +212,17 @@ def test_scaled_never_shows_a_thousand() -> None:
         assert 1 <= number < 1000
 
 
-@pytest.mark.parametrize("table", [listing().table("configs"), trade_off(768, Work(1, 2048, 2048)).tables[0]])
-def test_the_documentation_shows_the_tables_of_today(table: Table) -> None:
-    page = Path(__file__).parents[2] / "docs" / "plan.md"
-    assert markdown_table(table) in page.read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("page", "table"),
+    [
+        ("plan.md", listing().table("configs")),
+        ("plan.md", trade_off(768, Work(1, 2048, 2048)).tables[0]),
+        ("designs.md", compare_designs(768, 12, Work(1, 2048, 2048)).tables[0]),
+    ],
+)
+def test_the_documentation_shows_the_tables_of_today(page: str, table: Table) -> None:
+    path = Path(__file__).parents[2] / "docs" / page
+    assert markdown_table(table) in path.read_text(encoding="utf-8")
 
 
 def test_command_prints_markdown_and_json() -> None:
@@ -251,6 +284,11 @@ def test_other_sizes_reach_the_design() -> None:
         (["--config", "gpt-3", "--dtype", "int3"], ["dtype='int3'", "bfloat16"]),
         (["--config", "gpt-3", "--plot", "x.png"], ["--plot", "--trade-off"]),
         (["--config", "gpt-3", "--json", "--markdown"], ["--json", "--markdown"]),
+        (["--designs"], ["--designs", "--d-model", "--num-heads"]),
+        (["--designs", "--design", "mqa", "--d-model", "8", "--num-heads", "2"], ["--designs", "leave out --design"]),
+        (["--designs", "--d-model", "8", "--num-heads", "2", "--trade-off", "--peak", "1"], ["--trade-off, --peak"]),
+        (["--designs", "--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"], ["no other sizes"]),
+        (["--designs", "--d-model", "10", "--num-heads", "4"], ["d_model=10", "num_heads=4"]),
         (["--trade-off"], ["--trade-off", "--d-model"]),
         (["--trade-off", "--d-model", "7"], ["d_model=7", "odd"]),
         (["--trade-off", "--d-model", "8", "--num-heads", "2"], ["--trade-off", "--d-model"]),

@@ -2,11 +2,13 @@
 
 tables   a plan is facts and tables of plain numbers   build      of a model, of a layer, the list of both
 show     as text, Markdown and JSON                    trade_off  heads against their size, as table and plot
-machine  what this machine reaches                     ask        from a command line's options to a plan
+compare  all designs beside one another                machine    what this machine reaches
+ask      from a command line's options to a plan
 """
 
 from headwise.plan.ask import answer
 from headwise.plan.build import listing, plan_design, plan_model
+from headwise.plan.compare import compare_designs
 from headwise.plan.show import print_plan, to_json, to_markdown
 from headwise.plan.tables import Column, Plan, Table
 from headwise.plan.trade_off import plot_trade_off, trade_off
@@ -16,6 +18,7 @@ __all__ = [
     "Plan",
     "Table",
     "answer",
+    "compare_designs",
     "listing",
     "plan_design",
     "plan_model",

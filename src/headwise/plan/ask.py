@@ -10,6 +10,7 @@ from headwise.costs.designs import sizes_of
 from headwise.costs.model import Load
 from headwise.errors import ConfigError
 from headwise.plan.build import listing as list_all, plan_design, plan_model
+from headwise.plan.compare import compare_designs
 from headwise.plan.tables import Plan
 from headwise.plan.trade_off import trade_off as weigh
 
@@ -34,9 +35,11 @@ def answer(
     bandwidth: float | None = None,
     measure: bool = False,
     trade_off: bool = False,
+    designs: bool = False,
     listing: bool = False,
 ) -> Plan:
-    """The plan of a published model, of a layer, of h against d_k, or the list of all, from the command's options.
+    """The plan of a published model, of a layer, of h against d_k, of all designs beside one another, or the list of
+    what there is, from the command's options.
 
     sizes: of the design, None where not given. more: others, as "name=value".
     Raises ConfigError for options that exclude one another or that the plan would not heed.
@@ -53,6 +56,12 @@ def answer(
     model = None if config is None else find(config)
     if model is not None:
         _refuse_with_config(given, design=design, full=not causal, window=window, sinks=sinks)
+    if designs:
+        _refuse_with_designs(
+            config=config, design=design, trade_off=trade_off, cache=cache, peak=peak, bandwidth=bandwidth,
+            measure=measure,
+        )  # fmt: skip
+        return _compare(given, work)
     if trade_off:
         return weigh(_width(model, given, design), work)
     machine = _machine(peak, bandwidth, measure, dtype)
@@ -84,6 +93,19 @@ def _width(model: ModelConfig | None, given: Mapping[str, Any], design: str | No
     if model is None and "d_model" not in given:
         raise ConfigError("--trade-off needs --d-model or --config")
     return given["d_model"] if model is None else model.d_model
+
+
+def _refuse_with_designs(**others: object) -> None:
+    named = [name for name, value in others.items() if value not in (None, False)]
+    if named:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
+        raise ConfigError(f"--designs has every design in it, and neither bytes nor times; leave out {options}")
+
+
+def _compare(given: Mapping[str, Any], work: Work) -> Plan:
+    if set(given) - {"d_model", "num_heads", "num_kv_heads"} or not {"d_model", "num_heads"} <= set(given):
+        raise ConfigError("--designs takes --d-model and --num-heads, and --num-kv-heads for gqa, and no other sizes")
+    return compare_designs(given["d_model"], given["num_heads"], work, num_kv_heads=given.get("num_kv_heads"))
 
 
 def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: str) -> Machine | None:
