@@ -150,8 +150,8 @@ enum Side { BEFORE, AFTER, AROUND };  // where the keys of a stretch lie, seen f
 template <bool DOT, bool SPREAD, bool REACH, bool DROP, int SIDE>
 static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
   const Floats top = all(rows.top[r] == NOTHING ? 0.0f : rows.top[r]);
-  Floats total = rows.total[r], other = all(0.0f), entropy = rows.entropy[r], squares = rows.squares[r];
-  Floats first = rows.first[r], second = rows.second[r];
+  // The stretch is summed apart: adding one number to a long sum thousands of times rounds the same way each time.
+  Floats total = all(0.0f), other = total, entropy = total, squares = total, first = total, second = total;
   const float near = (float)(row.position - row.key - row.from);
   Floats ahead = near - ramp();  // position - key
   Floats away = (SIDE == AFTER ? -ahead : ahead) - rows.centre[r];
@@ -185,9 +185,9 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
       store((float*)weights + i, p);
     }
   }
-  rows.total[r] = total + other;
-  if (SPREAD) rows.entropy[r] = entropy, rows.squares[r] = squares;
-  if (REACH) rows.first[r] = first, rows.second[r] = second;
+  rows.total[r] += total + other;
+  if (SPREAD) rows.entropy[r] += entropy, rows.squares[r] += squares;
+  if (REACH) rows.first[r] += first, rows.second[r] += second;
 }
 
 template <bool DOT, bool SPREAD, bool REACH>
