@@ -81,6 +81,13 @@ def train(
     num_heads: Annotated[int, typer.Option("--num-heads")] = 8,
     num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="Fewer than heads: GQA; 1: MQA.")] = None,
     d_ff: Annotated[int, typer.Option("--d-ff")] = 640,
+    design: Annotated[str, typer.Option("--design", help="A head design that can be causal, gqa for example.")] = (
+        "multi_head"
+    ),
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=64.")
+    ] = None,
+    order: Annotated[str, typer.Option("--order", help="Of the blocks: pre or post norm.")] = "pre",
     context: Annotated[int, typer.Option(help="Tokens in a window.")] = 256,
     dropout: Annotated[float, typer.Option()] = 0.1,
     batch_size: Annotated[int, typer.Option("--batch-size")] = 16,
@@ -101,6 +108,7 @@ def train(
     if experiment is not None:
         _experiment(experiment, files, out, seed, console)
         return
+    from headwise.heads.named import read_options
     from headwise.lm.train import Progress as Done, train as run
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
@@ -116,9 +124,10 @@ def train(
     try:
         outcome = run(
             files, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
-            d_ff=d_ff, context=context, dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup,
-            weight_decay=weight_decay, repeat_share=repeat_share, seed=seed, eval_every=eval_every,
-            precision=precision, init=init, resume=not fresh, watch=watch,
+            d_ff=d_ff, design=design, options=read_options(options or []), order=order, context=context,
+            dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup, weight_decay=weight_decay,
+            repeat_share=repeat_share, seed=seed, eval_every=eval_every, precision=precision, init=init,
+            resume=not fresh, watch=watch,
         )  # fmt: skip
     finally:
         bar.stop()

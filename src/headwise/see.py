@@ -31,6 +31,15 @@ PATTERNS = {
     "induction_mass": "after the same character",
     "local_mass": "nearby",
 }
+# What a map shows, of designs where it is not all that acts on the values.
+_UNCHOSEN = "A row without weights is a token that did not choose the head; the gate's weight on a head is not shown."
+MEANING = {
+    "talking_heads": "Weights are those of the softmax; the heads are mixed once more before they reach the values.",
+    "head_mixing": "Weights are those over the text; afterwards the heads of each token attend to one another.",
+    "gated_output": "Weights are those before the gate, which may silence a head for a token.",
+    "sparse_mixture": _UNCHOSEN,
+    "mixture_of_heads": _UNCHOSEN,
+}
 CELLS = 384  # a map at most so many cells wide is shown exactly
 
 Step = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
@@ -73,7 +82,7 @@ def see(
     in_bytes = sum(end - start > 1 for start, end in spans)
     facts = [
         ("text", f"{len(text):,} characters"),
-        ("model", _describe(decoder)),
+        ("model", _describe(decoder, maps[0].shape[1])),
         ("kernel", ", ".join(sorted({amap.kernel for amap in maps}))),
     ]
     if loss is not None:
@@ -180,6 +189,8 @@ def _pooled(maps: list[AttentionMap], cells: int, reduce: str, tell: Step) -> np
 
 def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:
     notes = ["Weights say where a head looks on this input; they do not by themselves explain what the model does."]
+    if decoder.config.design in MEANING:
+        notes.append(MEANING[decoder.config.design])
     if in_bytes:
         notes.append(
             f"Not in the model's vocabulary and read as UTF-8 bytes: {in_bytes} of the characters; each is shown whole."
@@ -192,10 +203,14 @@ def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:
     return notes
 
 
-def _describe(decoder: Decoder) -> str:
+def _describe(decoder: Decoder, heads: int) -> str:
     c = decoder.config
     size = decoder.num_parameters / 1e6
-    return f"{c.num_layers} layers × {c.num_heads} heads, d_model {c.d_model}, {size:.1f} M weights"
+    extras = [] if c.design == "multi_head" else [c.design]
+    extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} of keys and values"]
+    kind = f" ({', '.join(extras)})" if extras else ""
+    count = f"{heads} head{'s' * (heads > 1)}"
+    return f"{c.num_layers} layers × {count}{kind}, d_model {c.d_model}, {size:.1f} M weights"
 
 
 def _first_sentence(measure: Any) -> str:

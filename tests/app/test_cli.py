@@ -52,6 +52,21 @@ def test_train_then_see_and_write_with_the_result(tmp_path: Path) -> None:
     assert headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html").returncode == 0
 
 
+def test_train_another_design_then_see_and_write_with_it(tmp_path: Path) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("武松打虎，林冲夜奔。" * 60, encoding="utf-8")
+    sizes = ("--d-model", "16", "--num-layers", "1", "--num-heads", "4", "--d-ff", "20", "--context", "12")
+    design = ("--design", "sparse_mixture", "--num-kv-heads", "2", "--set", "top-k=2", "--order", "post")
+    done = headwise("train", text, "--out", out, "--steps", "4", "--batch-size", "4", *sizes, *design)
+    assert done.returncode == 0, done.stderr
+    written = headwise("write", "--model", out, "--prompt", "武", "--length", "9", "--seed", "1")
+    assert len(written.stdout.rstrip("\n")) == 10, written.stderr
+    seen = headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html")
+    assert seen.returncode == 0, seen.stderr
+    assert "1 layers × 4 heads (sparse_mixture, 2 of keys and values)" in seen.stdout
+    assert "did not choose the head" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
 def test_reconstruct_writes_its_report(tmp_path: Path) -> None:
     text = tmp_path / "s.txt"
     text.write_text("武松打虎\n林冲\n", encoding="utf-8")
@@ -88,6 +103,11 @@ def test_trace_and_measures_print() -> None:
         (["train", "short.txt", "--out", "o"], ["short.txt", "40 characters", "context"]),
         (["train", "short.txt", "--out", "o", "--experiment", "magic"], ["magic", "reconstruct"]),
         (["train", "long.txt", "--out", "o", "--d-model", "510"], ["d_model=510 is not divisible by num_heads=8"]),
+        (["train", "long.txt", "--out", "o", "--design", "wings"], ["design='wings'", "expected one of"]),
+        (["train", "long.txt", "--out", "o", "--design", "convolution"], ["design='convolution'", "causal mask"]),
+        (["train", "long.txt", "--out", "o", "--design", "gqa"], ["num_kv_heads", "gqa needs it"]),
+        (["train", "long.txt", "--out", "o", "--set", "top_k=2"], ["'top_k'", "multi_head takes"]),
+        (["train", "long.txt", "--out", "o", "--set", "top_k"], ["--set 'top_k'", "NAME=VALUE"]),
         (["trace", "--d-model", "7", "--num-heads", "2"], ["d_model=7 is not divisible by num_heads=2"]),
     ],
 )

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headwise.errors import CheckpointError
+from headwise.errors import CheckpointError, HeadwiseError
 from headwise.files import atomic_path
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
@@ -41,7 +41,10 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenizer, di
     file = path / MODEL_FILE if path.is_dir() else path
     tensors, header = read(file)
     config, tokenizer, info = unpack(header, file)
-    decoder = Decoder(config)
+    try:
+        decoder = Decoder(config)
+    except HeadwiseError as error:
+        raise CheckpointError(f"{str(file)!r} has sizes that no decoder can have: {error}") from None
     try:
         decoder.load_state_dict({name: x.float() for name, x in tensors.items()})
     except RuntimeError as error:
@@ -95,7 +98,7 @@ def unpack(
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{os.fspath(path)!r} is not a headwise decoder ({FORMAT}); its header says otherwise")
     try:
-        config = DecoderConfig(**json.loads(header["config"]))
+        config = DecoderConfig.from_dict(json.loads(header["config"]))
         return config, CharTokenizer.from_json(header["tokenizer"]), json.loads(header["info"])
     except (KeyError, ValueError, TypeError) as error:
         raise CheckpointError(f"{os.fspath(path)!r} has a header that cannot be read: {error}") from None

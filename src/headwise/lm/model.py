@@ -1,8 +1,8 @@
 """A small decoder-only Transformer, to be read in one sitting."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -10,14 +10,25 @@ from torch import Tensor, nn
 
 from headwise.cache import Cache
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads.multi_head import MultiHeadAttention
+from headwise.heads.base import AttentionLayer
+from headwise.heads.block import ORDERS, TransformerBlock
+from headwise.heads.forms import MultiHeadForm
+from headwise.heads.named import build, design_of, options_of
 from headwise.masks import Causal, Mask
 from headwise.measures import Measure
+
+# What the decoder sets itself. Its dropout is on the residual branches, not on the weights: the fused kernel stays in
+# use while training.
+SET_HERE = frozenset({"num_kv_heads", "context_dim", "dropout", "rotary"})
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes of a decoder. `context` is the length it is trained at; rotary positions let it read further."""
+    """Sizes of a decoder. `context` is the length it is trained at; rotary positions let it read further.
+
+    design: a head design by name, as in `heads.named`; any that can be causal. options: its options besides the sizes
+        here, numbers and words, such as {"top_k": 2}. order: of the blocks, "pre" or "post" (see `TransformerBlock`).
+    """
 
     vocab_size: int
     d_model: int = 256
@@ -27,6 +38,9 @@ class DecoderConfig:
     d_ff: int = 640
     context: int = 256
     dropout: float = 0.0
+    design: str = "multi_head"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    order: str = "pre"
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "context"):
@@ -35,35 +49,43 @@ class DecoderConfig:
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"dropout={self.dropout}: expected 0 <= dropout < 1")
+        if self.order not in ORDERS:
+            raise ConfigError(f"order={self.order!r}: expected one of {', '.join(map(repr, ORDERS))}")
+        known = [name for name in options_of(self.design) if name not in SET_HERE]
+        for name, value in self.options.items():
+            if name not in known:
+                raise ConfigError(f"options: {name!r} is not one of those that {self.design} takes: {', '.join(known)}")
+            if not isinstance(value, bool | int | float | str | None):
+                raise ConfigError(f"options: {name}={value!r}: expected a number, a word, or nothing")
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint's header."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "DecoderConfig":
+        """What `to_dict` gave; what is missing has its default. ConfigError for a key that is not known."""
+        known = [entry.name for entry in fields(cls)]
+        unknown = [key for key in values if key not in known]
+        if unknown:
+            raise ConfigError(f"config: unknown key {unknown[0]!r}; expected {', '.join(known)}")
+        return cls(**values)
 
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + feed-forward(norm(x)): the pre-norm residual block."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(config.d_model)
-        # Dropout is on the residual branches, not on the weights: the fused kernel stays in use while training.
-        self.attention = MultiHeadAttention(
-            config.d_model, config.num_heads, num_kv_heads=config.num_kv_heads, rotary=True
-        )
-        self.ff_norm = nn.RMSNorm(config.d_model)
-        self.ff_in = nn.Linear(config.d_model, config.d_ff, bias=False)
-        self.ff_out = nn.Linear(config.d_ff, config.d_model, bias=False)
-        self.dropout = nn.Dropout(config.dropout)
-
-    def forward(
-        self, x: Tensor, mask: Mask, cache: Cache | None, return_map: bool, measures: Sequence[str | Measure]
-    ) -> tuple[Tensor, Any]:
-        y = self.attention(self.attention_norm(x), mask=mask, cache=cache, return_map=return_map, measures=measures)
-        y, amap = y if return_map else (y, None)
-        x = x + self.dropout(y)
-        x = x + self.dropout(self.ff_out(nn.functional.gelu(self.ff_in(self.ff_norm(x)))))
-        return x, amap
+    def attention(self) -> AttentionLayer:
+        """One attention layer of these sizes, with rotary positions where the design takes them; ConfigError if it
+        cannot be causal."""
+        design, options = design_of(self.design), dict(self.options)
+        if not design.takes_mask:
+            raise ConfigError(
+                f"design={self.design!r}: a decoder needs a causal mask, and {design.__name__} takes none"
+            )
+        if options.get("per") == "sequence":
+            raise ConfigError("options: per='sequence' lets the gate read later tokens; a decoder needs per='token'")
+        if self.num_kv_heads is not None:
+            options["num_kv_heads"] = self.num_kv_heads
+        if "rotary" in options_of(self.design):
+            options["rotary"] = True
+        return build(self.design, self.d_model, self.num_heads, options)
 
 
 class Decoder(nn.Module):
@@ -74,8 +96,12 @@ class Decoder(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-        self.norm = nn.RMSNorm(config.d_model)
+        self.blocks = nn.ModuleList(
+            TransformerBlock(config.attention(), config.d_ff, order=config.order, dropout=config.dropout)
+            for _ in range(config.num_layers)
+        )
+        # A post-norm block ends with its norm already.
+        self.norm = nn.RMSNorm(config.d_model) if config.order == "pre" else nn.Identity()
         self._initialise()
 
     def forward(
@@ -115,7 +141,9 @@ class Decoder(nn.Module):
         x = self.dropout(self.embedding(ids))  # [b, n] -> [b, n, d]
         maps = []
         for i, block in enumerate(self.blocks):
-            x, amap = block(x, mask, None if caches is None else caches[i], return_maps, measures)
+            cache = None if caches is None else caches[i]
+            found = block(x, mask=mask, cache=cache, return_map=return_maps, measures=measures)
+            x, amap = found if return_maps else (found, None)
             maps.append(amap)
         return self.norm(x), maps if return_maps else []
 
@@ -130,8 +158,28 @@ class Decoder(nn.Module):
                 nn.init.normal_(module.weight, std=1.0 / math.sqrt(module.in_features))
         # Logits start near zero, and branches that add to the residual stream start small (GPT-2, §2.3).
         nn.init.normal_(self.embedding.weight, std=1.0 / math.sqrt(self.config.d_model))
-        for block in self.modules():
-            if isinstance(block, Block):
-                for linear in (block.attention.o_proj, block.ff_out):
-                    with torch.no_grad():
-                        linear.weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
+        with torch.no_grad():
+            for block in self.modules():
+                if not isinstance(block, TransformerBlock):
+                    continue
+                for weight in _own_weights(block.attention):
+                    weight.mul_(math.sqrt(3.0))
+                for weight in (*_last_weights(block.attention), block.ff_out.weight):
+                    weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
+
+
+def _own_weights(attention: AttentionLayer) -> list[Tensor]:
+    """Weights that a design drew itself, uniform in ±1/√inputs: √3 times that has the standard deviation 1/√inputs of
+    the linear maps, so that all designs start alike. A map that starts as the identity is not drawn."""
+    linear = {id(m.weight) for m in attention.modules() if isinstance(m, nn.Linear)}
+    matrices = [p for p in attention.parameters() if p.ndim >= 2 and id(p) not in linear]
+    return [p for p in matrices if p.shape[0] != p.shape[-1] or not torch.equal(p, torch.eye(len(p)).to(p))]
+
+
+def _last_weights(attention: AttentionLayer) -> Sequence[Tensor]:
+    """The weights of the map that adds to the residual stream."""
+    if isinstance(attention, MultiHeadForm):
+        return attention.matrices()["o"]
+    last = attention.get_submodule("mlp_out" if hasattr(attention, "mlp_out") else "o_proj")
+    assert isinstance(last, nn.Linear)
+    return [last.weight]

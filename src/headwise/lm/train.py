@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +58,9 @@ def train(
     d_ff: int = 640,
     context: int = 256,
     dropout: float = 0.1,
+    design: str = "multi_head",
+    options: Mapping[str, Any] | None = None,
+    order: str = "pre",
     steps: int = 2000,
     batch_size: int = 16,
     lr: float = 2e-3,
@@ -77,11 +80,13 @@ def train(
         files: UTF-8 texts; the last 5 % of each is held out.
         out: gets model.safetensors (the best held-out loss), training.safetensors (all that resuming needs, written
             every `eval_every` steps) and log.jsonl.
+        design, options, order: of the attention and the blocks, as in `DecoderConfig`.
         lr: peak of AdamW's learning rate, after `warmup` steps; then a cosine down to a twentieth.
         repeat_share: share of the training windows whose text repeats itself (see `Corpus.batch`); "0.04,0.4@2000"
             changes it at step 2000.
         precision: "bfloat16" runs the products in bfloat16 (weights and optimiser stay float32), or "float32".
-        init: start from this model's weights and vocabulary; its sizes (d_model to d_ff) then hold, whatever is given.
+        init: start from this model's weights and vocabulary; its sizes and its design (d_model to d_ff, design to
+            order) then hold, whatever is given.
         resume: go on from training.safetensors if it is there.
         watch: called after each step.
     Returns:
@@ -97,13 +102,13 @@ def train(
         raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0")
     base, tokenizer, made = load_model(init) if init is not None else (None, None, None)
     corpus = Corpus.read(files, context=context, tokenizer=tokenizer, seed=seed)
-    config = (
-        replace(base.config, context=context, dropout=dropout)
-        if base is not None
-        else DecoderConfig(
-            corpus.tokenizer.vocab_size, d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout
-        )
-    )
+    if base is not None:
+        config = replace(base.config, context=context, dropout=dropout)
+    else:
+        config = DecoderConfig(
+            corpus.tokenizer.vocab_size, d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout, design,
+            dict(options or {}), order,
+        )  # fmt: skip
     torch.manual_seed(seed)
     decoder = Decoder(config)
     if base is not None:
