@@ -81,14 +81,14 @@ template <typename T> struct Backward {
   // One block of keys, against all queries.
   void keys(int64_t batch, int64_t kv, int64_t from, float* grad_queries, Memory& m) {
     const int64_t to = least(from + GRAD_KEYS, call.m), count = to - from;
-    Floats check = all(0.0f);
+    Ints check = {};
     for (int64_t j = 0; j < count; j += PANEL) {
       pack_keys<false>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * call.d, check);
       pack_keys<false>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v, m.values_for_scores + j * call.d_v,
                        check);
     }
     pack_values<false>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
-    if (all_finite_needed && !(sum(check) == 0.0f)) broken.raise();
+    if (all_finite_needed && any(check)) broken.raise();
     __builtin_memset(m.grad_keys, 0, (size_t)(GRAD_KEYS * width) * 4);
     __builtin_memset(m.grad_values, 0, (size_t)(GRAD_KEYS * value_width) * 4);
     for (int64_t g = 0; g < heads_a_group; g++) {
@@ -118,7 +118,7 @@ template <typename T> struct Backward {
     if (whole.first >= whole.last) return;
     const T* q = at(call.q, batch, head, query);
     const T* grad = at(call.grad_out, batch, head, query);
-    Floats unused = all(0.0f);
+    Ints unused = {};
     const Scaling plain = {1.0f, 1.0f, false, false};
     load_queries<false>(q, call.q.row, count, call.d, scaling, call.d, m.queries, m.rows_broken);
     load_queries<false>(grad, call.grad_out.row, count, call.d_v, plain, call.d_v, m.grads, m.rows_broken);

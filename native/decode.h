@@ -5,6 +5,7 @@
 
 constexpr int FEW_ROWS = 16;    // queries of a key head, all its query heads together
 constexpr int FEW_KEYS = 64;    // a block
+constexpr int AHEAD = 32;       // keys
 constexpr int FEW_AT_ONCE = 4;  // rows whose sums stay in registers
 
 static bool few_queries(const headwise_forward_call& call) {
@@ -135,17 +136,22 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
     }
   }
 
+  // Logits of R rows. What is read is asked for well ahead: the values of the same keys, which are wanted next, and keys
+  // AHEAD places on.
   template <int R> void score(const T* keys, const T* values, int64_t count, int r, Memory& m) {
     for (int64_t j = 0; j < count; j += 2) {
       const T* key = keys + j * call.k.row;
-      if (r == 0 && call.d_v)  // the values of these keys are wanted next
-        for (int64_t c = 0; c < call.d_v; c += 64 / (int64_t)sizeof(T)) {
-          __builtin_prefetch(values + j * call.v.row + c);
-          if (j + 1 < count) __builtin_prefetch(values + (j + 1) * call.v.row + c);
+      if (r == 0)
+        for (int64_t i = j; i < j + 2; i++) {
+          ask_for(keys + (i + AHEAD) * call.k.row, call.d);
+          ask_for(values + i * call.v.row, call.d_v);
         }
       dots<R>(m.queries + r * size, size, key, j + 1 < count ? key + call.k.row : key, call.d,
               m.logits + r * FEW_KEYS + j, FEW_KEYS);
     }
+  }
+  static void ask_for(const T* row, int64_t size) {
+    for (int64_t c = 0; c < size; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + c);
   }
 
   void block(int64_t batch, int64_t kv, int64_t from, const Hull& seen, Memory& m) {
@@ -175,12 +181,12 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
       }
     }
     if (!all_finite_needed) return;
-    Floats check = all(0.0f);
+    Ints check = {};
     for (int64_t j = 0; j < count; j++) {
-      for (int64_t c = 0; c < call.d; c += W) check += read(keys + j * call.k.row + c, call.d - c) * 0.0f;
-      for (int64_t c = 0; c < call.d_v; c += W) check += read(values + j * call.v.row + c, call.d_v - c) * 0.0f;
+      for (int64_t c = 0; c < call.d; c += W) check |= not_finite(read(keys + j * call.k.row + c, call.d - c));
+      for (int64_t c = 0; c < call.d_v; c += W) check |= not_finite(read(values + j * call.v.row + c, call.d_v - c));
     }
-    if (!(sum(check) == 0.0f)) broken.raise();
+    if (any(check)) broken.raise();
   }
 
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, int64_t filled, Memory& m) {
@@ -192,10 +198,12 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
       raise<SPREAD, REACH>(m.rows, r, top, REACH ? distance_of(s, 1.0f, top) : 0.0f, call.range_count, call.class_count,
                            m.out + r * width, width);
     top = m.rows.top[r] == NOTHING ? 0.0f : m.rows.top[r];
-    add_masses(call, batch, s, 1.0f, top, m.rows, r);
+    add_classes(call, batch, s, 1.0f, top, m.rows, r);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query);
+    if (call.dropout > 0) add_ranges(call, s, 1.0f, top, nullptr, m.rows, r);
     weigh<false, SPREAD, REACH>(m.rows, r, s, 1.0f, s.logits, dropout);
+    if (call.dropout == 0) add_ranges(call, s, 1.0f, top, s.logits, m.rows, r);
   }
 
   // The chunks of one row, in order, become its results.
@@ -229,9 +237,9 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
     }
     bool bad;
     const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
-    Floats check = all(0.0f);
-    for (int64_t c = 0; c < call.d; c += W) check += read(q + c, call.d - c) * 0.0f;
-    bad = !(sum(check) == 0.0f);
+    Ints check = {};
+    for (int64_t c = 0; c < call.d; c += W) check |= not_finite(read(q + c, call.d - c));
+    bad = any(check);
     const int64_t at = (batch * call.h + head) * call.n + query;
     const float scale = finish_row<SPREAD, REACH>(call, head, at, sums, whole + begin, whole + begin + call.range_count, 1, bad);
     if (!call.d_v) return;

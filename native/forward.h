@@ -98,19 +98,19 @@ template <bool DOT, typename T>
 static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const Scaling& scaling, int64_t size,
                          float* queries, bool* broken) {
   for (int r = 0; r < rows; r++) {
-    Floats check = all(0.0f);
+    Ints check = {};
     for (int64_t c = 0; c < size; c += W) {
       Floats x = words<DOT>(q + r * stride, c, d);
       if (DOT) {
-        check += (Floats)((Words)x << 16) * 0.0f + (Floats)((Words)x & 0xffff0000u) * 0.0f;
+        check |= not_finite((Floats)((Words)x << 16)) | not_finite((Floats)((Words)x & 0xffff0000u));
         if (scaling.flip) x = (Floats)((Words)x ^ 0x80008000u);
       } else {
-        check += x * 0.0f;
+        check |= not_finite(x);
         x *= scaling.query;
       }
       write(queries + r * size + c, x, size - c);
     }
-    broken[r] = !(sum(check) == 0.0f);
+    broken[r] = any(check);
   }
 }
 
@@ -119,7 +119,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
   const Shape shape;
   const Scaling scaling;
 
-  void pack(int64_t group, int64_t panel, char* keys, char* values, Floats& check) const {
+  void pack(int64_t group, int64_t panel, char* keys, char* values, Ints& check) const {
     const int64_t batch = group / call.h_kv, head = group % call.h_kv, from = panel * PANEL;
     const T* k = (const T*)call.k.data + batch * call.k.batch + head * call.k.head;
     pack_keys<DOT>(k + from * call.k.row, call.k.row, call.m - from, call.d, (float*)keys + from * shape.words, check);
@@ -215,10 +215,13 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     }
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = t.rows.top[r];
     top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
-    add_masses(call, batch, s, factor, top, t.rows, r);
+    add_classes(call, batch, s, factor, top, t.rows, r);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
+    const bool exact = !DOT && call.dropout == 0;
+    if (!exact) add_ranges(call, s, factor, top, nullptr, t.rows, r);
     weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout);
+    if (exact) add_ranges(call, s, factor, top, weights, t.rows, r);
   }
 
   // 3. O += p V.

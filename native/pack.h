@@ -141,10 +141,10 @@ template <bool DOT, typename T> INLINE Floats words(const T* row, int64_t c, int
   return load((const float*)pad);
 }
 
-// One panel of keys, [word][PANEL], from `rows` rows (the rest are zeros). Adds 0 · x of everything to `check`:
-// it is NaN in the end if anything was not finite.
+// One panel of keys, [word][PANEL], from `rows` rows (the rest are zeros). Lanes of `check` that met a NaN or an infinity
+// are set.
 template <bool DOT, typename T>
-static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Floats& check) {
+static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Ints& check) {
   const int64_t size = DOT ? (d + 1) / 2 : d;
   for (int64_t j = 0; j < PANEL; j += W) {
     for (int64_t c = 0; c < size; c += W) {
@@ -153,9 +153,9 @@ static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, fl
       for (int r = 0; r < W; r++) tile[r] = j + r < rows ? words<DOT>(keys + (j + r) * stride, c, d) : all(0.0f);
       for (int r = 0; r < W; r++) {
         if (DOT) {
-          check += (Floats)((Words)tile[r] << 16) * 0.0f + (Floats)((Words)tile[r] & 0xffff0000u) * 0.0f;
+          check |= not_finite((Floats)((Words)tile[r] << 16)) | not_finite((Floats)((Words)tile[r] & 0xffff0000u));
         } else {
-          check += tile[r] * 0.0f;
+          check |= not_finite(tile[r]);
         }
       }
       transpose(tile);
@@ -169,7 +169,7 @@ static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, fl
 // zeros.
 template <bool DOT, typename T>
 static void pack_values(const T* values, int64_t stride, int64_t m, int64_t d, int64_t from, int64_t to, int64_t height,
-                        float* panels, Floats& check) {
+                        float* panels, Ints& check) {
   for (int64_t p = 0; p * PANEL < d; p++) {
     float* panel = panels + p * PANEL * (DOT ? height / 2 : height);
     for (int64_t j = from; j < to; j += DOT ? 2 : 1) {
@@ -177,13 +177,13 @@ static void pack_values(const T* values, int64_t stride, int64_t m, int64_t d, i
       for (int v = 0; v < VECTORS; v++) {
         const int64_t c = p * PANEL + v * W;
         const Floats here = j < m && c < d ? read(values + j * stride + c, d - c) : all(0.0f);
-        check += here * 0.0f;
+        check |= not_finite(here);
         if (!DOT) {
           store(row + v * W, here);
           continue;
         }
         const Floats below = j + 1 < m && c < d ? read(values + (j + 1) * stride + c, d - c) : all(0.0f);
-        check += below * 0.0f;
+        check |= not_finite(below);
         store(row + v * W, (Floats)(((Words)here >> 16) | ((Words)below & 0xffff0000u)));
       }
     }

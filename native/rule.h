@@ -80,15 +80,21 @@ template <typename Call> static void adjust(const Call& call, int64_t batch, int
   }
 }
 
-// Adds what a stretch gives to the masses that are asked for; `top` is the row's, 0 while it has none.
-static void add_masses(const headwise_forward_call& call, int64_t batch, const Stretch& s, float factor, float top,
+// Adds what a stretch gives to the masses on ranges; `weights` are its p, or NULL if those at hand are rounded or dropped.
+static void add_ranges(const headwise_forward_call& call, const Stretch& s, float factor, float top, const float* weights,
                        Rows& rows, int r) {
   for (int i = 0; i < call.range_count; i++) {
     const headwise_range& range = call.ranges[i];
     const int64_t base = s.key - (range.relative ? s.position : 0);
     const int64_t start = most(range.start - base, s.from), stop = least(range.stop - base, s.to);
-    if (start < stop) rows.ranges[i * BLOCK_ROWS + r] += mass(s, factor, top, start, stop);
+    if (start < stop)
+      rows.ranges[i * BLOCK_ROWS + r] += weights ? mass(weights, start, stop) : mass(s, factor, top, start, stop);
   }
+}
+
+// The same for classes of keys.
+static void add_classes(const headwise_forward_call& call, int64_t batch, const Stretch& s, float factor, float top,
+                        Rows& rows, int r) {
   for (int i = 0; i < call.class_count; i++)
     rows.classes[i * BLOCK_ROWS + r] +=
         class_mass(s, factor, top, call.classes + i * call.class_stride + batch * call.class_batch, call.m);

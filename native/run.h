@@ -27,8 +27,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     return *t;
   }
 
-  bool finite(Floats check) {
-    if (!all_finite_needed || sum(check) == 0.0f) return true;
+  bool finite(Ints check) {
+    if (!all_finite_needed || !any(check)) return true;
     broken.raise();
     return false;
   }
@@ -50,7 +50,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     for (int64_t task; (task = queue.take()) < (wave_end - wave) * blocks(panels, share);) {
       const int64_t group = task / blocks(panels, share), first = task % blocks(panels, share) * share;
       char* to = packed + group * head_bytes;
-      Floats check = all(0.0f);
+      Ints check = {};
       for (int64_t p = first; p < least(first + share, panels); p++)
         forward.pack(wave + group, p, to, to + forward.shape.key_bytes, check);
       if (!finite(check)) return;
@@ -73,7 +73,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     char* to = packed + worker * head_bytes;
     const headwise_forward_call& call = forward.call;
     for (int64_t group; (group = queue.take()) < groups;) {
-      Floats check = all(0.0f);
+      Ints check = {};
       for (int64_t p = 0; p < forward.shape.height / PANEL; p++)
         forward.pack(group, p, to, to + forward.shape.key_bytes, check);
       if (!finite(check)) return;

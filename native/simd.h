@@ -67,6 +67,9 @@ INLINE Floats larger(Floats a, Floats b) {
 
 INLINE Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
 
+// All ones in the lanes that are NaN or infinite.
+INLINE Ints not_finite(Floats x) { return ((Ints)x & 0x7fffffff) > 0x7f7fffff; }
+
 // `x` where the mask (all ones or zeros) holds, else `y`.
 INLINE Floats choose(Ints mask, Floats x, Floats y) { return (Floats)(((Ints)x & mask) | ((Ints)y & ~mask)); }
 
@@ -95,23 +98,25 @@ INLINE float maximum(Floats v) {
 #endif
 }
 
-// True if any lane of the mask is set.
-INLINE bool any(Ints mask) {
+// One bit for each lane that is set.
+INLINE unsigned bits(Ints mask) {
 #if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
-  return _mm512_movepi32_mask((__m512i)mask) != 0;
+  return _mm512_movepi32_mask((__m512i)mask);
 #elif HEADWISE_TARGET_AVX2
-  return _mm256_movemask_ps((__m256)mask) != 0;
+  return (unsigned)_mm256_movemask_ps((__m256)mask);
 #else
-  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+  return (mask[0] & 1u) | (mask[1] & 2u) | (mask[2] & 4u) | (mask[3] & 8u);
 #endif
 }
+INLINE bool any(Ints mask) { return bits(mask) != 0; }
 
 // 2^x for x <= 0: exactly 0 for -inf and whatever is below -127, NaN for NaN. A polynomial for the fraction whose
 // constant is exactly 1 (largest relative error 1e-7, or 3e-6 with QUICK), and the exponent added to the bits: at
 // -127 the bits of 1.0 less 127 exponents are those of 0.
+INLINE Floats not_below(Floats x) { return larger(all(-127.0f), x); }
 template <bool QUICK = false>
-INLINE Floats exp2(Floats x) {
-  x = larger(all(-127.0f), x);
+INLINE Floats exp2(Floats x, bool clamped = false) {
+  if (!clamped) x = not_below(x);
   const Floats magic = all(12582912.0f);  // 1.5 · 2^23: the sum is rounded to a whole number
   const Floats t = x + magic, f = x - (t - magic);
   Floats p;

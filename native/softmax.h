@@ -86,14 +86,20 @@ INLINE float largest(const float* s, int64_t from, int64_t to) {
 
 // The distance |position - key| of the first key whose logit is `value`.
 INLINE float distance_of(const Stretch& row, float factor, float value) {
-  for (int64_t i = row.from; i < row.to; i += W) {
-    const Floats x = load(row.logits + i) * factor;
-    if (!any(x >= value)) continue;
-    for (int lane = 0; lane < W; lane++)
-      if (x[lane] >= value) {
-        const int64_t far = row.position - (row.key + i + lane);
-        return (float)(far < 0 ? -far : far);
-      }
+  constexpr int AT_ONCE = 4 * W;
+  const Floats wanted = all(value);
+  int64_t i = row.from;
+  for (; i + AT_ONCE < row.to; i += AT_ONCE) {
+    const float* x = row.logits + i;
+    const Ints low = (load(x) * factor >= wanted) | (load(x + W) * factor >= wanted);
+    const Ints high = (load(x + 2 * W) * factor >= wanted) | (load(x + 3 * W) * factor >= wanted);
+    if (any(low | high)) break;
+  }
+  for (; i < row.to; i += W) {
+    const unsigned found = bits(load(row.logits + i) * factor >= wanted);
+    if (!found) continue;
+    const int64_t far = row.position - (row.key + i + __builtin_ctz(found));
+    return (float)(far < 0 ? -far : far);
   }
   return 0.0f;
 }
@@ -125,7 +131,7 @@ static void raise(Rows& rows, int r, float value, float centre, int range_count,
   for (int64_t c = 0; c < width; c += W) store(out + c, load(out + c) * scale);
 }
 
-// p of the keys [start, stop) of a stretch, added up.
+// p of the keys [start, stop) of a stretch, added up: from its logits, or from the weights that were made of them.
 static float mass(const Stretch& row, float factor, float top, int64_t start, int64_t stop) {
   Floats found = all(0.0f);
   const Floats lane = ramp();
@@ -135,6 +141,16 @@ static float mass(const Stretch& row, float factor, float top, int64_t start, in
     found += choose(inside, p, all(0.0f));
   }
   return sum(found);
+}
+static float mass(const float* weights, int64_t start, int64_t stop) {
+  float found = 0.0f;
+  if (stop - start >= 2 * W) {
+    Floats many = all(0.0f);
+    for (; start + W <= stop; start += W) many += load(weights + start);
+    found = sum(many);
+  }
+  for (; start < stop; start++) found += weights[start];
+  return found;
 }
 
 static float class_mass(const Stretch& row, float factor, float top, const float* weights, int64_t m) {
@@ -151,26 +167,25 @@ template <bool DOT, bool SPREAD, bool REACH, bool DROP, int SIDE>
 static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
   const Floats top = all(rows.top[r] == NOTHING ? 0.0f : rows.top[r]);
   // The stretch is summed apart: adding one number to a long sum thousands of times rounds the same way each time.
-  Floats total = all(0.0f), other = total, entropy = total, squares = total, first = total, second = total;
-  const float near = (float)(row.position - row.key - row.from);
-  Floats ahead = near - ramp();  // position - key
-  Floats away = (SIDE == AFTER ? -ahead : ahead) - rows.centre[r];
+  Floats total = all(0.0f), entropy = total, squares = total, first = total, second = total;
+  const float centre = rows.centre[r];
+  // Copies, since the stores below could be to anything.
+  const float* logits = row.logits;
+  const int64_t key = row.key, to = row.to;
+  Floats ahead = (float)(row.position - row.key - row.from) - ramp();  // position - key
+  Floats away = (SIDE == AFTER ? -ahead : ahead) - centre;
 #pragma GCC unroll 2
-  for (int64_t i = row.from; i < row.to; i += W) {
-    const Floats z = larger(all(-127.0f), load(row.logits + i) * factor - top);
-    Floats p = exp2<DOT>(z);
-    if ((i - row.from) & W) {
-      other += p;
-    } else {
-      total += p;
-    }
+  for (int64_t i = row.from; i < to; i += W) {
+    const Floats z = not_below(load(logits + i) * factor - top);
+    Floats p = exp2<DOT>(z, true);
+    total += p;
     if (SPREAD) {
       entropy += p * z;
       squares += p * p;
     }
     if (REACH) {
       if (SIDE == AROUND) {
-        away = magnitude(ahead) - rows.centre[r];
+        away = magnitude(ahead) - centre;
         ahead -= (float)W;
       }
       const Floats moment = p * away;
@@ -178,14 +193,14 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
       second += moment * away;
       if (SIDE != AROUND) away += SIDE == AFTER ? (float)W : -(float)W;
     }
-    if (DROP) p = choose(noise(dropout.seed, row.key + i) >= dropout.threshold, p, all(0.0f));
+    if (DROP) p = choose(noise(dropout.seed, key + i) >= dropout.threshold, p, all(0.0f));
     if (DOT) {
       write((Brain*)weights + i, p, W);
     } else {
       store((float*)weights + i, p);
     }
   }
-  rows.total[r] += total + other;
+  rows.total[r] += total;
   if (SPREAD) rows.entropy[r] += entropy, rows.squares[r] += squares;
   if (REACH) rows.first[r] += first, rows.second[r] += second;
 }
