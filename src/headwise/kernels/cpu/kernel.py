@@ -34,6 +34,8 @@ from headwise.statistics import (
 FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", DISTANCE: "distance",
           DISTANCE_VARIANCE: "variance"}  # fmt: skip
 
+ALMOST_ALL = 1.0 - 2.0**-24  # the largest share of dropped weights that is not 1 in the kernel's float32
+
 
 class CPU:
     """Any mask of a few key ranges or a boolean, any score, float32, bfloat16 and float16."""
@@ -122,7 +124,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
         binding.view(q), binding.view(k), binding.view(v), binding.view(out),
     )  # fmt: skip
     request.lse = lse.data_ptr()
-    request.dropout, request.seed = call.dropout_p, call.seed
+    request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     held = binding.write_rule(request.rule, lowered, call.rule)
     statistics = _ask(request, call, held)
     status = handle.headwise_forward(ctypes.byref(request))
@@ -146,7 +148,7 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Te
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, v.shape[-1],
         *map(binding.view, (q, k, v, out, grad_out, *grads)),
     )  # fmt: skip
-    request.dropout, request.seed = call.dropout_p, call.seed
+    request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
     held = binding.write_rule(request.rule, lowered, call.rule)
     status = handle.headwise_backward(ctypes.byref(request))
