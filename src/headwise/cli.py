@@ -169,15 +169,23 @@ def trace(
     d_model: Annotated[int, typer.Option("--d-model")] = 8,
     num_heads: Annotated[int, typer.Option("--num-heads")] = 2,
     num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads")] = None,
+    design: Annotated[str, typer.Option("--design", help="A head design, latent for example.")] = "multi_head",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=4.")
+    ] = None,
     batch: Annotated[int, typer.Option("--batch")] = 1,
     causal: Annotated[bool, typer.Option("--causal/--full")] = False,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     lang: Annotated[str, typer.Option("--lang", help="en or zh.")] = "en",
 ) -> None:
-    """Every step of multi-head attention with its shapes and numbers, computed as you read."""
+    """Every step of a head design with its shapes and numbers, computed as you read."""
+    from headwise.heads.named import read_options
     from headwise.trace import print_trace, trace as follow
 
-    steps = follow(seq, d_model, num_heads, num_kv_heads=num_kv_heads, batch=batch, causal=causal, seed=seed, lang=lang)
+    steps = follow(
+        seq, d_model, num_heads, design=design, num_kv_heads=num_kv_heads, options=read_options(options or []),
+        batch=batch, causal=causal, seed=seed, lang=lang,
+    )  # fmt: skip
     print_trace(steps, Console())
 
 
@@ -249,6 +257,33 @@ def plan(
     print_plan(found, console)
     if plot is not None:
         console.print(f"\n[bold]{plot}[/bold] shows the same as lines.", highlight=False)
+
+
+@app.command()
+def claims(
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="These claims: --only ID, again for more, or ID,ID.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Those that take longer too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Numbers, not rounded.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="As docs/claims.md has it.")] = False,
+) -> None:
+    """Measure what the texts claim; 1 is the exit code if a verdict is not the expected one."""
+    from headwise.claims import choose, print_findings, run, to_json, to_markdown
+
+    if as_json and markdown:
+        raise ConfigError("give --json or --markdown, not both")
+    if only and every:
+        raise ConfigError("give --only or --all, not both")
+    wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every)
+    with _steps() as step:
+        found = run(wanted, step)
+    if as_json or markdown:
+        sys.stdout.write(to_json(found) if as_json else to_markdown(found))
+    else:
+        print_findings(found, Console(), skipped=0 if only else len(choose(slow=True)) - len(found))
+    if not all(finding.agrees for finding in found):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -1,0 +1,35 @@
+"""What the claims are measured on: random numbers and small layers, in float64, the same in every run."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.heads.base import AttentionLayer
+from headwise.heads.registry import DESIGNS
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Independent standard normal numbers."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layer(design: str, d_model: int, num_heads: int, *, seed: int = 0, **options: Any) -> AttentionLayer:
+    """A head design by name with random weights, in eval mode."""
+    with seeded(seed):
+        module = DESIGNS[design].build(d_model, num_heads, **options).double().eval()
+        with torch.no_grad():
+            for parameter in module.parameters():
+                if not parameter.any():  # biases start at zero, where they would prove nothing
+                    parameter.copy_(0.1 * torch.randn_like(parameter))
+    return module
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's default generator at a seed, and as it was afterwards."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
