@@ -79,6 +79,9 @@ def test_reconstruct_writes_its_report(tmp_path: Path) -> None:
 def test_trace_and_measures_print() -> None:
     done = headwise("trace", "--seq", "3", "--causal", "--lang", "zh")
     assert "加权和" in done.stdout
+    latent = headwise("trace", "--design", "latent", "--set", "latent-dim=3", "--num-heads", "4").stdout
+    assert "W_DKV" in latent
+    assert "[1 × 4 × 3]" in latent
     from headwise.measures import GIVEN, MEASURES
 
     listed = headwise("measures").stdout
@@ -108,6 +111,7 @@ def test_trace_and_measures_print() -> None:
         (["train", "long.txt", "--out", "o", "--design", "gqa"], ["num_kv_heads", "gqa needs it"]),
         (["train", "long.txt", "--out", "o", "--set", "top_k=2"], ["'top_k'", "multi_head takes"]),
         (["train", "long.txt", "--out", "o", "--set", "top_k"], ["--set 'top_k'", "NAME=VALUE"]),
+        (["trace", "--design", "convolution", "--causal"], ["mask", "ConvolutionAttention takes none"]),
         (["trace", "--d-model", "7", "--num-heads", "2"], ["d_model=7 is not divisible by num_heads=2"]),
     ],
 )

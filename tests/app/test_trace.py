@@ -1,11 +1,118 @@
-"""The trace is multi-head attention, step by step."""
+"""The trace is the head design, step by step."""
+
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from headwise.errors import ConfigError, ShapeError
-from headwise.trace import print_trace, trace
+from headwise.errors import ConfigError, HeadwiseError, ShapeError
+from headwise.heads.registry import DESIGNS
+from headwise.trace import Step, print_trace, trace
+from headwise.trace.designs import FOLLOW
+from headwise.trace.words import WORDS
+
+# Every design, plain and with what adds steps.
+CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + [
+    ("multi_head", {"num_kv_heads": 2, "qk_norm": True, "rotary": True, "bias": True, "value_dim": 5}),
+    ("per_head", {"num_kv_heads": 2, "value_dim": 5, "bias": True, "rotary": True}),
+    ("contraction", {"num_kv_heads": 2, "value_dim": 5, "bias": True, "rotary": True}),
+    ("block_diagonal", {"head_dim": 4, "value_dim": 5, "rotary": True}),
+    ("sparse_mixture", {"top_k": 2, "shared_heads": 1, "num_kv_heads": 3, "rotary": True, "renormalise": True}),
+    ("sparse_mixture", {"top_k": 2, "per": "sequence"}),
+    ("mixture_of_heads", {"top_k": 2, "shared_heads": 2, "scaled": True}),
+    ("grouped_mlp", {"num_groups": 3, "hidden": 7, "value_dim": 5}),
+    ("head_mixing", {"num_kv_heads": 2, "value_dim": 5}),
+    ("talking_heads", {"num_kv_heads": 2, "value_dim": 5}),
+    ("latent", {"latent_dim": 7, "query_latent_dim": 9, "latent_norm": True, "value_dim": 5}),
+    ("latent", {"rope_dim": 0, "latent_dim": 7}),
+    ("gated_output", {"gate": "channel", "value_dim": 5}),
+    ("convolution", {"bias": True, "sharpness": 2.0}),
+    ("mqa", {}),
+]
+every = pytest.mark.parametrize(("design", "options"), CASES, ids=lambda value: str(value))
+
+
+def traced(design: str, options: dict[str, Any], **more: Any) -> dict[str, Step]:
+    steps = trace(5, 12, 6, design=design, options=options, batch=2, **more)
+    assert len({step.name for step in steps}) == len(steps)
+    return {step.name: step for step in steps}
+
+
+@every
+def test_axes_say_what_the_shapes_are(design: str, options: dict[str, Any]) -> None:
+    """One letter is one size in all steps, and the sizes are those that were asked for."""
+    sizes: dict[str, int] = {"b": 2, "n": 5, "d_model": 12, "1": 1, "2": 2}
+    for step in traced(design, options).values():
+        axes = step.axes.split()
+        assert len(axes) == step.tensor.ndim, step
+        for axis, size in zip(axes, step.tensor.shape, strict=True):
+            assert sizes.setdefault(axis, size) == size, f"{axis} of {step.name}"
+    assert sizes["h"] == (1 if design == "single_head" else 6)
+
+
+@every
+@pytest.mark.parametrize("causal", [False, True])
+def test_weights_are_shares_of_what_may_be_seen(design: str, options: dict[str, Any], causal: bool) -> None:
+    if causal and design == "convolution":
+        with pytest.raises(ConfigError, match="mask: ConvolutionAttention takes none"):
+            traced(design, options, causal=True)
+        return
+    steps = traced(design, options, causal=causal)
+    weights = steps["weights"].tensor
+    torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
+    assert ("masked" in steps) == causal
+    assert (weights.triu(1) == 0).all() == causal
+
+
+def test_every_design_is_followed_and_every_step_is_reached() -> None:
+    assert set(FOLLOW) == set(DESIGNS)
+    names = {name for design, options in CASES for name in traced(design, options)}
+    assert names | {"masked"} == set(WORDS)
+
+
+@pytest.mark.parametrize("name", FOLLOW)
+def test_a_trace_that_is_not_the_module_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(layer: Any, x: torch.Tensor, note: Any) -> None:
+        FOLLOW[name](layer, x + 0.1, note)
+
+    monkeypatch.setattr("headwise.trace.follow.FOLLOW", FOLLOW | {name: wrong})
+    with pytest.raises(AssertionError, match="not close"):
+        trace(5, 12, 6, design=name)
+
+
+def test_the_absorbed_scores_are_the_plain_ones() -> None:
+    for options in ({"latent_dim": 7, "query_latent_dim": 9}, {"rope_dim": 0}):
+        steps = traced("latent", options)
+        torch.testing.assert_close(steps["absorbed"].tensor, steps["scores_latent"].tensor)
+
+
+@pytest.mark.parametrize(("design", "k", "shared"), [("sparse_mixture", 2, 1), ("mixture_of_heads", 3, 2)])
+def test_a_token_uses_the_heads_with_the_largest_probabilities(design: str, k: int, shared: int) -> None:
+    steps = traced(design, {"top_k": k, "shared_heads": shared})
+    chosen, gates = steps["chosen"].tensor, steps["gates"].tensor
+    assert (chosen.sum(-1) == k + shared).all()
+    assert ((gates != 0) == (chosen == 1)).all()
+    probabilities = steps["probabilities"].tensor
+    taken = chosen[..., shared:] == 1
+    assert (torch.where(taken, probabilities, 9).amin(-1) > torch.where(taken, 0, probabilities).amax(-1)).all()
+    torch.testing.assert_close(steps["weighted"].tensor, steps["heads"].tensor * gates.mT[..., None])
+
+
+def test_talking_heads_talk_before_and_after_the_softmax() -> None:
+    steps = {name: step.tensor for name, step in traced("talking_heads", {}).items()}
+    assert not torch.allclose(steps["talk_logits"], steps["scores"])
+    torch.testing.assert_close(steps["weights"], steps["talk_logits"].softmax(-1))
+    torch.testing.assert_close(steps["heads"], steps["talk_weights"] @ steps["v_heads"])
+
+
+def test_a_head_of_a_convolution_sees_one_place() -> None:
+    steps = trace(5, 4, 3, design="convolution")
+    named = {step.name: step.tensor for step in steps}
+    x, heads = named["x"], named["heads_place"]
+    torch.testing.assert_close(heads[0, 1], x[0])  # the middle one sees the token itself
+    torch.testing.assert_close(heads[0, 0, 1:], x[0, :-1])
+    torch.testing.assert_close(heads[0, 2, :-1], x[0, 1:])
 
 
 @pytest.mark.parametrize(
@@ -49,3 +156,11 @@ def test_bad_sizes_are_named() -> None:
         trace(lang="fr")
     with pytest.raises(ConfigError, match="seq=0"):
         trace(0)
+    with pytest.raises(ConfigError, match="did you mean latent"):
+        trace(design="latnt")
+    with pytest.raises(ConfigError, match=r"top_k=2: .*multi_head takes"):
+        trace(options={"top_k": 2})
+    with pytest.raises(ConfigError, match="self attention"):
+        trace(options={"context_dim": 5})
+    with pytest.raises(HeadwiseError, match="num_kv_heads: gqa needs it"):
+        trace(design="gqa")
