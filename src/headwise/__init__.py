@@ -29,6 +29,7 @@ _HOMES = {
     "kernels": ["use_kernel"],
     "heads.registry": ["DESIGNS"],
     "heads.base": ["AttentionLayer"],
+    "heads.block": ["TransformerBlock"],
     "heads.multi_head": ["MultiHeadAttention"],
     "heads.per_head": ["PerHeadAttention"],
     "heads.contraction": ["ContractionAttention"],
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
         TextError as TextError,
     )
     from headwise.heads.base import AttentionLayer as AttentionLayer
+    from headwise.heads.block import TransformerBlock as TransformerBlock
     from headwise.heads.block_diagonal import BlockDiagonalAttention as BlockDiagonalAttention
     from headwise.heads.contraction import ContractionAttention as ContractionAttention
     from headwise.heads.convolution import (
