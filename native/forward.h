@@ -272,12 +272,12 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
           factors[r] = r < rows && then != NOTHING ? exp2(all(then - t.rows.top[at])) * scale[at] : all(0.0f);
         }
         for (int64_t c = part.first / W * W; c < part.last; c += W) {
-          Floats column = load(t.columns + c);
+          Floats received = all(0.0f);  // by a few rows first, as sums of stretches are kept apart
           for (int r = 0; r < rows; r++) {
             const float* row = t.strip + (g * ROWS + r) * shape.strip;
-            column += factors[r] * (DOT ? read((const Brain*)row + c, W) : load(row + c));
+            received += factors[r] * (DOT ? read((const Brain*)row + c, W) : load(row + c));
           }
-          store(t.columns + c, column);
+          store(t.columns + c, load(t.columns + c) + received);
         }
       }
     }
