@@ -19,7 +19,7 @@ template <typename T> struct Backward {
   float* partial;              // [chunks, b, h, n, width]
   char* scratch;
   Queue queue;
-  bool all_finite_needed;
+  bool all_finite_needed, values_only;
   Flag broken;
 
   struct Memory {
@@ -32,6 +32,7 @@ template <typename T> struct Backward {
       : call(call), scaling(scaling_of<false>(call.rule)), width(padded(call.d, PANEL)),
         value_width(padded(call.d_v, PANEL)), heads_a_group(call.h / call.h_kv),
         key_blocks(blocks(call.m, GRAD_KEYS)), queue{0}, broken{0} {
+    values_only = !call.grad_q.data;
     chunks = most(1, least(key_blocks, 8 / most(1, call.b * call.h_kv)));
   }
 
@@ -84,10 +85,11 @@ template <typename T> struct Backward {
     Ints check = {};
     for (int64_t j = 0; j < count; j += PANEL) {
       pack_keys<false>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * call.d, check);
-      pack_keys<false>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v, m.values_for_scores + j * call.d_v,
-                       check);
+      if (!values_only)
+        pack_keys<false>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v,
+                         m.values_for_scores + j * call.d_v, check);
     }
-    pack_values<false>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
+    if (!values_only) pack_values<false>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
     if (all_finite_needed && any(check)) broken.raise();
     __builtin_memset(m.grad_keys, 0, (size_t)(GRAD_KEYS * width) * 4);
     __builtin_memset(m.grad_values, 0, (size_t)(GRAD_KEYS * value_width) * 4);
@@ -97,12 +99,13 @@ template <typename T> struct Backward {
         queries(batch, head, query, from, to, grad_queries + ((batch * call.h + head) * call.n + query) * width, m);
     }
     for (int64_t j = 0; j < count; j++) {
-      T* grad_k = (T*)at(call.grad_k, batch, kv, from + j);
       T* grad_v = (T*)at(call.grad_v, batch, kv, from + j);
-      for (int64_t c = 0; c < call.d; c += W)
-        write(grad_k + c, load(m.grad_keys + j * width + c) * call.rule.scale, call.d - c);
       for (int64_t c = 0; c < call.d_v; c += W)
         write(grad_v + c, load(m.grad_values + j * value_width + c), call.d_v - c);
+      if (values_only) continue;
+      T* grad_k = (T*)at(call.grad_k, batch, kv, from + j);
+      for (int64_t c = 0; c < call.d; c += W)
+        write(grad_k + c, load(m.grad_keys + j * width + c) * call.rule.scale, call.d - c);
     }
   }
 
@@ -122,7 +125,7 @@ template <typename T> struct Backward {
     const Scaling plain = {1.0f, 1.0f, false, false};
     load_queries<false>(q, call.q.row, count, call.d, scaling, call.d, m.queries, m.rows_broken);
     load_queries<false>(grad, call.grad_out.row, count, call.d_v, plain, call.d_v, m.grads, m.rows_broken);
-    pack_values<false>(q, call.q.row, count, call.d, 0, count, GRAD_ROWS, m.query_panels, unused);
+    if (!values_only) pack_values<false>(q, call.q.row, count, call.d, 0, count, GRAD_ROWS, m.query_panels, unused);
     pack_values<false>(grad, call.grad_out.row, count, call.d_v, 0, count, GRAD_ROWS, m.grad_panels, unused);
     const int64_t low = (whole.first - from) / PANEL * PANEL, high = padded(whole.last - from, PANEL);
     for (int64_t p = low; p < high; p += PANEL)
@@ -132,10 +135,13 @@ template <typename T> struct Backward {
         const int64_t place = g * ROWS * GRAD_STRIDE + p;
         product<false, false, false>(rows, m.queries + g * ROWS * call.d, call.d, m.keys_for_scores + p * call.d,
                                      m.scores + place, GRAD_STRIDE, call.d, nullptr);
+        if (values_only) continue;
         product<false, false, false>(rows, m.grads + g * ROWS * call.d_v, call.d_v, m.values_for_scores + p * call.d_v,
                                      m.slopes + place, GRAD_STRIDE, call.d_v, nullptr);
       }
     for (int r = 0; r < count; r++) row(batch, head, query, r, from, low, high, parts[r / ROWS], m);
+    high_by_low(m.scores, m.grad_panels, value_width, m.grad_values, low, least(high, to - from), count);
+    if (values_only) return;
     for (int g = 0; g * ROWS < count; g++) {
       if (parts[g].first == parts[g].last) continue;
       const int64_t first = (parts[g].first - from) / W * W, last = padded(parts[g].last - from, W);
@@ -144,7 +150,6 @@ template <typename T> struct Backward {
                                     m.keys + c * GRAD_KEYS + first * PANEL, grad_queries + g * ROWS * width + c, width,
                                     last - first, nullptr);
     }
-    high_by_low(m.scores, m.grad_panels, value_width, m.grad_values, low, least(high, to - from), count);
     high_by_low(m.slopes, m.query_panels, width, m.grad_keys, low, least(high, to - from), count);
   }
 
@@ -176,7 +181,8 @@ template <typename T> struct Backward {
     if (scaling.adjusted) adjust(call, batch, head, query + r, s, 1.0f);
     if (!sees_all(call, batch, query + r, from + first, from + last)) hide(call, batch, head, query + r, s);
     const int64_t at = (batch * call.h + head) * call.n + query + r;
-    const float lse = call.lse[at] == NOTHING ? -NOTHING : call.lse[at] * LOG2E, delta = call.delta[at];
+    const float lse = call.lse[at] == NOTHING ? -NOTHING : call.lse[at] * LOG2E;
+    const float delta = values_only ? 0.0f : call.delta[at];
     const float keep = 1.0f / (1.0f - call.dropout);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
@@ -219,16 +225,16 @@ template <typename T> struct Backward {
     const int threads = (int)least(call.threads, most(1, call.b * call.h_kv * chunks));
     Memory unused;
     scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
-    const int64_t floats = chunks * call.b * call.h * call.n * width;
+    const int64_t floats = values_only ? 0 : chunks * call.b * call.h * call.n * width;
     char* memory = borrow((size_t)(threads * scratch_bytes + floats * 4));
     if (!memory) return HEADWISE_NO_MEMORY;
     scratch = memory;
     partial = (float*)(memory + threads * scratch_bytes);
     __builtin_memset(partial, 0, (size_t)floats * 4);
     all_finite_needed = !everything_is_seen(call);
-    on_all<&Backward::deltas>(threads);
+    if (!values_only) on_all<&Backward::deltas>(threads);
     on_all<&Backward::chunk_of_keys>(threads);
-    on_all<&Backward::add_queries>(threads);
+    if (!values_only) on_all<&Backward::add_queries>(threads);
     give_back(memory);
     return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
   }

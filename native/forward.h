@@ -89,8 +89,8 @@ template <bool DOT> static Scaling scaling_of(const headwise_rule& rule) {
   s.adjusted = rule.soft_cap > 0 || rule.relative || rule.bias;
   const float scale = s.adjusted ? rule.scale : rule.scale * LOG2E;
   s.flip = DOT && scale < 0;
-  s.query = DOT ? 1.0f : scale;
-  s.factor = DOT ? (s.flip ? -scale : scale) : 1.0f;
+  s.query = DOT ? (scale == 0.0f ? 0.0f : 1.0f) : scale;  // a factor of 0 would make NaN of a masked -inf
+  s.factor = DOT && scale != 0.0f ? (s.flip ? -scale : scale) : 1.0f;
   return s;
 }
 
@@ -104,6 +104,7 @@ static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const 
       if (DOT) {
         check |= not_finite((Floats)((Words)x << 16)) | not_finite((Floats)((Words)x & 0xffff0000u));
         if (scaling.flip) x = (Floats)((Words)x ^ 0x80008000u);
+        if (scaling.query == 0.0f) x = all(0.0f);
       } else {
         check |= not_finite(x);
         x *= scaling.query;

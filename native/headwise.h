@@ -75,6 +75,8 @@ typedef struct {
 } headwise_forward_call;
 
 // The gradients of q, k and v from that of out; all of them float32, bfloat16 or float16 as `dtype` says, with strides.
+// With grad_q.data NULL only that of v, which is the transposed weights times grad_out; k, out and delta are then not used
+// but for the weights.
 typedef struct {
   int32_t dtype;
   int32_t threads;
@@ -87,11 +89,28 @@ typedef struct {
   float* delta;            // [b, h, n]: sum(grad_out * out), also a head's importance (Michel et al. 2019) when summed
 } headwise_backward_call;
 
+// Weights in squares of cell × cell: their mean over the cells that the spans allow, or their largest; 0 where none is.
+// There must be no dense mask.
+typedef struct {
+  int32_t dtype;
+  int32_t threads;
+  int64_t b, h, h_kv, n, m, d;
+  headwise_tensor q, k;
+  headwise_rule rule;
+  const float* lse;        // [b, h, n]
+  int64_t cell;
+  int32_t largest;         // 1: the largest, 0: the mean
+  float* pooled;           // [b, h, ceil(n / cell), ceil(m / cell)]
+} headwise_pool_call;
+
 // out, log-sum-exp and statistics.
 HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
 
 // The gradients; the same bits for any number of threads.
 HEADWISE_EXPORT int headwise_backward(const headwise_backward_call* call);
+
+// The picture.
+HEADWISE_EXPORT int headwise_pool(const headwise_pool_call* call);
 
 // The version of this interface, the target in use ("avx512bf16", "avx512", "avx2", "portable"), and all that were
 // compiled in, comma-separated. HEADWISE_TARGET in the environment of the process chooses a lower one.

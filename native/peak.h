@@ -2,6 +2,8 @@
 
 #if defined(__aarch64__)
 #define HIDE(x) asm volatile("" : "+w"(x))
+#elif HEADWISE_EMULATE
+#define HIDE(x) asm volatile("" : "+m"(x))
 #else
 #define HIDE(x) asm volatile("" : "+v"(x))
 #endif

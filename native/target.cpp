@@ -1,7 +1,9 @@
 // The kernels, compiled once for each level of instructions; HEADWISE_TARGET_<NAME> says which. Nothing here may use inline
 // functions of the standard library: the linker keeps one copy of those, and it could be one that this CPU cannot run.
 #include <stdint.h>
-#if defined(__x86_64__)
+#if HEADWISE_EMULATE
+#include "emulate.h"  // AVX-512 made of AVX2, for tests
+#elif defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -22,12 +24,13 @@ namespace HEADWISE_TARGET {
 #include "decode.h"
 #include "run.h"
 #include "backward.h"
+#include "pool.h"
 #include "peak.h"
 
 }  // namespace HEADWISE_TARGET
 
 extern const Target HEADWISE_TARGET_OBJECT;
-const Target HEADWISE_TARGET_OBJECT = {HEADWISE_TARGET_TEXT, HEADWISE_TARGET::forward, HEADWISE_TARGET::backward,
+const Target HEADWISE_TARGET_OBJECT = {HEADWISE_TARGET_TEXT, HEADWISE_TARGET::forward, HEADWISE_TARGET::backward, HEADWISE_TARGET::pool,
                                        HEADWISE_TARGET::peak, HEADWISE_TARGET::bandwidth};
 
 }  // namespace headwise

@@ -29,6 +29,7 @@ struct Target {
   const char* name;
   int (*forward)(const headwise_forward_call&);
   int (*backward)(const headwise_backward_call&);
+  int (*pool)(const headwise_pool_call&);
   double (*peak)(int dtype, int threads);
   double (*bandwidth)(int threads);
 };

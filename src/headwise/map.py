@@ -24,13 +24,13 @@ from torch import Tensor
 
 from headwise import map_file, pooling
 from headwise.errors import ConfigError, ShapeError
-from headwise.kernels.observe import observe
+from headwise.kernels.observe import observe, pooled, times, transposed_times
 from headwise.masks import Mask
 from headwise.measures import Measure, Measurements, measure
 from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
 from headwise.rule import Rule, grouped, grouped_t, score_tile
-from headwise.statistics import Statistic
+from headwise.statistics import COLUMN_MASS, Statistic
 from headwise.tiles import Progress, stream
 
 if TYPE_CHECKING:
@@ -115,6 +115,10 @@ class AttentionMap:
     def __matmul__(self, x: Tensor) -> Tensor:
         """P @ x for x [m, e], or [b, h or h_kv, m, e]: [b, h, n, e]. Attention with the values x."""
         x = self._operand(x, self.shape[3], "keys")
+        heads = self.shape[1] if x.shape[1] == self.shape[1] else self.k.shape[1]
+        found = times(self.q, self.k, self.rule, x.expand(-1, heads, -1, -1))
+        if found is not None:
+            return found
         out = self.lse.new_zeros(*self.shape[:3], x.shape[-1])
         for tile in self._tiles():
             out[:, :, tile.rows.start : tile.rows.stop] += grouped(
@@ -162,8 +166,11 @@ class AttentionMap:
         """
         if size < 1 or reduce not in ("mean", "max"):
             raise ConfigError(f"pool(size={size}, reduce={reduce!r}): expected size >= 1 and 'mean' or 'max'")
-        cell = -(-max(self.shape[2:]) // size)
-        return pooling.pool(self.q, self.k, self.lse, self.rule, max(1, cell), reduce, progress)
+        cell = max(1, -(-max(self.shape[2:]) // size))
+        found = pooled(self.q, self.k, self.lse, self.rule, cell, reduce, progress)
+        if found is not None:
+            return found
+        return pooling.pool(self.q, self.k, self.lse, self.rule, cell, reduce, progress)
 
     @torch.no_grad()
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
@@ -176,7 +183,8 @@ class AttentionMap:
     @torch.no_grad()
     def received(self) -> Tensor:
         """Column mass Σ_i p_ij, what each key receives: [b, h, m]; sums to the queries that see something."""
-        return pooling.column_sums(self.q, self.k, self.lse, self.rule)
+        found = observe(self.q, self.k, self.rule, (COLUMN_MASS,)).get(COLUMN_MASS)
+        return pooling.column_sums(self.q, self.k, self.lse, self.rule) if found is None else found
 
     @torch.no_grad()
     def diagonals(self) -> tuple[Tensor, Tensor]:
@@ -314,6 +322,9 @@ class TransposedMap:
         amap = self._map
         b, h, n, m = amap.shape
         y = amap._operand(y, n, "queries").expand(-1, h, -1, -1)
+        found = transposed_times(amap.q, amap.k, amap.lse, amap.rule, y)
+        if found is not None:
+            return found
         out = amap.lse.new_zeros(b, h, m, y.shape[-1])
         for tile in amap._tiles():
             out[:, :, tile.cols.start : tile.cols.stop] += grouped_t(

@@ -74,6 +74,17 @@ class BackwardCall(ctypes.Structure):
     ]  # fmt: skip
 
 
+class PoolCall(ctypes.Structure):
+    """headwise_pool_call"""
+
+    _fields_ = [
+        ("dtype", c_int32), ("threads", c_int32),
+        ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+        ("q", TensorView), ("k", TensorView), ("rule", RuleView),
+        ("lse", c_void_p), ("cell", c_int64), ("largest", c_int32), ("pooled", c_void_p),
+    ]  # fmt: skip
+
+
 def view(x: Tensor) -> TensorView:
     """A [b, h, n, d] tensor whose last axis is contiguous."""
     batch, head, row, _ = x.stride()

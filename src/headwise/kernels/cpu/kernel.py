@@ -60,7 +60,9 @@ class CPU:
             return found.reason
         if isinstance(call.lowered, str):
             return call.lowered
-        if call.dropout_p > 0 and any(x is not None and x.requires_grad for x in (call.lowered.relative, call.lowered.bias)):
+        if call.dropout_p > 0 and any(
+            x is not None and x.requires_grad for x in (call.lowered.relative, call.lowered.bias)
+        ):
             return "with dropout it has no gradients of biases"
         return None
 
@@ -127,11 +129,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     held = binding.write_rule(request.rule, lowered, call.rule)
     statistics = _ask(request, call, held)
-    status = handle.headwise_forward(ctypes.byref(request))
-    if status == binding.NOT_FINITE:
-        raise Declined("a key or value that some query may not see is not finite, and would poison its row")
-    if status == binding.NO_MEMORY:
-        raise KernelError("kernel='cpu' could not get the memory to work in; give it fewer or shorter sequences")
+    _settle(handle.headwise_forward(ctypes.byref(request)))
+    del held
     return out, lse, statistics
 
 
@@ -142,20 +141,68 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Te
     assert isinstance(lowered, Lowered)
     q, k, v, out, grad_out = map(_rows, (call.q, call.k, call.v, out, grad_out))
     b, h, n, d = q.shape
-    grads = tuple(torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
+    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     delta = torch.empty(b, h, n)
     request = binding.BackwardCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, v.shape[-1],
-        *map(binding.view, (q, k, v, out, grad_out, *grads)),
+        *map(binding.view, (q, k, v, out, grad_out, dq, dk, dv)),
     )  # fmt: skip
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
     held = binding.write_rule(request.rule, lowered, call.rule)
-    status = handle.headwise_backward(ctypes.byref(request))
+    _settle(handle.headwise_backward(ctypes.byref(request)))
     del held
-    if status != binding.DONE:
-        raise KernelError("kernel='cpu' could not get the memory for gradients; give it fewer or shorter sequences")
-    return *grads, delta
+    return dq, dk, dv, delta
+
+
+def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
+    """Weightsᵀ @ y for y [b, h, n, e] in q's dtype: [b, h_kv, m, e], summed over the query heads of a key head."""
+    handle, lowered = library().handle, call.lowered
+    assert handle is not None  # refuse() has asked
+    assert isinstance(lowered, Lowered)
+    q, k, y, lse = _rows(call.q), _rows(call.k), _rows(y), lse.contiguous()
+    b, h, n, d = q.shape
+    out = torch.empty(b, k.shape[1], k.shape[2], y.shape[-1], dtype=q.dtype)
+    nothing = binding.TensorView()
+    request = binding.BackwardCall(
+        binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, y.shape[-1],
+        binding.view(q), binding.view(k), nothing, nothing, binding.view(y), nothing, nothing, binding.view(out),
+    )  # fmt: skip
+    request.lse = lse.data_ptr()
+    held = binding.write_rule(request.rule, lowered, call.rule)
+    _settle(handle.headwise_backward(ctypes.byref(request)))
+    del held
+    return out
+
+
+def pool(call: Call, lse: Tensor, cell: int, reduce: str) -> Tensor:
+    """Weights in squares of `cell` × `cell`: [b, h, ⌈n/cell⌉, ⌈m/cell⌉], the "mean" over allowed cells or the "max"."""
+    handle, lowered = library().handle, call.lowered
+    assert handle is not None  # refuse() has asked
+    assert isinstance(lowered, Lowered)
+    if lowered.dense is not None:
+        raise Declined("it cannot pool under a boolean mask")
+    q, k, lse = _rows(call.q), _rows(call.k), lse.contiguous()
+    b, h, n, d = q.shape
+    m = k.shape[2]
+    pooled = torch.empty(b, h, -(-n // cell), -(-m // cell))
+    request = binding.PoolCall(
+        binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, d, binding.view(q), binding.view(k)
+    )
+    held = binding.write_rule(request.rule, lowered, call.rule)
+    request.lse, request.cell, request.largest = lse.data_ptr(), cell, reduce == "max"
+    request.pooled = pooled.data_ptr()
+    _settle(handle.headwise_pool(ctypes.byref(request)))
+    del held
+    return pooled
+
+
+def _settle(status: int) -> None:
+    """Raise for what the library could not do."""
+    if status == binding.NOT_FINITE:
+        raise Declined("a key or value that some query may not see is not finite, and would poison its row")
+    if status == binding.NO_MEMORY:
+        raise KernelError("kernel='cpu' could not get the memory to work in; give it fewer or shorter sequences")
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -1,0 +1,71 @@
+"""What the compiled kernel does with a map is what the tiles in PyTorch give."""
+
+import pytest
+import torch
+from samples import MASKS, SCORES, kernels_here, qkv
+
+from headwise import pooling
+from headwise.attention import attend
+from headwise.kernels import observe
+from headwise.masks import Causal
+from headwise.statistics import COLUMN_MASS
+
+pytestmark = pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
+CELLS = (1, 3, 8, 16, 60)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+@pytest.mark.parametrize("name", [name for name in MASKS if name != "dense"])
+def test_pictures(name: str, reduce: str) -> None:
+    q, k, v = qkv()
+    _, amap = attend(q, k, v, mask=MASKS[name](2, 37, 53), return_map=True)
+    for cell in CELLS:
+        expected = pooling.pool(amap.q, amap.k, amap.lse, amap.rule, cell, reduce)
+        told: list[int] = []
+        for progress in (None, lambda done, of: told.append(done)):  # noqa: B023
+            got = observe.pooled(amap.q, amap.k, amap.lse, amap.rule, cell, reduce, progress)
+            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7)
+        assert told[-1] == 37
+
+
+def test_pictures_of_many_blocks() -> None:
+    q, k, v = qkv(1, 2, 1, 1301, 1301, 16, 16)
+    _, amap = attend(q, k, v, mask=Causal(), return_map=True)
+    for cell in (7, 100, 650):
+        expected = pooling.pool(amap.q, amap.k, amap.lse, amap.rule, cell, "mean")
+        got = observe.pooled(amap.q, amap.k, amap.lse, amap.rule, cell, "mean")
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-8)
+
+
+def test_a_boolean_mask_is_pooled_by_tiles() -> None:
+    q, k, v = qkv()
+    _, amap = attend(q, k, v, mask=MASKS["dense"](2, 37, 53), return_map=True)
+    assert observe.pooled(amap.q, amap.k, amap.lse, amap.rule, 4, "mean") is None
+    assert amap.pool(10).shape == (2, 6, 7, 9)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_pictures_and_products_under_scores(score: str) -> None:
+    q, k, v = qkv()
+    scores = SCORES[score](2, 6, 37, 53)
+    _, amap = attend(q, k, v, score=scores, return_map=True)
+    dense = amap[:]
+    y = torch.randn(2, 6, 37, 7, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(amap.T @ y, dense.mT @ y, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(amap @ v, dense @ v.repeat_interleave(2, 1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(amap.received(), dense.sum(-2), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(amap.pool(8), pooling.pool(amap.q, amap.k, amap.lse, amap.rule, 7, "mean"))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_products(name: str) -> None:
+    q, k, v = qkv()
+    _, amap = attend(q, k, v, mask=MASKS[name](2, 37, 53), return_map=True)
+    dense = amap[:]
+    generator = torch.Generator().manual_seed(1)
+    y, x = torch.randn(2, 6, 37, 7, generator=generator), torch.randn(2, 6, 53, 3, generator=generator)
+    got = observe.transposed_times(amap.q, amap.k, amap.lse, amap.rule, y)
+    torch.testing.assert_close(got, dense.mT @ y, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(observe.times(amap.q, amap.k, amap.rule, x), dense @ x, rtol=1e-5, atol=2e-6)
+    received = observe.observe(amap.q, amap.k, amap.rule, (COLUMN_MASS,))[COLUMN_MASS]
+    torch.testing.assert_close(received, dense.sum(-2), rtol=1e-5, atol=2e-6)
