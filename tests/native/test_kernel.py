@@ -17,7 +17,7 @@ from headwise.masks import Causal, Dense, Everything, Grid, Lengths, Window
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, SinkLogits, SoftCap
 
-# All but one that is refused: as one bias these two would be n×m, which nobody gave.
+# All but one that is refused.
 SCORES = {name: score for name, score in ALL_SCORES.items() if name != "two biases"}
 pytestmark = pytest.mark.usefixtures("target")
 
@@ -217,13 +217,15 @@ def test_biases_and_masks_of_any_strides() -> None:
             check(run(q, k, v, mask), truth(q, k, mask), v)
 
 
-def test_sizes_of_nothing() -> None:
+def test_what_is_refused_and_sizes_of_nothing() -> None:
     q, k, v = qkv(n=37)
     rule = Rule(Everything(), 1.0, Grid(2, 6, 37, 53))
     for nothing in (Grid(0, 6, 37, 53), Grid(2, 6, 0, 53), Grid(2, 6, 37, 0)):
         refusal = KERNELS["cpu"].refuse(Call(q, k, v, Rule(Everything(), 1.0, nothing)))
         assert refusal == "there are no queries or no keys"
     assert KERNELS["cpu"].refuse(Call(q.double(), k.double(), v.double(), rule)) is not None
+    grown = Rule(Everything(), 1.0, Grid(2, 6, 37, 53), ALL_SCORES["two biases"](2, 6, 37, 53))
+    assert "would grow" in str(KERNELS["cpu"].refuse(Call(q, k, v, grown)))
     for n in (2, 37):
         assert run(q[:, :, :n], k, v[..., :0]).out.shape == (2, 6, n, 0)
         assert torch.equal(run(q[:, :, :n], k, v[..., :0]).lse, run(q[:, :, :n], k, v).lse)

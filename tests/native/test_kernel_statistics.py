@@ -201,3 +201,11 @@ def test_column_mass_over_many_blocks_and_heads(dtype: torch.dtype) -> None:
         close(found.statistics[COLUMN_MASS], expected.of(COLUMN_MASS), limit, near=1e-6)
         total = found.statistics[COLUMN_MASS].double().sum(-1)
         torch.testing.assert_close(total, torch.full_like(total, 211.0), rtol=limit / 2, atol=0.0)
+
+
+def test_column_mass_of_many_equal_rows() -> None:
+    n, k = 3000, torch.full((1, 1, 40, 1), -1.7)
+    k[:, :, 5] = 0.0
+    found = run(torch.ones(1, 64, n, 1), k, k, statistics=[COLUMN_MASS]).statistics[COLUMN_MASS]
+    expected = n * k.double().squeeze().softmax(0)
+    close(found, expected.expand(1, 64, 40), near=0.0)
