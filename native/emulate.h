@@ -1,0 +1,128 @@
+// The AVX-512 that the kernels name, made of AVX2: so that the targets for other CPUs than this one run here too, slowly.
+// native/emulate.sh builds and tests them. NaN, rounding and denormal numbers follow Intel's Software Developer's Manual,
+// volume 2.
+#pragma once
+#include <immintrin.h>
+#include <stdint.h>
+
+namespace emulated {
+
+#define EMULATED static inline __attribute__((always_inline))
+
+typedef float Sixteen __attribute__((vector_size(64)));
+typedef int32_t Numbers __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+
+union Halves {
+  __m512 whole;
+  __m512i integers;
+  __m256 half[2];
+  __m256i integer_half[2];
+};
+
+EMULATED __m512 set1_ps(float x) {
+  Halves v;
+  v.half[0] = v.half[1] = _mm256_set1_ps(x);
+  return v.whole;
+}
+
+// The second operand where either is NaN.
+EMULATED __m512 max_ps(__m512 a, __m512 b) {
+  Halves x, y;
+  x.whole = a, y.whole = b;
+  x.half[0] = _mm256_max_ps(x.half[0], y.half[0]);
+  x.half[1] = _mm256_max_ps(x.half[1], y.half[1]);
+  return x.whole;
+}
+
+// The reductions are no instructions but sequences of them, which halve the vector.
+EMULATED float reduce_add_ps(__m512 a) {
+  Halves v;
+  v.whole = a;
+  const __m256 eight = _mm256_add_ps(v.half[1], v.half[0]);
+  __m128 x = _mm_add_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+
+EMULATED float reduce_max_ps(__m512 a) {
+  Halves v;
+  v.whole = a;
+  const __m256 eight = _mm256_max_ps(v.half[1], v.half[0]);
+  __m128 x = _mm_max_ps(_mm256_extractf128_ps(eight, 1), _mm256_castps256_ps128(eight));
+  x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+
+EMULATED __mmask16 movepi32_mask(__m512i a) {
+  Halves v;
+  v.integers = a;
+  return (__mmask16)(_mm256_movemask_ps(v.half[0]) | _mm256_movemask_ps(v.half[1]) << 8);
+}
+
+EMULATED __m512i cvtepu16_epi32(__m256i a) {
+  Halves v;
+  v.integer_half[0] = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(a));
+  v.integer_half[1] = _mm256_cvtepu16_epi32(_mm256_extracti128_si256(a, 1));
+  return v.integers;
+}
+
+EMULATED __m512 cvtph_ps(__m256i a) {
+  Halves v;
+  v.half[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(a));
+  v.half[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1));
+  return v.whole;
+}
+
+template <int ROUNDING> EMULATED __m256i cvtps_ph(__m512 a) {
+  Halves v;
+  v.whole = a;
+  return _mm256_set_m128i(_mm256_cvtps_ph(v.half[1], ROUNDING), _mm256_cvtps_ph(v.half[0], ROUNDING));
+}
+
+// Zeros, with their sign, in place of denormal numbers: AVX-512 BF16 neither takes nor gives them.
+EMULATED Sixteen flushed(Sixteen x) {
+  const Numbers normal = ((Bits)x & 0x7f800000u) != 0;
+  return (Sixteen)((Bits)x & ((Bits)normal | 0x80000000u));
+}
+
+EMULATED Sixteen multiply_add(Sixteen a, Sixteen b, Sixteen c) {
+  Halves x, y, z;
+  x.whole = flushed(a), y.whole = flushed(b), z.whole = c;
+  for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
+  return flushed(z.whole);
+}
+
+// Two fused multiply-adds for each pair of bfloat16, that of the upper ones first.
+EMULATED __m512 dpbf16_ps(__m512 c, __m512bh a, __m512bh b) {
+  const Bits x = (Bits)a, y = (Bits)b;
+  const Sixteen upper = multiply_add((Sixteen)(x & 0xffff0000u), (Sixteen)(y & 0xffff0000u), flushed(c));
+  return multiply_add((Sixteen)(x << 16), (Sixteen)(y << 16), upper);
+}
+
+// To the nearest, ties to even; a NaN becomes a quiet one.
+EMULATED __m256bh cvtneps_pbh(__m512 a) {
+  const Bits bits = (Bits)flushed(a), nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
+  const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1), quiet = bits | 0x400000u;
+  const Bits chosen = ((quiet & nan) | (rounded & ~nan)) >> 16;
+  uint16_t upper[16];
+  for (int i = 0; i < 16; i++) upper[i] = (uint16_t)chosen[i];
+  __m256bh result;
+  __builtin_memcpy(&result, upper, sizeof result);
+  return result;
+}
+
+}  // namespace emulated
+
+// What is not here stays the compiler's own, and does not compile without AVX-512.
+#undef _mm512_cvtps_ph
+#define _mm512_cvtps_ph(x, rounding) emulated::cvtps_ph<(rounding)>(x)
+#define _mm512_set1_ps emulated::set1_ps
+#define _mm512_max_ps emulated::max_ps
+#define _mm512_reduce_add_ps emulated::reduce_add_ps
+#define _mm512_reduce_max_ps emulated::reduce_max_ps
+#define _mm512_movepi32_mask emulated::movepi32_mask
+#define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
+#define _mm512_cvtph_ps emulated::cvtph_ps
+#define _mm512_dpbf16_ps emulated::dpbf16_ps
+#define _mm512_cvtneps_pbh emulated::cvtneps_pbh
