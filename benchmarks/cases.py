@@ -117,9 +117,14 @@ SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 
 # Goals hold for a CPU with AVX-512 and its bfloat16 instructions. A case without one has not been set one yet.
 FORWARD = {"float32": (Goal(0.43),), "bfloat16": (Goal(0.23),)}
+CAUSAL = {"float32": (Goal(0.38),), "bfloat16": (Goal(0.23),)}
 SMALL = {"float32": (Goal(0.40),), "bfloat16": (Goal(0.19),)}
-TINY = {"float32": (Goal(1.0),), "bfloat16": (Goal(0.43),)}
-DECODE = {"float32": (Goal(0.175),), "bfloat16": (Goal(0.028),)}
+TINY = {"float32": (Goal(1.05),), "bfloat16": (Goal(0.5),)}
+TRAIN = {"float32": (Goal(0.60),), "bfloat16": (Goal(0.45),)}
+DECODE = {"float32": (Goal(0.2), Goal(0.45, "rewrite")), "bfloat16": (Goal(0.04), Goal(0.45, "rewrite"))}
+SIX_GOALS = (Goal(0.05, "eager_statistics"),)
+# What the statistics add to the same call without them.
+ADDED = {"rows": (Goal(1.06, "plain"),), "keys": (Goal(1.12, "plain"),), "small": (Goal(1.15, "plain"),)}
 
 ARITHMETIC = "multiply-add units, then exp"
 STATISTICS = "multiply-add units; the statistics add passes over tiles in cache"
@@ -136,7 +141,8 @@ def _cases() -> list[Case]:
         for dtype, mask in both:
             name = f"forward-{_size(size)}-{mask}-{SHORT[dtype]}"
             peers = ("sdpa", "eager", "flex")
-            cases.append(Case(name, "forward", size, ARITHMETIC, dtype, mask, peers=peers, goals=FORWARD[dtype]))
+            goals = CAUSAL if mask == "causal" and size[2] == 2048 else FORWARD
+            cases.append(Case(name, "forward", size, ARITHMETIC, dtype, mask, peers=peers, goals=goals[dtype]))
     for dtype, mask in both:
         name, limit = f"small-8x8x128x64-{mask}-{SHORT[dtype]}", "starting threads, then multiply-add units"
         peers = ("sdpa", "eager", "flex")
@@ -145,18 +151,22 @@ def _cases() -> list[Case]:
         name, limit = f"tiny-4x4x16x128-{SHORT[dtype]}", "the Python call around the kernel"
         peers = ("sdpa", "eager", "flex")
         cases.append(Case(name, "tiny", (4, 4, 16, 128), limit, dtype, peers=peers, goals=TINY[dtype]))
-    seen = {"six": SIX, "rows": ROWS, "keys": KEYS}
-    for what, names in seen.items():
-        for dtype, mask in both[1:2] if what == "six" else both:
-            name = f"statistics-{what}-4096-{mask}-{SHORT[dtype]}"
-            peers = ("sdpa", "eager", "eager_statistics")
+    at, peers = (1, 12, 4096, 64), ("sdpa", "plain", "eager_statistics")
+    name = "statistics-six-4096-causal-fp32"
+    cases.append(Case(name, "statistics", at, STATISTICS, mask="causal", statistics=SIX, peers=peers, goals=SIX_GOALS))
+    for what, names, at in (("rows", ROWS, (1, 12, 2048, 64)), ("keys", KEYS, (1, 12, 2048, 64)),
+                            ("small", ROWS, (8, 8, 128, 64))):  # fmt: skip
+        for dtype, mask in both:
+            name = f"statistics-{what}-{at[2]}-{mask}-{SHORT[dtype]}"
             cases.append(
-                Case(name, "statistics", (1, 12, 4096, 64), STATISTICS, dtype, mask, statistics=names, peers=peers)
-            )
+                Case(name, "statistics", at, STATISTICS, dtype, mask, statistics=names, peers=("sdpa", "plain"),
+                     goals=ADDED[what])
+            )  # fmt: skip
     for dtype, mask in both:
         name, limit = f"train-2048-{mask}-{SHORT[dtype]}", "multiply-add units: seven products, q·k twice among them"
         peers = ("sdpa", "eager", "flex")
-        cases.append(Case(name, "train", (1, 12, 2048, 64), limit, dtype, mask, backward=True, peers=peers))
+        at, goals = (1, 12, 2048, 64), TRAIN[dtype]
+        cases.append(Case(name, "train", at, limit, dtype, mask, backward=True, peers=peers, goals=goals))
     for dtype in SHORT:
         name, limit = f"decode-16k-{SHORT[dtype]}", "reading keys and values from memory"
         cases.append(

@@ -88,6 +88,13 @@ def _sdpa(case: Case, inputs: Inputs) -> Contestant:
     return Contestant(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa), _only_out)
 
 
+def _plain(case: Case, inputs: Inputs) -> Contestant:
+    """Our own kernel of choice without statistics: what they add is the ratio to it."""
+    q, k, v = inputs.leaves
+    rule = mask(case)
+    return Contestant(lambda: hw.attend(q, k, v, mask=rule), _only_out)
+
+
 def _eager(case: Case, inputs: Inputs) -> Contestant:
     """All weights stored, softmax in float32, as model code without a fused kernel does it."""
     q, k, v = inputs.leaves
@@ -192,6 +199,7 @@ def _with_backward(forward: Contestant, inputs: Inputs) -> Contestant:
 
 PEERS: dict[str, Callable[[Case, Inputs], Contestant]] = {
     "sdpa": _sdpa,
+    "plain": _plain,
     **dict(zip(REWRITES, (_sdpa_rows, _bmm, _bmm_keys_first), strict=True)),
     "eager": _eager,
     "eager_statistics": _eager_statistics,

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from headwise.attention import attend
 from headwise.errors import ConfigError, DeviceError, DTypeError, KernelError, ShapeError
+from headwise.kernels import use_kernel
+from headwise.kernels.cpu.library import library
 from headwise.masks import Causal, Dense, Lengths, Window
 
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
@@ -248,3 +250,46 @@ def test_bad_input_is_named(call: object, kind: type[Exception], words: list[str
     with pytest.raises(kind) as caught:
         call()  # type: ignore[operator]
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
+def test_without_wide_vectors_pytorchs_kernel_comes_first() -> None:
+    handle, used = library().handle, library().target()
+    assert handle is not None
+    assert used is not None
+    q, k, v = qkv(n=53, e=8)
+    try:
+        handle.headwise_set_target(b"portable")
+        assert attend(q, k, v, return_map=True)[1].kernel == "torch_fused"
+        assert attend(q, k, v, mask=Window(5), return_map=True)[1].kernel == "cpu"
+        assert attend(q, k, v, return_map=True, measures=["entropy"])[1].kernel == "cpu"
+    finally:
+        handle.headwise_set_target(used.encode())
+    assert library().target() == used
+
+
+def test_one_kernel_for_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = qkv(e=8)
+    with use_kernel("torch_blocks"):
+        assert attend(q, k, v, return_map=True)[1].kernel == "torch_blocks"
+        assert attend(q, k, v, return_map=True, kernel="reference")[1].kernel == "reference"
+        with use_kernel("torch_fused"), pytest.raises(KernelError, match="knows no mask"):
+            attend(q, k, v, mask=Window(3))
+    monkeypatch.setenv("HEADWISE_KERNEL", "reference")
+    assert attend(q, k, v, return_map=True)[1].kernel == "reference"
+    monkeypatch.setenv("HEADWISE_KERNEL", "fastest")
+    with pytest.raises(ConfigError, match="fastest"):
+        attend(q, k, v)
+    with pytest.raises(ConfigError, match="slowest"), use_kernel("slowest"):
+        pass
+
+
+def test_what_the_data_show_goes_to_the_next_kernel() -> None:
+    q, k, v = qkv(n=53, e=8)
+    v[0, 0, 40] = torch.nan  # which the first queries may not see
+    amap = attend(q, k, v, mask=Causal(), return_map=True)[1]
+    assert amap.kernel == "torch_blocks"
+    if "cpu" in kernels_here():
+        assert "not finite" in amap.refusals["cpu"]
+        with pytest.raises(KernelError, match="not finite"):
+            attend(q, k, v, mask=Causal(), kernel="cpu")

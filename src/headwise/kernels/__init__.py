@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from headwise.errors import ConfigError, KernelError
 from headwise.kernels.call import Call, Declined, Kernel, Result
 from headwise.kernels.cpu.kernel import CPU
+from headwise.kernels.cpu.library import library
 from headwise.kernels.reference import Reference
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.kernels.torch_fused import TorchFused
@@ -67,12 +68,19 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
             raise KernelError(f"kernel={name!r} cannot do this call: {reason}; kernel='auto' picks one that can")
         yield kernel, refusals
         raise KernelError(f"kernel={name!r} cannot do this call: {refusals[name]}; kernel='auto' picks one that can")
-    for candidate in AUTOMATIC:
+    for candidate in _order(call):
         if reason := KERNELS[candidate].refuse(call):
             refusals[candidate] = reason
         else:
             yield KERNELS[candidate], refusals
     raise KernelError("no kernel can do this call: " + "; ".join(f"{k}: {why}" for k, why in refusals.items()))
+
+
+def _order(call: Call) -> tuple[str, ...]:
+    """AUTOMATIC; but without wide vectors PyTorch's own kernel is the faster one, unless statistics come with the pass."""
+    if call.statistics or call.q.device.type != "cpu" or library().target() != "portable":
+        return AUTOMATIC
+    return tuple(name for name in AUTOMATIC if name != "cpu")[:-1] + ("cpu", "torch_blocks")
 
 
 def _known(name: str, argument: str) -> None:

@@ -120,16 +120,19 @@ class RowMeasure(Measure):
 
     def _close(self, state: RowState, total: Tensor, lse: Tensor, first: int) -> None:
         """Add rows whose partials are complete, the first of them being row `first`."""
-        counted = self.counted(total, lse)
-        value = torch.where(counted, self.value(total, lse).double(), 0.0)
+        counted, value = self.counted(total, lse), self.value(total, lse)
+        # A look at all rows costs less than masking each of them, but for a device that would have to be waited for.
+        every = counted.device.type == "cpu" and bool(counted.all())
+        if not every:
+            value = value.masked_fill(~counted, -torch.inf if self.reduce == "max" else 0.0)
         if state.rows is not None:
-            state.rows[:, :, first : first + value.shape[-1]] = value
+            rows = value if every else value.masked_fill(~counted, 0.0)
+            state.rows[:, :, first : first + value.shape[-1]] = rows
         if self.reduce == "max":
-            top = value.masked_fill(~counted, -torch.inf).amax(-1)
-            state.total = torch.maximum(state.total, top)
+            state.total = torch.maximum(state.total, value.amax(-1).double())
         else:
-            state.total = state.total + value.sum(-1)
-        state.count = state.count + counted.sum(-1)
+            state.total = state.total + value.sum(-1, dtype=torch.float64)
+        state.count = state.count + (counted.shape[-1] if every else counted.sum(-1))
 
     def merge(self, one: RowState, other: RowState) -> RowState:
         totals = torch.cat((one.total, other.total))
