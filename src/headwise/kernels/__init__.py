@@ -77,10 +77,11 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
 
 
 def _order(call: Call) -> tuple[str, ...]:
-    """AUTOMATIC; but without wide vectors PyTorch's own kernel is the faster one, unless statistics come with the pass."""
+    """AUTOMATIC; but without wide vectors PyTorch's own kernel comes first, unless statistics are wanted in the pass."""
     if call.statistics or call.q.device.type != "cpu" or library().target() != "portable":
         return AUTOMATIC
-    return tuple(name for name in AUTOMATIC if name != "cpu")[:-1] + ("cpu", "torch_blocks")
+    *others, last = (name for name in AUTOMATIC if name != "cpu")
+    return *others, "cpu", last
 
 
 def _known(name: str, argument: str) -> None:
