@@ -77,7 +77,7 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
 
 
 def _order(call: Call) -> tuple[str, ...]:
-    """AUTOMATIC; but without wide vectors PyTorch's own kernel comes first, unless statistics are wanted in the pass."""
+    """AUTOMATIC; but without wide vectors PyTorch's own kernel comes first, unless statistics are wanted too."""
     if call.statistics or call.q.device.type != "cpu" or library().target() != "portable":
         return AUTOMATIC
     *others, last = (name for name in AUTOMATIC if name != "cpu")
