@@ -25,7 +25,7 @@ _HOMES = {
         "SinkMass", "TopKMass", "row_measure",
     ],
     "positions": ["Rotary"],
-    "cache": ["KVCache", "SlidingCache"],
+    "cache": ["BudgetCache", "HeadWindows", "KVCache", "RaggedCache", "SlidingCache"],
     "kernels": ["use_kernel"],
     "heads.registry": ["DESIGNS"],
     "heads.base": ["AttentionLayer"],
@@ -54,7 +54,13 @@ __all__ = sorted(_HOME_OF)
 
 if TYPE_CHECKING:
     from headwise.attention import attend as attend
-    from headwise.cache import KVCache as KVCache, SlidingCache as SlidingCache
+    from headwise.cache import (
+        BudgetCache as BudgetCache,
+        HeadWindows as HeadWindows,
+        KVCache as KVCache,
+        RaggedCache as RaggedCache,
+        SlidingCache as SlidingCache,
+    )
     from headwise.errors import (
         CheckpointError as CheckpointError,
         ConfigError as ConfigError,

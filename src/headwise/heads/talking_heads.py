@@ -7,11 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from headwise.errors import ShapeError
+from headwise.cache import BudgetCache, Cache
+from headwise.errors import ConfigError, ShapeError
 from headwise.heads.projected import ProjectedLayer
 from headwise.map import AttentionMap
-from headwise.masks import Everything, Grid, Span
+from headwise.masks import Everything, Grid, Mask, Span
 from headwise.rule import TILE_ELEMENTS, Rule, grouped, raw_scores
+from headwise.scores import Score
 
 
 class TalkingHeadsAttention(ProjectedLayer):
@@ -47,6 +49,18 @@ class TalkingHeadsAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def check(
+        self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
+    ) -> None:
+        """As in `AttentionLayer`; a cache must keep the same tokens for all heads, as each head's logits are made of
+        every head's scores."""
+        super().check(x, context, cache, mask, scores)
+        if isinstance(cache, BudgetCache) and len(set(cache.windows)) > 1:
+            raise ConfigError(
+                f"cache: TalkingHeadsAttention makes logits of every head's scores, but in {list(cache.windows)} the "
+                f"windows differ; use SlidingCache"
+            )
 
     def mixed(self, tile: Tensor) -> Tensor:
         """U [b, h, r, c], the weights that the values see, of any tile of W [b, h, r, c], such as `amap[:, :, :8]`."""

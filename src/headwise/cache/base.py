@@ -1,0 +1,63 @@
+"""What a module asks of a cache, and what every cache asks of its keys and values."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
+
+
+class Cache(Protocol):
+    """What a module asks of a cache: one object a layer, given as `cache=` at every step."""
+
+    @property
+    def seen(self) -> int:
+        """Tokens taken in so far: the position of the next one."""
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Take in new keys and values [b, h_kv, n, d]; return all that the new queries may look at."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that are in use."""
+
+
+class Kind(NamedTuple):
+    """What must not change while a cache is filled."""
+
+    batch: int
+    heads: int
+    key: int  # widths
+    value: int
+    dtypes: tuple[torch.dtype, torch.dtype]  # of keys and of values
+    device: torch.device
+
+
+def kind_of(k: Tensor, v: Tensor, held: Kind | None) -> Kind:
+    """The kind of new keys and values; raises if it is not the one held."""
+    if k.ndim != 4 or k.shape[:3] != v.shape[:3]:
+        raise ShapeError(f"cache: k {tuple(k.shape)} and v {tuple(v.shape)} differ in batch, heads or tokens")
+    kind = Kind(k.shape[0], k.shape[1], k.shape[3], v.shape[3], (k.dtype, v.dtype), k.device)
+    if held is None or kind == held:
+        return kind
+    if kind[:4] != held[:4]:
+        raise ShapeError(
+            f"cache: new keys and values {_sizes(kind)} do not fit those held {_sizes(held)}; use a new cache for each "
+            f"layer, each design and each batch"
+        )
+    if kind.dtypes != held.dtypes:
+        new, old = (" and ".join(sorted({str(dtype) for dtype in x.dtypes})) for x in (kind, held))
+        raise DTypeError(f"cache: new keys and values are {new}, those held came as {old}; use a new cache")
+    raise DeviceError(f"cache: new keys are on {kind.device}, those held on {held.device}; use a new cache")
+
+
+def whole(owner: str, name: str, value: object, least: int) -> int:
+    """A whole number that is large enough, or an error that names it."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{owner}({name}={value!r}): expected a whole number, {name} >= {least}")
+    return value
+
+
+def _sizes(kind: Kind) -> str:
+    return f"[batch {kind.batch}, heads {kind.heads}, widths {kind.key} and {kind.value}]"

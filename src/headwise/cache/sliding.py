@@ -1,0 +1,40 @@
+"""The last keys and values, and the first."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from headwise.cache.base import Kind, kind_of, whole
+from headwise.cache.storage import Rows, storages
+
+
+class SlidingCache:
+    """Keeps the last `window` tokens, and the first `sinks` (StreamingLLM, Xiao et al. 2023, 2309.17453).
+
+    Equals a full pass with `Causal() & (Window(window) | Sinks(sinks))` when the module is given that mask at
+    every step: memory is O(window), whatever the length. stored, key_parts: as in `KVCache`.
+    """
+
+    def __init__(
+        self, window: int, sinks: int = 0, *, stored: str | None = None, key_parts: Sequence[int] | None = None
+    ) -> None:
+        self.window, self.sinks = whole("SlidingCache", "window", window, 1), whole("SlidingCache", "sinks", sinks, 0)
+        self._k, self._v = (Rows(storage) for storage in storages(stored, key_parts))
+        self._kind: Kind | None = None
+        self.seen = 0
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what the new queries may look at: sinks, the last window − 1 tokens before them, and them."""
+        kind = kind_of(k, v, self._kind)
+        found = []
+        for rows, new in ((self._k, self._k.encoded(k)), (self._v, self._v.encoded(v))):
+            rows.add(new)
+            found.append(rows.read())
+            rows.cut(self.sinks, self.window - 1)
+        self._kind, self.seen = kind, self.seen + k.shape[2]
+        return found[0], found[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: those of at most sinks + window − 1 tokens (the next token is its own last key)."""
+        return self._k.nbytes + self._v.nbytes
