@@ -269,12 +269,12 @@ def claims(
     markdown: Annotated[bool, typer.Option("--markdown", help="As docs/claims.md has it.")] = False,
 ) -> None:
     """Measure what the texts claim; 1 is the exit code if a verdict is not the expected one."""
-    from headwise.claims import choose, print_findings, run, to_json, to_markdown
-
     if as_json and markdown:
         raise ConfigError("give --json or --markdown, not both")
     if only and every:
         raise ConfigError("give --only or --all, not both")
+    from headwise.claims import choose, print_findings, run, to_json, to_markdown
+
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every)
     with _steps() as step:
         found = run(wanted, step)
@@ -305,7 +305,9 @@ def doctor(
 def main() -> None:
     """Run; what the user can mend comes as one line, with exit code 2."""
     try:
-        app(standalone_mode=False)
+        # Some versions of typer give the code of an Exit back instead of raising it.
+        if code := app(standalone_mode=False):
+            sys.exit(code)
     except HeadwiseError as error:
         _fail(str(error))
     except OSError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from headwise.claims.evidence import Check, Role, Verdict, judge
+from headwise.claims.samples import seeded
 
 Measure = Callable[[], Sequence[Check]]
 Step = Callable[[str, int, int], None]
@@ -75,7 +76,8 @@ def run(claims: Iterable[Claim], step: Step | None = None) -> list[Finding]:
         if step is not None:
             step(one.id, done, len(wanted))
         start = time.perf_counter()
-        checks = tuple(one.measure())
+        with seeded(0):  # modules draw weights when they are made; neither order nor caller should matter
+            checks = tuple(one.measure())
         found.append(Finding(one, checks, time.perf_counter() - start))
     if step is not None:
         step("done", len(wanted), len(wanted))

@@ -56,12 +56,12 @@ def gpt_2_small_layer() -> list[Check]:
 
 
 @claim(
-    "head-size-is-the-quotient",
+    "head-size-table",
     "Models choose d_k = d_model / h; the table of configurations.",
     source="ch. 11, table",
     expected=Verdict.CONDITIONS,
 )
-def head_size_is_the_quotient() -> list[Check]:
+def head_size_table() -> list[Check]:
     """True of the models in the texts; a choice and no law: others set d_k apart from h."""
     known = [
         "transformer-base", "transformer-big", "bert-base", "bert-large", "gpt-2-small", "gpt-2-medium", "gpt-2-large",
@@ -110,12 +110,12 @@ def complexity() -> list[Check]:
 
 
 @claim(
-    "score-memory-like-one-head",
+    "score-memory",
     "With h = d_model / d_k heads the scores take the memory that a single head's take.",
     source="ch. 11, table of costs",
     expected=Verdict.FAILS,
 )
-def score_memory_like_one_head() -> list[Check]:
+def score_memory() -> list[Check]:
     """Each head has its own n×n matrix: h times as much. A fused kernel stores none of them."""
 
     def weights(h: int) -> int:
@@ -131,12 +131,12 @@ def score_memory_like_one_head() -> list[Check]:
 
 
 @claim(
-    "memory-grows-as-n-squared",
+    "memory-n-squared",
     "Attention keeps O(n²·h + n·d) numbers for training.",
     source="§5.3; ch. 11",
     expected=Verdict.CONDITIONS,
 )
-def memory_grows_as_n_squared() -> list[Check]:
+def memory_n_squared() -> list[Check]:
     """Where the weights are stored. Blockwise, the log-sum-exp of each row is enough: O(n·(h + d)) (Dao et al. 2022,
     2205.14135).
     """

@@ -26,8 +26,8 @@ SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。"
     slow=True,
 )
 def demo_learns_attention() -> list[Check]:
-    """It trains as told. But padding is not masked and takes weight; the target moves with the embedding; and the loss
-    is least for a head that looks at nothing but its own character, so the maps show what is in the way.
+    """It trains as told. But padding is not masked and takes weight; the target moves with the embedding; and the
+    loss is lower if each character sees only itself: the maps show what is in the way, not what has been found.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sentences.txt"

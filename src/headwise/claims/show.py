@@ -39,23 +39,23 @@ named."""
 
 def print_findings(findings: Sequence[Finding], console: Console, *, skipped: int = 0) -> None:
     """A table for each group of claims, then what they add up to. skipped: claims that were not run."""
-    for title, part in _by_group(findings).items():
-        console.print(Text(f"\n{title}", style="bold"))
-        table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 2, 1, 0))
+    for number, (title, part) in enumerate(_by_group(findings).items()):
+        table = Table(
+            title=title, title_style="bold", title_justify="left", box=None, header_style="dim", expand=True,
+            show_header=number == 0, pad_edge=False, padding=(0, 2, 1, 0),
+        )  # fmt: skip
         # The words of a verdict are short and break well; what is left is for the claim and its numbers.
-        for name, width, ratio in (
-            ("claim", None, 5),
-            ("measured", None, 5),
-            ("verdict", 11, None),
-            ("expected", 11, None),
-        ):
-            table.add_column(name, width=width, ratio=ratio, overflow="fold")
+        for name, width, ratio in (("claim", 24, 4), ("measured", 24, 5)):
+            table.add_column(name, min_width=width, ratio=ratio, overflow="fold")
+        for name in ("verdict", "expected"):
+            table.add_column(name, width=11)
         for finding in part:
             statement = Text(f"{finding.claim.id}\n", style="cyan").append(finding.claim.statement, style="default")
             expected = Text(finding.claim.expected.value, style="dim" if finding.agrees else "bold red")
             verdict = Text(finding.verdict.value, style=STYLES[finding.verdict])
             table.add_row(statement, _checks(finding), verdict, expected)
         console.print(table)
+        console.print()
     for line in summary(findings, skipped):
         console.print(Text(line, style="bold" if line.startswith("Not as expected") else ""))
 
