@@ -95,7 +95,7 @@ class Eight:
     def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """Steps times scales."""
         steps, scale = parts
-        return (steps * self._over(scale, steps)).to(dtype)
+        return steps.to(torch.float32).mul_(self._over(scale, steps)).to(dtype)
 
     def bound(self, x: Tensor) -> Tensor:
         """max|x| / 254 of each vector, and what float32 and x's own dtype round."""
