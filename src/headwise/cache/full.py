@@ -17,9 +17,9 @@ class KVCache:
 
     Args:
         stored: None, as they come, without a copy; or "float32", "bfloat16", "float16" or "int8", from which each
-            call restores them: that saves memory and costs time, as the attention itself knows no such keys. int8 has a float32 scale a vector: a number x of a vector changes by at most
-            s = max|x| / 254, a logit so by at most scale·‖q‖₁·s_k =: ε, and an output by at most
-            (e^(2ε) − 1)·max|v| + s_v.
+            call restores them: that saves memory and costs time, as the attention itself knows no such keys. int8 has
+            a float32 scale a vector: a number x of a vector changes by at most s = max|x| / 254, a logit so by at most
+            scale·‖q‖₁·s_k =: ε, and an output by at most (e^(2ε) − 1)·max|v| + s_v.
         key_parts: with "int8", widths of the parts of a key that get a scale each, such as (latent_dim, rope_dim) of
             `LatentAttention`.
         capacity: room for so many tokens is made at once, and more are refused.
