@@ -166,6 +166,9 @@ const char* headwise_targets(void) {
   return names;
 }
 
+// When the library is loaded, before there can be two threads that fill in the same lists.
+__attribute__((constructor)) static void headwise_look_around(void) { headwise_targets(); }
+
 int headwise_set_target(const char* name) {
   const Target* wanted = find(name);
   if (wanted) __atomic_store_n(&chosen, wanted, __ATOMIC_RELEASE);
