@@ -16,19 +16,7 @@ if [ -z "$runtime" ]; then
   echo "the runtime of AddressSanitizer is not found; ldd $library says what is missing" >&2
   exit 1
 fi
-names=$("$python" -c "
-from headwise.kernels import KERNELS
-print(' or '.join(name for name, kernel in KERNELS.items() if type(kernel).__module__.startswith('headwise.kernels.cpu')))")
-if [ -z "$names" ]; then
-  echo 'no kernel in headwise.kernels.KERNELS runs the compiled library' >&2
-  exit 1
-fi
-
-# PyTorch and Python keep memory until they end, so leaks are not looked for.
-for target in portable best; do
-  echo "kernel tests on $target instructions, with sanitizers"
-  [ "$target" = best ] && unset HEADWISE_TARGET || export HEADWISE_TARGET=$target
-  LD_PRELOAD="$runtime${standard:+:$standard}" HEADWISE_NATIVE_LIBRARY=$library \
-    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-    "$python" -m pytest tests/core -p no:cacheprovider -k "$names" "$@"
-done
+# PyTorch and Python keep memory until they end, so leaks are not looked for. The tests run every target by themselves.
+LD_PRELOAD="$runtime${standard:+:$standard}" HEADWISE_NATIVE_LIBRARY=$library \
+  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+  "$python" -m pytest tests/native/test_kernel*.py tests/core/test_map_compiled.py -p no:cacheprovider "$@"

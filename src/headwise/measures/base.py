@@ -131,7 +131,7 @@ class RowMeasure(Measure):
         if self.reduce == "max":
             state.total = torch.maximum(state.total, value.amax(-1).double())
         else:
-            state.total = state.total + value.sum(-1, dtype=torch.float64)
+            state.total = state.total + value.sum(-1).double()  # float32 sums of a block are cascaded
         state.count = state.count + (counted.shape[-1] if every else counted.sum(-1))
 
     def merge(self, one: RowState, other: RowState) -> RowState:
