@@ -215,12 +215,6 @@ template <typename T> struct Backward {
       }
   }
 
-  template <void (Backward::*STEP)(int)> static void step(void* self, int worker) { (((Backward*)self)->*STEP)(worker); }
-  template <void (Backward::*STEP)(int)> void on_all(int threads) {
-    queue.next = 0;
-    parallel(threads, step<STEP>, this);
-  }
-
   int go() {
     const int threads = (int)least(call.threads, most(1, call.b * call.h_kv * chunks));
     Memory unused;
@@ -232,9 +226,9 @@ template <typename T> struct Backward {
     partial = (float*)(memory + threads * scratch_bytes);
     __builtin_memset(partial, 0, (size_t)floats * 4);
     all_finite_needed = !everything_is_seen(call);
-    if (!values_only) on_all<&Backward::deltas>(threads);
-    on_all<&Backward::chunk_of_keys>(threads);
-    if (!values_only) on_all<&Backward::add_queries>(threads);
+    if (!values_only) on_all<&Backward::deltas>(this, threads);
+    on_all<&Backward::chunk_of_keys>(this, threads);
+    if (!values_only) on_all<&Backward::add_queries>(this, threads);
     give_back(memory);
     return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
   }

@@ -112,13 +112,9 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
       const T* q = (const T*)call.q.data + batch * call.q.batch + (kv * heads_a_group + r / call.n) * call.q.head +
                    r % call.n * call.q.row;
       load_queries<false>(q, 0, 1, call.d, scaling, call.d, m.queries + r * size, m.rows.broken + r);
-      m.rows.top[r] = NOTHING;
-      m.rows.centre[r] = 0.0f;
-      m.rows.total[r] = m.rows.entropy[r] = m.rows.squares[r] = m.rows.first[r] = m.rows.second[r] = all(0.0f);
     }
+    clear_rows(m.rows, rows, call.range_count, call.class_count);
     __builtin_memset(m.out, 0, (size_t)(rows * width) * 4);
-    __builtin_memset(m.rows.ranges, 0, (size_t)call.range_count * BLOCK_ROWS * 4);
-    __builtin_memset(m.rows.classes, 0, (size_t)call.class_count * BLOCK_ROWS * 4);
     const int64_t end = least(call.m, (index + 1) * chunk_keys);
     for (int64_t from = index * chunk_keys; from < end; from += FEW_KEYS) {
       const Hull seen = hull(call, batch, 0, (int)call.n, from, least(from + FEW_KEYS, end));
@@ -126,8 +122,7 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
     }
     for (int r = 0; r < rows; r++) {
       float* to = part(group, index, r);
-      const Sums sums = {m.rows.top[r], m.rows.centre[r], sum(m.rows.total[r]), sum(m.rows.entropy[r]),
-                         sum(m.rows.squares[r]), sum(m.rows.first[r]), sum(m.rows.second[r])};
+      const Sums sums = sums_of(m.rows, r);
       __builtin_memcpy(to, &sums, sizeof sums);
       to += sizeof(Sums) / 4;
       for (int i = 0; i < call.range_count; i++) *to++ = m.rows.ranges[i * BLOCK_ROWS + r];
@@ -259,8 +254,6 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
     return scale;
   }
 
-  static void step(void* self, int worker) { ((Decode*)self)->attend_chunks(worker); }
-
   int go() {
     const int64_t groups = call.b * call.h_kv;
     const int threads = (int)least(call.threads, most(1, groups * chunks));
@@ -271,7 +264,7 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
     scratch = memory;
     parts = (float*)(memory + threads * scratch_bytes);
     all_finite_needed = !everything_is_seen(call);
-    parallel(threads, step, this);
+    on_all<&Decode::attend_chunks>(this, threads);
     if (!broken.value)
       for (int64_t group = 0; group < groups; group++)
         for (int r = 0; r < rows; r++) merge(group, r);

@@ -4,6 +4,11 @@ struct Sums {
   float top, centre, total, entropy, squares, first, second;
 };
 
+static Sums sums_of(const Rows& rows, int r) {
+  return {rows.top[r],          rows.centre[r],     sum(rows.total[r]), sum(rows.entropy[r]),
+          sum(rows.squares[r]), sum(rows.first[r]), sum(rows.second[r])};
+}
+
 // Writes log-sum-exp and statistics of the row `at` ([b, h, n] counted through), and returns what turns an unnormalised p into
 // a weight: 0 if the row sees nothing, NaN if its query is not finite. The sums of ranges and classes are `stride` apart.
 template <bool SPREAD, bool REACH>

@@ -135,7 +135,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     const int count = (int)least(BLOCK_ROWS, call.n - query);
     const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
     load_queries<DOT>(q, call.q.row, count, call.d, scaling, shape.words, t.queries, t.rows.broken);
-    clear(t, count);
+    clear_rows(t.rows, count, call.range_count, call.class_count);
+    __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
     for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS) {
       Hull parts[GROUPS];
@@ -161,17 +162,6 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
   }
 
  private:
-  void clear(Scratch& t, int count) const {
-    for (int r = 0; r < count; r++) {
-      t.rows.top[r] = NOTHING;
-      t.rows.centre[r] = 0.0f;
-      t.rows.total[r] = t.rows.entropy[r] = t.rows.squares[r] = t.rows.first[r] = t.rows.second[r] = all(0.0f);
-    }
-    __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
-    __builtin_memset(t.rows.ranges, 0, (size_t)call.range_count * BLOCK_ROWS * 4);
-    __builtin_memset(t.rows.classes, 0, (size_t)call.class_count * BLOCK_ROWS * 4);
-  }
-
   // 1. S = QKᵀ, and the largest of each row lane by lane.
   void logits(int64_t from, int count, const Hull* parts, const float* keys, Scratch& t) const {
     for (int r = 0; r < count; r++) t.fold[r] = all(NOTHING);
@@ -247,10 +237,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
   void finish(int64_t batch, int64_t head, int64_t query, int count, Scratch& t, float* scale) const {
     const float keep = 1.0f / (1.0f - call.dropout);
     for (int r = 0; r < count; r++) {
-      const Sums sums = {t.rows.top[r], t.rows.centre[r], sum(t.rows.total[r]), sum(t.rows.entropy[r]),
-                         sum(t.rows.squares[r]), sum(t.rows.first[r]), sum(t.rows.second[r])};
       const int64_t at = (batch * call.h + head) * call.n + query + r;
-      scale[r] = finish_row<SPREAD, REACH>(call, head, at, sums, t.rows.ranges + r, t.rows.classes + r, BLOCK_ROWS,
+      scale[r] = finish_row<SPREAD, REACH>(call, head, at, sums_of(t.rows, r), t.rows.ranges + r, t.rows.classes + r, BLOCK_ROWS,
                                            t.rows.broken[r]);
       if (!call.d_v) continue;
       T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + (query + r) * call.out.row;

@@ -117,9 +117,6 @@ template <typename T> struct Pool {
     }
   }
 
-  static void packing(void* self, int) { ((Pool*)self)->pack(0); }
-  static void squaring(void* self, int worker) { ((Pool*)self)->squares(worker); }
-
   int go() {
     const int threads = (int)least(call.threads, most(1, height));
     Memory unused;
@@ -129,12 +126,8 @@ template <typename T> struct Pool {
     packed = memory;
     scratch = memory + packed_bytes;
     for (head = 0; head < call.b * call.h; head++) {
-      if (head % call.h % (call.h / call.h_kv) == 0) {
-        queue.next = 0;
-        parallel(threads, packing, this);
-      }
-      queue.next = 0;
-      parallel(threads, squaring, this);
+      if (head % call.h % (call.h / call.h_kv) == 0) on_all<&Pool::pack>(this, threads);
+      on_all<&Pool::squares>(this, threads);
     }
     give_back(memory);
     return HEADWISE_DONE;

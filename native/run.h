@@ -96,12 +96,6 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     }
   }
 
-  template <void (Run::*STEP)(int)> static void step(void* self, int worker) { (((Run*)self)->*STEP)(worker); }
-  template <void (Run::*STEP)(int)> void on_all(int threads) {
-    queue.next = 0;
-    parallel(threads, step<STEP>, this);
-  }
-
   int go() {
     const headwise_forward_call& call = forward.call;
     const Shape& s = forward.shape;
@@ -121,15 +115,15 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     partial = (float*)(packed + a_wave * head_bytes);
     all_finite_needed = !everything_is_seen(call);
     if (local) {
-      on_all<&Run::attend_local>(threads);
+      on_all<&Run::attend_local>(this, threads);
     } else {
       for (wave = 0; wave < groups && !broken.value; wave = wave_end) {
         wave_end = least(groups, wave + a_wave);
-        on_all<&Run::pack_wave>(threads);
-        if (!broken.value) on_all<&Run::attend_wave>(threads);
+        on_all<&Run::pack_wave>(this, threads);
+        if (!broken.value) on_all<&Run::attend_wave>(this, threads);
       }
     }
-    if (s.strip && !broken.value) on_all<&Run::add_columns>(threads);
+    if (s.strip && !broken.value) on_all<&Run::add_columns>(this, threads);
     give_back(all_memory);
     return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
   }

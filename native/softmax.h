@@ -26,6 +26,16 @@ struct Rows {
   bool broken[BLOCK_ROWS];  // the query holds a NaN or an infinity
 };
 
+static void clear_rows(Rows& rows, int count, int range_count, int class_count) {
+  for (int r = 0; r < count; r++) {
+    rows.top[r] = NOTHING;
+    rows.centre[r] = 0.0f;
+    rows.total[r] = rows.entropy[r] = rows.squares[r] = rows.first[r] = rows.second[r] = all(0.0f);
+  }
+  __builtin_memset(rows.ranges, 0, (size_t)range_count * BLOCK_ROWS * 4);
+  __builtin_memset(rows.classes, 0, (size_t)class_count * BLOCK_ROWS * 4);
+}
+
 // One row's part of a block: logits s[from, to), from and to multiples of W counted from the block's first key.
 struct Stretch {
   float* logits;

@@ -3,7 +3,10 @@
 Each gives None (or {}) where it cannot, and the caller goes over the tiles in PyTorch.
 """
 
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +17,8 @@ from headwise.kernels.cpu.kernel import CPU
 from headwise.rule import Rule
 from headwise.statistics import KeyWeights, Statistic
 from headwise.tiles import Progress
+
+Result = TypeVar("Result")
 
 
 @torch.no_grad()
@@ -26,28 +31,40 @@ def observe(
     """
     if progress is None or not wanted:
         return _observe(Call(q, k, k[..., :0], rule, statistics=wanted))
-    b, h, n, _ = rule.grid
+    b, h, _, _ = rule.grid
     found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
-    for batch in range(b):
+    for batch, _, call in _heads(q, k, rule, progress):
         here = {statistic: _only(statistic, batch) for statistic in wanted}
-        for head in range(h):
-            one = q[batch, head][None, None], k[batch, head * k.shape[1] // h][None, None]
-            call = Call(*one, one[1][..., :0], rule.only(batch, head), statistics=tuple(here.values()))
-            told = _observe(call)
-            if not told:
-                return {}
-            for statistic in wanted:
-                if here[statistic] in told:
-                    found[statistic].append(told[here[statistic]])
-            progress((batch * h + head + 1) * n // (b * h), n)
+        told = _observe(replace(call, statistics=tuple(here.values())))
+        if not told:
+            return {}
+        for statistic in wanted:
+            if here[statistic] in told:
+                found[statistic].append(told[here[statistic]])
     return {s: torch.cat(parts, 1).view(b, h, -1) for s, parts in found.items() if len(parts) == b * h}
 
 
 def _observe(call: Call) -> dict[Statistic, Tensor]:
-    if call.statistics and CPU().refuse(call) is None:
+    found = _compiled(call, kernel.forward) if call.statistics else None
+    return {} if found is None else found[2]
+
+
+def _compiled(call: Call, work: Callable[[Call], Result]) -> Result | None:
+    """What the compiled kernel makes of a call, or None if it cannot."""
+    if CPU().refuse(call) is None:
         with suppress(Declined):
-            return kernel.forward(call)[2]
-    return {}
+            return work(call)
+    return None
+
+
+def _heads(q: Tensor, k: Tensor, rule: Rule, progress: Progress) -> Iterator[tuple[int, int, Call]]:
+    """Batch entry, head, and the call of that head alone; the rows done are told as if all heads went together."""
+    b, h, n, _ = rule.grid
+    for batch in range(b):
+        for head in range(h):
+            key = k[batch, head * k.shape[1] // h][None, None]
+            yield batch, head, Call(q[batch, head][None, None], key, key[..., :0], rule.only(batch, head))
+            progress((batch * h + head + 1) * n // (b * h), n)
 
 
 def _only(statistic: Statistic, batch: int) -> Statistic:
@@ -62,11 +79,8 @@ def times(q: Tensor, k: Tensor, rule: Rule, x: Tensor) -> Tensor | None:
     """Weights @ x for x [b, h_kv or h, m, e]: [b, h, n, e]. Attention with the values x."""
     if x.dtype != q.dtype:
         return None
-    call = Call(q, _spread(k, x.shape[1]), x, rule)
-    if CPU().refuse(call) is None:
-        with suppress(Declined):
-            return kernel.forward(call)[0]
-    return None
+    found = _compiled(Call(q, _spread(k, x.shape[1]), x, rule), kernel.forward)
+    return None if found is None else found[0]
 
 
 @torch.no_grad()
@@ -75,11 +89,7 @@ def transposed_times(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, y: Tensor) -
     if y.dtype != q.dtype:
         return None
     k = _spread(k, q.shape[1])  # or the heads that share keys would be added up
-    call = Call(q, k, k[..., :0], rule)
-    if CPU().refuse(call) is None:
-        with suppress(Declined):
-            return kernel.transposed(call, lse, y)
-    return None
+    return _compiled(Call(q, k, k[..., :0], rule), lambda call: kernel.transposed(call, lse, y))
 
 
 @torch.no_grad()
@@ -87,24 +97,16 @@ def pooled(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, reduce: str, progress: Progress | None = None
 ) -> Tensor | None:
     """Weights in squares, as `pooling.pool` gives them; head by head with `progress`."""
-    if progress is not None:
-        b, h, n, m = rule.grid
-        picture = lse.new_zeros(b, h, -(-n // cell), -(-m // cell))
-        for batch in range(b):
-            for head in range(h):
-                key = k[batch, head * k.shape[1] // h][None, None]
-                one = q[batch, head][None, None], key, lse[batch, head][None, None]
-                found = pooled(*one, rule.only(batch, head), cell, reduce)
-                if found is None:
-                    return None
-                picture[batch, head] = found[0, 0]
-                progress((batch * h + head + 1) * n // (b * h), n)
-        return picture
-    call = Call(q, k, k[..., :0], rule)
-    if CPU().refuse(call) is None:
-        with suppress(Declined):
-            return kernel.pool(call, lse, cell, reduce)
-    return None
+    if progress is None:
+        return _compiled(Call(q, k, k[..., :0], rule), lambda call: kernel.pool(call, lse, cell, reduce))
+    b, h, n, m = rule.grid
+    picture = lse.new_zeros(b, h, -(-n // cell), -(-m // cell))
+    for batch, head, call in _heads(q, k, rule, progress):
+        found = pooled(call.q, call.k, lse[batch, head][None, None], call.rule, cell, reduce)
+        if found is None:
+            return None
+        picture[batch, head] = found[0, 0]
+    return picture
 
 
 def _spread(k: Tensor, heads: int) -> Tensor:

@@ -113,9 +113,6 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     Raises:
         Declined: if a key or value is not finite and some query may not see it.
     """
-    handle, lowered = library().handle, call.lowered
-    assert handle is not None  # refuse() has asked
-    assert isinstance(lowered, Lowered)
     q, k, v = map(_rows, (call.q, call.k, call.v))
     b, h, n, d = q.shape
     h_kv, m = k.shape[1], k.shape[2]
@@ -127,18 +124,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     )  # fmt: skip
     request.lse = lse.data_ptr()
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
-    held = binding.write_rule(request.rule, lowered, call.rule)
-    statistics = _ask(request, call, held)
-    _settle(handle.headwise_forward(ctypes.byref(request)))
+    statistics, held = _ask(request, call)
+    _send("headwise_forward", request, call)
     del held
     return out, lse, statistics
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, and rowsum(grad_out ∘ out) [b, h, n]."""
-    handle, lowered = library().handle, call.lowered
-    assert handle is not None  # the forward pass has used it
-    assert isinstance(lowered, Lowered)
     q, k, v, out, grad_out = map(_rows, (call.q, call.k, call.v, out, grad_out))
     b, h, n, d = q.shape
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
@@ -149,17 +142,12 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Te
     )  # fmt: skip
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
-    held = binding.write_rule(request.rule, lowered, call.rule)
-    _settle(handle.headwise_backward(ctypes.byref(request)))
-    del held
+    _send("headwise_backward", request, call)
     return dq, dk, dv, delta
 
 
 def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
     """Weightsᵀ @ y for y [b, h, n, e] in q's dtype: [b, h_kv, m, e], summed over the query heads of a key head."""
-    handle, lowered = library().handle, call.lowered
-    assert handle is not None  # refuse() has asked
-    assert isinstance(lowered, Lowered)
     q, k, y, lse = _rows(call.q), _rows(call.k), _rows(y), lse.contiguous()
     b, h, n, d = q.shape
     out = torch.empty(b, k.shape[1], k.shape[2], y.shape[-1], dtype=q.dtype)
@@ -169,18 +157,14 @@ def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
         binding.view(q), binding.view(k), nothing, nothing, binding.view(y), nothing, nothing, binding.view(out),
     )  # fmt: skip
     request.lse = lse.data_ptr()
-    held = binding.write_rule(request.rule, lowered, call.rule)
-    _settle(handle.headwise_backward(ctypes.byref(request)))
-    del held
+    _send("headwise_backward", request, call)
     return out
 
 
 def pool(call: Call, lse: Tensor, cell: int, reduce: str) -> Tensor:
     """Weights in squares of `cell` × `cell`: [b, h, ⌈n/cell⌉, ⌈m/cell⌉], the "mean" over allowed cells or the "max"."""
-    handle, lowered = library().handle, call.lowered
-    assert handle is not None  # refuse() has asked
-    assert isinstance(lowered, Lowered)
-    if lowered.dense is not None:
+    assert isinstance(call.lowered, Lowered)  # refuse() has asked
+    if call.lowered.dense is not None:
         raise Declined("it cannot pool under a boolean mask")
     q, k, lse = _rows(call.q), _rows(call.k), lse.contiguous()
     b, h, n, d = q.shape
@@ -189,16 +173,20 @@ def pool(call: Call, lse: Tensor, cell: int, reduce: str) -> Tensor:
     request = binding.PoolCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, d, binding.view(q), binding.view(k)
     )
-    held = binding.write_rule(request.rule, lowered, call.rule)
     request.lse, request.cell, request.largest = lse.data_ptr(), cell, reduce == "max"
     request.pooled = pooled.data_ptr()
-    _settle(handle.headwise_pool(ctypes.byref(request)))
-    del held
+    _send("headwise_pool", request, call)
     return pooled
 
 
-def _settle(status: int) -> None:
-    """Raise for what the library could not do."""
+def _send(name: str, request: binding.ForwardCall | binding.BackwardCall | binding.PoolCall, call: Call) -> None:
+    """Write the call's rule into the request, run it, and raise for what the library could not do."""
+    handle, lowered = library().handle, call.lowered
+    assert handle is not None  # refuse() has asked
+    assert isinstance(lowered, Lowered)
+    held = binding.write_rule(request.rule, lowered, call.rule)
+    status = getattr(handle, name)(ctypes.byref(request))
+    del held
     if status == binding.NOT_FINITE:
         raise Declined("a key or value that some query may not see is not finite, and would poison its row")
     if status == binding.NO_MEMORY:
@@ -211,10 +199,11 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()
 
 
-def _ask(request: binding.ForwardCall, call: Call, held: list[Any]) -> dict[Statistic, Tensor]:
-    """Put the statistics into the request, and what has to outlive it into `held`."""
+def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tensor], list[Tensor]]:
+    """Put the statistics into the request; also what has to outlive it."""
     b, h, n, m = call.rule.grid
     found: dict[Statistic, Tensor] = {}
+    held: list[Tensor] = []
     ranges = [s for s in call.statistics if isinstance(s, RangeMass)]
     weights = [s for s in call.statistics if isinstance(s, KeyWeights)]
     for statistic in call.statistics:
@@ -236,7 +225,7 @@ def _ask(request: binding.ForwardCall, call: Call, held: list[Any]) -> dict[Stat
         held.append(classes)
         request.class_count, request.classes, request.class_mass = len(weights), classes.data_ptr(), masses.data_ptr()
         request.class_stride, request.class_batch = b * m, m
-    return found
+    return found, held
 
 
 def _needs_gradient(call: Call) -> bool:
