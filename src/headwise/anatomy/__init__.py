@@ -1,0 +1,1 @@
+"""Where a model's heads are, whoever made the model."""

@@ -1,0 +1,1 @@
+"""A record of every head while a model runs."""
