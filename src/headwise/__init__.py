@@ -44,6 +44,7 @@ _HOMES = {
     "heads.latent": ["LatentAttention"],
     "heads.gated_output": ["GatedAttention"],
     "heads.convolution": ["ConvolutionAttention", "from_conv1d", "from_conv2d"],
+    "anatomy": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
     "errors": [
         "CheckpointError", "ConfigError", "DTypeError", "DeviceError", "HeadwiseError", "KernelError", "ShapeError",
         "TextError",
@@ -53,6 +54,12 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)
 
 if TYPE_CHECKING:
+    from headwise.anatomy import (
+        HeadSite as HeadSite,
+        find_heads as find_heads,
+        record_heads as record_heads,
+        scale_heads as scale_heads,
+    )
     from headwise.attention import attend as attend
     from headwise.cache import (
         BudgetCache as BudgetCache,
