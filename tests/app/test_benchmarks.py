@@ -252,3 +252,25 @@ def test_bfloat16_is_held_to_the_faster_peak() -> None:
 )
 def test_labels_stand_apart_and_near_their_lines(wanted: list[float], expected: list[float]) -> None:
     assert plot.spaced(wanted, 0.1) == pytest.approx(expected)
+
+
+def test_designs_are_trained_alike_and_written_down(tmp_path: Path) -> None:
+    texts = [tmp_path / name for name in ("one.txt", "two.txt")]
+    for k, text in enumerate(texts):
+        text.write_text("".join("武松打虎。The tiger "[(i * i + k) % 16] for i in range(3000)), encoding="utf-8")
+    sizes = {"steps": 2, "d-model": 16, "num-layers": 1, "num-heads": 4, "d-ff": 40, "context": 56, "batch-size": 2}
+    some = ["mqa", "sparse_mixture, 2 of 8"]
+    command = [sys.executable, "-m", "benchmarks.designs", *map(str, texts), "--out", str(tmp_path / "runs")]
+    command += ["--pages", str(tmp_path), "--seeds", "2", *(f"--{name}={size}" for name, size in sizes.items())]
+    command += ["--only", *some]
+    for _ in range(2):  # the second time finds the runs
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+    page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
+    rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in page.splitlines() if line.count(" | ") > 8}
+    rows.pop("---")
+    assert set(rows) == {"design", "multi_head", *some}
+    weights = [int(rows[label][4].replace(",", "")) for label in ("multi_head", *some)]
+    assert max(weights) - min(weights) <= 16  # half of what one more unit of the network would add
+    assert int(rows["multi_head"][7]) == 4 * int(rows["mqa"][7]) == 2 * 16 * 4
+    assert (tmp_path / "pictures" / "designs_trained.png").stat().st_size > 10_000
