@@ -45,6 +45,8 @@ _HOMES = {
     "heads.gated_output": ["GatedAttention"],
     "heads.convolution": ["ConvolutionAttention", "from_conv1d", "from_conv2d"],
     "anatomy": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
+    "adapters.torch": ["swap", "swap_back"],
+    "adapters.observer": ["Observation", "observe"],
     "errors": [
         "CheckpointError", "ConfigError", "DTypeError", "DeviceError", "HeadwiseError", "KernelError", "ShapeError",
         "TextError",
@@ -54,6 +56,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)
 
 if TYPE_CHECKING:
+    from headwise.adapters.observer import Observation as Observation, observe as observe
+    from headwise.adapters.torch import swap as swap, swap_back as swap_back
     from headwise.anatomy import (
         HeadSite as HeadSite,
         find_heads as find_heads,

@@ -1,0 +1,79 @@
+"""Tensors that are made when they are first used: they stand for n×m matrices that mostly nobody looks at.
+
+A `LazyTensor` is a `torch.Tensor` with shape, dtype and device, and no memory. The first torch function that reads its
+numbers makes the whole tensor, keeps it, and works on that; so every function gives what it gives for the dense tensor,
+in-place ones included. `len`, `shape`, `dtype`, `device` and their like make nothing.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+# What is known without the numbers.
+_KNOWN: frozenset[Any] = frozenset({
+    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__, Tensor.layout.__get__,
+    Tensor.is_nested.__get__, Tensor.is_sparse.__get__, Tensor.is_cuda.__get__, Tensor.is_cpu.__get__,
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.ndimension, Tensor.__len__, Tensor.element_size,
+    Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, torch.numel,
+})  # fmt: skip
+
+
+class LazyTensor(Tensor):
+    """Base of tensors that are made when they are first used; a subclass says how in `make`."""
+
+    _made: Tensor | None = None
+
+    @staticmethod
+    def empty_shell(cls: type["LazyTensor"], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
+        """A tensor of that class and shape that holds no numbers."""
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+
+    @abstractmethod
+    def make(self) -> Tensor:
+        """The whole tensor."""
+
+    @property
+    def made(self) -> bool:
+        """Whether the whole tensor has been made."""
+        return self._made is not None
+
+    def dense(self) -> Tensor:
+        """The whole tensor, made once and kept."""
+        if self._made is None:
+            self._made = self.make()
+        return self._made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs or {}))
+
+    def __hash__(self) -> int:
+        return id(self)  # Tensor's own would make the numbers and give the place of those
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        state = "made" if self.made else "not made yet"
+        return f"{type(self).__name__}({list(self.shape)}, {self.dtype}, {state}; {self.origin})"
+
+    @property
+    @abstractmethod
+    def origin(self) -> str:
+        """What it is made of, in words."""
+
+
+def _dense(x: Any) -> Any:
+    return x.dense() if isinstance(x, LazyTensor) else x
