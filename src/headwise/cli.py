@@ -267,21 +267,30 @@ def claims(
     every: Annotated[bool, typer.Option("--all", help="Those that take longer too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Numbers, not rounded.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="As docs/claims.md has it.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write a page with plots here, of all claims or of --only.")
+    ] = None,
 ) -> None:
     """Measure what the texts claim; 1 is the exit code if a verdict is not the expected one."""
     if as_json and markdown:
         raise ConfigError("give --json or --markdown, not both")
     if only and every:
         raise ConfigError("give --only or --all, not both")
-    from headwise.claims import choose, print_findings, run, to_json, to_markdown
+    if html is not None and html.is_dir():
+        raise ConfigError(f"--html {str(html)!r}: is a folder; give the name of a file, such as claims.html")
+    from headwise.claims import choose, print_findings, run, to_json, to_markdown, write_page
 
-    wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every)
+    wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
     with _steps() as step:
         found = run(wanted, step)
     if as_json or markdown:
         sys.stdout.write(to_json(found) if as_json else to_markdown(found))
     else:
         print_findings(found, Console(), skipped=0 if only else len(choose(slow=True)) - len(found))
+    if html is not None:
+        write_page(found, html)
+        if not (as_json or markdown):
+            Console().print(f"\n[bold]{html}[/bold] shows the same with plots; open it in a browser.", highlight=False)
     if not all(finding.agrees for finding in found):
         raise typer.Exit(1)
 

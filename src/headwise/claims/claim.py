@@ -7,8 +7,9 @@ from pathlib import PurePosixPath
 
 from headwise.claims.evidence import Check, Role, Verdict, judge
 from headwise.claims.samples import seeded
+from headwise.views.curves import Curve
 
-Measure = Callable[[], Sequence[Check]]
+Measure = Callable[[], Sequence[Check | Curve]]
 Step = Callable[[str, int, int], None]
 
 
@@ -16,13 +17,15 @@ Step = Callable[[str, int, int], None]
 class Claim:
     """One claim of the source texts, in our words.
 
-    id: a short name. statement: what is claimed. source: where it stands, and who else says it. expected: the verdict
-    that its measurement has to give. measure: what runs, and returns the checks; its docstring says how, and why the
-    verdict is what it is. slow: takes more than some seconds.
+    id: a short name. statement: what is claimed. formula: the same in letters. source: where it stands, and who else
+    says it. expected: the verdict that its measurement has to give. measure: what runs, and returns the checks, and
+    curves if there are any; its docstring says how, and why the verdict is what it is. slow: takes more than some
+    seconds.
     """
 
     id: str
     statement: str
+    formula: str
     source: str
     expected: Verdict
     measure: Measure = field(repr=False)
@@ -39,14 +42,25 @@ class Claim:
         module = self.measure.__module__.replace(".", "/")
         return str(PurePosixPath("src") / f"{module}.py")
 
+    @property
+    def function(self) -> str:
+        """The function in that file, such as "four_d_squared"."""
+        return self.measure.__name__
+
+    @property
+    def line(self) -> int:
+        """Where that function begins in its file."""
+        return self.measure.__code__.co_firstlineno
+
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and what measurement says of it; seconds that this took."""
+    """A claim and what measurement says of it: checks, curves of the same run, seconds that this took."""
 
     claim: Claim
     checks: tuple[Check, ...]
     seconds: float
+    curves: tuple[Curve, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -64,9 +78,11 @@ class Finding:
         return [check for check in self.checks if check.role is not Role.CONTROL or not check.held]
 
 
-def claim(id: str, statement: str, *, source: str, expected: Verdict, slow: bool = False) -> Callable[[Measure], Claim]:
+def claim(
+    id: str, statement: str, *, formula: str, source: str, expected: Verdict, slow: bool = False
+) -> Callable[[Measure], Claim]:
     """Make a claim of the function below it, which measures it."""
-    return lambda measure: Claim(id, statement, source, expected, measure, slow)
+    return lambda measure: Claim(id, statement, formula, source, expected, measure, slow)
 
 
 def run(claims: Iterable[Claim], step: Step | None = None) -> list[Finding]:
@@ -77,8 +93,10 @@ def run(claims: Iterable[Claim], step: Step | None = None) -> list[Finding]:
             step(one.id, done, len(wanted))
         start = time.perf_counter()
         with seeded(0):  # modules draw weights when they are made; neither order nor caller should matter
-            checks = tuple(one.measure())
-        found.append(Finding(one, checks, time.perf_counter() - start))
+            given = one.measure()
+        checks = tuple(x for x in given if isinstance(x, Check))
+        curves = tuple(x for x in given if isinstance(x, Curve))
+        found.append(Finding(one, checks, time.perf_counter() - start, curves))
     if step is not None:
         step("done", len(wanted), len(wanted))
     return found

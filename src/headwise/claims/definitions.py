@@ -23,6 +23,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 @claim(
     "attention-formula",
     "Attention is softmax(Q Kᵀ / √d_k) V.",
+    formula="A = softmax(Q Kᵀ / √d_k) V",
     source="5.3.1; Vaswani et al. 2017, eq. 1",
     expected=Verdict.HOLDS,
 )
@@ -37,6 +38,7 @@ def attention_formula() -> list[Check]:
 @claim(
     "multi-head-formula",
     "MultiHead(X) = Concat(head_1 … head_h) W_O with head_i = Attention(X W_i^Q, X W_i^K, X W_i^V).",
+    formula="Concat(head_1 … head_h) W_O, head_i = A(X W_i^Q, X W_i^K, X W_i^V)",
     source="5.3.2–5.3.4; Vaswani et al. 2017, §3.2.2",
     expected=Verdict.HOLDS,
 )
@@ -51,6 +53,7 @@ def multi_head_formula() -> list[Check]:
 @claim(
     "splitting",
     "Splitting [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] and merging back lose nothing and copy nothing.",
+    formula="split(X)[b, i, n, c] = X[b, n, i·d_k + c];  merge(split(X)) = X",
     source="ch. 11, implementation",
     expected=Verdict.HOLDS,
 )
@@ -69,6 +72,7 @@ def splitting() -> list[Check]:
 @claim(
     "per-head-projection",
     "One matrix for each head, and one large matrix that is split afterwards, are the same layer.",
+    formula="X [W_1 | … | W_h] = [X W_1 | … | X W_h]",
     source="§5.3, ch. 11",
     expected=Verdict.HOLDS,
 )
@@ -80,6 +84,7 @@ def per_head_projection() -> list[Check]:
 @claim(
     "tensor-contraction",
     "All heads at once are contractions with tensors of rank three, one index being the head.",
+    formula="Q_bhnk = Σ_d X_bnd W_hdk;  Y_bne = Σ_hk A_bhnk W_hke",
     source="5.3.5–5.3.8",
     expected=Verdict.HOLDS,
 )
@@ -91,6 +96,7 @@ def tensor_contraction() -> list[Check]:
 @claim(
     "output-sums-heads",
     "Concat(head_1 … head_h) W_O = Σ_i head_i W_i^O: the output adds up what the heads say.",
+    formula="Concat(head_1 … head_h) W_O = Σ_i head_i W_i^O",
     source="ch. 11; §5.3",
     expected=Verdict.HOLDS,
 )
@@ -105,6 +111,7 @@ def output_sums_heads() -> list[Check]:
 @claim(
     "output-mixes-heads",
     "Without W_O each channel of A comes from one head; after A W_O each channel hears all heads.",
+    formula="∂A_c / ∂head_i ≠ 0 for one i;  ∂(A W_O)_c / ∂head_i ≠ 0 for all i",
     source="ch. 11, comparison of A with A W_O",
     expected=Verdict.HOLDS,
 )
@@ -130,6 +137,7 @@ def output_mixes_heads() -> list[Check]:
 @claim(
     "heads-have-no-order",
     "Heads are interchangeable: numbering them otherwise, with their rows of W_O, gives the same layer.",
+    formula="Σ_i head_π(i) W_π(i)^O = Σ_i head_i W_i^O",
     source="§5.3, symmetry of heads",
     expected=Verdict.HOLDS,
 )
@@ -151,6 +159,7 @@ def heads_have_no_order() -> list[Check]:
 @claim(
     "one-step-path",
     "Every token reaches every other one within a layer: the path between two tokens is one step long.",
+    formula="∂y_i / ∂x_j ≠ 0 for all i, j (causal: all j ≤ i)",
     source="§5.3, information flow; Vaswani et al. 2017, table 1",
     expected=Verdict.HOLDS,
 )

@@ -20,6 +20,7 @@ from headwise.heads.sparse_mixture import SparseHeadMixture
 @claim(
     "residual-norm",
     "LayerNorm(X + MultiHead(X)) has mean 0 and variance 1 in every token, whatever the heads say.",
+    formula="LayerNorm(X + MultiHead(X))",
     source="5.3.9; Vaswani et al. 2017, §3.1; Ba et al. 2016, 1607.06450",
     expected=Verdict.HOLDS,
 )
@@ -37,6 +38,7 @@ def residual_norm() -> list[Check]:
 @claim(
     "block-diagonal",
     "Q of all heads is X · BlockDiag(W_1 … W_h): each input dimension feeds one head.",
+    formula="claimed: Q = X BlockDiag(W_1 … W_h);  standard: Q = X [W_1 | … | W_h]",
     source="5.3.10",
     expected=Verdict.FAILS,
 )
@@ -62,6 +64,7 @@ def block_diagonal() -> list[Check]:
 @claim(
     "sparse-heads",
     "A gate may choose k ≪ h heads: Σ_{i ∈ TopK(G(X))} head_i · Softmax(G(X))_i, and the others cost nothing.",
+    formula="Σ_{i ∈ TopK(G(X))} head_i · Softmax(G(X))_i",
     source="5.3.12; Shazeer et al. 2017, 1701.06538; Zhang et al. 2022, 2210.05144",
     expected=Verdict.HOLDS,
 )
@@ -87,6 +90,7 @@ def sparse_heads() -> list[Check]:
 @claim(
     "heads-as-experts",
     "Heads are like the experts of a mixture.",
+    formula="Σ_i g_i(x) head_i W_i^O, g_i = 1/h",
     source="§5.3, analogy to mixture of experts",
     expected=Verdict.CONDITIONS,
 )
@@ -109,6 +113,7 @@ def heads_as_experts() -> list[Check]:
 @claim(
     "grouped-heads",
     "MLP(Concat(Group_1 … Group_g)): heads of a group interact fully, groups only through the MLP.",
+    formula="MLP(Concat(Group_1 … Group_g))",
     source="5.3.13",
     expected=Verdict.HOLDS,
 )
@@ -132,6 +137,7 @@ def grouped_heads() -> list[Check]:
 @claim(
     "head-mixing",
     "Attention(M·Q, M·K, M·V) along the axis of heads, M a learned map, lets heads read one another.",
+    formula="Attention(M·Q, M·K, M·V) along the heads",
     source="5.3.14; Shazeer et al. 2020, 2003.02436",
     expected=Verdict.HOLDS,
 )

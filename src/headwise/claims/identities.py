@@ -11,11 +11,13 @@ from headwise.claims.evidence import Check, Verdict, at_least, at_most, differen
 from headwise.claims.samples import layer, normal
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.map import AttentionMap
+from headwise.views.curves import Curve
 
 
 @claim(
     "entropy-without-weights",
     "A row's entropy needs no matrix: H_i = LSE_i − scale · q_i·(P K)_i, attention with the keys as values.",
+    formula="H_i = LSE_i − scale · q_i·(P K)_i",
     source="follows from p = exp(s − LSE)",
     expected=Verdict.HOLDS,
 )
@@ -30,6 +32,7 @@ def entropy_without_weights() -> list[Check]:
 @claim(
     "effective-keys-from-lse",
     "Σ_j p_ij² = exp(LSE(2s) − 2·LSE(s)): how many keys share a row follows from two log-sum-exps.",
+    formula="Σ_j p_ij² = exp(LSE(2s) − 2·LSE(s))",
     source="follows from p = exp(s − LSE)",
     expected=Verdict.HOLDS,
 )
@@ -44,6 +47,7 @@ def effective_keys_from_lse() -> list[Check]:
 @claim(
     "received-mass-gradient",
     "What a key receives, Σ_i p_ij, is the gradient of its value for dO = 1, and Σ_i exp(s_ij − LSE_i).",
+    formula="Σ_i p_ij = dV_j for dO = 1",
     source="dV = Pᵀ dO",
     expected=Verdict.HOLDS,
 )
@@ -64,6 +68,7 @@ def received_mass_gradient() -> list[Check]:
 @claim(
     "lse-bounds-maximum",
     "LSE − ln m ≤ max_j s_ij ≤ LSE; the exact maximum cannot be had from it.",
+    formula="LSE − ln m ≤ max_j s_ij ≤ LSE",
     source="Milakov & Gimelshein 2018, 1805.02867",
     expected=Verdict.HOLDS,
 )
@@ -86,6 +91,7 @@ def lse_bounds_maximum() -> list[Check]:
 @claim(
     "importance-from-gradient",
     "The importance |∂L/∂ξ_h| of a head with a gate ξ_h on it is |Σ_i rowsum(dO ∘ O)|, which the backward pass has.",
+    formula="|∂L/∂ξ_h| = |Σ_i rowsum(dO ∘ O)|",
     source="Michel et al. 2019, 1905.10650",
     expected=Verdict.HOLDS,
 )
@@ -103,6 +109,7 @@ def importance_from_gradient() -> list[Check]:
 @claim(
     "key-blocks-merge-exactly",
     "Attention over parts of the keys merges exactly by the log-sum-exps of the parts.",
+    formula="out = Σ_blocks e^{LSE_block − LSE} out_block",
     source="Milakov & Gimelshein 2018, 1805.02867; ring attention, 2310.01889",
     expected=Verdict.HOLDS,
 )
@@ -118,6 +125,7 @@ def key_blocks_merge_exactly() -> list[Check]:
 @claim(
     "weights-are-an-operator",
     "P X is attention with the values X, and Pᵀ Y its transpose: products, rollout and singular values need no n×n.",
+    formula="P X = attend(Q, K, X);  Pᵀ Y;  rollout Π(½P + ½1)",
     source="Abnar & Zuidema 2020, 2005.00928 (rollout)",
     expected=Verdict.HOLDS,
 )
@@ -145,6 +153,7 @@ def weights_are_an_operator() -> list[Check]:
 @claim(
     "torch-tells-lse",
     "PyTorch's fused CPU attention returns the log-sum-exp of each row beside the output.",
+    formula="LSE_i = ln Σ_j e^{s_ij}",
     source="torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
     expected=Verdict.HOLDS,
 )
@@ -163,6 +172,7 @@ def torch_tells_lse() -> list[Check]:
 @claim(
     "key-bias-does-nothing",
     "A bias on the keys never changes the output: it adds the same to every score of a row.",
+    formula="softmax(s_i + q_i·b_K) = softmax(s_i)",
     source="follows from the softmax",
     expected=Verdict.HOLDS,
 )
@@ -185,10 +195,11 @@ def key_bias_does_nothing() -> list[Check]:
     "entropy-has-a-floor",
     "Rows of T scores with norm σ at most keep an entropy of ln(1 + (T−1)β) + σ√(T(T−1)) β / (1 + (T−1)β), "
     "β = exp(−σ√(T/(T−1))).",
+    formula="H ≥ ln(1 + (T−1)β) + σ√(T(T−1)) β / (1 + (T−1)β)",
     source="Zhai et al. 2023, 2303.06296",
     expected=Verdict.HOLDS,
 )
-def entropy_has_a_floor() -> list[Check]:
+def entropy_has_a_floor() -> list[Check | Curve]:
     """And the bound is tight: one score high and the others alike reach it. Growing weights let entropy collapse."""
     margins, reached = [], []
     for t, sigma in (5, 1.0), (64, 4.0), (64, 12.0):
@@ -201,6 +212,7 @@ def entropy_has_a_floor() -> list[Check]:
     return [
         at_least("least entropy above the bound, 1500 random rows", min(margins), 0.0),
         at_most("distance of the extreme row from it", max(reached), 1e-12),
+        _floor_curve(64, (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)),
     ]
 
 
@@ -221,6 +233,19 @@ def _qkv() -> tuple[Tensor, Tensor, Tensor]:
 
 def _weights(q: Tensor, k: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1)
+
+
+def _floor_curve(t: int, norms: tuple[float, ...]) -> Curve:
+    """Entropy of rows over the norm of their scores."""
+    rows = normal(500, t, seed=t)
+    rows = rows / rows.norm(dim=-1, keepdim=True)
+    entropies = {sigma: _row_entropy(sigma * rows) for sigma in norms}
+    lines = {
+        "mean of 500 random rows": {sigma: float(x.mean()) for sigma, x in entropies.items()},
+        "least of them": {sigma: float(x.min()) for sigma, x in entropies.items()},
+    }
+    floor = {"the bound": {sigma: _floor(t, sigma) for sigma in norms}}
+    return Curve.of(f"Entropy of rows of {t} scores", "norm σ of the scores", "nats", lines, floor, log="x")
 
 
 def _row_entropy(scores: Tensor) -> Tensor:

@@ -11,27 +11,38 @@ from headwise.heads.multi_head import MultiHeadAttention
 from headwise.lm.model import Decoder
 from headwise.lm.probes import frequent_characters, probe_repeats
 from headwise.measures import ClassMass
+from headwise.views.curves import Curve
+
+Head = tuple[int, int]  # layer, and head in it
 
 
 @claim(
     "equal-heads-stay-equal",
     "Heads differ because they start differently: equal heads get equal gradients and stay equal, and the least noise "
     "drives them apart.",
+    formula="W_1 = W_2 ⟹ ∂L/∂W_1 = ∂L/∂W_2",
     source="§5.3, symmetry of heads and random initialisation",
     expected=Verdict.HOLDS,
 )
-def equal_heads_stay_equal() -> list[Check]:
+def equal_heads_stay_equal() -> list[Check | Curve]:
     """Two heads learn from a layer of two others, 300 steps of Adam."""
-    apart = {noise: _apart_after_training(noise) for noise in (0.0, 1e-6)}
+    apart = {noise: _apart_in_training(noise) for noise in (0.0, 1e-6, 1e-3)}
+    steps = (*range(0, 300, 15), 300)
+    lines = {
+        f"noise of {noise:g} at the start" if noise else "equal at the start": {t: way[t] for t in steps}
+        for noise, way in apart.items()
+    }
     return [
-        at_most("distance of equal heads after training", apart[0.0], 1e-9),
-        at_least("after noise of 1e-6 at the start, in terms of it", apart[1e-6] / 1e-6, 1000),
+        at_most("distance of equal heads after training", apart[0.0][-1], 1e-9),
+        at_least("after noise of 1e-6 at the start, in terms of it", apart[1e-6][-1] / 1e-6, 1000),
+        Curve.of("Two heads in training", "step", "distance over their size", lines, log="y"),
     ]
 
 
 @claim(
     "heads-have-subspaces",
     "Each head works in a subspace of its own: d_k of d_model dimensions, and together they are the whole space.",
+    formula="rank W_i^Q = d_k,  rank [W_1^Q | … | W_h^Q] = d_model",
     source="§5.3, subspaces",
     expected=Verdict.CONDITIONS,
 )
@@ -58,14 +69,15 @@ def heads_have_subspaces() -> list[Check]:
 @claim(
     "outputs-are-dissimilar",
     "Trained heads specialise: ρ_ij = ⟨head_i, head_j⟩ / (‖head_i‖ ‖head_j‖) is low.",
+    formula="ρ_ij = ⟨head_i, head_j⟩ / (‖head_i‖ ‖head_j‖)",
     source="5.3.11",
     expected=Verdict.MISLEADING,
 )
-def outputs_are_dissimilar() -> list[Check]:
+def outputs_are_dissimilar() -> list[Check | Curve]:
     """It is low, and lower than before training. But ρ compares numbers in bases that mean nothing to one another:
     turning V and W_O of a head by any rotation changes no output, and ρ at will.
     """
-    before, after, changes = [], [], []
+    before, after, changes = [], [], []  # a number for each layer
     for i, heads in enumerate(trained().heads):
         found = heads.double()  # [n, h, d_v]
         before.append(_cosine(found))
@@ -77,18 +89,25 @@ def outputs_are_dissimilar() -> list[Check]:
     mean, mean_turned = sum(before) / len(before), sum(after) / len(after)
     with seeded(0):
         fresh = observed(Decoder(trained().decoder.config).eval(), trained().tokenizer)
-    mean_fresh = sum(_cosine(heads.double()) for heads in fresh.heads) / len(fresh.heads)
+    untrained = [_cosine(heads.double()) for heads in fresh.heads]
+    mean_fresh = sum(untrained) / len(untrained)
+    lines = {
+        name: dict(enumerate(values, 1))
+        for name, values in (("trained", before), ("before training", untrained), ("trained, in other bases", after))
+    }
     return [
         at_most("mean |ρ| of two heads of a layer", mean, 0.1),
         at_least("before training, over that", mean_fresh / mean, 1.2),
         at_most("the same of the same layer in other bases", mean_turned, 0.1).suggested(),
         at_most("what that changes in the output", max(changes), 1e-12).control(),
+        Curve.of("Cosine of two heads' outputs, mean of all pairs", "layer", "mean |ρ|", lines),
     ]
 
 
 @claim(
     "heads-have-kinds",
     "Trained heads come in kinds: positional, copying, separator heads and others.",
+    formula="mass on the previous token, after an equal one, on punctuation",
     source="ch. 11, kinds of heads; Clark et al. 2019, 1906.04341; Voita et al. 2019, 1905.09418",
     expected=Verdict.CONDITIONS,
     slow=True,
@@ -118,38 +137,49 @@ def heads_have_kinds() -> list[Check]:
 @claim(
     "heads-can-be-pruned",
     "Many heads are redundant: they can be taken out with little loss.",
+    formula="L(without heads) / L − 1",
     source="ch. 11, redundancy; Michel et al. 2019, 1905.10650; Voita et al. 2019, 1905.09418",
     expected=Verdict.CONDITIONS,
     slow=True,
 )
-def heads_can_be_pruned() -> list[Check]:
+def heads_can_be_pruned() -> list[Check | Curve]:
     """Those that were chosen for it: by one half of the passage, measured on the other, mean of both ways. Not any
     heads, and not all. Nothing was trained again afterwards.
     """
     model = trained()
     every = [(i, head) for i in range(len(model.heads)) for head in range(model.decoder.config.num_heads)]
-    harm = {head: losses_without(model, [head]) - model.losses for head in every}
+    harm: dict[Head, Tensor] = {head: losses_without(model, [head]) - model.losses for head in every}
     few, middle = len(every) // 8, len(model.losses) // 2
     halves = slice(None, middle), slice(middle, None)
-    idlest: list[float] = []
-    busiest: list[float] = []
-    for chosen_on, measured_on in (halves, halves[::-1]):
-        order = sorted(every, key=lambda head, part=chosen_on: float(harm[head][part].mean()))  # type: ignore[misc]
-        for gone, lost in ((order[:few], idlest), (order[-few:], busiest)):
-            lost.append(_lost(losses_without(model, gone)[measured_on], model.losses[measured_on]))
+    counts = sorted({0, 1, 2, few, *range(2 * few, len(every), few), len(every)})
+    lost: dict[str, dict[int, float]] = {"idlest first": {}, "in the order of the layers": {}, "busiest first": {}}
+    for count in counts:
+        both = dict.fromkeys(lost, 0.0)
+        for chosen_on, measured_on in (halves, halves[::-1]):
+            order = _by_harm(harm, chosen_on)
+            for name, heads in zip(lost, (order, every, order[::-1]), strict=True):
+                both[name] += _lost(losses_without(model, heads[:count])[measured_on], model.losses[measured_on])
+        for name, total in both.items():
+            lost[name][count] = total / 2
     return [
-        at_most(f"loss added without the {few} idlest of {len(every)} heads, share", sum(idlest) / 2, 0.05),
-        at_most(f"without the {few} busiest", sum(busiest) / 2, 0.05).beyond(),
+        at_most(f"loss added without the {few} idlest of {len(every)} heads, share", lost["idlest first"][few], 0.05),
+        at_most(f"without the {few} busiest", lost["busiest first"][few], 0.05).beyond(),
         at_most("without any", _lost(losses_without(model, every), model.losses), 0.05).beyond(),
+        Curve.of("Heads taken out of the trained model", "heads taken out", "loss added, share", lost),
     ]
+
+
+def _by_harm(harm: dict[Head, Tensor], part: slice) -> list[Head]:
+    """Heads, the one first without which the loss of a part of the passage rises least."""
+    return sorted(harm, key=lambda head: float(harm[head][part].mean()))
 
 
 def _lost(without: Tensor, whole: Tensor) -> float:
     return float(without.mean() / whole.mean()) - 1.0
 
 
-def _apart_after_training(noise: float) -> float:
-    """How far two heads that start `noise` apart differ after training, relative to their size."""
+def _apart_in_training(noise: float) -> list[float]:
+    """How far two heads that start `noise` apart differ before each step and at the end, relative to their size."""
     teacher = layer("multi_head", 8, 2, head_dim=6, seed=1)
     student = layer("multi_head", 8, 2, head_dim=6, seed=2)
     assert isinstance(student, MultiHeadAttention)
@@ -159,11 +189,18 @@ def _apart_after_training(noise: float) -> float:
     x = 2.0 * normal(16, 9, 8, seed=3)
     target = teacher(x).detach()
     optimizer = torch.optim.Adam(student.parameters(), lr=1e-2)
+    way = [_apart(student)]
     for _ in range(300):
         optimizer.zero_grad()
         (student(x) - target).square().mean().backward()
         optimizer.step()
-    pairs = [w.detach() for w in student.per_head_weights().values()]
+        way.append(_apart(student))
+    return way
+
+
+def _apart(module: MultiHeadAttention) -> float:
+    """Distance of head 0 and head 1 over the size of head 0, all their matrices taken together."""
+    pairs = [w.detach() for w in module.per_head_weights().values()]
     apart = torch.cat([(w[1] - w[0]).flatten() for w in pairs]).norm()
     return float(apart / torch.cat([w[0].flatten() for w in pairs]).norm())
 

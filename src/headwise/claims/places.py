@@ -10,11 +10,13 @@ from headwise.claims.claim import claim
 from headwise.claims.evidence import Check, Verdict, at_least, at_most, difference, same
 from headwise.claims.samples import normal, seeded
 from headwise.heads.convolution import ConvolutionAttention, from_conv1d, from_conv2d
+from headwise.views.curves import Curve
 
 
 @claim(
     "attention-is-convolution",
     "Attention with a head for each place of the kernel, and positions as keys, is a convolution.",
+    formula="Σ_Δ A_Δ X W_Δ = conv(X), A_Δ[i, j] = 1 if j = i + Δ",
     source="§5.3, relation to convolution; Cordonnier et al. 2020, 1911.03584, theorem 1",
     expected=Verdict.HOLDS,
 )
@@ -35,21 +37,31 @@ def attention_is_convolution() -> list[Check]:
 @claim(
     "convolution-is-a-limit",
     "With the scores −α‖δ − Δ‖² the error falls as e^{−α}: a convolution is reached for α → ∞ only.",
+    formula="error ∝ e^{−α} for the scores −α‖δ − Δ‖²",
     source="Cordonnier et al. 2020, 1911.03584, theorem 1",
     expected=Verdict.HOLDS,
 )
-def convolution_is_a_limit() -> list[Check]:
+def convolution_is_a_limit() -> list[Check | Curve]:
     """A 3×3 kernel, away from the border: four neighbours at distance 1 take e^{−α} each."""
     with seeded(0):
         conv = nn.Conv2d(3, 2, 3, padding=1, bias=False).double()
     image = normal(1, 3, 9, 9)
+    truth = conv(image)[..., 1:-1, 1:-1]
+    errors = {
+        alpha: difference(_quadratic(conv, image, alpha)[..., 1:-1, 1:-1], truth)
+        for alpha in (0.5, 1, 2, 5, 10, 15, 20, 25, 30, 40)
+    }
     found = []
     for alpha in (5, 10, 20):
-        error = difference(_quadratic(conv, image, alpha)[..., 1:-1, 1:-1], conv(image)[..., 1:-1, 1:-1])
+        error = errors[alpha]
         found.append(at_most(f"error · e^α at α = {alpha}", error * math.exp(alpha), 10))
         found.append(at_least(f"error · e^α at α = {alpha}", error * math.exp(alpha), 0.5).control())
-    exact = difference(_quadratic(conv, image, 40)[..., 1:-1, 1:-1], conv(image)[..., 1:-1, 1:-1])
-    return [*found, at_most("error at α = 40", exact, 1e-12)]
+    lines, bound = {"nine heads": errors}, {"4·e^{−α}": {alpha: 4 * math.exp(-alpha) for alpha in errors}}
+    return [
+        *found,
+        at_most("error at α = 40", errors[40], 1e-12),
+        Curve.of("Attention as a 3×3 convolution", "sharpness α", "largest error", lines, bound, log="y"),
+    ]
 
 
 def _lined(module: ConvolutionAttention, x: Tensor) -> Tensor:

@@ -12,8 +12,10 @@ from headwise.claims import (
     forms,
     identities,
     learnt,
+    memory,
     places,
     scaling,
+    tasks,
 )
 from headwise.claims.claim import Claim
 from headwise.errors import ConfigError
@@ -22,8 +24,10 @@ GROUPS: dict[str, ModuleType] = {
     "What multi-head attention is": definitions,
     "Scores and their scale": scaling,
     "What it costs": counts,
+    "What it keeps": memory,
     "Blocks, mixtures and mixing of heads": forms,
     "What heads can express": capacity,
+    "What heads can be trained to do": tasks,
     "Attention and convolution": places,
     "What heads learn": learnt,
     "The demonstration": demonstration,

@@ -28,6 +28,17 @@ def layer(design: str, d_model: int, num_heads: int, *, seed: int = 0, **options
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """torch on one thread, and on as many as before afterwards."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """torch's default generator at a seed, and as it was afterwards."""
     with torch.random.fork_rng(devices=[]):

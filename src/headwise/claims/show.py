@@ -1,5 +1,6 @@
 """Findings as a table in a terminal, as Markdown, and as JSON."""
 
+import html
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from rich.text import Text
 from headwise.claims.claim import Finding
 from headwise.claims.evidence import Check, Verdict
 from headwise.claims.registry import group_of
+from headwise.views.curves import Curve
 
 STYLES = {
     Verdict.HOLDS: "green", Verdict.CONDITIONS: "yellow", Verdict.FAILS: "red", Verdict.MISLEADING: "magenta",
@@ -21,8 +23,8 @@ INTRODUCTION = """# What the texts claim
 
 Textbooks and tutorials on multi-head attention make many claims. Here each one is run, on random numbers, on small
 layers or on the trained model that comes with headwise, and judged by what was measured. This page is the output of
-`headwise claims --all --markdown`. `headwise claims` runs the quick ones, `--only ID` a single one; the command fails
-if a verdict is no longer the expected one.
+`headwise claims --all --markdown`; `headwise claims --html claims.html` makes a page of it, with plots. `headwise
+claims` runs the quick ones, `--only ID` a single one; the command fails if a verdict is no longer the expected one.
 
 A check is a number beside what it should be: ✓ it is so, ✗ it is not. The verdict follows from the checks:
 
@@ -39,7 +41,7 @@ named."""
 
 def print_findings(findings: Sequence[Finding], console: Console, *, skipped: int = 0) -> None:
     """A table for each group of claims, then what they add up to. skipped: claims that were not run."""
-    for number, (title, part) in enumerate(_by_group(findings).items()):
+    for number, (title, part) in enumerate(by_group(findings).items()):
         table = Table(
             title=title, title_style="bold", title_justify="left", box=None, header_style="dim", expand=True,
             show_header=number == 0, pad_edge=False, padding=(0, 2, 1, 0),
@@ -77,8 +79,10 @@ def to_json(findings: Sequence[Finding]) -> str:
         {
             "id": finding.claim.id, "statement": finding.claim.statement, "source": finding.claim.source,
             "verdict": finding.verdict.value, "expected": finding.claim.expected.value, "agrees": finding.agrees,
-            "why": finding.claim.why, "code": finding.claim.code, "seconds": finding.seconds,
+            "formula": finding.claim.formula, "why": finding.claim.why, "code": finding.claim.code,
+            "function": finding.claim.function, "seconds": finding.seconds,
             "checks": [{**asdict(c), "role": c.role.value, "held": c.held} for c in finding.checks],
+            "curves": [asdict(curve) for curve in finding.curves],
         }
         for finding in findings
     ]  # fmt: skip
@@ -88,18 +92,42 @@ def to_json(findings: Sequence[Finding]) -> str:
 def to_markdown(findings: Sequence[Finding]) -> str:
     """docs/claims.md: what it is, what the findings add up to, and a table for each group."""
     lines = [*INTRODUCTION.splitlines(), "", " ".join(summary(findings)), ""]
-    for title, part in _by_group(findings).items():
+    for title, part in by_group(findings).items():
         code = part[0].claim.code
         lines += [f"## {title}", "", f"Measured in [`{code}`](../{code}).", ""]
         lines += ["| claim | verdict | measured |", "| --- | --- | --- |"]
         for finding in part:
             claim = finding.claim
-            words = f"**{claim.id}** {claim.statement} *({claim.source})*"
+            words = f"**{claim.id}** {claim.statement} `{claim.formula}` *({claim.source})*"
             verdict = f"**{finding.verdict.value}**" + (f"<br>{claim.why}" if claim.why else "")
             cells = (words, verdict, "<br>".join(f"{_mark(check)} {check.text}" for check in finding.shown))
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(_cells(cells))
+        for finding in part:
+            for curve in finding.curves:
+                lines += ["", *_numbers(finding.claim.id, curve)]
         lines.append("")
     return "\n".join(lines)
+
+
+def by_group(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
+    """The findings under the titles of their groups."""
+    parts: dict[str, list[Finding]] = {}
+    for finding in findings:
+        parts.setdefault(group_of(finding.claim), []).append(finding)
+    return parts
+
+
+def _numbers(name: str, curve: Curve) -> list[str]:
+    """A curve as a small table."""
+    lines = [f"<details><summary>{html.escape(curve.title)} (<code>{name}</code>)</summary>", ""]
+    lines += [_cells([f"{curve.x_name}", *(f"{x:,.6g}" for x in curve.x)]), _cells(["---"] * (1 + len(curve.x)))]
+    lines += [_cells([f"{curve.y_name}, {line.name}", *(f"{y:.3g}" for y in line.y)]) for line in curve.lines]
+    return [*lines, "", "</details>"]
+
+
+def _cells(cells: Sequence[str]) -> str:
+    """A row of a table in Markdown."""
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _checks(finding: Finding) -> Table:
@@ -112,13 +140,6 @@ def _checks(finding: Finding) -> Table:
 
 def _mark(check: Check) -> str:
     return "✓" if check.held else "✗"
-
-
-def _by_group(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    parts: dict[str, list[Finding]] = {}
-    for finding in findings:
-        parts.setdefault(group_of(finding.claim), []).append(finding)
-    return parts
 
 
 def _plural(verdict: Verdict, count: int) -> str:
