@@ -124,7 +124,7 @@ def by_token(call: SparseCall) -> Result:
         out = out * weights[..., None].to(out.dtype)
         for j, i in enumerate(members):
             head = F.linear(out[:, j], w_o[:, i])  # [b, c, d_model]
-            y = y.index_add(0, (entry * n + at[:, j]).flatten(), head.flatten(0, 1).to(y.dtype))
+            y.index_add_(0, (entry * n + at[:, j]).flatten(), head.flatten(0, 1).to(y.dtype))
         extras.add(picks, out, parts)
     y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
     return y.view(b, n, -1), extras.map(), extras.concat()
