@@ -47,6 +47,7 @@ _HOMES = {
     "anatomy": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
     "adapters.torch": ["swap", "swap_back"],
     "adapters.observer": ["Observation", "observe"],
+    "adapters.huggingface": ["install", "restore", "switch"],
     "errors": [
         "CheckpointError", "ConfigError", "DTypeError", "DeviceError", "HeadwiseError", "KernelError", "ShapeError",
         "TextError",
@@ -56,6 +57,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)
 
 if TYPE_CHECKING:
+    from headwise.adapters.huggingface import install as install, restore as restore, switch as switch
     from headwise.adapters.observer import Observation as Observation, observe as observe
     from headwise.adapters.torch import swap as swap, swap_back as swap_back
     from headwise.anatomy import (

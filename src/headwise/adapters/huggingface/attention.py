@@ -1,0 +1,166 @@
+"""The attention function that transformers calls for attn_implementation="headwise"."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.adapters.foreign_masks import both, of_additive, of_boolean
+from headwise.adapters.huggingface.library import library
+from headwise.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.adapters.observer import attended
+from headwise.adapters.weights import AttentionWeights
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.masks import Causal, Documents, Mask, Window
+from headwise.rule import Rule
+from headwise.scores import Bias, Score, SinkLogits, SoftCap
+
+# What models pass on beside what is computed with: none of it changes the attention of one call. Positions are in the
+# queries and keys already, and packed sequences in the mask.
+HARMLESS = frozenset({
+    "cache_position", "cache_params", "deterministic", "is_training", "labels", "logits_to_keep", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "output_router_logits", "padding_mask", "position_embeddings",
+    "position_ids", "return_dict", "token_type_ids", "training", "use_cache",
+})  # fmt: skip
+# Where FlashAttention is told of packed sequences.
+PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention by the interface of transformers' `AttentionInterface`.
+
+    Args:
+        query: [b, h, n, d]; key, value: [b, h_kv, m, d], not repeated for grouped queries.
+        attention_mask: a `MaskTensor`; or a boolean (True = may attend) or floating (added) [b or 1, h or 1, n or 1, m]
+            of the user's own; or None, which leaves it to is_causal and sliding_window, or else to the module.
+        dropout: share of weights dropped; models give 0 when they do not train.
+        softcap: Gemma 2's cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
+        position_bias: [b or 1, h or 1, n, m], added to the scores (T5).
+    Returns:
+        [b, n, h, d_v], and the weights as `AttentionWeights` where the call asks for attentions, else None.
+    Raises:
+        ConfigError: for an argument that is not known, by name: it might change what is computed.
+    """
+    _refuse_unknown(module, kwargs)
+    b, h, n, _ = query.shape
+    if query.dtype != value.dtype or key.dtype != value.dtype:
+        query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast norms widen them
+    found: list[Mask | None] = []
+    scores: tuple[Score, ...] = () if softcap is None else (SoftCap(float(softcap)),)
+    if isinstance(attention_mask, MaskTensor):
+        _fits(module, attention_mask, b, n, key.shape[2])
+        if attention_mask.keys < key.shape[2]:
+            key, value = key[:, :, : attention_mask.keys], value[:, :, : attention_mask.keys]
+            position_bias = None if position_bias is None else position_bias[..., : attention_mask.keys]
+        found.append(attention_mask.mask)
+    elif attention_mask is None:
+        found.append(_of_module(module, n, key.shape[2], is_causal, sliding_window))
+    else:
+        mask, score = _of_user(module, attention_mask, n, key.shape[2])
+        found.append(mask)
+        scores += score
+    if kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None:
+        found.append(_of_packed(kwargs, b, n, key.shape[2]))
+    if position_bias is not None and (position_bias.requires_grad or bool(position_bias.any())):
+        scores += (Bias(position_bias),)
+    if s_aux is not None:
+        scores += (SinkLogits(s_aux),)
+    wanted = _attentions_wanted(kwargs)
+    out, amap = attended(
+        module, query, key, value, want_map=wanted, mask=both(*found), scale=scaling, score=scores,
+        dropout_p=float(dropout),
+    )  # fmt: skip
+    weights = None
+    if wanted and amap is not None:
+        tensors = (query, key, s_aux, position_bias)
+        graph = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, scores)
+        weights = AttentionWeights(amap, query.dtype, graph=(query, key, rule) if graph else None)
+    return out.transpose(1, 2), weights
+
+
+def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    for name, value in kwargs.items():
+        if name not in HARMLESS and name not in PACKED and value is not None and value is not False:
+            known = "softcap, s_aux, sliding_window, position_bias, cu_seq_lens_q and cu_seq_lens_k"
+            raise ConfigError(
+                f"{type(module).__name__} calls its attention with {name}=…, which attn_implementation='headwise' does "
+                f"not know and might have to reckon with; it knows {known}. Use attn_implementation='eager' for this "
+                f"model: headwise.restore(model)"
+            )
+
+
+def _fits(module: nn.Module, mask: MaskTensor, b: int, n: int, m: int) -> None:
+    if (mask.shape[0], mask.shape[2], mask.shape[3]) != (b, n, m):
+        raise ShapeError(
+            f"{type(module).__name__}: its mask was made for {tuple(mask.shape)}, but the call has a batch of {b}, {n} "
+            f"queries and {m} keys"
+        )
+
+
+def _of_module(module: nn.Module, n: int, m: int, is_causal: bool | None, sliding_window: int | None) -> Mask | None:
+    """What a module means by no mask at all."""
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    if causal and n > 1 and n != m:
+        raise ConfigError(
+            f"{type(module).__name__} is causal and gives no mask for {n} queries and {m} keys, which may stand beside "
+            f"each other in more than one way"
+        )
+    if not causal and sliding_window is not None and m > sliding_window:
+        raise ConfigError(
+            f"{type(module).__name__} gives sliding_window={sliding_window} but neither a mask nor is_causal, so that "
+            f"the window's sides are not known"
+        )
+    if not causal or n == 1 == m:
+        return None
+    return Causal() if sliding_window is None else Causal() & Window(sliding_window)
+
+
+def _of_user(module: nn.Module, given: Tensor, n: int, m: int) -> tuple[Mask | None, tuple[Score, ...]]:
+    """A 4-D mask that a user or a model made, as it is."""
+    if not isinstance(given, Tensor) or (given.dtype != torch.bool and not given.is_floating_point()):
+        came = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise DTypeError(f"attention_mask: expected a boolean or floating tensor, got {came}")
+    if given.ndim != 4 or given.shape[2] not in (1, n) or given.shape[3] != m:
+        raise ShapeError(
+            f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [b or 1, h or 1, {n}, "
+            f"{m}]; a model that makes no mask of its padding ignores it, and headwise will not"
+        )
+    if given.dtype == torch.bool:
+        return of_boolean(given.expand(-1, -1, n, -1)), ()
+    return of_additive(given, n, lowest=torch.finfo(given.dtype).min / 2)
+
+
+def _of_packed(kwargs: dict[str, Any], b: int, n: int, m: int) -> Mask:
+    """Sequences one after the other in one batch entry, as FlashAttention is told of them."""
+    ends, key_ends = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    if ends is None or key_ends is None or not torch.equal(ends, key_ends) or b != 1 or n != m or int(ends[-1]) != m:
+        raise ConfigError(
+            f"cu_seq_lens_q and cu_seq_lens_k: expected the same ends of sequences for queries and keys, in a batch of "
+            f"1, the last of them {m}; got {ends} and {key_ends} for a batch of {b}, {n} queries and {m} keys"
+        )
+    return Documents(torch.searchsorted(ends[1:].contiguous(), torch.arange(m, device=ends.device), right=True))
+
+
+def _attentions_wanted(kwargs: dict[str, Any]) -> bool:
+    """Whether the caller of the model asked for attentions: some models say so, for others transformers keeps a list
+    of what to catch."""
+    if kwargs.get("output_attentions"):
+        return True
+    collector = getattr(library("utils.output_capturing"), "_active_collector", None)
+    catching = None if collector is None else collector.get()
+    return bool(catching) and any(name.endswith("attentions") for name in catching)

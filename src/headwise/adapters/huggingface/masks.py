@@ -1,0 +1,87 @@
+"""The mask function that transformers calls for attn_implementation="headwise": a `MaskTensor` in O(n) memory."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.adapters.foreign_masks import both, of_boolean, of_padding
+from headwise.adapters.huggingface.library import library
+from headwise.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.adapters.huggingface.patterns import MaskFunction, Place, Unknown, read
+from headwise.masks import And, Causal, Everything, Mask
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction | None = None,
+    attention_mask: Tensor | None = None,
+    device: Any = "cpu",
+    **kwargs: Any,
+) -> MaskTensor:
+    """What each query may see, by the interface of transformers' `AttentionMaskInterface`.
+
+    Args:
+        q_offset, kv_offset: where the queries and the keys begin on the axis that mask_function counts on.
+        mask_function: (batch, head, query, key) indices to booleans.
+        attention_mask: [batch, keys ever seen], True where a token stands, or None.
+        kwargs: what other implementations are told, such as when they may leave a mask out.
+    Returns:
+        [batch, 1, q_length, kv_length]. A function that is not one of transformers' own is evaluated to a boolean of
+        that size, as their own implementations do with every function.
+    """
+    theirs = library("masking_utils")
+    function = theirs.causal_mask_function if mask_function is None else mask_function
+    # Queries of headwise stand at the end of the keys: those beyond are a fixed cache's empty places.
+    keys = q_length + int(q_offset) - kv_offset
+    shape = batch_size, q_length, kv_length
+    real = None
+    if attention_mask is not None:
+        real = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)[:, kv_offset : kv_offset + kv_length]
+        real = real.bool().expand(batch_size, -1)
+    try:
+        mask: Mask | None = read(function, Place(kv_offset, min(keys, kv_length)))
+        if isinstance(mask, Everything):
+            mask, keys = None, kv_length  # wherever the queries stand
+        elif keys > kv_length or (keys < kv_length and not _is_causal(mask)):
+            raise Unknown("queries that stand elsewhere than at the end of the keys")
+    except Unknown:
+        # The padding is said apart, so that what a user's function says stays one boolean for all of the batch.
+        index = _indices(batch_size, q_length, kv_length, int(q_offset), kv_offset, device)
+        mask, keys = of_boolean(_evaluate(function, index, theirs, bool(kwargs.get("use_vmap")))), kv_length
+    if real is not None:
+        mask = both(mask, of_padding(real[:, :keys], q_length))
+    return MaskTensor(mask, shape, keys, device)
+
+
+def _is_causal(mask: Mask | None) -> bool:
+    """Whether no query sees a key after it."""
+    if isinstance(mask, And):
+        return _is_causal(mask.left) or _is_causal(mask.right)
+    return isinstance(mask, Causal)
+
+
+def _indices(b: int, n: int, m: int, q_offset: int, kv_offset: int, device: Any) -> tuple[Tensor, ...]:
+    return (
+        torch.arange(b, device=device),
+        torch.arange(1, device=device),
+        torch.arange(n, device=device) + q_offset,
+        torch.arange(m, device=device) + kv_offset,
+    )
+
+
+def _evaluate(function: MaskFunction, index: tuple[Tensor, ...], theirs: Any, one_by_one: bool) -> Tensor:
+    """The boolean [b, 1, n, m] of a function; `one_by_one` for those that may not know of broadcasting."""
+    if not one_by_one:
+        cells = function(*(i[(None,) * at + (slice(None),) + (None,) * (3 - at)] for at, i in enumerate(index)))
+        return cells.expand(len(index[0]), 1, len(index[2]), len(index[3]))
+    for axis in reversed(range(4)):
+        places = [None] * 4
+        places[axis] = 0  # type: ignore[call-overload]
+        function = torch.vmap(function, in_dims=tuple(places), out_dims=0)
+    with theirs.TransformGetItemToIndex():
+        return function(*index)

@@ -1,0 +1,77 @@
+"""Turning models of transformers to headwise, and back."""
+
+from typing import Any
+
+from torch import nn
+
+from headwise.adapters.huggingface.attention import attention_forward
+from headwise.adapters.huggingface.library import library
+from headwise.adapters.huggingface.masks import make_mask
+from headwise.errors import ConfigError
+
+NAME = "headwise"
+_BEFORE = "_headwise_before"  # on a switched model: its configurations and what each of them said
+
+
+def install() -> None:
+    """Let transformers know attn_implementation="headwise", for models that are loaded and for `switch`.
+
+    Both of its registers are told: attention, and how to make the masks for it. Calling it again changes nothing.
+
+    Raises:
+        ConfigError: if transformers is not installed: `pip install 'headwise[hf]'`.
+    """
+    library("modeling_utils").AttentionInterface.register(NAME, attention_forward)
+    library("masking_utils").AttentionMaskInterface.register(NAME, make_mask)
+
+
+def switch(model: Any) -> Any:
+    """Let headwise compute the attention of a loaded transformers model, all its parts included; gives the model back.
+
+    Raises:
+        ConfigError: if it is no transformers model, if a part of it does not take its attention from outside (named;
+            nothing is changed then), or if transformers is not installed.
+    """
+    pretrained = library("modeling_utils").PreTrainedModel
+    if not isinstance(model, pretrained):
+        hint = "; for nn.MultiheadAttention call headwise.swap(model)" if isinstance(model, nn.Module) else ""
+        raise ConfigError(f"switch(model): expected a transformers model, got {type(model).__name__}{hint}")
+    parts = [part for part in model.modules() if isinstance(part, pretrained)]
+    for part in parts:
+        if not part._can_set_attn_implementation():
+            raise ConfigError(
+                f"switch(model): {type(part).__name__} computes its attention by itself and ignores "
+                f"attn_implementation, so headwise cannot compute it"
+            )
+    if _BEFORE in model.__dict__:
+        return model
+    install()
+    before = [(config, config._attn_implementation_internal) for config in _configs(model, parts)]
+    model.set_attn_implementation(NAME)
+    object.__setattr__(model, _BEFORE, before)
+    stayed = sorted({type(part).__name__ for part in parts if part.config._attn_implementation != NAME})
+    if stayed:
+        restore(model)
+        raise ConfigError(f"switch(model): {', '.join(stayed)} did not take attn_implementation='headwise'")
+    return model
+
+
+def restore(model: Any) -> Any:
+    """Put back what computed the attention of a switched model, part by part; gives the model back."""
+    for config, implementation in model.__dict__.get(_BEFORE, ()):
+        config._attn_implementation_internal = implementation
+    if _BEFORE in model.__dict__:
+        object.__delattr__(model, _BEFORE)
+    return model
+
+
+def _configs(model: Any, parts: list[Any]) -> list[Any]:
+    """Every configuration that says how attention is computed, each once."""
+    found: dict[int, Any] = {}
+    waiting = [part.config for part in (model, *parts)]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in found:
+            found[id(config)] = config
+            waiting += [sub for name in config.sub_configs if (sub := getattr(config, name, None)) is not None]
+    return list(found.values())
