@@ -79,6 +79,8 @@ def test_every_claim_says_what_it_is() -> None:
         assert len(claim.id) <= 24, "the column of a terminal with 80 columns has room for so many"
         assert claim.statement.endswith(".")
         assert claim.source
+        assert claim.formula
+        assert re.search(rf"^def {claim.function}\(", (root / claim.code).read_text(encoding="utf-8"), re.M)
         assert claim.why.endswith(".")
         assert claim.expected is not Verdict.UNDECIDED
         assert (root / claim.code).is_file()
@@ -370,9 +372,22 @@ def _rows(page: str) -> list[list[str]]:
 
 def test_markdown_has_three_cells_in_each_row(some: list[Finding]) -> None:
     page = to_markdown(some)
-    lines = [line for line in page.splitlines() if line.startswith("|")]
+    lines = [line for line in page.splitlines() if line.startswith(("| **", "| claim"))]
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 4 for line in lines)
     assert len(_rows(page)) == len(some)
+
+
+def test_curves_are_told_with_their_numbers(some: list[Finding]) -> None:
+    curves = [(found, curve) for found in some for curve in found.curves]
+    assert len(curves) == 4
+    told = {one["id"]: one for one in json.loads(to_json(some))}
+    page = to_markdown(some)
+    for found, curve in curves:
+        assert curve.title in page
+        kept = next(one for one in told[found.claim.id]["curves"] if one["title"] == curve.title)
+        assert [line["y"] for line in kept["lines"]] == [list(line.y) for line in curve.lines]
+    row = next(line for line in page.splitlines() if line.startswith("| parameters, no bias"))
+    assert row.split(" | ")[1:] == ["9.22e+03"] * 5 + ["9.22e+03 |"]
 
 
 def test_the_page_in_the_documentation_has_the_claims_and_verdicts_of_today() -> None:

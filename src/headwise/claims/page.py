@@ -8,6 +8,7 @@ import base64
 import hashlib
 import os
 import platform
+import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
@@ -87,10 +88,11 @@ def repository() -> str | None:
 
 def _head(findings: Sequence[Finding]) -> list[str]:
     said = summary(findings)
+    threads, vectors = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     facts = {
         "measured": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "torch": f"{torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads",
+        "torch": f"{torch.__version__}, {vectors}, {threads} thread{'s' * (threads != 1)}",
         "headwise": _version(),
         "Python": platform.python_version(),
     }
@@ -131,24 +133,36 @@ def _section(title: str, part: Sequence[Finding]) -> str:
 def _row(finding: Finding) -> str:
     claim = finding.claim
     checks = "".join(
-        f'<li class="{"yes" if check.held else "no"}">{escape(check.text)}</li>' for check in finding.shown
+        f'<li class="{"yes" if check.held else "no"}">{_unbroken(escape(check.text))}</li>' for check in finding.shown
     )
     plots = "".join(
         f' <a href="#{_anchor(claim, i)}">plot{f" {i + 1}" if len(finding.curves) > 1 else ""}</a>'
         for i in range(len(finding.curves))
     )
+    seconds = f'<span class="seconds">{finding.seconds:.1f} s</span>' if finding.seconds >= 0.05 else ""
     expected = "" if finding.agrees else f'<br><span class="unexpected">expected: {finding.claim.expected.value}</span>'
     cells = (
         f'<a class="id" href="#{claim.id}">{claim.id}</a>{plots}<br>{escape(claim.statement)}<br>'
         f'<span class="source">{escape(claim.source)}</span>',
         f'<span class="verdict">{finding.verdict.value}</span>{expected}',
         f'<ul class="checks">{checks}</ul>',
-        f'<span class="formula">{escape(claim.formula)}</span>',
-        f'<span class="why">{escape(claim.why)}</span><br>{_code(claim)} '
-        f'<span class="seconds">{finding.seconds:.1f} s</span>',
+        f'<span class="formula">{_raised(escape(claim.formula))}</span>',
+        f'<span class="why">{escape(claim.why)}</span><br>{_code(claim)} {seconds}',
     )
     named = (f'<td data-name="{name}">{cell}</td>' for name, cell in zip(COLUMNS, cells, strict=True))
     return f'<tr id="{claim.id}" class="{finding.verdict.name.lower()}">{"".join(named)}</tr>'
+
+
+def _unbroken(text: str) -> str:
+    """Numbers such as 1e-12 stay on one line."""
+    return re.sub(r"\d[\d.]*e-\d+", r'<span class="number">\g<0></span>', text)
+
+
+def _raised(formula: str) -> str:
+    """W_i^Q, x_{i+1} and e^{−α} with what follows _ and ^ below and above the line."""
+    for sign, tag in (("_", "sub"), (r"\^", "sup")):
+        formula = re.sub(sign + r"(?:\{([^}]*)\}|((?:[^\W²³]|≤)+))", rf"<{tag}>\1\2</{tag}>", formula)
+    return formula
 
 
 def _code(claim: Claim) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 from headwise.errors import ConfigError
 
 WIDTH, HEIGHT = 420, 270
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 12, 46  # room for the numbers along the axes
+LEFT, RIGHT, TOP, BOTTOM = 58, 22, 12, 46  # room for the numbers along the axes
 COLOURS = 6  # classes line-0 … line-5
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -124,7 +124,7 @@ def svg(curve: Curve) -> str:
         parts.append(_text(x.at(value), HEIGHT - BOTTOM + 17, label(value), "middle"))
     parts.append(f'<path class="ink" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, curve.x_name, "middle"))
-    for i, line in enumerate(curve.lines):
+    for i, line in sorted(enumerate(curve.lines), key=lambda one: not one[1].reference):  # what was measured is on top
         parts += _drawn(i, line, curve, x, y)
     return "".join([*parts, "</svg>"])
 
@@ -187,7 +187,8 @@ def _axis(values: Sequence[float], log: bool, start: float, end: float, given: b
     places = [axis.at(v) for v in values]
     if given and log and all(abs(b - a) > 26 for a, b in pairwise(places)):
         return _Axis(low, high, log, start, end, tuple(values))
-    return _Axis(low, high, log, start, end, (*zero, *_ticks(low, high, log)))
+    whole = given and all(v == int(v) for v in values)
+    return _Axis(low, high, log, start, end, (*zero, *_ticks(low, high, log, whole)))
 
 
 def _rounded(low: float, high: float, log: bool) -> tuple[float, float]:
@@ -203,9 +204,10 @@ def _rounded(low: float, high: float, log: bool) -> tuple[float, float]:
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 
 
-def _ticks(low: float, high: float, log: bool) -> tuple[float, ...]:
+def _ticks(low: float, high: float, log: bool, whole: bool) -> tuple[float, ...]:
+    """Round numbers from low to high. whole: a linear axis has no fractions."""
     if not log:
-        step = _step(high - low)
+        step = max(_step(high - low), 1.0 if whole else 0.0)
         return tuple(i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1))
     decades = math.log10(high / low)
     factors = (1, 2, 5) if decades <= 2.1 else (1,)
