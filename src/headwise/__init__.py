@@ -45,6 +45,7 @@ _HOMES = {
     "heads.gated_output": ["GatedAttention"],
     "heads.convolution": ["ConvolutionAttention", "from_conv1d", "from_conv2d"],
     "anatomy": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
+    "surgery": ["load_pruned", "prune", "save_pruned"],
     "adapters.torch": ["swap", "swap_back"],
     "adapters.observer": ["Observation", "observe"],
     "adapters.huggingface": ["install", "restore", "switch"],
@@ -139,6 +140,11 @@ if TYPE_CHECKING:
         SinkLogits as SinkLogits,
         SoftCap as SoftCap,
         t5_bias as t5_bias,
+    )
+    from headwise.surgery import (
+        load_pruned as load_pruned,
+        prune as prune,
+        save_pruned as save_pruned,
     )
 
 

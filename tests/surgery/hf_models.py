@@ -40,7 +40,10 @@ def hf_model(name: str, *, dtype: torch.dtype = torch.float64, **changes: Any) -
     torch.manual_seed(7)
     config = _config(name, changes)
     kind = transformers.AutoModel if name in ENCODERS else transformers.AutoModelForCausalLM
-    model = kind.from_config(config).to(dtype).eval()
+    how = changes.get("attn_implementation", "eager" if name == "gemma2" else "sdpa")  # SDPA knows no soft cap
+    model = kind.from_config(config, attn_implementation=how).eval()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)  # buffers, such as rotary frequencies, stay in float32
     draw(model)
     return model
 

@@ -1,1 +1,4 @@
-"""Taking heads out of a model for real, and letting them share keys and values."""
+"""Changes to the heads of a trained model: some taken out, keys and values shared, short caches where they do."""
+
+from headwise.surgery.folder import load_pruned as load_pruned, save_pruned as save_pruned
+from headwise.surgery.pruning import Pruned as Pruned, prune as prune

@@ -1,0 +1,182 @@
+"""Heads taken out of a model: their rows and columns are gone, and what is left computes what masking them gave.
+
+>>> import torch, headwise as hw
+>>> layer = hw.MultiHeadAttention(64, 8)
+>>> done = prune(layer, [0, 3, 7])
+>>> done.model.num_heads, layer.num_heads
+(5, 8)
+>>> print(done)
+removed 3 of 8 heads; parameters 16,384 → 10,240 (−37.5 %)
+module              heads  key heads  removed
+MultiHeadAttention  8 → 5      8 → 5    0 3 7
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+
+from torch import nn
+
+from headwise.anatomy import HeadSite, find_heads
+from headwise.errors import ConfigError
+from headwise.surgery.limits import check_independent, check_weights
+from headwise.surgery.resize import Order, pick_heads
+from headwise.surgery.table import aligned, change, numbers
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What one module lost.
+
+    Attributes:
+        removed, kept: numbers of query heads as they were before; kept in order, so head i is now what kept[i] was.
+        kept_kv: the same of key and value heads.
+        num_heads, num_kv_heads: before.
+    """
+
+    module: str
+    removed: tuple[int, ...]
+    kept: tuple[int, ...]
+    kept_kv: tuple[int, ...]
+    num_heads: int
+    num_kv_heads: int
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The model without the heads, and what was removed.
+
+    Attributes:
+        model: what was given if it was cut in place, else a copy.
+        cuts: one for each module that lost a head, by the name of its site.
+        parameters_before, parameters_after: of the whole model; a parameter that stands in two places counts once.
+    """
+
+    model: nn.Module
+    cuts: dict[str, Cut]
+    parameters_before: int
+    parameters_after: int
+
+    @property
+    def num_removed(self) -> int:
+        """Query heads that are gone, of all modules together."""
+        return sum(len(cut.removed) for cut in self.cuts.values())
+
+    def __str__(self) -> str:
+        heads = sum(cut.num_heads for cut in self.cuts.values())
+        first = (
+            f"removed {self.num_removed} of {heads} heads; parameters "
+            f"{change(self.parameters_before, self.parameters_after)}"
+        )
+        rows = [
+            (
+                cut.module, f"{cut.num_heads} → {len(cut.kept)}", f"{cut.num_kv_heads} → {len(cut.kept_kv)}",
+                numbers(cut.removed),
+            )
+            for cut in self.cuts.values()
+        ]  # fmt: skip
+        return f"{first}\n{aligned(('module', 'heads', 'key heads', 'removed'), rows)}"
+
+
+def prune(
+    model: nn.Module,
+    heads: Mapping[str | int, Sequence[int]] | Sequence[int],
+    *,
+    in_place: bool = False,
+) -> Pruned:
+    """Take heads out of a model: their rows and columns of W_Q, W_K, W_V and W_O, biases, and gates.
+
+    The outputs are those that the model had with these heads scaled by 0 (`scale_heads`), to rounding. Grouped keys:
+    a key head goes when all query heads that read it go; the groups that stay must keep the same number of query
+    heads each.
+
+    A parameter that is cut is a new `nn.Parameter`: make optimisers after pruning. What the caller gives by head at
+    each call (scores, `HeadWindows`, budgets of caches) must be given for the heads in `cuts[name].kept`.
+
+    Args:
+        model: a model, or one attention module, of a kind that `find_heads` knows.
+        heads: for each site, by name or by its number in `find_heads(model)`, the query heads to remove. A plain list
+            if the model has one site.
+        in_place: cut the model itself; else a deepcopy, and the model stays as it is.
+    Returns:
+        `Pruned`. It prints as a table.
+    Raises:
+        ConfigError: for heads that are not there, are named twice, or are all of a module; for designs whose heads
+            depend on each other, by name with the reason; for weights that are quantised, parametrised, unknown, or
+            shared by two modules. Nothing has been changed then.
+    Source: structured head pruning, Michel et al. 2019, 1905.10650; Voita et al. 2019, 1905.09418.
+    """
+    sites = find_heads(model)
+    wanted = {i: removed for i, removed in _by_site(sites, heads).items() if removed}
+    for i in wanted:
+        check_independent(sites[i])
+    plans = {i: _plan(sites[i], removed) for i, removed in wanted.items()}
+    check_weights(model, [sites[i] for i in wanted])
+    before = _parameters(model)
+    result = model if in_place else deepcopy(model)
+    own = sites if in_place else find_heads(result)
+    for i, plan in plans.items():
+        pick_heads(own[i], list(plan.kept), list(plan.kept_kv))
+    return Pruned(result, {sites[i].name: plan for i, plan in plans.items()}, before, _parameters(result))
+
+
+def _by_site(
+    sites: list[HeadSite], heads: Mapping[str | int, Sequence[int]] | Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """The heads to remove, sorted, by the number of their site; raises for what is not there."""
+    if not isinstance(heads, Mapping):
+        if len(sites) != 1:
+            raise ConfigError(
+                f"heads={heads!r}: the model has {len(sites)} attention modules; expected a mapping such as "
+                f"{{{sites[0].name!r}: [0]}}"
+            )
+        heads = {0: heads}
+    names = [site.name for site in sites]
+    found: dict[int, tuple[int, ...]] = {}
+    for key, removed in heads.items():
+        if isinstance(key, str) and key in names:
+            i = names.index(key)
+        elif isinstance(key, int) and not isinstance(key, bool) and 0 <= key < len(sites):
+            i = key
+        else:
+            some = ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
+            raise ConfigError(f"heads: no site {key!r}; expected 0 to {len(sites) - 1}, or a name of {some}")
+        if i in found:
+            raise ConfigError(f"heads: {names[i]!r} is given twice, by its name and by its number {i}")
+        found[i] = _checked(sites[i], removed)
+    return found
+
+
+def _checked(site: HeadSite, removed: Sequence[int]) -> tuple[int, ...]:
+    place, h = site.name or type(site.module).__name__, site.num_heads
+    if isinstance(removed, str | bytes) or not isinstance(removed, Sequence):
+        raise ConfigError(f"heads: {place}: expected a list of head numbers, got {removed!r}")
+    for head in removed:
+        if not isinstance(head, int) or isinstance(head, bool) or not 0 <= head < h:
+            raise ConfigError(f"heads: {place} has no head {head!r}; expected 0 to {h - 1}")
+    if len(set(removed)) != len(removed):
+        twice = next(head for head in removed if list(removed).count(head) > 1)
+        raise ConfigError(f"heads: {place}: head {twice} is named twice")
+    if len(removed) == h:
+        raise ConfigError(f"heads: {place}: all {h} heads would go; expected to leave at least one")
+    return tuple(sorted(removed))
+
+
+def _plan(site: HeadSite, removed: tuple[int, ...]) -> Cut:
+    """Which heads stay; raises if what stays is not grouped evenly."""
+    group = site.num_heads // site.num_kv_heads
+    kept: Order = [head for head in range(site.num_heads) if head not in removed]
+    counts = [sum(head // group == j for head in kept) for j in range(site.num_kv_heads)]
+    if len({count for count in counts if count}) > 1:
+        raise ConfigError(
+            f"heads: {site.name or type(site.module).__name__}: {group} query heads share a key head, and {counts} of "
+            f"them would be left; expected the same number in every group that stays: remove whole groups, or as many "
+            f"from each"
+        )
+    kept_kv = tuple(j for j, count in enumerate(counts) if count)
+    name = site.name or type(site.module).__name__
+    return Cut(name, removed, tuple(kept), kept_kv, site.num_heads, site.num_kv_heads)
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())

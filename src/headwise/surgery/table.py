@@ -1,0 +1,28 @@
+"""A result of surgery as lines of text."""
+
+from collections.abc import Iterable, Sequence
+
+
+def aligned(head: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1) -> str:
+    """Columns under their headings; the first `words` columns hold words and stand left, numbers stand right."""
+    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if i < words else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def numbers(values: Iterable[int], most: int = 12) -> str:
+    """Head numbers as a list that does not grow beyond a line: 0 3 7 … (31 in all)."""
+    found = list(values)
+    shown = " ".join(map(str, found[:most]))
+    return shown if len(found) <= most else f"{shown} … ({len(found)} in all)"
+
+
+def change(before: int, after: int) -> str:
+    """1,234 → 1,000 (−19.0 %)."""
+    share = f" (−{100 * (before - after) / before:.1f} %)" if before else ""
+    return f"{before:,} → {after:,}{share}"
