@@ -19,6 +19,7 @@ from benchmarks.checks import Disagreement, Referee, fingerprint, truth  # noqa:
 from benchmarks.contestants import PEERS, Skip, build  # noqa: E402
 from benchmarks.inputs import allowed, make  # noqa: E402
 from benchmarks.machine import Machine  # noqa: E402
+from benchmarks.modules import FAMILIES as MODULES  # noqa: E402
 from benchmarks.results import Report, Row, best_kernel, median_of, ratio  # noqa: E402
 from benchmarks.runner import _probe  # noqa: E402
 from benchmarks.timing import Times, interleaved  # noqa: E402
@@ -274,3 +275,12 @@ def test_designs_are_trained_alike_and_written_down(tmp_path: Path) -> None:
     assert max(weights) - min(weights) <= 16  # half of what one more unit of the network would add
     assert int(rows["multi_head"][7]) == 4 * int(rows["mqa"][7]) == 2 * 16 * 4
     assert (tmp_path / "pictures" / "designs_trained.png").stat().st_size > 10_000
+
+
+def test_every_module_row_runs_small() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.modules", "--quick", "--seconds", "0.01"], capture_output=True, text=True,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert {line.split(" | ")[0].strip("| ") for line in done.stdout.splitlines() if "≤" in line} == set(MODULES)
