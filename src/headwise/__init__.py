@@ -45,6 +45,7 @@ _HOMES = {
     "heads.gated_output": ["GatedAttention"],
     "heads.convolution": ["ConvolutionAttention", "from_conv1d", "from_conv2d"],
     "anatomy": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
+    "science.roles": ["Mention", "RoleScore", "Roles", "place", "read_conllu", "roles"],
     "surgery": ["load_pruned", "prune", "save_pruned"],
     "adapters.torch": ["swap", "swap_back"],
     "adapters.observer": ["Observation", "observe"],
@@ -132,6 +133,14 @@ if TYPE_CHECKING:
         row_measure as row_measure,
     )
     from headwise.positions import Rotary as Rotary
+    from headwise.science.roles import (
+        Mention as Mention,
+        Roles as Roles,
+        RoleScore as RoleScore,
+        place as place,
+        read_conllu as read_conllu,
+        roles as roles,
+    )
     from headwise.scores import (
         ALiBi as ALiBi,
         Bias as Bias,

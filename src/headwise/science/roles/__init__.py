@@ -1,0 +1,36 @@
+"""What each head does on an input: whether it looks back by one, at the first token, along arcs, and so on.
+
+>>> import torch, headwise as hw
+>>> q, k, v = torch.randn(3, 1, 4, 100, 16)
+>>> _, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
+>>> found = hw.roles(amap, tokens=torch.randint(0, 20, (100,)))
+>>> found["previous"].mass.shape, found["previous"].lift.shape          # [layers, heads]
+((1, 4), (1, 4))
+>>> found.labels(0, 3)                                                 # a random head plays none
+[]
+"""
+
+from headwise.science.roles.ask import roles
+from headwise.science.roles.choices import Choice
+from headwise.science.roles.conllu import Sentence, parse_conllu, read_conllu
+from headwise.science.roles.coreference import Mention
+from headwise.science.roles.definitions import DEFINITIONS, VERSION
+from headwise.science.roles.result import Roles
+from headwise.science.roles.score import Label, RoleScore
+from headwise.science.roles.syntax import Placed, place
+
+__all__ = [
+    "DEFINITIONS",
+    "VERSION",
+    "Choice",
+    "Label",
+    "Mention",
+    "Placed",
+    "RoleScore",
+    "Roles",
+    "Sentence",
+    "parse_conllu",
+    "place",
+    "read_conllu",
+    "roles",
+]
