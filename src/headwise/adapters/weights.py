@@ -15,8 +15,8 @@ from headwise.rule import Rule
 class AttentionWeights(LazyTensor):
     """Weights [b, h, n, m] (averaged: [b, n, m]; of an unbatched call: without b) that nobody has paid for yet.
 
-    It is a `torch.Tensor`: any torch function, NumPy and `.tolist()` work, and give what they give for the dense tensor.
-    Before it is first touched it takes O(n) memory. An index of integers and slices, `weights[0, 3, 10:20]`, computes
+    It is a `torch.Tensor`: any torch function, NumPy and `.tolist()` work, and give what they give for the dense
+    tensor. Before it is first touched it takes O(n) memory. An index of integers and slices, `weights[0, 3, 10:20]`, computes
     that tile alone; anything else makes the whole n×m tensor once and keeps it, as the other library would have from
     the start. Where gradients were recorded in the call, they flow through it to queries, keys and biases, and then the
     first touch makes all of it, in float64.
@@ -78,6 +78,9 @@ class AttentionWeights(LazyTensor):
         parts = self._tile_of(index)
         if parts is None:
             return self.dense()[index]
+        shape = torch.empty(self.shape, device="meta")[index].shape  # raises what a tensor raises
+        if 0 in shape:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
         return self._read(parts).to(self.dtype)
 
     def _read(self, parts: list[Any]) -> Tensor:

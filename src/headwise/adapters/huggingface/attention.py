@@ -18,9 +18,8 @@ from headwise.scores import Bias, Score, SinkLogits, SoftCap
 # What models pass on beside what is computed with: none of it changes the attention of one call. Positions are in the
 # queries and keys already, and packed sequences in the mask.
 HARMLESS = frozenset({
-    "cache_position", "cache_params", "deterministic", "is_training", "labels", "logits_to_keep", "num_items_in_batch",
-    "output_attentions", "output_hidden_states", "output_router_logits", "padding_mask", "position_embeddings",
-    "position_ids", "return_dict", "token_type_ids", "training", "use_cache",
+    "cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "output_hidden_states",
+    "output_router_logits", "position_ids", "return_dict", "use_cache",
 })  # fmt: skip
 # Where FlashAttention is told of packed sequences.
 PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
@@ -125,7 +124,7 @@ def _of_module(module: nn.Module, n: int, m: int, is_causal: bool | None, slidin
             f"{type(module).__name__} gives sliding_window={sliding_window} but neither a mask nor is_causal, so that "
             f"the window's sides are not known"
         )
-    if not causal or n == 1 == m:
+    if not causal:
         return None
     return Causal() if sliding_window is None else Causal() & Window(sliding_window)
 

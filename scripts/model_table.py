@@ -1,0 +1,53 @@
+"""Runs every cell of the table in docs/models.md and prints the table; `--write` puts it into the document.
+
+    python scripts/model_table.py
+
+The cells are the checks of tests/adapters/families.py: tiny random models, each compared with its own code.
+"""
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DOC = ROOT / "docs" / "models.md"
+BEGIN, END = "<!-- table: python scripts/model_table.py --write -->", "<!-- end of table -->"
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--write", action="store_true", help="put the table into docs/models.md")
+    write = options.parse_args().write
+    sys.path.insert(0, str(ROOT / "tests" / "adapters"))
+    warnings.simplefilter("ignore")
+    import families
+    from transformers.utils import logging
+
+    from headwise.files import atomic_path
+
+    logging.set_verbosity_error()
+    failed = []
+
+    def cell(family: families.Family, feature: str) -> str:
+        if not families.applies(family, feature):
+            return "–"
+        try:
+            families.FEATURES[feature](family)
+        except Exception as error:
+            failed.append(f"{family.name}, {feature}: {type(error).__name__}: {error}")
+            return "FAILS"
+        return "yes"
+
+    table = families.table(cell)
+    print(table)
+    print(*failed, sep="\n", file=sys.stderr)
+    if write and not failed:
+        before, _, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
+        with atomic_path(DOC) as temporary:
+            temporary.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
