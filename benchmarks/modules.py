@@ -19,7 +19,6 @@ from torch.nn import functional as F
 import headwise as hw
 from benchmarks.machine import examine
 from benchmarks.timing import Times, interleaved
-from headwise.surgery.prune import prune
 
 Call = Callable[[], Any]
 FAMILIES = ("multi_head", "mixture", "decode", "pruned")
@@ -183,7 +182,7 @@ def _grouped(cached: int, d: int) -> tuple[Call, Call]:
 
 def _pruned(n: int, d: int, heads: int) -> tuple[Call, Call]:
     whole = hw.MultiHeadAttention(d, heads).eval()
-    half = prune(whole, range(0, heads, 2)).model
+    half = hw.prune(whole, range(0, heads, 2)).model
     x = torch.randn(1, n, d)
     return lambda: half(x, mask=hw.Causal()), lambda: whole(x, mask=hw.Causal())
 
