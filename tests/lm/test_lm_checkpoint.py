@@ -11,7 +11,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from headwise.errors import CheckpointError
+from headwise.errors import CheckpointError, ConfigError
+from headwise.heads.talking_heads import TalkingHeadsAttention
 from headwise.lm.checkpoint import MODEL_FILE, load_model, save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
@@ -38,6 +39,30 @@ def test_a_model_comes_back_as_it_went(file: Path, by_folder: bool) -> None:
     assert info == {"step": 5, "说明": "试"}
     assert not decoder.training
     assert all(torch.equal(x, made().state_dict()[name]) for name, x in decoder.state_dict().items())
+
+
+def test_layers_with_sizes_of_their_own_come_back(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    layers = [{"num_heads": 3, "head_dim": 2}, {}]
+    decoder = Decoder(DecoderConfig(260, d_model=14, num_layers=2, num_heads=7, d_ff=22, context=13, layers=layers))
+    save_model(tmp_path / MODEL_FILE, decoder, TOKENIZER, {})
+    again, _, _ = load_model(tmp_path)
+    assert again.config == decoder.config
+    assert all(torch.equal(x, decoder.state_dict()[name]) for name, x in again.state_dict().items())
+
+
+def test_a_file_without_layers_is_read_as_before(file: Path) -> None:
+    with safe_open(file, framework="np") as opened:
+        config = json.loads(opened.metadata()["config"])
+    assert "layers" not in config
+    assert load_model(file)[0].config.layers == ()
+
+
+def test_a_layer_of_another_design_is_refused(tmp_path: Path) -> None:
+    decoder = made()
+    decoder.get_submodule("blocks.1").attention = TalkingHeadsAttention(14, 7, rotary=True)
+    with pytest.raises(ConfigError, match=r"blocks\.1\.attention is not of the design 'multi_head'"):
+        save_model(tmp_path / MODEL_FILE, decoder, TOKENIZER, {})
 
 
 def test_half_precision_is_half_the_size_and_loads_as_float32(file: Path) -> None:
@@ -81,7 +106,14 @@ def test_files_of_others_are_refused(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("config", "{"), ("config", '{"vocab_size": 260, "wings": 2}'), ("tokenizer", "{}"), ("info", "oh")],
+    [
+        ("config", "{"),
+        ("config", '{"vocab_size": 260, "wings": 2}'),
+        ("config", '{"vocab_size": 260, "layers": [{"wings": 2}, {}, {}, {}]}'),
+        ("config", '{"vocab_size": 260, "layers": 3}'),
+        ("tokenizer", "{}"),
+        ("info", "oh"),
+    ],
 )
 def test_a_broken_header_is_told(file: Path, key: str, value: str) -> None:
     with safe_open(file, framework="pt") as opened:

@@ -8,6 +8,7 @@ import torch
 from headwise.cache import KVCache
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
+from headwise.masks import Window
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61, "d_model": 42, "num_layers": 3, "num_heads": 7, "d_ff": 55, "context": 29,
@@ -92,6 +93,68 @@ def test_every_parameter_gets_a_gradient(ids: torch.Tensor) -> None:
 def test_sizes_that_cannot_be_are_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(HeadwiseError, match=message):
         made(**changes)
+
+
+LAYERS: list[dict[str, Any]] = [
+    {"num_heads": 3, "head_dim": 6}, {}, {"num_heads": 4, "num_kv_heads": 2, "head_dim": 2, "value_dim": 5},
+]  # fmt: skip
+
+
+def test_layers_may_have_sizes_of_their_own(ids: torch.Tensor) -> None:
+    decoder = made(layers=LAYERS)
+    attentions = [block.attention for block in decoder.blocks]
+    sizes = [(a.num_heads, a.num_kv_heads, a.head_dim, a.value_dim) for a in attentions]
+    assert sizes == [(3, 3, 6, 6), (7, 7, 6, 6), (4, 2, 2, 5)]
+    assert decoder.config.layers == tuple(LAYERS)
+    assert all(attention.rotary is not None for attention in attentions)
+    caches = [KVCache() for _ in range(3)]
+    steps = [decoder(part, caches=caches) for part in ids.split([11, 1, 11], 1)]
+    assert torch.allclose(torch.cat(steps, 1), decoder(ids), atol=1e-5)
+    _, maps = decoder(ids, return_maps=True)
+    assert [amap.shape[1] for amap in maps] == [3, 7, 4]
+    again = Decoder(DecoderConfig.from_dict(decoder.config.to_dict()))
+    again.load_state_dict(decoder.state_dict())
+    assert again.config == decoder.config
+
+
+def test_alike_layers_are_written_as_before() -> None:
+    assert "layers" not in made().config.to_dict()
+    assert DecoderConfig.from_dict(made().config.to_dict()) == made().config
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([{}], "layers: 1 mappings for num_layers=3"),
+        ({"num_heads": 3}, "layers=.*expected a list of mappings"),
+        ("abc", "layers='abc'"),
+        ([{}, 3, {}], r"layers\[1\]=3: expected a mapping"),
+        ([{}, {}, {"wings": 2}], r"layers\[2\]: 'wings' is not one of those that multi_head takes: num_heads"),
+        ([{}, {"rotary": False}, {}], r"layers\[1\]: 'rotary' is not one"),
+        ([{"num_heads": 0}, {}, {}], r"layers\[0\]: num_heads=0"),
+        ([{"num_heads": 2.0}, {}, {}], r"layers\[0\]: num_heads=2\.0"),
+        ([{"num_kv_heads": True}, {}, {}], r"layers\[0\]: num_kv_heads=True"),
+        ([{"head_dim": [3]}, {}, {}], r"layers\[0\]: head_dim=\[3\]"),
+        ([{"num_heads": 5}, {}, {}], "d_model=42 is not divisible by num_heads=5"),
+    ],
+)
+def test_layers_that_cannot_be_are_named(layers: Any, message: str) -> None:
+    with pytest.raises(HeadwiseError, match=message):
+        made(layers=layers)
+
+
+def test_each_layer_may_have_a_mask_of_its_own(ids: torch.Tensor) -> None:
+    decoder = made()
+    masks = [Window(3), Window(29), Window(1)]
+    logits, maps = decoder(ids, mask=masks, return_maps=True)
+    for amap, mask in zip(maps, masks, strict=True):
+        weights = amap.to_dense()
+        assert weights.tril(-mask.left).max() == 0
+        assert weights.triu(1).max() == 0
+    assert torch.equal(decoder(ids, mask=[Window(5)] * 3), decoder(ids, mask=Window(5)))
+    assert not torch.allclose(logits, decoder(ids), atol=1e-3)
+    with pytest.raises(ShapeError, match="mask: expected one for each of the 3 layers, or one for all, got 2"):
+        decoder(ids, mask=masks[:2])
 
 
 def test_calls_that_cannot_be_are_named(ids: torch.Tensor) -> None:

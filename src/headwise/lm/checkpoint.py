@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headwise.errors import CheckpointError, HeadwiseError
+from headwise.errors import CheckpointError, ConfigError, HeadwiseError
 from headwise.files import atomic_path
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
@@ -29,7 +29,16 @@ def save_model(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write a decoder with its vocabulary; `info` (JSON values) tells how it was made."""
+    """Write a decoder with its vocabulary; `info` (JSON values) tells how it was made.
+
+    Layers may have lost heads, or share keys, since the decoder was built (`headwise.surgery`): what is written is
+    what they are. ConfigError if a layer is of another design. CheckpointError if it cannot be written.
+    """
+    if decoder.strange_layers:
+        raise ConfigError(
+            f"decoder: {decoder.strange_layers[0]} is not of the design {decoder.config.design!r}, and the file could "
+            f"not say so"
+        )
     header = header_of(decoder.config, tokenizer, {**info})
     write(path, {name: x.detach().to(dtype) for name, x in decoder.state_dict().items()}, header)
 

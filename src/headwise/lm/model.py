@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,9 @@ from headwise.measures import Measure
 # What the decoder sets itself. Its dropout is on the residual branches, not on the weights: the fused kernel stays in
 # use while training.
 SET_HERE = frozenset({"num_kv_heads", "context_dim", "dropout", "rotary"})
+# What may differ from layer to layer besides a design's own options, and what surgery changes of an attention layer.
+OF_LAYER = ("num_heads", "num_kv_heads")
+SIZES = (*OF_LAYER, "head_dim", "value_dim", "latent_dim", "rope_dim")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class DecoderConfig:
 
     design: a head design by name, as in `heads.named`; any that can be causal. options: its options besides the sizes
         here, numbers and words, such as {"top_k": 2}. order: of the blocks, "pre" or "post" (see `TransformerBlock`).
+    layers: what is otherwise in each layer, one mapping a layer, of num_heads, num_kv_heads and the design's options,
+        such as {"num_heads": 5, "head_dim": 32}; empty if all layers are alike.
     """
 
     vocab_size: int
@@ -41,6 +46,7 @@ class DecoderConfig:
     design: str = "multi_head"
     options: Mapping[str, Any] = field(default_factory=dict)
     order: str = "pre"
+    layers: Sequence[Mapping[str, Any]] = ()
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "context"):
@@ -52,15 +58,34 @@ class DecoderConfig:
         if self.order not in ORDERS:
             raise ConfigError(f"order={self.order!r}: expected one of {', '.join(map(repr, ORDERS))}")
         known = [name for name in options_of(self.design) if name not in SET_HERE]
-        for name, value in self.options.items():
+        self._check("options", self.options, known)
+        if isinstance(self.layers, str | Mapping) or not isinstance(self.layers, Sequence):
+            raise ConfigError(f"layers={self.layers!r}: expected a list of mappings, one for each layer")
+        object.__setattr__(self, "layers", tuple(self.layers))  # a list, where it was read from JSON
+        if self.layers and len(self.layers) != self.num_layers:
+            raise ConfigError(f"layers: {len(self.layers)} mappings for num_layers={self.num_layers}")
+        for i, layer in enumerate(self.layers):
+            if not isinstance(layer, Mapping):
+                raise ConfigError(f"layers[{i}]={layer!r}: expected a mapping")
+            self._check(f"layers[{i}]", layer, [*OF_LAYER, *known])
+            for name in (name for name in OF_LAYER if name in layer):
+                value = layer[name]
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                    raise ConfigError(f"layers[{i}]: {name}={value!r}: expected a whole number of at least 1")
+
+    def _check(self, where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+        for name, value in given.items():
             if name not in known:
-                raise ConfigError(f"options: {name!r} is not one of those that {self.design} takes: {', '.join(known)}")
+                raise ConfigError(f"{where}: {name!r} is not one of those that {self.design} takes: {', '.join(known)}")
             if not isinstance(value, bool | int | float | str | None):
-                raise ConfigError(f"options: {name}={value!r}: expected a number, a word, or nothing")
+                raise ConfigError(f"{where}: {name}={value!r}: expected a number, a word, or nothing")
 
     def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint's header."""
-        return asdict(self)
+        """For a checkpoint's header. Without `layers` where all are alike: earlier versions read that too."""
+        values = asdict(self)
+        if not self.layers:
+            del values["layers"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DecoderConfig":
@@ -71,21 +96,23 @@ class DecoderConfig:
             raise ConfigError(f"config: unknown key {unknown[0]!r}; expected {', '.join(known)}")
         return cls(**values)
 
-    def attention(self) -> AttentionLayer:
-        """One attention layer of these sizes, with rotary positions where the design takes them; ConfigError if it
-        cannot be causal."""
-        design, options = design_of(self.design), dict(self.options)
+    def attention(self, layer: int = 0) -> AttentionLayer:
+        """The attention of a layer, with rotary positions where the design takes them; ConfigError if it cannot be
+        causal."""
+        own = dict(self.layers[layer]) if self.layers else {}
+        num_heads, num_kv_heads = own.pop("num_heads", self.num_heads), own.pop("num_kv_heads", self.num_kv_heads)
+        design, options = design_of(self.design), {**self.options, **own}
         if not design.takes_mask:
             raise ConfigError(
                 f"design={self.design!r}: a decoder needs a causal mask, and {design.__name__} takes none"
             )
         if options.get("per") == "sequence":
             raise ConfigError("options: per='sequence' lets the gate read later tokens; a decoder needs per='token'")
-        if self.num_kv_heads is not None:
-            options["num_kv_heads"] = self.num_kv_heads
+        if num_kv_heads is not None:
+            options["num_kv_heads"] = num_kv_heads
         if "rotary" in options_of(self.design):
             options["rotary"] = True
-        return build(self.design, self.d_model, self.num_heads, options)
+        return build(self.design, self.d_model, num_heads, options)
 
 
 class Decoder(nn.Module):
@@ -93,22 +120,43 @@ class Decoder(nn.Module):
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
-        self.config = config
+        self._config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            TransformerBlock(config.attention(), config.d_ff, order=config.order, dropout=config.dropout)
-            for _ in range(config.num_layers)
+            TransformerBlock(config.attention(i), config.d_ff, order=config.order, dropout=config.dropout)
+            for i in range(config.num_layers)
         )
+        self._sizes = [_sizes(attention) for attention in self._attentions()]
         # A post-norm block ends with its norm already.
         self.norm = nn.RMSNorm(config.d_model) if config.order == "pre" else nn.Identity()
         self._initialise()
+
+    @property
+    def config(self) -> DecoderConfig:
+        """The sizes as the layers now have them: where heads were taken out or merged since, `layers` says so."""
+        now = [_sizes(attention) for attention in self._attentions()]
+        if now == self._sizes:
+            return self._config
+        known = {"num_heads", *options_of(self._config.design)}
+        layers = [dict(layer) for layer in self._config.layers] or [{} for _ in now]
+        for layer, sizes, built in zip(layers, now, self._sizes, strict=True):
+            if sizes != built:
+                layer.update({name: value for name, value in sizes.items() if name in known})
+        return replace(self._config, layers=layers)
+
+    @property
+    def strange_layers(self) -> list[str]:
+        """Names of layers whose attention is of another design than `config` says."""
+        own = design_of(self._config.design)
+        found = enumerate(self._attentions())
+        return [f"blocks.{i}.attention" for i, attention in found if type(attention) is not own]
 
     def forward(
         self,
         ids: Tensor,
         *,
-        mask: Mask | None = None,
+        mask: Mask | Sequence[Mask] | None = None,
         caches: Sequence[Cache] | None = None,
         return_maps: bool = False,
         measures: Sequence[str | Measure] = (),
@@ -116,7 +164,7 @@ class Decoder(nn.Module):
         """ids [b, n] to logits [b, n, vocab]; with `return_maps`, also one `AttentionMap` a layer.
 
         Args:
-            mask: joined to `Causal()`, such as `Documents(ids)` for packed texts.
+            mask: joined to `Causal()`, such as `Documents(ids)` for packed texts; or one for each layer.
             caches: one a layer; ids are then the next n tokens.
         """
         x, maps = self.hidden(ids, mask=mask, caches=caches, return_maps=return_maps, measures=measures)
@@ -127,7 +175,7 @@ class Decoder(nn.Module):
         self,
         ids: Tensor,
         *,
-        mask: Mask | None = None,
+        mask: Mask | Sequence[Mask] | None = None,
         caches: Sequence[Cache] | None = None,
         return_maps: bool = False,
         measures: Sequence[str | Measure] = (),
@@ -137,12 +185,12 @@ class Decoder(nn.Module):
             raise ShapeError(f"ids: expected [batch, seq], got shape {tuple(ids.shape)}")
         if caches is not None and len(caches) != len(self.blocks):
             raise ShapeError(f"caches: expected one for each of the {len(self.blocks)} layers, got {len(caches)}")
-        mask = Causal() if mask is None else Causal() & mask
+        masks = self._masks(mask)
         x = self.dropout(self.embedding(ids))  # [b, n] -> [b, n, d]
         maps = []
         for i, block in enumerate(self.blocks):
             cache = None if caches is None else caches[i]
-            found = block(x, mask=mask, cache=cache, return_map=return_maps, measures=measures)
+            found = block(x, mask=masks[i], cache=cache, return_map=return_maps, measures=measures)
             x, amap = found if return_maps else (found, None)
             maps.append(amap)
         return self.norm(x), maps if return_maps else []
@@ -151,6 +199,18 @@ class Decoder(nn.Module):
     def num_parameters(self) -> int:
         """All weights; the tied embedding counts once."""
         return sum(p.numel() for p in self.parameters())
+
+    def _masks(self, mask: Mask | Sequence[Mask] | None) -> list[Mask]:
+        """The mask of each layer."""
+        layers = len(self.blocks)
+        if mask is None or isinstance(mask, Mask):
+            return [Causal() if mask is None else Causal() & mask] * layers
+        if len(mask) != layers:
+            raise ShapeError(f"mask: expected one for each of the {layers} layers, or one for all, got {len(mask)}")
+        return [Causal() & each for each in mask]
+
+    def _attentions(self) -> list[AttentionLayer]:
+        return [block.attention for block in self.blocks if isinstance(block, TransformerBlock)]
 
     def _initialise(self) -> None:
         for module in self.modules():
@@ -166,6 +226,11 @@ class Decoder(nn.Module):
                     weight.mul_(math.sqrt(3.0))
                 for weight in (*_last_weights(block.attention), block.ff_out.weight):
                     weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
+
+
+def _sizes(attention: AttentionLayer) -> dict[str, int]:
+    """The sizes of a layer that surgery may change, or that a changed one needs to be told."""
+    return {name: getattr(attention, name) for name in SIZES if hasattr(attention, name)}
 
 
 def _own_weights(attention: AttentionLayer) -> list[Tensor]:
