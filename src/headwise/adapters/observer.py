@@ -73,6 +73,7 @@ def observe(
     *,
     measures: Sequence[str | Measure] = (),
     model: nn.Module | None = None,
+    modules: Mapping[nn.Module, str] | None = None,
 ) -> Iterator[None]:
     """Within it, every attention call that an adapter of headwise computes is told to `callback`.
 
@@ -81,13 +82,14 @@ def observe(
             through the model. Calls that gradient checkpointing repeats in the backward pass are not told again.
         measures: names or `Measure`s to reduce in the same pass; they lie in `observation.measured`.
         model: only the modules of this model, and by their qualified names; None for any module in the process.
+        modules: instead of model, the modules themselves and what to call them.
     Raises:
         ConfigError: if a measure is unknown, or if another observer of the same modules has a different one of that
             name.
     """
     global _active
     wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
-    names = None if model is None else {module: name for name, module in model.named_modules()}
+    names = modules if model is None else {module: name for name, module in model.named_modules()}
     observer = _Observer(callback, wanted, names)
     with _lock:
         for other in _active:
@@ -105,7 +107,7 @@ def attended(
 ) -> tuple[Tensor, AttentionMap | None]:
     """`attend(q, k, v, **options)` for a module of another library, told to whoever observes it; the map if somebody
     wants it."""
-    observers = [one for one in _active if one.sees(module)] if _active and not _in_backward() else []
+    observers = [one for one in _active if one.sees(module)] if _active and not in_backward() else []
     if not observers and not want_map:
         return attend(q, k, v, **options), None
     measures = {name: measure for one in observers for name, measure in one.measures.items()}
@@ -138,6 +140,6 @@ def _same(one: Measure, other: Measure) -> bool:
     )
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """Whether autograd is running backwards in this thread, as when gradient checkpointing computes a call again."""
     return torch._C._current_graph_task_id() != -1

@@ -42,6 +42,11 @@ class Measurements(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def states(self) -> dict[str, Any]:
+        """name → what was added up, to be merged by the measure that made it."""
+        return {measure.name: state for measure, state in zip(self._measures, self._states, strict=True)}
+
     def merge(self, other: "Measurements") -> "Measurements":
         """Both inputs as one: batches are pooled, so values become [1, h]. Exact, in any order of merging."""
         if list(self) != list(other):
