@@ -16,6 +16,7 @@ BEGIN, END = "<!-- table: python scripts/model_table.py --write -->", "<!-- end 
 
 
 def main() -> int:
+    """Print the table; 1 if a cell fails."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--write", action="store_true", help="put the table into docs/models.md")
     write = options.parse_args().write

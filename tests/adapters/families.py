@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -274,7 +275,7 @@ def packed(family: Family) -> None:
     model = make(family)
     ids, ends = tokens()[:2], ((0, 4, 9, LENGTH), (0, 6, LENGTH))
     positions = torch.stack([
-        torch.cat([torch.arange(stop - start) for start, stop in zip(e[:-1], e[1:], strict=True)]) for e in ends
+        torch.cat([torch.arange(stop - start) for start, stop in pairwise(e)]) for e in ends
     ])  # fmt: skip
     given: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
     if family.packed_by == "cu_seq_lens":  # one row, and the model's own code does not know how

@@ -170,6 +170,18 @@ def test_gradients_flow_through_weights_when_they_are_used():
     assert float(gradients[0].abs().max()) > 1e-3
 
 
+def test_looking_at_a_tile_while_training_makes_nothing():
+    module = MultiheadAttention(12, 3, batch_first=True)
+    x = torch.randn(2, 5, 12)
+    found = module(x, x, x)[1]
+    with torch.no_grad():
+        tile = found[0, 2]
+        assert not found.made
+    torch.testing.assert_close(tile, found.detach()[0, 2])
+    assert found.made
+    assert found[0, 2].requires_grad
+
+
 def test_weights_of_a_call_without_gradients_have_none():
     module = MultiheadAttention(12, 3, batch_first=True)
     x = torch.randn(2, 5, 12)

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 # What is known without the numbers.
+_ATTRIBUTES = "shape", "dtype", "device", "ndim", "layout", "is_nested", "is_sparse", "is_cuda", "is_cpu"
 _KNOWN: frozenset[Any] = frozenset({
-    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__, Tensor.layout.__get__,
-    Tensor.is_nested.__get__, Tensor.is_sparse.__get__, Tensor.is_cuda.__get__, Tensor.is_cpu.__get__,
+    *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
     Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.ndimension, Tensor.__len__, Tensor.element_size,
     Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, torch.numel,
 })  # fmt: skip
@@ -30,7 +30,7 @@ class LazyTensor(Tensor):
     @staticmethod
     def empty_shell(cls: type["LazyTensor"], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
         """A tensor of that class and shape that holds no numbers."""
-        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
 
     @abstractmethod
     def make(self) -> Tensor:
@@ -57,7 +57,7 @@ class LazyTensor(Tensor):
         return func(*tree_map(_dense, args), **tree_map(_dense, kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return func(*tree_map(_dense, args), **tree_map(_dense, kwargs or {}))
@@ -65,7 +65,7 @@ class LazyTensor(Tensor):
     def __hash__(self) -> int:
         return id(self)  # Tensor's own would make the numbers and give the place of those
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         state = "made" if self.made else "not made yet"
         return f"{type(self).__name__}({list(self.shape)}, {self.dtype}, {state}; {self.origin})"
 

@@ -7,7 +7,8 @@ nothing until somebody looks at them.
     ('encoder.layers.0.self_attn', 'decoder.layers.0.self_attn', 'decoder.layers.0.multihead_attn')
     >>> attention = model.encoder.layers[0].self_attn
     >>> x = torch.randn(1, 3, 16)
-    >>> y, weights = attention(x, x, x)                       # weights are a tensor to whoever uses them
+    >>> with torch.no_grad():
+    ...     y, weights = attention(x, x, x)                   # weights are a tensor to whoever uses them
     >>> weights.made, weights[0, 2].shape, weights.made
     (False, torch.Size([3]), False)
     >>> weights.map.shape                                     # and an AttentionMap
@@ -243,7 +244,7 @@ def swap_back(model: nn.Module) -> tuple[str, ...]:
     """Give a model's attention back to PyTorch; the names of those that headwise computed until now."""
     found = [(name, module) for name, module in model.named_modules() if type(module) is MultiheadAttention]
     for _, module in found:
-        module.__class__ = nn.MultiheadAttention
+        module.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
         for key, hook in list(module._forward_hooks.items()):
             if hook is _nothing:
                 del module._forward_hooks[key]

@@ -16,10 +16,10 @@ class AttentionWeights(LazyTensor):
     """Weights [b, h, n, m] (averaged: [b, n, m]; of an unbatched call: without b) that nobody has paid for yet.
 
     It is a `torch.Tensor`: any torch function, NumPy and `.tolist()` work, and give what they give for the dense
-    tensor. Before it is first touched it takes O(n) memory. An index of integers and slices, `weights[0, 3, 10:20]`, computes
-    that tile alone; anything else makes the whole n×m tensor once and keeps it, as the other library would have from
-    the start. Where gradients were recorded in the call, they flow through it to queries, keys and biases, and then the
-    first touch makes all of it, in float64.
+    tensor. Before it is first touched it takes O(n) memory. An index of integers and slices, `weights[0, 3, 10:20]`,
+    computes that tile alone; anything else makes the whole n×m tensor once and keeps it, as the other library would
+    have from the start. Where gradients were recorded in the call, they flow through it to queries, keys and biases,
+    and then the first touch that autograd records makes all of it, in float64.
 
     Weights are those before dropout, and rows that may see nothing are 0, where PyTorch's are NaN.
 
@@ -106,7 +106,8 @@ class AttentionWeights(LazyTensor):
         plain = all(
             type(part) is int or (isinstance(part, slice) and _is_forward(part)) or part is ... for part in parts
         )
-        if self.made or self._graph is not None or self._appended or not plain or parts.count(...) > 1:
+        graph = self._graph is not None and torch.is_grad_enabled()
+        if self.made or graph or self._appended or not plain or parts.count(...) > 1:
             return None
         if len(parts) - parts.count(...) > self.ndim:
             return None  # the dense tensor knows how to say so

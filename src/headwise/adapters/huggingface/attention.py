@@ -55,7 +55,7 @@ def attention_forward(
         ConfigError: for an argument that is not known, by name: it might change what is computed.
     """
     _refuse_unknown(module, kwargs)
-    b, h, n, _ = query.shape
+    b, _, n, _ = query.shape
     if query.dtype != value.dtype or key.dtype != value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast norms widen them
     found: list[Mask | None] = []
@@ -136,8 +136,8 @@ def _of_user(module: nn.Module, given: Tensor, n: int, m: int) -> tuple[Mask | N
         raise DTypeError(f"attention_mask: expected a boolean or floating tensor, got {came}")
     if given.ndim != 4 or given.shape[2] not in (1, n) or given.shape[3] != m:
         raise ShapeError(
-            f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [b or 1, h or 1, {n}, "
-            f"{m}]; a model that makes no mask of its padding ignores it, and headwise will not"
+            f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [b or 1, h or 1, "
+            f"{n}, {m}]; a model that makes no mask of its padding ignores it, and headwise will not"
         )
     if given.dtype == torch.bool:
         return of_boolean(given.expand(-1, -1, n, -1)), ()
@@ -162,4 +162,4 @@ def _attentions_wanted(kwargs: dict[str, Any]) -> bool:
         return True
     collector = getattr(library("utils.output_capturing"), "_active_collector", None)
     catching = None if collector is None else collector.get()
-    return bool(catching) and any(name.endswith("attentions") for name in catching)
+    return catching is not None and any(name.endswith("attentions") for name in catching)
