@@ -45,11 +45,21 @@ _HOMES = {
     "heads.gated_output": ["GatedAttention"],
     "heads.convolution": ["ConvolutionAttention", "from_conv1d", "from_conv2d"],
     "anatomy": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
-    "science.roles": ["Mention", "RoleScore", "Roles", "place", "read_conllu", "roles"],
+    "science.roles": ["Mention", "RoleScore", "Roles", "place", "probe_induction", "read_conllu", "roles"],
     "surgery": ["load_pruned", "prune", "save_pruned"],
     "adapters.torch": ["swap", "swap_back"],
     "adapters.observer": ["Observation", "observe"],
     "adapters.huggingface": ["install", "restore", "switch"],
+    "science.similarity": ["HeadSimilarity"],
+    "science.outputs": ["output_similarities"],
+    "science.divergence": ["map_divergence"],
+    "science.subspaces": ["principal_angles", "subspace_overlap"],
+    "science.circuits": ["circuit_similarity", "composition"],
+    "science.spectrum": ["MapSpectrum", "map_spectrum"],
+    "science.information": ["HeadInformation", "head_information"],
+    "science.rollout": ["Rollout", "rollout"],
+    "science.flow": ["attention_flow"],
+    "views.matrix": ["write_matrix"],
     "errors": [
         "CheckpointError", "ConfigError", "DTypeError", "DeviceError", "HeadwiseError", "KernelError", "ShapeError",
         "TextError",
@@ -133,14 +143,24 @@ if TYPE_CHECKING:
         row_measure as row_measure,
     )
     from headwise.positions import Rotary as Rotary
+    from headwise.science.circuits import circuit_similarity as circuit_similarity, composition as composition
+    from headwise.science.divergence import map_divergence as map_divergence
+    from headwise.science.flow import attention_flow as attention_flow
+    from headwise.science.information import HeadInformation as HeadInformation, head_information as head_information
+    from headwise.science.outputs import output_similarities as output_similarities
     from headwise.science.roles import (
         Mention as Mention,
         Roles as Roles,
         RoleScore as RoleScore,
         place as place,
+        probe_induction as probe_induction,
         read_conllu as read_conllu,
         roles as roles,
     )
+    from headwise.science.rollout import Rollout as Rollout, rollout as rollout
+    from headwise.science.similarity import HeadSimilarity as HeadSimilarity
+    from headwise.science.spectrum import MapSpectrum as MapSpectrum, map_spectrum as map_spectrum
+    from headwise.science.subspaces import principal_angles as principal_angles, subspace_overlap as subspace_overlap
     from headwise.scores import (
         ALiBi as ALiBi,
         Bias as Bias,
@@ -155,6 +175,7 @@ if TYPE_CHECKING:
         prune as prune,
         save_pruned as save_pruned,
     )
+    from headwise.views.matrix import write_matrix as write_matrix
 
 
 def __getattr__(name: str) -> Any:

@@ -1,69 +1,18 @@
-"""What each head does on text it cannot know: random characters, said twice.
-
-    tokens    a b c d e │ a b c d e
-                  ▲         │              induction: from the second b (position T + i) to the c (i + 1) that
-                  └─────────┘              followed the first b (Olsson et al. 2022, 2209.11895)
-
-There is nothing to learn from the characters themselves, so what is foretold in the second half was copied.
-"""
+"""What each head of a decoder does on random characters, said twice: `probe_induction` for a model of characters."""
 
 import unicodedata
 from collections import Counter
-from dataclasses import dataclass
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.map import AttentionMap
+from headwise.science.roles.pairs import offset_mass
+from headwise.science.roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
 
-VERSION = "repeat-1"  # of the definitions below; scores of different versions do not compare
-_BLOCK = 64  # queries of a tile that is gathered at once
-
-
-@dataclass(frozen=True)
-class HeadScores:
-    """Attention mass on one key per eligible query.
-
-    Attributes:
-        mass: [layers, heads], mean over eligible queries and sequences; 0 to 1.
-        spread: [layers, heads], standard deviation over the sequences (0 for one sequence).
-        coverage: share of all queries that are eligible, that is, have the key in question.
-        uniform: what a head would score that looks at all it may see alike.
-    """
-
-    name: str
-    mass: np.ndarray
-    spread: np.ndarray
-    coverage: float
-    uniform: float
-
-    @property
-    def lift(self) -> np.ndarray:
-        """mass / uniform, [layers, heads]: 1 is no preference."""
-        return self.mass / self.uniform
-
-
-@dataclass(frozen=True)
-class RepeatProbe:
-    """Scores of every head on repeated random characters, and how well the model copied.
-
-    Attributes:
-        induction: from position T + i to position i + 1; previous: from i to i − 1.
-        first_loss, second_loss: nats a token within the first and within the second copy, [sequences]. The first
-            token of each copy is left out: nothing foretells it.
-        length: T, tokens of one copy. version: of the definitions.
-    """
-
-    induction: HeadScores
-    previous: HeadScores
-    first_loss: np.ndarray
-    second_loss: np.ndarray
-    length: int
-    version: str = VERSION
+__all__ = ["VERSION", "HeadScores", "RepeatProbe", "frequent_characters", "offset_mass", "probe_repeats"]
 
 
 def probe_repeats(
@@ -85,19 +34,12 @@ def probe_repeats(
     Raises:
         ConfigError: naming the argument.
     """
-    copies = _draw(decoder, tokenizer, characters, length, sequences, seed)  # [s, T]
-    ids = torch.cat((copies, copies), 1).to(decoder.embedding.weight.device)
-    with torch.no_grad():
-        logits, maps = decoder(ids, return_maps=True)
-        losses = nn.functional.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:], reduction="none")
-    n = 2 * length
-    return RepeatProbe(
-        induction=_scores("induction", maps, range(length, n), 1 - length),
-        previous=_scores("previous", maps, range(1, n), -1),
-        first_loss=losses[:, : length - 1].mean(1).cpu().numpy(),
-        second_loss=losses[:, length:].mean(1).cpu().numpy(),
-        length=length,
-    )
+    ids = _ids(decoder, tokenizer, characters, length, sequences)
+    device = decoder.embedding.weight.device
+    return probe_induction(
+        lambda drawn: decoder(drawn, return_maps=True),
+        ids, length=length, copies=2, sequences=sequences, seed=seed, device=device,
+    )  # fmt: skip
 
 
 def frequent_characters(text: str, tokenizer: CharTokenizer, count: int = 256) -> str:
@@ -108,28 +50,8 @@ def frequent_characters(text: str, tokenizer: CharTokenizer, count: int = 256) -
     return "".join(sorted(found, key=lambda c: (-found[c], c))[:count])
 
 
-def offset_mass(amap: AttentionMap, queries: range, offset: int) -> Tensor:
-    """Exact weights p[i, i + offset] for consecutive queries i, [b, h, len(queries)]: O(queries) memory, read from
-    small tiles of the map."""
-    parts = []
-    for start in range(queries.start, queries.stop, _BLOCK):
-        stop = min(start + _BLOCK, queries.stop)
-        tile = amap[:, :, start:stop, start + offset : stop + offset]
-        parts.append(tile.diagonal(dim1=-2, dim2=-1))
-    return torch.cat(parts, -1)
-
-
-def _scores(name: str, maps: list[AttentionMap], queries: range, offset: int) -> HeadScores:
-    each = torch.stack([offset_mass(amap, queries, offset).mean(-1) for amap in maps], 1)  # [s, layers, heads]
-    spread = each.std(0, unbiased=False)
-    uniform = float(np.mean([1.0 / (i + 1) for i in queries]))  # query i sees i + 1 keys
-    coverage = len(queries) / maps[0].shape[2]
-    return HeadScores(name, each.mean(0).cpu().numpy(), spread.cpu().numpy(), coverage, uniform)
-
-
-def _draw(
-    decoder: Decoder, tokenizer: CharTokenizer, characters: str, length: int, sequences: int, seed: int
-) -> Tensor:
+def _ids(decoder: Decoder, tokenizer: CharTokenizer, characters: str, length: int, sequences: int) -> Tensor:
+    """The tokens of the characters to draw from."""
     if sequences < 1:
         raise ConfigError(f"sequences={sequences}: expected at least 1")
     if not 2 <= length <= decoder.config.context // 2:
@@ -148,8 +70,4 @@ def _draw(
         )
     if decoder.training:
         raise ConfigError("decoder: is in training mode, where dropout is on; call decoder.eval() first")
-    ids = torch.from_numpy(tokenizer.encode(characters))
-    orders = [
-        torch.randperm(len(ids), generator=torch.Generator().manual_seed(seed + s))[:length] for s in range(sequences)
-    ]
-    return ids[torch.stack(orders)]
+    return torch.from_numpy(tokenizer.encode(characters))

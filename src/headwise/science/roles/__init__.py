@@ -15,6 +15,7 @@ from headwise.science.roles.choices import Choice
 from headwise.science.roles.conllu import Sentence, parse_conllu, read_conllu
 from headwise.science.roles.coreference import Mention
 from headwise.science.roles.definitions import DEFINITIONS, VERSION
+from headwise.science.roles.repeats import HeadScores, RepeatProbe, probe_induction
 from headwise.science.roles.result import Roles
 from headwise.science.roles.score import Label, RoleScore
 from headwise.science.roles.syntax import Placed, place
@@ -23,14 +24,17 @@ __all__ = [
     "DEFINITIONS",
     "VERSION",
     "Choice",
+    "HeadScores",
     "Label",
     "Mention",
     "Placed",
+    "RepeatProbe",
     "RoleScore",
     "Roles",
     "Sentence",
     "parse_conllu",
     "place",
+    "probe_induction",
     "read_conllu",
     "roles",
 ]
