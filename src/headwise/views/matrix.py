@@ -1,0 +1,123 @@
+"""A head × head matrix as a picture: heads that are alike stand side by side, in boxes. Needs matplotlib."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwise.errors import ConfigError
+from headwise.science.similarity import HeadSimilarity
+from headwise.views.colours import stops
+from headwise.views.png import INK, LINE, MUTED, _drawable, _font, _plain, _save, figure_class
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ORDERS = ("layers", "alike")
+READABLE = 96  # heads that can stand as ticks along an axis
+BELOW = ["#fdf3ea", "#f6c49b", "#dd8148", "#a84a1c", "#5f2508"]  # below 0, from small to large
+
+
+def write_matrix(
+    similarity: HeadSimilarity, path: str | os.PathLike[str], *, order: str = "alike", title: str | None = None
+) -> Path:
+    """Write the matrix as a PNG; see `matrix_figure`. Returns the path.
+
+    Raises:
+        ConfigError: if matplotlib is missing, or SciPy for the order "alike".
+    """
+    return _save(matrix_figure(similarity, order=order, title=title), Path(path))
+
+
+def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: str | None = None) -> "Figure":
+    """The matrix as a matplotlib figure.
+
+    Args:
+        order: "alike" puts heads that are alike side by side, and a box around each group of at least two; "layers"
+            keeps them layer by layer, with lines between layers, the only order for a matrix that has a direction.
+        title: instead of what the matrix says of itself.
+    """
+    if order not in ORDERS:
+        raise ConfigError(f"order={order!r}: expected one of {', '.join(ORDERS)}")
+    directed = similarity.distance is None
+    alike = order == "alike" and not directed
+    size = len(similarity.names)
+    at = similarity.order if alike else list(range(size))
+    values = similarity.matrix.numpy()[np.ix_(at, at)]
+    names = [similarity.names[i] for i in at]
+    inches = float(np.clip(0.14 * size, 4.2, 12.0))
+    figure = figure_class()(figsize=(inches + 1.9, inches + 1.2), layout="compressed", facecolor="white")
+    axes = figure.subplots()
+    image = _draw(axes, values, similarity)
+    if alike:
+        _boxes(axes, similarity.groups(), names)
+    else:
+        _layer_lines(axes, names)
+    _ticks(axes, names)
+    if directed:
+        axes.set_xlabel("reads", color=MUTED, fontproperties=_font(10))
+        axes.set_ylabel("writes", color=MUTED, fontproperties=_font(10))
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
+    bar.outline.set_edgecolor(LINE)
+    bar.set_label(_drawable(similarity.unit), color=MUTED, fontproperties=_font(10))
+    _plain(bar.ax)
+    axes.set_title(_drawable(title or similarity.title), loc="left", pad=10, color=INK, fontproperties=_font(12))
+    return figure
+
+
+def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    # A head with itself says nothing and would set the scale; where there is but one head, nothing else is left.
+    others = values[~np.eye(len(values), dtype=bool)] if len(values) > 1 else values.ravel()
+    low, high = min(0.0, float(others.min())), max(0.0, float(others.max()))
+    if low < -0.02 * high:
+        end = max(high, -low) or 1.0
+        colours = LinearSegmentedColormap.from_list("headwise-signed", [*reversed(BELOW), *stops("light")])
+        norm = Normalize(-end, end, clip=True)
+    else:
+        # Divergence is small where heads are alike: darker is more alike in every picture.
+        scale = stops("light")[::-1] if similarity.small_is_alike else stops("light")
+        colours = LinearSegmentedColormap.from_list("headwise", scale)
+        norm = Normalize(0.0, high or 1.0, clip=True)
+    for spine in axes.spines.values():
+        spine.set_color(LINE)
+    return axes.imshow(values, cmap=colours, norm=norm, interpolation="nearest", aspect="equal")
+
+
+def _boxes(axes: "Axes", groups: list[list[str]], names: list[str]) -> None:
+    """A box around each group of at least two heads; in the order of the tree they stand together."""
+    from matplotlib.patches import Rectangle
+
+    for group in groups:
+        if 1 < len(group) < len(names):
+            first = min(map(names.index, group)) - 0.5
+            box = Rectangle((first, first), len(group), len(group), fill=False, edgecolor=INK, linewidth=1.1)
+            axes.add_patch(box)
+
+
+def _layer_lines(axes: "Axes", names: list[str]) -> None:
+    layers = [name.partition("H")[0].partition("K")[0] for name in names]  # of L3H5 and L3KV1
+    for i in range(1, len(names)):
+        if layers[i] != layers[i - 1]:
+            axes.axhline(i - 0.5, color=LINE, linewidth=0.6)
+            axes.axvline(i - 0.5, color=LINE, linewidth=0.6)
+
+
+def _ticks(axes: "Axes", names: list[str]) -> None:
+    if len(names) <= READABLE:
+        size = float(np.clip(560 / len(names), 5.0, 9.5))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks(range(len(names)), names, color=INK, fontproperties=_font(size))
+            axis.set_tick_params(length=0, pad=3)
+        axes.tick_params(axis="x", rotation=90)
+        return
+    # Too many for all: every so many, so that about 24 are left.
+    step = -(-len(names) // 24)
+    places = range(0, len(names), step)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(places, [names[i] for i in places])
+    axes.tick_params(axis="x", rotation=90)
+    _plain(axes)
