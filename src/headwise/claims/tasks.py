@@ -25,7 +25,7 @@ def low_rank_bottleneck() -> list[Check | Curve]:
     or fall along one line, so only two keys can be the largest. But a few numbers are enough for sharp patterns,
     which need not be any matrix P.
     """
-    missed = {d: _copying_missed(d) for d in (1, 2, 3, 4, 6, 8, 12)}
+    missed = {d: _copying_missed(d) for d in (1, 2, 3, 4, 12)}
     return [
         at_least("d_k = 1: share of the target missed", missed[1], 0.5),
         at_least("d_k = 4, still below n = 12", missed[4], 0.5).beyond(),
