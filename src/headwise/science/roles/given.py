@@ -29,11 +29,9 @@ def token_ids(tokens: Any, b: int, m: int) -> Tensor:
 
 def texts(pieces: Any, b: int, m: int) -> list[list[str]]:
     """The text of each token, one list or one for each batch entry."""
-    rows = [pieces] if len(pieces) and all(isinstance(piece, str) for piece in pieces) else list(pieces)
-    if isinstance(pieces, str):
-        rows = [list(pieces)]
+    rows = [pieces] if all(isinstance(piece, str) for piece in pieces) else list(pieces)
     for row in rows:
-        if isinstance(row, str) or not all(isinstance(piece, str) for piece in row):
+        if not isinstance(row, Sequence) or not all(isinstance(piece, str) for piece in row):
             raise DTypeError("pieces: expected the text of each token, a list of strings or one list a batch entry")
         if len(row) != m:
             raise ShapeError(f'pieces: {len(row)} of them for {m} keys; give the text of each token ("" for none)')
