@@ -31,14 +31,15 @@ def main() -> int:
     failed = []
 
     def cell(family: families.Family, feature: str) -> str:
-        if not families.applies(family, feature):
-            return "–"
+        said = families.cell(family, feature)
+        if said == "–":
+            return said
         try:
-            families.FEATURES[feature](family)
+            (families.refusal if said == "refused" else families.FEATURES[feature])(family)
         except Exception as error:
             failed.append(f"{family.name}, {feature}: {type(error).__name__}: {error}")
             return "FAILS"
-        return "yes"
+        return said
 
     table = families.table(cell)
     print(table)

@@ -313,3 +313,30 @@ def test_nan_in_a_weight_is_told():
             assert output(model, input_ids=tokens()).isnan().all()
     assert seen[0].map.nonfinite_values is None
     assert seen[1].map.nonfinite_values.tolist() == [[13, 0]] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_model_computes_the_same():
+    """torch.compile leaves attention and its masks out, and compiles the rest."""
+    model = make(FAMILY["Llama"])
+    given = {"input_ids": tokens(), "attention_mask": attention_mask("left"), "use_cache": False}
+    with torch.no_grad(), switched(model):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="eager")
+        assert torch.equal(compiled(**given)[0], model(**given)[0])
+    torch._dynamo.reset()
+
+
+def test_autocast_is_as_exact_as_the_models_own():
+    model = make(FAMILY["Qwen3"])
+    given = {"input_ids": tokens()}
+    with torch.no_grad():
+        truth = output(model, **given)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            theirs = output(model, **given)
+            with switched(model):
+                ours = output(model, **given)
+    assert ours.dtype == theirs.dtype
+    errors = [float((x.float() - truth).square().mean().sqrt()) for x in (ours, theirs)]
+    assert errors[0] <= 2 * errors[1]

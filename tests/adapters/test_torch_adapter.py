@@ -291,6 +291,16 @@ def test_swap_back_leaves_no_trace_and_optimisers_go_on():
         torch.testing.assert_close(parameter, untouched.get_parameter(name), rtol=1e-5, atol=1e-6)
 
 
+def test_hooks_on_the_output_projection_are_called():
+    """So heads can be scaled and recorded there, which PyTorch's own module passes by."""
+    ours, theirs = pair(12, 3, batch_first=True)
+    x, seen = torch.randn(2, 5, 12, dtype=torch.float64), []
+    for module in (ours, theirs):
+        module.out_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        module(x, x, x)
+    assert [tuple(concat.shape) for concat in seen] == [(2, 5, 12)]
+
+
 def test_a_swapped_model_can_be_copied():
     model = transformer().eval()
     hw.swap(model)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from headwise.adapters.huggingface.attention import attention_forward
@@ -21,8 +22,9 @@ def install() -> None:
     Raises:
         ConfigError: if transformers is not installed: `pip install 'headwise[hf]'`.
     """
-    library("modeling_utils").AttentionInterface.register(NAME, attention_forward)
-    library("masking_utils").AttentionMaskInterface.register(NAME, make_mask)
+    # torch.compile cannot look into masks that are read from closures; it compiles what lies between.
+    library("modeling_utils").AttentionInterface.register(NAME, torch.compiler.disable(attention_forward))
+    library("masking_utils").AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask))
 
 
 def switch(model: Any) -> Any:
