@@ -22,6 +22,7 @@ from headwise.heads.per_head import PerHeadAttention
 from headwise.heads.single_head import SingleHeadAttention
 from headwise.heads.sparse_mixture import SparseHeadMixture
 from headwise.heads.talking_heads import TalkingHeadsAttention
+from headwise.surgery.places import place
 
 # By class, not by subclass: a subclass may have weights that are laid out by heads and are not known here.
 INDEPENDENT: tuple[type[AttentionLayer], ...] = (
@@ -46,16 +47,16 @@ def check_independent(site: HeadSite) -> None:
     kind = type(site.module)
     if site.kind == "torch":
         raise ConfigError(
-            f"{_place(site)}: nn.MultiheadAttention takes num_heads · head_dim = embed_dim for granted, so it cannot "
+            f"{place(site)}: nn.MultiheadAttention takes num_heads · head_dim = embed_dim for granted, so it cannot "
             f"hold fewer heads; put headwise.MultiHeadAttention.from_torch(module) in its place first"
         )
     if not isinstance(site.module, AttentionLayer):
         return
     if kind in DEPENDENT:
-        raise ConfigError(f"{_place(site)}: {kind.__name__} cannot lose a head: {DEPENDENT[kind]}")
+        raise ConfigError(f"{place(site)}: {kind.__name__} cannot lose a head: {DEPENDENT[kind]}")
     if kind not in INDEPENDENT:
         known = ", ".join(each.__name__ for each in INDEPENDENT)
-        raise ConfigError(f"{_place(site)}: {kind.__name__} is not known to keep its heads apart; known: {known}")
+        raise ConfigError(f"{place(site)}: {kind.__name__} is not known to keep its heads apart; known: {known}")
 
 
 def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
@@ -71,7 +72,7 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
                 held = names[_storage(tensor)]
                 if len(held) > 1:
                     raise ConfigError(
-                        f"{_place(site)}: {held[0]!r} and {held[1]!r} are one tensor; cut in one place it would be cut "
+                        f"{place(site)}: {held[0]!r} and {held[1]!r} are one tensor; cut in one place it would be cut "
                         f"in both. Give each module its own weights first (deepcopy)"
                     )
         _check_known(site, {id(part.owner._parameters.get(part.name)) for part in parts})
@@ -79,16 +80,16 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
 
 def _check_plain(site: HeadSite, owner: nn.Module, name: str, x: object) -> None:
     if not isinstance(x, Tensor):
-        raise ConfigError(f"{_place(site)}: {type(owner).__name__}.{name} is no tensor; quantised modules are not cut")
+        raise ConfigError(f"{place(site)}: {type(owner).__name__}.{name} is no tensor; quantised modules are not cut")
     if not x.is_floating_point():
         raise ConfigError(
-            f"{_place(site)}: {name} is {x.dtype}: quantised weights are not cut; load the model unquantised"
+            f"{place(site)}: {name} is {x.dtype}: quantised weights are not cut; load the model unquantised"
         )
     is_plain = type(x.data) is torch.Tensor
     held = owner._parameters.get(name) is x or isinstance(getattr(owner, name), nn.ParameterList)
     if not is_plain or not held:
         raise ConfigError(
-            f"{_place(site)}: {type(owner).__name__}.{name} is no plain parameter (a parametrisation, an adapter or a "
+            f"{place(site)}: {type(owner).__name__}.{name} is no plain parameter (a parametrisation, an adapter or a "
             f"quantised tensor stands there); merge it into the weights first"
         )
 
@@ -103,7 +104,7 @@ def _check_known(site: HeadSite, known: set[int]) -> None:
         norm = inner in KEPT_NORMS and leaf == "weight" and parameter.shape == (site.head_dim,)
         if id(parameter) not in known and not of_output and not norm:
             raise ConfigError(
-                f"{_place(site)}: {type(site.module).__name__} has {name} {tuple(parameter.shape)}, and how it belongs "
+                f"{place(site)}: {type(site.module).__name__} has {name} {tuple(parameter.shape)}, and how it belongs "
                 f"to the heads is not known"
             )
 
@@ -119,7 +120,3 @@ def _storage(x: Tensor) -> tuple[int, int]:
     """The memory that a tensor lies in; an empty one and one on no device are only themselves."""
     pointer = x.untyped_storage().data_ptr()
     return (pointer, 0) if pointer else (0, id(x))
-
-
-def _place(site: HeadSite) -> str:
-    return site.name or type(site.module).__name__

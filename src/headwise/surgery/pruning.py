@@ -20,8 +20,9 @@ from torch import nn
 from headwise.anatomy import HeadSite, find_heads
 from headwise.errors import ConfigError
 from headwise.surgery.limits import check_independent, check_weights
+from headwise.surgery.places import by_site, place
 from headwise.surgery.resize import Order, pick_heads
-from headwise.surgery.table import aligned, change, numbers
+from headwise.surgery.table import aligned, change, count_parameters, numbers
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,12 @@ def prune(
         check_independent(sites[i])
     plans = {i: _plan(sites[i], removed) for i, removed in wanted.items()}
     check_weights(model, [sites[i] for i in wanted])
-    before = _parameters(model)
+    before = count_parameters(model)
     result = model if in_place else deepcopy(model)
     own = sites if in_place else find_heads(result)
     for i, plan in plans.items():
         pick_heads(own[i], list(plan.kept), list(plan.kept_kv))
-    return Pruned(result, {sites[i].name: plan for i, plan in plans.items()}, before, _parameters(result))
+    return Pruned(result, {sites[i].name: plan for i, plan in plans.items()}, before, count_parameters(result))
 
 
 def _by_site(
@@ -131,34 +132,21 @@ def _by_site(
                 f"{{{sites[0].name!r}: [0]}}"
             )
         heads = {0: heads}
-    names = [site.name for site in sites]
-    found: dict[int, tuple[int, ...]] = {}
-    for key, removed in heads.items():
-        if isinstance(key, str) and key in names:
-            i = names.index(key)
-        elif isinstance(key, int) and not isinstance(key, bool) and 0 <= key < len(sites):
-            i = key
-        else:
-            some = ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
-            raise ConfigError(f"heads: no site {key!r}; expected 0 to {len(sites) - 1}, or a name of {some}")
-        if i in found:
-            raise ConfigError(f"heads: {names[i]!r} is given twice, by its name and by its number {i}")
-        found[i] = _checked(sites[i], removed)
-    return found
+    return {i: _checked(sites[i], removed) for i, removed in by_site("heads", sites, heads).items()}
 
 
 def _checked(site: HeadSite, removed: Sequence[int]) -> tuple[int, ...]:
-    place, h = site.name or type(site.module).__name__, site.num_heads
+    name, h = place(site), site.num_heads
     if isinstance(removed, str | bytes) or not isinstance(removed, Sequence):
-        raise ConfigError(f"heads: {place}: expected a list of head numbers, got {removed!r}")
+        raise ConfigError(f"heads: {name}: expected a list of head numbers, got {removed!r}")
     for head in removed:
         if not isinstance(head, int) or isinstance(head, bool) or not 0 <= head < h:
-            raise ConfigError(f"heads: {place} has no head {head!r}; expected 0 to {h - 1}")
+            raise ConfigError(f"heads: {name} has no head {head!r}; expected 0 to {h - 1}")
     if len(set(removed)) != len(removed):
         twice = next(head for head in removed if list(removed).count(head) > 1)
-        raise ConfigError(f"heads: {place}: head {twice} is named twice")
+        raise ConfigError(f"heads: {name}: head {twice} is named twice")
     if len(removed) == h:
-        raise ConfigError(f"heads: {place}: all {h} heads would go; expected to leave at least one")
+        raise ConfigError(f"heads: {name}: all {h} heads would go; expected to leave at least one")
     return tuple(sorted(removed))
 
 
@@ -169,14 +157,9 @@ def _plan(site: HeadSite, removed: tuple[int, ...]) -> Cut:
     counts = [sum(head // group == j for head in kept) for j in range(site.num_kv_heads)]
     if len({count for count in counts if count}) > 1:
         raise ConfigError(
-            f"heads: {site.name or type(site.module).__name__}: {group} query heads share a key head, and {counts} of "
+            f"heads: {place(site)}: {group} query heads share a key head, and {counts} of "
             f"them would be left; expected the same number in every group that stays: remove whole groups, or as many "
             f"from each"
         )
     kept_kv = tuple(j for j, count in enumerate(counts) if count)
-    name = site.name or type(site.module).__name__
-    return Cut(name, removed, tuple(kept), kept_kv, site.num_heads, site.num_kv_heads)
-
-
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+    return Cut(place(site), removed, tuple(kept), kept_kv, site.num_heads, site.num_kv_heads)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from torch import nn
+
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1) -> str:
     """Columns under their headings; the first `words` columns hold words and stand left, numbers stand right."""
@@ -26,3 +28,8 @@ def change(before: int, after: int) -> str:
     """1,234 → 1,000 (−19.0 %)."""
     share = f" (−{100 * (before - after) / before:.1f} %)" if before else ""
     return f"{before:,} → {after:,}{share}"
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Of the whole model; one that stands in two places counts once."""
+    return sum(parameter.numel() for parameter in model.parameters())

@@ -1,0 +1,117 @@
+"""A short training after surgery, so that a model gets used to what it lost."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+
+Loss = Callable[[nn.Module, Any], Tensor]  # of a model on a batch, a scalar
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a watcher is told after each step; loss is that of the step's batch, before the step."""
+
+    step: int
+    steps: int
+    loss: float
+    lr: float
+
+
+@dataclass(frozen=True)
+class Healed:
+    """The losses of all steps' batches, and how many weights were trained."""
+
+    losses: tuple[float, ...]
+    trained: int
+
+    def __str__(self) -> str:
+        tenth = max(1, len(self.losses) // 10)
+        first, last = (sum(part) / len(part) for part in (self.losses[:tenth], self.losses[-tenth:]))
+        return (
+            f"{len(self.losses)} steps on {self.trained:,} weights; loss {first:.4g} → {last:.4g} (means of the first "
+            f"and the last {tenth})"
+        )
+
+
+def heal(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: Loss,
+    steps: int,
+    *,
+    lr: float = 1e-4,
+    warmup: int | None = None,
+    weight_decay: float = 0.0,
+    clip: float = 1.0,
+    parameters: Iterable[nn.Parameter] | None = None,
+    watch: Callable[[Step], None] | None = None,
+) -> Healed:
+    """Train a model in place for some steps of AdamW, with a warm-up and a cosine down to a tenth.
+
+    Args:
+        batches: as many as there are steps, or what can be gone through again and again, such as a list.
+        loss_fn: loss_fn(model, batch), a scalar to be made small.
+        warmup: steps until the learning rate `lr` is reached, a tenth of all by default.
+        clip: largest norm of the gradient.
+        parameters: what is trained, all that requires a gradient by default.
+        watch: called after each step.
+    Returns:
+        `Healed`. The model is left in the mode, training or not, that it came in.
+    Raises:
+        ConfigError: for options out of range, too few batches, and a loss that is not finite.
+    """
+    warmup = max(1, steps // 10) if warmup is None else warmup
+    for name, count, least in (("steps", steps, 1), ("warmup", warmup, 0)):
+        if not isinstance(count, int) or count < least:
+            raise ConfigError(f"{name}={count!r}: expected a whole number of at least {least}")
+    if not lr > 0 or weight_decay < 0 or not clip > 0:
+        raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, clip={clip}: expected lr > 0, clip > 0, decay >= 0")
+    chosen = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
+    if not chosen:
+        raise ConfigError("parameters: none of them requires a gradient, so there is nothing to train")
+    optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=weight_decay)
+    training, losses, source = model.training, list[float](), iter(batches)
+    model.train()
+    try:
+        for step in range(steps):
+            try:
+                batch = next(source)
+            except StopIteration:
+                source = iter(batches)  # a list begins again; what can be gone through once is now empty
+                batch = next(source, None)
+                if batch is None:
+                    raise ConfigError(
+                        f"batches: they ended after {step} of {steps} steps; give more, or a list"
+                    ) from None
+            rate = lr * _factor(step, steps, warmup)
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            loss = loss_fn(model, batch)
+            value = float(loss.detach())
+            if not math.isfinite(value):
+                raise ConfigError(f"the loss became {value} at step {step}; give a smaller lr than {lr:g}")
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(chosen, clip)
+            optimizer.step()
+            losses.append(value)
+            if watch is not None:
+                watch(Step(step + 1, steps, value, rate))
+    finally:
+        model.train(training)
+        for parameter in chosen:
+            parameter.grad = None
+    return Healed(tuple(losses), sum(p.numel() for p in chosen))
+
+
+def _factor(step: int, steps: int, warmup: int) -> float:
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
