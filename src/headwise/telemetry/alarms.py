@@ -1,0 +1,236 @@
+"""What is wrong with a head, told when it begins and not again until it has been over."""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from headwise.errors import ConfigError, HeadwiseError
+from headwise.telemetry.summary import NONFINITE, Summary
+
+Then = Literal["warn", "raise"] | Callable[["Finding"], Any]
+
+
+class AttentionWarning(UserWarning):
+    """What an alarm with then="warn" gives."""
+
+
+class AttentionAlarm(HeadwiseError):
+    """What an alarm with then="raise" raises, through the model's forward or `Record.step`."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What an alarm found in one step.
+
+    Attributes:
+        alarm: which one. summary: all numbers of the step.
+        heads: (layer, head) of those for which it has begun in this step.
+        message: the same in words, with the numbers.
+    """
+
+    alarm: "Alarm"
+    summary: Summary
+    heads: tuple[tuple[str, int], ...]
+    message: str
+
+
+class Alarm(ABC):
+    """Something to look for in every measured step.
+
+    A head for which it has gone off is told once. It is told again only after the head has been well for a step, by a
+    margin: a value that trembles about a threshold gives one message.
+
+    Args:
+        then: "warn" (an `AttentionWarning`), "raise" (an `AttentionAlarm`), or a function of the `Finding`.
+    Attributes:
+        needs: the measures that it looks at; `watch` adds those that are missing.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, then: Then = "warn") -> None:
+        if then not in ("warn", "raise") and not callable(then):
+            raise ConfigError(f"{type(self).__name__}(then={then!r}): expected 'warn', 'raise' or a function")
+        self.then = then
+
+    @abstractmethod
+    def off(self, summary: Summary) -> Tensor:
+        """For each row of the summary whether the alarm goes off, boolean [rows]."""
+
+    @abstractmethod
+    def well(self, summary: Summary) -> Tensor:
+        """For each row whether it is well again, by the margin, boolean [rows]."""
+
+    @abstractmethod
+    def says(self, summary: Summary, row: int) -> str:
+        """What is wrong with the head of that row."""
+
+
+class MaxLogitAlarm(Alarm):
+    """The largest logit of a head is over `limit`: training may become unstable (Kimi K2, 2507.20534, clips at 100).
+
+    Over again only after it has been under `margin · limit`.
+    """
+
+    needs = ("max_logit",)
+
+    def __init__(self, limit: float = 100.0, *, margin: float = 0.9, then: Then = "warn") -> None:
+        super().__init__(then)
+        self.limit, self.margin = _positive(self, "limit", limit), _share(self, "margin", margin)
+
+    def off(self, summary: Summary) -> Tensor:
+        return summary.column("max_logit") > self.limit
+
+    def well(self, summary: Summary) -> Tensor:
+        return summary.column("max_logit") < self.margin * self.limit
+
+    def says(self, summary: Summary, row: int) -> str:
+        return f"max logit {summary.column('max_logit')[row]:.4g}, over {self.limit:g}"
+
+
+class EntropyAlarm(Alarm):
+    """The mean entropy of a head's rows is under `floor` nats: entropy collapse (Zhai et al. 2023, 2303.06296).
+
+    Under again only after it has been over `floor / margin`.
+    """
+
+    needs = ("entropy",)
+
+    def __init__(self, floor: float = 0.1, *, margin: float = 0.9, then: Then = "warn") -> None:
+        super().__init__(then)
+        self.floor, self.margin = _positive(self, "floor", floor), _share(self, "margin", margin)
+
+    def off(self, summary: Summary) -> Tensor:
+        return summary.column("entropy") < self.floor
+
+    def well(self, summary: Summary) -> Tensor:
+        return summary.column("entropy") > self.floor / self.margin
+
+    def says(self, summary: Summary, row: int) -> str:
+        return f"entropy {summary.column('entropy')[row]:.4g} nats, under {self.floor:g}"
+
+
+class SinkAlarm(Alarm):
+    """The first key has more than `share` of a head's weight: it has collapsed onto the attention sink."""
+
+    needs = ("sink_mass",)
+
+    def __init__(self, share: float = 0.95, *, margin: float = 0.9, then: Then = "warn") -> None:
+        super().__init__(then)
+        self.share, self.margin = _share(self, "share", share), _share(self, "margin", margin)
+
+    def off(self, summary: Summary) -> Tensor:
+        return summary.column("sink_mass") > self.share
+
+    def well(self, summary: Summary) -> Tensor:
+        return summary.column("sink_mass") < self.margin * self.share
+
+    def says(self, summary: Summary, row: int) -> str:
+        return f"{summary.column('sink_mass')[row]:.1%} of its weight on the first key, over {self.share:.1%}"
+
+
+class DeadHeadAlarm(Alarm):
+    """A head that tells nothing: its rows are constant, the same weight on all keys they may see (entropy over
+    `constant` of its maximum), or have no mass, a learned sink having taken more than `taken` of it."""
+
+    needs = ("normalized_entropy", "learned_sink_mass")
+
+    def __init__(
+        self, constant: float = 0.9999, *, taken: float = 0.99, margin: float = 0.99, then: Then = "warn"
+    ) -> None:
+        super().__init__(then)
+        self.constant, self.taken = _share(self, "constant", constant), _share(self, "taken", taken)
+        self.margin = _share(self, "margin", margin)
+
+    def off(self, summary: Summary) -> Tensor:
+        constant, taken = self._values(summary)
+        return (constant > self.constant) | (taken > self.taken)
+
+    def well(self, summary: Summary) -> Tensor:
+        constant, taken = self._values(summary)
+        return (constant < self.margin * self.constant) & (taken < self.margin * self.taken)
+
+    def says(self, summary: Summary, row: int) -> str:
+        constant, taken = (float(values[row]) for values in self._values(summary))
+        if taken > self.taken:
+            return f"no mass: {taken:.1%} of it in the learned sink"
+        return f"constant: entropy at {constant:.2%} of its maximum"
+
+    def _values(self, summary: Summary) -> tuple[Tensor, Tensor]:
+        return summary.column("normalized_entropy"), summary.column("learned_sink_mass")
+
+
+class NonFiniteAlarm(Alarm):
+    """NaN or infinity in the scores, queries, keys or values of a head."""
+
+    def off(self, summary: Summary) -> Tensor:
+        return summary.nonfinite.sum(-1) > 0
+
+    def well(self, summary: Summary) -> Tensor:
+        return summary.nonfinite.sum(-1) == 0
+
+    def says(self, summary: Summary, row: int) -> str:
+        rows, *entries = summary.nonfinite[row].long().tolist()
+        found = [f"{name} ({count})" for name, count in zip(NONFINITE[1:], entries, strict=True) if count]
+        return f"NaN or infinity in {' and '.join(found) if found else f'the scores of {rows} queries'}"
+
+
+class Alarms:
+    """Alarms and the heads for which each has gone off."""
+
+    def __init__(self, alarms: Iterable[Alarm]) -> None:
+        self._alarms: list[tuple[Alarm, set[tuple[str, int]]]] = []
+        self.add(alarms)
+
+    def add(self, alarms: Iterable[Alarm]) -> None:
+        """Look for these too."""
+        self._alarms += [(alarm, set()) for alarm in alarms]
+
+    def look(self, summary: Summary) -> None:
+        """Tell what has begun in this step. What raises does so when all alarms have been looked at."""
+        raised = None
+        for alarm, told in self._alarms:
+            told -= {summary.places[i] for i in _rows(alarm.well(summary))}
+            new = [i for i in _rows(alarm.off(summary)) if summary.places[i] not in told]
+            if not new:
+                continue
+            told |= {summary.places[i] for i in new}
+            heads = tuple(summary.places[i] for i in new)
+            finding = Finding(alarm, summary, heads, _message(alarm, summary, new))
+            if alarm.then == "warn":
+                warnings.warn(finding.message, AttentionWarning, stacklevel=2)
+            elif alarm.then == "raise":
+                raised = raised or AttentionAlarm(finding.message)
+            else:
+                alarm.then(finding)
+        if raised is not None:
+            raise raised
+
+
+def _rows(which: Tensor) -> list[int]:
+    return which.nonzero().flatten().tolist()
+
+
+def _message(alarm: Alarm, summary: Summary, rows: list[int], most: int = 4) -> str:
+    said = []
+    for row in rows[:most]:
+        layer, head = summary.places[row]
+        said.append(f"{layer or 'the model'} head {head}: {alarm.says(summary, row)}")
+    more = f"; and {len(rows) - most} more heads" if len(rows) > most else ""
+    return f"step {summary.step}: {'; '.join(said)}{more}"
+
+
+def _positive(alarm: Alarm, name: str, value: float) -> float:
+    if not value > 0:
+        raise ConfigError(f"{type(alarm).__name__}({name}={value!r}): expected a number above 0")
+    return float(value)
+
+
+def _share(alarm: Alarm, name: str, value: float) -> float:
+    if not 0 < value <= 1:
+        raise ConfigError(f"{type(alarm).__name__}({name}={value!r}): expected a share above 0, at most 1")
+    return float(value)

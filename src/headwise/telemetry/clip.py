@@ -1,0 +1,213 @@
+"""QK-clip: weights of queries and keys made smaller where the largest logit of a head has grown too large.
+
+After the optimiser's step, with S the largest logit of head i in that step's batch (Kimi K2, 2507.20534, §2.1):
+
+    γ_i = min(1, τ / S_i),   1 where S_i ≤ 0
+
+and head i's logits are multiplied by γ_i. `QUERY` and `KEY` factors that do that, and nothing else:
+
+    a head with keys of its own    √γ_i on the rows of W_q and W_k, and on their biases
+    grouped queries                √γ of the group's largest logit on the shared key, what is left of γ_i on each query:
+                                   query heads that are well are multiplied by the inverse, so that their logits stay
+    latent attention               √γ_i on what is up-projected, γ_i on the rotary part of the query: its key is shared
+                                   by all heads and stays
+    QK-norm                        the norms come after W_q and W_k and undo their size, so √γ goes on the weights (and
+                                   biases) of both norms, which all heads of a layer share: γ of its largest logit
+
+Without biases, soft caps and the like on the scores, the largest logit on the same batch is then τ. Scores that are
+added to the product are not made smaller by it: the largest logit comes down, and nearer to τ with every step.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from headwise.anatomy import HeadSite, Part, find_heads
+from headwise.errors import ConfigError
+from headwise.heads.latent import LatentAttention
+from headwise.heads.talking_heads import TalkingHeadsAttention
+from headwise.science.table import as_html, as_text
+from headwise.telemetry.ranks import Reduced
+from headwise.telemetry.record import Record
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """What `qk_clip` changed.
+
+    Attributes:
+        step: of the record. tau: the limit.
+        heads: (layer, head, largest logit, γ) of every head whose logits were made smaller.
+    """
+
+    step: int
+    tau: float
+    heads: tuple[tuple[str, int, float, float], ...]
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text."""
+        body = [[layer, str(head), f"{largest:.4g}", f"{gamma:.4g}"] for layer, head, largest, gamma in self.heads]
+        return ["layer", "head", "max logit", "γ"], body
+
+    def __bool__(self) -> bool:
+        return bool(self.heads)
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def __repr__(self) -> str:
+        title = f"step {self.step}, τ = {self.tau:g}: {len(self)} heads clipped"
+        return f"{title}\n{as_text(*self.table())}" if self.heads else title
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.table(), caption=f"step {self.step}, τ = {self.tau:g}")
+
+
+def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0) -> Clipped:
+    """Make the queries and keys of heads smaller whose largest logit was over τ in the record's latest step.
+
+        loss.backward(); optimizer.step()
+        record.step()                                  # with watch(model, steps="manual")
+        hw.qk_clip(model, record, tau=100.0)           # on many ranks: hw.qk_clip(model, record.reduce(), tau=100.0)
+
+    Weights are changed in place, the optimiser's state is not. A step is used once: where `watch(every=N)` measures no
+    new one, a further call does nothing. See the module's docstring for what is multiplied by what.
+
+    Args:
+        model: any model with the watched modules in it. Weights may be sharded (FSDP2).
+        record: with "max_logit" among its measures. Heads that it does not watch keep their logits.
+        tau: the limit, above 0.
+    Raises:
+        ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be made
+            smaller head by head; nothing is changed then.
+    Source: Kimi Team 2025, 2507.20534, §2.1 (MuonClip).
+    """
+    if not tau > 0:
+        raise ConfigError(f"tau={tau!r}: expected a number above 0")
+    own = record.record if isinstance(record, Reduced) else record
+    summary = record.latest
+    if "max_logit" not in summary.names:
+        raise ConfigError("qk_clip: the record does not measure max_logit; give it to watch(measures=…)")
+    plans = _plans(model, own)
+    if own.ledger.clipped == summary.step or not summary.steps:
+        return Clipped(summary.step, tau, ())
+    own.ledger.clipped = summary.step
+    largest = dict(zip(summary.places, summary.column("max_logit").tolist(), strict=True))
+    heads = []
+    with torch.no_grad():
+        for name, site in plans:
+            seen = [largest.get((name, head), 0.0) for head in range(site.num_heads)]
+            gammas = [tau / value if tau < value < torch.inf else 1.0 for value in seen]
+            heads += [(name, i, seen[i], gamma) for i, gamma in enumerate(gammas) if gamma < 1.0]
+            if min(gammas) < 1.0:
+                _clip(site, torch.tensor(gammas, dtype=torch.float64))
+    return Clipped(summary.step, tau, tuple(heads))
+
+
+def _plans(model: nn.Module, record: Record) -> list[tuple[str, HeadSite]]:
+    """The watched layers with their sites; raises if one has none that can be clipped."""
+    names = {module: name for name, module in record.modules().items()}
+    sites = {site.module: site for site in find_heads(model)}
+    refused = []
+    for module, name in names.items():
+        if reason := _refuse(sites.get(module)):
+            refused.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
+    if refused:
+        raise ConfigError(f"qk_clip: {'; '.join(refused[:4])}. Leave such layers out: watch(model, layers=…)")
+    return [(name, sites[module]) for module, name in names.items()]
+
+
+def _refuse(site: HeadSite | None) -> str | None:
+    """Why the queries and keys of a site cannot be clipped, or None."""
+    if site is None:
+        return "it is not in the model, or where its queries and keys are made is not known"
+    if isinstance(site.module, TalkingHeadsAttention):
+        return "its scores are mixtures of all heads' products"
+    try:
+        letters = {part.letter for part in site.parts()}
+    except ConfigError as error:
+        return str(error)
+    return None if {"q", "k"} <= letters or isinstance(site.module, LatentAttention) else "it has no W_q and W_k"
+
+
+def _clip(site: HeadSite, gamma: Tensor) -> None:
+    norms = _norms(site.module)
+    if norms:
+        for norm in norms:
+            _scale_norm(site, norm, float(gamma.min().sqrt()))
+        return
+    if isinstance(site.module, LatentAttention):
+        _clip_latent(site.module, gamma)
+        return
+    shared = gamma.view(site.num_kv_heads, -1)  # [h_kv, queries of a key]
+    key = shared.amin(-1).sqrt()
+    query = (shared / key[:, None]).flatten()
+    for part in _all_parts(site):
+        if part.letter in ("q", "k"):
+            factors = query if part.letter == "q" else key
+            tensor = part.tensor
+            if isinstance(tensor, nn.ParameterList):
+                for one, factor in zip(tensor, factors, strict=True):
+                    _multiply(one, factor.expand(one.shape))
+            else:
+                _multiply(tensor, _spread(tensor, part.axis, part.start, factors.repeat_interleave(part.width)))
+
+
+def _all_parts(site: HeadSite) -> list[Part]:
+    parts = site.parts()
+    if getattr(site.module, "bias_k", None) is not None:  # a key of nn.MultiheadAttention's own (add_bias_kv)
+        parts = [*parts, Part("k", site.module, "bias_k", 2, "query", site.head_dim)]
+    return parts
+
+
+def _clip_latent(module: LatentAttention, gamma: Tensor) -> None:
+    content, turned = gamma.sqrt(), gamma
+    rows = torch.cat((content[:, None].expand(-1, module.head_dim), turned[:, None].expand(-1, module.rope_dim)), 1)
+    for owner in (module.q_proj.weight, module.q_proj.bias):
+        if owner is not None:
+            _multiply(owner, _spread(owner, 0, 0, rows.flatten()))
+    _multiply(module.k_up, _spread(module.k_up, 0, 0, content))
+
+
+def _norms(module: nn.Module) -> list[nn.Module]:
+    """The norms between W_q, W_k and the product; those of a latent stand before them."""
+    if isinstance(module, LatentAttention):
+        return []
+    named = {name: child for name, child in module.named_children() if "norm" in name.lower()}
+    return [child for name, child in named.items() if not name.lower().startswith("v")]
+
+
+def _scale_norm(site: HeadSite, norm: nn.Module, factor: float) -> None:
+    """Make a norm give `factor` times what it gave: its weight, or one more than it (Gemma), and its bias."""
+    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
+    if not isinstance(weight, Tensor):
+        raise ConfigError(f"qk_clip: {site.name}: the norm {type(norm).__name__} has no weight to make smaller")
+    probe = torch.linspace(-1.0, 2.0, weight.shape[-1], device=weight.device).to(weight.dtype)
+    before, kept = norm(probe) * factor, weight.clone()
+    if bias is not None:
+        _multiply(bias, torch.full(bias.shape, factor))
+    for more in (0.0, 1.0):
+        weight.copy_(((kept.double() + more) * factor - more).to(kept))
+        if torch.allclose(norm(probe), before, rtol=2e-2, atol=1e-3):
+            return
+    weight.copy_(kept)
+    raise ConfigError(f"qk_clip: {site.name}: what {type(norm).__name__} makes of its weight is not known")
+
+
+def _spread(tensor: Tensor, axis: int, start: int, factors: Tensor) -> Tensor:
+    """Factors for the whole tensor: these along an axis, from `start` on, and 1 elsewhere."""
+    along = torch.ones(tensor.shape[axis], dtype=torch.float64)
+    along[start : start + len(factors)] = factors
+    shape = [1] * tensor.ndim
+    shape[axis] = -1
+    return along.view(shape).expand(tensor.shape)
+
+
+def _multiply(tensor: Tensor, factors: Tensor) -> None:
+    """In place, in float64: a factor of bfloat16 would be off by half a percent."""
+    factors = factors.to(tensor.device)
+    if isinstance(tensor, DTensor):
+        factors = distribute_tensor(factors.contiguous(), tensor.device_mesh, tensor.placements)
+    tensor.copy_((tensor.double() * factors).to(tensor.dtype))

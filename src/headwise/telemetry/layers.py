@@ -1,0 +1,81 @@
+"""Attention of headwise's own layers told to a record, by the hooks of `nn.Module`.
+
+A layer gives its map and measures to whoever asks, so a hook before the call asks, and one after it takes them out of
+the result again unless the caller wanted them too.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from headwise.adapters.observer import Observation, in_backward
+from headwise.measures import Measure
+
+
+class _Asked(tuple[Measure, ...]):
+    """The measures of a call, and whether the caller wanted the map."""
+
+    by_caller: bool
+    crosses: bool
+
+
+class LayerHooks:
+    """The hooks of one layer.
+
+    Args:
+        name: of the layer.
+        is_open: whether a call is to be told now.
+        measures: in self attention, and in cross attention.
+        tell: called with an observation and whether it was cross attention.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        is_open: Callable[[], bool],
+        measures: tuple[Sequence[Measure], Sequence[Measure]],
+        tell: Callable[[Observation, bool], None],
+    ) -> None:
+        self._name, self._is_open, self._measures, self._tell = name, is_open, measures, tell
+        self._module = module
+        self._handles: list[RemovableHandle] = [
+            module.register_forward_pre_hook(self._before, with_kwargs=True),
+            module.register_forward_hook(self._after, with_kwargs=True),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        if module is not self._module or not self._is_open():  # a copy of a watched model has the hooks too
+            return None
+        return self._ask(args, kwargs)
+
+    @torch.compiler.disable
+    def _ask(self, args: Any, kwargs: dict[str, Any]) -> Any:
+        if in_backward():
+            return None
+        crosses = (args[1] if len(args) > 1 else kwargs.get("context")) is not None
+        theirs = kwargs.get("measures", ())
+        theirs = (theirs,) if isinstance(theirs, str | Measure) else tuple(theirs)
+        asked = _Asked((*theirs, *(m for m in self._measures[crosses] if m not in theirs)))
+        asked.by_caller, asked.crosses = bool(kwargs.get("return_map", False)), crosses
+        return args, {**kwargs, "return_map": True, "measures": asked}
+
+    def _after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
+        asked = kwargs.get("measures")
+        return self._take(module, asked, result) if isinstance(asked, _Asked) else None
+
+    @torch.compiler.disable
+    def _take(self, module: nn.Module, asked: _Asked, result: Any) -> Any:
+        y, amap, *rest = result
+        self._tell(Observation(self._name, module, amap), asked.crosses)
+        if asked.by_caller:
+            return None
+        return (y, *rest) if rest else y

@@ -1,0 +1,67 @@
+"""How a model is watched, checked once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headwise.errors import ConfigError
+from headwise.measures import Measure
+from headwise.measures.registry import resolve
+from headwise.telemetry.alarms import Alarm
+from headwise.telemetry.tokens import named, over_tokens
+
+MEASURES = ("max_logit", "entropy", "effective_keys", "top1_mass", "sink_mass", "mean_distance")
+_CHOICES = {
+    "maps": ("none", "lazy", "pooled"),
+    "steps": ("forward", "manual"),
+    "during": ("always", "training", "evaluation"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `watch`, but for the model and its layers.
+
+    Attributes:
+        names: of the measures; own: the measures for self attention, over tokens; crossing: for cross attention.
+    """
+
+    names: tuple[str, ...]
+    own: tuple[Measure, ...]
+    crossing: tuple[Measure, ...]
+    every: int
+    heads: tuple[int, ...] | None
+    maps: str
+    history: int
+    steps: str
+    during: str
+    alarms: tuple[Alarm, ...]
+
+
+def options(
+    *, measures: Sequence[str | Measure], every: int, heads: Sequence[int] | None, maps: str, history: int, steps: str,
+    during: str, alarms: Sequence[Alarm],
+) -> Options:  # fmt: skip
+    """The options, or a ConfigError that names the one that will not do."""
+    for name, value in (("maps", maps), ("steps", steps), ("during", during)):
+        if value not in _CHOICES[name]:
+            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, _CHOICES[name]))}")
+    for name, number in (("every", every), ("history", history)):
+        if type(number) is not int or number < 1:
+            raise ConfigError(f"{name}={number!r}: expected an integer of at least 1")
+    chosen = None if heads is None else tuple(heads)
+    if chosen is not None and (
+        not chosen or len(set(chosen)) < len(chosen) or any(type(head) is not int or head < 0 for head in chosen)
+    ):
+        raise ConfigError(f"heads={heads!r}: expected head numbers from 0 on, each once; None for all")
+    for alarm in alarms:
+        if not isinstance(alarm, Alarm):
+            raise ConfigError(f"alarms: expected alarms such as MaxLogitAlarm(100.0), got {type(alarm).__name__}")
+    asked = [measures] if isinstance(measures, str | Measure) else list(measures)
+    known = [one.name if isinstance(one, Measure) else one for one in asked]
+    asked += [name for name in dict.fromkeys(name for alarm in alarms for name in alarm.needs) if name not in known]
+    if not asked:
+        raise ConfigError("measures=(): give at least one; `headwise measures` lists them")
+    pairs = [named(one) if isinstance(one, str) else (one, over_tokens(one)) for one in asked]
+    names = tuple(measure.name for measure in resolve([plain for plain, _ in pairs]))
+    own, crossing = tuple(own for _, own in pairs), tuple(plain for plain, _ in pairs)
+    return Options(names, own, crossing, every, chosen, maps, history, steps, during, tuple(alarms))

@@ -1,0 +1,181 @@
+"""Where the attention of a model can be watched, and who computes it while it is."""
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from headwise.adapters.huggingface import restore, switch
+from headwise.adapters.torch import MultiheadAttention, swap, swap_back
+from headwise.errors import ConfigError
+from headwise.heads.base import AttentionLayer
+
+_KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformers"
+# Attributes by which models call the attention to another sequence.
+_CROSS = frozenset({"encoder_attn", "multihead_attn", "encoder_decoder_attention", "encdecattention"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """An attention module that can be watched.
+
+    Attributes:
+        name: its qualified name.
+        kind: "headwise", "torch" or "transformers".
+        crosses: whether queries and keys come from different sequences, as far as the model's structure tells.
+    """
+
+    name: str
+    module: nn.Module
+    kind: str
+    crosses: bool
+
+
+def find_places(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
+    """What can be watched, in the order of registration; whose attention headwise has to compute for that (modules for
+    `take_over`); and what cannot be watched, name → why."""
+    roots, refused = _transformers_models(model)
+    places: list[Place] = []
+    unwatched = dict(refused)
+    inside = {module: root for root in roots for module in root.modules()}
+    for name, module in model.named_modules():
+        kind = _kind(module, inside)
+        if kind is not None:
+            places.append(Place(name, module, kind, _crosses(name, module)))
+        elif isinstance(module, nn.MultiheadAttention):
+            unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
+    unwatched |= _unknown(model, [place.name for place in places], list(unwatched))
+    targets = [*roots, *(place.module for place in places if type(place.module) is nn.MultiheadAttention)]
+    return places, targets, unwatched
+
+
+def select(places: list[Place], layers: Iterable[int | str] | None) -> list[Place]:
+    """The places of that index or name; a name may hold `*`."""
+    if layers is None:
+        return places
+    layers = [layers] if isinstance(layers, int | str) else list(layers)
+    chosen: set[str] = set()
+    for wanted in layers:
+        found = _matching(places, wanted)
+        if not found:
+            names = ", ".join(place.name or "(the model)" for place in places[:6]) + ", …" * (len(places) > 6)
+            raise ConfigError(f"layers={wanted!r}: no such layer among the {len(places)} that can be watched: {names}")
+        chosen |= {place.name for place in found}
+    return [place for place in places if place.name in chosen]
+
+
+def _matching(places: list[Place], wanted: int | str) -> list[Place]:
+    from fnmatch import fnmatchcase
+
+    if isinstance(wanted, int):
+        return [places[wanted]] if -len(places) <= wanted < len(places) else []
+    return [place for place in places if fnmatchcase(place.name, wanted)]
+
+
+def entrances(model: nn.Module, places: list[Place]) -> dict[nn.Module, None]:
+    """Where a forward may begin: the model, its children, and models of transformers within it. Trainers and generation
+    call such parts by themselves."""
+    watched = {place.module for place in places}
+    parts = [*model.children(), *(part for part in model.modules() if hasattr(part, "set_attn_implementation"))]
+    return dict.fromkeys([model, *(part for part in parts if not watched.isdisjoint(part.modules()))])
+
+
+# How many records need headwise to compute a module, and the modules that the first of them had to turn over.
+_users: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+_turned: "WeakKeyDictionary[nn.Module, bool]" = WeakKeyDictionary()
+
+
+def take_over(targets: list[nn.Module]) -> None:
+    """Let headwise compute these until as many calls of `give_back`."""
+    for target in targets:
+        if not _users.get(target) and not _ours(target):
+            (swap if isinstance(target, nn.MultiheadAttention) else switch)(target)
+            _turned[target] = True
+        _users[target] = _users.get(target, 0) + 1
+
+
+def give_back(targets: list[nn.Module]) -> None:
+    """Put back what computed them before, unless another record still needs it, or the user had them so."""
+    for target in targets:
+        _users[target] -= 1
+        if not _users[target]:
+            del _users[target]
+            if _turned.pop(target, False):
+                (swap_back if isinstance(target, nn.MultiheadAttention) else restore)(target)
+
+
+def _ours(target: Any) -> bool:
+    if isinstance(target, nn.MultiheadAttention):
+        return isinstance(target, MultiheadAttention)
+    return bool(target.config._attn_implementation == "headwise")
+
+
+def _kind(module: nn.Module, inside: dict[nn.Module, nn.Module]) -> str | None:
+    if isinstance(module, AttentionLayer):
+        return "headwise"
+    if type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
+        return "torch"
+    return "transformers" if module in inside and _calls_interface(module) else None
+
+
+def _calls_interface(module: nn.Module) -> bool:
+    """Whether a module of transformers asks its library who computes attention."""
+    forward = inspect.unwrap(type(module).forward)
+    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
+
+
+def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, str]]:
+    """The outermost models of transformers that headwise can compute, and why not the others."""
+    if "transformers" not in sys.modules:
+        return [], {}  # then the model is none of its
+    from transformers import PreTrainedModel
+
+    roots: list[nn.Module] = []
+    refused: dict[str, str] = {}
+    below: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and module not in below:
+            below |= set(module.modules())
+            try:
+                if not _ours(module):
+                    restore(switch(module))
+                roots.append(module)
+            except ConfigError as error:
+                refused[name] = str(error)
+    return roots, refused
+
+
+def _crosses(name: str, module: nn.Module) -> bool:
+    last = name.lower().rpartition(".")[2]
+    kind = type(module).__name__.lower()
+    return bool(getattr(module, "is_cross_attention", False)) or "cross" in last or "cross" in kind or last in _CROSS
+
+
+def _unknown(model: nn.Module, watched: list[str], said: list[str]) -> dict[str, str]:
+    """Modules that are attention by name and hold weights, and are none of the known kinds."""
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if "attention" not in type(module).__name__.lower() or not any(True for _ in module.parameters()):
+            continue
+        near = [*watched, *said, *found]
+        if not any(other == name or _within(name, other) or _within(other, name) for other in near):
+            found[name] = f"{type(module).__name__} computes its attention by itself; known are {_KNOWN}"
+    return found
+
+
+def _within(name: str, other: str) -> bool:
+    return other == "" or name.startswith(f"{other}.")
+
+
+def nothing_found(model: nn.Module, unwatched: dict[str, str]) -> ConfigError:
+    """For a model of which nothing can be watched."""
+    why = "".join(f"; {name or 'the model'}: {reason}" for name, reason in _first(unwatched.items()))
+    return ConfigError(f"watch(model): {type(model).__name__} has no attention that can be watched ({_KNOWN}){why}")
+
+
+def _first(items: Iterable[Any]) -> Iterator[Any]:
+    yield from list(items)[:4]

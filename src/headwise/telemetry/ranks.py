@@ -1,0 +1,114 @@
+"""The records of all ranks of a distributed run as one."""
+
+import zlib
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.telemetry.running import Layer, Running
+from headwise.telemetry.summary import Summary
+
+if TYPE_CHECKING:
+    from headwise.telemetry.record import Record
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """What all ranks saw together: means over all their rows, largest values of all.
+
+    Attributes:
+        record: of this rank, which stays as it was.
+        latest, totals: as in `Record`; they are the same on every rank.
+    """
+
+    record: "Record"
+    latest: Summary
+    totals: Summary
+
+    def table(self) -> Summary:
+        """The totals."""
+        return self.totals
+
+
+def reduced(record: "Record", group: Any = None) -> Reduced:
+    """See `Record.reduce`."""
+    ledger = record.ledger
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError("reduce(): torch.distributed is not initialised; record.latest and record.totals are all")
+    last, total = gathered([ledger.last, ledger.total], group)
+    return Reduced(record, ledger.summarise(last, 1), ledger.summarise(total, ledger.steps))
+
+
+def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
+    """Each of them merged over the ranks, in their order, so that all ranks get the same bits. One collective for the
+    sizes and one for the numbers.
+
+    Raises:
+        ConfigError: on every rank, if they did not all measure the same layers and heads.
+    """
+    parts = [x for one in runnings for layer in one.layers.values() for x in layer.tensors() if x.numel()]
+    device = _device(group)
+    flat = torch.cat(
+        [torch.empty(0, dtype=torch.float64, device=device), *(x.double().flatten().to(device) for x in parts)]
+    )
+    layout = repr(
+        [[(name, [x.shape for x in layer.tensors()]) for name, layer in one.layers.items()] for one in runnings]
+    )
+    mine = torch.tensor([len(flat), zlib.crc32(layout.encode())], device=device)
+    sizes = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, mine, group=group)
+    if any(not torch.equal(size, mine) for size in sizes):
+        raise ConfigError(
+            f"reduce(): the ranks have not measured the same layers and heads ({[int(size[0]) for size in sizes]} "
+            f"numbers); call it where every rank has measured a step, with the same options of watch"
+        )
+    everyone = [torch.empty_like(flat) for _ in sizes]
+    dist.all_gather(everyone, flat, group=group)
+    there = [_rebuilt(runnings, numbers) for numbers in everyone]
+    return [reduce(_merged, ranks) for ranks in zip(*there, strict=True)]
+
+
+def _device(group: Any) -> torch.device:
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _merged(one: Running, other: Running) -> Running:
+    names = {name: layer.merged(other.layers[name]) for name, layer in one.layers.items()}
+    return Running(names)
+
+
+def _rebuilt(runnings: list[Running], numbers: Tensor) -> list[Running]:
+    """The same runnings with the numbers of another rank."""
+    at = 0
+
+    def take(like: Tensor) -> Tensor:
+        nonlocal at
+        here = numbers[at : at + like.numel()].view(like.shape).to(like)
+        at += like.numel()
+        return here
+
+    def layer(one: Layer) -> Layer:
+        states = [_with_tensors(state, take) for state in one.states]
+        return replace(one, states=states, nonfinite=take(one.nonfinite))
+
+    return [Running({name: layer(x) for name, x in one.layers.items()}) for one in runnings]
+
+
+def _with_tensors(state: Any, take: Any) -> Any:
+    """A measure's state with other tensors, in the order of `tensors_of`."""
+    if isinstance(state, Tensor):
+        return take(state)
+    if isinstance(state, dict):
+        return {key: _with_tensors(part, take) for key, part in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(_with_tensors(part, take) for part in state)
+    if is_dataclass(state) and not isinstance(state, type):
+        return replace(state, **{one.name: _with_tensors(getattr(state, one.name), take) for one in fields(state)})
+    return state

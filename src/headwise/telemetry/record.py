@@ -1,0 +1,249 @@
+"""The record of a model's attention: what was seen, head by head, while it ran."""
+
+import json
+import os
+import sys
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from headwise.adapters.observer import Observation, in_backward, observe
+from headwise.errors import ConfigError
+from headwise.files import atomic_path
+from headwise.map import AttentionMap
+from headwise.telemetry.alarms import Alarm, Alarms
+from headwise.telemetry.layers import LayerHooks
+from headwise.telemetry.ledger import Ledger
+from headwise.telemetry.options import Options
+from headwise.telemetry.pictures import Picture, picture
+from headwise.telemetry.places import Place, entrances, give_back, take_over
+from headwise.telemetry.ranks import Reduced, reduced
+from headwise.telemetry.running import Running, layer_of
+from headwise.telemetry.summary import History, Summary
+from headwise.telemetry.writers import Writer, Writers
+
+Self = TypeVar("Self", bound="Record")
+
+
+class Record:
+    """Statistics of every watched head; `watch` makes it.
+
+    Attributes:
+        model: the watched one. layers: names of the watched layers, as registered.
+        unwatched: name → why it cannot be watched.
+        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls.
+        ledger: the numbers, for those who add them up further.
+    """
+
+    def __init__(
+        self, model: nn.Module, places: list[Place], targets: list[nn.Module], unwatched: dict[str, str], how: Options
+    ) -> None:
+        self.model, self.unwatched, self._how = model, unwatched, how
+        self.layers = tuple(place.name for place in places)
+        self.maps: dict[str, AttentionMap | Picture] = {}
+        self._places, self._targets = places, targets
+        self._entrances = entrances(model, places)
+        self._writers, self._alarms = Writers(), Alarms(how.alarms)
+        self._handles: list[RemovableHandle | LayerHooks] = []
+        self._observing = ExitStack()
+        self._open, self._depth = False, 0
+        self._error: BaseException | None = None
+        self._forward, self._seen = Running(), dict[str, AttentionMap | Picture]()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all numbers, and count steps from 0 again."""
+        self.ledger = Ledger(self._how.names, self._how.heads, self._how.history)
+
+    @property
+    def active(self) -> bool:
+        """Whether it watches."""
+        return bool(self._handles)
+
+    def start(self: Self) -> Self:
+        """Watch from now on; numbers add to those that are there."""
+        if self.active:
+            return self
+        take_over(self._targets)
+        for place in self._places:
+            if place.kind == "headwise":
+                both = self._how.own, self._how.crossing
+                self._handles.append(LayerHooks(place.name, place.module, self._is_open, both, self._see))
+        for module in self._entrances:
+            self._handles.append(module.register_forward_pre_hook(self._before))
+            self._handles.append(module.register_forward_hook(self._after, always_call=True))
+        return self
+
+    def stop(self) -> None:
+        """Watch no longer, and leave the model as it was: its own attention, no hooks. A step under way ends."""
+        if not self.active:
+            return
+        self._end_forward(keep=False)
+        self._depth = 0
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        give_back(self._targets)
+        if self._how.steps == "manual":
+            self.step()
+
+    def __enter__(self: Self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop()
+
+    def step(self) -> Summary | None:
+        """End a step: what its forwards gave becomes `latest`, and goes to totals, history, writers and alarms.
+
+        With steps="manual" it is for you to call, once the optimiser has stepped; else each forward calls it.
+
+        Returns:
+            The summary, or None if nothing was measured in the step.
+        """
+        summary = self.ledger.end_step()
+        if summary is not None:
+            self._writers.write(summary)
+            self._alarms.look(summary)
+        return summary
+
+    @property
+    def latest(self) -> Summary:
+        """The last measured step."""
+        return self.ledger.latest
+
+    @property
+    def totals(self) -> Summary:
+        """All measured steps since the first start or `clear`. A step in which a layer had NaN or infinity among its
+        scores is counted, and left out of that layer's numbers."""
+        return self.ledger.totals
+
+    @property
+    def history(self) -> History:
+        """The latest measured steps, oldest first; as many as `watch(history=…)` says."""
+        return self.ledger.history
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all numbers take, whatever the number of steps; `maps` are not in it."""
+        return self.ledger.nbytes
+
+    def table(self) -> Summary:
+        """The totals, which print themselves as a table of layer, head and statistics."""
+        return self.totals
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers for JSON: totals, latest, history, what is watched and what is not; None for NaN."""
+        return {
+            "layers": list(self.layers), "unwatched": dict(self.unwatched), "measures": list(self._how.names),
+            "totals": self.totals.to_dict(), "latest": self.latest.to_dict(), "history": self.history.to_dict(),
+        }  # fmt: skip
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_dict()` as one JSON file, whole or not at all."""
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(self.to_dict(), allow_nan=False), encoding="utf-8")
+
+    def write_to(self: Self, writer: Writer) -> Self:
+        """Give every measured step from now on to a writer too; one that fails is told of once, and goes on."""
+        self._writers.add(writer)
+        return self
+
+    def alarm(self: Self, *alarms: Alarm) -> Self:
+        """Look for these too from now on. ConfigError if one needs a measure that the record does not have."""
+        for one in alarms:
+            if missing := [name for name in one.needs if name not in self._how.names]:
+                raise ConfigError(
+                    f"alarm({type(one).__name__}) needs {', '.join(missing)}; give watch(alarms=…), which adds what is "
+                    f"missing, or watch(measures=…)"
+                )
+        self._alarms.add(alarms)
+        return self
+
+    def reduce(self, group: Any = None) -> Reduced:
+        """What all ranks of torch.distributed saw: their `latest` and `totals` merged, sums as sums and maxima as
+        maxima, the same on each. To be called by every rank, after the same step; the record stays that of this rank.
+
+        Args:
+            group: of processes; None for all.
+        Raises:
+            ConfigError: if torch.distributed is not initialised, or the ranks have measured different layers.
+        """
+        return reduced(self, group)
+
+    def modules(self) -> dict[str, nn.Module]:
+        """name → attention module of every watched layer."""
+        return {place.name: place.module for place in self._places}
+
+    def __repr__(self) -> str:
+        left = f", {len(self.unwatched)} that cannot be watched" if self.unwatched else ""
+        measured = f"{self.ledger.steps} of {self.ledger.index} steps measured"
+        return f"Record({len(self.layers)} layers{left}; {measured}; {'watching' if self.active else 'not watching'})"
+
+    def _is_open(self) -> bool:
+        return self._open
+
+    @torch.compiler.disable
+    def _before(self, module: nn.Module, args: Any) -> None:
+        """The model is called, or a part of it; by a call from outside a forward begins."""
+        if module not in self._entrances or in_backward():  # a copy of a watched model has the hooks too
+            return
+        self._depth += 1
+        if self._depth == 1 and self._counts():
+            self._error = sys.exc_info()[1]
+            if self.ledger.index % self._how.every == 0:
+                self._begin_forward()
+
+    @torch.compiler.disable
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        """It is done, or has failed."""
+        if module not in self._entrances or in_backward() or not self._depth:
+            return
+        self._depth -= 1
+        if self._depth:
+            return
+        failed = sys.exc_info()[1] not in (None, self._error)
+        self._end_forward(keep=not failed)
+        if self._how.steps == "forward" and not failed and self._counts():
+            self.step()
+
+    def _counts(self) -> bool:
+        during = self._how.during
+        return during == "always" or self.model.training == (during == "training")
+
+    def _begin_forward(self) -> None:
+        self._open, self._forward, self._seen = True, Running(), {}
+        for crosses, measures in ((False, self._how.own), (True, self._how.crossing)):
+            modules = {
+                place.module: place.name
+                for place in self._places
+                if place.kind != "headwise" and place.crosses == crosses
+            }
+            if modules:
+                see = partial(self._see, crosses=crosses)
+                self._observing.enter_context(observe(see, measures=measures, modules=modules))
+
+    def _end_forward(self, keep: bool) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._observing.close()
+        if keep:
+            self.maps = self._seen
+            self.ledger.add(self._forward)
+        self._forward, self._seen = Running(), {}
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def _see(self, call: Observation, crosses: bool) -> None:
+        """One attention call."""
+        with torch.autocast(call.map.q.device.type, enabled=False):
+            self._forward.add(call.name, layer_of(call, self._how.crossing if crosses else self._how.own))
+            if self._how.maps == "lazy":
+                self._seen[call.name] = call.map
+            elif self._how.maps == "pooled":
+                self._seen[call.name] = picture(call.map)

@@ -1,0 +1,120 @@
+"""States of measures that grow with what is seen and not with how often: batches, forwards, steps and ranks add up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.adapters.observer import Observation
+from headwise.masks import Grid
+from headwise.measures import Measure
+
+
+@dataclass
+class Layer:
+    """What was added up of one layer.
+
+    Attributes:
+        grid: the size of its latest attention matrix, for one batch entry.
+        measures: those that made the states.
+        states: one a measure, batches pooled.
+        nonfinite: [4, heads] float64 counts, as in `Summary`.
+    """
+
+    grid: Grid
+    measures: tuple[Measure, ...]
+    states: list[Any]
+    nonfinite: Tensor
+
+    def merged(self, other: "Layer") -> "Layer":
+        """Both together."""
+        states = [m.merge(one, two) for m, one, two in zip(self.measures, self.states, other.states, strict=True)]
+        nonfinite = self.nonfinite + other.nonfinite.to(self.nonfinite.device)
+        return Layer(other.grid, self.measures, states, nonfinite)
+
+    def columns(self) -> Tensor:
+        """The finished measures and the counts side by side, [heads, measures + 4]."""
+        values = [measure.finish(state)[0] for measure, state in zip(self.measures, self.states, strict=True)]
+        return torch.stack([*values, *self.nonfinite.float()], -1)
+
+    def tensors(self) -> list[Tensor]:
+        """Those that the states are made of."""
+        return [x for state in self.states for x in tensors_of(state)] + [self.nonfinite]
+
+    def trusted(self) -> "Layer":
+        """The same if its numbers are to be trusted; without them, but with the counts, if there are NaN and infinity
+        among the scores: one such step would spoil a sum for good."""
+        if not bool(self.nonfinite[0].any()):
+            return self
+        like = torch.empty(0, device=self.nonfinite.device)
+        return replace(self, states=[measure.start(self.grid, like) for measure in self.measures])
+
+
+@dataclass
+class Running:
+    """What was added up, layer by layer in the order of the first call."""
+
+    layers: dict[str, Layer] = field(default_factory=dict)
+
+    def add(self, name: str, layer: Layer) -> None:
+        """Take a call, or what another one added up, in."""
+        before = self.layers.get(name)
+        self.layers[name] = layer if before is None else before.merged(layer)
+
+    def summary(
+        self, names: tuple[str, ...], order: dict[str, int], heads: Sequence[int] | None
+    ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Tensor, Tensor]:
+        """The last four fields of a `Summary`, by one transfer from the device a layer.
+
+        Args:
+            names: of the measures.
+            order: the layers in the order of their rows, and how many heads each has; NaN for those that did not run.
+            heads: which of each layer; None for all.
+        """
+        places: list[tuple[str, int]] = []
+        numbers, counts = [torch.empty(0, len(names))], [torch.empty(0, 4)]
+        for name, count in order.items():
+            wanted = list(range(count) if heads is None else heads)
+            places += [(name, head) for head in wanted]
+            layer = self.layers.get(name)
+            columns = torch.full((count, len(names) + 4), torch.nan) if layer is None else layer.columns().cpu()
+            numbers.append(columns[wanted, : len(names)])
+            counts.append(columns[wanted, len(names) :].nan_to_num(0.0))
+        return tuple(places), names, torch.cat(numbers), torch.cat(counts)
+
+
+def layer_of(call: Observation, measures: Sequence[Measure]) -> Layer:
+    """What one call adds."""
+    measured, amap = call.measured, call.map
+    assert measured is not None  # a record always has measures
+    grid = amap.rule.grid._replace(b=1)
+    states = [m.merge(m.start(grid, amap.lse), measured.states[m.name]) for m in measures]  # pools the batch
+    heads = amap.shape[1]
+    nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=amap.lse.device)
+    nonfinite[0] = measured.nonfinite.sum(0)
+    if bool(measured.nonfinite.any()):
+        nonfinite[1] = _bad(amap.q, heads)
+        nonfinite[2] = _bad(amap.k, heads)
+    if amap.nonfinite_values is not None:
+        nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
+    return Layer(grid, tuple(measures), states, nonfinite)
+
+
+def _bad(x: Tensor, heads: int) -> Tensor:
+    """NaN and infinite entries of each query head, [h]."""
+    return (~torch.isfinite(x)).sum((0, 2, 3)).repeat_interleave(heads // x.shape[1])
+
+
+def tensors_of(state: Any) -> list[Tensor]:
+    """The tensors in a measure's state, in a fixed order."""
+    if isinstance(state, Tensor):
+        return [state]
+    if isinstance(state, dict):
+        return [x for part in state.values() for x in tensors_of(part)]
+    if isinstance(state, list | tuple):
+        return [x for part in state for x in tensors_of(part)]
+    if is_dataclass(state):
+        return [x for one in fields(state) for x in tensors_of(getattr(state, one.name))]
+    return []

@@ -1,0 +1,151 @@
+"""The numbers of every head of every layer, of one step or of many: what a record gives."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.science.table import as_html, as_text
+
+NONFINITE = ("rows", "queries", "keys", "values")  # what NaN and infinity are counted in, for each head
+
+
+@dataclass(frozen=True, eq=False)
+class Summary(Mapping[str, Tensor]):
+    """Measures of heads: `summary["entropy"]` is [layers, heads] float32, NaN where a layer has no such head.
+
+    Attributes:
+        step: the last step that is in it; steps: how many are.
+        places: (layer, head) of each row, in the order in which the layers are called.
+        names: of the measures.
+        numbers: [rows, measures] float32 on the CPU; NaN where the head did not run.
+        nonfinite: [rows, 4] counts of NaN and infinity: rows of scores, and entries of queries, keys and values.
+    """
+
+    step: int
+    steps: int
+    places: tuple[tuple[str, int], ...]
+    names: tuple[str, ...]
+    numbers: Tensor
+    nonfinite: Tensor
+
+    def __getitem__(self, name: str) -> Tensor:
+        column = self.numbers[:, self._column(name)]
+        layers = self.layers
+        table = torch.full((len(layers), max((head for _, head in self.places), default=-1) + 1), torch.nan)
+        index = {layer: i for i, layer in enumerate(layers)}
+        for (layer, head), value in zip(self.places, column.tolist(), strict=True):
+            table[index[layer], head] = value
+        return table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers, in the order in which they are called."""
+        return tuple(dict.fromkeys(layer for layer, _ in self.places))
+
+    def column(self, name: str) -> Tensor:
+        """A measure of every row of `places`, [rows]."""
+        return self.numbers[:, self._column(name)]
+
+    def of(self, layer: str) -> dict[str, Tensor]:
+        """The measures of one layer, name → [heads watched]."""
+        at = [i for i, (name, _) in enumerate(self.places) if name == layer]
+        if not at:
+            raise ConfigError(f"of({layer!r}): no such layer; there are {', '.join(self.layers) or 'none yet'}")
+        return {name: self.numbers[at, i] for i, name in enumerate(self.names)}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text: layer, head, measures, and non-finite numbers where there are any."""
+        bad = [name for i, name in enumerate(NONFINITE) if bool(self.nonfinite[:, i].any())]
+        head = ["layer", "head", *self.names, *(f"non-finite {name}" for name in bad)]
+        body = []
+        for i, (layer, number) in enumerate(self.places):
+            counts = [str(int(self.nonfinite[i, NONFINITE.index(name)])) for name in bad]
+            body.append([layer, str(number), *(f"{x:.4g}" for x in self.numbers[i].tolist()), *counts])
+        return head, body
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers for JSON: step, steps, and for each layer its heads and their measures; None for NaN and
+        infinity, and the counts of these where there are any."""
+        layers: dict[str, Any] = {}
+        for layer in self.layers:
+            at = [i for i, (name, _) in enumerate(self.places) if name == layer]
+            entry: dict[str, Any] = {"heads": [self.places[i][1] for i in at]}
+            entry |= {name: _plain(self.numbers[at, i].tolist()) for i, name in enumerate(self.names)}
+            if bool(self.nonfinite[at].any()):
+                entry["nonfinite"] = {
+                    what: self.nonfinite[at, i].long().tolist() for i, what in enumerate(NONFINITE)
+                }  # fmt: skip
+            layers[layer] = entry
+        return {"step": self.step, "steps": self.steps, "layers": layers}
+
+    def __repr__(self) -> str:
+        return f"{self._title()}\n{as_text(*self.table())}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.table(), caption=self._title())
+
+    def _title(self) -> str:
+        if not self.steps:
+            return "no step measured yet"
+        return f"step {self.step}" if self.steps == 1 else f"{self.steps} steps, the last of them step {self.step}"
+
+    def _column(self, name: str) -> int:
+        if name not in self.names:
+            raise ConfigError(f"{name!r} was not measured; there are {', '.join(self.names) or 'no measures'}")
+        return self.names.index(name)
+
+
+class History(Sequence[Summary]):
+    """The latest measured steps, oldest first; `history["max_logit"]` is [steps, layers, heads]."""
+
+    def __init__(self, summaries: Sequence[Summary]) -> None:
+        self._summaries = tuple(summaries)
+
+    def __len__(self) -> int:
+        return len(self._summaries)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return self._summaries[key]
+        tables = [summary[key] for summary in self._summaries]
+        if not tables:
+            return torch.empty(0, 0, 0)
+        layers, heads = max(len(table) for table in tables), max(table.shape[1] for table in tables)
+        grown = torch.full((len(tables), layers, heads), torch.nan)
+        for i, table in enumerate(tables):
+            grown[i, : len(table), : table.shape[1]] = table
+        return grown
+
+    @property
+    def steps(self) -> list[int]:
+        """The number of each step."""
+        return [summary.step for summary in self._summaries]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the numbers take."""
+        return sum(s.numbers.nbytes + s.nonfinite.nbytes for s in self._summaries)
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """`Summary.to_dict` of each."""
+        return [summary.to_dict() for summary in self._summaries]
+
+    def __repr__(self) -> str:
+        if not self._summaries:
+            return "History(no step measured yet)"
+        return f"History({len(self)} steps, {self.steps[0]} to {self.steps[-1]}; {', '.join(self._summaries[-1])})"
+
+
+def _plain(values: list[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]

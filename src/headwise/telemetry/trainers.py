@@ -1,0 +1,121 @@
+"""Records kept by trainers: callbacks for transformers' `Trainer` and for Lightning.
+
+Both watch the training steps of a run, forwards of one optimiser step taken together, and may clip.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from headwise.errors import ConfigError
+from headwise.telemetry.clip import qk_clip
+from headwise.telemetry.record import Record
+from headwise.telemetry.watch import watch
+from headwise.telemetry.writers import Writer
+
+
+class TrainingRecord:
+    """What the callbacks of all trainers do: begin, end a step, end.
+
+    Attributes:
+        record: of the run; None before it has begun.
+    """
+
+    def __init__(self, tau: float | None, writers: Sequence[Writer], options: dict[str, Any]) -> None:
+        if twice := {"steps", "during"} & options.keys():
+            raise ConfigError(f"{sorted(twice)[0]}: the trainer says where steps end; leave it out")
+        self._tau, self._writers, self._options = tau, writers, options
+        self.record: Record | None = None
+
+    def begin(self, model: nn.Module) -> None:
+        """Watch the model; numbers of an earlier run go on."""
+        if self.record is None or self.record.model is not model:
+            self.record = watch(model, steps="manual", during="training", **self._options)
+            for writer in self._writers:
+                self.record.write_to(writer)
+        self.record.start()
+
+    def end_step(self) -> None:
+        """The optimiser has stepped."""
+        record = self.record
+        if record is None or record.step() is None or self._tau is None:
+            return
+        many = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        qk_clip(record.model, record.reduce() if many else record, self._tau)
+
+    def end(self) -> None:
+        """Training is over, or has failed."""
+        if self.record is not None:
+            self.record.stop()
+        for writer in self._writers:
+            writer.close()
+
+
+def trainer_callback(*, tau: float | None = None, writers: Sequence[Writer] = (), **options: Any) -> Any:
+    """A `TrainerCallback` for transformers' `Trainer`: `Trainer(…, callbacks=[hw.trainer_callback(every=10)])`.
+
+    Args:
+        tau: clip the queries and keys of heads whose largest logit is over it (`qk_clip`), after each measured step.
+        writers: as for `Record.write_to`; closed when training ends.
+        options: those of `watch`, but for steps and during.
+    Returns:
+        The callback; its `record` is the `Record` from the beginning of training on. Evaluation is not in it.
+    Raises:
+        ConfigError: if transformers is not installed, or an option will not do.
+    """
+    try:
+        from transformers import TrainerCallback
+    except ImportError as error:
+        raise ConfigError(f"trainer_callback() needs transformers: pip install transformers ({error})") from None
+
+    class HeadwiseCallback(TrainingRecord, TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            self.begin(model)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.end_step()
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.end()
+
+    return HeadwiseCallback(tau, writers, options)
+
+
+def lightning_callback(*, tau: float | None = None, writers: Sequence[Writer] = (), **options: Any) -> Any:
+    """A `Callback` for Lightning: `Trainer(callbacks=[hw.lightning_callback(every=10)])`; see `trainer_callback`.
+
+    The watched model is the `LightningModule`; layers have their names in it.
+
+    Raises:
+        ConfigError: if neither lightning nor pytorch_lightning is installed, or an option will not do.
+    """
+
+    class HeadwiseCallback(TrainingRecord, _lightning()):  # type: ignore[misc]
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            self._stepped = trainer.global_step
+            self.begin(pl_module)
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
+            if trainer.global_step != self._stepped:  # not while gradients are gathered
+                self._stepped = trainer.global_step
+                self.end_step()
+
+        def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+            self.end()
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            self.end()
+
+    return HeadwiseCallback(tau, writers, options)
+
+
+def _lightning() -> Any:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        try:
+            return import_module(name).Callback
+        except ImportError:
+            continue
+    raise ConfigError("lightning_callback() needs Lightning: pip install lightning")
