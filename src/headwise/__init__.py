@@ -46,7 +46,9 @@ _HOMES = {
     "heads.convolution": ["ConvolutionAttention", "from_conv1d", "from_conv2d"],
     "anatomy": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
     "science.roles": ["Mention", "RoleScore", "Roles", "place", "probe_induction", "read_conllu", "roles"],
-    "surgery": ["group_heads", "heal", "load_pruned", "merge_kv", "prune", "save_pruned"],
+    "surgery": [
+        "budget", "budget_effect", "group_heads", "heal", "load_pruned", "merge_kv", "prune", "save_pruned",
+    ],
     "adapters.torch": ["swap", "swap_back"],
     "adapters.observer": ["Observation", "observe"],
     "adapters.huggingface": ["install", "restore", "switch"],
@@ -171,6 +173,8 @@ if TYPE_CHECKING:
         t5_bias as t5_bias,
     )
     from headwise.surgery import (
+        budget as budget,
+        budget_effect as budget_effect,
         group_heads as group_heads,
         heal as heal,
         load_pruned as load_pruned,
