@@ -1,5 +1,6 @@
 """Findings as one HTML page with plots: one file, no script, no network; light, dark, on a phone and on paper.
 
+>>> from headwise.claims import choose, run, write_page
 >>> write_page(run(choose()), "claims.html")                               # doctest: +SKIP
 PosixPath('claims.html')
 """
