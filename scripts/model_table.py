@@ -2,7 +2,7 @@
 
     python scripts/model_table.py
 
-The cells are the checks of tests/adapters/families.py: tiny random models, each compared with its own code.
+The cells are the checks of tests/adapters/family_checks.py: tiny random models, each compared with its own code.
 """
 
 import argparse
@@ -22,7 +22,8 @@ def main() -> int:
     write = options.parse_args().write
     sys.path.insert(0, str(ROOT / "tests" / "adapters"))
     warnings.simplefilter("ignore")
-    import families
+    import family_checks as checks
+    from model_families import Family
     from transformers.utils import logging
 
     from headwise.files import atomic_path
@@ -30,18 +31,18 @@ def main() -> int:
     logging.set_verbosity_error()
     failed = []
 
-    def cell(family: families.Family, feature: str) -> str:
-        said = families.cell(family, feature)
+    def cell(family: Family, feature: str) -> str:
+        said = checks.cell(family, feature)
         if said == "–":
             return said
         try:
-            (families.refusal if said == "refused" else families.FEATURES[feature])(family)
+            (checks.refusal if said == "refused" else checks.FEATURES[feature])(family)
         except Exception as error:
             failed.append(f"{family.name}, {feature}: {type(error).__name__}: {error}")
             return "FAILS"
         return said
 
-    table = families.table(cell)
+    table = checks.table(cell)
     print(table)
     print(*failed, sep="\n", file=sys.stderr)
     if write and not failed:

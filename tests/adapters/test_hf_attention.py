@@ -2,15 +2,15 @@
 
 import copy
 import math
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from families import FAMILIES, attention_mask, inputs, make, output, same, switched, tokens
-from sizes import Largest
+from family_checks import output, same, switched
+from largest_tensor import Largest
+from model_families import FAMILIES, attention_mask, inputs, make, tokens
 from torch import nn
 from transformers import (
     BertConfig,
@@ -293,16 +293,11 @@ def test_what_cannot_be_switched_is_named():
         hw.switch("bert-base")
 
 
-def test_transformers_that_is_not_there_is_said():
-    script = (
-        "import sys; sys.modules['transformers'] = None\n"
-        "import headwise as hw\n"
-        "try: hw.install()\n"
-        "except hw.ConfigError as error: sys.exit(str(error))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "pip install 'headwise[hf]'" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize("call", [hw.install, lambda: hw.switch(nn.Linear(2, 2))])
+def test_transformers_that_is_not_there_is_said(call, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"transformers.*pip install 'headwise\[hf\]'"):
+        call()
 
 
 def test_nan_in_a_weight_is_told():

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from families import FAMILIES, inputs, make, output, switched
+from family_checks import output, switched
+from model_families import FAMILIES, inputs, make
 from torch import nn
 
 import headwise as hw

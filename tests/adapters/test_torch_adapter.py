@@ -1,10 +1,11 @@
 import copy
+import inspect
 import math
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from sizes import Largest
+from largest_tensor import Largest
 from torch import Tensor, nn
 
 import headwise as hw
@@ -325,6 +326,8 @@ def test_nested_inputs_are_sequences_without_padding():
         torch.testing.assert_close(mine, their, rtol=1e-5, atol=1e-5)
     with pytest.raises(ConfigError, match="nested"):
         ours(nested, nested, nested, attn_mask=torch.zeros(7, 7))
+    with pytest.raises(ConfigError, match="is_causal"):
+        ours(nested, nested, nested, is_causal=True)
 
 
 # --- bad input
@@ -352,6 +355,22 @@ def test_wrong_call_is_named(inputs, options, error, words):
         ours(*inputs, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [((10, 3), "embed_dim=10.*num_heads=3"), ((0, 1), "embed_dim=0"), ((4, 2, 1.0), "dropout=1.0")],
+)
+def test_wrong_options_are_named(options, words):
+    with pytest.raises(HeadwiseError, match=words):
+        MultiheadAttention(*options)
+
+
+def test_constructor_and_call_are_pytorchs():
+    for name in ("__init__", "forward"):
+        ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (MultiheadAttention, nn.MultiheadAttention))
+        assert list(ours.parameters) == list(theirs.parameters)
+        assert [p.default for p in ours.parameters.values()] == [p.default for p in theirs.parameters.values()]
+
+
 def test_what_cannot_be_swapped_is_named():
     class Own(nn.MultiheadAttention):
         pass
@@ -373,4 +392,3 @@ def test_nan_in_a_parameter_is_told():
         out, _ = ours(X, X, X)
     assert out.isnan().any()
     assert seen[0].map.nonfinite_values.tolist() == [[0, 5, 0], [0, 5, 0]]
-    assert issubclass(ConfigError, HeadwiseError)

@@ -107,12 +107,14 @@ def attended(
 ) -> tuple[Tensor, AttentionMap | None]:
     """`attend(q, k, v, **options)` for a module of another library, told to whoever observes it; the map if somebody
     wants it."""
-    observers = [one for one in _active if one.sees(module)] if _active and not in_backward() else []
+    observers = [one for one in _active if one.sees(module)] if _active else []
     if not observers and not want_map:
         return attend(q, k, v, **options), None
     measures = {name: measure for one in observers for name, measure in one.measures.items()}
     out, amap = attend(q, k, v, return_map=True, measures=tuple(measures.values()), **options)
-    for one in observers:
+    # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing holds
+    # it to; but it is not told.
+    for one in () if in_backward() else observers:
         one.callback(Observation("" if one.names is None else one.names[module], module, amap))
     return out, amap
 

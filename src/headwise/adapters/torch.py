@@ -45,8 +45,27 @@ class MultiheadAttention(nn.MultiheadAttention):
     See the module's docstring for what differs. `swap` turns those of a model into this class.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
+            raise ShapeError(f"embed_dim={embed_dim} is not a positive multiple of num_heads={num_heads}")
+        if not 0.0 <= dropout < 1.0:
+            raise ConfigError(f"dropout={dropout}: expected 0 <= dropout < 1")
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
         _keep_fused_path_away(self)
 
     def forward(
@@ -75,7 +94,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             ShapeError, DTypeError, ConfigError: naming the argument, what came and what fits.
         """
         if query.is_nested:
-            return self._of_nested(query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights)
+            masked = is_causal or key_padding_mask is not None or attn_mask is not None
+            return self._of_nested(query, key, value, masked, need_weights, average_attn_weights)
         batched = self._check(query, key, value)
         if not batched:
             same, kv = query is key, key is value
@@ -84,10 +104,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             value = key if kv else value[None] if self.batch_first else value[:, None]
             key_padding_mask = None if key_padding_mask is None else key_padding_mask[None]
         q, k, v = self._heads(query, key, value)
-        n, m, before = q.shape[2], key.shape[1 if self.batch_first else 0], k.shape[2]
-        before -= m
-        hidden, score = self._masks(attn_mask, key_padding_mask, is_causal, q, m, before)
-        out, weights = self._attend(q, k, v, hidden, score, need_weights, average_attn_weights, batched, before)
+        n, m = q.shape[2], key.shape[1 if self.batch_first else 0]
+        before = k.shape[2] - m  # keys of the module's own
+        mask, score = self._masks(attn_mask, key_padding_mask, is_causal, q, m, before)
+        out, weights = self._attend(q, k, v, mask, score, need_weights, average_attn_weights, batched, before)
         if self.batch_first:
             y = self.out_proj(out.transpose(1, 2).flatten(2))
         else:
@@ -188,14 +208,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         return both(*found), scores
 
     def _of_nested(
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None, need_weights: bool,
-        attn_mask: Tensor | None, averaged: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self, query: Tensor, key: Tensor, value: Tensor, masked: bool, need_weights: bool, averaged: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Sequences of different lengths in one nested tensor [N, *, E]: padded, computed, and nested again."""
-        if query is not key or key is not value or key_padding_mask is not None or attn_mask is not None:
+        if query is not key or key is not value or masked:
             raise ConfigError(
-                "nested inputs: only self attention without attn_mask and key_padding_mask is defined for them; pad "
-                "them (to_padded_tensor) and give key_padding_mask"
+                "nested inputs: only self attention without attn_mask, key_padding_mask and is_causal is defined for "
+                "them; pad them (to_padded_tensor) and give key_padding_mask"
             )
         if not self.batch_first:
             raise ConfigError("nested inputs are [N, *, E] and need batch_first=True")

@@ -1,12 +1,12 @@
 """The attention function that transformers calls for attn_implementation="headwise"."""
 
+import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.adapters.foreign_masks import both, of_additive, of_boolean
-from headwise.adapters.huggingface.library import library
 from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.adapters.observer import attended
 from headwise.adapters.weights import AttentionWeights
@@ -160,6 +160,6 @@ def _attentions_wanted(kwargs: dict[str, Any]) -> bool:
     of what to catch."""
     if kwargs.get("output_attentions"):
         return True
-    collector = getattr(library("utils.output_capturing"), "_active_collector", None)
+    collector = getattr(sys.modules.get("transformers.utils.output_capturing"), "_active_collector", None)
     catching = None if collector is None else collector.get()
     return catching is not None and any(name.endswith("attentions") for name in catching)

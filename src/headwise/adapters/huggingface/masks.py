@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headwise.adapters.foreign_masks import both, of_boolean, of_padding
 from headwise.adapters.huggingface.library import library
@@ -41,8 +42,9 @@ def make_mask(
     shape = batch_size, q_length, kv_length
     real = None
     if attention_mask is not None:
-        real = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)[:, kv_offset : kv_offset + kv_length]
-        real = real.bool().expand(batch_size, -1)
+        # A mask that ends before the keys says that nothing stands there yet.
+        missing = max(0, kv_offset + kv_length - attention_mask.shape[-1])
+        real = pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     try:
         mask: Mask | None = read(function, Place(kv_offset, min(keys, kv_length)))
         if isinstance(mask, Everything):
