@@ -10,7 +10,7 @@ from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.science.given import checked_maps, head_names
 from headwise.science.rows import row_tiles
-from headwise.science.similarity import HeadSimilarity, apart, symmetric
+from headwise.science.similarity import HeadSimilarity, apart, mirrored, symmetric
 from headwise.tiles import Progress, Scratch
 
 ROWS, KEYS = 16, 512  # of a tile of all heads
@@ -66,13 +66,14 @@ def map_divergence(
         done += len(part)
         if progress is not None:
             progress(done, len(chosen))
-    unseen = (mean.count.triu(1) + mean.count.triu(1).T).fill_diagonal_(1) == 0
+    unseen = mirrored(mean.count).fill_diagonal_(1) == 0
     if bool(unseen.any()):
         one, two = (head_names(heads)[i] for i in unseen.nonzero()[0].tolist())
         raise ConfigError(f"maps: {one} and {two} have no row in common in which both see a key")
     matrix = symmetric(mean.value()).clamp(0.0, math.log(2)).fill_diagonal_(0.0)
     error = None if rows is None else symmetric(mean.error(len(chosen) / (b * n))).fill_diagonal_(0.0)
-    note = "all rows" if rows is None else f"{rows} of {b * n} rows, seed {seed}"
+    counted = "all rows" if rows is None else f"{rows} of {b * n} rows, seed {seed}"
+    note = f"{counted}; each exact to {ERROR:g} nats"
     return HeadSimilarity(
         "Jensen–Shannon divergence of maps", head_names(heads), matrix, apart(matrix.sqrt()), "nats", error=error,
         note=note, small_is_alike=True,
@@ -191,15 +192,10 @@ class _Mean:
         self.last = values[-1:].clone(), counted[-1:].clone()
 
     def value(self) -> Tensor:
-        return _mirrored(self.total / self.count.clamp_min(1))
+        return mirrored(self.total / self.count.clamp_min(1))
 
     def error(self, share: float) -> Tensor:
         """From the differences of neighbouring rows: half their mean square is the variance of a row in its stretch,
         or somewhat more (Wolter 2007, Introduction to Variance Estimation, §8.2). share: of the rows looked at."""
         variance = self.steps / (2 * self.step_count.clamp_min(1))
-        return _mirrored((variance / self.count.clamp_min(1) * (1 - share)).sqrt())
-
-
-def _mirrored(upper: Tensor) -> Tensor:
-    upper = upper.triu(1)
-    return upper + upper.T
+        return mirrored((variance / self.count.clamp_min(1) * (1 - share)).sqrt())

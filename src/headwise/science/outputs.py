@@ -18,7 +18,7 @@ from headwise.science.moments import (
     surplus,
     whitening,
 )
-from headwise.science.similarity import HeadSimilarity, apart, one_of, symmetric
+from headwise.science.similarity import HeadSimilarity, apart, mirrored, one_of, symmetric
 
 KINDS = ("cosine", "written", "cka", "mutual_information")
 
@@ -143,16 +143,14 @@ def _second_moments(
         rows, cols = slice(*starts[a : a + 2]), slice(*starts[c : c + 2])
         if "cka" in kinds:
             overlap[rows, cols] = moments.square().sum((1, 3), dtype=torch.float64).cpu()
-            overlap[cols, rows] = overlap[rows, cols].T
         if informed:
             shared[rows, cols] = _information(moments, white[a], white[c], shrinkage).cpu()
-            shared[cols, rows] = shared[rows, cols].T
     found = {}
     if "cka" in kinds:
-        matrix = cosines(overlap)
+        matrix = cosines(mirrored(overlap))
         found["cka"] = HeadSimilarity("CKA of outputs", names, matrix, apart(1 - matrix), "CKA")
     if informed:
-        found["mutual_information"] = _informed(names, shared, ready, white, corrected)
+        found["mutual_information"] = _informed(names, mirrored(shared), ready, white, corrected)
     return found
 
 

@@ -186,6 +186,12 @@ def symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.T) / 2
 
 
+def mirrored(upper: Tensor) -> Tensor:
+    """The part on and above the diagonal, and the same below it."""
+    upper = upper.triu()
+    return upper + upper.triu(1).T
+
+
 def apart(distance: Tensor) -> Tensor:
     """Distances made sure of: not below 0, and 0 between a head and itself."""
     return distance.clamp_min(0.0).fill_diagonal_(0.0)
