@@ -1,5 +1,7 @@
 """The report says what the model does, for any text."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from headwise.errors import TextError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.see import SHOWN, see, sentences
+from headwise.see.heads import _windows
 
 Model = tuple[Decoder, CharTokenizer]
 
@@ -98,7 +101,9 @@ def test_empty_text_is_refused(model: Model) -> None:
 def test_progress_is_told_to_its_end(model: Model) -> None:
     told: dict[str, tuple[int, int]] = {}
     see("武松打虎。" * 13, *model, cells=16, step=lambda what, done, of: told.__setitem__(what, (done, of)))
-    assert set(told) == {"reading", "measuring", "pooling (mean)", "pooling (max)"}
+    assert set(told) == {
+        "reading", "measuring", "pooling (mean)", "pooling (max)", "roles", "comparing", "importance",
+    }  # fmt: skip
     assert all(done == of for done, of in told.values())
 
 
@@ -115,3 +120,43 @@ def test_progress_is_told_to_its_end(model: Model) -> None:
 def test_sentences(text: str, expected: list[str]) -> None:
     found = sentences(list(text))
     assert [text[a:b] for a, b in found] == expected
+
+
+def test_heads_are_compared_and_judged_by_the_loss(model: Model) -> None:
+    text = "武松打虎，再来？The tiger sleeps!"
+    report = see(text, *model)
+    assert [len(row) for row in report.roles] == [5, 5]
+    assert len(report.comparisons) == 3
+    for comparison in report.comparisons:
+        np.testing.assert_allclose(comparison.values, comparison.values.T, atol=1e-6)
+    cka = report.comparisons[0].values
+    np.testing.assert_allclose(np.diag(cka), 1, atol=1e-5)
+    decoder, tokenizer = model
+    ids = torch.from_numpy(tokenizer.encode(text))
+    losses = {}
+    for head in (None, 3):  # by hand: the head's columns of W_O are zero
+        layer = deepcopy(decoder)
+        if head is not None:
+            with torch.no_grad():
+                layer.blocks[1].attention.o_proj.weight[:, head * 4 : head * 4 + 4] = 0
+        with torch.no_grad():
+            losses[head] = float(torch.nn.functional.cross_entropy(layer(ids[None])[0, :-1], ids[1:]))
+    without = report.importance[0].values
+    assert without.shape == (2, 5)
+    assert without[1, 3] == pytest.approx(losses[3] - losses[None], abs=1e-5)
+
+
+def test_a_text_longer_than_the_context_is_judged_by_windows_of_it(model: Model) -> None:
+    decoder, tokenizer = model
+    ids = torch.from_numpy(tokenizer.encode("武松打虎，再来？" * 40))
+    windows = _windows(ids, decoder.config.context)
+    assert 1 < len(windows) <= 8
+    assert {window.shape for window in windows} == {(1, decoder.config.context + 1)}
+    assert torch.equal(windows[0][0], ids[: decoder.config.context + 1])
+    assert torch.equal(windows[-1][0], ids[-decoder.config.context - 1 :])
+
+
+def test_a_text_of_a_few_characters_is_not_compared(model: Model) -> None:
+    report = see("武松", *model)
+    assert report.comparisons == []
+    assert report.importance == []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from view_samples import FAMILY, HOSTILE, passage, report_of
+from view_samples import FAMILY, HOSTILE, compared, passage, report_of
 
 from headwise.views.data import Passage
 from headwise.views.html import write_report
@@ -319,3 +319,84 @@ def test_many_characters_are_shown_at_once(tmp_path):
     out = played(report, tmp_path, steps)
     assert (out["units"], out["sentences"]) == (200, 201)
     assert out["said"] > 20
+
+
+def test_a_report_without_comparisons_has_no_tabs(tmp_path, chinese):
+    out = played(chinese, tmp_path, "await ready(); out.tabs = one('#tabs').hidden;", "#tab=compare")
+    assert out["tabs"]
+
+
+def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_path):
+    report = compared()
+    out = played(
+        report, tmp_path,
+        """
+        const cells = () => {
+          const matrix = one("#matrix"), box = matrix.getBoundingClientRect(), found = [], left = 58;
+          const cell = Math.max(3, Math.min(40, (matrix.parentElement.clientWidth - left - 2) / 6));
+          for (let r = 0; r < 6; r++) for (let c = 0; c < 6; c++) {
+            const clientX = box.left + left + (c + 0.5) * cell, clientY = box.top + (r + 0.5) * cell;
+            point(matrix, "pointermove", { clientX, clientY });
+            found.push([...one("#tip").querySelectorAll("b, .weight")].map((e) => e.firstChild.textContent));
+          }
+          return found;
+        };
+        out.maps = one("#maps").hidden; out.controls = one("#controls").hidden;
+        out.alike = cells();
+        choose("#order", "layers"); out.layers = cells();
+        choose("#comparison", "1"); out.apart = cells(); out.pairs = all("#pairs button").map((e) => e.textContent);
+        const matrix = one("#matrix"), box = matrix.getBoundingClientRect();
+        point(matrix, "click", { clientX: box.left + 58 + 2, clientY: box.top + 40 * 4.5 });
+        await ready();
+        out.title = text("#map-title"); out.open = one("#compare").hidden; out.hash = location.hash;
+        out.card = text("#card");
+        """,
+        "#tab=compare",
+    )  # fmt: skip
+    assert out["maps"]
+    assert out["controls"]
+    names = [f"L{i // 3}·{i % 3}" for i in range(6)]
+    cosine, apart = (comparison.values for comparison in report.comparisons)
+    for key, values, order in (
+        ("alike", cosine, report.comparisons[0].order), ("layers", cosine, range(6)), ("apart", apart, range(6)),
+    ):  # fmt: skip
+        pairs = [(i, j) for i in order for j in order]
+        assert [cell[:2] for cell in out[key]] == [[names[i], names[j]] for i, j in pairs]
+        said = [float(cell[2]) for cell in out[key]]
+        np.testing.assert_allclose(said, [values[pair] for pair in pairs], rtol=6e-3, atol=1e-5)
+    upper = sorted((apart[i, j], f"{names[i]} – {names[j]}") for i in range(6) for j in range(i + 1, 6))
+    assert out["pairs"] == [name for _, name in upper[:12]]
+    assert out["title"] == "Layer 1 · head 1"
+    assert out["open"]
+    assert "tab=" not in out["hash"]
+    assert "none that we are sure of" in out["card"]
+
+
+def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
+    report = compared()
+    out = played(
+        report, tmp_path,
+        """
+        one("#tab-compare").click();
+        const cells = () => all("#weighty button").map((e) => Number(e.textContent));
+        out.without = cells(); out.most = text("#most button");
+        out.least = all("#least button").map((e) => e.textContent);
+        choose("#method", "1"); out.slope = cells(); out.hash = location.hash;
+        one("#weighty button:nth-of-type(3)").click(); await ready();
+        out.title = text("#map-title");
+        out.roles = all("#table tbody tr").map((row) => row.lastChild.textContent);
+        press(one("#tab-maps"), "ArrowRight");
+        out.focus = document.activeElement.id; out.shown = !one("#compare").hidden;
+        """,
+    )  # fmt: skip
+    without, slope = (statistic.values.ravel() for statistic in report.importance)
+    np.testing.assert_allclose(out["without"], without, rtol=6e-3, atol=1e-5)
+    np.testing.assert_allclose(out["slope"], slope, rtol=6e-3, atol=1e-5)
+    best = int(without.argmax())
+    assert out["most"] == f"L{best // 3}·{best % 3}"
+    assert out["least"] == []  # six heads fill the first list
+    assert "tab=compare" in out["hash"]
+    assert out["title"] == "Layer 0 · head 2"
+    assert out["roles"] == ["previous 0.91", "–", "first 0.80, nearby 0.95", "–", "–", "–"]
+    assert out["focus"] == "tab-compare"
+    assert out["shown"]

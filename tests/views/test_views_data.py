@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from view_samples import passage, report_of, weights
+from view_samples import compared, passage, report_of, weights
 
 from headwise.errors import ShapeError
 from headwise.views.colours import STOPS, stops
-from headwise.views.data import Passage, Report, Statistic
+from headwise.views.data import Comparison, Passage, Report, Statistic
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,24 @@ def test_report_whose_parts_differ_is_refused():
         with pytest.raises(ShapeError):
             Report("r", *parts)
     assert report_of(two).shape == (2, 3)
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3]])
+def test_comparison_names_every_head_once(order):
+    with pytest.raises(ShapeError, match="every head once"):
+        Comparison("c", np.zeros((3, 3)), order, "", "")
+
+
+def test_comparisons_roles_and_importance_are_of_all_heads():
+    good = compared()
+    parts = (good.title, good.passages, good.statistics, good.patterns)
+    for name, wrong, said in (
+        ("comparisons", [Comparison("c", np.zeros((5, 5)), list(range(5)), "", "")], "5 heads, expected 6"),
+        ("roles", [[[]] * 2] * 2, "expected 2 rows of 3"),
+        ("importance", [Statistic("i", np.zeros((3, 2)), "", "")], "layers × heads"),
+    ):
+        with pytest.raises(ShapeError, match=said):
+            Report(*parts, **{name: wrong})
 
 
 def test_causal_is_read_from_the_weights():

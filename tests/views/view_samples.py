@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from headwise.views.data import Passage, Report, Statistic
+from headwise.views.data import Comparison, Passage, Report, Statistic
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- & \u2028'\"{{title}}"
 FAMILY = "👩\u200d👩\u200d👧"  # one picture, five code points
@@ -49,3 +49,25 @@ def report_of(*passages: Passage, title: str = "A report", **options) -> Report:
     names = ["previous 0.91", "first 0.80, nearby 0.40", "mixed"]
     patterns = [[names[h % 3] for h in range(maps.shape[1])] for _ in maps]
     return Report(title, list(passages), statistics, patterns, **options)
+
+
+def compared(text: str = "武松打虎", *, seed: int = 7) -> Report:
+    """A report with two comparisons, one signed and one where small is alike, importance, and roles."""
+    rng = np.random.default_rng(seed)
+    cosine = rng.uniform(-1, 1, (6, 6))
+    cosine = (cosine + cosine.T) / 2
+    apart = np.abs(cosine - cosine.mean())
+    np.fill_diagonal(cosine, 1)
+    np.fill_diagonal(apart, 0)
+    return report_of(
+        passage(text),
+        roles=[[["previous 0.91"], [], ["first 0.80", "nearby 0.95"]], [[], [], []]],
+        comparisons=[
+            Comparison("cosine", cosine, [3, 1, 5, 0, 4, 2], "", "Of outputs."),
+            Comparison("divergence", apart, [5, 4, 3, 2, 1, 0], "nats", "Of maps.", small_is_alike=True),
+        ],
+        importance=[
+            Statistic("loss without it", rng.normal(size=(2, 3)), "nats", "Without the head."),
+            Statistic("gradient", rng.uniform(size=(2, 3)), "nats", "Slope."),
+        ],
+    )

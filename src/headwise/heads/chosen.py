@@ -61,7 +61,7 @@ class Picked(Mask):
         return f"Picked({self.mask!r}, <{self.positions.shape[-1]} of {self.grid.n} queries>)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows(Mask):
     """Only the queries of `rows`, boolean [b, h, n]; the others see nothing."""
 

@@ -67,11 +67,38 @@ class Passage:
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """A number for each pair of heads, layer after layer.
+
+    Attributes:
+        values: [layers · heads, layers · heads]. order: all heads, those that are alike side by side.
+        small_is_alike: whether the numbers are small for heads that are alike, as a divergence is.
+    """
+
+    name: str
+    values: np.ndarray
+    order: list[int]
+    unit: str
+    description: str
+    small_is_alike: bool = False
+
+    def __post_init__(self) -> None:
+        if self.values.shape != (len(self.order),) * 2 or sorted(self.order) != list(range(len(self.order))):
+            raise ShapeError(
+                f"Comparison: values of shape {self.values.shape} and an order of {len(self.order)} heads; expected a "
+                f"square, and every head once"
+            )
+
+
+@dataclass(frozen=True)
 class Report:
     """All that a report shows.
 
     Attributes:
         patterns: [layers][heads] the strongest pattern of each head in words.
+        roles: [layers][heads] the roles that a head is sure to play, in words; [] if nobody asked.
+        comparisons: of the heads with one another. importance: what each head does for the model, each number larger
+            where the head matters more.
         facts: (name, value) lines under the title; notes: sentences to keep in mind.
     """
 
@@ -81,15 +108,26 @@ class Report:
     patterns: list[list[str]]
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    roles: list[list[list[str]]] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+    importance: list[Statistic] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.passages:
             raise ShapeError("Report(passages): at least one passage is needed")
-        for part in (*(p.maps for p in self.passages), *(s.values for s in self.statistics)):
+        for part in (*(p.maps for p in self.passages), *(s.values for s in (*self.statistics, *self.importance))):
             if part.shape[:2] != self.shape:
                 raise ShapeError(f"Report: a part has layers × heads {part.shape[:2]}, expected {self.shape}")
         if [len(row) for row in self.patterns] != [self.shape[1]] * self.shape[0]:
             raise ShapeError(f"Report(patterns): expected {self.shape[0]} rows of {self.shape[1]}")
+        if self.roles and [len(row) for row in self.roles] != [self.shape[1]] * self.shape[0]:
+            raise ShapeError(f"Report(roles): expected {self.shape[0]} rows of {self.shape[1]}, or none")
+        for comparison in self.comparisons:
+            if len(comparison.order) != self.shape[0] * self.shape[1]:
+                raise ShapeError(
+                    f"Report(comparisons): {comparison.name} compares {len(comparison.order)} heads, expected "
+                    f"{self.shape[0] * self.shape[1]}"
+                )
 
     @property
     def shape(self) -> tuple[int, int]:

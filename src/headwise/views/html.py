@@ -21,12 +21,12 @@ import numpy as np
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.views.colours import stops
-from headwise.views.data import Passage, Report
+from headwise.views.data import Passage, Report, Statistic
 from headwise.views.fonts import font_face
 from headwise.views.ranges import colour_top, finite, halves
 from headwise.views.words import LANGUAGES, words
 
-SCRIPTS = ("data.js", "colour.js", "text.js", "heatmap.js", "grid.js", "table.js", "card.js", "main.js")
+SCRIPTS = ("data.js", "colour.js", "text.js", "heatmap.js", "grid.js", "table.js", "card.js", "compare.js", "main.js")
 
 
 def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
@@ -91,11 +91,21 @@ def _data(report: Report) -> tuple[dict[str, Any], list[str]]:
         "layers": report.shape[0],
         "heads": report.shape[1],
         "passages": passages,
-        "statistics": [
-            {"name": s.name, "unit": s.unit, "description": s.description, "values": _numbers(s.values)}
-            for s in report.statistics
-        ],
+        "statistics": _statistics(report.statistics),
         "patterns": report.patterns,
+        "roles": report.roles,
+        "comparisons": [
+            {
+                "name": c.name,
+                "unit": c.unit,
+                "description": c.description,
+                "values": _numbers(c.values),
+                "order": list(map(int, c.order)),
+                "small": c.small_is_alike,
+            }
+            for c in report.comparisons
+        ],
+        "importance": _statistics(report.importance),
         "facts": [[str(name), str(value)] for name, value in report.facts],
         "notes": report.notes,
         "first": _liveliest(report.passages[0].maps),
@@ -146,6 +156,12 @@ def _liveliest(maps: np.ndarray) -> list[int]:
     most = np.where(away, np.nan_to_num(maps[layer, head]), 0).max(1)
     late = len(i) // 3
     return [int(layer), int(head), late + int(most[late:].argmax())]
+
+
+def _statistics(statistics: list[Statistic]) -> list[dict[str, Any]]:
+    return [
+        {"name": s.name, "unit": s.unit, "description": s.description, "values": _numbers(s.values)} for s in statistics
+    ]
 
 
 def _numbers(values: np.ndarray) -> list[list[float | None]]:

@@ -78,6 +78,38 @@ WORDS: dict[str, tuple[str, str]] = {
     "cell_hint": ("Each cell covers {cell} × {cell} tokens.", "每格为 {cell} × {cell} 个词元。"),
     "card": ("Layer {layer} · head {head} in numbers", "第 {layer} 层 · 第 {head} 头的统计"),
     "card_hint": ("Blue: this head. Grey: all heads.", "蓝：本头；灰：全部头。"),
+    "roles_hint": ("Roles on this input: {roles}.", "在这段输入上的角色：{roles}。"),
+    "no_role": ("none that we are sure of", "没有可确信的"),
+    "role": ("Role", "角色"),
+    "role_tip": (
+        "What the head is sure to do on this input, by published definitions; the number is its score.",
+        "按已发表的定义，这个头在这段输入上确实在做的事；数字是得分。",
+    ),
+    "tabs": ("Views", "视图"),
+    "tab_maps": ("Maps", "权重图"),
+    "tab_compare": ("Heads compared", "头的比较"),
+    "alike": ("How alike the heads are", "各头有多相似"),
+    "alike_hint": (
+        "A cell is a pair of heads. Point at it to read it, click it to see the head of its row. Heads that are alike "
+        "on this input may differ on another.",
+        "每格是一对头。指向可读数，点击查看该行的头。在这段输入上相似的头，换一段可能不同。",
+    ),
+    "alike_label": ("Head by head: {name}", "头与头：{name}"),
+    "compared": ("Compare by", "比较方式"),
+    "order": ("Order", "次序"),
+    "order_alike": ("like beside like", "相似者相邻"),
+    "order_layers": ("by layer", "按层"),
+    "pairs": ("Most alike", "最相似"),
+    "importance": ("How much each head matters", "每个头有多重要"),
+    "importance_hint": (
+        "What the loss on this input loses without a head, or how fast it changes with the head. Rows are layers, "
+        "columns are heads; orange: the loss would fall.",
+        "去掉一个头后，这段输入的损失怎样变化，或损失随该头变化的速度。行是层，列是头；橙色：损失反而下降。",
+    ),
+    "measured_by": ("Measured by", "度量方式"),
+    "matters_most": ("Matters most", "最重要"),
+    "matters_least": ("Matters least", "最不重要"),
+    "short_name": ("L{layer}·{head}", "{layer} 层 {head} 头"),
     "notes": ("Notes", "说明"),
     "footer": (
         "Written by headwise. This file holds everything it shows and loads nothing from elsewhere.",

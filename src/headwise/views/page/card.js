@@ -11,7 +11,12 @@ function drawCard(box, layer, head) {
     list.append(make("dt", { textContent: statistic.name.replaceAll("_", " "), title: statistic.description }), number, plot);
     plots.push(() => drawTicks(plot, values, value));
   }
-  box.replaceChildren(make("h3", { textContent: fill(T.card, { layer, head }) }), list, make("p", { className: "hint", textContent: T.card_hint }));
+  const parts = [make("h3", { textContent: fill(T.card, { layer, head }) })];
+  if (REPORT.roles.length) {
+    const roles = REPORT.roles[layer][head].join(", ") || T.no_role;
+    parts.push(make("p", { className: "hint", textContent: fill(T.roles_hint, { roles }), title: T.role_tip }));
+  }
+  box.replaceChildren(...parts, list, make("p", { className: "hint", textContent: T.card_hint }));
   for (const draw of plots) draw();
 }
 

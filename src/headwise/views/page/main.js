@@ -1,6 +1,6 @@
 // The page: what is chosen, and which parts hear of it.
 
-const state = { passage: 0, layer: 0, head: 0, sentence: -1, kind: "mean", scale: "sqrt", range: "own", view: null };
+const state = { tab: "maps", passage: 0, layer: 0, head: 0, sentence: -1, kind: "mean", scale: "sqrt", range: "own", view: null };
 let pinned = null;      // the unit that stays
 let pointed = null;     // the unit under the pointer
 let current = null;     // the map on show
@@ -23,6 +23,24 @@ const numbers = new Numbers(byId("table"), (layer, head) => {
   chooseHead(layer, head);
   byId("map").scrollIntoView({ block: "nearest", behavior: "smooth" });
 });
+
+const compared = new Compare((layer, head) => {
+  openTab("maps");
+  chooseHead(layer, head);
+});
+
+// One of the two tabs; the other's controls go with it.
+function openTab(name) {
+  state.tab = name;
+  for (const tab of ["maps", "compare"]) {
+    byId(tab).hidden = tab !== name;
+    byId(`tab-${tab}`).setAttribute("aria-selected", String(tab === name));
+    byId(`tab-${tab}`).tabIndex = tab === name ? 0 : -1;
+  }
+  byId("controls").hidden = name !== "maps";
+  byId("tip").hidden = true;
+  if (name === "compare") { compared.show(); remember(); } else refresh();
+}
 
 function chooseHead(layer, head) {
   Object.assign(state, { layer, head });
@@ -188,7 +206,14 @@ function controls() {
     if (pinned) pin(pinned); else if (state.view) { byId("sentence").value = "-1"; openSentence(-1); }
   });
   let wait = 0;
-  addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(refresh, 80); });
+  addEventListener("resize", () => { clearTimeout(wait); wait = setTimeout(() => openTab(state.tab), 80); });
+  byId("tabs").hidden = !(REPORT.comparisons.length || REPORT.importance.length);
+  for (const tab of ["maps", "compare"]) byId(`tab-${tab}`).addEventListener("click", () => openTab(tab));
+  byId("tabs").addEventListener("keydown", (event) => {
+    if (!["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+    openTab(state.tab === "maps" ? "compare" : "maps");
+    byId(`tab-${state.tab}`).focus();
+  });
 }
 
 // Left and right walk through the text, with what is pinned if something is; Enter pins.
@@ -206,7 +231,7 @@ function walk(event) {
 function setTheme(name, keep) {
   document.documentElement.dataset.theme = name;
   if (keep) try { localStorage.setItem("headwise-theme", name); } catch { /* a private window keeps nothing */ }
-  if (passage().spans) refresh();
+  if (passage().spans) openTab(state.tab);
 }
 
 function savePicture() {
@@ -223,7 +248,7 @@ function savePicture() {
 
 // The address keeps what is chosen, so that a reload or a copied link shows the same.
 function remember() {
-  const kept = { passage: state.passage, layer: state.layer, head: state.head, kind: state.kind, scale: state.scale, range: state.range };
+  const kept = { ...(state.tab === "maps" ? {} : { tab: state.tab }), passage: state.passage, layer: state.layer, head: state.head, kind: state.kind, scale: state.scale, range: state.range };
   if (state.sentence >= 0) kept.sentence = state.sentence;
   if (pinned) kept.pin = pinned.index;
   try { history.replaceState(null, "", "#" + new URLSearchParams(kept)); } catch { /* not allowed in some frames */ }
@@ -235,6 +260,7 @@ function recall() {
     const value = Number(kept.get(name) ?? NaN);
     return Number.isInteger(value) && value >= 0 && value < end ? value : null;
   };
+  if (kept.get("tab") === "compare" && !byId("tabs").hidden) state.tab = "compare";
   state.passage = number("passage", REPORT.passages.length) ?? 0;
   byId("passage").value = state.passage;
   state.layer = number("layer", REPORT.layers) ?? REPORT.first[0];
@@ -264,9 +290,9 @@ function start() {
   byId("notes").replaceChildren(...REPORT.notes.map((note) => make("li", { textContent: note })));
   controls();
   recall();
-  refresh();
+  openTab(state.tab);
   // The packaged font arrives a moment later; the labels on the canvas are then drawn again.
-  document.fonts?.ready.then(refresh);
+  document.fonts?.ready.then(() => openTab(state.tab));
 }
 
 start();

@@ -1,4 +1,4 @@
-"""The main job: what every head of a decoder looks at in a text, as a report."""
+"""A text run through a decoder, and all that its heads did with it put into a report."""
 
 import re
 from collections.abc import Callable
@@ -8,12 +8,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.errors import TextError
+from headwise.anatomy import find_heads, record_heads
+from headwise.errors import ConfigError, TextError
 from headwise.lm.loss import next_token_loss
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.map import AttentionMap
-from headwise.measures import MEASURES, ClassMass, DuplicateMass, InductionMass, Measure, Measurements
+from headwise.measures import MEASURES, ClassMass, Measure, Measurements
+from headwise.science.roles import roles
+from headwise.see.heads import comparisons, importance
+from headwise.see.words import patterns, roles_in_words
 from headwise.tiles import Progress
 from headwise.views.data import Passage, Report, Statistic
 
@@ -21,16 +25,6 @@ SHOWN = (
     "entropy", "normalized_entropy", "effective_keys", "top1_mass", "max_logit", "mean_distance", "local_mass",
     "sink_mass", "previous_mass", "self_mass", "received_mass",
 )  # fmt: skip
-# What a head may do on this input: the measure that tells, and its name.
-PATTERNS = {
-    "previous_mass": "previous",
-    "self_mass": "itself",
-    "sink_mass": "first",
-    "punctuation_mass": "punctuation",
-    "duplicate_mass": "same character",
-    "induction_mass": "after the same character",
-    "local_mass": "nearby",
-}
 # What a map shows, of designs where it is not all that acts on the values.
 _UNCHOSEN = "A row without weights is a token that did not choose the head; the gate's weight on a head is not shown."
 MEANING = {
@@ -66,12 +60,12 @@ def see(
     ids = torch.from_numpy(tokenizer.encode(text))
     n = len(ids)
     tell("reading", 0, 1)
-    hidden, maps = decoder.eval().hidden(ids[None], return_maps=True)
+    hidden, maps, outputs = _read(decoder.eval(), ids)
     tell("reading", 1, 1)
     loss = float(next_token_loss(hidden[0, :-1], decoder.embedding.weight, ids[1:])) if n > 1 else None
     spans = tokenizer.spans(text)
     pieces = _pieces(text, spans)
-    wanted = [*SHOWN, ClassMass.of_tokens(pieces), *_matches(ids)]
+    wanted: list[str | Measure] = [*SHOWN, ClassMass.of_tokens(pieces)]
     results = [amap.measure(*wanted, progress=_layer(tell, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
     if n <= cells:
         tokens = list(text)
@@ -87,7 +81,17 @@ def see(
     ]
     if loss is not None:
         facts.append(("loss", f"{loss:.2f} nats a token"))
-    return Report(title, [passage], statistics(results), patterns(results), facts, _notes(n, in_bytes, decoder))
+    tell("roles", 0, 1)
+    found = roles(maps, tokens=ids, pieces=pieces)
+    tell("roles", 1, 1)
+    tell("comparing", 0, 1)
+    alike = comparisons(outputs, maps) if outputs else []
+    tell("comparing", 1, 1)
+    needed = importance(decoder, ids, progress=lambda done, of: tell("importance", done, of))
+    return Report(
+        title, [passage], statistics(results), patterns(found), facts, _notes(n, in_bytes, decoder),
+        roles=roles_in_words(found), comparisons=alike, importance=needed,
+    )  # fmt: skip
 
 
 def statistics(results: list[Measurements]) -> list[Statistic]:
@@ -101,34 +105,6 @@ def statistics(results: list[Measurements]) -> list[Statistic]:
         values = torch.stack([result["punctuation_mass"].mean(0) for result in results]).numpy()
         found.append(Statistic("punctuation_mass", values, "mass", "Weight on punctuation marks, mean over queries."))
     return found
-
-
-def patterns(results: list[Measurements]) -> list[list[str]]:
-    """The strongest patterns of each head in words, at most two: those with at least 0.2 of the weight and, for
-    repeats, at least twice what looking everywhere alike would give."""
-    table = []
-    for result in results:
-        row = []
-        for head in range(result.nonfinite.shape[1]):
-            found = []
-            for name, word in PATTERNS.items():
-                if name not in result:
-                    continue
-                mass = float(result[name][:, head].mean())
-                baseline = f"{name}_uniform"
-                floor = 2 * float(result[baseline][:, head].mean()) if baseline in result else 0.0
-                if mass >= max(0.2, floor):
-                    found.append((mass, word))
-            found.sort(reverse=True)
-            # Nearby holds its neighbours' weight too: say it only if no single one explains it.
-            if len(found) > 1 and found[0][1] == "nearby":
-                found.append(found.pop(0))
-            broad = float(result["normalized_entropy"][:, head].mean())
-            if not found:
-                found = [(broad, "broad")] if broad > 0.8 else []
-            row.append(", ".join(f"{word} {mass:.2f}" for mass, word in found[:2]) or "mixed")
-        table.append(row)
-    return table
 
 
 def sentences(tokens: list[str]) -> list[tuple[int, int]]:
@@ -146,12 +122,20 @@ def sentences(tokens: list[str]) -> list[tuple[int, int]]:
     return ends if len(ends) > 1 else []
 
 
+def _read(decoder: Decoder, ids: Tensor) -> tuple[Tensor, list[AttentionMap], list[Tensor]]:
+    """The last hidden states, the maps, and every head's outputs [1, h, n, d_v] ([] where heads have none of their
+    own)."""
+    try:
+        sites = find_heads(decoder)
+    except ConfigError:
+        return *decoder.hidden(ids[None], return_maps=True), []
+    with record_heads(sites) as outputs:
+        hidden, maps = decoder.hidden(ids[None], return_maps=True)
+    return hidden, maps, outputs
+
+
 def _tell_nobody(what: str, done: int, of: int) -> None:
     pass
-
-
-def _matches(ids: Tensor) -> list[Measure]:
-    return [kind(ids, uniform=uniform) for kind in (DuplicateMass, InductionMass) for uniform in (False, True)]
 
 
 def _layer(tell: Step, what: str, layer: int, layers: int) -> Progress:
