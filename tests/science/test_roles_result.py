@@ -134,7 +134,7 @@ def test_the_table_says_where_it_holds():
     assert "on this input of 120 rows" in text
     assert VERSION in text
     assert all(word in text for word in ("a uniform head", "eligible rows", "at −1", "—"))
-    assert len(lines) == 1 + 4 + 1 + 2 + 2
+    assert len(lines) == 1 + 4 + 1 + 2 + 3
     html = found._repr_html_()
     assert html.count("<tr>") == 7
     assert "on this input" in html

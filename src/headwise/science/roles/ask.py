@@ -11,6 +11,7 @@ from headwise.science.roles import given
 from headwise.science.roles.collect import collect
 from headwise.science.roles.coreference import Mention, coreference
 from headwise.science.roles.result import Roles
+from headwise.science.roles.sight import Sight
 from headwise.science.roles.syntax import Placed, syntax
 from headwise.science.roles.targets import Told
 
@@ -60,7 +61,7 @@ def roles(
     if frequencies is not None:
         if ids is None:
             raise ConfigError("frequencies: need tokens=, the integers that they are the frequencies of")
-        classes["rare"] = given.rare(ids, frequencies, rare)
+        classes["rare"] = given.rare(ids, Sight(layers[0].rule).seen(), frequencies, rare)
     collected = collect(layers, Told(ids, classes, reach, radius))
     heads = ids.tolist() if rows is None and ids is not None else rows
     return Roles(

@@ -11,7 +11,7 @@ from headwise.measures import ClassMass
 from headwise.measures.rows import row_mass
 from headwise.rule import compute
 from headwise.science.roles.definitions import LEFT
-from headwise.science.roles.matches import match_mass
+from headwise.science.roles.matches import match_masses
 from headwise.science.roles.pairs import band, key_weights
 from headwise.science.roles.tally import Tally, stack, tally
 from headwise.science.roles.targets import MATCHES, NEIGHBOURS, Targets, Told
@@ -70,7 +70,7 @@ def _layer(amap: AttentionMap, targets: Targets, told: Told) -> Collected:
     around = near[..., told.wide - told.radius : told.wide + told.radius + 1].sum(-1)
     masses = {"first": first, **at, "local": around, **{name: rows[name] for name in told.classes}}
     if told.ids is not None:
-        masses |= {name: match_mass(amap, told.ids, targets.sight, step) for name, step in MATCHES.items()}
+        masses |= dict(zip(MATCHES, match_masses(amap, told.ids, targets.sight, list(MATCHES.values())), strict=True))
     found = {name: tally(mass, *targets.eligible(name)) for name, mass in masses.items()}
 
     one = torch.ones(1, 1, 1)

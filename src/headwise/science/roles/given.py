@@ -64,20 +64,23 @@ def classes(pieces: Sequence[Sequence[str]]) -> dict[str, Tensor]:
     return {name: torch.stack(rows) for name, rows in found.items()}
 
 
-def rare(ids: Tensor, frequencies: Mapping[int, float] | Tensor, share: float) -> Tensor:
-    """The keys of the least frequent tokens, boolean [b or 1, m]: as many tokens as it takes to make up `share` of the
-    keys, at least one. In a sentence of 20 or fewer, at 0.05, that is the rarest token (Voita et al. 2019)."""
+def rare(ids: Tensor, seen: Tensor, frequencies: Mapping[int, float] | Tensor, share: float) -> Tensor:
+    """The keys of the least frequent tokens, boolean [b or 1, m]: of the keys that are seen at all [b or 1, m], as many
+    tokens as it takes to make up `share`, at least one. In a sentence of 20 or fewer, at 0.05, that is the rarest token
+    (Voita et al. 2019)."""
     if not 0.0 < share < 1.0:
         raise ConfigError(f"rare={share}: expected a share of the keys, more than 0 and less than 1")
+    wide = max(len(ids), len(seen))
+    ids, seen = ids.expand(wide, -1), seen.expand(wide, -1)
     found = torch.zeros(ids.shape, dtype=torch.bool)
-    for row, members in zip(ids, found, strict=True):
-        kinds, place, counts = torch.unique(row, return_inverse=True, return_counts=True)
+    for row, real, members in zip(ids, seen, found, strict=True):
+        kinds, place, counts = torch.unique(row[real], return_inverse=True, return_counts=True)
         often = torch.tensor([_frequency(frequencies, int(kind)) for kind in kinds], dtype=torch.float64)
         order = often.argsort(stable=True)
         before = counts[order].cumsum(0) - counts[order]
         taken = torch.zeros(len(kinds), dtype=torch.bool)
-        taken[order[before < share * len(row)]] = True
-        members |= taken[place]
+        taken[order[before < share * len(place)]] = True
+        members[real] = taken[place]
     return found
 
 

@@ -7,6 +7,8 @@ call to attention in which each query sees its matches only, and blocks without 
 `DuplicateMass` and `InductionMass` say the same by tiles; they are used where the order of keys enters a score.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -48,7 +50,7 @@ def match_counts(ids: Tensor, sight: Sight, shift: int) -> Tensor:
         ids: integer tokens [b or 1, m]; shift: 0 for repeats of the token, 1 for what followed them.
     """
     if sight.spans is not None:
-        _, _, found = _sorted(ids, sight, shift)
+        _, found = _sorted(ids, sight, shift)
         return (found[..., 1] - found[..., 0]).sum(-1)[:, None]
     of_query, of_key, position = _tokens(ids, sight.grid, shift)
     before = torch.arange(sight.grid.m) < position[:, None] + shift  # a key that matches stands there
@@ -60,21 +62,26 @@ def match_counts(ids: Tensor, sight: Sight, shift: int) -> Tensor:
     return sight.by_rows(count)
 
 
-def match_mass(amap: AttentionMap, ids: Tensor, sight: Sight, shift: int) -> Tensor:
-    """Σ p_ij over those keys, [b, h, n]."""
+def match_masses(amap: AttentionMap, ids: Tensor, sight: Sight, shifts: Sequence[int] = (0, 1)) -> list[Tensor]:
+    """Σ p_ij over those keys, [b, h, n] for each shift."""
     plain = all(isinstance(score, SoftCap | SinkLogits) for score in amap.rule.scores)
     if sight.spans is None or not plain:
-        measure = KINDS[shift](ids)
-        return amap.measure(measure, rows=True).rows[measure.name]
+        measures = [KINDS[shift](ids) for shift in shifts]
+        rows = amap.measure(*measures, rows=True).rows
+        return [rows[measure.name] for measure in measures]
     b, m = amap.shape[0], amap.shape[3]
-    rows, cols, found = _sorted(ids, sight, shift)
-    found = _taken(found.expand(b, -1, -1, -1), rows, 1)
-    mask = Ranges(ranges(found[..., 0], found[..., 1], m))
-    q, k = _taken(amap.q, rows, 2), _taken(amap.k, cols, 2)
     score = tuple(score for score in amap.rule.scores if isinstance(score, SoftCap))
-    _, only = attend(q, k, k[..., :0], mask=mask, scale=amap.rule.scale, score=score, return_map=True)
-    mass = torch.exp(only.lse - _taken(amap.lse, rows, 2)).masked_fill(only.lse == -torch.inf, 0.0)
-    return _taken(mass, rows.argsort(1), 2)
+    order = _query_order(ids, sight.grid)
+    back, q, total = order.argsort(1), _taken(amap.q, order, 2), _taken(amap.lse, order, 2)
+    masses = []
+    for shift in shifts:
+        cols, found = _sorted(ids, sight, shift)
+        found = _taken(found.expand(b, -1, -1, -1), order, 1)
+        k, mask = _taken(amap.k, cols, 2), Ranges(ranges(found[..., 0], found[..., 1], m))
+        _, only = attend(q, k, k[..., :0], mask=mask, scale=amap.rule.scale, score=score, return_map=True)
+        mass = torch.exp(only.lse - total).masked_fill(only.lse == -torch.inf, 0.0)
+        masses.append(_taken(mass, back, 2))
+    return masses
 
 
 def _taken(x: Tensor, order: Tensor, axis: int) -> Tensor:
@@ -95,18 +102,21 @@ def _tokens(ids: Tensor, grid: Grid, shift: int) -> tuple[Tensor, Tensor, Tensor
     return torch.where(position >= 0, token[:, position.clamp_min(0)], -2), of_key, position
 
 
-def _sorted(ids: Tensor, sight: Sight, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The order of queries by token [b or 1, n], that of keys by the token they stand for [b or 1, m], and of each
-    query the ranges of matching keys in that order, [b or 1, n, K, 2]."""
+def _query_order(ids: Tensor, grid: Grid) -> Tensor:
+    """The queries by their token, [b or 1, n]."""
+    return _tokens(ids, grid, 0)[0].argsort(dim=1, stable=True)
+
+
+def _sorted(ids: Tensor, sight: Sight, shift: int) -> tuple[Tensor, Tensor]:
+    """The order of keys by the token they stand for [b or 1, m], and of each query the ranges of matching keys in that
+    order, [b or 1, n, K, 2]."""
     assert sight.spans is not None
     of_query, of_key, position = _tokens(ids, sight.grid, shift)
     stride = sight.grid.m + 1
     code, cols = (of_key * stride + torch.arange(sight.grid.m)).sort(1)
-    rows = of_query.argsort(dim=1, stable=True)
     b = max(len(of_query), len(sight.spans))
     code, of_query = code.expand(b, -1).contiguous(), of_query.expand(b, -1)
     # A key that matches also stands before the query, or at most `shift` − 1 behind.
     before = (position + shift).clamp_min(0)[None, :, None, None]
     ends = torch.minimum(sight.spans, before).expand(b, -1, -1, -1) + of_query[..., None, None] * stride
-    found = torch.searchsorted(code, ends.reshape(b, -1)).view(ends.shape)
-    return rows, cols, found
+    return cols, torch.searchsorted(code, ends.reshape(b, -1)).view(ends.shape)

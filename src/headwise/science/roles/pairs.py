@@ -10,6 +10,8 @@ from headwise.map import AttentionMap
 from headwise.rule import compute
 from headwise.science.roles.sight import Sight
 
+TALL = 32  # queries that are multiplied by the keys around them at once
+
 
 def key_weights(amap: AttentionMap, sight: Sight, key: Tensor) -> Tensor:
     """p[i, key] for one key of each batch entry, [b or 1] as indices: [b, h, n], 0 where it is not seen."""
@@ -74,21 +76,17 @@ def _weights(amap: AttentionMap, scores: Tensor, seen: Tensor) -> Tensor:
 def _band_products(amap: AttentionMap, reach: int) -> Tensor:
     """q_i·k_j for |i − j| ≤ reach, [b, h, n, 2·reach + 1]: a block of queries by the block of keys around it."""
     b, h, n, m = amap.shape
-    h_kv, d = amap.k.shape[1], amap.k.shape[3]
-    tall, wide = 32 + 2 * reach, 2 * reach + 1
-    blocks = -(-n // tall)
-    # Keys from m − n − reach on, for as long as the last block reads.
-    before, length = reach - (m - n), blocks * tall + 2 * reach
-    key = compute(amap.k)[:, :, max(0, -before) :]
-    key = pad(key, (0, 0, max(0, before), 0))[:, :, :length]
-    key = pad(key, (0, 0, 0, length - key.shape[2]))
-    around = key.unfold(2, tall + 2 * reach, tall)  # [b, h_kv, blocks, d, tall + 2·reach], a view
-    query = pad(compute(amap.q), (0, 0, 0, blocks * tall - n)).view(b, h_kv, h // h_kv, blocks, tall, d)
-    query = query.transpose(2, 3).reshape(b, h_kv, blocks, -1, d)
-    products = key.new_empty(b, h_kv, blocks, h // h_kv, tall, tall + 2 * reach)
-    for batch, head in product(range(b), range(h_kv)):  # all at once would copy every key that two blocks read
-        torch.bmm(query[batch, head], around[batch, head], out=products[batch, head].flatten(1, 2))
+    blocks, wide = -(-n // TALL), 2 * reach + 1
+    # Keys from m − n − reach on, for as long as the last block reads; less than nothing is cut off.
+    before, length = reach - (m - n), blocks * TALL + 2 * reach
+    key = pad(compute(amap.k), (0, 0, before, length - before - m))
+    around = key.unfold(2, TALL + 2 * reach, TALL)  # [b, h_kv, blocks, d, TALL + 2·reach], a view
+    query = compute(amap.q) if n == blocks * TALL else pad(compute(amap.q), (0, 0, 0, blocks * TALL - n))
+    products = key.new_empty(b, h, blocks, TALL, TALL + 2 * reach)
+    for batch, head in product(range(b), range(h)):  # all at once would copy every key that two blocks read
+        mine = query[batch, head].unflatten(0, (blocks, TALL))
+        torch.bmm(mine, around[batch, head * len(key[0]) // h], out=products[batch, head])
     # Row r begins r keys further on: reading the memory in rows one longer does that shift.
     step = products.stride()
-    near = products.as_strided((*products.shape[:5], wide), (*step[:4], step[4] + 1, 1))
-    return near.transpose(2, 3).reshape(b, h, blocks * tall, wide)[:, :, :n]
+    near = products.as_strided((b, h, blocks, TALL, wide), (*step[:3], step[3] + 1, 1))
+    return near.reshape(b, h, blocks * TALL, wide)[:, :, :n]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 from headwise.science.roles.copying import copying
-from headwise.science.roles.matches import match_counts, match_mass
+from headwise.science.roles.matches import match_counts, match_masses
 from headwise.science.roles.pairs import offset_mass
 from headwise.science.roles.sight import Sight
 
@@ -156,9 +156,10 @@ def probe_induction(
     within = losses[:, before + torch.arange(copies)[:, None] * length + torch.arange(length - 1)]  # [s, copies, T − 1]
     sight, tokens = Sight(maps[0].rule), ids.cpu()
     counts, masses = {}, {}
-    for name, shift in (("duplicate", 0), ("induction", 1)):
+    of_layers = [match_masses(amap, tokens, sight) for amap in maps]
+    for shift, name in enumerate(("duplicate", "induction")):
         counts[name] = match_counts(tokens, sight, shift)[:, 0]
-        masses[name] = torch.stack([match_mass(amap, tokens, sight, shift) for amap in maps], 1)  # [s, layers, h, n]
+        masses[name] = torch.stack([found[shift] for found in of_layers], 1)  # [s, layers, h, n]
     n = ids.shape[1]
     back = torch.stack([offset_mass(amap, range(n), -1) for amap in maps], 1)
     keys = sight.keys[:, 0]

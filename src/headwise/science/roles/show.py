@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headwise.science.roles.tally import DRAWS
+
 if TYPE_CHECKING:
     from headwise.science.roles.result import Roles
 
@@ -73,9 +75,10 @@ def _choices(roles: "Roles") -> list[str]:
 def _notes(roles: "Roles", confidence: float) -> list[str]:
     layers, heads = roles.shape
     return [
-        f"{layers} × {heads} heads on this input of {roles.rows:,} rows. A label is said of scores over its threshold, "
-        f"in {confidence:.0%} of 1000 draws of a block bootstrap or more; · is none.",
-        f"Weights say where a head looks, not what it is for. Definitions {roles.version}.",
+        f"{layers} × {heads} heads on this input of {roles.rows:,} rows; definitions {roles.version}.",
+        f"A label is a score over its threshold, in {confidence:.0%} or more of {DRAWS} draws of a block bootstrap; "
+        f"· is none.",
+        "Weights say where a head looks, not what it is for.",
     ]
 
 

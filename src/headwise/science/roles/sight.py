@@ -29,7 +29,8 @@ class Sight:
         found = rule.mask.spans(rule.grid)
         self.spans = None if found is None else found.long()
         self.keys = self.count(torch.ones(1, self.grid.m, dtype=torch.bool))
-        self.first = self._first()
+        seen = self.seen()
+        self.first = torch.where(seen.any(-1), seen.int().argmax(-1), self.grid.m)
 
     def count(self, members: Tensor) -> Tensor:
         """How many of the `members` (boolean [b or 1, m]) each query may see, [b or 1, h or 1, n]."""
@@ -59,13 +60,15 @@ class Sight:
 
         return self.by_rows(pick, axis=2) & there
 
-    def _first(self) -> Tensor:
-        m = self.grid.m
-        if self.spans is not None:
-            nothing = self.spans[..., 0] >= self.spans[..., 1]
-            return self.spans[..., 0].masked_fill(nothing, m).flatten(1).amin(1)
-        seen = self.by_rows(lambda allowed, _: allowed.any(2, keepdim=True), axis=2).any(2).any(1)  # [b or 1, m]
-        return torch.where(seen.any(-1), seen.int().argmax(-1), m)
+    def seen(self) -> Tensor:
+        """Which keys any query may see, boolean [b or 1, m]."""
+        if self.spans is None:
+            return self.by_rows(lambda allowed, _: allowed.any(2, keepdim=True), axis=2).any(2).any(1)
+        ends = self.spans.flatten(1, 2)  # [b or 1, n · K, 2]
+        change = torch.zeros(len(ends), self.grid.m + 1, dtype=torch.long)
+        one = torch.ones((), dtype=torch.long).expand(ends.shape[:2])
+        change.scatter_add_(1, ends[..., 0], one).scatter_add_(1, ends[..., 1], -one)
+        return change.cumsum(1)[:, : self.grid.m] > 0
 
     def by_rows(self, read: Callable[[Tensor, slice], Tensor], axis: int = -1) -> Tensor:
         """What `read` makes of the mask [b or 1, h or 1, r, m], a block of rows at a time, joined along `axis`."""
