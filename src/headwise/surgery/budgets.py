@@ -3,7 +3,7 @@
 >>> import torch, headwise as hw
 >>> layer, x = hw.MultiHeadAttention(64, 8, num_kv_heads=2), torch.randn(1, 200, 64)
 >>> _, amap = layer(x, mask=hw.Causal(), return_map=True)
->>> found = budget([amap], window=64, sinks=4, threshold=0.5)
+>>> found = budget([amap], window=64, sinks=4, threshold=0.95)
 >>> found.masks()[0], found.caches()[0].windows == found.windows[0]
 (HeadWindows([None, None, None, None, None, None, None, None], sinks=4), True)
 """
