@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -11,6 +10,7 @@ from torch import Tensor
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
 from headwise.kernels import run
 from headwise.kernels.call import Call
+from headwise.kernels.graph import can_record, in_graph, record
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
 from headwise.measures import Measure
@@ -69,23 +69,54 @@ def attend(
     if measures and not return_map:
         raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
     wanted = resolve(measures) if measures else []
-    call = _call(q, k, v, mask, scale, score, dropout_p)
-    if wanted:
-        call = replace(call, statistics=statistics_for(wanted, call.rule))
+    rule = _rule(q, k, v, mask, scale, score, dropout_p)
+    if in_graph():
+        if not measures and can_record(rule):
+            return _record(q, k, v, rule, float(dropout_p), return_map, kernel)
+        if torch.compiler.is_dynamo_compiling():
+            return _outside(
+                q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=return_map,
+                measures=measures, kernel=kernel,
+            )  # fmt: skip
+    rule.mask.check(rule.grid)
+    # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
+    seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
+    call = Call(q, k, v, rule, float(dropout_p), seed, statistics_for(wanted, rule) if wanted else ())
     (out, lse, found), chosen, refusals = run(call, kernel)
     if not return_map:
         return out
-    bad_values = None if call.values_finite else (~torch.isfinite(v.detach())).sum((-1, -2))
+    bad_values = None if call.values_finite else _nonfinite(v)
     amap = AttentionMap(q, k, lse, call.rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values)
     if measures:
         amap.measured = amap.measured_by(found, wanted)
     return out, amap
 
 
-def _call(
+def _record(
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, return_map: bool, kernel: str
+) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
+    """The call as an operator of the graph that is being made. Which kernel it gets shows when the graph runs."""
+    out, lse = record(q, k, v, rule, dropout_p, kernel)
+    if not return_map:
+        return out
+    return out, AttentionMap(q, k, lse, rule, kernel=kernel, nonfinite_values=_nonfinite(v))
+
+
+@torch.compiler.disable
+def _outside(*args: Any, **options: Any) -> Any:
+    """`attend` between two graphs of torch.compile, for what does not fit into one."""
+    return attend(*args, **options)
+
+
+def _nonfinite(v: Tensor) -> Tensor:
+    return (~torch.isfinite(v.detach())).sum((-1, -2))
+
+
+def _rule(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
     dropout_p: float,
-) -> Call:  # fmt: skip
+) -> Rule:  # fmt: skip
+    """What the arguments say, checked but for what only the mask's data show."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
@@ -118,9 +149,5 @@ def _call(
         raise ConfigError(f"dropout_p={dropout_p}: expected 0 <= dropout_p < 1")
     grid = Grid(b, h, n, m)
     mask = Everything() if mask is None else mask
-    mask.check(grid)
     scores = check_scores(score, grid, q.device)
-    rule = Rule(mask, 1.0 / math.sqrt(d) if scale is None else float(scale), grid, scores)
-    # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
-    seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
-    return Call(q, k, v, rule, float(dropout_p), seed)
+    return Rule(mask, 1.0 / math.sqrt(d) if scale is None else float(scale), grid, scores)

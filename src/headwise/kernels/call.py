@@ -1,6 +1,6 @@
 """One attention call, checked once at the edge; kernels trust it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -33,7 +33,7 @@ class Call:
     def values_finite(self) -> bool:
         """False if k or v holds a NaN or infinity (or sums past the largest float, which only costs time)."""
         if torch.compiler.is_compiling():
-            return True  # a data-dependent branch would break the graph
+            return True  # a graph without the operator, which a branch on the data would end
         return bool(torch.isfinite(self.v.detach().sum() + self.k.detach().sum()))
 
     @cached_property
@@ -70,3 +70,16 @@ class Kernel(Protocol):
 
     def run(self, call: Call) -> Result:
         """Do a call that was not refused; may raise Declined."""
+
+    def gradients(
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """The backward pass of a call that `run` did, by itself, for graphs in which it is an operator.
+
+        Args:
+            out, lse: what `run` gave.
+            grad_out: [b, h, n, d_v], any strides.
+            wanted: whether the rule's terms, (relative, sinks, *biases), need theirs.
+        Returns:
+            The gradients of q, k, v, relative, sinks and each bias.
+        """

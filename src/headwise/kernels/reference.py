@@ -1,9 +1,13 @@
 """The truth: the formula in float64, with the whole matrix. For small sizes and for comparing with."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from headwise.kernels.call import Call, Result
+from headwise.kernels.torch_blocks import TorchBlocks
 
 
 class Reference:
@@ -24,6 +28,17 @@ class Reference:
         poisoned = torch.matmul(allowed.double(), (~torch.isfinite(v)).double()) > 0
         out = torch.matmul(weights, clean).masked_fill(poisoned, torch.nan)
         return Result(out.to(call.q.dtype), lse.to(torch.promote_types(call.q.dtype, torch.float32)))
+
+    def gradients(
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """In blocks, in float64."""
+        exact = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+        result = TorchBlocks().run(exact)
+        found = TorchBlocks().gradients(exact, result.out, result.lse, grad_out.double(), wanted)
+        terms = call.rule.terms(lse[..., :0])
+        given = (call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases)
+        return [x if x is None or like is None else x.to(like.dtype) for x, like in zip(found, given, strict=True)]
 
 
 def dense_weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:

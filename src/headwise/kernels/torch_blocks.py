@@ -33,6 +33,14 @@ class TorchBlocks:
         )
         return Result(out, lse)
 
+    def gradients(
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """Of its own output, or of any kernel's that dropped nothing."""
+        terms = call.rule.terms(lse[..., :0])
+        sums = _Gradients(terms, wanted, lse)
+        return [*_backward(call, terms, sums, call.q, call.k, call.v, out, lse, grad_out), *sums.finish()]
+
 
 class Blocks(torch.autograd.Function):
     """Forward, and the backward pass that only needs the log-sum-exp."""

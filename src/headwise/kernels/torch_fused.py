@@ -4,7 +4,10 @@ The same operator that `F.scaled_dot_product_attention` runs, so the bits are th
 changes nothing about the output.
 """
 
+from collections.abc import Sequence
+
 import torch
+from torch import Tensor
 
 from headwise.kernels.call import Call, Result
 from headwise.masks import Causal
@@ -39,19 +42,43 @@ class TorchFused:
 
     def run(self, call: Call) -> Result:
         b, h, n, d = call.q.shape
-        h_kv, m = call.k.shape[1], call.k.shape[2]
-        group = h // h_kv
         full = call.rule.is_full()
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
-        if group > 1 and full:
-            # Rows do not depend on their place, so a group's queries are more rows of one head: keys are read once.
-            q = q.reshape(b, h_kv, group * n, d)
-        elif group > 1:
-            # One batch entry a key head, its queries as heads: keys stay single, by a stride of 0.
-            q = q.reshape(b * h_kv, group, n, d)
-            k = k.reshape(b * h_kv, 1, m, d).expand(-1, group, -1, -1)
-            v = v.reshape(b * h_kv, 1, m, d).expand(-1, group, -1, -1)
+        q, k, v = _grouped(call, full)
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, not full, scale=call.rule.scale
         )
         return Result(out.reshape(b, h, n, d), lse.detach().reshape(b, h, n))
+
+    def gradients(
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """By PyTorch's operator for it; there are no terms to want anything of."""
+        full = call.rule.is_full()
+        q, k, v = _grouped(call, full)
+        grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad_out.reshape(q.shape), q, k, v, out.reshape(q.shape), lse.reshape(q.shape[:-1]), 0.0, not full,
+            scale=call.rule.scale,
+        )  # fmt: skip
+        shared = (
+            x.reshape(*like.shape[:2], -1, *like.shape[2:])
+            for x, like in zip(grads, (call.q, call.k, call.v), strict=True)
+        )
+        dq, dk, dv = (x.sum(2) for x in shared)
+        return [dq, dk, dv, None, None]
+
+
+def _grouped(call: Call, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as the operator wants them, one key head for each query head."""
+    b, h, n, d = call.q.shape
+    h_kv, m = call.k.shape[1], call.k.shape[2]
+    group = h // h_kv
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (call.q, call.k, call.v))
+    if group > 1 and full:
+        # Rows do not depend on their place, so a group's queries are more rows of one head: keys are read once.
+        q = q.reshape(b, h_kv, group * n, d)
+    elif group > 1:
+        # One batch entry a key head, its queries as heads: keys stay single, by a stride of 0.
+        q = q.reshape(b * h_kv, group, n, d)
+        k = k.reshape(b * h_kv, 1, m, d).expand(-1, group, -1, -1)
+        v = v.reshape(b * h_kv, 1, m, d).expand(-1, group, -1, -1)
+    return q, k, v

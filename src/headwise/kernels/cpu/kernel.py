@@ -5,6 +5,7 @@ on the threads that PyTorch has, and gives the same bits for any number of them.
 """
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.kernels.torch_blocks import Blocks
+from headwise.kernels.torch_blocks import Blocks, TorchBlocks
 from headwise.lowering import Lowered
 from headwise.rule import compute
 from headwise.statistics import (
@@ -45,7 +46,7 @@ class CPU:
     def refuse(self, call: Call) -> str | None:
         """What the machine, the dtype, dropout or the rule stand in the way of."""
         if torch.compiler.is_compiling():
-            return "torch.compile cannot look into compiled code"
+            return "a graph cannot look into compiled code"
         q, grid = call.q, call.rule.grid
         if q.device.type != "cpu":
             return f"the tensors are on {q.device.type}, and it is for the CPU"
@@ -76,6 +77,18 @@ class CPU:
         )
         return Result(out, lse, statistics)
 
+    def gradients(
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """By the compiled backward pass; where biases learn, by blocks."""
+        of_relative, of_sinks, *of_biases = wanted
+        if of_relative or any(of_biases):
+            return TorchBlocks().gradients(call, out, lse, grad_out, wanted)
+        dq, dk, dv, delta = backward(call, out, lse, grad_out)
+        sinks = call.rule.terms(lse[..., :0]).sinks if of_sinks else None
+        d_sinks = None if sinks is None else _sink_gradient(sinks, lse, delta)
+        return [dq, dk, dv, None, d_sinks, *(None for _ in of_biases)]
+
 
 class _Fused(Blocks):
     """The compiled forward pass."""
@@ -100,11 +113,13 @@ class _Fused(Blocks):
             return Blocks.backward(ctx, grad_out, unused)  # learned biases: their sums are made tile by tile
         _, _, _, out, lse, _, sinks, *biases = ctx.saved_tensors
         dq, dk, dv, delta = backward(ctx.call, out, lse, grad_out)
-        d_sinks = None
-        if sinks is not None and ctx.needs_input_grad[6]:
-            # A sink's weight is exp(sink − lse), and its value 0: dS = p · (0 − δ).
-            d_sinks = -(torch.exp(sinks[:, None] - lse) * delta).masked_fill(lse == -torch.inf, 0.0).sum((0, 2))
+        d_sinks = _sink_gradient(sinks, lse, delta) if sinks is not None and ctx.needs_input_grad[6] else None
         return dq, dk, dv, None, None, None, d_sinks, *(None for _ in biases)
+
+
+def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """A sink's weight is exp(sink − lse), and its value 0: dS = p · (0 − δ)."""
+    return -(torch.exp(sinks[:, None] - lse) * delta).masked_fill(lse == -torch.inf, 0.0).sum((0, 2))
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:

@@ -6,6 +6,7 @@ tensors, for testing. Only this file is loaded until a call comes that it can do
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -44,6 +45,14 @@ class TritonGPU:
         from headwise.kernels.triton_gpu.binding import attend
 
         return attend(call)
+
+    def gradients(
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """By the kernels' backward pass."""
+        from headwise.kernels.triton_gpu.binding import gradients
+
+        return gradients(call, out, lse, grad_out, wanted)
 
 
 @cache

@@ -1,5 +1,6 @@
 """A `Call` run by the kernels, differentiable in q, k, v and the tensors of the scores."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,12 +42,8 @@ PLANES = {
 
 def attend(call: Call) -> Result:
     """The result of a call that was not refused, with every statistic that the kernels know."""
-    lowered = call.lowered
-    assert isinstance(lowered, Lowered)  # refuse() has asked
-    problem = Problem(
-        call.q, call.k, call.v, call.rule.scale, lowered.spans, lowered.dense, lowered.soft_cap,
-        lowered.relative, lowered.bias, lowered.sinks, call.dropout_p, call.seed,
-    )  # fmt: skip
+    lowered = _lowered(call)
+    problem = _problem(call)
     asked = call.statistics
     ranges = [statistic for statistic in asked if isinstance(statistic, RangeMass)]
     weights = [statistic for statistic in asked if isinstance(statistic, KeyWeights)]
@@ -65,6 +62,32 @@ def attend(call: Call) -> Result:
     if COLUMN_MASS in asked:
         found[COLUMN_MASS] = columns(_detached(problem), planes[LSE])
     return Result(out, planes[LSE], found)
+
+
+def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """`Kernel.gradients`; several biases are one to the kernels, whose gradient each gets its part of."""
+    of_relative, of_sinks, *of_biases = wanted
+    asked = of_relative, any(of_biases), of_sinks
+    found = backward(_detached(_problem(call)), out, lse, grad_out, score_gradients=asked)
+    biases = call.rule.terms(lse[..., :0]).biases
+    parts = [
+        found.bias.sum_to_size(bias.shape).to(bias.dtype) if want and found.bias is not None else None
+        for want, bias in zip(of_biases, biases, strict=True)
+    ]
+    return [found.q, found.k, found.v, found.relative, found.sinks, *parts]
+
+
+def _lowered(call: Call) -> Lowered:
+    assert isinstance(call.lowered, Lowered)  # refuse() has asked
+    return call.lowered
+
+
+def _problem(call: Call) -> Problem:
+    lowered = _lowered(call)
+    return Problem(
+        call.q, call.k, call.v, call.rule.scale, lowered.spans, lowered.dense, lowered.soft_cap,
+        lowered.relative, lowered.bias, lowered.sinks, call.dropout_p, call.seed,
+    )  # fmt: skip
 
 
 def _classes(weights: list[KeyWeights], q: Tensor) -> Tensor:

@@ -1,0 +1,136 @@
+"""Attention as two operators of PyTorch's, `headwise::attend` and `headwise::attend_backward`.
+
+An operator takes plain tensors and numbers, and what it does with them is what `headwise.kernels.run` does outside of a
+graph: the same choice of a kernel, made when the graph runs and the data are there, and the same bits.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.kernels import KERNELS, run
+from headwise.kernels.call import Call
+from headwise.kernels.written import read
+from headwise.masks import Grid
+from headwise.rule import Rule, compute
+from headwise.scores import Bias, RelativeBias, Score, SinkLogits, SoftCap
+
+# What both operators are given: q, k, v, the rule as tensors and numbers (`terms` of the rule, `written.write` of its
+# mask), dropout, and whether something learns from the biases.
+_RULE = (
+    "Tensor q, Tensor k, Tensor v, Tensor? relative, Tensor? sinks, Tensor[] biases, SymInt[] mask, Tensor[] held, "
+    "float scale, float soft_cap, float dropout_p, Tensor? seed, bool learned"
+)
+_FORWARD = f"({_RULE}, str kernel) -> (Tensor, Tensor, Tensor)"
+_BACKWARD = f"({_RULE}, Tensor out, Tensor lse, Tensor ran, Tensor grad_out, bool[] wanted) -> Tensor[]"
+_NAMES = tuple(KERNELS)
+
+
+def _call(
+    q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor],
+    mask: Sequence[int], held: Sequence[Tensor], scale: float, soft_cap: float, dropout_p: float, seed: Tensor | None,
+    learned: bool,
+) -> Call:  # fmt: skip
+    """The call that was written down, checked as far as its data go."""
+    b, h, n, _ = q.shape
+    grid = Grid(b, h, n, k.shape[2])
+    laid = read(mask, held)
+    laid.check(grid)
+    scores: list[Score] = [SoftCap(soft_cap)] if soft_cap > 0 else []
+    if relative is not None and relative.shape[1]:
+        scores.append(RelativeBias(relative.detach().requires_grad_(learned), 1 - grid.m))
+    scores += [Bias(bias.detach().requires_grad_(learned)) for bias in biases]
+    if sinks is not None:
+        scores.append(SinkLogits(sinks.detach()))
+    rule = Rule(laid, scale, grid, tuple(scores))
+    return Call(q.detach(), k.detach(), v.detach(), rule, dropout_p, 0 if seed is None else int(seed))
+
+
+@torch.library.custom_op("headwise::attend", mutates_args=(), schema=_FORWARD)
+def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Output, log-sum-exp, and which kernel it was: its place in KERNELS."""
+    *of_call, kernel = given
+    with torch.no_grad():
+        result, chosen, _ = run(_call(*of_call), kernel)
+    return result.out.contiguous(), result.lse.contiguous(), torch.tensor(_NAMES.index(chosen.name))
+
+
+@attend.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows = q.shape[:3]
+    lse = q.new_empty(rows, dtype=compute(q[..., :0, :]).dtype)
+    return q.new_empty(*rows, v.shape[-1]), lse, torch.empty((), dtype=torch.long)
+
+
+@torch.library.custom_op("headwise::attend_backward", mutates_args=(), schema=_BACKWARD)
+def attend_backward(*given: Any) -> list[Tensor]:
+    """Gradients of q, k and v, and those of (relative, sinks, *biases) that are wanted."""
+    *of_call, out, lse, ran, grad_out, wanted = given
+    call, kernel = _call(*of_call), KERNELS[_NAMES[int(ran)]]
+    with torch.no_grad():
+        found = kernel.gradients(call, out, lse, grad_out, wanted)
+    return [x.contiguous() for x in found if x is not None]
+
+
+@attend_backward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor],
+    *rest: Any,
+) -> list[Tensor]:  # fmt: skip
+    learning = [x for x, want in zip((relative, sinks, *biases), rest[-1], strict=True) if want and x is not None]
+    return [x.new_empty(x.shape) for x in (q, k, v, *learning)]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, biases, mask, held, scale, soft_cap, dropout_p, seed, learned, _ = inputs
+    _, lse, ran = output
+    ctx.save_for_backward(*tensors, seed, *output, *biases, *held)
+    ctx.plain = len(biases), mask, scale, soft_cap, dropout_p, learned
+    ctx.mark_non_differentiable(lse, ran)
+
+
+def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    count, mask, scale, soft_cap, dropout_p, learned = ctx.plain
+    q, k, v, relative, sinks, seed, out, lse, ran, *rest = ctx.saved_tensors
+    of_relative, of_sinks, of_biases = ctx.needs_input_grad[3:6]
+    wanted = [of_relative, of_sinks, *of_biases]
+    dq, dk, dv, *found = attend_backward(
+        q, k, v, relative, sinks, rest[:count], mask, rest[count:], scale, soft_cap, dropout_p, seed, learned,
+        out, lse, ran, grad_out, wanted,
+    )  # fmt: skip
+    d_relative, d_sinks, *d_biases = spread(found, wanted)
+    return dq, dk, dv, d_relative, d_sinks, d_biases, None, [None] * len(rest[count:]), *[None] * 6
+
+
+def spread(found: Iterable[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients that were wanted, in their places."""
+    here = iter(found)
+    return [next(here) if want else None for want in wanted]
+
+
+attend.register_autograd(_backward, setup_context=_setup)
+
+
+def _one_by_one(operator: Any) -> Any:
+    """vmap's rule for an operator: a call for each entry, since entries may differ in all that they are given."""
+
+    def each(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
+        def entry(x: Any, dims: Any, at: int) -> Any:
+            if isinstance(x, list):
+                return [entry(part, dim, at) for part, dim in zip(x, dims, strict=True)] if dims is not None else x
+            return x if dims is None else x.select(dims, at)
+
+        found = [
+            operator(*(entry(x, dims, at) for x, dims in zip(given, in_dims, strict=True)))
+            for at in range(info.batch_size)
+        ]
+        stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
+        return (tuple(stacked), (0,) * len(stacked)) if isinstance(found[0], tuple) else (stacked, [0] * len(stacked))
+
+    return each
+
+
+attend.register_vmap(_one_by_one(attend))
+attend_backward.register_vmap(_one_by_one(attend_backward))
