@@ -119,3 +119,14 @@ def test_every_definition_has_a_head_planted_for_it() -> None:
     """Or is tested by name above."""
     named = {"broad", "even", "separator", "punctuation", "rare"}
     assert set(DEFINITIONS) == set(PATTERNS) | named
+
+
+def test_padding_is_never_a_rare_token():
+    q = torch.zeros(2, 1, 9, 4)
+    mask = hw.Lengths([9, 6], [9, 6])
+    _, amap = hw.attend(q, q, q, mask=mask, return_map=True)
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 0, 0]])
+    counts = torch.tensor([0, 9, 9, 9, 2, 9, 9, 9, 9, 9])
+    found = hw.roles(amap, tokens=ids, frequencies=counts)["rare"]
+    assert found.coverage[0, 0] == 1.0
+    assert found.mass[0, 0] == pytest.approx((9 / 9 + 6 / 6) / 15)
