@@ -91,10 +91,25 @@ def test_masks_of_the_wrong_form_are_named():
         attention_forward(Caller(), q, k, v, torch.ones(2, 7, dtype=torch.bool))
     with pytest.raises(ShapeError, match=r"\(2, 1, 5, 6\)"):
         attention_forward(Caller(), q, k, v, torch.ones(2, 1, 5, 6, dtype=torch.bool))
+    with pytest.raises(ShapeError, match=r"\(3, 1, 5, 7\)"):
+        attention_forward(Caller(), q, k, v, torch.zeros(3, 1, 5, 7))
     with pytest.raises(DTypeError, match="int64"):
         attention_forward(Caller(), q, k, v, torch.ones(2, 1, 5, 7, dtype=torch.long))
     with pytest.raises(ShapeError, match="5 queries and 7 keys"):
         attention_forward(Caller(), q, k, v, MaskTensor(hw.Causal(), (2, 5, 6), 6, "cpu"))
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("shape", [(1, 1, 1, 7), (2, 1, 1, 7), (2, 6, 1, 7), (1, 6, 1, 7), (2, 1, 0, 7), (1, 6, 0, 7)])
+def test_masks_of_the_users_own_broadcast(shape, n):
+    q, k, v = qkv(n=n)
+    shape = tuple(size or n for size in shape)
+    allowed = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < 0.6
+    allowed[..., 2] = True
+    expected = hw.attend(q, k, v, mask=hw.Dense(allowed.expand(-1, -1, n, -1))).transpose(1, 2)
+    added = torch.zeros(shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    for mask in (allowed, added):
+        torch.testing.assert_close(attention_forward(Caller(), q, k, v, mask)[0], expected)
 
 
 def test_packed_sequences_of_flash_attention():
@@ -257,6 +272,14 @@ def test_restore_puts_back_what_was_there_part_by_part():
     hw.restore(model)
     assert [part.config._attn_implementation for part in parts] == before
     assert set(vars(model)) == attributes
+
+
+def test_a_copy_of_a_switched_model_is_restored_by_itself():
+    model = copy.deepcopy(make(FAMILY["BART"]))
+    hw.switch(model)
+    twin = hw.restore(copy.deepcopy(model))
+    assert twin.config._attn_implementation == twin.model.decoder.config._attn_implementation == "eager"
+    assert model.config._attn_implementation == model.model.decoder.config._attn_implementation == "headwise"
 
 
 def test_models_are_made_with_headwise_by_name():

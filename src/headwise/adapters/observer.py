@@ -112,8 +112,8 @@ def attended(
         return attend(q, k, v, **options), None
     measures = {name: measure for one in observers for name, measure in one.measures.items()}
     out, amap = attend(q, k, v, return_map=True, measures=tuple(measures.values()), **options)
-    # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing holds
-    # it to; but it is not told.
+    # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
+    # holds it to; but it is not told.
     for one in () if in_backward() else observers:
         one.callback(Observation("" if one.names is None else one.names[module], module, amap))
     return out, amap

@@ -11,7 +11,7 @@ from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.adapters.observer import attended
 from headwise.adapters.weights import AttentionWeights
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.masks import Causal, Documents, Mask, Window
+from headwise.masks import Causal, Documents, Grid, Mask, Window
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
@@ -55,7 +55,7 @@ def attention_forward(
         ConfigError: for an argument that is not known, by name: it might change what is computed.
     """
     _refuse_unknown(module, kwargs)
-    b, _, n, _ = query.shape
+    b, h, n, _ = query.shape
     if query.dtype != value.dtype or key.dtype != value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast norms widen them
     found: list[Mask | None] = []
@@ -69,7 +69,7 @@ def attention_forward(
     elif attention_mask is None:
         found.append(_of_module(module, n, key.shape[2], is_causal, sliding_window))
     else:
-        mask, score = _of_user(module, attention_mask, n, key.shape[2])
+        mask, score = _of_user(module, attention_mask, Grid(b, h, n, key.shape[2]))
         found.append(mask)
         scores += score
     if kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None:
@@ -129,18 +129,22 @@ def _of_module(module: nn.Module, n: int, m: int, is_causal: bool | None, slidin
     return Causal() if sliding_window is None else Causal() & Window(sliding_window)
 
 
-def _of_user(module: nn.Module, given: Tensor, n: int, m: int) -> tuple[Mask | None, tuple[Score, ...]]:
+def _of_user(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
     """A 4-D mask that a user or a model made, as it is."""
     if not isinstance(given, Tensor) or (given.dtype != torch.bool and not given.is_floating_point()):
         came = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise DTypeError(f"attention_mask: expected a boolean or floating tensor, got {came}")
-    if given.ndim != 4 or given.shape[2] not in (1, n) or given.shape[3] != m:
+    b, h, n, m = grid
+    if given.ndim != 4 or any(
+        size not in fits for size, fits in zip(given.shape, ((1, b), (1, h), (1, n), (m,)), strict=True)
+    ):
         raise ShapeError(
-            f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [b or 1, h or 1, "
-            f"{n}, {m}]; a model that makes no mask of its padding ignores it, and headwise will not"
+            f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [{b} or 1, {h} "
+            f"or 1, {n} or 1, {m}]; a model that makes no mask of its padding ignores it, and headwise will not"
         )
     if given.dtype == torch.bool:
         return of_boolean(given.expand(-1, -1, n, -1)), ()
+    given = given.expand(b, -1, -1, -1) if given.shape[2] == 1 else given  # padding has a length for each
     return of_additive(given, n, lowest=torch.finfo(given.dtype).min / 2)
 
 
