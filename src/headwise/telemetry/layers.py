@@ -27,7 +27,7 @@ class LayerHooks:
 
     Args:
         name: of the layer.
-        is_open: whether a call is to be told now.
+        asks: whether calls are to be measured now.
         measures: in self attention, and in cross attention.
         tell: called with an observation and whether it was cross attention.
     """
@@ -36,11 +36,11 @@ class LayerHooks:
         self,
         name: str,
         module: nn.Module,
-        is_open: Callable[[], bool],
+        asks: Callable[[], bool],
         measures: tuple[Sequence[Measure], Sequence[Measure]],
         tell: Callable[[Observation, bool], None],
     ) -> None:
-        self._name, self._is_open, self._measures, self._tell = name, is_open, measures, tell
+        self._name, self._asks, self._measures, self._tell = name, asks, measures, tell
         self._module = module
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(self._before, with_kwargs=True),
@@ -53,14 +53,12 @@ class LayerHooks:
             handle.remove()
 
     def _before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        if module is not self._module or not self._is_open():  # a copy of a watched model has the hooks too
+        if module is not self._module or not self._asks():  # a copy of a watched model has the hooks too
             return None
         return self._ask(args, kwargs)
 
     @torch.compiler.disable
     def _ask(self, args: Any, kwargs: dict[str, Any]) -> Any:
-        if in_backward():
-            return None
         crosses = (args[1] if len(args) > 1 else kwargs.get("context")) is not None
         theirs = kwargs.get("measures", ())
         theirs = (theirs,) if isinstance(theirs, str | Measure) else tuple(theirs)
@@ -75,7 +73,8 @@ class LayerHooks:
     @torch.compiler.disable
     def _take(self, module: nn.Module, asked: _Asked, result: Any) -> Any:
         y, amap, *rest = result
-        self._tell(Observation(self._name, module, amap), asked.crosses)
+        if not in_backward():  # gradient checkpointing repeats the call
+            self._tell(Observation(self._name, module, amap), asked.crosses)
         if asked.by_caller:
             return None
         return (y, *rest) if rest else y

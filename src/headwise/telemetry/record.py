@@ -50,7 +50,7 @@ class Record:
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
         self._handles: list[RemovableHandle | LayerHooks] = []
         self._observing = ExitStack()
-        self._open, self._depth = False, 0
+        self._open, self._asking, self._depth = False, False, 0
         self._error: BaseException | None = None
         self._forward, self._seen = Running(), dict[str, AttentionMap | Picture]()
         self.clear()
@@ -72,7 +72,7 @@ class Record:
         for place in self._places:
             if place.kind == "headwise":
                 both = self._how.own, self._how.crossing
-                self._handles.append(LayerHooks(place.name, place.module, self._is_open, both, self._see))
+                self._handles.append(LayerHooks(place.name, place.module, self._asks, both, self._see))
         for module in self._entrances:
             self._handles.append(module.register_forward_pre_hook(self._before))
             self._handles.append(module.register_forward_hook(self._after, always_call=True))
@@ -83,6 +83,7 @@ class Record:
         if not self.active:
             return
         self._end_forward(keep=False)
+        self._ask_no_more()
         self._depth = 0
         for handle in self._handles:
             handle.remove()
@@ -184,8 +185,8 @@ class Record:
         measured = f"{self.ledger.steps} of {self.ledger.index} steps measured"
         return f"Record({len(self.layers)} layers{left}; {measured}; {'watching' if self.active else 'not watching'})"
 
-    def _is_open(self) -> bool:
-        return self._open
+    def _asks(self) -> bool:
+        return self._asking
 
     @torch.compiler.disable
     def _before(self, module: nn.Module, args: Any) -> None:
@@ -195,6 +196,7 @@ class Record:
         self._depth += 1
         if self._depth == 1 and self._counts():
             self._error = sys.exc_info()[1]
+            self._ask_no_more()
             if self.ledger.index % self._how.every == 0:
                 self._begin_forward()
 
@@ -216,7 +218,7 @@ class Record:
         return during == "always" or self.model.training == (during == "training")
 
     def _begin_forward(self) -> None:
-        self._open, self._forward, self._seen = True, Running(), {}
+        self._open, self._asking, self._forward, self._seen = True, True, Running(), {}
         for crosses, measures in ((False, self._how.own), (True, self._how.crossing)):
             modules = {
                 place.module: place.name
@@ -231,16 +233,23 @@ class Record:
         if not self._open:
             return
         self._open = False
-        self._observing.close()
         if keep:
             self.maps = self._seen
             self.ledger.add(self._forward)
         self._forward, self._seen = Running(), {}
 
+    def _ask_no_more(self) -> None:
+        """Not at the end of a forward but before the next one: gradient checkpointing repeats calls in between, and
+        wants them computed as they were."""
+        self._asking = False
+        self._observing.close()
+
     @torch.compiler.disable
     @torch.no_grad()
     def _see(self, call: Observation, crosses: bool) -> None:
         """One attention call."""
+        if not self._open:
+            return
         with torch.autocast(call.map.q.device.type, enabled=False):
             self._forward.add(call.name, layer_of(call, self._how.crossing if crosses else self._how.own))
             if self._how.maps == "lazy":
