@@ -49,7 +49,10 @@ def test_layers_keep_their_order_and_directions_their_names() -> None:
 
 
 def test_a_scale_with_negative_numbers_has_zero_in_its_middle() -> None:
-    norm = matrix_figure(similarity(signed=True)).axes[0].images[0].norm
+    image = matrix_figure(similarity(signed=True)).axes[0].images[0]
+    norm = image.norm
+    light = [sum(image.cmap(float(norm(value)))[:3]) for value in (-0.9, -0.4, 0.0, 0.4, 0.9)]
+    assert light[0] < light[1] < light[2] > light[3] > light[4]
     assert (norm.vmin, norm.vmax) == (pytest.approx(-0.9), pytest.approx(0.9))
     plain = matrix_figure(similarity()).axes[0].images[0]
     fall = HeadSimilarity("far", similarity().names, similarity().matrix, similarity().distance, small_is_alike=True)

@@ -23,7 +23,7 @@ from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.science.table import as_html, as_text
 
-MOST_GROUPS = 24  # that `groups()` tries by itself
+MOST_GROUPS = 64  # that `groups()` tries by itself
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class HeadSimilarity:
         Args:
             count: so many groups (fewer where heads are at the same distance).
             within: or as many as keep the average distance between parts of a group at or below this.
-            Neither: the number of groups, up to 24, whose mean silhouette is highest (Rousseeuw 1987).
+            Neither: the number of groups, up to 64, whose mean silhouette is highest (Rousseeuw 1987).
         """
         size = len(self.names)
         if count is not None and (within is not None or not 1 <= count <= size):

@@ -75,7 +75,7 @@ def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
     low, high = min(0.0, float(others.min())), max(0.0, float(others.max()))
     if low < -0.02 * high:
         end = max(high, -low) or 1.0
-        colours = LinearSegmentedColormap.from_list("headwise-signed", [*reversed(BELOW), *stops("light")])
+        colours = LinearSegmentedColormap.from_list("headwise-signed", _signed())
         norm = Normalize(-end, end, clip=True)
     else:
         # Divergence is small where heads are alike: darker is more alike in every picture.
@@ -85,6 +85,13 @@ def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
     for spine in axes.spines.values():
         spine.set_color(LINE)
     return axes.imshow(values, cmap=colours, norm=norm, interpolation="nearest", aspect="equal")
+
+
+def _signed() -> list[tuple[float, str]]:
+    """Colours with their places from 0 to 1: 0 stands in the middle, at the lightest."""
+    above, below = stops("light"), BELOW[::-1]
+    left = [(0.5 * k / len(below), colour) for k, colour in enumerate(below)]
+    return left + [(0.5 + 0.5 * k / (len(above) - 1), colour) for k, colour in enumerate(above)]
 
 
 def _boxes(axes: "Axes", groups: list[list[str]], names: list[str]) -> None:
@@ -102,8 +109,8 @@ def _layer_lines(axes: "Axes", names: list[str]) -> None:
     layers = [name.partition("H")[0].partition("K")[0] for name in names]  # of L3H5 and L3KV1
     for i in range(1, len(names)):
         if layers[i] != layers[i - 1]:
-            axes.axhline(i - 0.5, color=LINE, linewidth=0.6)
-            axes.axvline(i - 0.5, color=LINE, linewidth=0.6)
+            axes.axhline(i - 0.5, color=MUTED, linewidth=0.5)
+            axes.axvline(i - 0.5, color=MUTED, linewidth=0.5)
 
 
 def _ticks(axes: "Axes", names: list[str]) -> None:
