@@ -212,6 +212,15 @@ def test_weights_of_two_modules_are_refused_by_both_names() -> None:
         prune(whole, [0])
 
 
+def test_weights_side_by_side_in_one_storage_are_not_shared() -> None:
+    module = design("multi_head", {})
+    flat = torch.cat([p.detach().flatten() for p in module.parameters()])
+    pieces = flat.split([p.numel() for p in module.parameters()])
+    for parameter, piece in zip(module.parameters(), pieces, strict=True):
+        parameter.data = piece.view(parameter.shape)
+    torch.testing.assert_close(prune(module, [2]).model(given()), masked(module, {0: [2]}, given()))
+
+
 def test_quantised_and_parametrised_weights_are_refused() -> None:
     module = design("multi_head", {})
     module.v_proj.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)

@@ -61,7 +61,7 @@ def check_independent(site: HeadSite) -> None:
 
 def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
     """Raise for weights that are quantised, made by a parametrisation or an adapter, unknown, or of two modules."""
-    names = _names_of_storage(model)
+    names = _names_of_tensors(model)
     for site in sites:
         parts = site.parts()
         for part in parts:
@@ -69,7 +69,7 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
             tensors = list(x) if isinstance(x, nn.ParameterList) else [x]
             for tensor in tensors:
                 _check_plain(site, part.owner, part.name, tensor)
-                held = names[_storage(tensor)]
+                held = names[_address(tensor)]
                 if len(held) > 1:
                     raise ConfigError(
                         f"{place(site)}: {held[0]!r} and {held[1]!r} are one tensor; cut in one place it would be cut "
@@ -109,14 +109,14 @@ def _check_known(site: HeadSite, known: set[int]) -> None:
             )
 
 
-def _names_of_storage(model: nn.Module) -> dict[tuple[int, int], list[str]]:
+def _names_of_tensors(model: nn.Module) -> dict[tuple[int, int], list[str]]:
     names: dict[tuple[int, int], list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[_storage(parameter)].append(name)
+        names[_address(parameter)].append(name)
     return names
 
 
-def _storage(x: Tensor) -> tuple[int, int]:
-    """The memory that a tensor lies in; an empty one and one on no device are only themselves."""
-    pointer = x.untyped_storage().data_ptr()
-    return (pointer, 0) if pointer else (0, id(x))
+def _address(x: Tensor) -> tuple[int, int]:
+    """Where a tensor lies: by address, as parameters may lie one after the other in one storage. One without an
+    address (empty, or on no device) is only itself."""
+    return (x.data_ptr(), 0) if x.data_ptr() else (0, id(x))
