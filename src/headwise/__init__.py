@@ -61,7 +61,16 @@ _HOMES = {
     "science.information": ["HeadInformation", "head_information"],
     "science.rollout": ["Rollout", "rollout"],
     "science.flow": ["attention_flow"],
+    "science.importance": [
+        "HardConcrete", "HeadImportance", "PruningCurve", "ablation_importance", "gradient_importance", "learn_gates",
+        "losses_without", "pruning_curve", "rank_agreement", "taylor_importance",
+    ],
     "views.matrix": ["write_matrix"],
+    "telemetry": [
+        "Alarm", "AttentionAlarm", "AttentionWarning", "Clipped", "DeadHeadAlarm", "EntropyAlarm", "Finding",
+        "History", "JSONLines", "MaxLogitAlarm", "NonFiniteAlarm", "Record", "Reduced", "SinkAlarm", "Summary",
+        "TensorBoard", "WeightsAndBiases", "lightning_callback", "qk_clip", "trainer_callback", "watch",
+    ],
     "errors": [
         "CheckpointError", "ConfigError", "DTypeError", "DeviceError", "HeadwiseError", "KernelError", "ShapeError",
         "TextError",
@@ -148,6 +157,18 @@ if TYPE_CHECKING:
     from headwise.science.circuits import circuit_similarity as circuit_similarity, composition as composition
     from headwise.science.divergence import map_divergence as map_divergence
     from headwise.science.flow import attention_flow as attention_flow
+    from headwise.science.importance import (
+        HardConcrete as HardConcrete,
+        HeadImportance as HeadImportance,
+        PruningCurve as PruningCurve,
+        ablation_importance as ablation_importance,
+        gradient_importance as gradient_importance,
+        learn_gates as learn_gates,
+        losses_without as losses_without,
+        pruning_curve as pruning_curve,
+        rank_agreement as rank_agreement,
+        taylor_importance as taylor_importance,
+    )
     from headwise.science.information import HeadInformation as HeadInformation, head_information as head_information
     from headwise.science.outputs import output_similarities as output_similarities
     from headwise.science.roles import (
@@ -181,6 +202,29 @@ if TYPE_CHECKING:
         merge_kv as merge_kv,
         prune as prune,
         save_pruned as save_pruned,
+    )
+    from headwise.telemetry import (
+        Alarm as Alarm,
+        AttentionAlarm as AttentionAlarm,
+        AttentionWarning as AttentionWarning,
+        Clipped as Clipped,
+        DeadHeadAlarm as DeadHeadAlarm,
+        EntropyAlarm as EntropyAlarm,
+        Finding as Finding,
+        History as History,
+        JSONLines as JSONLines,
+        MaxLogitAlarm as MaxLogitAlarm,
+        NonFiniteAlarm as NonFiniteAlarm,
+        Record as Record,
+        Reduced as Reduced,
+        SinkAlarm as SinkAlarm,
+        Summary as Summary,
+        TensorBoard as TensorBoard,
+        WeightsAndBiases as WeightsAndBiases,
+        lightning_callback as lightning_callback,
+        qk_clip as qk_clip,
+        trainer_callback as trainer_callback,
+        watch as watch,
     )
     from headwise.views.matrix import write_matrix as write_matrix
 
