@@ -16,8 +16,9 @@ It holds q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memor
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from headwise.masks import Mask
 from headwise.measures import Measure, Measurements, measure
 from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
-from headwise.rule import Rule, grouped, grouped_t, score_tile
+from headwise.rule import Rule, grouped, grouped_t, own_dtypes, score_tile
 from headwise.statistics import COLUMN_MASS, Statistic
 from headwise.tiles import Progress, stream
 
@@ -37,6 +38,18 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
 DENSE_LIMIT = 1 << 26  # weights that to_dense() makes unasked: 256 MB in float32
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _read(method: Method) -> Method:
+    """A method that reads the map: apart from autograd, and from autocast, which would narrow the products."""
+
+    @wraps(method)
+    def reading(self: Any, *args: Any, **options: Any) -> Any:
+        with torch.no_grad(), own_dtypes(self.q):
+            return method(self, *args, **options)
+
+    return cast(Method, reading)
 
 
 class AttentionMap:
@@ -79,7 +92,7 @@ class AttentionMap:
         """What each query may see."""
         return self.rule.mask
 
-    @torch.no_grad()
+    @_read
     def __getitem__(self, index: Any) -> Tensor:
         """Exact weights of a tile: `amap[b, h, i0:i1, j0:j1]`, with integers, slices and `...` as in NumPy.
 
@@ -111,7 +124,7 @@ class AttentionMap:
         """What query i looks at, [b, h, m]. Negative i counts from the end."""
         return self[:, :, i, :]
 
-    @torch.no_grad()
+    @_read
     def __matmul__(self, x: Tensor) -> Tensor:
         """P @ x for x [m, e], or [b, h or h_kv, m, e]: [b, h, n, e]. Attention with the values x."""
         x = self._operand(x, self.shape[3], "keys")
@@ -131,7 +144,7 @@ class AttentionMap:
         """The transpose, for `amap.T @ y`."""
         return TransposedMap(self)
 
-    @torch.no_grad()
+    @_read
     def measure(self, *wanted: str | Measure, rows: bool = False, progress: Progress | None = None) -> Measurements:
         """Per-head statistics, all in one pass over the tiles: name → [b, h].
 
@@ -144,7 +157,7 @@ class AttentionMap:
         found = observe(self.q, self.k, self.rule, statistics_for(measures, self.rule), progress)
         return self.measured_by(found, measures, rows=rows, progress=progress)
 
-    @torch.no_grad()
+    @_read
     def measured_by(
         self,
         found: Mapping[Statistic, Tensor],
@@ -158,7 +171,7 @@ class AttentionMap:
         result.nonfinite_values = self.nonfinite_values
         return result
 
-    @torch.no_grad()
+    @_read
     def pool(self, size: int, reduce: str = "mean", *, progress: Progress | None = None) -> Tensor:
         """A picture at most `size` wide and high: [b, h, ⌈n/cell⌉, ⌈m/cell⌉] with cell = ⌈max(n, m)/size⌉.
 
@@ -172,7 +185,7 @@ class AttentionMap:
             return found
         return pooling.pool(self.q, self.k, self.lse, self.rule, cell, reduce, progress)
 
-    @torch.no_grad()
+    @_read
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their keys, both [b, h, n, k]; weight 0 and key −1 beyond what
         the row may see."""
@@ -180,13 +193,13 @@ class AttentionMap:
             raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
         return pooling.top_keys(self.q, self.k, self.lse, self.rule, k, progress)
 
-    @torch.no_grad()
+    @_read
     def received(self) -> Tensor:
         """Column mass Σ_i p_ij, what each key receives: [b, h, m]; sums to the queries that see something."""
         found = observe(self.q, self.k, self.rule, (COLUMN_MASS,)).get(COLUMN_MASS)
         return pooling.column_sums(self.q, self.k, self.lse, self.rule) if found is None else found
 
-    @torch.no_grad()
+    @_read
     def diagonals(self) -> tuple[Tensor, Tensor]:
         """Mean weight by relative distance: offsets (key − position, ascending) [n + m − 1] and means
         [b, h, n + m − 1] over the allowed cells of each diagonal; 0 where none is."""
@@ -306,6 +319,11 @@ class TransposedMap:
         self._map = amap
 
     @property
+    def q(self) -> Tensor:
+        """The map's queries."""
+        return self._map.q
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """(b, h, m, n)"""
         b, h, n, m = self._map.shape
@@ -316,7 +334,7 @@ class TransposedMap:
         """The map itself."""
         return self._map
 
-    @torch.no_grad()
+    @_read
     def __matmul__(self, y: Tensor) -> Tensor:
         """Pᵀ @ y for y [n, e] or [b, h, n, e]: [b, h, m, e]."""
         amap = self._map

@@ -5,6 +5,7 @@ float64 reference and the tiles of an `AttentionMap` follow this file.
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -209,6 +210,13 @@ def diagonal_sums(x: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(x.flip(2), (0, r))
     skewed = padded.reshape(b, h, r * (r + c))[..., : r * (r + c - 1)].view(b, h, r, r + c - 1)
     return skewed.sum(2)
+
+
+def own_dtypes(x: Tensor) -> AbstractContextManager[object]:
+    """Within it products on x's device keep to the dtypes of what they are given, in an autocast block too: it would
+    narrow float32 logits, and the log-sum-exp with them."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def compute(x: Tensor) -> Tensor:

@@ -209,3 +209,22 @@ def test_reading_leaves_no_graph() -> None:
     _, amap = attend(q, k, v, return_map=True)
     for read in (amap[0, 0], amap @ torch.ones(53, 1), amap.measure("entropy")["entropy"], amap.pool(4)):
         assert not read.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", ["torch_blocks", "torch_fused", "reference", "auto"])
+def test_autocast_narrows_neither_attention_nor_its_map(kernel, dtype):
+    q, k, v = torch.randn(3, 2, 3, 19, 8) * 5
+
+    def everything():
+        out, amap = attend(q, k, v, mask=Causal(), kernel=kernel, return_map=True, measures=["entropy"])
+        return [
+            out, amap.lse, amap[:], amap.row(-1), amap @ v, amap.T @ v, amap.pool(5), amap.topk(3)[0], amap.received(),
+            amap.diagonals()[1], amap.measured["entropy"], amap.measure("received_mass")["received_mass"],
+        ]  # fmt: skip
+
+    plain = everything()
+    with torch.autocast("cpu", dtype):
+        for one, other in zip(plain, everything(), strict=True):
+            assert one.dtype == other.dtype
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)

@@ -17,6 +17,7 @@ from headwise.kernels.reference import Reference
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.kernels.torch_fused import TorchFused
 from headwise.kernels.triton_gpu import TritonGPU
+from headwise.rule import own_dtypes
 
 # Fastest first. The reference is never chosen, only named: it stores the n×m matrix.
 KERNELS: dict[str, Kernel] = {
@@ -51,7 +52,8 @@ def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]
     """Do a call: what came out, the kernel that did it, and why each one before it refused."""
     for kernel, refusals in _willing(call, name):
         try:
-            return kernel.run(call), kernel, dict(refusals)
+            with own_dtypes(call.q):
+                return kernel.run(call), kernel, dict(refusals)
         except Declined as reason:
             refusals[kernel.name] = str(reason)
     raise AssertionError("the last kernel declines nothing")
