@@ -12,8 +12,7 @@ from headwise.telemetry.alarms import (
     SinkAlarm as SinkAlarm,
 )
 from headwise.telemetry.clip import Clipped as Clipped, qk_clip as qk_clip
-from headwise.telemetry.ranks import Reduced as Reduced
-from headwise.telemetry.record import Record as Record
+from headwise.telemetry.record import Record as Record, Reduced as Reduced
 from headwise.telemetry.summary import History as History, Summary as Summary
 from headwise.telemetry.trainers import lightning_callback as lightning_callback, trainer_callback as trainer_callback
 from headwise.telemetry.watch import watch as watch

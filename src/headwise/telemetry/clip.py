@@ -29,8 +29,7 @@ from headwise.errors import ConfigError
 from headwise.heads.latent import LatentAttention
 from headwise.heads.talking_heads import TalkingHeadsAttention
 from headwise.science.table import as_html, as_text
-from headwise.telemetry.ranks import Reduced
-from headwise.telemetry.record import Record
+from headwise.telemetry.record import Record, Reduced
 
 
 @dataclass(frozen=True)

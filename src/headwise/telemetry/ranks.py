@@ -1,9 +1,9 @@
 """The records of all ranks of a distributed run as one."""
 
 import zlib
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,37 +11,6 @@ from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.telemetry.running import Layer, Running
-from headwise.telemetry.summary import Summary
-
-if TYPE_CHECKING:
-    from headwise.telemetry.record import Record
-
-
-@dataclass(frozen=True, eq=False)
-class Reduced:
-    """What all ranks saw together: means over all their rows, largest values of all.
-
-    Attributes:
-        record: of this rank, which stays as it was.
-        latest, totals: as in `Record`; they are the same on every rank.
-    """
-
-    record: "Record"
-    latest: Summary
-    totals: Summary
-
-    def table(self) -> Summary:
-        """The totals."""
-        return self.totals
-
-
-def reduced(record: "Record", group: Any = None) -> Reduced:
-    """See `Record.reduce`."""
-    ledger = record.ledger
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigError("reduce(): torch.distributed is not initialised; record.latest and record.totals are all")
-    last, total = gathered([ledger.last, ledger.total], group)
-    return Reduced(record, ledger.summarise(last, 1), ledger.summarise(total, ledger.steps))
 
 
 def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
@@ -49,8 +18,11 @@ def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
     sizes and one for the numbers.
 
     Raises:
-        ConfigError: on every rank, if they did not all measure the same layers and heads.
+        ConfigError: if torch.distributed is not initialised; on every rank, if they did not all measure the same
+            layers and heads.
     """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError("reduce(): torch.distributed is not initialised; record.latest and record.totals are all")
     parts = [x for one in runnings for layer in one.layers.values() for x in layer.tensors() if x.numel()]
     device = _device(group)
     flat = torch.cat(

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from headwise.telemetry.ledger import Ledger
 from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
 from headwise.telemetry.places import Place, entrances, give_back, take_over
-from headwise.telemetry.ranks import Reduced, reduced
+from headwise.telemetry.ranks import gathered
 from headwise.telemetry.running import Running, layer_of
 from headwise.telemetry.summary import History, Summary
 from headwise.telemetry.writers import Writer, Writers
@@ -165,7 +166,7 @@ class Record:
         self._alarms.add(alarms)
         return self
 
-    def reduce(self, group: Any = None) -> Reduced:
+    def reduce(self, group: Any = None) -> "Reduced":
         """What all ranks of torch.distributed saw: their `latest` and `totals` merged, sums as sums and maxima as
         maxima, the same on each. To be called by every rank, after the same step; the record stays that of this rank.
 
@@ -174,7 +175,9 @@ class Record:
         Raises:
             ConfigError: if torch.distributed is not initialised, or the ranks have measured different layers.
         """
-        return reduced(self, group)
+        last, total = gathered([self.ledger.last, self.ledger.total], group)
+        ledger = self.ledger
+        return Reduced(self, ledger.summarise(last, 1), ledger.summarise(total, ledger.steps))
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every watched layer."""
@@ -256,3 +259,21 @@ class Record:
                 self._seen[call.name] = call.map
             elif self._how.maps == "pooled":
                 self._seen[call.name] = picture(call.map)
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """What all ranks saw together: means over all their rows, largest values of all.
+
+    Attributes:
+        record: of this rank.
+        latest, totals: as in `Record`; they are the same on every rank.
+    """
+
+    record: Record
+    latest: Summary
+    totals: Summary
+
+    def table(self) -> Summary:
+        """The totals."""
+        return self.totals
