@@ -1,0 +1,123 @@
+"""Commands that train a model, and let it write."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headwise.cli.given import Model, load, progress
+from headwise.errors import ConfigError, TextError
+
+
+def train(
+    files: Annotated[list[Path], typer.Argument(help="UTF-8 texts.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the checkpoint and the log.")],
+    experiment: Annotated[
+        str | None, typer.Option("--experiment", help="'reconstruct': the classic small demonstration instead.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
+    d_model: Annotated[int, typer.Option("--d-model")] = 256,
+    num_layers: Annotated[int, typer.Option("--num-layers")] = 4,
+    num_heads: Annotated[int, typer.Option("--num-heads")] = 8,
+    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="Fewer than heads: GQA; 1: MQA.")] = None,
+    d_ff: Annotated[int, typer.Option("--d-ff")] = 640,
+    design: Annotated[str, typer.Option("--design", help="A head design that can be causal, gqa for example.")] = (
+        "multi_head"
+    ),
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=64.")
+    ] = None,
+    order: Annotated[str, typer.Option("--order", help="Of the blocks: pre or post norm.")] = "pre",
+    context: Annotated[int, typer.Option(help="Tokens in a window.")] = 256,
+    dropout: Annotated[float, typer.Option()] = 0.1,
+    batch_size: Annotated[int, typer.Option("--batch-size")] = 16,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
+    warmup: Annotated[int, typer.Option(help="Steps until the peak.")] = 200,
+    weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.1,
+    repeat_share: Annotated[
+        str, typer.Option("--repeat-share", help="Share of windows whose text repeats itself; 0.1,0.4@500 changes it.")
+    ] = "0",
+    eval_every: Annotated[int, typer.Option("--eval-every", help="Steps between evaluations and checkpoints.")] = 200,
+    seed: Annotated[int, typer.Option()] = 0,
+    precision: Annotated[str, typer.Option(help="bfloat16 or float32 products.")] = "bfloat16",
+    init: Annotated[Path | None, typer.Option("--init", help="Start from this model's weights and sizes.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start again even if --out holds a run.")] = False,
+) -> None:
+    """Train a small character model; Ctrl-C or a crash loses nothing, the same command goes on."""
+    console = Console()
+    if experiment is not None:
+        _experiment(experiment, files, out, seed, console)
+        return
+    from headwise.heads.named import read_options
+    from headwise.lm.train import Progress as Done, train as run
+
+    columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
+    bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
+    task = bar.add_task("training", total=steps, note="")
+
+    def watch(done: Done) -> None:
+        bar.start()  # with the first step, so that an error before it stands alone
+        held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
+        note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
+        bar.update(task, completed=done.step, note=note)
+
+    try:
+        outcome = run(
+            files, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            d_ff=d_ff, design=design, options=read_options(options or []), order=order, context=context,
+            dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup, weight_decay=weight_decay,
+            repeat_share=repeat_share, seed=seed, eval_every=eval_every, precision=precision, init=init,
+            resume=not fresh, watch=watch,
+        )  # fmt: skip
+    finally:
+        bar.stop()
+    for name, loss in outcome.heldout.items():
+        console.print(f"held-out loss, {name}: {loss:.4f} nats a token", highlight=False)
+    if not outcome.finished:
+        console.print(f"Stopped at step {outcome.step}; the same command goes on from there.", highlight=False)
+        raise typer.Exit(130)
+    console.print(f"[bold]{out}[/bold] holds the model: headwise see --model {out}", highlight=False)
+
+
+def write(
+    prompt: Annotated[str, typer.Option("--prompt", help="How it begins.")] = "话说",
+    length: Annotated[int, typer.Option("--length", help="Characters to write.")] = 200,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest each time.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Sample among the k likeliest.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option("--top-p", help="Sample among the likeliest that hold this share.")
+    ] = 0.95,
+    seed: Annotated[int | None, typer.Option("--seed", help="The same seed writes the same text.")] = None,
+    model: Model = None,
+) -> None:
+    """Let the model write, character by character."""
+    from headwise.lm.generate import write as compose
+
+    decoder, tokenizer, _ = load(model)
+    pieces = compose(decoder, tokenizer, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    sys.stdout.write(prompt)
+    for piece in pieces:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Console) -> None:
+    from headwise.lm.reconstruct import reconstruct
+    from headwise.views.html import write_report
+
+    if name != "reconstruct":
+        raise ConfigError(f"--experiment {name!r}: expected 'reconstruct'")
+    if len(files) != 1:
+        raise TextError(f"--experiment reconstruct takes one file of sentences, got {len(files)}")
+    with progress() as step:
+        report = reconstruct(files[0], seed=seed, step=step)
+    write_report(report, out / "report.html")
+    for fact, value in report.facts:
+        console.print(f"{fact}: {value}", highlight=False)
+    for note in report.notes:
+        console.print(note, highlight=False)
+    console.print(f"[bold]{out / 'report.html'}[/bold] shows every sentence and head, both ways.", highlight=False)

@@ -1,0 +1,102 @@
+"""Commands that show what attention is: on a text, step by step, and the statistics that there are."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from headwise.cli.given import Model, load, progress
+from headwise.errors import ConfigError
+
+SAMPLE = (
+    "话说鲁智深回到丛林选佛场中禅床上扑倒头便睡。上下肩两个禅和子推他起来，说道：“使不得，既要出家，如何不学坐禅？”"
+    "智深道：“洒家自睡，干你甚事？”禅和子道：“善哉！”智深裸袖道：“团鱼洒家也吃，甚么‘鳝哉’？”"
+    "禅和子道：“却是苦也！”智深便道：“团鱼大腹，又肥甜了，好吃，那得‘苦也’？”"
+)
+
+
+def see(
+    text: Annotated[str | None, typer.Argument(help="The text; a passage of Water Margin if left out.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,
+    model: Model = None,
+    out: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option("--png", help="Also write heat maps into this folder.")] = None,
+    sort: Annotated[str | None, typer.Option("--sort", help="Sort the table by this statistic.")] = None,
+    cells: Annotated[
+        int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to so many cells.")
+    ] = 384,
+    lang: Annotated[str, typer.Option("--lang", help="Language of the page: en or zh.")] = "en",
+) -> None:
+    """Show what every head attends to in a text: a table here, and an HTML report."""
+    from headwise.lm.corpus import read_text
+    from headwise.see import see as look
+    from headwise.views.html import write_report
+    from headwise.views.terminal import print_report
+
+    if text is not None and file is not None:
+        raise ConfigError("give the text or --file, not both")
+    if file is not None:
+        text = read_text(file)
+    text = SAMPLE if text is None else text
+    decoder, tokenizer, _ = load(model)
+    with progress() as step:
+        report = look(text, decoder, tokenizer, title=_title(text, file), cells=cells, step=step)
+    console = Console()
+    print_report(report, console, sort=sort)
+    write_report(report, out, lang=lang)
+    console.print(f"\n[bold]{out}[/bold] shows every head; open it in a browser.", highlight=False)
+    if png is not None:
+        from headwise.views.png import write_pngs
+
+        with progress() as step:
+            pictures = write_pngs(report, png, step=step)
+        console.print(f"[bold]{png}[/bold] holds {len(pictures)} heat maps.", highlight=False)
+
+
+def trace(
+    seq: Annotated[int, typer.Option("--seq", help="Tokens n.")] = 4,
+    d_model: Annotated[int, typer.Option("--d-model")] = 8,
+    num_heads: Annotated[int, typer.Option("--num-heads")] = 2,
+    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads")] = None,
+    design: Annotated[str, typer.Option("--design", help="A head design, latent for example.")] = "multi_head",
+    options: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=4.")
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch")] = 1,
+    causal: Annotated[bool, typer.Option("--causal/--full")] = False,
+    seed: Annotated[int, typer.Option("--seed")] = 0,
+    lang: Annotated[str, typer.Option("--lang", help="en or zh.")] = "en",
+) -> None:
+    """Every step of a head design with its shapes and numbers, computed as you read."""
+    from headwise.heads.named import read_options
+    from headwise.trace import print_trace, trace as follow
+
+    steps = follow(
+        seq, d_model, num_heads, design=design, num_kv_heads=num_kv_heads, options=read_options(options or []),
+        batch=batch, causal=causal, seed=seed, lang=lang,
+    )  # fmt: skip
+    print_trace(steps, Console())
+
+
+def measures() -> None:
+    """List the statistics that can be asked for by name."""
+    from rich.table import Table
+
+    from headwise.measures import GIVEN, MEASURES
+
+    table = Table(box=None, header_style="bold", padding=(0, 1))
+    for column in ("name", "unit", "range", "what it is", "source"):
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    kinds: dict[str, Any] = {**MEASURES, **{name: kind for name, (kind, _) in GIVEN.items()}}
+    for name, kind in kinds.items():
+        what = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+        table.add_row(name, kind.unit, kind.range, what, kind.source)
+    Console().print(table)
+
+
+def _title(text: str, file: Path | None) -> str:
+    if file is not None:
+        return file.name
+    start = " ".join(text.split())
+    return start if len(start) <= 24 else start[:24] + "…"
