@@ -174,13 +174,14 @@ def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, 
     """
     b, h, r, d = q.shape
     h_kv, c = k.shape[1], k.shape[2]
-    rows = compute(q).reshape(b * h_kv, h // h_kv * r, d)
+    group = h // max(1, h_kv)  # a tile may have no heads
+    rows = compute(q).reshape(b * h_kv, group * r, d)
     keys = compute(k).reshape(b * h_kv, c, d).transpose(1, 2)
-    out = None if out is None else out.view(b * h_kv, h // h_kv * r, c)
+    out = None if out is None else out.view(b * h_kv, group * r, c)
     if minus is None:
         scores = torch.bmm(rows, keys, out=out).mul_(scale)
     else:
-        start = minus.reshape(b * h_kv, h // h_kv * r, 1).to(rows.dtype)
+        start = minus.reshape(b * h_kv, group * r, 1).to(rows.dtype)
         scores = torch.baddbmm(start, rows, keys, beta=-1.0, alpha=scale, out=out)
     return scores.view(b, h, r, c)
 

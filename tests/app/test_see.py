@@ -1,16 +1,23 @@
 """The report says what the model does, for any text."""
 
+import io
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from headwise.errors import TextError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.see import SHOWN, see, sentences
 from headwise.see.heads import _windows
+from headwise.surgery import prune
+from headwise.views.html import write_report
+from headwise.views.png import write_pngs
+from headwise.views.terminal import print_report
 
 Model = tuple[Decoder, CharTokenizer]
 
@@ -154,6 +161,25 @@ def test_a_text_longer_than_the_context_is_judged_by_windows_of_it(model: Model)
     assert {window.shape for window in windows} == {(1, decoder.config.context + 1)}
     assert torch.equal(windows[0][0], ids[: decoder.config.context + 1])
     assert torch.equal(windows[-1][0], ids[-decoder.config.context - 1 :])
+
+
+def test_layers_with_different_heads_are_seen(model: Model, tmp_path: Path) -> None:
+    decoder, tokenizer = model
+    text = "武松打虎，再来？The tiger sleeps!"
+    whole, report = see(text, decoder, tokenizer), see(text, prune(decoder, {1: [0, 3]}).model, tokenizer)
+    assert report.shape == (2, 5)
+    assert report.counts == [5, 3]
+    np.testing.assert_allclose(report.passages[0].maps[0], whole.passages[0].maps[0], atol=1e-6)
+    assert not report.passages[0].maps[1, 3:].any()
+    assert report.patterns[1][3:] == ["", ""]
+    assert np.isnan(report.importance[0].values[1, 3:]).all()
+    assert np.isfinite(report.importance[0].values[1, :3]).all()
+    console = Console(width=200, file=io.StringIO())
+    print_report(report, console)
+    assert console.file.getvalue().count("█") > 0
+    pictures = write_pngs(report, tmp_path)
+    assert len(pictures) == 1 + 8
+    assert '"counts":[5,3]' in write_report(report, tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_a_text_of_a_few_characters_is_not_compared(model: Model) -> None:

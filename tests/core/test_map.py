@@ -228,3 +228,12 @@ def test_autocast_narrows_neither_attention_nor_its_map(kernel, dtype):
         for one, other in zip(plain, everything(), strict=True):
             assert one.dtype == other.dtype
             torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "index", [(slice(0, 0),), (slice(None), slice(0, 0)), (0, 1, slice(2, 2)), (0, 1, slice(None), slice(3, 3))]
+)
+def test_a_tile_may_be_empty(index):
+    q, k, v = torch.randn(3, 2, 3, 5, 4)
+    amap = attend(q, k, v, return_map=True)[1]
+    assert amap[index].shape == torch.empty(2, 3, 5, 5)[index].shape

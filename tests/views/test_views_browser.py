@@ -7,13 +7,14 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from view_samples import FAMILY, HOSTILE, compared, passage, report_of
 
-from headwise.views.data import Passage
+from headwise.views.data import Comparison, Passage
 from headwise.views.html import write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -400,3 +401,29 @@ def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
     assert out["roles"] == ["previous 0.91", "–", "first 0.80, nearby 0.95", "–", "–", "–"]
     assert out["focus"] == "tab-compare"
     assert out["shown"]
+
+
+def test_a_head_that_a_layer_does_not_have_has_no_place(tmp_path):
+    full = compared()
+    cosine = Comparison("cosine", full.comparisons[0].values, [4, 1, 0, 2, 3], "", "Of outputs.")
+    report = replace(full, counts=[3, 2], comparisons=[cosine])
+    out = played(
+        report, tmp_path,
+        """
+        await ready();
+        out.thumbs = all(".thumb").map((e) => e.title.split(" · ").slice(0, 2).join(" "));
+        out.rows = all("#table tbody tr").length;
+        choose("#layer", "0"); choose("#head", "2"); await ready(); choose("#layer", "1"); await ready();
+        out.heads = one("#head").length; out.title = text("#map-title");
+        const thumb = all(".thumb")[1]; thumb.focus(); press(thumb, "ArrowDown");
+        out.below = document.activeElement.title.split(" · ").slice(0, 2).join(" ");
+        one("#tab-compare").click();
+        out.cells = all("#weighty button").length; out.pairs = all("#pairs button").length;
+        """,
+    )  # fmt: skip
+    assert out["thumbs"] == [f"Layer {layer} head {head}" for layer, head in report.heads]
+    assert out["rows"] == out["cells"] == 5
+    assert out["heads"] == 2
+    assert out["title"] == "Layer 1 · head 1"
+    assert out["below"] == "Layer 1 head 1"
+    assert out["pairs"] == 10

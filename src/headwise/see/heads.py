@@ -14,6 +14,7 @@ from headwise.science.divergence import map_divergence
 from headwise.science.importance import HeadImportance, ablation_importance, gradient_importance
 from headwise.science.outputs import output_similarities
 from headwise.science.similarity import HeadSimilarity
+from headwise.see.places import Places
 from headwise.tiles import Progress
 from headwise.views.data import Comparison, Statistic
 
@@ -21,19 +22,19 @@ LEAST = 8  # tokens; fewer say nothing of how alike heads are
 WINDOWS = 8  # of the model's context that importance is asked on: a long text's heads are judged by these
 
 
-def comparisons(outputs: Sequence[Tensor], maps: Sequence[AttentionMap]) -> list[Comparison]:
+def comparisons(outputs: Sequence[Tensor], maps: Sequence[AttentionMap], places: Places) -> list[Comparison]:
     """How alike the heads are: by what they write, by what they say in any basis, by where they look."""
     if maps[0].shape[2] < LEAST:
         return []
     said = output_similarities(outputs, ("cosine", "cka"))
     found = [
         _comparison(
-            said["cka"], "outputs (CKA)",
+            said["cka"], places, "outputs (CKA)",
             "Linear CKA of the heads' outputs: 1 where they differ by a rotation, a scale and a shift; few tokens make "
             "it large.",
         ),
         _comparison(
-            said["cosine"], "outputs (cosine)",
+            said["cosine"], places, "outputs (cosine)",
             "Cosine of the heads' outputs, each in its own basis: near 0 does not mean that they say different things.",
         ),
     ]  # fmt: skip
@@ -44,10 +45,10 @@ def comparisons(outputs: Sequence[Tensor], maps: Sequence[AttentionMap]) -> list
     description = (
         "Jensen–Shannon divergence between the rows of their maps, mean over queries: 0 where they look alike."
     )
-    return [*found, _comparison(looks, "where they look", description)]
+    return [*found, _comparison(looks, places, "where they look", description)]
 
 
-def importance(decoder: Decoder, ids: Tensor, progress: Progress | None = None) -> list[Statistic]:
+def importance(decoder: Decoder, ids: Tensor, places: Places, progress: Progress | None = None) -> list[Statistic]:
     """What the loss on the text needs of each head: without it, and by the gradient of a mask. ids [n]; a long text is
     judged by some windows of the model's context, evenly spaced. [] for a design whose heads cannot be masked."""
     windows = _windows(ids, decoder.config.context)
@@ -60,8 +61,10 @@ def importance(decoder: Decoder, ids: Tensor, progress: Progress | None = None) 
     except ConfigError:
         return []  # heads that depend on each other have no masks of their own
     return [
-        _statistic(without, "loss without it", "nats", "Loss without the head, minus the loss with all."),
-        _statistic(slope, "gradient", "nats", "Slope of the loss as a mask dims the head (Michel et al. 2019)."),
+        _statistic(without, places, "loss without it", "nats", "Loss without the head, minus the loss with all."),
+        _statistic(
+            slope, places, "gradient", "nats", "Slope of the loss as a mask dims the head (Michel et al. 2019)."
+        ),
     ]
 
 
@@ -80,13 +83,14 @@ def _loss(decoder: nn.Module, ids: Tensor) -> Tensor:
     return next_token_loss(hidden.flatten(0, 1), decoder.embedding.weight, ids[:, 1:].flatten())
 
 
-def _comparison(found: HeadSimilarity, name: str, description: str) -> Comparison:
+def _comparison(found: HeadSimilarity, places: Places, name: str, description: str) -> Comparison:
     try:
         order = found.order
     except ConfigError:  # SciPy, which is optional, is not there
         order = list(range(len(found.names)))
-    return Comparison(name, found.matrix.numpy(), order, found.unit, description, found.small_is_alike)
+    order = [places.indices[i] for i in order]
+    return Comparison(name, places.square(found.matrix.numpy()), order, found.unit, description, found.small_is_alike)
 
 
-def _statistic(found: HeadImportance, name: str, unit: str, description: str) -> Statistic:
-    return Statistic(name, np.stack(found.values), unit, description)
+def _statistic(found: HeadImportance, places: Places, name: str, unit: str, description: str) -> Statistic:
+    return Statistic(name, places.stacked(found.values), unit, description)

@@ -17,6 +17,7 @@ from headwise.map import AttentionMap
 from headwise.measures import MEASURES, ClassMass, Measure, Measurements
 from headwise.science.roles import roles
 from headwise.see.heads import comparisons, importance
+from headwise.see.places import Places
 from headwise.see.words import patterns, roles_in_words
 from headwise.tiles import Progress
 from headwise.views.data import Passage, Report, Statistic
@@ -66,43 +67,47 @@ def see(
     spans = tokenizer.spans(text)
     pieces = _pieces(text, spans)
     wanted: list[str | Measure] = [*SHOWN, ClassMass.of_tokens(pieces)]
+    places = Places(tuple(amap.shape[1] for amap in maps))
     results = [amap.measure(*wanted, progress=_layer(tell, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
     if n <= cells:
         tokens = list(text)
-        passage = Passage(title, tokens, _exact(maps, spans), sentences=sentences(tokens))
+        passage = Passage(title, tokens, _exact(maps, spans, places), sentences=sentences(tokens))
     else:
-        means, peaks = (_pooled(maps, cells, reduce, tell) for reduce in ("mean", "max"))
+        means, peaks = (_pooled(maps, places, cells, reduce, tell) for reduce in ("mean", "max"))
         passage = Passage(title, pieces, means, -(-n // cells), peaks, sentences(pieces))
     in_bytes = sum(end - start > 1 for start, end in spans)
     facts = [
         ("text", f"{len(text):,} characters"),
-        ("model", _describe(decoder, maps[0].shape[1])),
+        ("model", _describe(decoder, places)),
         ("kernel", ", ".join(sorted({amap.kernel for amap in maps}))),
     ]
     if loss is not None:
         facts.append(("loss", f"{loss:.2f} nats a token"))
     tell("roles", 0, 1)
-    found = roles(maps, tokens=ids, pieces=pieces)
+    found = [roles(amap, tokens=ids, pieces=pieces) for amap in maps]
     tell("roles", 1, 1)
     tell("comparing", 0, 1)
-    alike = comparisons(outputs, maps) if outputs else []
+    alike = comparisons(outputs, maps, places) if outputs else []
     tell("comparing", 1, 1)
-    needed = importance(decoder, ids, progress=lambda done, of: tell("importance", done, of))
+    needed = importance(decoder, ids, places, progress=lambda done, of: tell("importance", done, of))
     return Report(
-        title, [passage], statistics(results), patterns(found), facts, _notes(n, in_bytes, decoder),
-        roles=roles_in_words(found), comparisons=alike, importance=needed,
+        title, [passage], statistics(results, places), patterns(found, places), facts, _notes(n, in_bytes, decoder),
+        counts=places.uneven, roles=roles_in_words(found, places), comparisons=alike, importance=needed,
     )  # fmt: skip
 
 
-def statistics(results: list[Measurements]) -> list[Statistic]:
+def statistics(results: list[Measurements], places: Places) -> list[Statistic]:
     """One `Statistic` a measure from the measurements of each layer (the mean over a batch)."""
+
+    def of_all(name: str) -> np.ndarray:
+        return places.stacked([result[name].mean(0).numpy() for result in results])
+
     found = []
     for name in SHOWN:
-        values = torch.stack([result[name].mean(0) for result in results]).numpy()
         measure = MEASURES[name]()
-        found.append(Statistic(name, values, measure.unit, _first_sentence(measure)))
+        found.append(Statistic(name, of_all(name), measure.unit, _first_sentence(measure)))
     if "punctuation_mass" in results[0]:
-        values = torch.stack([result["punctuation_mass"].mean(0) for result in results]).numpy()
+        values = of_all("punctuation_mass")
         found.append(Statistic("punctuation_mass", values, "mass", "Weight on punctuation marks, mean over queries."))
     return found
 
@@ -151,24 +156,24 @@ def _pieces(text: str, spans: list[tuple[int, int]]) -> list[str]:
     return pieces
 
 
-def _exact(maps: list[AttentionMap], spans: list[tuple[int, int]]) -> np.ndarray:
+def _exact(maps: list[AttentionMap], spans: list[tuple[int, int]], places: Places) -> np.ndarray:
     """[layers, heads, characters, characters]: what a character gives is the mean over its tokens, what it gets
     the sum, so that rows still sum to one."""
     starts = [start for start, _ in spans]
     sizes = np.array([end - start for start, end in spans], np.float32)
-    weights = np.stack([amap[0].numpy() for amap in maps])
+    weights = places.stacked([amap[0].numpy() for amap in maps], 0.0)
     if sizes.max() == 1:
         return weights
     weights = np.add.reduceat(weights, starts, axis=3)
     return np.add.reduceat(weights, starts, axis=2) / sizes[:, None]
 
 
-def _pooled(maps: list[AttentionMap], cells: int, reduce: str, tell: Step) -> np.ndarray:
+def _pooled(maps: list[AttentionMap], places: Places, cells: int, reduce: str, tell: Step) -> np.ndarray:
     pictures = (
         amap.pool(cells, reduce, progress=_layer(tell, f"pooling ({reduce})", i, len(maps)))
         for i, amap in enumerate(maps)
     )
-    return np.stack([picture[0].numpy() for picture in pictures])
+    return places.stacked([picture[0].numpy() for picture in pictures], 0.0)
 
 
 def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:
@@ -187,13 +192,14 @@ def _notes(n: int, in_bytes: int, decoder: Decoder) -> list[str]:
     return notes
 
 
-def _describe(decoder: Decoder, heads: int) -> str:
+def _describe(decoder: Decoder, places: Places) -> str:
     c = decoder.config
     size = decoder.num_parameters / 1e6
     extras = [] if c.design == "multi_head" else [c.design]
     extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} of keys and values"]
     kind = f" ({', '.join(extras)})" if extras else ""
-    count = f"{heads} head{'s' * (heads > 1)}"
+    each = "/".join(map(str, places.uneven or [places.most]))
+    count = f"{each} head{'s' * (places.most > 1)}"
     return f"{c.num_layers} layers × {count}{kind}, d_model {c.d_model}, {size:.1f} M weights"
 
 

@@ -1,35 +1,45 @@
 """What heads do, in a few words."""
 
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
 import numpy as np
 
 from headwise.science.roles import DEFINITIONS, Roles
+from headwise.see.places import Places
 
 TENDENCY = 0.2  # of the weight, from which on a pattern is worth a word
 LIFT = 2.0  # and so many times what looking everywhere alike would give
+T = TypeVar("T")
 
 
-def patterns(found: Roles) -> list[list[str]]:
+def patterns(found: Sequence[Roles], places: Places) -> list[list[str]]:
     """What each head does most, at most two patterns with their scores: first the roles that it is sure to play, then
-    what has at least a fifth of its weight and twice what looking everywhere alike would give; "mixed" if nothing."""
-    layers, heads = found.shape
-    return [[_pattern(found, layer, head) for head in range(heads)] for layer in range(layers)]
+    what has at least a fifth of its weight and twice what looking everywhere alike would give; "mixed" if nothing, and
+    "" where there is no head. `found` is that of each layer."""
+    return _each(found, places, _pattern, "")
 
 
-def roles_in_words(found: Roles) -> list[list[list[str]]]:
+def roles_in_words(found: Sequence[Roles], places: Places) -> list[list[list[str]]]:
     """The roles that each head is sure to play, with their scores."""
-    layers, heads = found.shape
-    return [[[str(label) for label in found.labels(i, j)] for j in range(heads)] for i in range(layers)]
+    return _each(found, places, lambda layer, head: [str(label) for label in layer.labels(0, head)], [])
 
 
-def _pattern(found: Roles, layer: int, head: int) -> str:
-    sure = found.labels(layer, head)
+def _each(found: Sequence[Roles], places: Places, say: Callable[[Roles, int], T], nothing: T) -> list[list[T]]:
+    return [
+        [say(layer, head) if head < count else nothing for head in range(places.most)]
+        for layer, count in zip(found, places.counts, strict=True)
+    ]
+
+
+def _pattern(found: Roles, head: int) -> str:
+    sure = found.labels(0, head)
     said = {label.role for label in sure}
-    at = (layer, head)
     tendencies = []
     for name, score in found.items():
         if DEFINITIONS[name].unit != "mass" or name in said:
             continue
-        mass, uniform = np.nan_to_num(score.mass[at]), np.nan_to_num(score.uniform[at])
+        mass, uniform = np.nan_to_num(score.mass[0, head]), np.nan_to_num(score.uniform[0, head])
         if mass >= max(TENDENCY, LIFT * uniform):
             tendencies.append((float(mass), DEFINITIONS[name].word))
     # Nearby holds its neighbours' weight too: say it last.

@@ -71,7 +71,7 @@ class Comparison:
     """A number for each pair of heads, layer after layer.
 
     Attributes:
-        values: [layers · heads, layers · heads]. order: all heads, those that are alike side by side.
+        values: [layers · heads, layers · heads]. order: all heads that there are, those that are alike side by side.
         small_is_alike: whether the numbers are small for heads that are alike, as a divergence is.
     """
 
@@ -83,11 +83,11 @@ class Comparison:
     small_is_alike: bool = False
 
     def __post_init__(self) -> None:
-        if self.values.shape != (len(self.order),) * 2 or sorted(self.order) != list(range(len(self.order))):
-            raise ShapeError(
-                f"Comparison: values of shape {self.values.shape} and an order of {len(self.order)} heads; expected a "
-                f"square, and every head once"
-            )
+        size = len(self.values)
+        if self.values.shape != (size, size) or not set(self.order) <= set(range(size)):
+            raise ShapeError(f"Comparison: values of shape {self.values.shape} and the order {self.order}: do not fit")
+        if len(set(self.order)) < len(self.order):
+            raise ShapeError(f"Comparison(order): {self.order} names a head twice")
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Report:
 
     Attributes:
         patterns: [layers][heads] the strongest pattern of each head in words.
+        counts: heads of each layer, [] if all have as many; a layer's arrays are filled up where it has fewer.
         roles: [layers][heads] the roles that a head is sure to play, in words; [] if nobody asked.
         comparisons: of the heads with one another. importance: what each head does for the model, each number larger
             where the head matters more.
@@ -108,6 +109,7 @@ class Report:
     patterns: list[list[str]]
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
     roles: list[list[list[str]]] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     importance: list[Statistic] = field(default_factory=list)
@@ -120,18 +122,27 @@ class Report:
                 raise ShapeError(f"Report: a part has layers × heads {part.shape[:2]}, expected {self.shape}")
         if [len(row) for row in self.patterns] != [self.shape[1]] * self.shape[0]:
             raise ShapeError(f"Report(patterns): expected {self.shape[0]} rows of {self.shape[1]}")
+        layers, most = self.shape
+        if self.counts and (len(self.counts) != layers or not all(1 <= count <= most for count in self.counts)):
+            raise ShapeError(f"Report(counts): {self.counts}, expected {layers} numbers from 1 to {most}")
         if self.roles and [len(row) for row in self.roles] != [self.shape[1]] * self.shape[0]:
             raise ShapeError(f"Report(roles): expected {self.shape[0]} rows of {self.shape[1]}, or none")
         for comparison in self.comparisons:
-            if len(comparison.order) != self.shape[0] * self.shape[1]:
+            if sorted(comparison.order) != [layer * self.shape[1] + head for layer, head in self.heads]:
                 raise ShapeError(
-                    f"Report(comparisons): {comparison.name} compares {len(comparison.order)} heads, expected "
-                    f"{self.shape[0] * self.shape[1]}"
+                    f"Report(comparisons): {comparison.name} compares {len(comparison.order)} heads, expected the "
+                    f"{len(self.heads)} that there are"
                 )
 
     @property
+    def heads(self) -> list[tuple[int, int]]:
+        """(layer, head) of every head that there is."""
+        layers, most = self.shape
+        return [(layer, head) for layer in range(layers) for head in range((self.counts or [most] * layers)[layer])]
+
+    @property
     def shape(self) -> tuple[int, int]:
-        """(layers, heads)"""
+        """(layers, heads), of the layer that has most of them."""
         return self.passages[0].maps.shape[:2]
 
 

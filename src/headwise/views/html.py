@@ -90,6 +90,7 @@ def _data(report: Report) -> tuple[dict[str, Any], list[str]]:
     data = {
         "layers": report.shape[0],
         "heads": report.shape[1],
+        "counts": report.counts or [report.shape[1]] * report.shape[0],
         "passages": passages,
         "statistics": _statistics(report.statistics),
         "patterns": report.patterns,

@@ -38,17 +38,15 @@ def write_pngs(
     """
     figure_class()
     folder = Path(folder)
-    layers, heads = report.shape
-    total, written = len(report.passages) * (layers * heads + 1), []
+    total, written = len(report.passages) * (len(report.heads) + 1), []
     for k, passage in enumerate(report.passages):
         prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
         written.append(_save(overview(report, passage), folder / f"{prefix}all-heads.png"))
-        for layer in range(layers):
-            for head in range(heads):
-                if step is not None:
-                    step("drawing", len(written), total)
-                picture = heat_map(report, passage, layer, head)
-                written.append(_save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
+        for layer, head in report.heads:
+            if step is not None:
+                step("drawing", len(written), total)
+            picture = heat_map(report, passage, layer, head)
+            written.append(_save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
     return written
 
 
@@ -86,6 +84,9 @@ def overview(report: Report, passage: Passage) -> "Figure":
     for layer in range(layers):
         for head in range(heads):
             axes = grid[layer, head]
+            if (layer, head) not in report.heads:
+                axes.set_axis_off()
+                continue
             _draw(axes, finite(maps[layer, head]), passage.causal, limit=160)
             axes.set_xticks([])
             axes.set_yticks([])

@@ -90,7 +90,7 @@ def _table(report: Report, kept: list[Statistic], patterns: int, sort: str | Non
 
 
 def _order(report: Report, sort: str | None) -> list[tuple[int, int]]:
-    order = [(layer, head) for layer in range(report.shape[0]) for head in range(report.shape[1])]
+    order = report.heads
     if sort is not None:
         values = next(s.values for s in report.statistics if s.name == sort)
         order.sort(key=lambda at: (bool(np.isnan(values[at])), -float(np.nan_to_num(values[at]))))

@@ -46,7 +46,7 @@ class Compare {
   matrix() {
     const { comparison, canvas } = this, size = comparison.order.length;
     this.top = comparison.values.reduce((most, row, i) => row.reduce((m, v, j) => (i === j || v === null ? m : Math.max(m, Math.abs(v))), most), 1e-12);
-    this.at = byId("order").value === "alike" ? comparison.order : comparison.order.map((_, i) => i);
+    this.at = byId("order").value === "alike" ? comparison.order : [...comparison.order].sort((a, b) => a - b);
     byId("comparison-says").textContent = comparison.description;
     canvas.setAttribute("aria-label", fill(T.alike_label, comparison));
     const ratio = window.devicePixelRatio || 1, width = canvas.parentElement.clientWidth || 600;
@@ -80,7 +80,7 @@ class Compare {
       context.restore();
     }
     const pairs = [];
-    for (let i = 0; i < size; i++) for (let j = 0; j < i; j++) if (comparison.values[i][j] !== null) pairs.push([j, i, comparison.values[i][j]]);
+    for (const i of comparison.order) for (const j of comparison.order) if (j < i && comparison.values[i][j] !== null) pairs.push([j, i, comparison.values[i][j]]);
     pairs.sort((a, b) => this.likeness(b[2]) - this.likeness(a[2]));
     byId("pairs").replaceChildren(...pairs.slice(0, MOST_PAIRS).map(([i, j, value]) => this.line(`${nameOf(i)} – ${nameOf(j)}`, i, value, this.likeness(value))));
   }
@@ -119,6 +119,7 @@ class Compare {
     for (let l = 0; l < REPORT.layers; l++) {
       parts.push(make("span", { className: "axis side", textContent: fill(T.layer_short, { layer: l }) }));
       for (let h = 0; h < REPORT.heads; h++) {
+        if (h >= REPORT.counts[l]) { parts.push(make("span")); continue; }
         const value = method.values[l][h], [r, g, b] = mixed(value ?? 0, top);
         const cell = make("button", { type: "button", className: "weight-cell", textContent: fixed(value), title: `${fill(T.head_name, { layer: l, head: h })}: ${fixed(value)} ${method.unit}` });
         cell.style.background = `rgb(${r}, ${g}, ${b})`;

@@ -25,7 +25,7 @@ class Grid {
     this.thumbs = [];
     for (let l = 0; l < rows; l++) {
       parts.push(make("span", { className: "axis side", textContent: fill(T.layer_short, { layer: l }) }));
-      for (let h = 0; h < heads; h++) parts.push(this.thumb(l, h));
+      for (let h = 0; h < heads; h++) parts.push(h < REPORT.counts[l] ? this.thumb(l, h) : make("span"));
     }
     box.replaceChildren(...parts);
     box.addEventListener("keydown", (event) => this.key(event));
@@ -96,10 +96,10 @@ class Grid {
   }
 
   key(event) {
-    const step = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -REPORT.heads, ArrowDown: REPORT.heads }[event.key];
-    const at = this.thumbs.indexOf(event.target);
-    if (!step || at < 0) return;
+    const [down, right] = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key] ?? [];
+    const { layer, head } = event.target;
+    if (down === undefined || layer === undefined) return;
     event.preventDefault();
-    this.thumbs[at + step]?.focus();
+    this.thumbs.find((thumb) => thumb.layer === layer + down && thumb.head === head + right)?.focus();
   }
 }

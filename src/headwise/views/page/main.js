@@ -50,6 +50,9 @@ function chooseHead(layer, head) {
 // Show the state: everything that depends on it is drawn again.
 async function refresh() {
   const mine = ++turn, place0 = passage();
+  const heads = REPORT.counts[state.layer];
+  state.head = Math.min(state.head, heads - 1);
+  if (byId("head").length !== heads) byId("head").replaceChildren(...Array.from({ length: heads }, (_, i) => new Option(i, i)));
   byId("layer").value = state.layer;
   byId("head").value = state.head;
   grid.select(state.layer, state.head);
@@ -181,7 +184,6 @@ function controls() {
   byId("passage").replaceChildren(...REPORT.passages.map((p, i) => new Option(clipped(p.title, 60), i)));
   byId("passage-field").hidden = REPORT.passages.length < 2;
   byId("layer").replaceChildren(...Array.from({ length: REPORT.layers }, (_, i) => new Option(i, i)));
-  byId("head").replaceChildren(...Array.from({ length: REPORT.heads }, (_, i) => new Option(i, i)));
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
   const on = (id, act) => byId(id).addEventListener("change", (event) => act(event.target.value));
   on("passage", (value) => { state.passage = Number(value); openPassage(); refresh(); });

@@ -17,7 +17,7 @@ class Numbers {
     this.heads = columns.map((column) => this.header(column));
     this.body = make("tbody");
     this.rows = [];
-    for (let l = 0; l < REPORT.layers; l++) for (let h = 0; h < REPORT.heads; h++) this.rows.push(this.row(l, h));
+    for (let l = 0; l < REPORT.layers; l++) for (let h = 0; h < REPORT.counts[l]; h++) this.rows.push(this.row(l, h));
     this.body.append(...this.rows);
     table.replaceChildren(make("thead", {}, make("tr", {}, ...this.heads)), this.body);
   }
