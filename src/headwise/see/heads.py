@@ -60,11 +60,12 @@ def importance(decoder: Decoder, ids: Tensor, places: Places, progress: Progress
         slope = gradient_importance(decoder, windows, _loss, sites=sites)
     except ConfigError:
         return []  # heads that depend on each other have no masks of their own
+    on = f" On {len(windows)} windows of {decoder.config.context} tokens." if len(windows) > 1 else ""
+    missing = "Loss without the head, minus the loss with all."
+    dimmed = "Slope of the loss as a mask dims the head (Michel et al. 2019)."
     return [
-        _statistic(without, places, "loss without it", "nats", "Loss without the head, minus the loss with all."),
-        _statistic(
-            slope, places, "gradient", "nats", "Slope of the loss as a mask dims the head (Michel et al. 2019)."
-        ),
+        _statistic(without, places, "loss without it", "nats", missing + on),
+        _statistic(slope, places, "gradient", "nats", dimmed + on),
     ]
 
 
