@@ -20,6 +20,7 @@ from benchmarks.contestants import PEERS, Skip, build  # noqa: E402
 from benchmarks.inputs import allowed, make  # noqa: E402
 from benchmarks.machine import Machine  # noqa: E402
 from benchmarks.modules import FAMILIES as MODULES  # noqa: E402
+from benchmarks.questions import COUNTED  # noqa: E402
 from benchmarks.results import Report, Row, best_kernel, median_of, ratio  # noqa: E402
 from benchmarks.runner import _probe  # noqa: E402
 from benchmarks.timing import Times, interleaved  # noqa: E402
@@ -284,3 +285,12 @@ def test_every_module_row_runs_small() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert {line.split(" | ")[0].strip("| ") for line in done.stdout.splitlines() if "≤" in line} == set(MODULES)
+
+
+def test_every_question_is_timed_small() -> None:
+    command = [sys.executable, "-m", "benchmarks.questions", "--quick", "--rounds", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = dict(line.strip("| ").split(" | ")[:2] for line in done.stdout.splitlines() if line.startswith("| "))
+    together = sum(float(rows[name]) for name in COUNTED)
+    assert float(rows["**roles, likeness, information together**"]) == pytest.approx(together, abs=0.03)
