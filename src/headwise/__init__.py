@@ -65,7 +65,9 @@ _HOMES = {
         "HardConcrete", "HeadImportance", "PruningCurve", "ablation_importance", "gradient_importance", "learn_gates",
         "losses_without", "pruning_curve", "rank_agreement", "taylor_importance",
     ],
+    "science.history": ["HeadHistory"],
     "views.matrix": ["write_matrix"],
+    "views.dynamics": ["write_dynamics"],
     "telemetry": [
         "Alarm", "AttentionAlarm", "AttentionWarning", "Clipped", "DeadHeadAlarm", "EntropyAlarm", "Finding",
         "History", "JSONLines", "MaxLogitAlarm", "NonFiniteAlarm", "Record", "Reduced", "SinkAlarm", "Summary",
@@ -157,6 +159,7 @@ if TYPE_CHECKING:
     from headwise.science.circuits import circuit_similarity as circuit_similarity, composition as composition
     from headwise.science.divergence import map_divergence as map_divergence
     from headwise.science.flow import attention_flow as attention_flow
+    from headwise.science.history import HeadHistory as HeadHistory
     from headwise.science.importance import (
         HardConcrete as HardConcrete,
         HeadImportance as HeadImportance,
@@ -226,6 +229,7 @@ if TYPE_CHECKING:
         trainer_callback as trainer_callback,
         watch as watch,
     )
+    from headwise.views.dynamics import write_dynamics as write_dynamics
     from headwise.views.matrix import write_matrix as write_matrix
 
 

@@ -45,6 +45,9 @@ def train(
     precision: Annotated[str, typer.Option(help="bfloat16 or float32 products.")] = "bfloat16",
     init: Annotated[Path | None, typer.Option("--init", help="Start from this model's weights and sizes.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start again even if --out holds a run.")] = False,
+    watch_heads: Annotated[
+        bool, typer.Option("--watch-heads", help="At each evaluation, record what every head does; and a picture.")
+    ] = False,
 ) -> None:
     """Train a small character model; Ctrl-C or a crash loses nothing, the same command goes on."""
     console = Console()
@@ -70,12 +73,14 @@ def train(
             d_ff=d_ff, design=design, options=read_options(options or []), order=order, context=context,
             dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup, weight_decay=weight_decay,
             repeat_share=repeat_share, seed=seed, eval_every=eval_every, precision=precision, init=init,
-            resume=not fresh, watch=watch,
+            resume=not fresh, watch=watch, watch_heads=watch_heads,
         )  # fmt: skip
     finally:
         bar.stop()
     for name, loss in outcome.heldout.items():
         console.print(f"held-out loss, {name}: {loss:.4f} nats a token", highlight=False)
+    if watch_heads:
+        _heads(out, console)
     if not outcome.finished:
         console.print(f"Stopped at step {outcome.step}; the same command goes on from there.", highlight=False)
         raise typer.Exit(130)
@@ -103,6 +108,20 @@ def write(
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
+
+
+def _heads(out: Path, console: Console) -> None:
+    from headwise.lm.watch_heads import HEADS_FILE
+    from headwise.views.dynamics import write_dynamics
+
+    record = out / HEADS_FILE
+    console.print(f"[bold]{record}[/bold] holds what every head did at each evaluation.", highlight=False)
+    try:
+        picture = write_dynamics(record, out / "heads.png")
+    except ConfigError as error:  # matplotlib, which is optional, is not there: the record is what counts
+        console.print(f"No picture of it: {error}", markup=False, highlight=False)
+        return
+    console.print(f"[bold]{picture}[/bold] shows when they took up their roles.", highlight=False)
 
 
 def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Console) -> None:

@@ -21,6 +21,7 @@ from headwise.lm.corpus import Corpus, step_seed
 from headwise.lm.loss import next_token_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.schedule import learning_rate_factor, read_shares, share_at
+from headwise.lm.watch_heads import HeadWatcher
 
 TRAINING_FILE = "training.safetensors"
 LOG_FILE = "log.jsonl"
@@ -73,6 +74,7 @@ def train(
     init: str | os.PathLike[str] | None = None,
     resume: bool = True,
     watch: Callable[[Progress], None] | None = None,
+    watch_heads: bool = False,
 ) -> Outcome:
     """Train a character decoder on text files and leave it in the folder `out`.
 
@@ -89,6 +91,8 @@ def train(
             order) then hold, whatever is given.
         resume: go on from training.safetensors if it is there.
         watch: called after each step.
+        watch_heads: look at every head before the first step and at each evaluation, into heads.jsonl (see
+            `headwise.lm.watch_heads`); losses and weights stay what they are without.
     Returns:
         the outcome. Ctrl-C saves and returns with finished=False.
     Raises:
@@ -126,6 +130,11 @@ def train(
     if resume:
         run.restore()
     windows = corpus.heldout_windows(context, most=24)
+    watcher = None
+    if watch_heads:
+        watcher = HeadWatcher(run.folder, decoder, corpus, windows, settings, run.step if resume else None)
+        if run.step == 0:
+            watcher.record(0)
     with _interruptible() as stopped:
         while run.step < steps:
             begun = time.perf_counter()
@@ -135,6 +144,8 @@ def train(
             evaluated = run.step % eval_every == 0 or run.step == steps
             if evaluated:
                 run.evaluate(windows, loss, precision)
+                if watcher is not None:
+                    watcher.record(run.step)
                 run.save()
             if watch is not None:
                 rate = batch_size * context / (time.perf_counter() - begun)

@@ -1,0 +1,144 @@
+"""Looks at the heads of a decoder while it is trained, into heads.jsonl: what each does, and how alike they are.
+
+Nothing of the training changes: a look draws from generators of its own, in eval mode, without gradients.
+"""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.anatomy import find_heads, record_heads
+from headwise.errors import ConfigError
+from headwise.lm.corpus import Corpus
+from headwise.lm.model import Decoder
+from headwise.lm.probes import VERSION, RepeatProbe, frequent_characters, probe_repeats
+from headwise.science.history import Alike, HeadHistory, HeadLook
+from headwise.science.outputs import output_similarities
+from headwise.science.roles import DEFINITIONS, roles
+from headwise.science.roles.definitions import VERSION as ROLES
+from headwise.science.similarity import HeadSimilarity
+
+HEADS_FILE = "heads.jsonl"
+PASSAGE = 1024  # tokens of the held-out passage, about: whole windows, as many of each file
+LENGTH, SEQUENCES = 64, 8  # of the random tokens that are said twice
+
+
+class HeadWatcher:
+    """Looks at a decoder's heads; `record(step)` writes what it sees into the run's folder.
+
+    Args:
+        windows: held-out, [w, context + 1] for each file, as `Corpus.heldout_windows` gives them.
+        settings: of the run; a record of another run is not gone on with.
+        step: where the run stands: looks beyond it are taken again. None for a run that starts again.
+    Raises:
+        ConfigError: if the layers differ in heads. CheckpointError: if heads.jsonl is something else.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        decoder: Decoder,
+        corpus: Corpus,
+        windows: Sequence[Tensor],
+        settings: dict[str, Any],
+        step: int | None,
+    ) -> None:
+        counts = {int(layer.get("num_heads", decoder.config.num_heads)) for layer in decoder.config.layers}
+        if len(counts) > 1:
+            raise ConfigError(f"watch_heads: layers have {sorted(counts)} heads; they can be watched if all have alike")
+        self._path, self._decoder, self._tokenizer = folder / HEADS_FILE, decoder, corpus.tokenizer
+        self._ids = _passage(windows)
+        text = "".join(corpus.tokenizer.decode(stream.numpy()) for stream in corpus.heldout)
+        self._drawn = frequent_characters(text, corpus.tokenizer)
+        self._length = min(LENGTH, decoder.config.context // 2, len(self._drawn))
+        about = {
+            "settings": settings, "config": decoder.config.to_dict(), "passage": list(self._ids.shape),
+            "roles": ROLES, "probe": VERSION, "drawn": len(self._drawn), "length": self._length, "sequences": SEQUENCES,
+        }  # fmt: skip
+        about = json.loads(json.dumps(about))  # as it is read back
+        self.history = HeadHistory(about, [])
+        if step is not None and self._path.exists():
+            before = HeadHistory.read(self._path)
+            if before.about == about:
+                self.history = before.until(step)
+
+    def record(self, step: int) -> None:
+        """Look, unless the step was looked at before, and write the record: whole or not at all."""
+        if step not in self.history.steps:
+            self.history = HeadHistory(self.history.about, [*self.history.looks, self.look(step)])
+        self.history.write(self._path)
+
+    @torch.no_grad()
+    def look(self, step: int) -> HeadLook:
+        """What every head does now."""
+        begun = time.perf_counter()
+        decoder, training = self._decoder, self._decoder.training
+        decoder.eval()
+        try:
+            maps, outputs = _read(decoder, self._ids)
+            probe = None
+            if self._length >= 2:
+                probe = probe_repeats(
+                    decoder, self._tokenizer, self._drawn, length=self._length, sequences=SEQUENCES, seed=0
+                )
+        finally:
+            decoder.train(training)
+        found = roles(maps, tokens=self._ids, pieces=[self._pieces(row) for row in self._ids.tolist()])
+        repeats = {} if probe is None else {x.name: x.mass for x in (probe.previous, probe.induction, probe.duplicate)}
+        layers, heads = found.shape
+        labels = [
+            [_labels(probe, [x.role for x in found.labels(i, j)], (i, j)) for j in range(heads)] for i in range(layers)
+        ]
+        alike = {}
+        if outputs and layers * heads > 1:
+            similar = output_similarities(outputs, ("cosine", "cka"))
+            alike = {name: _alike(x, heads) for name, x in similar.items()}
+        passage = {name: score.mass for name, score in found.items()}
+        return HeadLook(step, time.perf_counter() - begun, passage, repeats, labels, alike)
+
+    def _pieces(self, ids: list[int]) -> list[str]:
+        known = self._tokenizer.characters
+        return [known[i - 256] if i >= 256 else chr(i) if i < 128 else "" for i in ids]
+
+
+def _passage(windows: Sequence[Tensor]) -> Tensor:
+    """Some windows of each file, without their last token: [w, context]."""
+    each = math.ceil(PASSAGE / (windows[0].shape[1] - 1) / len(windows))
+    picked = [group[torch.linspace(0, len(group) - 1, min(each, len(group))).long()] for group in windows]
+    return torch.cat(picked)[:, :-1]
+
+
+def _read(decoder: Decoder, ids: Tensor) -> tuple[list[Any], list[Tensor]]:
+    """Maps and heads' outputs of each layer; no outputs where heads have none of their own."""
+    try:
+        sites = find_heads(decoder)
+    except ConfigError:
+        return decoder.hidden(ids, return_maps=True)[1], []
+    with record_heads(sites) as outputs:
+        maps = decoder.hidden(ids, return_maps=True)[1]
+    return maps, outputs
+
+
+def _labels(probe: RepeatProbe | None, sure: list[str], at: tuple[int, int]) -> list[str]:
+    """Induction and previous token where random tokens show them, then what the head is sure to play on the
+    passage."""
+    scores = () if probe is None else (probe.induction, probe.previous)
+    shown = [x.name for x in scores if bool(DEFINITIONS[x.name].holds(x.mass[at], np.asarray(x.uniform)))]
+    return [*shown, *(role for role in sure if role not in shown)]
+
+
+def _alike(found: HeadSimilarity, heads: int) -> Alike:
+    values = found.matrix.numpy()
+    layer = np.arange(len(values)) // heads
+    others = ~np.eye(len(values), dtype=bool)
+    inside = others & (layer[:, None] == layer)
+    best = np.where(others, values, -np.inf).argmax(1)
+    nearest = tuple((found.names[j], float(values[i, j])) for i, j in enumerate(best))
+    return Alike(float(values[others].mean()), float(values[inside].mean()) if inside.any() else float("nan"), nearest)

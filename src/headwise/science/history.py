@@ -1,0 +1,235 @@
+"""What every head did over a training, look by look: a record that is read, written, and prints when heads took up
+their roles.
+
+    history = HeadHistory.read("runs/1/heads.jsonl")      # written by `headwise train … --watch-heads`
+    print(history)                                        # each head: its role at the end, and since which step
+    history.passage("broad")                              # entropies, [looks, layers, heads]
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headwise.errors import CheckpointError, ConfigError
+from headwise.files import atomic_path
+from headwise.science.roles.definitions import DEFINITIONS
+from headwise.science.table import as_html, as_text
+
+FORMAT = "headwise-heads-1"
+DIGITS = 5  # of the numbers in a file
+NO_ROLE = "none"
+
+
+@dataclass(frozen=True)
+class Alike:
+    """How alike the heads were, by one measure, all pairs of different heads of all layers.
+
+    Attributes:
+        mean: over all pairs; within: over the pairs inside a layer (NaN where each layer has one head).
+        nearest: of each head, layer by layer, the other head that is most alike, and how much.
+    """
+
+    mean: float
+    within: float
+    nearest: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class HeadLook:
+    """All heads at one step; arrays are [layers, heads].
+
+    Attributes:
+        seconds: that the look took.
+        passage: role → its score on a fixed held-out passage, as in `Roles` ("broad" is the entropy in nats).
+        repeats: "previous", "induction" and "duplicate" → weight per eligible query on random tokens, said twice; {}
+            where nothing could be drawn.
+        labels: [layers][heads] names of the roles that each head played, the clearest first.
+        alike: measure → how alike the heads' outputs were; {} where heads have no outputs of their own.
+    """
+
+    step: int
+    seconds: float
+    passage: dict[str, np.ndarray]
+    repeats: dict[str, np.ndarray]
+    labels: list[list[list[str]]]
+    alike: dict[str, Alike] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line."""
+        content = {
+            "step": self.step, "seconds": round(self.seconds, 3),
+            "passage": {name: _plain(x) for name, x in self.passage.items()},
+            "repeats": {name: _plain(x) for name, x in self.repeats.items()}, "labels": self.labels,
+            "alike": {
+                name: {
+                    "mean": _plain(x.mean), "within": _plain(x.within),
+                    "nearest": [[head, _plain(value)] for head, value in x.nearest],
+                }
+                for name, x in self.alike.items()
+            },
+        }  # fmt: skip
+        return json.dumps(content, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> "HeadLook":
+        """What `to_json` gave. KeyError, TypeError or ValueError if it is something else."""
+        found = json.loads(line)
+        alike = {
+            name: Alike(
+                _number(x["mean"]), _number(x["within"]), tuple((str(n), _number(v)) for n, v in x["nearest"])
+            )
+            for name, x in found["alike"].items()
+        }  # fmt: skip
+        passage, repeats = (
+            {name: np.array(x, np.float64) for name, x in found[part].items()} for part in ("passage", "repeats")
+        )
+        return cls(int(found["step"]), float(found["seconds"]), passage, repeats, found["labels"], alike)
+
+
+class HeadHistory:
+    """Looks at the heads of one run, by rising step. Prints itself as a table of when heads took up their roles.
+
+    Attributes:
+        about: what was looked at, plain values; looks: `HeadLook`s; shape: (layers, heads).
+    """
+
+    def __init__(self, about: dict[str, Any], looks: Sequence[HeadLook]) -> None:
+        self.about, self.looks = dict(about), list(looks)
+        steps = [look.step for look in self.looks]
+        if steps != sorted(set(steps)):
+            raise ConfigError(f"looks: expected steps that rise, got {steps}")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(layers, heads); (0, 0) before the first look."""
+        return (len(self.looks[0].labels), len(self.looks[0].labels[0])) if self.looks else (0, 0)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """[looks]"""
+        return np.array([look.step for look in self.looks], np.int64)
+
+    def passage(self, role: str) -> np.ndarray:
+        """Scores on the held-out passage, [looks, layers, heads]; NaN where there are none."""
+        return self._stacked("passage", role)
+
+    def repeats(self, role: str) -> np.ndarray:
+        """Scores on repeated random tokens, [looks, layers, heads]; NaN where there are none."""
+        return self._stacked("repeats", role)
+
+    def alike(self, measure: str, within: bool = False) -> np.ndarray:
+        """Mean likeness over pairs of heads (within: of one layer), [looks]; NaN where there is none."""
+        found = [look.alike.get(measure) for look in self.looks]
+        return np.array([np.nan if x is None else x.within if within else x.mean for x in found])
+
+    def role(self, layer: int, head: int, look: int = -1) -> str:
+        """The clearest role of a head at a look, the last by default; "none" if it plays none."""
+        labels = self.looks[look].labels[layer][head]
+        return labels[0] if labels else NO_ROLE
+
+    def since(self, layer: int, head: int) -> int | None:
+        """The step from which on the head played its last role at every look; None if it plays none at the end."""
+        role = self.role(layer, head)
+        if role == NO_ROLE:
+            return None
+        first = None
+        for look in reversed(self.looks):
+            if role not in look.labels[layer][head]:
+                break
+            first = look.step
+        return first
+
+    def until(self, step: int) -> "HeadHistory":
+        """The looks up to this step."""
+        return HeadHistory(self.about, [look for look in self.looks if look.step <= step])
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text: a row a head, those with a role first, by the step since which they play it."""
+        layers, heads = self.shape
+        every = [(layer, head) for layer in range(layers) for head in range(heads)]
+        body = []
+        for at in sorted(every, key=lambda at: (self.since(*at) is None, self.since(*at) or 0, at)):
+            since, role = self.since(*at), self.role(*at)
+            last = self.looks[-1]
+            numbers = [
+                x.get(name, np.full(self.shape, np.nan))[at]
+                for x, name in (
+                    (last.repeats, "previous"), (last.repeats, "induction"), (last.passage, "broad"),
+                )
+            ]  # fmt: skip
+            body.append([
+                f"L{at[0]}H{at[1]}", DEFINITIONS[role].word if role in DEFINITIONS else "·",
+                "—" if since is None else f"{since:,}", *("—" if np.isnan(x) else f"{x:.2f}" for x in numbers),
+            ])  # fmt: skip
+        return ["head", "role at the end", "since step", "previous", "induction", "entropy"], body
+
+    @property
+    def title(self) -> str:
+        """One line: how many looks, and how long they took."""
+        if not self.looks:
+            return "no looks yet"
+        seconds = np.median([look.seconds for look in self.looks])
+        layers, heads = self.shape
+        return (
+            f"{layers} × {heads} heads, {len(self.looks)} looks from step {self.steps[0]:,} to {self.steps[-1]:,}, "
+            f"{seconds:.2g} s each (median)"
+        )
+
+    def __repr__(self) -> str:
+        return self.title if not self.looks else f"{self.title}\n{as_text(*self.table())}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.table(), caption=self.title)
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """One line about it, and one a look; whole or not at all."""
+        lines = [json.dumps({"format": FORMAT, **self.about}, ensure_ascii=False)]
+        with atomic_path(path) as temporary:
+            temporary.write_text("\n".join([*lines, *(x.to_json() for x in self.looks)]) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> "HeadHistory":
+        """From a file that `write` made. CheckpointError if it is missing or something else, naming the line."""
+        name = os.fspath(path)
+        try:
+            with open(name, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            raise CheckpointError(f"{name!r} does not exist; `headwise train … --watch-heads` writes it") from None
+        except UnicodeDecodeError:
+            raise CheckpointError(f"{name!r} is not UTF-8, so it is no record of heads") from None
+        read = [_read(name, number, line) for number, line in enumerate(lines, 1)]
+        if not read or not isinstance(read[0], dict) or read[0].pop("format", None) != FORMAT:
+            raise CheckpointError(f"{name!r} is no record of heads ({FORMAT}): its first line says otherwise")
+        try:
+            return cls(read[0], read[1:])
+        except ConfigError as error:
+            raise CheckpointError(f"{name!r} cannot be a record of heads: {error}") from None
+
+    def _stacked(self, part: str, role: str) -> np.ndarray:
+        return np.array([getattr(x, part).get(role, np.full(self.shape, np.nan)) for x in self.looks])
+
+
+def _read(name: str, number: int, line: str) -> Any:
+    """What the record is about from its first line, looks from the others."""
+    try:
+        return json.loads(line) if number == 1 else HeadLook.from_json(line)
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{name!r}, line {number}: cannot be read ({type(error).__name__}: {error}); move the file away"
+        ) from None
+
+
+def _plain(x: Any) -> Any:
+    """Rounded, as JSON has it: null for NaN."""
+    if isinstance(x, np.ndarray):
+        return [_plain(row) for row in x]
+    return None if not np.isfinite(x) else round(float(x), DIGITS)
+
+
+def _number(x: Any) -> float:
+    return float("nan") if x is None else float(x)
