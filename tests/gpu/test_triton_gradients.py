@@ -50,7 +50,7 @@ def agree(inputs: list[Tensor], mask: Mask, score: tuple[Score, ...], limit: flo
     assert len(got) == len(expected)
     for ours, theirs in zip(got, expected, strict=True):
         assert torch.isfinite(ours).all()
-        # Under a softmax the gradient of what a whole row shares is exactly 0, and rounding is compared with its parts.
+        # Under a softmax the gradient of what a whole row shares is exactly 0: rounding of some millionths is left.
         assert float((ours.double() - theirs).norm()) <= limit * max(float(theirs.norm()), 1e-1 * theirs.numel() ** 0.5)
 
 
