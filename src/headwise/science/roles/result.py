@@ -111,13 +111,13 @@ class Roles(Mapping[str, RoleScore]):
 
     def table(self, confidence: float = SURE) -> str:
         """All heads: labels of that confidence, and the scores; under them what a uniform head would score."""
-        return show.table(self, confidence)
+        return show.table(self, *self._shown(confidence))
 
     def __repr__(self) -> str:
         return self.table()
 
     def _repr_html_(self) -> str:
-        return show.html(self, SURE)
+        return show.html(self, *self._shown(SURE))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values for JSON; None for what is not known."""
@@ -137,6 +137,21 @@ class Roles(Mapping[str, RoleScore]):
         """Write `to_dict` as JSON, whole or not at all."""
         with atomic_path(path) as temporary:
             temporary.write_text(json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False), encoding="utf-8")
+
+    def _shown(self, confidence: float) -> tuple[list[list[str]], list[str]]:
+        """Labels of each head, and what stands under a table."""
+        layers, heads = self.shape
+        words = [
+            [", ".join(label.text for label in self.labels(i, j, confidence)) for j in range(heads)]
+            for i in range(layers)
+        ]  # fmt: skip
+        remarks = show.remarks(self.shape, self.rows, self.version, confidence)
+        return words, [*show.choices(self._asked, heads), *remarks]
+
+    @property
+    def _asked(self) -> dict[str, Choice]:
+        """Relations, and coreference if there are mentions."""
+        return self.syntax if self.coreference is None else {**self.syntax, "coreference": self.coreference}
 
     def _score(self, name: str) -> RoleScore:
         c = self._collected
@@ -159,11 +174,8 @@ class Roles(Mapping[str, RoleScore]):
 
     def _chosen(self, at: tuple[int, int], confidence: float) -> list[Label]:
         """Labels from arcs and mentions."""
-        asked = dict(self.syntax)
-        if self.coreference is not None:
-            asked["coreference"] = self.coreference
         found = []
-        for name, choice in asked.items():
+        for name, choice in self._asked.items():
             if choice.better[at] and choice.confidence[at] >= confidence:
                 found.append(
                     Label(
