@@ -5,6 +5,7 @@ import sys
 import typer
 from rich.console import Console
 
+from headwise.cli.change import budget, convert, prune
 from headwise.cli.judge import claims, doctor, plan
 from headwise.cli.learn import train, write
 from headwise.cli.look import SAMPLE as SAMPLE, measures, see, trace
@@ -17,7 +18,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (see, train, write, trace, measures, plan, claims, doctor):  # as --help lists them
+for command in (
+    see,
+    train,
+    write,
+    trace,
+    measures,
+    plan,
+    prune,
+    convert,
+    budget,
+    claims,
+    doctor,
+):  # as --help lists them
     app.command()(command)
 
 

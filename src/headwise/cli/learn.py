@@ -96,13 +96,23 @@ def write(
         float | None, typer.Option("--top-p", help="Sample among the likeliest that hold this share.")
     ] = 0.95,
     seed: Annotated[int | None, typer.Option("--seed", help="The same seed writes the same text.")] = None,
+    budget: Annotated[
+        Path | None, typer.Option("--budget", help="Caches as `headwise budget` found that they may be.")
+    ] = None,
     model: Model = None,
 ) -> None:
     """Let the model write, character by character."""
     from headwise.lm.generate import write as compose
 
     decoder, tokenizer, _ = load(model)
-    pieces = compose(decoder, tokenizer, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    kept = None
+    if budget is not None:
+        from headwise.refit import read_budget
+
+        kept = read_budget(budget)
+    pieces = compose(
+        decoder, tokenizer, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, budget=kept
+    )
     sys.stdout.write(prompt)
     for piece in pieces:
         sys.stdout.write(piece)

@@ -1,16 +1,19 @@
 """Writing: one token after the other, with a KV cache."""
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from headwise.cache import SlidingCache
+from headwise.anatomy import find_heads
+from headwise.cache import BudgetCache, SlidingCache
+from headwise.cache.base import Cache
 from headwise.errors import ConfigError, TextError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import BYTES, CharTokenizer
-from headwise.masks import Window
+from headwise.masks import Mask, Window
+from headwise.surgery.budgets import Budget
 
 
 def write(
@@ -23,6 +26,7 @@ def write(
     top_k: int | None = None,
     top_p: float | None = 0.95,
     seed: int | None = None,
+    budget: Budget | None = None,
 ) -> Iterator[str]:
     """Yield the continuation of `prompt`, `length` characters, as it is written.
 
@@ -35,6 +39,9 @@ def write(
         top_k: sample among the k likeliest only; top_p: among the likeliest that hold that share (nucleus sampling,
             Holtzman et al. 2019). None turns either off.
         seed: the same seed writes the same text.
+        budget: how many tokens each key head keeps, at most `context` of them; all keep `context` without it.
+    Raises:
+        TextError, ConfigError: naming the argument; for a budget of another model too.
     """
     if not prompt:
         raise TextError("prompt: it is empty; give at least one character to begin with")
@@ -46,7 +53,24 @@ def write(
         raise ConfigError(f"top_k={top_k}: expected at least 1")
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"top_p={top_p}: expected 0 < top_p <= 1")
-    return _write(decoder.eval(), tokenizer, prompt, length, temperature, top_k, top_p, seed)
+    memory = _memory(decoder, budget)
+    return _write(decoder.eval(), tokenizer, prompt, length, temperature, top_k, top_p, seed, *memory)
+
+
+def _memory(decoder: Decoder, budget: Budget | None) -> tuple[Sequence[Cache], Mask | Sequence[Mask]]:
+    """New caches, one a layer, and the mask that goes with them."""
+    context = decoder.config.context
+    if budget is None:
+        return [SlidingCache(context) for _ in decoder.blocks], Window(context)
+    sites = find_heads(decoder)
+    given, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in sites]
+    if given != has:
+        raise ConfigError(f"budget: is for layers of {given} key heads; this model has {has}")
+    caches = [
+        BudgetCache([context if w is None else min(w, context) for w in windows], budget.sinks)
+        for windows in budget.windows
+    ]
+    return caches, [cache.mask(site.num_heads) for cache, site in zip(caches, sites, strict=True)]
 
 
 def _write(
@@ -58,18 +82,18 @@ def _write(
     top_k: int | None,
     top_p: float | None,
     seed: int | None,
+    caches: Sequence[Cache],
+    mask: Mask | Sequence[Mask],
 ) -> Iterator[str]:
     generator = torch.Generator()
     generator.seed() if seed is None else generator.manual_seed(seed)
-    window = decoder.config.context
-    caches = [SlidingCache(window) for _ in decoder.blocks]
     ids = torch.from_numpy(tokenizer.encode(prompt))[None]
     # Bytes are put together to characters; what is no UTF-8 comes out as U+FFFD.
     assemble = codecs.getincrementaldecoder("utf-8")("replace")
     written = 0
     while written < length:
         with torch.no_grad():
-            hidden, _ = decoder.hidden(ids, mask=Window(window), caches=caches)
+            hidden, _ = decoder.hidden(ids, mask=mask, caches=caches)
             logits = torch.nn.functional.linear(hidden[0, -1], decoder.embedding.weight)
         token = _sample(logits.float(), temperature, top_k, top_p, generator)
         data = bytes((token,)) if token < BYTES else tokenizer.decode([token]).encode()

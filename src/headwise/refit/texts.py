@@ -1,0 +1,79 @@
+"""One text in three parts: to decide on, to foretell the loss on, and to judge on."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError, TextError
+from headwise.lm.corpus import HELD_OUT, Corpus
+from headwise.lm.loss import next_token_loss
+from headwise.lm.model import Decoder
+from headwise.lm.tokenizer import CharTokenizer
+
+TOGETHER = 2  # windows in a batch: the unit over which losses vary, so that a difference has a standard error
+HEAL_BATCH = 8
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Batches [up to 2, context + 1] of token ids.
+
+    decide: of the first 95 % of the text, drawn at random. foretell, judge: of the last 5 %, which `headwise train`
+    holds out too, every second window each.
+    """
+
+    name: str
+    context: int
+    decide: tuple[Tensor, ...]
+    foretell: tuple[Tensor, ...]
+    judge: tuple[Tensor, ...]
+    corpus: Corpus
+
+    def __str__(self) -> str:
+        counts = [sum(map(len, part)) for part in (self.decide, self.foretell, self.judge)]
+        return (
+            f"{self.name}: {counts[0]} windows of {self.context} tokens to decide on; of the last "
+            f"{HELD_OUT:.0%}, {counts[1]} to foretell and {counts[2]} to judge"
+        )
+
+    def healing(self, steps: int) -> Iterator[Tensor]:
+        """Batches [8, context + 1] to train on, of the first 95 %."""
+        return (self.corpus.batch(HEAL_BATCH, self.context, seed=1, step=step) for step in range(steps))
+
+
+def split_text(
+    file: str | os.PathLike[str], tokenizer: CharTokenizer, *, context: int, windows: int = 16
+) -> Texts:  # fmt: skip
+    """The parts of a UTF-8 file: `windows` to decide on, at most as many to foretell, at most four times as many to
+    judge. TextError if the text is too short for that; the same file gives the same parts."""
+    for name, value, least in (("--context", context, 2), ("--windows", windows, 1)):
+        if value < least:
+            raise ConfigError(f"{name} {value}: expected at least {least}")
+    corpus = Corpus.read([file], context=context, tokenizer=tokenizer, byte_rate=0.0)
+    held = corpus.heldout_windows(context)[0]
+    if len(held) < 2:
+        raise TextError(
+            f"{os.fspath(file)!r}: its last {HELD_OUT:.0%} hold {len(held)} window of {context} tokens; expected at "
+            f"least 2, one to foretell and one to judge: give a longer text, or a smaller --context"
+        )
+    decide = corpus.batch(windows, context, seed=0, step=0)
+    parts = [decide, _evenly(held[0::2], windows), _evenly(held[1::2], 4 * windows)]
+    batches = [tuple(part.split(TOGETHER)) for part in parts]
+    return Texts(Path(file).name, context, batches[0], batches[1], batches[2], corpus)
+
+
+def mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
+    """Nats a token of a decoder on windows [w, context + 1], with its graph where gradients are on."""
+    assert isinstance(model, Decoder)
+    hidden, _ = model.hidden(windows[:, :-1])
+    return next_token_loss(hidden.flatten(0, 1), model.embedding.weight, windows[:, 1:].flatten())
+
+
+def _evenly(windows: Tensor, most: int) -> Tensor:
+    if len(windows) <= most:
+        return windows
+    return windows[torch.linspace(0, len(windows) - 1, most).long()]

@@ -1,0 +1,388 @@
+"""headwise prune, convert and budget: what they plan is what they write, and the source stays as it was."""
+
+import io
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import headwise as hw
+from headwise.cli import main
+from headwise.lm.checkpoint import load_model, save_model
+from headwise.lm.model import Decoder, DecoderConfig
+from headwise.lm.tokenizer import CharTokenizer
+from headwise.refit import read_budget, split_text
+from headwise.refit.ranking import order_of
+from headwise.refit.sizes import counts_in, expected_cache_bytes, expected_parameters
+from headwise.refit.texts import mean_loss
+
+WORDS = ["话说", "武松", "打虎。", "The tiger", " sleeps!", "又来", "再来？\n"]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "tale.txt"
+    draw = random.Random(5)
+    file.write_text("".join(draw.choice(WORDS) for _ in range(2000)), encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def shared_folder(model: tuple[Decoder, CharTokenizer], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers of 6 heads that share 3 key heads, in float16."""
+    torch.manual_seed(7)
+    folder = tmp_path_factory.mktemp("shared")
+    config = DecoderConfig(
+        model[1].vocab_size, d_model=24, num_layers=2, num_heads=6, num_kv_heads=3, d_ff=31, context=24
+    )
+    save_model(folder / "model.safetensors", Decoder(config), model[1], {"step": 3}, dtype=torch.float16)
+    return folder
+
+
+@pytest.fixture
+def headwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command line, in this process."""
+    monkeypatch.setenv("COLUMNS", "130")
+
+    def run(*args: object, answer: str | None = "") -> Done:
+        monkeypatch.setattr(sys, "argv", ["headwise", *map(str, args)])
+        monkeypatch.setattr(sys, "stdin", None if answer is None else io.StringIO(answer))
+        code = 0
+        try:
+            main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def numbers(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_named_heads_go_and_the_rest_computes_what_silencing_them_gave(headwise, model_folder, text, tmp_path):
+    before = (model_folder / "model.safetensors").read_bytes()
+    out, told = tmp_path / "out", tmp_path / "told.json"
+    done = headwise(
+        "prune", "--model", model_folder, "--file", text, "--heads", "0.1,1.4,0.3", "--out", out, "--windows", 2,
+        "--json", told, answer="y\n",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert f"write to {out}? [y/N]" in done.out
+    assert (model_folder / "model.safetensors").read_bytes() == before
+    whole, pruned = load_model(model_folder)[0], load_model(out)[0]
+    assert [site.num_heads for site in hw.find_heads(pruned)] == [3, 4]
+    gates = [torch.tensor([1.0, 0, 1, 0, 1]), torch.tensor([1.0, 1, 1, 1, 0])]
+    ids = torch.arange(2 * 17).view(2, 17)
+    with torch.no_grad(), hw.scale_heads(hw.find_heads(whole), gates):
+        torch.testing.assert_close(pruned(ids), whole(ids), rtol=1e-4, atol=1e-5)
+    content = numbers(told)
+    judged, expected = content["judged"], content["plan"]["expected"]
+    assert judged["before"]["parameters"] == whole.num_parameters
+    assert judged["pruned"]["parameters"] == pruned.num_parameters == expected["parameters"]
+    assert judged["pruned"]["cache_bytes"] == expected["cache_bytes"] == (3 + 4) * 2 * 4 * 4
+    assert judged["pruned"]["reading"] > 0
+    assert judged["pruned"]["writing"] > 0
+    parts = split_text(text, load_model(out)[1], context=24, windows=2)
+    with torch.no_grad():
+        assert judged["pruned"]["losses"] == pytest.approx([float(mean_loss(pruned, x)) for x in parts.judge], rel=1e-5)
+        assert expected["loss"] == pytest.approx(
+            sum(float(mean_loss(pruned, x)) for x in parts.foretell) / len(parts.foretell), rel=1e-5
+        )
+    info = load_model(out)[2]
+    assert info["changes"] == [{"prune": [[0, 1], [1, 4], [0, 3]], "by": "named"}]
+
+
+@pytest.mark.parametrize("by", ["ablation", "gradient", "taylor", "gates"])
+def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by):
+    told, png = tmp_path / "told.json", tmp_path / "curve.png"
+    done = headwise(
+        "prune", "--model", model_folder, "--file", text, "--remove", 4, "--by", by, "--dry-run", "--windows", 2,
+        "--orders", 2, "--gate-steps", 3, "--json", told, "--png", png,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert png.read_bytes().startswith(b"\x89PNG")
+    plan = numbers(told)["plan"]
+    assert numbers(told)["written"] is None
+    values = plan["importance"]["values"]
+    ranked = sorted(((layer, head) for layer in range(2) for head in range(5)), key=lambda at: values[at[0]][at[1]])
+    left, wanted = [5, 5], []
+    for layer, head in ranked:
+        if left[layer] > 1 and len(wanted) < 4:
+            wanted.append([layer, head])
+            left[layer] -= 1
+    assert plan["heads"] == wanted
+    curve = plan["curve"]
+    assert curve["removed"] == list(range(9))  # each layer keeps one
+    assert plan["expected"]["loss"] == curve["loss"][4]
+    assert all(f"{layer}.{head}" in done.out for layer, head in wanted)
+
+
+def test_as_many_heads_go_as_the_loss_allows(headwise, model_folder, text, tmp_path):
+    told = tmp_path / "told.json"
+    arguments = ["prune", "--model", model_folder, "--file", text, "--windows", 2, "--orders", 1, "--dry-run"]
+    done = headwise(*arguments, "--max-loss", "3%", "--json", told)
+    curve = numbers(told)["plan"]["curve"]
+    gone = len(numbers(told)["plan"]["heads"])
+    assert done.code == 0, done.err
+    limit = curve["loss"][0] * 1.03
+    assert max(curve["loss"][: gone + 1]) <= limit
+    assert gone == curve["removed"][-1] or curve["loss"][gone + 1] > limit
+
+
+def test_heads_that_share_keys_go_together_and_the_dtype_stays(headwise, shared_folder, text, tmp_path):
+    out, told = tmp_path / "out", tmp_path / "told.json"
+    done = headwise(
+        "prune", "--model", shared_folder, "--file", text, "--share", "50%", "--out", out, "--windows", 2, "--orders",
+        1, "--yes", "--json", told,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    heads = [tuple(head) for head in numbers(told)["plan"]["heads"]]
+    assert len(heads) == 6
+    assert all((layer, head ^ 1) in heads for layer, head in heads)  # two query heads a key head
+    pruned = load_model(out)[0]
+    expected = numbers(told)["plan"]["expected"]
+    assert pruned.num_parameters == expected["parameters"] == numbers(told)["judged"]["pruned"]["parameters"]
+    assert numbers(told)["judged"]["pruned"]["cache_bytes"] == expected["cache_bytes"] == 3 * 2 * 4 * 4
+    assert (out / "model.safetensors").stat().st_size < (shared_folder / "model.safetensors").stat().st_size
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([1, 2, 3, 5]), st.integers(1, 3)), min_size=1, max_size=4), st.data())
+def test_an_order_holds_every_head_once_and_empties_no_layer(sizes, data):
+    sites: Any = [Site(kv * group, kv) for kv, group in sizes]
+    values: Any = [
+        data.draw(st.lists(st.integers(-3, 3), min_size=site.num_heads, max_size=site.num_heads)) for site in sites
+    ]
+    order = order_of(values, sites)
+    assert sorted(order.heads) == [(layer, head) for layer, site in enumerate(sites) for head in range(site.num_heads)]
+    gone = {head for unit in order.going for head in unit}
+    for layer, site in enumerate(sites):
+        group = site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
+        left = [head for head in range(site.num_heads) if (layer, head) not in gone]
+        assert len(left) == group
+        assert [head // group for head in left] == [left[0] // group] * group
+    sums = [sum(values[layer][head] for layer, head in unit) for unit in order.going]
+    assert sums == sorted(sums)
+
+
+class Site(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+
+
+@pytest.mark.parametrize(
+    ("design", "options"),
+    [("multi_head", {}), ("multi_head", {"bias": True, "qk_norm": True}), ("gqa", {}), ("latent", {"latent_dim": 6})],
+)
+def test_formulas_tell_the_parameters_and_bytes_of_a_pruned_decoder(design, options):
+    kv = 2 if design == "gqa" else None
+    decoder = Decoder(DecoderConfig(37, 24, 2, 4, kv, 31, 24, design=design, options=options))
+    heads = [2, 3] if kv else [1, 3]
+    after = {1: (2, 1 if kv else 2)}
+    expected = expected_parameters(decoder, after), expected_cache_bytes(decoder, after)
+    assert expected_cache_bytes(decoder, {}) == nbytes(decoder)
+    pruned: Any = hw.prune(decoder, {1: heads}).model
+    assert expected == (pruned.num_parameters, nbytes(pruned))
+    assert counts_in(pruned, 1).parameters == sum(p.numel() for p in pruned.blocks[1].attention.parameters())
+
+
+def nbytes(decoder: Decoder) -> float:
+    """Bytes a token in real caches."""
+    caches = [hw.KVCache() for _ in decoder.blocks]
+    decoder(torch.arange(11)[None], caches=caches)
+    return sum(cache.nbytes for cache in caches) / 11
+
+
+@pytest.mark.parametrize("method", ["mean", "first", "cluster", "svd"])
+def test_heads_with_equal_keys_and_values_are_shared_without_loss(headwise, model, text, tmp_path, method):
+    torch.manual_seed(2)
+    config = DecoderConfig(model[1].vocab_size, d_model=24, num_layers=2, num_heads=4, d_ff=31, context=24)
+    decoder: Any = Decoder(config)
+    with torch.no_grad():
+        for block in decoder.blocks:
+            for x in (block.attention.k_proj.weight, block.attention.v_proj.weight):
+                x.copy_(x.view(2, 2, 6, 24)[:, :1].expand(2, 2, 6, 24).reshape(24, 24))
+    save_model(tmp_path / "from" / "model.safetensors", decoder, model[1], {})
+    out, told = tmp_path / "out", tmp_path / "told.json"
+    done = headwise(
+        "convert", "--model", tmp_path / "from", "--file", text, "--num-kv-heads", 2, "--method", method, "--out", out,
+        "--windows", 2, "--yes", "--json", told,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    judged, expected = numbers(told)["judged"], numbers(told)["plan"]["expected"]
+    assert judged["merged"]["losses"] == pytest.approx(judged["before"]["losses"], rel=1e-5)
+    merged = load_model(out)[0]
+    assert [site.num_kv_heads for site in hw.find_heads(merged)] == [2, 2]
+    assert merged.num_parameters == expected["parameters"] == judged["merged"]["parameters"]
+    assert judged["merged"]["cache_bytes"] == expected["cache_bytes"] == judged["before"]["cache_bytes"] / 2
+
+
+def test_a_conversion_is_healed_and_both_losses_are_told(headwise, model_folder, text, tmp_path):
+    out, told = tmp_path / "out", tmp_path / "told.json"
+    done = headwise(
+        "convert", "--model", model_folder, "--file", text, "--num-kv-heads", 1, "--heal", 40, "--lr", "0.01", "--out",
+        out, "--windows", 2, "--yes", "--json", told,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    judged = numbers(told)["judged"]
+    assert list(judged) == ["before", "merged", "healed"]
+    assert judged["healed"]["loss"] < judged["merged"]["loss"]
+    healed, tokenizer, info = load_model(out)
+    assert info["changes"] == [{"convert": 1, "method": "mean", "heal": 40, "lr": 0.01}]
+    with torch.no_grad():
+        batches = split_text(text, tokenizer, context=24, windows=2).judge
+        assert judged["healed"]["losses"] == pytest.approx([float(mean_loss(healed, x)) for x in batches], rel=1e-5)
+
+
+def test_a_budget_is_written_and_obeyed(headwise, model_folder, text, tmp_path):
+    out, told = tmp_path / "short.json", tmp_path / "told.json"
+    done = headwise(
+        "budget", "--model", model_folder, "--file", text, "--window", 5, "--sinks", 2, "--threshold", "0.3", "--out",
+        out, "--windows", 2, "--yes", "--json", told, "--lengths", "7,100",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found, plan = read_budget(out), numbers(told)["plan"]
+    assert [list(layer) for layer in found.windows] == plan["windows"]
+    assert {5} < {window for layer in found.windows for window in layer} | {None}
+    decoder, tokenizer, _ = load_model(model_folder)
+    batches = split_text(text, tokenizer, context=24, windows=2).judge
+    losses = [hw.budget_effect(decoder, [x], found).short for x in batches]
+    assert numbers(told)["judged"]["budget"]["losses"] == pytest.approx(losses, rel=1e-5)
+    caches = found.caches()
+    decoder(torch.arange(100)[None] % 40, mask=found.masks(), caches=caches)
+    assert plan["bytes"][1] == {"tokens": 100, "full_bytes": 100 * 320, "bytes": sum(cache.nbytes for cache in caches)}
+    written = headwise("write", "--model", model_folder, "--budget", out, "--prompt", "武", "--length", 9, "--seed", 1)
+    assert written.code == 0, written.err
+    assert len(written.out.rstrip("\n")) >= 10 - written.out.count("\n")
+
+
+def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_folder, tmp_path):
+    layer = {"windows": [None] * 5, "kept": [1.0] * 5, "key_width": 4, "value_width": 4}
+    content = {"format": "headwise-budget-1", "window": 5, "sinks": 0, "threshold": 0.9, "tokens": 24}
+    (tmp_path / "all.json").write_text(json.dumps({**content, "layers": [layer, layer]}))
+    common = ("write", "--model", model_folder, "--prompt", "武", "--length", 40, "--temperature", 0)
+    assert headwise(*common, "--budget", tmp_path / "all.json").out == headwise(*common).out
+    (tmp_path / "other.json").write_text(json.dumps({**content, "layers": [layer]}))
+    other = headwise(*common, "--budget", tmp_path / "other.json")
+    assert other.code == 2
+    assert "budget: is for layers of [5] key heads; this model has [5, 5]" in other.err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["prune", "--file", "missing.txt", "--remove", "1"], ["missing.txt"]),
+        (["prune", "--file", "short.txt", "--remove", "1"], ["short.txt", "400 characters", "at least 500"]),
+        (["prune", "--remove", "1", "--windows", "0"], ["--windows 0"]),
+        (["prune", "--heads", "0.9"], ["--heads 0.9", "layer 0 has no head 9", "0 to 4"]),
+        (["prune", "--heads", "2.0"], ["--heads 2.0", "no layer 2", "0 to 1"]),
+        (["prune", "--heads", "0.1,0.1"], ["--heads 0.1", "twice"]),
+        (["prune", "--heads", "0-1"], ["'0-1'", "LAYER.HEAD"]),
+        (["prune", "--heads", "1.0,1.1,1.2,1.3,1.4"], ["all 5 heads of layer 1", "at least one"]),
+        (["prune", "--heads", "0.1", "--by", "gates"], ["--heads", "no --by"]),
+        (["prune"], ["nothing given", "--max-loss"]),
+        (["prune", "--remove", "2", "--share", "0.5"], ["--remove and --share given"]),
+        (["prune", "--remove", "9"], ["--remove 9", "at most 8"]),
+        (["prune", "--share", "0.05"], ["--share 0.05", "none"]),
+        (["prune", "--share", "many"], ["--share 'many'", "25%"]),
+        (["prune", "--max-loss", "-1%"], ["--max-loss -0.01"]),
+        (["prune", "--remove", "1", "--by", "magic"], ["--by 'magic'", "ablation, gradient, taylor, gates"]),
+        (["prune", "--remove", "1", "--out", "full"], ["'full'", "not empty", "--force"]),
+        (["prune", "--remove", "1", "--out", "short.txt"], ["short.txt", "is a file"]),
+        (["prune", "--remove", "1", "--model", "nowhere"], ["nowhere", "does not exist"]),
+        (["convert", "--num-kv-heads", "2"], ["num_kv_heads=2", "5 key heads", "divisor"]),
+        (["convert", "--num-kv-heads", "1", "--method", "magic"], ["method='magic'", "'svd'"]),
+        (["convert", "--num-kv-heads", "1", "--heal", "-1"], ["--heal -1"]),
+        (["budget", "--window", "24"], ["--window 24", "24 tokens"]),
+        (["budget", "--threshold", "1.5"], ["threshold=1.5"]),
+        (["budget", "--lengths", "many"], ["--lengths 'many'"]),
+        (["budget", "--out", "short.txt"], ["short.txt", "there already"]),
+        (["write", "--budget", "short.txt"], ["short.txt", "cannot be read"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_clear_line(headwise, model_folder, text, tmp_path, monkeypatch, args, words):
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("武松打虎" * 100, encoding="utf-8")
+    Path("full").mkdir()
+    Path("full/notes.txt").write_text("mine")
+    given = [*args, *(() if args[0] == "write" or "--file" in args else ("--file", text))]
+    given += () if "--model" in args else ("--model", model_folder)
+    given += () if "--out" in args or args[0] == "write" else ("--out", "new")
+    done = headwise(*given)
+    assert done.code == 2, done.out
+    assert len(done.err.strip().splitlines()) == 1, done.err
+    for word in words:
+        assert word in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "short.txt"]
+
+
+def test_without_a_yes_nothing_is_written(headwise, model_folder, text, tmp_path):
+    out = tmp_path / "out"
+    given = ("prune", "--model", model_folder, "--file", text, "--heads", "0.1", "--out", out, "--windows", 1)
+    declined = headwise(*given, answer="\n")
+    assert declined.code == 0
+    assert "Nothing was written." in declined.out
+    for answer in ("", None):
+        unanswered = headwise(*given, answer=answer)
+        assert unanswered.code == 2
+        assert "there was no answer, so nothing was written" in unanswered.err
+    assert not out.exists()
+
+
+def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model_folder, text, tmp_path):
+    given = ("prune", "--file", text, "--heads", "0.1", "--windows", 1, "--yes")
+    refused = headwise(*given, "--model", model_folder, "--out", model_folder, "--force")
+    assert refused.code == 2
+    assert "a source is never overwritten" in refused.err
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "model.safetensors").write_text("an old one")
+    assert headwise(*given, "--model", model_folder, "--out", out).code == 2
+    assert (out / "model.safetensors").read_text() == "an old one"
+    assert headwise(*given, "--model", model_folder, "--out", out, "--force").code == 0
+    again = headwise("prune", "--file", text, "--heads", "1.0", "--windows", 1, "--yes", "--model", out, "--out",
+                     tmp_path / "twice")  # fmt: skip
+    assert again.code == 0, again.err
+    decoder, _, info = load_model(tmp_path / "twice")
+    assert [site.num_heads for site in hw.find_heads(decoder)] == [4, 4]
+    assert len(info["changes"]) == 2
+
+
+def test_a_full_disk_leaves_nothing(model_folder, text, tmp_path):
+    command = (
+        f"ulimit -f 8; trap '' XFSZ; exec {sys.executable} -m headwise prune --model {model_folder} --file {text} "
+        f"--heads 0.1 --windows 1 --yes --out {tmp_path / 'out'}"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "could not be written" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_embedded_model_loses_a_head(headwise, tmp_path):
+    file, told = tmp_path / "tale.txt", tmp_path / "told.json"
+    file.write_text("却说武松走上冈子来，只见那株大树背后跳出一只吊睛白额大虫来。" * 60, encoding="utf-8")
+    done = headwise(
+        "prune", "--file", file, "--heads", "3.6", "--context", 16, "--windows", 1, "--orders", 1, "--out",
+        tmp_path / "out", "--yes", "--json", told,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    judged = numbers(told)["judged"]
+    assert judged["before"]["parameters"] - judged["pruned"]["parameters"] == 4 * 256 * 32
+    assert judged["before"]["cache_bytes"] - judged["pruned"]["cache_bytes"] == 2 * 32 * 4
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size < 7_598_584
