@@ -13,4 +13,4 @@ and padding. `output_attentions=True`, as an argument of a call, gives `Attentio
 they are touched, of the weights before dropout. docs/models.md says which models are tested, and for what.
 """
 
-from headwise.adapters.huggingface.switch import install as install, restore as restore, switch as switch
+from headwise.adapters.huggingface.switching import install as install, restore as restore, switch as switch
