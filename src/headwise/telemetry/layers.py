@@ -16,9 +16,12 @@ from headwise.measures import Measure
 
 
 class _Asked(tuple[Measure, ...]):
-    """The measures of a call, and whether the caller wanted the map."""
+    """The measures of a call as one record has asked for them: which one, what stood there before (perhaps another
+    record's), whether the map was wanted already, and whether it is cross attention."""
 
-    by_caller: bool
+    by: "LayerHooks"
+    before: Any
+    map_wanted: bool
     crosses: bool
 
 
@@ -44,7 +47,8 @@ class LayerHooks:
         self._module = module
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(self._before, with_kwargs=True),
-            module.register_forward_hook(self._after, with_kwargs=True),
+            # Before those of earlier records, which then find what they have asked for.
+            module.register_forward_hook(self._after, with_kwargs=True, prepend=True),
         ]
 
     def remove(self) -> None:
@@ -60,14 +64,17 @@ class LayerHooks:
     @torch.compiler.disable
     def _ask(self, args: Any, kwargs: dict[str, Any]) -> Any:
         crosses = (args[1] if len(args) > 1 else kwargs.get("context")) is not None
-        theirs = kwargs.get("measures", ())
-        theirs = (theirs,) if isinstance(theirs, str | Measure) else tuple(theirs)
+        before = kwargs.get("measures", ())
+        theirs = (before,) if isinstance(before, str | Measure) else tuple(before)
         asked = _Asked((*theirs, *(m for m in self._measures[crosses] if m not in theirs)))
-        asked.by_caller, asked.crosses = bool(kwargs.get("return_map", False)), crosses
+        asked.by, asked.before, asked.crosses = self, before, crosses
+        asked.map_wanted = bool(kwargs.get("return_map", False))
         return args, {**kwargs, "return_map": True, "measures": asked}
 
     def _after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], result: Any) -> Any:
         asked = kwargs.get("measures")
+        while isinstance(asked, _Asked) and asked.by is not self:
+            asked = asked.before
         return self._take(module, asked, result) if isinstance(asked, _Asked) else None
 
     @torch.compiler.disable
@@ -75,6 +82,6 @@ class LayerHooks:
         y, amap, *rest = result
         if not in_backward():  # gradient checkpointing repeats the call
             self._tell(Observation(self._name, module, amap), asked.crosses)
-        if asked.by_caller:
+        if asked.map_wanted:
             return None
         return (y, *rest) if rest else y

@@ -70,13 +70,15 @@ class Record:
         if self.active:
             return self
         take_over(self._targets)
-        for place in self._places:
-            if place.kind == "headwise":
-                both = self._how.own, self._how.crossing
-                self._handles.append(LayerHooks(place.name, place.module, self._asks, both, self._see))
-        for module in self._entrances:
-            self._handles.append(module.register_forward_pre_hook(self._before))
-            self._handles.append(module.register_forward_hook(self._after, always_call=True))
+        both = self._how.own, self._how.crossing
+        # A layer may itself be an entrance: a forward begins before its call is measured, and ends after.
+        self._handles += [entrance.register_forward_pre_hook(self._before) for entrance in self._entrances]
+        self._handles += [
+            LayerHooks(place.name, place.module, self._asks, both, self._see)
+            for place in self._places
+            if place.kind == "headwise"
+        ]
+        self._handles += [entrance.register_forward_hook(self._after, always_call=True) for entrance in self._entrances]
         return self
 
     def stop(self) -> None:
