@@ -14,8 +14,9 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 see: native-if-possible
 	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
 
+# A worker a core, at most four, each with one thread for PyTorch: tests that are about threads set their own.
 test: native-if-possible
-	$(RUN) pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(READY)
 	$(RUN) ruff check .
