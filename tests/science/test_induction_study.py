@@ -53,7 +53,7 @@ def judge(script: ModuleType, seed: int, steps: int) -> None:
     assert {layer for layer, _ in two.previous} == {0}
     assert {layer for layer, _ in two.induction} == {1}
     assert two.without_induction > 2.5
-    assert two.without_previous > 1.0  # less than that: heads that look back too, but less than FOUND, are left
+    assert two.without_previous > 1.0  # heads that are below FOUND are left, and may look back too
     assert two.without_others < 0.5
     assert one.second > 2.5 > 5 * two.second
     assert not one.previous
