@@ -49,7 +49,7 @@ def find_places(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[st
         elif isinstance(module, nn.MultiheadAttention):
             unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
     unwatched |= _unknown(model, [place.name for place in places], list(unwatched))
-    targets = [*roots, *(place.module for place in places if type(place.module) is nn.MultiheadAttention)]
+    targets = [*roots, *(place.module for place in places if place.kind == "torch")]
     return places, targets, unwatched
 
 

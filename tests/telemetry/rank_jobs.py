@@ -1,0 +1,75 @@
+"""What each rank of a small distributed job does; run by test_ranks.py in processes of their own."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from watched_models import mixed, x
+
+import headwise as hw
+
+
+def ddp(rank: int) -> dict[str, Any]:
+    """Every rank its part of a batch of 5, in two micro-batches of which the second is smaller."""
+    model = DistributedDataParallel(mixed().train())
+    part = x(b=5)[:3] if rank == 0 else x(b=5)[3:]
+    with hw.watch(model, steps="manual") as record:
+        for _ in range(2):
+            for piece in part.chunk(2):
+                model(piece).sum().backward()
+            record.step()
+        reduced = record.reduce()
+    result = hw.qk_clip(model, reduced, tau=0.5)
+    return {
+        "own": record.latest["max_logit"].nan_to_num(0.0).tolist(), "clipped": len(result),
+        "latest": reduced.latest.numbers.tolist(), "totals": reduced.totals.numbers.tolist(),
+        "weight": float(model.module.blocks[0].attention.q_proj.weight.double().sum()),
+    }  # fmt: skip
+
+
+def fsdp(rank: int) -> dict[str, Any]:
+    """Sharded weights: watched, and clipped in place."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(5)
+    model = nn.ModuleList([hw.MultiHeadAttention(24, 4, num_kv_heads=2, bias=True)])[0]
+    whole = nn.Sequential(model)
+    mesh = init_device_mesh("cpu", (2,))
+    for module in (model, whole):
+        fully_shard(module, mesh=mesh)
+    with hw.watch(whole, measures=["max_logit"]) as record:
+        whole(x()).sum().backward()
+        before = record.reduce().latest["max_logit"][0]
+        tau = float(before.sort().values[1:3].mean())
+        hw.qk_clip(whole, record.reduce(), tau=tau)
+        whole(x())
+        after = record.reduce().latest["max_logit"][0]
+    return {"before": before.tolist(), "tau": tau, "after": after.tolist()}
+
+
+def apart(rank: int) -> dict[str, Any]:
+    """Ranks that have measured different layers cannot be added up."""
+    model = mixed()
+    with hw.watch(model, layers=[rank]) as record:
+        model(x())
+    try:
+        record.reduce()
+    except hw.ConfigError as error:
+        return {"error": str(error)}
+    return {}
+
+
+if __name__ == "__main__":
+    job, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    answer = {"ddp": ddp, "fsdp": fsdp, "apart": apart}[job](rank)
+    (folder / f"{rank}.json").write_text(json.dumps(answer))
+    dist.barrier()
+    dist.destroy_process_group()

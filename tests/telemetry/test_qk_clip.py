@@ -1,0 +1,173 @@
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from watched_models import ids, transformers_model, x
+
+import headwise as hw
+
+OPTIONS = {"measures": ["max_logit"]}
+
+
+def clipped(model, run, share=0.6, **options):
+    """Largest logits [layers, heads] before, τ, and after one clip at τ = `share` of the largest."""
+    with hw.watch(model, measures=["max_logit"], **options) as record, torch.no_grad():
+        run()
+        before = record.latest["max_logit"].double()
+        tau = share * before.nan_to_num(0.0).max().item()
+        result = hw.qk_clip(model, record, tau=tau)
+        again = hw.qk_clip(model, record, tau=tau)
+        run()
+        after = record.latest["max_logit"].double()
+    assert not again  # a step is used once
+    return before, tau, after, result
+
+
+def first_layer_is_exact(before, tau, after):
+    """Inputs of the first layer do not change, so that its largest logits are known."""
+    assert (before[0] > tau).any()
+    assert (before[0] < tau).any()
+    assert_close(after[0], before[0].clamp_max(tau), rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
+def test_new_largest_logit_is_tau_and_heads_that_are_well_stay(name):
+    model = transformers_model(name)
+    with hw.watch(model, **OPTIONS) as record:
+        model(ids())
+    largest = record.latest["max_logit"][0]
+    share = float((largest.max() + largest.min()) / 2 / record.latest["max_logit"].max())
+    before, tau, after, result = clipped(model, lambda: model(ids()), share)
+    first_layer_is_exact(before, tau, after)
+    assert {head for layer, head, *_ in result.heads if layer == record.layers[0]} == set(
+        (before[0] > tau).nonzero().flatten().tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: hw.MultiHeadAttention(24, 4, bias=True),
+        lambda: hw.MultiHeadAttention(24, 4, num_kv_heads=2, bias=True, rotary=True),
+        lambda: hw.MultiHeadAttention(24, 4, num_kv_heads=1),
+        lambda: hw.PerHeadAttention(24, 4, bias=True),
+        lambda: hw.ContractionAttention(24, 4),
+        lambda: hw.GatedAttention(24, 4),
+        lambda: hw.LatentAttention(24, 4, latent_dim=7, rope_dim=4),
+        lambda: nn.MultiheadAttention(24, 4, batch_first=True, add_bias_kv=True),
+    ],
+)
+def test_every_layout_of_weights_is_exact(build):
+    torch.manual_seed(3)
+    layer = build().eval().double()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(torch.randn_like(p) * 0.4)
+    z = x().double()
+    torch_layer = isinstance(layer, nn.MultiheadAttention)
+    run = (lambda: layer(z, z, z)) if torch_layer else (lambda: layer(z, mask=hw.Causal()))
+    with hw.watch(layer, **OPTIONS) as record:
+        run()
+    middle = record.latest["max_logit"].sort().values[0, 1:3].mean() / record.latest["max_logit"].max()
+    before, tau, after, result = clipped(layer, run, float(middle))
+    first_layer_is_exact(before, tau, after)
+    assert len(result) == 2
+    assert f"τ = {tau:g}: 2 heads clipped" in repr(result)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "own"])
+def test_norms_of_queries_and_keys_take_the_layers_largest(name):
+    if name == "own":
+        torch.manual_seed(3)
+        model = hw.MultiHeadAttention(24, 4, num_kv_heads=2, qk_norm=True).eval()
+        run = lambda: model(x(), mask=hw.Causal())  # noqa: E731
+    else:
+        model = transformers_model(name)
+        run = lambda: model(ids())  # noqa: E731
+    with hw.watch(model, **OPTIONS) as record:
+        run()
+    share = 0.7 * float(record.latest["max_logit"][0].max() / record.latest["max_logit"].max())
+    before, tau, after, _ = clipped(model, run, share)
+    assert_close(after[0], before[0] * (tau / before[0].max()), rtol=1e-4, atol=1e-5)
+
+
+def test_largest_logits_at_or_below_zero_change_nothing():
+    torch.manual_seed(1)
+    layer = hw.MultiHeadAttention(8, 2).eval()
+    z = torch.ones(1, 1, 8)
+    with torch.no_grad():
+        layer.k_proj.weight.copy_(-layer.q_proj.weight)
+    weights = {name: p.clone() for name, p in layer.named_parameters()}
+    with hw.watch(layer, **OPTIONS) as record:
+        layer(z)
+    assert (record.latest["max_logit"] < 0).all()
+    assert not hw.qk_clip(layer, record, tau=1e-6)
+    assert all(torch.equal(p, weights[name]) for name, p in layer.named_parameters())
+
+
+def test_nan_changes_nothing():
+    layer = hw.MultiHeadAttention(8, 2).eval()
+    weights = layer.q_proj.weight.clone()
+    with hw.watch(layer, **OPTIONS) as record:
+        layer(torch.full((1, 3, 8), torch.nan))
+    assert not hw.qk_clip(layer, record, tau=1.0)
+    assert torch.equal(layer.q_proj.weight, weights)
+
+
+def test_a_step_that_was_used_is_not_used_again_before_the_next_measured_one():
+    layer = hw.MultiHeadAttention(24, 2).eval()
+    with hw.watch(layer, every=2, **OPTIONS) as record:
+        found = []
+        for _ in range(4):
+            layer(100 * x())
+            found.append(bool(hw.qk_clip(layer, record, tau=1e-3)))
+    assert found == [True, False, True, False] or found == [True, False, False, False]
+    assert_close(record.latest["max_logit"], torch.full((1, 2), 1e-3), rtol=1e-4, atol=1e-7)
+
+
+def test_layers_that_cannot_be_clipped_are_named_and_nothing_is_changed():
+    model = nn.ModuleList([hw.MultiHeadAttention(24, 2), hw.TalkingHeadsAttention(24, 2)])
+    before = model[0].q_proj.weight.clone()
+    with hw.watch(model, **OPTIONS) as record:
+        for layer in model:
+            layer(100 * x())
+    with pytest.raises(hw.ConfigError, match=r"1 \(TalkingHeadsAttention\): its scores are mixtures"):
+        hw.qk_clip(model, record, tau=0.1)
+    assert torch.equal(model[0].q_proj.weight, before)
+
+
+@pytest.mark.parametrize(("measures", "tau", "message"), [(["entropy"], 1.0, "max_logit"), (["max_logit"], 0.0, "tau")])
+def test_arguments_that_will_not_do_are_named(measures, tau, message):
+    layer = hw.MultiHeadAttention(8, 2)
+    with hw.watch(layer, measures=measures) as record:
+        layer(x(d=8))
+    with pytest.raises(hw.ConfigError, match=message):
+        hw.qk_clip(layer, record, tau=tau)
+
+
+def train(clip):
+    """Losses and largest logits of a layer that learns to copy the token before each, at a rate too high for it."""
+    torch.manual_seed(0)
+    layer = hw.MultiHeadAttention(16, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    losses, logits = [], []
+    with hw.watch(layer, measures=["max_logit"]) as record:
+        for step in range(80):
+            z = 3 * x(b=8, n=13, d=16, seed=step % 4)
+            loss = (layer(z, mask=hw.Causal()) - z.roll(1, 1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            logits.append(record.latest["max_logit"].max().item())
+            if clip:
+                hw.qk_clip(layer, record, tau=5.0)
+    return torch.tensor(losses), torch.tensor(logits)
+
+
+def test_run_that_diverges_without_it_trains_with_it():
+    wild, large = train(clip=False)
+    tame, small = train(clip=True)
+    assert large[-5:].max() > 50 * small[-5:].max()  # they grow without end, or stay near τ
+    assert wild[-5:].mean() > wild[25:30].mean()  # and the loss rises again
+    assert tame[-5:].mean() < 0.95 * tame[25:30].mean()

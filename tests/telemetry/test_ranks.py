@@ -1,0 +1,65 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+from watched_models import mixed, x
+
+import headwise as hw
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+
+
+def run(job, folder):
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(HERE / "rank_jobs.py"), job, str(rank), str(folder)],
+            env=environment, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    errors = [job.communicate(timeout=300)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], errors
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_ranks_of_ddp_together_are_one_batch(tmp_path):
+    one, two = run("ddp", tmp_path)
+    with hw.watch(mixed().train()) as whole:
+        whole.model(x(b=5))
+    for answer in (one, two):
+        assert_close(torch.tensor(answer["latest"]), whole.latest.numbers, rtol=1e-5, atol=1e-6)
+        assert_close(torch.tensor(answer["totals"]), whole.latest.numbers, rtol=1e-5, atol=1e-6)  # the same twice
+    largest = torch.maximum(torch.tensor(one["own"]), torch.tensor(two["own"]))
+    assert one["own"] != two["own"]
+    assert torch.equal(largest, whole.latest["max_logit"].nan_to_num(0.0))
+    assert one["clipped"] == two["clipped"] > 0
+    assert one["weight"] == two["weight"]
+
+
+def test_sharded_weights_are_watched_and_clipped(tmp_path):
+    one, two = run("fsdp", tmp_path)
+    assert one == two
+    before, after = torch.tensor(one["before"]), torch.tensor(one["after"])
+    assert_close(after, before.clamp_max(one["tau"]), rtol=1e-5, atol=1e-6)
+    torch.manual_seed(5)
+    layer = hw.MultiHeadAttention(24, 4, num_kv_heads=2, bias=True)
+    with hw.watch(layer) as record:
+        layer(x())
+    assert_close(before, record.latest["max_logit"][0], rtol=1e-5, atol=1e-6)
+
+
+def test_ranks_that_measured_different_layers_are_told_on_each(tmp_path):
+    for answer in run("apart", tmp_path):
+        assert "the ranks have not measured the same layers" in answer["error"]
+
+
+def test_one_process_alone_is_told():
+    with pytest.raises(hw.ConfigError, match=r"torch\.distributed is not initialised"):
+        hw.watch(mixed()).reduce()
