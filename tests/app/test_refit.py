@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -21,6 +22,7 @@ from headwise.refit import read_budget, split_text
 from headwise.refit.ranking import order_of
 from headwise.refit.sizes import counts_in, expected_cache_bytes, expected_parameters
 from headwise.refit.texts import mean_loss
+from headwise.views.pruning import pruning_figure
 
 WORDS = ["话说", "武松", "打虎。", "The tiger", " sleeps!", "又来", "再来？\n"]
 
@@ -129,6 +131,25 @@ def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by
     assert curve["removed"] == list(range(9))  # each layer keeps one
     assert plan["expected"]["loss"] == curve["loss"][4]
     assert all(f"{layer}.{head}" in done.out for layer, head in wanted)
+
+
+def test_the_picture_draws_the_curve_and_the_band_of_chance():
+    chance = np.array([[[4.0], [4.3], [4.9], [5.5]], [[4.0], [4.1], [5.3], [5.4]]])
+    order = ((0, 0), (1, 2), (0, 1), (1, 1), (1, 0))
+    losses = np.array([[4.0], [4.02], [4.2], [5.0]])
+    curve = hw.PruningCurve(order, "taste", "zero", np.array([0, 1, 2, 3]), 5, losses, chance)
+    whole, near = pruning_figure(curve, chosen=1, limit=0.01).axes
+    drawn = [[[x, round(y, 9)] for x, y in line.get_xydata().tolist()] for line in whole.lines]
+    assert [[5, 4.0], [4, 4.02], [3, 4.2], [2, 5.0]] in drawn
+    assert [[5, 4.0], [4, 4.2], [3, 5.1], [2, 5.45]] in drawn
+    assert [[4, 4.02]] in drawn
+    band = whole.collections[0].get_paths()[0].vertices.tolist()
+    assert [4, 4.1] in band
+    assert [4, 4.3] in band
+    assert near.get_ylim()[1] == pytest.approx(4.4)
+    alone = hw.PruningCurve(order, "taste", "zero", np.array([0]), 5, losses[:1], chance[:, :1])
+    with pytest.raises(hw.ConfigError, match="1 point"):
+        pruning_figure(alone)
 
 
 def test_as_many_heads_go_as_the_loss_allows(headwise, model_folder, text, tmp_path):
@@ -265,9 +286,24 @@ def test_a_budget_is_written_and_obeyed(headwise, model_folder, text, tmp_path):
     caches = found.caches()
     decoder(torch.arange(100)[None] % 40, mask=found.masks(), caches=caches)
     assert plan["bytes"][1] == {"tokens": 100, "full_bytes": 100 * 320, "bytes": sum(cache.nbytes for cache in caches)}
-    written = headwise("write", "--model", model_folder, "--budget", out, "--prompt", "武", "--length", 9, "--seed", 1)
+    written = headwise("write", "--model", model_folder, "--budget", out, "--prompt", "武", "--length", 9,
+                       "--temperature", 0)  # fmt: skip
     assert written.code == 0, written.err
-    assert len(written.out.rstrip("\n")) >= 10 - written.out.count("\n")
+    assert written.out == written_by_hand(decoder, tokenizer, found)
+    far = headwise("write", "--model", model_folder, "--budget", out, "--prompt", "武", "--length", 24)
+    assert far.code == 2
+    assert "length=24" in far.err
+    assert "--sinks 0" in far.err
+
+
+def written_by_hand(decoder: Decoder, tokenizer: CharTokenizer, found: Any) -> str:
+    """The likeliest characters, each by a full pass under the masks of the budget."""
+    text = "武"
+    while len(text) < 10:
+        ids = torch.from_numpy(tokenizer.encode(text))[None]
+        with torch.no_grad():
+            text += tokenizer.decode([int(decoder(ids, mask=found.masks())[0, -1].argmax())])
+    return text + "\n"
 
 
 def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_folder, tmp_path):
@@ -308,8 +344,8 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
         (["convert", "--num-kv-heads", "1", "--method", "magic"], ["method='magic'", "'svd'"]),
         (["convert", "--num-kv-heads", "1", "--heal", "-1"], ["--heal -1"]),
         (["budget", "--window", "24"], ["--window 24", "24 tokens"]),
-        (["budget", "--threshold", "1.5"], ["threshold=1.5"]),
-        (["budget", "--lengths", "many"], ["--lengths 'many'"]),
+        (["budget", "--window", "5", "--threshold", "1.5"], ["threshold=1.5"]),
+        (["budget", "--window", "5", "--lengths", "many"], ["--lengths 'many'"]),
         (["budget", "--out", "short.txt"], ["short.txt", "there already"]),
         (["write", "--budget", "short.txt"], ["short.txt", "cannot be read"]),
     ],

@@ -31,7 +31,7 @@ COLUMNS = (
 )  # fmt: skip
 NOTE = (
     "Loss in nats a token on text that nothing was decided on; ± is the standard error of the rise over batches of "
-    "the text. Speeds are medians of {rounds} rounds, the models in turn, on {threads} threads: {read} tokens read at "
+    "the text. Speeds are medians of {rounds} rounds, the models in turn, with {threads}: {read} tokens read at "
     "once, {written} written one by one. Bytes of keys and values in float32."
 )
 
@@ -103,7 +103,8 @@ class Verdict:
             rows.append(
                 ("change", "", "", "", *(_change(a, b) for a, b in zip(rows[0][4:], rows[-1][4:], strict=True)))
             )
-        return Plan("Judged", (), (Table("judged", "Before and after", COLUMNS, tuple(rows), note=self.note),))
+        title = "Judged: what was written is read again, and stands beside what it came from"
+        return Plan(title, (), (Table("judged", "Before and after", COLUMNS, tuple(rows), note=self.note),))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -137,7 +138,9 @@ def judge(candidates: Sequence[Candidate], texts: Texts, step: Step) -> Verdict:
                 one.name, loss, prompt.shape[1] / reading, written / writing, one.decoder.num_parameters, times[0][2]
             )
         )
-    note = NOTE.format(rounds=ROUNDS, threads=torch.get_num_threads(), read=prompt.shape[1], written=written)
+    count = torch.get_num_threads()
+    threads = f"{count} thread" + ("s" if count > 1 else "")
+    note = NOTE.format(rounds=ROUNDS, threads=threads, read=prompt.shape[1], written=written)
     return Verdict(tuple(found), note)
 
 

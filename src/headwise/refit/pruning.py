@@ -115,7 +115,7 @@ class Pruning:
         title = "What is expected: loss by the curve, the rest by formula"
         losses = float(curve.loss[0]), self.loss
         tables = [self._going(), cost_table(title, source.decoder, "expected", self.after, losses)]
-        if len(curve.removed) > 2:
+        if self.order is not None:
             tables.append(self._curve())
         return Plan("The plan: heads that go", tuple(facts), tuple(tables), tuple(self._notes()))
 
@@ -158,10 +158,16 @@ class Pruning:
                 f"A layer keeps at least one head (or group that shares keys): {names} would have gone and stay, each "
                 f"as the last of its layer; the next in the order go instead."
             )
+        chance, count = curve.random, len(curve.random)
+        if self.order is None:
+            notes.append(
+                f"As many heads at random, {count} times: loss {chance[:, -1].min():.4f} to {chance[:, -1].max():.4f}."
+            )
+            return notes
         points = int(((curve.removed > 0) & (curve.removed < curve.total)).sum())
         notes.append(
-            f"Random: mean, least and most of {len(curve.random_losses)} random orders of single heads, which may "
-            f"empty a layer. Better than their mean at {int(curve.better.sum())} of {points} points, than each at "
+            f"Random: mean, least and most of {count} random orders of single heads, which may empty a layer. Better "
+            f"than their mean at {int(curve.better.sum())} of {points} points, than each at "
             f"{int(curve.better_than_all.sum())}; {curve.removable()} of {curve.total} heads go for at most 1 %."
         )
         return notes
@@ -229,7 +235,7 @@ def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
     rows: list[tuple[Value, ...]] = []
     for i, kept in enumerate(curve.kept):
         chance, rise = curve.random[:, i], curve.loss[i] / curve.loss[0] - 1
-        error = "" if np.isnan(curve.errors[i]) else f"{100 * curve.errors[i] / curve.loss[0]:.2f} %"
+        error = "" if not i or np.isnan(curve.errors[i]) else f"{100 * curve.errors[i] / curve.loss[0]:.2f} %"
         against: tuple[str, ...] = ("", "", "", "")
         if i:
             word = "than all" if curve.better_than_all[i] else "than mean" if curve.better[i] else "no"

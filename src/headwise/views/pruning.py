@@ -14,6 +14,7 @@ from headwise.views.png import INK, LINE, MUTED, figure_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NEAR = 0.10  # the right picture ends at this rise of the loss, or a little above what is chosen
 
@@ -21,16 +22,23 @@ NEAR = 0.10  # the right picture ends at this rise of the loss, or a little abov
 def write_pruning(
     curve: PruningCurve, path: str | os.PathLike[str], *, chosen: int | None = None, limit: float | None = None
 ) -> None:
+    """Write what `pruning_figure` draws as a PNG."""
+    figure = pruning_figure(curve, chosen=chosen, limit=limit)
+    with atomic_path(Path(path)) as temporary:
+        figure.savefig(temporary, dpi=130, format="png")
+
+
+def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: float | None = None) -> "Figure":
     """The whole curve, and beside it the part near the whole model's loss, with the band of the random orders.
 
     Args:
         chosen: heads removed that are marked. limit: a rise of the loss that is marked, 0.01 for one hundredth.
     Raises:
-        ConfigError: if matplotlib is missing, or the curve has no points between its ends.
+        ConfigError: if matplotlib is missing, or the curve has a single point.
     """
-    if len(curve.removed) < 3:
-        raise ConfigError(f"curve: {len(curve.removed)} points; expected at least 3 to draw a line")
-    figure = figure_class()(figsize=(10.4, 4.5), layout="constrained", facecolor="white")
+    if len(curve.removed) < 2:
+        raise ConfigError(f"curve: {len(curve.removed)} point; expected at least 2 to draw a line")
+    figure: Figure = figure_class()(figsize=(10.4, 4.5), layout="constrained", facecolor="white")
     whole, near = figure.subplots(1, 2)
     top = float(curve.loss[0])
     for axes in (whole, near):
@@ -52,8 +60,7 @@ def write_pruning(
     names = whole.get_legend_handles_labels()
     figure.legend(*names, loc="outside lower center", ncols=len(names[0]), frameon=False, fontsize=9, labelcolor=INK)
     figure.suptitle(f"{curve.total} heads, removed by {curve.method}", color=INK, fontsize=12)
-    with atomic_path(Path(path)) as temporary:
-        figure.savefig(temporary, dpi=130, format="png")
+    return figure
 
 
 def _draw(axes: "Axes", curve: PruningCurve, chosen: int | None, limit: float | None) -> None:
