@@ -40,7 +40,7 @@ def test_each_panel_has_a_line_a_head_in_the_colour_of_its_last_role() -> None:
             np.testing.assert_allclose(line.get_ydata(), values[:, i // 3, i % 3])
         assert axes.get_ylim()[0] == 0.0
         assert axes.get_ylim()[1] >= values.max()
-        assert [text.get_text() for text in axes.texts] == ["L1H2", "L0H1"]
+        assert [text.get_text() for text in axes.texts] == ["L1H2", "L1H1", "L1H0", "L0H2"]
     whole, within = panels[3].lines
     np.testing.assert_allclose(whole.get_ydata(), [0.5, 0.4, 0.3, 0.2])
     np.testing.assert_allclose(within.get_ydata(), [0.6, 0.5, 0.4, 0.3])

@@ -22,7 +22,7 @@ COLOURS = {
     "even": "#a58b00", "broad": "#a58b00", NO_ROLE: "#b9b7ae",
 }  # fmt: skip
 OTHER = "#7a4fb5"
-NAMED = 6  # heads of a panel whose names stand at the ends of their lines
+NAMED = 4  # heads of a panel whose names stand at the ends of their lines
 
 
 def write_dynamics(
@@ -73,7 +73,7 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
 
 
 def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
-    """A line a head; the largest at the end that have a role carry their names."""
+    """A line a head; the largest at the end carry their names."""
     layers, heads = history.shape
     if np.isnan(values).all():
         axes.text(
@@ -90,12 +90,14 @@ def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
     order = [divmod(int(i), heads) for i in np.argsort(-last, axis=None)]
     placed: list[float] = []
     span = float(np.nanmax(values)) or 1.0
-    for at in [at for at in order if history.role(*at) != NO_ROLE][:NAMED]:
+    for at in order[:NAMED]:
         if all(abs(last[at] - y) > 0.05 * span for y in placed):  # names must not lie on one another
             placed.append(float(last[at]))
+            role = history.role(*at)
             axes.annotate(
                 f"L{at[0]}H{at[1]}", (history.steps[-1], last[at]), xytext=(4, 0), textcoords="offset points",
-                va="center", color=_colour(history.role(*at)), fontproperties=_font(8), annotation_clip=False,
+                va="center", color=MUTED if role == NO_ROLE else _colour(role), fontproperties=_font(8),
+                annotation_clip=False,
             )  # fmt: skip
 
 
