@@ -89,7 +89,7 @@ def test_alarm_that_raises_does_so_through_the_forward_after_the_numbers_are_kep
 
 
 def test_alarm_without_its_measure_is_named():
-    with pytest.raises(hw.ConfigError, match="SinkAlarm.*needs sink_mass"):
+    with pytest.raises(hw.ConfigError, match=r"SinkAlarm.*needs sink_mass"):
         hw.watch(mixed(), measures=["entropy"]).alarm(hw.SinkAlarm())
 
 
@@ -125,10 +125,9 @@ def test_nan_is_null_in_json(tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 def test_full_disk_is_told_once_and_the_run_goes_on():
     with hw.watch(mixed()).write_to(hw.JSONLines("/dev/full")) as record:
-        with pytest.warns(RuntimeWarning, match="could not be written to /dev/full: OSError") as told:
+        with pytest.warns(RuntimeWarning, match="could not be written to /dev/full: OSError"):
             record.model(x())
-            record.model(x())
-        assert len(told) == 1
+        record.model(x())  # a second warning would be an error here
     assert record.ledger.steps == 2
 
 
