@@ -263,7 +263,7 @@ def test_a_conversion_is_healed_and_both_losses_are_told(headwise, model_folder,
     assert list(judged) == ["before", "merged", "healed"]
     assert judged["healed"]["loss"] < judged["merged"]["loss"]
     healed, tokenizer, info = load_model(out)
-    assert info["changes"] == [{"convert": 1, "method": "mean", "heal": 40, "lr": 0.01}]
+    assert info["changes"] == [{"convert": 1, "method": "svd", "heal": 40, "lr": 0.01}]
     with torch.no_grad():
         batches = split_text(text, tokenizer, context=24, windows=2).judge
         assert judged["healed"]["losses"] == pytest.approx([float(mean_loss(healed, x)) for x in batches], rel=1e-5)

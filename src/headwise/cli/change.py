@@ -89,7 +89,7 @@ def convert(
     num_kv_heads: Annotated[int, typer.Option("--num-kv-heads", help="Key and value heads that stay in each layer.")],
     model: Model = None,
     out: Out = None,
-    method: Annotated[str, typer.Option("--method", help="mean, first, cluster or svd.")] = "mean",
+    method: Annotated[str, typer.Option("--method", help="svd loses least; or mean, first, cluster.")] = "svd",
     heal: Heal = 0,
     lr: Rate = 1e-4,
     context: Context = None,

@@ -95,7 +95,7 @@ class Conversion:
         }  # fmt: skip
 
 
-def plan_conversion(source: Source, texts: Texts, num_kv_heads: int, step: Step, *, method: str = "mean") -> Conversion:
+def plan_conversion(source: Source, texts: Texts, num_kv_heads: int, step: Step, *, method: str = "svd") -> Conversion:
     """Merge key and value heads of a copy, and foretell its loss. method: as in `merge_kv`, which says what is refused.
 
     ConfigError for a number that is no divisor of those there are, or all of them, and for other designs.

@@ -22,7 +22,7 @@ from headwise.surgery import prune
 from headwise.surgery.limits import check_independent
 
 MOST_POINTS = 32  # of the curve, beside the whole model
-GOING = (Column("layer"), Column("heads"), Column("that go, with their importance"))
+GOING = (Column("layer"), Column("heads"), Column("that go", key="gone"))
 CURVE = (
     Column("kept", "count"), Column("loss", "number"), Column("rise", "share"), Column("±", "share"),
     Column("random", "number"), Column("least", "number"), Column("most", "number"), Column("better"),
@@ -143,8 +143,8 @@ class Pruning:
             heads, kv = self.after[layer]
             count = f"{site.num_heads} → {heads}" + (f", keys {site.num_kv_heads} → {kv}" if kv != heads else "")
             rows.append((str(layer), count, "  ".join(words)))
-        unit = f" ({self.importance.unit})" if self.importance else ""
-        return Table("heads", f"Heads, as LAYER.HEAD{unit}", GOING, tuple(rows))
+        told = f", with their importance ({self.importance.unit})" if self.importance else ""
+        return Table("heads", f"Heads, as LAYER.HEAD{told}", GOING, tuple(rows))
 
     def _curve(self) -> Table:
         return Table("curve", "Loss against heads kept", CURVE, tuple(curve_rows(self.curve)))
