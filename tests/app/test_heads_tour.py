@@ -1,0 +1,121 @@
+"""docs/heads.md and the script that makes it; `headwise train --watch-heads`, whose record it shows."""
+
+import importlib.util
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT, PAGE = ROOT / "scripts" / "heads_tour.py", ROOT / "docs" / "heads.md"
+SECTIONS = ("roles", "alike", "information", "importance", "pruning", "rollout", "encoder", "training")
+
+pytest.importorskip("matplotlib", reason="pictures need the view extra")
+pytest.importorskip("scipy", reason="groups need the scipy extra")
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    return subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, env=env, encoding="utf-8"
+    )
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder, files = tmp_path_factory.mktemp("texts"), []
+    chinese = ["武松打虎，", "林冲夜奔。", "宋江道：“我便去。”", "众头领都到山上，", "吃了三碗酒。\n"]
+    english = [
+        "the king is here, ",
+        "my lord; ",
+        "what say you to the queen? ",
+        "He went away.\n",
+        "O night, good night! ",
+    ]
+    for name, words, count in (("one", chinese, 1600), ("two", english, 1800)):
+        files.append(folder / f"{name}.txt")
+        files[-1].write_text("".join(random.Random(name).choices(words, k=count)), encoding="utf-8")
+    return files
+
+
+@pytest.fixture(scope="module")
+def watched(texts: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Folder of a run with --watch-heads, and what was printed."""
+    out = tmp_path_factory.mktemp("run")
+    sizes = ("--d-model", "16", "--num-layers", "2", "--num-heads", "4", "--d-ff", "20", "--context", "12")
+    steps = ("--steps", "4", "--eval-every", "2", "--batch-size", "3", "--precision", "float32")
+    done = run("-m", "headwise", "train", texts[1], "--out", out, *sizes, *steps, "--watch-heads")
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+def blocks(page: str) -> dict[str, str]:
+    """What stands between the markers of each section."""
+    return {
+        name: found[1]
+        for name in SECTIONS
+        if (found := re.search(f"<!-- {name}: [^>]*-->\n(.*?)<!-- end of {name} -->", page, re.DOTALL))
+    }
+
+
+def headers(markdown: str) -> list[str]:
+    """First lines of the tables."""
+    lines = markdown.splitlines()
+    return [a for a, b in pairwise(lines) if b.startswith("| ---")]
+
+
+def test_a_watched_training_tells_where_its_record_and_picture_lie(watched: tuple[Path, str]) -> None:
+    out, printed = watched
+    assert f"{out / 'heads.jsonl'} holds what every head did" in printed
+    assert f"{out / 'heads.png'} shows when they took up their roles" in printed
+    lines = [json.loads(line) for line in (out / "heads.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in lines[1:]] == [0, 2, 4]
+    assert (out / "heads.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_script_makes_what_the_page_shows(texts: list[Path], watched: tuple[Path, str], tmp_path: Path) -> None:
+    done = run(SCRIPT, *texts, "--quick", "--pictures", tmp_path, "--training", watched[0])
+    assert done.returncode == 0, done.stderr
+    made = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", done.stdout, re.DOTALL | re.MULTILINE))
+    shown = blocks(PAGE.read_text(encoding="utf-8"))
+    assert tuple(made) == tuple(shown) == SECTIONS
+    absent = {name for name, text in made.items() if text.startswith("Not run:")}
+    assert absent <= {"encoder"}
+    for name in set(SECTIONS) - absent:
+        assert headers(made[name]), name
+        assert headers(made[name]) == headers(shown[name]), name
+    names = {path.name for path in tmp_path.iterdir()}
+    missing = {"heads_encoder.png"} if "encoder" in absent else set()
+    assert names == {f"heads_{x}.png" for x in ("alike", "encoder", "pruning", "training")} - missing
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_pictures_and_sections_of_the_page_are_there() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", page)
+    assert len(pictures) >= 4
+    for picture in pictures:
+        assert (PAGE.parent / picture).read_bytes().startswith(b"\x89PNG"), picture
+    assert all(text.strip() and "Not run" not in text for text in blocks(page).values())
+
+
+def test_a_block_of_the_page_is_replaced_and_a_missing_one_told() -> None:
+    spec = importlib.util.spec_from_file_location("heads_tour", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    tour: Any = importlib.util.module_from_spec(spec)
+    sys.modules["heads_tour"] = tour
+    spec.loader.exec_module(tour)
+    assert tuple(tour.SECTIONS) == SECTIONS
+    page = f"a\n{tour.BEGIN.format('roles', 'roles')}\nold \\1\n{tour.END.format('roles')}\nb\n"
+    new = tour.put(page, "roles", r"| new \1 |")
+    assert new == page.replace("old \\1", r"| new \1 |")
+    with pytest.raises(SystemExit, match="alike"):
+        tour.put(page, "alike", "x")
