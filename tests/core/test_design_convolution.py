@@ -115,3 +115,19 @@ def test_blunt_heads_learn_to_be_a_convolution() -> None:
 def test_what_is_no_such_attention_is_refused(call: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    ("turn", "conv", "words"),
+    [
+        (from_conv1d, nn.ConvTranspose1d(4, 4, 3, padding=1), "Conv1d, got ConvTranspose1d"),
+        (from_conv1d, nn.Conv2d(4, 4, 3), "Conv1d, got Conv2d"),
+        (from_conv1d, nn.Linear(4, 4), "Conv1d, got Linear"),
+        (from_conv2d, nn.ConvTranspose2d(4, 4, 3), "Conv2d, got ConvTranspose2d"),
+        (from_conv2d, nn.Conv1d(4, 4, 3), "Conv2d, got Conv1d"),
+        (from_conv2d, "conv", "Conv2d, got str"),
+    ],
+)
+def test_a_module_of_another_kind_is_refused(turn: Any, conv: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"conv: expected an nn\.{words}"):
+        turn(conv)

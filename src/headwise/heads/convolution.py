@@ -118,18 +118,22 @@ class ConvolutionAttention(AttentionLayer):
 def from_conv1d(conv: nn.Conv1d, *, sharpness: float = 16.0) -> ConvolutionAttention:
     """The attention that equals a convolution [b, c, n], weights copied; its channels are last, [b, n, c].
 
-    Any kernel size, dilation, groups, bias and zero padding; stride 1. ConfigError for others.
+    Any kernel size, dilation, groups, bias and zero padding; stride 1. ConfigError for others, and for a module of
+    another kind, such as nn.ConvTranspose1d.
     """
-    return _from_conv(conv, sharpness)
+    return _from_conv(conv, nn.Conv1d, sharpness)
 
 
 def from_conv2d(conv: nn.Conv2d, *, sharpness: float = 16.0) -> ConvolutionAttention:
     """As `from_conv1d`, for images [b, c, n_1, n_2], here [b, n_1, n_2, c]; a head for each place of the kernel."""
-    return _from_conv(conv, sharpness)
+    return _from_conv(conv, nn.Conv2d, sharpness)
 
 
-def _from_conv(conv: nn.Conv1d | nn.Conv2d, sharpness: float) -> ConvolutionAttention:
-    axes = len(conv.kernel_size)
+def _from_conv(
+    conv: nn.Conv1d | nn.Conv2d, kind: type[nn.Conv1d] | type[nn.Conv2d], sharpness: float
+) -> ConvolutionAttention:
+    if not isinstance(conv, kind):
+        raise ConfigError(f"conv: expected an nn.{kind.__name__}, got {type(conv).__name__}")
     if any(step != 1 for step in conv.stride):
         raise ConfigError(f"stride={conv.stride}: expected 1; attention has a query for each place")
     if conv.padding_mode != "zeros":
@@ -146,7 +150,6 @@ def _from_conv(conv: nn.Conv1d | nn.Conv2d, sharpness: float) -> ConvolutionAtte
         dense[g * rows : (g + 1) * rows, g * columns : (g + 1) * columns] = kernel[g * rows : (g + 1) * rows]
     pairs = [(module.o_proj.weight, dense.transpose(1, 2).flatten(1))]  # [out, h·in]
     copy_into(pairs if conv.bias is None else [*pairs, (module.o_proj.bias, conv.bias)])
-    assert axes == len(module.padding)
     return module.train(conv.training)
 
 
