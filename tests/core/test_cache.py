@@ -8,6 +8,7 @@ import torch
 from design_samples import CASES, design, given
 from hypothesis import given as for_all, settings, strategies as st
 
+import headwise as hw
 from headwise.attention import attend
 from headwise.cache import BudgetCache, Cache, HeadWindows, KVCache, RaggedCache, SlidingCache
 from headwise.costs import cache_bytes, counts_of
@@ -325,3 +326,31 @@ def test_a_cache_takes_as_many_tokens_as_it_has_room_for() -> None:
     with pytest.raises(ShapeError, match="holds 5 tokens, and 1 more"):
         cache.append(*kv(n=1))
     assert cache.seen == 5
+
+
+@pytest.mark.parametrize("parts", [[12], [1] * 12, [5, 1, 1, 3, 2]])
+@pytest.mark.parametrize(
+    ("make", "mask"),
+    [
+        (lambda: SlidingCache(4, sinks=2), Window(4) | Sinks(2)),
+        (lambda: BudgetCache([3, None], sinks=1), HeadWindows([3, 3, None, None], sinks=1)),
+        (lambda: BudgetCache([4, 4]), Window(4)),
+    ],
+)
+def test_a_cache_masks_by_itself_what_it_does_not_hold(make, mask, parts):
+    layer, x = hw.MultiHeadAttention(24, 4, num_kv_heads=2, rotary=True).eval(), torch.randn(2, 12, 24)
+    cache = make()
+    with torch.no_grad():
+        found = torch.cat([layer(part, mask=Causal(), cache=cache) for part in x.split(parts, 1)], 1)
+        torch.testing.assert_close(found, layer(x, mask=Causal() & mask), rtol=1e-4, atol=1e-5)
+    assert f"12 tokens seen, {cache.nbytes:,} bytes" in repr(cache)
+
+
+def test_a_ragged_cache_masks_its_padding_by_itself():
+    layer, cache = hw.MultiHeadAttention(24, 4, rotary=True).eval(), RaggedCache([5, 2])
+    x = torch.randn(2, 7, 24)
+    with torch.no_grad():
+        found = torch.cat([layer(part, mask=Causal(), cache=cache) for part in x.split([5, 1, 1], 1)], 1)
+        torch.testing.assert_close(found[0], layer(x[:1], mask=Causal())[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found[1, 3:], layer(x[1:, 3:], mask=Causal())[0], rtol=1e-4, atol=1e-5)
+    assert "lengths=[7, 4]" in repr(cache)

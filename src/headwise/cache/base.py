@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
+from headwise.masks import Mask
 
 
 class Cache(Protocol):
@@ -15,12 +16,22 @@ class Cache(Protocol):
     def seen(self) -> int:
         """Tokens taken in so far: the position of the next one."""
 
+    def limits(self, n: int, num_heads: int) -> Mask | None:
+        """What the queries of the next call, n of them in each of `num_heads` heads, may see of the keys that it gives
+        back, beside what the caller's own mask says; None: all. The layer joins it to that mask."""
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in new keys and values [b, h_kv, n, d]; return all that the new queries may look at."""
+        """Take in new keys and values [b, h_kv, n, d]; return those that any of the new queries may look at."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values that are in use."""
+
+
+def told(cache: Cache, **options: object) -> str:
+    """A cache in a line: its options, tokens and bytes."""
+    given = ", ".join(f"{name}={value!r}" for name, value in options.items() if value not in (None, 0))
+    return f"{type(cache).__name__}({given}): {cache.seen:,} tokens seen, {cache.nbytes:,} bytes held"
 
 
 class Kind(NamedTuple):

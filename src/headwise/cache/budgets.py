@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, whole
+from headwise.cache.base import Kind, kind_of, told, whole
 from headwise.cache.storage import Rows, storages
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Grid, Mask, Span, State
@@ -54,8 +54,8 @@ class HeadWindows(Mask):
 class BudgetCache:
     """Keeps for key head i the last `windows[i]` tokens (None: all), and the first `sinks` for every head.
 
-    Equals a full pass with `Causal() & cache.mask(num_heads)` when the module is given that mask at every step. What
-    is held is as large as the windows say; the keys of one call are laid out as a rectangle while it runs.
+    A layer that is given it, with `Causal()`, computes what a full pass with `Causal() & cache.mask(num_heads)` does.
+    What is held is as large as the windows say; the keys of one call are laid out as a rectangle while it runs.
 
     Args:
         windows: one for each key and value head.
@@ -75,11 +75,15 @@ class BudgetCache:
         self.seen = 0
 
     def mask(self, num_heads: int) -> HeadWindows:
-        """The mask for a layer with so many query heads."""
+        """What a full pass of a layer with so many query heads is masked with to compute the same."""
         if num_heads < 1 or num_heads % len(self.windows):
             raise ShapeError(f"num_heads={num_heads} is not a multiple of the {len(self.windows)} windows")
         group = num_heads // len(self.windows)
         return HeadWindows([window for window in self.windows for _ in range(group)], self.sinks)
+
+    def limits(self, n: int, num_heads: int) -> Mask | None:
+        """The heads' windows; nothing where one query may see all that is held."""
+        return None if n == 1 and len(set(self.windows)) == 1 else self.mask(num_heads)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys and values [b, h_kv, m, d]: sinks first, then zeros where a head keeps less than others, then
@@ -102,6 +106,9 @@ class BudgetCache:
                     rows.cut(self.sinks, window - 1)
         self._kind, self.seen = kind, self.seen + k.shape[2]
         return found[0], found[1]
+
+    def __repr__(self) -> str:
+        return told(self, windows=list(self.windows), sinks=self.sinks)
 
     @property
     def nbytes(self) -> int:

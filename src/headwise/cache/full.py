@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, whole
+from headwise.cache.base import Kind, kind_of, told, whole
 from headwise.cache.storage import Rows, storages
 from headwise.errors import ShapeError
 
@@ -19,7 +19,8 @@ class KVCache:
         stored: None, as they come, without a copy; or "float32", "bfloat16", "float16" or "int8", from which each
             call restores them: that saves memory and costs time, as the attention itself knows no such keys. int8 has
             a float32 scale a vector: a number x of a vector changes by at most s = max|x| / 254, a logit so by at most
-            scale·‖q‖₁·s_k =: ε, and an output by at most (e^(2ε) − 1)·max|v| + s_v.
+            scale·‖q‖₁·s_k =: ε, and an output by at most (e^(2ε) − 1)·max|v| + s_v. That is so in float32; in half
+            precision what is restored is rounded once more, in bfloat16 by up to |x| / 256.
         key_parts: with "int8", widths of the parts of a key that get a scale each, such as (latent_dim, rope_dim) of
             `LatentAttention`.
         capacity: room for so many tokens is made at once, and more are refused.
@@ -34,6 +35,9 @@ class KVCache:
         self._kind: Kind | None = None
         self.seen = 0
 
+    def limits(self, n: int, num_heads: int) -> None:
+        """Nothing: every query may see all keys before it."""
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns all keys and values so far, [b, h_kv, seen, d]."""
         kind, n = kind_of(k, v, self._kind), k.shape[2]
@@ -47,6 +51,9 @@ class KVCache:
         self._v.add(new_v)
         self._kind, self.seen = kind, self.seen + n
         return self._k.read(), self._v.read()
+
+    def __repr__(self) -> str:
+        return told(self, capacity=self.capacity)
 
     @property
     def nbytes(self) -> int:

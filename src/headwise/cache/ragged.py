@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, whole
+from headwise.cache.base import Kind, kind_of, told, whole
 from headwise.cache.storage import Rows, storages
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Lengths
@@ -14,14 +14,14 @@ class RaggedCache:
     """Keeps the tokens of each sequence in a batch, and no padding.
 
     The prompts come in the first call, padded on the *left* to one length, so that all end together; in every later
-    call each sequence goes on by as many tokens. The module is given `Causal() & cache.mask(n)` at every step, n being
-    the tokens of the call. Each sequence then has the outputs that it would have alone (rotary positions count from
-    the beginning of the padding, and only distances matter to them).
+    call each sequence goes on by as many tokens. A layer that is given it masks what is padding, so each sequence has
+    the outputs that it would have alone (rotary positions count from the beginning of the padding, and only distances
+    matter to them).
 
     >>> import torch, headwise as hw
     >>> layer, cache = hw.MultiHeadAttention(16, 2), RaggedCache([5, 2])
     >>> for n in (5, 1):
-    ...     y = layer(torch.randn(2, n, 16), mask=hw.Causal() & cache.mask(n), cache=cache)
+    ...     y = layer(torch.randn(2, n, 16), mask=hw.Causal(), cache=cache)
     >>> cache.lengths
     [6, 3]
 
@@ -54,6 +54,10 @@ class RaggedCache:
             return Lengths(self._prompts, self._prompts, side="right")
         return Lengths([length + n for length in self.lengths], side="right")
 
+    def limits(self, n: int, num_heads: int) -> Lengths:
+        """What is real, as `mask(n)`."""
+        return self.mask(n)
+
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns keys and values [b, h_kv, m, d], every sequence at the end of its row, zeros before it."""
         kind, n, first = kind_of(k, v, self._kind), k.shape[2], self._kind is None
@@ -77,6 +81,9 @@ class RaggedCache:
             found.append(out)
         self._kind, self.seen = kind, self.seen + n
         return found[0], found[1]
+
+    def __repr__(self) -> str:
+        return told(self, lengths=self.lengths)
 
     @property
     def nbytes(self) -> int:

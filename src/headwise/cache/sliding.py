@@ -4,15 +4,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, whole
+from headwise.cache.base import Kind, kind_of, told, whole
 from headwise.cache.storage import Rows, storages
+from headwise.masks import Mask, Sinks, Window
 
 
 class SlidingCache:
     """Keeps the last `window` tokens, and the first `sinks` (StreamingLLM, Xiao et al. 2023, 2309.17453).
 
-    Equals a full pass with `Causal() & (Window(window) | Sinks(sinks))` when the module is given that mask at
-    every step: memory is O(window), whatever the length. stored, key_parts: as in `KVCache`.
+    A layer that is given it, with `Causal()`, computes what a full pass with
+    `Causal() & (Window(window) | Sinks(sinks))` does: memory is O(window), whatever the length.
+
+    stored, key_parts: as in `KVCache`.
     """
 
     def __init__(
@@ -22,6 +25,10 @@ class SlidingCache:
         self._k, self._v = (Rows(storage) for storage in storages(stored, key_parts))
         self._kind: Kind | None = None
         self.seen = 0
+
+    def limits(self, n: int, num_heads: int) -> Mask | None:
+        """The window, where several queries come at once; one query may see all that is held."""
+        return None if n == 1 else Window(self.window) | Sinks(self.sinks) if self.sinks else Window(self.window)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what the new queries may look at: sinks, the last window − 1 tokens before them, and them."""
@@ -33,6 +40,9 @@ class SlidingCache:
             rows.cut(self.sinks, self.window - 1)
         self._kind, self.seen = kind, self.seen + k.shape[2]
         return found[0], found[1]
+
+    def __repr__(self) -> str:
+        return told(self, window=self.window, sinks=self.sinks)
 
     @property
     def nbytes(self) -> int:

@@ -94,7 +94,8 @@ class AttentionLayer(nn.Module):
 
         Args:
             mask: what each query may see; with a cache the keys are all the cached ones and the new ones, and
-                queries stand at their end, so `Causal()` is right at every step.
+                queries stand at their end, so `Causal()` is right at every step; what the cache holds no longer, or
+                not for every head, the layer masks by itself.
             score: what else changes a score, as in `attend`.
             cache: a KV cache, self attention only; x is then the next n tokens.
             return_map, measures: as in `attend`.
@@ -104,6 +105,9 @@ class AttentionLayer(nn.Module):
         """
         scores = (score,) if isinstance(score, Score) else tuple(score)
         self.check(x, context, cache, mask, scores)
+        limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
+        if limits is not None:
+            mask = limits if mask is None else mask & limits
         options: dict[str, Any] = {
             "mask": mask, "dropout_p": self.dropout if self.training else 0.0, "return_map": return_map,
             "measures": measures,

@@ -15,7 +15,7 @@ from headwise.telemetry.clip import Clipped as Clipped, qk_clip as qk_clip
 from headwise.telemetry.record import Record as Record, Reduced as Reduced
 from headwise.telemetry.summary import History as History, Summary as Summary
 from headwise.telemetry.trainers import lightning_callback as lightning_callback, trainer_callback as trainer_callback
-from headwise.telemetry.watch import watch as watch
+from headwise.telemetry.watching import watch as watch
 from headwise.telemetry.writers import (
     JSONLines as JSONLines,
     TensorBoard as TensorBoard,

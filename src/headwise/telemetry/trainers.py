@@ -13,7 +13,7 @@ from torch import nn
 from headwise.errors import ConfigError
 from headwise.telemetry.clip import qk_clip
 from headwise.telemetry.record import Record
-from headwise.telemetry.watch import watch
+from headwise.telemetry.watching import watch
 from headwise.telemetry.writers import Writer
 
 
