@@ -67,8 +67,10 @@ def test_weights_are_shares_of_what_may_be_seen(design: str, options: dict[str, 
 
 def test_every_design_is_followed_and_every_step_is_reached() -> None:
     assert set(FOLLOW) == set(DESIGNS)
-    names = {name for design, options in CASES for name in traced(design, options)}
-    assert names | {"masked"} == set(WORDS)
+    steps = [step for design, options in CASES for step in traced(design, options).values()]
+    steps += [step for design in ("multi_head", "talking_heads") for step in traced(design, {}, causal=True).values()]
+    reached = {(step.formula, step.words) for step in steps}
+    assert reached == {(formula, english) for formula, english, _ in WORDS.values()}
 
 
 @pytest.mark.parametrize("name", FOLLOW)
@@ -104,6 +106,19 @@ def test_talking_heads_talk_before_and_after_the_softmax() -> None:
     assert not torch.allclose(steps["talk_logits"], steps["scores"])
     torch.testing.assert_close(steps["weights"], steps["talk_logits"].softmax(-1))
     torch.testing.assert_close(steps["heads"], steps["talk_weights"] @ steps["v_heads"])
+
+
+def test_the_formulas_of_talking_heads_follow_from_one_another() -> None:
+    """A letter stands for one thing: each is made where it is named, and used as that afterwards."""
+    formulas = {name: step.formula for name, step in traced("talking_heads", {}, causal=True).items()}
+    told = ("scores", "talk_logits", "masked", "weights", "talk_weights", "heads")
+    assert [formulas[name] for name in told] == [
+        "S = Q Kᵀ / √d_k", "L_j = Σ_l S_l P_lj", "L ← L + mask", "W = softmax(L)", "U_i = Σ_j W_j R_ji", "H = U V",
+    ]  # fmt: skip
+    plain = {name: step.formula for name, step in traced("multi_head", {}, causal=True).items()}
+    assert [plain[name] for name in ("scores", "masked", "weights", "heads")] == [
+        "S = Q Kᵀ / √d_k", "S ← S + mask", "P = softmax(S)", "H = P V",
+    ]  # fmt: skip
 
 
 def test_a_head_of_a_convolution_sees_one_place() -> None:

@@ -123,8 +123,9 @@ def talking_heads(layer: Any, x: Tensor, note: Notes) -> None:
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
     scores = note("scores", q @ k.mT / layer.head_dim**0.5, "b h n m")
     logits = note("talk_logits", torch.einsum("bhnm,hj->bjnm", scores, layer.logits_mix), "b h n m")
-    mixed = torch.einsum("bhnm,hj->bjnm", weights(logits, note), layer.weights_mix)
-    heads = note("heads", note("talk_weights", mixed, "b h n m") @ v, "b h n d_v")
+    softmax = weights(logits, note, letters="_talking")
+    mixed = note("talk_weights", torch.einsum("bhnm,hj->bjnm", softmax, layer.weights_mix), "b h n m")
+    heads = note("heads", mixed @ v, "b h n d_v", letters="_talking")
     note("output", layer.o_proj(concatenated(heads, note)), "b n d_model")
 
 

@@ -30,8 +30,9 @@ class Notes:
         self.causal = causal
         self._column = 1 if lang == "zh" else 0
 
-    def __call__(self, name: str, tensor: Tensor, axes: str) -> Tensor:
-        formula, *words = WORDS[name]
+    def __call__(self, name: str, tensor: Tensor, axes: str, *, letters: str = "") -> Tensor:
+        """letters: where a design writes the step in letters of its own, the suffix of that entry in `WORDS`."""
+        formula, *words = WORDS[name + letters]
         self.steps.append(Step(name, formula, words[self._column], tensor, axes))
         return tensor
 
@@ -66,12 +67,13 @@ def attended(q: Tensor, k: Tensor, v: Tensor, note: Notes) -> Tensor:
     return note("heads", weights(scores, note) @ v, "b h n d_v")
 
 
-def weights(scores: Tensor, note: Notes) -> Tensor:
-    """softmax of the scores [b, h, n, m] under the mask, if there is one."""
+def weights(scores: Tensor, note: Notes, *, letters: str = "") -> Tensor:
+    """softmax of the scores [b, h, n, m] under the mask, if there is one; letters as in `Notes`."""
     if note.causal:
         n, m = scores.shape[-2:]
-        scores = note("masked", scores.masked_fill(~Causal().to_dense(n, m), -torch.inf), "b h n m")
-    return note("weights", scores.softmax(-1), "b h n m")
+        allowed = Causal().to_dense(n, m)
+        scores = note("masked", scores.masked_fill(~allowed, -torch.inf), "b h n m", letters=letters)
+    return note("weights", scores.softmax(-1), "b h n m", letters=letters)
 
 
 def concatenated(heads: Tensor, note: Notes) -> Tensor:
