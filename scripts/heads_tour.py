@@ -66,16 +66,15 @@ class Tour:
     model: tuple[Any, Any, Any] = field(default_factory=load_pretrained)
 
     @cached_property
-    def windows(self) -> list[Tensor]:
-        """Held-out windows of each file."""
-        s = self.sizes
-        corpus = Corpus.read(self.files, context=s.context, tokenizer=self.model[1])
-        return corpus.heldout_windows(s.context, most=max(s.windows, 2 * s.batches))
+    def corpus(self) -> Corpus:
+        """The files, held out as in training."""
+        return Corpus.read(self.files, context=self.sizes.context, tokenizer=self.model[1])
 
     @cached_property
     def run(self) -> tuple[Tensor, list[hw.AttentionMap], list[Tensor]]:
         """Ids [w, context] of the first file, the maps of all layers, the heads' outputs."""
-        decoder, ids = self.model[0], self.windows[0][: self.sizes.windows, :-1]
+        decoder, s = self.model[0], self.sizes
+        ids = self.corpus.heldout_windows(s.context, most=s.windows)[0][:, :-1]
         with torch.no_grad(), hw.record_heads(hw.find_heads(decoder)) as outputs:
             maps = decoder.hidden(ids, return_maps=True)[1]
         return ids, maps, outputs
@@ -83,7 +82,8 @@ class Tour:
     @cached_property
     def batches(self) -> list[Tensor]:
         """One window of each file a batch."""
-        return [torch.stack(list(rows)) for rows in zip(*self.windows, strict=False)]
+        windows = self.corpus.heldout_windows(self.sizes.context, most=2 * self.sizes.batches)
+        return [torch.stack(list(rows)) for rows in zip(*windows, strict=False)]
 
     @cached_property
     def importances(self) -> list[hw.HeadImportance]:
