@@ -191,9 +191,25 @@ def test_a_list_for_many_modules_is_refused() -> None:
     assert find_heads(model)[0].num_heads == 6  # the first was not cut before the second was refused
 
 
-def test_torch_is_refused_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"MultiHeadAttention\.from_torch"):
-        prune(nn.MultiheadAttention(12, 3), [0])
+def test_torch_is_refused_and_both_ways_out_work() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 3, 17, batch_first=True).double().eval()
+    with pytest.raises(ConfigError, match=r"self_attn: .* Mask them instead: headwise\.scale_heads") as told:
+        prune(layer, {"self_attn": [0]})
+    assert "prune(headwise.MultiHeadAttention.from_torch(module), […])" in str(told.value)
+    x, gates = given(), [torch.tensor([0.0, 1.0, 1.0])]
+    with hw.scale_heads(hw.find_heads(layer), gates):
+        alone, within = layer.self_attn(x, x, x)[0], layer(x)
+    assert not torch.allclose(within, layer(x), atol=1e-3)
+    cut = prune(hw.MultiHeadAttention.from_torch(layer.self_attn), [0]).model
+    torch.testing.assert_close(cut(x), alone)
+
+
+def test_its_docstring_names_the_designs_that_can_be_cut() -> None:
+    assert prune.__doc__ is not None
+    for kind in INDEPENDENT:
+        assert f"`{kind.__name__}`" in prune.__doc__ or kind is hw.SingleHeadAttention  # it has one head, which stays
+    assert not any(f"`{kind.__name__}`" in prune.__doc__ for kind in DEPENDENT)
 
 
 def test_a_model_without_heads_is_told_what_is_known() -> None:

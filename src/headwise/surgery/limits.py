@@ -48,7 +48,9 @@ def check_independent(site: HeadSite) -> None:
     if site.kind == "torch":
         raise ConfigError(
             f"{place(site)}: nn.MultiheadAttention takes num_heads · head_dim = embed_dim for granted, so it cannot "
-            f"hold fewer heads; put headwise.MultiHeadAttention.from_torch(module) in its place first"
+            f"hold fewer heads. Mask them instead: headwise.scale_heads(headwise.find_heads(model), gates), with 0 for "
+            f"a head. Where your own code calls the module, prune(headwise.MultiHeadAttention.from_torch(module), "
+            f"[…]) is called layer(x, mask=…) in its place; nn.TransformerEncoderLayer and its like cannot call it"
         )
     if not isinstance(site.module, AttentionLayer):
         return

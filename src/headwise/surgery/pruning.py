@@ -95,7 +95,10 @@ def prune(
     each call (scores, `HeadWindows`, budgets of caches) must be given for the heads in `cuts[name].kept`.
 
     Args:
-        model: a model, or one attention module, of a kind that `find_heads` knows.
+        model: a model, or one attention module, of these kinds: headwise's designs whose heads do not depend on each
+            other (`MultiHeadAttention`, `PerHeadAttention`, `ContractionAttention`, `LatentAttention`,
+            `GatedAttention`, `ConvolutionAttention`), and of transformers BERT-, GPT-2- and Llama-like ones. Not
+            `nn.MultiheadAttention`, which cannot hold fewer heads: mask them with `scale_heads`.
         heads: for each site, by name or by its number in `find_heads(model)`, the query heads to remove. A plain list
             if the model has one site.
         in_place: cut the model itself; else a deepcopy, and the model stays as it is.
@@ -103,7 +106,7 @@ def prune(
         `Pruned`. It prints as a table.
     Raises:
         ConfigError: for heads that are not there, are named twice, or are all of a module; for designs whose heads
-            depend on each other, by name with the reason; for weights that are quantised, parametrised, unknown, or
+            depend on each other and for `nn.MultiheadAttention`, by name with the reason; for weights that are quantised, parametrised, unknown, or
             shared by two modules. Nothing has been changed then.
     Source: structured head pruning, Michel et al. 2019, 1905.10650; Voita et al. 2019, 1905.09418.
     """
