@@ -42,6 +42,26 @@ def test_output_has_the_shape_and_dtype_of_the_input(name: str, options: dict[st
         assert y.isfinite().all()
 
 
+@every
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)])
+def test_nothing_gives_nothing(name: str, options: dict[str, Any], shape: tuple[int, int]) -> None:
+    """No sequences, or sequences without a token: empty results of the right shapes, and gradients of zero."""
+    module = design(name, options)
+    x = torch.zeros(*shape, 12, dtype=torch.float64, requires_grad=True)
+    if name == "convolution":  # its kernel is longer than nothing
+        if shape[1]:
+            assert module(x).shape == x.shape
+        return
+    y, amap, concat = module(x, return_map=True, measures=("entropy",), return_concat=True)
+    assert y.shape == x.shape
+    assert amap.shape == (shape[0], module.num_heads, shape[1], shape[1])
+    assert concat.shape == (*shape, module.num_heads * module.value_dim)
+    y.sum().backward()
+    assert all(p.grad is None or not p.grad.any() for p in module.parameters())
+    if module.takes_mask:
+        assert module(x, mask=Causal()).shape == x.shape
+
+
 @plain
 @pytest.mark.parametrize("kind", MASKS)
 def test_a_mask_is_what_it_is_as_a_matrix(name: str, kind: str) -> None:

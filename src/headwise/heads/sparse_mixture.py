@@ -85,6 +85,8 @@ class SparseHeadMixture(ProjectedLayer):
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
     ) -> tuple[Tensor, Any, Any]:
         """As in `AttentionLayer`, of the chosen heads."""
+        if not x.shape[0] * x.shape[1]:  # no query chooses a head, so there is nothing to leave out
+            return super().compute(x, source, cache, options, return_concat)
         measures = options.pop("measures")
         call = SparseCall(self, x, source, self.route(x), cache, options, return_concat)
         y, amap, concat = by_sequence(call) if self.per == "sequence" else by_token(call)
