@@ -3,15 +3,17 @@
 import copy
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from importance_samples import planted, square_loss, stack, vectors, wanted_of
+from importance_samples import Stack, planted, square_loss, stack, vectors, wanted_of
 from torch import Tensor
 
+import headwise as hw
 from headwise.errors import ConfigError
-from headwise.science.importance import HardConcrete, learn_gates, losses_without
+from headwise.science.importance import HardConcrete, gradient_importance, learn_gates, losses_without
 
 
 @pytest.mark.parametrize("log_alpha", [-3.0, -1.0, 0.0, 0.7, 2.5])
@@ -55,6 +57,27 @@ def test_draws_have_a_gradient_and_no_ends() -> None:
 def test_a_distribution_that_cannot_be_is_named(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))}="):
         HardConcrete(**options)
+
+
+def test_importance_and_gates_name_heads_as_prune_takes_them() -> None:
+    model = planted([(1, 4), (0, 0)])
+    batches = vectors(dtype=torch.float32)
+    batches = wanted_of(model, batches)
+    by_gradient, gates = (
+        gradient_importance(model, batches, square_loss),
+        learn_gates(model, batches, square_loss, 0.01),
+    )
+    least = by_gradient.order()[:2]
+    assert {(i, head) for i, cut in _cuts(model, least) for head in cut.removed} == set(least)
+    assert sorted(gates.removed() + gates.kept()) == by_gradient.heads
+    assert gates.kept() == [(0, 0), (1, 4)]
+    assert [(i, cut.kept) for i, cut in _cuts(model, gates.removed())] == [(0, (0,)), (1, (4,))]
+    assert set(gates.removed(0.0)) == set()
+
+
+def _cuts(model: Stack, heads: Any) -> list[tuple[int, Any]]:
+    """What pruning took out, by layer."""
+    return [(int(name.rpartition(".")[2]), cut) for name, cut in hw.prune(model, heads).cuts.items()]
 
 
 @pytest.mark.parametrize("needed", [[(0, 1)], [(1, 4), (0, 0)], [(1, 0), (1, 2), (0, 2)]])

@@ -3,6 +3,7 @@
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from design_samples import CASES, design, given
@@ -180,6 +181,63 @@ def test_heads_that_are_not_there_are_named(heads: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         prune(module, heads, in_place=True)
     assert all(torch.equal(module.state_dict()[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(0, 1), (2, 5), (0, 3)], ((0, 3), (0, 1), (2, 5)), {(2, 5), (0, 1), (0, 3)}, np.array([[0, 1], [0, 3], [2, 5]]),
+        torch.tensor([[0, 1], [0, 3], [2, 5]]), [[0, 1], [np.int64(2), 5], (0, torch.tensor(3))],
+    ],
+    ids=lambda pairs: type(pairs).__name__,
+)  # fmt: skip
+def test_pairs_of_site_and_head_are_what_the_mapping_is(pairs: Any) -> None:
+    model = nn.Sequential(*(hw.MultiHeadAttention(12, 6) for _ in range(3))).double().eval()
+    by_pairs, by_mapping = prune(model, pairs), prune(model, {0: [1, 3], 2: [5]})
+    assert by_pairs.cuts == by_mapping.cuts
+    assert torch.equal(by_pairs.model(given()), by_mapping.model(given()))
+    one, other = prune(model, iter(pairs)), prune(model[:1], [(0, 2)])
+    assert one.cuts == by_mapping.cuts
+    assert other.cuts["0"].removed == (2,)
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ([(0, 1), 2], r"heads: 2 beside \(0, 1\); expected pairs"),
+        ([(3, 0)], "no site 3; expected 0 to 2"),
+        ([(0, 6)], "0 has no head 6"),
+        ([(0, 1), (0, np.int64(1))], "head 1 is named twice"),
+        ([(1, i) for i in range(6)], "1: all 6 heads would go"),
+        ([(0, 1, 2)], "the model has 3 attention modules"),
+        ([(0, 1.0)], r"0 has no head 1\.0"),
+        (torch.tensor(1), r"expected a list of head numbers, got tensor\(1\)"),
+    ],
+)
+def test_pairs_that_are_wrong_are_named(heads: Any, message: str) -> None:
+    model = nn.Sequential(*(hw.MultiHeadAttention(12, 6) for _ in range(3)))
+    with pytest.raises(ConfigError, match=message):
+        prune(model, heads)
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        np.array([3, 1]), torch.tensor([1, 3]), {3, 1}, range(1, 4, 2), [np.int32(1), torch.tensor(3)],
+        (i for i in (1, 3)), {np.int64(0): np.array([1, 3])}, {"": {1, 3}},
+    ],
+    ids=lambda heads: type(heads).__name__,
+)  # fmt: skip
+def test_any_iterable_of_whole_numbers_names_heads(heads: Any) -> None:
+    cut = prune(design("multi_head", {}), heads).cuts[""]
+    assert cut.removed == (1, 3)
+    assert all(type(head) is int for head in cut.removed)
+
+
+@pytest.mark.parametrize("heads", [np.array([True, False]), torch.tensor([True]), np.array([1.0]), torch.tensor([1.0])])
+def test_arrays_of_other_things_are_refused(heads: Any) -> None:
+    with pytest.raises(ConfigError, match="has no head"):
+        prune(design("multi_head", {}), heads)
 
 
 def test_a_list_for_many_modules_is_refused() -> None:

@@ -20,7 +20,7 @@ from headwise.errors import ConfigError
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.surgery import share
 from headwise.surgery.limits import check_weights
-from headwise.surgery.places import by_site, place
+from headwise.surgery.places import by_site, place, whole
 from headwise.surgery.resize import pick_heads, put, set_sizes
 from headwise.surgery.table import aligned, change, count_parameters
 
@@ -118,7 +118,7 @@ def merge_kv(
             raise ConfigError(f"groups: {place(sites[i])} is not among the sites of num_kv_heads")
     for i, count in counts.items():
         _check_site(sites[i], method)
-        _check_count(sites[i], count)
+        counts[i] = _checked_count(sites[i], count)
     check_weights(model, [sites[i] for i in counts])
     found = {i: _groups(sites[i], count, method, chosen.get(i)) for i, count in counts.items()}
     before = count_parameters(model)
@@ -140,7 +140,7 @@ def group_heads(site: HeadSite, count: int, outputs: Tensor | None = None, *, me
     if method not in ("cluster", "svd"):
         raise ConfigError(f"method={method!r}: expected 'cluster' or 'svd'")
     _check_site(site, method)
-    _check_count(site, count)
+    count = _checked_count(site, count)
     if outputs is None:
         return share.alike_groups(_similarity(site, method), count)
     if outputs.ndim != 4 or outputs.shape[1] != site.num_heads:
@@ -169,11 +169,13 @@ def _check_site(site: HeadSite, method: str) -> None:
         )
 
 
-def _check_count(site: HeadSite, count: int) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1 or site.num_kv_heads % count:
+def _checked_count(site: HeadSite, count: object) -> int:
+    found = whole(count)
+    if found is None or found < 1 or site.num_kv_heads % found:
         raise ConfigError(
             f"num_kv_heads={count!r}: {place(site)} has {site.num_kv_heads} key heads; expected a divisor of that"
         )
+    return found
 
 
 def _groups(site: HeadSite, count: int, method: str, given: Groups | None) -> list[list[int]]:
@@ -182,7 +184,7 @@ def _groups(site: HeadSite, count: int, method: str, given: Groups | None) -> li
         if method in ("cluster", "svd"):
             return [list(group) for group in group_heads(site, count, method=method)]
         return [list(range(i, i + size)) for i in range(0, site.num_kv_heads, size)]
-    found = [list(group) for group in given]
+    found = [[head if (number := whole(head)) is None else number for head in group] for group in given]
     if sorted(head for group in found for head in group) != list(range(site.num_kv_heads)) or any(
         len(group) != size for group in found
     ):

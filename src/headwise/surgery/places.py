@@ -1,5 +1,6 @@
-"""Sites of a model as people name them: by name, or by their number in `find_heads`."""
+"""Sites and heads of a model as people name them: by name, or by their number in `find_heads`."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -14,15 +15,26 @@ def place(site: HeadSite) -> str:
     return site.name or type(site.module).__name__
 
 
+def whole(value: object) -> int | None:
+    """A whole number of whatever kind (NumPy's, torch's), as int; None for what is none, and for true and false."""
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
 def by_site(argument: str, sites: Sequence[HeadSite], given: Mapping[str | int, Value]) -> dict[int, Value]:
     """The values by the number of their site; ConfigError for a site that is not there, or is given twice."""
     names = [site.name for site in sites]
     found: dict[int, Value] = {}
     for key, value in given.items():
+        number = whole(key)
         if isinstance(key, str) and key in names:
             i = names.index(key)
-        elif isinstance(key, int) and not isinstance(key, bool) and 0 <= key < len(sites):
-            i = key
+        elif number is not None and 0 <= number < len(sites):
+            i = number
         else:
             some = ", ".join(map(repr, names[:3])) + (" …" if len(names) > 3 else "")
             raise ConfigError(f"{argument}: no site {key!r}; expected 0 to {len(sites) - 1}, or a name of {some}")

@@ -11,18 +11,21 @@ module              heads  key heads  removed
 MultiHeadAttention  8 → 5      8 → 5    0 3 7
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from headwise.anatomy import HeadSite, find_heads
 from headwise.errors import ConfigError
 from headwise.surgery.limits import check_independent, check_weights
-from headwise.surgery.places import by_site, place
+from headwise.surgery.places import by_site, place, whole
 from headwise.surgery.resize import Order, pick_heads
 from headwise.surgery.table import aligned, change, count_parameters, numbers
+
+Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ class Pruned:
 
 def prune(
     model: nn.Module,
-    heads: Mapping[str | int, Sequence[int]] | Sequence[int],
+    heads: Heads,
     *,
     in_place: bool = False,
 ) -> Pruned:
@@ -99,8 +102,14 @@ def prune(
             other (`MultiHeadAttention`, `PerHeadAttention`, `ContractionAttention`, `LatentAttention`,
             `GatedAttention`, `ConvolutionAttention`), and of transformers BERT-, GPT-2- and Llama-like ones. Not
             `nn.MultiheadAttention`, which cannot hold fewer heads: mask them with `scale_heads`.
-        heads: for each site, by name or by its number in `find_heads(model)`, the query heads to remove. A plain list
-            if the model has one site.
+        heads: for each site, by name or by its number in `find_heads(model)`, the query heads to remove; or pairs
+            (number of the site, head), as importance names heads; or head numbers alone if the model has one site.
+            Numbers may be NumPy's or torch's, and come in any iterable.
+
+                importance = hw.gradient_importance(model, batches, loss_fn)
+                hw.prune(model, importance.order()[:2])        # the two that matter least
+                gates = hw.learn_gates(model, batches, loss_fn, penalty=0.01)
+                hw.prune(model, gates.removed())               # those that are not worth their price
         in_place: cut the model itself; else a deepcopy, and the model stays as it is.
     Returns:
         `Pruned`. It prints as a table.
@@ -124,33 +133,67 @@ def prune(
     return Pruned(result, {sites[i].name: plan for i, plan in plans.items()}, before, count_parameters(result))
 
 
-def _by_site(
-    sites: list[HeadSite], heads: Mapping[str | int, Sequence[int]] | Sequence[int]
-) -> dict[int, tuple[int, ...]]:
+def _by_site(sites: list[HeadSite], heads: Heads) -> dict[int, tuple[int, ...]]:
     """The heads to remove, sorted, by the number of their site; raises for what is not there."""
     if not isinstance(heads, Mapping):
-        if len(sites) != 1:
-            raise ConfigError(
-                f"heads={heads!r}: the model has {len(sites)} attention modules; expected a mapping such as "
-                f"{{{sites[0].name!r}: [0]}}"
-            )
-        heads = {0: heads}
+        heads = _mapping(sites, heads)
     return {i: _checked(sites[i], removed) for i, removed in by_site("heads", sites, heads).items()}
 
 
-def _checked(site: HeadSite, removed: Sequence[int]) -> tuple[int, ...]:
+def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:
+    """Head numbers of the one site, or pairs (site, head), by site."""
+    given = _listed("heads", heads)
+    pairs = [_pair(each) for each in given]
+    found: dict[str | int, list[object]] = {}
+    for each, pair in zip(given, pairs, strict=True):
+        if (pair is None) != (pairs[0] is None):
+            raise ConfigError(f"heads: {each!r} beside {given[0]!r}; expected pairs (site, head), or head numbers")
+        if pair is not None:
+            number = whole(pair[0])
+            found.setdefault(pair[0] if number is None else number, []).append(pair[1])
+    if found or not given:
+        return found
+    if len(sites) != 1:
+        raise ConfigError(
+            f"heads={heads!r}: the model has {len(sites)} attention modules; expected a mapping such as "
+            f"{{{sites[0].name!r}: [0]}}, or pairs such as [(0, 0)]"
+        )
+    return {0: given}
+
+
+def _pair(each: object) -> tuple[Any, Any] | None:
+    """(site, head) if it is two numbers, also as a row of an array."""
+    if isinstance(each, str | bytes) or not isinstance(each, Iterable) or whole(each) is not None:
+        return None
+    try:
+        found = tuple(each)
+    except TypeError:  # an array of no axis
+        return None
+    return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _listed(what: str, heads: Any) -> list[Any]:
+    if not isinstance(heads, str | bytes) and isinstance(heads, Iterable):
+        try:
+            return list(heads)
+        except TypeError:  # an array of no axis
+            pass
+    raise ConfigError(f"{what}: expected a list of head numbers, got {heads!r}")
+
+
+def _checked(site: HeadSite, removed: Any) -> tuple[int, ...]:
     name, h = place(site), site.num_heads
-    if isinstance(removed, str | bytes) or not isinstance(removed, Sequence):
-        raise ConfigError(f"heads: {name}: expected a list of head numbers, got {removed!r}")
-    for head in removed:
-        if not isinstance(head, int) or isinstance(head, bool) or not 0 <= head < h:
-            raise ConfigError(f"heads: {name} has no head {head!r}; expected 0 to {h - 1}")
-    if len(set(removed)) != len(removed):
-        twice = next(head for head in removed if list(removed).count(head) > 1)
-        raise ConfigError(f"heads: {name}: head {twice} is named twice")
-    if len(removed) == h:
+    found: list[int] = []
+    for given in _listed(f"heads: {name}", removed):
+        head = whole(given)
+        if head is None or not 0 <= head < h:
+            raise ConfigError(f"heads: {name} has no head {given!r}; expected 0 to {h - 1}")
+        if head in found:
+            raise ConfigError(f"heads: {name}: head {head} is named twice")
+        found.append(head)
+    if len(found) == h:
         raise ConfigError(f"heads: {name}: all {h} heads would go; expected to leave at least one")
-    return tuple(sorted(removed))
+    return tuple(sorted(found))
 
 
 def _plan(site: HeadSite, removed: tuple[int, ...]) -> Cut:

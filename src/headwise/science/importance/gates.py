@@ -95,6 +95,14 @@ class LearnedGates:
         """(layer, head) of the heads that are open with at least this probability."""
         return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if p >= at_least]
 
+    def removed(self, below: float = KEPT) -> list[Head]:
+        """(layer, head) of all other heads, those that are open with less than this probability: what `prune` takes.
+
+        hw.prune(model, gates.removed())                    # the heads that are not worth their price
+        hw.prune(model, gates.importance.order()[:2])       # the two that matter least
+        """
+        return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if not p >= below]
+
     @property
     def importance(self) -> HeadImportance:
         """log α, which orders heads as P(z ≠ 0) does and does not saturate, beside the other methods."""
@@ -167,7 +175,7 @@ def learn_gates(
         sites: those of `find_heads(model)` to put gates on; all by default.
         progress: called with (runs done, runs in all).
     Returns:
-        LearnedGates; `kept()` names the heads, `importance` stands beside other methods.
+        LearnedGates; `kept()` and `removed()` name the heads, `importance` stands beside other methods.
     Raises:
         ConfigError, ShapeError: naming the argument, or the step at which the loss is not finite.
     Source: Louizos et al. 2018, 1712.01312, §2.2; Voita et al. 2019, 1905.09418, §5 (one gate a head; they start from
@@ -193,14 +201,15 @@ def learn_gates(
     opened, parameters, gates = (
         by_layer(x.double().cpu().numpy(), places) for x in (gate.open(settled), settled, gate.settled(settled))
     )
-    closed = [(layer, head) for layer, row in enumerate(opened) for head, p in enumerate(row) if p < KEPT]
+    names = tuple(site.name for site in places)
     whole, without = np.empty(len(kept)), np.empty(len(kept))
+    found = LearnedGates(names, penalty, opened, parameters, gates, history, whole, without)
+    closed = found.removed()
     with held_still(model):
         for number, batch in enumerate(kept):
             whole[number] = removal.whole(losses, batch, number)
             without[number] = removal.without(losses, batch, number, closed)
-    names = tuple(site.name for site in places)
-    return LearnedGates(names, penalty, opened, parameters, gates, history, whole, without)
+    return found
 
 
 def _learn(

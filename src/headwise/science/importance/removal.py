@@ -1,5 +1,6 @@
 """Heads taken away from a running model: what stands in the place of their outputs, and where it comes from."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -141,7 +142,10 @@ def donors(count: int, seed: int) -> Tensor:
 
 def checked_heads(heads: Iterable[Head], sites: Sequence[HeadSite], name: str = "heads") -> list[Head]:
     """The heads, each there and named once."""
-    found = [(int(layer), int(head)) for layer, head in heads]
+    try:
+        found = [(operator.index(layer), operator.index(head)) for layer, head in heads]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={heads!r}: expected pairs of whole numbers (layer, head)") from None
     for at in found:
         if not 0 <= at[0] < len(sites):
             raise ConfigError(f"{name}: {head_name(at)} is not there; there are {len(sites)} layers, counted from 0")

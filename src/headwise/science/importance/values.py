@@ -46,7 +46,12 @@ class HeadImportance:
         return [(layer, head) for layer, row in enumerate(self.values) for head in range(len(row))]
 
     def order(self) -> list[Head]:
-        """All heads, the least important first; equal ones as they stand in the model."""
+        """All heads, the least important first; equal ones as they stand in the model.
+
+            hw.prune(model, importance.order()[:2])             # the two that matter least
+
+        `prune` counts the layers of the whole model, as importance does if it was asked without `sites=`.
+        """
         heads = self.heads
         return [heads[i] for i in np.argsort(self.flat, kind="stable")]
 
