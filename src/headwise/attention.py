@@ -136,11 +136,7 @@ def _rule(
         raise ShapeError(f"v: shape {tuple(v.shape)} does not fit k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)")
     if h_kv == 0 or h % h_kv:
         raise ShapeError(f"q has {h} heads, not a multiple of the {h_kv} heads of k and v (num_heads, num_kv_heads)")
-    if mask is not None and not isinstance(mask, Mask):
-        raise DTypeError(
-            f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}; "
-            f"wrap a boolean tensor (True = may attend) in Dense(…)"
-        )
+    check_mask(mask)
     if d == 0 and scale is None:
         raise ShapeError("q: head_dim is 0, so the default scale 1/√d does not exist; give scale=")
     if scale is not None and not math.isfinite(scale):
@@ -151,3 +147,12 @@ def _rule(
     mask = Everything() if mask is None else mask
     scores = check_scores(score, grid, q.device)
     return Rule(mask, 1.0 / math.sqrt(d) if scale is None else float(scale), grid, scores)
+
+
+def check_mask(mask: object) -> None:
+    """Raise if this is no mask at all; whether it fits is asked when there is a grid."""
+    if mask is not None and not isinstance(mask, Mask):
+        raise DTypeError(
+            f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}; "
+            f"wrap a boolean tensor (True = may attend) in Dense(…)"
+        )

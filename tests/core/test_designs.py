@@ -10,8 +10,9 @@ from design_samples import CASES, design, given
 from samples import MASKS
 from torch import Tensor
 
+from headwise.attention import attend
 from headwise.cache import KVCache
-from headwise.errors import ConfigError, HeadwiseError, ShapeError
+from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.heads.registry import DESIGNS
 from headwise.masks import Causal, Dense, Lengths, Mask
 from headwise.scores import SoftCap
@@ -228,6 +229,17 @@ def test_bad_calls_are_named(name: str, options: dict[str, Any]) -> None:
         if not getattr(module, f"takes_{option}"):
             with pytest.raises(ConfigError, match=f"{option}: .* takes none"):
                 module(given(), **{option: value})
+
+
+@plain
+@pytest.mark.parametrize("mask", [torch.ones(13, 13, dtype=torch.bool), "causal", True, Causal])
+def test_what_is_no_mask_is_refused_in_the_words_of_attend(name: str, mask: Any) -> None:
+    q = torch.zeros(1, 1, 13, 4)
+    with pytest.raises(DTypeError, match="mask: .*Dense") as expected:
+        attend(q, q, q, mask=mask)
+    with pytest.raises(DTypeError) as found:
+        design(name, {})(given(), mask=mask)
+    assert str(found.value) == str(expected.value)
 
 
 def test_every_design_explains_itself() -> None:

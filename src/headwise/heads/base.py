@@ -6,7 +6,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import attend
+from headwise.attention import attend, check_mask
 from headwise.cache import Cache
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
@@ -162,6 +162,7 @@ class AttentionLayer(nn.Module):
         for name, value in given.items():
             if value is not None and not getattr(self, f"takes_{name}"):
                 raise ConfigError(f"{name}: {type(self).__name__} takes none; see its docstring for the reason")
+        check_mask(mask)
         if context is None:
             if self.context_dim != self.d_model:
                 raise ShapeError(
