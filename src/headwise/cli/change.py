@@ -152,6 +152,7 @@ def budget(
     both = [Candidate("all tokens", source.decoder), Candidate("budget", source.decoder, read_budget(target))]
     with progress() as step:
         verdict = judge(both, texts, step)
+    console.print()
     _print(verdict)
     _save(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict()})
     asked = "" if model is None else f" --model {model}"
@@ -197,6 +198,7 @@ def _carry_out(
             change, done = {**change, "heal": heal, "lr": lr}, "healed"
         models.append(Candidate(done, write_changed(source, changed, out, change)))
         verdict = judge(models, texts, step)
+    console.print()
     _print(verdict)
     _save(json, {"plan": plan.to_dict(), "written": str(out), "judged": verdict.to_dict()})
     console.print(f"\n[bold]{out}[/bold] holds the new model: headwise write --model {out}", highlight=False)
