@@ -12,7 +12,6 @@ from headwise.cache.base import Cache
 from headwise.errors import ConfigError, TextError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import BYTES, CharTokenizer
-from headwise.masks import Mask, Window
 from headwise.surgery.budgets import Budget
 
 
@@ -63,24 +62,22 @@ def write(
             f"first {budget.sinks} tokens would stand further back than the model has learnt to look; give a shorter "
             f"length, or make the budget with --sinks 0"
         )
-    memory = _memory(decoder, budget)
-    return _write(decoder.eval(), tokenizer, prompt, length, temperature, top_k, top_p, seed, *memory)
+    caches = _caches(decoder, budget)
+    return _write(decoder.eval(), tokenizer, prompt, length, temperature, top_k, top_p, seed, caches)
 
 
-def _memory(decoder: Decoder, budget: Budget | None) -> tuple[Sequence[Cache], Mask | Sequence[Mask]]:
-    """New caches, one a layer, and the mask that goes with them."""
+def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
+    """New caches, one a layer."""
     context = decoder.config.context
     if budget is None:
-        return [SlidingCache(context) for _ in decoder.blocks], Window(context)
-    sites = find_heads(decoder)
-    given, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in sites]
+        return [SlidingCache(context) for _ in decoder.blocks]
+    given, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
     if given != has:
         raise ConfigError(f"budget: is for layers of {given} key heads; this model has {has}")
-    caches = [
+    return [
         BudgetCache([context if w is None else min(w, context) for w in windows], budget.sinks)
         for windows in budget.windows
     ]
-    return caches, [cache.mask(site.num_heads) for cache, site in zip(caches, sites, strict=True)]
 
 
 def _write(
@@ -93,7 +90,6 @@ def _write(
     top_p: float | None,
     seed: int | None,
     caches: Sequence[Cache],
-    mask: Mask | Sequence[Mask],
 ) -> Iterator[str]:
     generator = torch.Generator()
     generator.seed() if seed is None else generator.manual_seed(seed)
@@ -103,7 +99,7 @@ def _write(
     written = 0
     while written < length:
         with torch.no_grad():
-            hidden, _ = decoder.hidden(ids, mask=mask, caches=caches)
+            hidden, _ = decoder.hidden(ids, caches=caches)
             logits = torch.nn.functional.linear(hidden[0, -1], decoder.embedding.weight)
         token = _sample(logits.float(), temperature, top_k, top_p, generator)
         data = bytes((token,)) if token < BYTES else tokenizer.decode([token]).encode()
