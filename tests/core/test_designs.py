@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from design_samples import CASES, design, given
@@ -13,6 +14,7 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.cache import KVCache
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
+from headwise.heads.checks import parameters_of
 from headwise.heads.registry import DESIGNS
 from headwise.masks import Causal, Dense, Lengths, Mask
 from headwise.scores import SoftCap
@@ -229,17 +231,74 @@ def test_bad_calls_are_named(name: str, options: dict[str, Any]) -> None:
         if not getattr(module, f"takes_{option}"):
             with pytest.raises(ConfigError, match=f"{option}: .* takes none"):
                 module(given(), **{option: value})
+            assert module.takes_none_as[option]
+    if module.takes_context and module.rotary is not None:
+        way_out = r"rope_dim=0 \(this layer has rope_dim=\d" if name == "latent" else r"rotary=False \("
+        with pytest.raises(ConfigError, match=f"context needs {way_out}"):
+            module(given(), given())
 
 
 @plain
 @pytest.mark.parametrize("mask", [torch.ones(13, 13, dtype=torch.bool), "causal", True, Causal])
 def test_what_is_no_mask_is_refused_in_the_words_of_attend(name: str, mask: Any) -> None:
     q = torch.zeros(1, 1, 13, 4)
-    with pytest.raises(DTypeError, match="mask: .*Dense") as expected:
+    with pytest.raises(DTypeError, match=r"mask: .*Dense") as expected:
         attend(q, q, q, mask=mask)
     with pytest.raises(DTypeError) as found:
         design(name, {})(given(), mask=mask)
     assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+@pytest.mark.parametrize("value", [0, -3, 8.0, 2.5, "32", True])
+def test_sizes_are_whole_and_positive(name: str, value: Any) -> None:
+    """Each size that a design takes is refused by its own name, not by PyTorch."""
+    cls = DESIGNS[name]
+    sizes = [o for o, p in parameters_of(cls).items() if p.annotation in (int, int | None)]
+    for option in ["d_model", "num_heads", *sizes]:
+        if option in ("rope_dim", "shared_heads") and value == 0:
+            continue
+        given = {"d_model": 32, "num_heads": 8, option: value}
+        with pytest.raises(ConfigError, match=f"{option}={value!r}: expected"):
+            cls.build(given.pop("d_model"), given.pop("num_heads"), **given)
+
+
+def test_sizes_may_be_those_of_numpy() -> None:
+    layer = DESIGNS["multi_head"](np.int64(32), np.int64(8), num_kv_heads=np.int32(2))
+    assert layer.num_kv_heads == 2
+    assert type(layer.d_model) is type(layer.num_heads) is type(layer.num_kv_heads) is int
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_an_option_that_is_not_there_is_named_with_those_that_are(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"foo=3: {DESIGNS[name].__name__} takes .*dropout"):
+        DESIGNS[name].build(64, 8, foo=3)
+    with pytest.raises(ConfigError, match=r"dropuot=0\.5: did you mean dropout"):
+        DESIGNS[name].build(64, 8, dropuot=0.5)
+
+
+@every
+def test_inputs_of_another_kind_are_named(name: str, options: dict[str, Any]) -> None:
+    module, x = design(name, options, dtype=torch.float32), given(dtype=torch.float32)
+    inputs: dict[str, tuple[Any, ...]] = {"x": ()}
+    if module.takes_context and module.rotary is None:
+        inputs["context"] = (x,)
+    for argument, before in inputs.items():
+        with pytest.raises(DTypeError, match=rf"{argument}: expected a torch.Tensor, got list"):
+            module(*before, x.tolist())
+        for dtype in (torch.float64, torch.bfloat16, torch.int64):
+            words = rf"{argument} is {dtype}, but the weights of \w+ are torch.float32"
+            with pytest.raises(DTypeError, match=words):
+                module(*before, x.to(dtype))
+            if not dtype.is_floating_point:
+                with torch.autocast("cpu", torch.bfloat16), pytest.raises(DTypeError, match=words):
+                    module(*before, x.to(dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(x.bfloat16()).isfinite().all()
+    if module.takes_cache:
+        for cache in ({}, [], "cache"):
+            with pytest.raises(DTypeError, match=rf"cache: .*KVCache\(\), got {type(cache).__name__}"):
+                module(x, cache=cache)
 
 
 def test_every_design_explains_itself() -> None:
@@ -252,7 +311,7 @@ def test_every_design_explains_itself() -> None:
 def test_a_score_reaches_the_attention_or_is_refused(name: str) -> None:
     module, x = design(name, {}), given()
     if not module.takes_score:
-        with pytest.raises(ConfigError, match=r"score: .* takes none"):
+        with pytest.raises(ConfigError, match=f"score: .* takes none: {module.takes_none_as['score']}"):
             module(x, score=SoftCap(1.0))
         return
     _, amap = module(x * 9, mask=Causal(), score=SoftCap(0.5), return_map=True, measures=("max_logit",))

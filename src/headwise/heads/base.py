@@ -1,6 +1,6 @@
 """What all head designs share: one call, its checks, and the order of the steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headwise.attention import attend, check_mask
 from headwise.cache import Cache
 from headwise.errors import ConfigError, ShapeError
+from headwise.heads.checks import check_cache, check_input, check_option, parameters_of, size
 from headwise.masks import Mask
 from headwise.measures import Measure
 from headwise.positions import Rotary
@@ -34,12 +35,14 @@ class AttentionLayer(nn.Module):
     Attributes:
         takes_context, takes_cache, takes_mask, takes_score: what the call of this design accepts; what it does not
             raises ConfigError.
+        takes_none_as: the reason, of each of them that it does not accept.
     """
 
     takes_context: ClassVar[bool] = True
     takes_cache: ClassVar[bool] = True
     takes_mask: ClassVar[bool] = True
     takes_score: ClassVar[bool] = True
+    takes_none_as: ClassVar[Mapping[str, str]] = {}
 
     def __init__(
         self,
@@ -54,28 +57,31 @@ class AttentionLayer(nn.Module):
         rotary: bool = False,
     ) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ConfigError(f"num_heads={num_heads}: expected at least 1")
+        d_model, num_heads = size("d_model", d_model), size("num_heads", num_heads)
         if head_dim is None:
             if d_model % num_heads:
                 raise ShapeError(f"d_model={d_model} is not divisible by num_heads={num_heads}; or give head_dim")
             head_dim = d_model // num_heads
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        if num_kv_heads < 1 or num_heads % num_kv_heads:
+        head_dim = size("head_dim", head_dim)
+        value_dim = head_dim if value_dim is None else size("value_dim", value_dim)
+        context_dim = d_model if context_dim is None else size("context_dim", context_dim)
+        num_kv_heads = num_heads if num_kv_heads is None else size("num_kv_heads", num_kv_heads)
+        if num_heads % num_kv_heads:
             raise ShapeError(f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}")
-        if rotary and context_dim not in (None, d_model):
+        if rotary and context_dim != d_model:
             raise ConfigError("rotary=True needs self attention: a context has positions of its own")
         if not 0.0 <= dropout < 1.0:
             raise ConfigError(f"dropout={dropout}: expected 0 <= dropout < 1")
         self.d_model, self.num_heads, self.num_kv_heads = d_model, num_heads, num_kv_heads
-        self.head_dim, self.value_dim = head_dim, head_dim if value_dim is None else value_dim
-        self.context_dim = d_model if context_dim is None else context_dim
+        self.head_dim, self.value_dim, self.context_dim = head_dim, value_dim, context_dim
         self.dropout = dropout
         self.rotary = Rotary(head_dim) if rotary else None
 
     @classmethod
     def build(cls: type[Design], d_model: int, num_heads: int, **options: Any) -> Design:
-        """The design at the given size; options as in its constructor."""
+        """The design at the given size; options as in its constructor, ConfigError for one that it does not take."""
+        for option, value in options.items():
+            check_option(cls.__name__, option, value, parameters_of(cls))
         return cls(d_model, num_heads, **options)
 
     def forward(
@@ -156,25 +162,36 @@ class AttentionLayer(nn.Module):
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
     ) -> None:
         """Raise if the call does not fit this module."""
+        check_input(self, "x", x)
         if x.ndim != 3 or x.shape[-1] != self.d_model:
             raise ShapeError(f"x: expected [batch, seq, d_model={self.d_model}], got shape {tuple(x.shape)}")
         given = {"context": context, "cache": cache, "mask": mask, "score": scores or None}
         for name, value in given.items():
             if value is not None and not getattr(self, f"takes_{name}"):
-                raise ConfigError(f"{name}: {type(self).__name__} takes none; see its docstring for the reason")
+                reason = self.takes_none_as.get(name, "see its docstring for the reason")
+                raise ConfigError(f"{name}: {type(self).__name__} takes none: {reason}")
         check_mask(mask)
+        check_cache(cache)
         if context is None:
             if self.context_dim != self.d_model:
                 raise ShapeError(
                     f"context: needed, as context_dim={self.context_dim} differs from d_model={self.d_model}"
                 )
             return
+        check_input(self, "context", context)
         if context.ndim != 3 or context.shape[-1] != self.context_dim or context.shape[0] != x.shape[0]:
             raise ShapeError(
                 f"context: expected [{x.shape[0]}, seq, {self.context_dim}], got shape {tuple(context.shape)}"
             )
-        if cache is not None or self.rotary is not None:
-            raise ConfigError("context=… excludes cache=… and rotary=True: both are for self attention")
+        if cache is not None:
+            raise ConfigError("cache=… is for self attention, whose keys grow; leave out cache=… or context=…")
+        if self.rotary is not None:
+            raise ConfigError(f"context needs {self.without_positions}: a context has positions of its own")
+
+    @property
+    def without_positions(self) -> str:
+        """The option that takes the positions away, and what this layer has instead."""
+        return "rotary=False (this layer has rotary=True)"
 
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""

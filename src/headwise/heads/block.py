@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from headwise.cache import Cache
 from headwise.errors import ConfigError, ShapeError
 from headwise.heads.base import AttentionLayer
+from headwise.heads.checks import size
 from headwise.masks import Mask
 from headwise.measures import Measure
 from headwise.scores import Score
@@ -58,8 +59,7 @@ class TransformerBlock(nn.Module):
         inner_dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if d_ff < 1:
-            raise ConfigError(f"d_ff={d_ff}: expected at least 1")
+        d_ff = size("d_ff", d_ff)
         for name, value, known in (
             ("order", order, ORDERS),
             ("norm", norm, NORMS),

@@ -1,9 +1,9 @@
 """A convolution as multi-head attention over relative positions: one head for each place of the kernel."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from headwise.cache import Cache
 from headwise.errors import ConfigError, ShapeError
 from headwise.heads.base import AttentionLayer, attend_to, copy_into
+from headwise.heads.checks import check_input, size
 from headwise.masks import Mask
 from headwise.scores import Score
 
@@ -45,6 +46,12 @@ class ConvolutionAttention(AttentionLayer):
     """
 
     takes_context, takes_cache, takes_mask, takes_score = False, False, False, False
+    takes_none_as: ClassVar[Mapping[str, str]] = {
+        "mask": "every head sees one place; put zeros where nothing should be seen",
+        "score": "every head sees one place",
+        "cache": "its queries are the places of the whole output, some of them before their keys",
+        "context": "a place has meaning in its own sequence only",
+    }
 
     def __init__(
         self,
@@ -72,7 +79,8 @@ class ConvolutionAttention(AttentionLayer):
         self.reach = [int(z - a) for a, z in zip(first, last, strict=True)]
         self.centres = nn.Parameter((offsets - offsets.amin(0)).float())
         self.sharpness = nn.Parameter(torch.full((num_heads,), float(sharpness)))
-        self.o_proj = nn.Linear(num_heads * d_model, d_model if out_dim is None else out_dim, bias=bias)
+        out_dim = d_model if out_dim is None else size("out_dim", out_dim)
+        self.o_proj = nn.Linear(num_heads * d_model, out_dim, bias=bias)
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
@@ -103,6 +111,7 @@ class ConvolutionAttention(AttentionLayer):
     ) -> None:
         """As in `AttentionLayer`, for as many axes as the kernel has."""
         axes = len(self.padding)
+        check_input(self, "x", x)
         if x.ndim != axes + 2 or x.shape[-1] != self.d_model:
             raise ShapeError(
                 f"x: expected [batch, {axes} axes, d_model={self.d_model}] ({axes + 2} dimensions), channels last, got "

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
+from headwise.heads.checks import size
 from headwise.heads.forms import drawn
 from headwise.heads.projected import ProjectedLayer
 
@@ -34,11 +35,9 @@ class GroupedMLPAttention(ProjectedLayer):
         super().__init__(d_model, num_heads, **options)
         if num_groups is None:
             num_groups = 2 if num_heads % 2 == 0 else num_heads
-        if num_groups < 1 or num_heads % num_groups:
+        if num_heads % size("num_groups", num_groups):
             raise ConfigError(f"num_groups={num_groups}: expected a divisor of num_heads={num_heads}")
-        hidden = d_model if hidden is None else hidden
-        if hidden < 1:
-            raise ConfigError(f"hidden={hidden}: expected at least 1")
+        hidden = d_model if hidden is None else size("hidden", hidden)
         self.num_groups, width = num_groups, num_heads // num_groups * self.value_dim
         self.w_groups = drawn(num_groups, width, width, inputs=width)
         self.mlp_in, self.mlp_out = nn.Linear(num_groups * width, hidden), nn.Linear(hidden, d_model)

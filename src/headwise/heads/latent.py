@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.heads.base import AttentionLayer, attend_to
+from headwise.heads.checks import size
 from headwise.heads.forms import drawn
 from headwise.heads.projected import split
 from headwise.positions import Rotary
@@ -56,12 +57,9 @@ class LatentAttention(AttentionLayer):
             raise ConfigError("num_kv_heads, rotary: all heads share one latent and one rotary key; see rope_dim")
         if form not in ("auto", "plain", "absorbed"):
             raise ConfigError(f"form={form!r}: expected 'auto', 'plain' or 'absorbed'")
-        d_c = 4 * d_h if latent_dim is None else latent_dim
-        d_r = 2 * -(-d_h // 4) if rope_dim is None else rope_dim
-        sizes = ("latent_dim", d_c, 1), ("rope_dim", d_r, 0), ("query_latent_dim", query_latent_dim, 1)
-        for name, size, least in sizes:
-            if size is not None and size < least:
-                raise ConfigError(f"{name}={size}: expected at least {least}")
+        d_c = 4 * d_h if latent_dim is None else size("latent_dim", latent_dim)
+        d_r = 2 * -(-d_h // 4) if rope_dim is None else size("rope_dim", rope_dim, 0)
+        query_latent_dim = None if query_latent_dim is None else size("query_latent_dim", query_latent_dim)
         if d_r and self.context_dim != d_model:
             raise ConfigError(f"rope_dim={d_r} needs self attention: a context has positions of its own; rope_dim=0")
         self.latent_dim, self.rope_dim, self.form = d_c, d_r, form
@@ -79,6 +77,11 @@ class LatentAttention(AttentionLayer):
     def cached_elements(self) -> int:
         """Numbers that a cache keeps for each token: d_c + d_h^R."""
         return self.latent_dim + self.rope_dim
+
+    @property
+    def without_positions(self) -> str:
+        """As in `AttentionLayer`."""
+        return f"rope_dim=0 (this layer has rope_dim={self.rope_dim})"
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [b, h, n, d_h + d_h^R]; the latent and the shared rotary key [b, 1, m, d_c + d_h^R] in the place of

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.heads.base import copy_into
+from headwise.heads.checks import size
 from headwise.heads.gating import Gates, choose_heads
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.heads.sparse_mixture import SparseHeadMixture
@@ -42,7 +43,8 @@ class MixtureOfHeads(SparseHeadMixture):
         scaled: bool = False,
         **options: Any,
     ) -> None:
-        shared_heads = max(1, num_heads // 4) if shared_heads is None else shared_heads
+        num_heads = size("num_heads", num_heads)
+        shared_heads = max(1, num_heads // 4) if shared_heads is None else size("shared_heads", shared_heads, 0)
         if num_heads > 1 and shared_heads < 1:
             raise ConfigError(f"shared_heads={shared_heads}: expected at least 1; SparseHeadMixture needs none")
         if options.get("per", "token") != "token":

@@ -11,14 +11,14 @@ from typing import Any
 
 from headwise.errors import ConfigError
 from headwise.heads.base import AttentionLayer
+from headwise.heads.checks import check_option, parameters_of
 from headwise.heads.latent import LatentAttention
 from headwise.heads.registry import DESIGNS
 
 # Names that stand for a design with a certain number of key and value heads (None: one that must be given).
 GROUPED: dict[str, tuple[str, int | None]] = {"mqa": ("multi_head", 1), "gqa": ("multi_head", None)}
 NAMES = (*DESIGNS, *GROUPED)
-# Sizes that stand before the options in every constructor, and what no file and no command line can write.
-_APART = frozenset({"self", "d_model", "num_heads", "offsets", "padding"})
+_UNWRITTEN = frozenset({"offsets", "padding"})  # what no file and no command line can write
 EXPECTED = {
     int: "a whole number", int | None: "a whole number", float: "a number", bool: "true or false", str: "a word",
 }  # fmt: skip
@@ -45,10 +45,7 @@ def build(name: str, d_model: int, num_heads: int, options: Mapping[str, Any] | 
     design, given = design_of(name), dict(options or {})
     known = _parameters(design)
     for option, value in given.items():
-        if option not in known:
-            close = get_close_matches(option, known, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            raise ConfigError(f"{option}={value!r}: {hint}{name} takes {', '.join(known)}")
+        check_option(name, option, value, known)
         _check_type(option, value, known[option].annotation)
     if name in GROUPED:
         _group(name, given)
@@ -66,17 +63,9 @@ def _group(name: str, given: dict[str, Any]) -> None:
 
 
 def _parameters(design: type[AttentionLayer]) -> dict[str, inspect.Parameter]:
-    """What a design's constructors take, its own before those that it hands options on to."""
-    found: dict[str, inspect.Parameter] = {}
-    for kind in design.__mro__:
-        if "__init__" not in vars(kind):
-            continue
-        parameters = inspect.signature(vars(kind)["__init__"]).parameters.values()
-        named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in _APART}
-        found = named | found
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break  # it hands nothing on
-    return {option: p for option, p in found.items() if option not in _REFUSED.get(design, ())}
+    """Those of a design's options that it takes from a file or a command line."""
+    apart = _UNWRITTEN | _REFUSED.get(design, frozenset())
+    return {option: p for option, p in parameters_of(design).items() if option not in apart}
 
 
 def _check_type(option: str, value: Any, kind: Any) -> None:

@@ -1,12 +1,14 @@
 """A few heads of many, chosen by a gate for each token or each sequence; the others are not computed."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache
 from headwise.errors import ConfigError
+from headwise.heads.checks import size
 from headwise.heads.gating import Gates, choose_heads
 from headwise.heads.projected import ProjectedLayer
 from headwise.heads.sparse_attention import SparseCall, by_sequence, by_token
@@ -40,6 +42,9 @@ class SparseHeadMixture(ProjectedLayer):
     """
 
     takes_score = False
+    takes_none_as: ClassVar[Mapping[str, str]] = {
+        "score": "a bias is laid out for all queries and heads, and only some are computed"
+    }
 
     def __init__(
         self,
@@ -54,10 +59,11 @@ class SparseHeadMixture(ProjectedLayer):
         **options: Any,
     ) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
-        top_k = max(1, num_heads // 4) if top_k is None else top_k
-        if not 0 <= shared_heads < num_heads:
+        top_k = max(1, num_heads // 4) if top_k is None else size("top_k", top_k)
+        shared_heads = size("shared_heads", shared_heads, 0)
+        if shared_heads >= num_heads:
             raise ConfigError(f"shared_heads={shared_heads}: expected 0 <= shared_heads < num_heads={num_heads}")
-        if not 1 <= top_k <= num_heads - shared_heads:
+        if top_k > num_heads - shared_heads:
             raise ConfigError(
                 f"top_k={top_k}: expected 1 <= top_k <= {num_heads - shared_heads}, the heads that are not shared"
             )

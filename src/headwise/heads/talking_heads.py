@@ -1,6 +1,7 @@
 """Heads that talk: learned maps over heads before and after the softmax."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,9 @@ class TalkingHeadsAttention(ProjectedLayer):
     """
 
     takes_score = False
+    takes_none_as: ClassVar[Mapping[str, str]] = {
+        "score": "a bias means another thing before and after the heads are mixed"
+    }
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
