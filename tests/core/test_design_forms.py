@@ -77,6 +77,15 @@ def test_a_single_head_is_as_wide_as_the_model() -> None:
         SingleHeadAttention(12, 6)
 
 
+def test_a_single_head_is_built_beside_any_number_of_heads() -> None:
+    """`build` takes the size that the other designs get, so it need not divide the width; but it must be a size."""
+    for heads in (1, 6, 7):
+        assert SingleHeadAttention.build(12, heads, value_dim=5).num_heads == 1
+    for heads in (0, -2, 1.0):
+        with pytest.raises(ConfigError, match=f"num_heads={heads}: expected a whole number of at least 1"):
+            SingleHeadAttention.build(12, heads)
+
+
 def test_a_block_diagonal_head_reads_its_slice_only() -> None:
     module, x = design("block_diagonal", {}), given()
     other = x.clone()

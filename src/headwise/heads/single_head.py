@@ -3,6 +3,7 @@
 from typing import Any
 
 from headwise.errors import ConfigError
+from headwise.heads.checks import size
 from headwise.heads.multi_head import MultiHeadAttention
 
 
@@ -27,5 +28,10 @@ class SingleHeadAttention(MultiHeadAttention):
 
     @classmethod
     def build(cls, d_model: int, num_heads: int = 1, **options: Any) -> "SingleHeadAttention":
-        """The single-head counterpart of a design with so many heads: the same width, one head."""
-        return cls(d_model, **options)
+        """The single-head counterpart of a design with so many heads: the same width, one head.
+
+        So one size builds every design, as in a loop over `DESIGNS`, a `DecoderConfig` or a trace. num_heads may be
+        any whole number from 1; the constructor itself takes only 1.
+        """
+        size("num_heads", num_heads)
+        return super().build(d_model, 1, **options)
