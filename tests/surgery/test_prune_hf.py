@@ -2,6 +2,7 @@
 
 import json
 import resource
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from hf_models import CAUSAL, ENCODERS, hf_model, hidden, ids
 from torch import Tensor, nn
 
+import headwise as hw
 from headwise.anatomy import find_heads, scale_heads
 from headwise.errors import CheckpointError, ConfigError
 from headwise.surgery import load_pruned, prune, save_pruned
@@ -240,3 +242,20 @@ def test_when_the_disk_fills_nothing_is_left(tmp_path: Path, room: int) -> None:
 def test_models_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"headwise\.lm\.checkpoint\.save_model"):
         save_pruned(nn.TransformerEncoderLayer(12, 3), tmp_path / "cut")
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_a_quantised_model_is_refused_with_the_reason(name: str) -> None:
+    model = hf_model(name, dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao is deprecated, and says so in two ways
+        quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
+    sites = hw.find_heads(quantised)
+    assert [(site.num_heads, site.head_dim) for site in sites] == [(4, 6)] * 3
+    with pytest.raises(ConfigError, match=r"Linear\.weight is no tensor; quantised modules are not cut"):
+        hw.prune(quantised, HEADS)
+    with pytest.raises(ConfigError, match="a quantised module; load the model unquantised"):
+        sites[0].weights()
+    whole = hidden(quantised, ids())
+    with hw.scale_heads(sites, [torch.tensor([1.0, 0.0, 1.0, 1.0])] * 3):  # masking is what is left, and works
+        assert not torch.allclose(hidden(quantised, ids()), whole, atol=1e-3)

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from headwise.anatomy.site import HeadSite, Kind, Part, linear_parts
+from headwise.anatomy.site import HeadSite, Kind, Part, features, linear_parts
 
 
 class BertKind(Kind):
@@ -15,15 +15,16 @@ class BertKind(Kind):
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`; module is the one that holds both."""
         inner, dense = getattr(module, "self", None), getattr(getattr(module, "output", None), "dense", None)
-        if not isinstance(inner, nn.Module) or not isinstance(dense, nn.Linear):
+        if not isinstance(inner, nn.Module) or not isinstance(dense, nn.Module):
             return None
         d = getattr(inner, "attention_head_size", None)
         maps = [getattr(inner, x, None) for x in ("query", "key", "value")]
-        if not isinstance(d, int) or not all(isinstance(linear, nn.Linear) for linear in maps):
+        if not isinstance(d, int):
             return None
-        if any(linear.out_features != dense.in_features for linear in maps if linear is not None):
+        width = features(dense, 1)
+        if width is None or any(features(linear, 0) != width for linear in maps):
             return None
-        h = dense.in_features // d
+        h = width // d
         return HeadSite(f"{name}.self".lstrip("."), inner, self.name, h, h, d, d, dense, self)
 
     def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:

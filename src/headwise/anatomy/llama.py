@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from headwise.anatomy.site import HeadSite, Kind, Part, linear_parts
+from headwise.anatomy.site import HeadSite, Kind, Part, features, linear_parts
 
 MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
@@ -21,13 +21,10 @@ class LlamaKind(Kind):
         q, k, v, o = maps = [getattr(module, x, None) for x in MAPS]
         if not isinstance(d, int) or not isinstance(group, int) or not all(isinstance(x, nn.Module) for x in maps):
             return None
-        try:
-            widths = [_features(x, axis) for x, axis in ((q, 0), (k, 0), (v, 0), (o, 1))]
-        except (AttributeError, IndexError):
-            return None
-        if widths[0] != widths[3] or widths[1] != widths[2] or widths[0] != group * widths[1] or widths[1] % d:
+        query, key, value, out = (features(x, axis) for x, axis in ((q, 0), (k, 0), (v, 0), (o, 1)))
+        if query is None or key is None or query != out or key != value or query != group * key or key % d:
             return None  # values of another size, or gates packed with the queries: not this kind
-        return HeadSite(name, module, self.name, widths[0] // d, widths[1] // d, d, d, o, self)
+        return HeadSite(name, module, self.name, query // d, key // d, d, d, o, self)
 
     def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
         """As in `Kind`."""
@@ -39,9 +36,3 @@ class LlamaKind(Kind):
             *linear_parts("v", held.v_proj, 0, "key", d),
             *linear_parts("o", held.o_proj, 1, "query", d),
         ]
-
-
-def _features(linear: Any, axis: int) -> int:
-    """Outputs (axis 0) or inputs (axis 1); quantised maps say them, though their weights are laid out otherwise."""
-    size = linear.out_features if axis == 0 else linear.in_features
-    return int(size)

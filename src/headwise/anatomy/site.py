@@ -97,6 +97,9 @@ class Kind:
         found: dict[str, Tensor] = {}
         for part in site.parts():
             x = part.tensor
+            if not isinstance(x, Tensor | nn.ParameterList):
+                what = f"{site.name}: {type(part.owner).__name__}.{part.name} is no tensor"
+                raise no_layout(what, "a quantised module; load the model unquantised")
             if isinstance(x, Tensor) and not x.is_floating_point():
                 raise no_layout(f"{site.name}: {part.name} is {x.dtype}", "quantised weights; load them unquantised")
             if isinstance(x, Tensor) and x.ndim == 2 and part.letter in "qkvo":
@@ -130,6 +133,13 @@ def linear_parts(letter: str, owner: nn.Module, axis: int, heads: str, width: in
     if axis == 0 and getattr(owner, "bias", None) is not None:
         parts.append(Part(letter, owner, "bias", 0, heads, width, start))
     return parts
+
+
+def features(linear: object, axis: int) -> int | None:
+    """Outputs (axis 0) or inputs (axis 1) of a linear map, None for what is none. Quantised maps say them too, though
+    their weights are laid out otherwise."""
+    size = getattr(linear, "out_features" if axis == 0 else "in_features", None)
+    return size if isinstance(size, int) else None
 
 
 def no_layout(what: str, why: str) -> ConfigError:
