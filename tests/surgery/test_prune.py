@@ -157,6 +157,9 @@ def test_nothing_to_remove_changes_nothing() -> None:
     assert isinstance(result, Pruned)
     assert result.parameters_after == result.parameters_before
     assert torch.equal(result.model(given()), module(given()))
+    model = nn.Sequential(*(hw.MultiHeadAttention(12, 6) for _ in range(2)))
+    for heads in ({0: []}, [], {}, np.empty((0, 2), dtype=int)):
+        assert str(prune(model, heads)) == "removed nothing"
 
 
 @pytest.mark.parametrize(
@@ -186,8 +189,9 @@ def test_heads_that_are_not_there_are_named(heads: Any, message: str) -> None:
 @pytest.mark.parametrize(
     "pairs",
     [
-        [(0, 1), (2, 5), (0, 3)], ((0, 3), (0, 1), (2, 5)), {(2, 5), (0, 1), (0, 3)}, np.array([[0, 1], [0, 3], [2, 5]]),
-        torch.tensor([[0, 1], [0, 3], [2, 5]]), [[0, 1], [np.int64(2), 5], (0, torch.tensor(3))],
+        [(0, 1), (2, 5), (0, 3)], ((0, 3), (0, 1), (2, 5)), {(2, 5), (0, 1), (0, 3)},
+        np.array([[0, 1], [0, 3], [2, 5]]), torch.tensor([[0, 1], [0, 3], [2, 5]]),
+        [[0, 1], [np.int64(2), 5], (0, torch.tensor(3))],
     ],
     ids=lambda pairs: type(pairs).__name__,
 )  # fmt: skip

@@ -11,7 +11,7 @@ module              heads  key heads  removed
 MultiHeadAttention  8 → 5      8 → 5    0 3 7
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,8 @@ class Pruned:
         return sum(len(cut.removed) for cut in self.cuts.values())
 
     def __str__(self) -> str:
+        if not self.cuts:
+            return "removed nothing"
         heads = sum(cut.num_heads for cut in self.cuts.values())
         first = (
             f"removed {self.num_removed} of {heads} heads; parameters "
@@ -115,8 +117,8 @@ def prune(
         `Pruned`. It prints as a table.
     Raises:
         ConfigError: for heads that are not there, are named twice, or are all of a module; for designs whose heads
-            depend on each other and for `nn.MultiheadAttention`, by name with the reason; for weights that are quantised, parametrised, unknown, or
-            shared by two modules. Nothing has been changed then.
+            depend on each other and for `nn.MultiheadAttention`, by name with the reason; for weights that are
+            quantised, parametrised, unknown, or shared by two modules. Nothing has been changed then.
     Source: structured head pruning, Michel et al. 2019, 1905.10650; Voita et al. 2019, 1905.09418.
     """
     sites = find_heads(model)

@@ -25,8 +25,8 @@ def numbers(values: Iterable[int], most: int = 12) -> str:
 
 
 def change(before: int, after: int) -> str:
-    """1,234 → 1,000 (−19.0 %)."""
-    share = f" (−{100 * (before - after) / before:.1f} %)" if before else ""
+    """1,234 → 1,000 (−19.0 %); without a share where nothing changed."""
+    share = f" ({100 * (after - before) / before:+.1f} %)".replace("-", "−") if before and after != before else ""
     return f"{before:,} → {after:,}{share}"
 
 
