@@ -254,6 +254,11 @@ def test_command_draws_the_trade_off(tmp_path: Path) -> None:
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
 
 
+def test_a_single_head_may_be_asked_for_with_its_one_head() -> None:
+    one = answer(design="single_head", sizes={"d_model": 8, "num_heads": 1})
+    assert to_json(one) == to_json(answer(design="single_head", sizes={"d_model": 8, "num_heads": None}))
+
+
 def test_other_sizes_reach_the_design() -> None:
     more = ["latent-dim=512", "rope_dim=64", "query_latent_dim=1536", "latent_norm=1"]
     plan = answer(design="latent", sizes={"d_model": 5120, "num_heads": 128, "head_dim": 128}, more=more)
@@ -289,6 +294,13 @@ def test_other_sizes_reach_the_design() -> None:
         (["--designs", "--d-model", "8", "--num-heads", "2", "--trade-off", "--peak", "1"], ["--trade-off, --peak"]),
         (["--designs", "--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"], ["no other sizes"]),
         (["--designs", "--d-model", "10", "--num-heads", "4"], ["d_model=10", "num_heads=4"]),
+        (["--list", "--config", "gpt-3"], ["--list shows", "leave out --config"]),
+        (["--list", "--design", "mqa", "--d-model", "8", "--set", "a=1"], ["leave out --d-model, --design, --set"]),
+        (["--config", "gpt-3", "--design", "mqa"], ["give --config or --design, not both"]),
+        (["--d-model", "8", "--num-heads", "2", "--window", "8", "--full"], ["--window needs causal", "--full"]),
+        (["--d-model", "8", "--num-heads", "2", "--sinks", "4"], ["--sinks needs --window"]),
+        (["--config", "gpt-3", "--sinks", "4"], ["--config", "leave out --sinks"]),
+        (["--design", "single_head", "--d-model", "8", "--num-heads", "4"], ["one head; leave out --num-heads"]),
         (["--trade-off"], ["--trade-off", "--d-model"]),
         (["--trade-off", "--d-model", "7"], ["d_model=7", "odd"]),
         (["--trade-off", "--d-model", "8", "--num-heads", "2"], ["--trade-off", "--d-model"]),

@@ -45,17 +45,22 @@ def answer(
     Raises ConfigError for options that exclude one another or that the plan would not heed.
     """
     if listing:
+        _refuse_with_list(sizes, config=config, design=design, set=more, trade_off=trade_off, designs=designs)
         return list_all()
     for name, size in (("seq", seq), ("batch", batch)):
         if size < 1:
             raise ConfigError(f"{name}={size}: expected at least 1")
     given = {name: value for name, value in sizes.items() if value is not None} | dict(map(_assigned, more))
-    work = Work(
-        batch, seq, seq, causal=causal, window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache
-    )
     model = None if config is None else find(config)
     if model is not None:
         _refuse_with_config(given, design=design, full=not causal, window=window, sinks=sinks)
+    if window is not None and not causal:
+        raise ConfigError("--window needs causal attention; leave out --full")
+    if sinks and window is None:
+        raise ConfigError("--sinks needs --window")
+    work = Work(
+        batch, seq, seq, causal=causal, window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache
+    )
     if designs:
         _refuse_with_designs(
             config=config, design=design, trade_off=trade_off, cache=cache, peak=peak, bandwidth=bandwidth,
@@ -71,6 +76,8 @@ def answer(
     if design is None and not given:
         raise ConfigError("give --config NAME (headwise plan --list shows them), or --d-model and --num-heads")
     design = design or "multi_head"
+    if design == "single_head" and given.pop("num_heads", 1) != 1:
+        raise ConfigError("single_head has one head; leave out --num-heads")
     for name in set(given) - set(sizes_of(design)):
         close = get_close_matches(name, sizes_of(design), n=1)
         hint = f"did you mean {close[0]}? " if close else ""
@@ -80,7 +87,16 @@ def answer(
     return plan_design(design, given, work, machine=machine)
 
 
-def _refuse_with_config(given: Mapping[str, Any], **others: object) -> None:
+def _refuse_with_list(sizes: Mapping[str, int | None], **others: object) -> None:
+    named = [name for name, value in {**sizes, **others}.items() if value]
+    if named:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
+        raise ConfigError(f"--list shows every configuration and every design; leave out {options}, or --list")
+
+
+def _refuse_with_config(given: Mapping[str, Any], *, design: str | None, **others: object) -> None:
+    if design is not None:
+        raise ConfigError("give --config or --design, not both")
     named = [*given, *(name for name, value in others.items() if value)]
     if named:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
