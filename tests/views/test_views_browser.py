@@ -356,7 +356,7 @@ def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_
     )  # fmt: skip
     assert out["maps"]
     assert out["controls"]
-    names = [f"L{i // 3}·{i % 3}" for i in range(6)]
+    names = [f"L{i // 3}H{i % 3}" for i in range(6)]
     cosine, apart = (comparison.values for comparison in report.comparisons)
     for key, values, order in (
         ("alike", cosine, report.comparisons[0].order), ("layers", cosine, range(6)), ("apart", apart, range(6)),
@@ -394,7 +394,7 @@ def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
     np.testing.assert_allclose(out["without"], without, rtol=6e-3, atol=1e-5)
     np.testing.assert_allclose(out["slope"], slope, rtol=6e-3, atol=1e-5)
     best = int(without.argmax())
-    assert out["most"] == f"L{best // 3}·{best % 3}"
+    assert out["most"] == f"L{best // 3}H{best % 3}"
     assert out["least"] == []  # six heads fill the first list
     assert "tab=compare" in out["hash"]
     assert out["title"] == "Layer 0 · head 2"

@@ -109,7 +109,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "measured_by": ("Measured by", "度量方式"),
     "matters_most": ("Matters most", "最重要"),
     "matters_least": ("Matters least", "最不重要"),
-    "short_name": ("L{layer}·{head}", "{layer} 层 {head} 头"),
+    "short_name": ("L{layer}H{head}", "{layer} 层 {head} 头"),
     "notes": ("Notes", "说明"),
     "footer": (
         "Written by headwise. This file holds everything it shows and loads nothing from elsewhere.",
