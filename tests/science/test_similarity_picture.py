@@ -6,7 +6,7 @@ import torch
 
 from headwise.errors import ConfigError
 from headwise.science.similarity import HeadSimilarity
-from headwise.views.matrix import READABLE, matrix_figure, write_matrix
+from headwise.views.matrix import ITSELF, READABLE, matrix_figure, write_matrix
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
 pytest.importorskip("scipy", reason="groups need the scipy extra")
@@ -25,6 +25,8 @@ def labels(axes) -> list[str]:
 
 
 def test_heads_that_are_alike_stand_together_in_a_box() -> None:
+    from matplotlib.colors import to_hex
+
     figure = matrix_figure(similarity())
     axes, bar = figure.axes
     names = labels(axes)
@@ -35,7 +37,10 @@ def test_heads_that_are_alike_stand_together_in_a_box() -> None:
     assert axes.get_title(loc="left") == "likeness, 12 heads; by chance 0.1"
     assert bar.get_ylabel() == "share"
     shown = axes.images[0].get_array()
-    np.testing.assert_array_equal(shown, similarity().matrix[similarity().order][:, similarity().order])
+    np.testing.assert_array_equal(shown.data, similarity().matrix[similarity().order][:, similarity().order])
+    np.testing.assert_array_equal(shown.mask, np.eye(12, dtype=bool))  # 1 is above the end of the bar, so it is grey
+    assert to_hex(axes.images[0].cmap(axes.images[0].norm(shown))[3, 3]) == ITSELF
+    assert axes.get_xlabel() == "grey: a head with itself, which is not on the scale"
     assert axes.images[0].norm.vmax == pytest.approx(0.9)  # a head with itself does not set the scale
 
 
@@ -45,7 +50,8 @@ def test_layers_keep_their_order_and_directions_their_names() -> None:
         assert labels(axes) == list(similarity().names)
         assert not axes.patches
         assert len(axes.lines) == 4  # two borders of layers, across and down
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("reads", "writes")
+    assert axes.get_xlabel().startswith("reads ")
+    assert axes.get_ylabel() == "writes"
 
 
 def test_a_scale_with_negative_numbers_has_zero_in_its_middle() -> None:
@@ -65,6 +71,7 @@ def test_many_heads_have_fewer_ticks_and_one_head_is_drawn(tmp_path) -> None:
     assert len(many.names) > READABLE
     assert 18 <= len(labels(matrix_figure(many, order="layers").axes[0])) <= 24
     one = similarity(1, 1)
+    assert not matrix_figure(one).axes[0].images[0].get_array().mask.any()
     assert write_matrix(one, tmp_path / "new" / "one.png").read_bytes().startswith(b"\x89PNG")
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["one.png"]
     with pytest.raises(ConfigError, match="order='size'"):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ORDERS = ("layers", "alike")
 READABLE = 96  # heads that can stand as ticks along an axis
+ITSELF = "#b9b8b2"  # the diagonal, a grey that is on no scale
 BELOW = ["#fdf3ea", "#f6c49b", "#dd8148", "#a84a1c", "#5f2508"]  # below 0, from small to large
 
 
@@ -57,8 +58,9 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
         _layer_lines(axes, names)
     _ticks(axes, names)
     if directed:
-        axes.set_xlabel("reads", color=MUTED, fontproperties=_font(10))
         axes.set_ylabel("writes", color=MUTED, fontproperties=_font(10))
+    if size > 1:
+        _tell_diagonal(axes, directed)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
     bar.outline.set_edgecolor(LINE)
     bar.set_label(_drawable(similarity.unit), color=MUTED, fontproperties=_font(10))
@@ -70,8 +72,9 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
 def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-    # A head with itself says nothing and would set the scale; where there is but one head, nothing else is left.
-    others = values[~np.eye(len(values), dtype=bool)] if len(values) > 1 else values.ravel()
+    # A head with itself says nothing and would set the scale: it is grey. Of one head alone nothing else is left.
+    itself = np.eye(len(values), dtype=bool) & (len(values) > 1)
+    others = values[~itself]
     low, high = min(0.0, float(others.min())), max(0.0, float(others.max()))
     if low < -0.02 * high:
         end = max(high, -low) or 1.0
@@ -84,7 +87,15 @@ def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
         norm = Normalize(0.0, high or 1.0, clip=True)
     for spine in axes.spines.values():
         spine.set_color(LINE)
-    return axes.imshow(values, cmap=colours, norm=norm, interpolation="nearest", aspect="equal")
+    shown = np.ma.array(values, mask=itself)
+    return axes.imshow(
+        shown, cmap=colours.with_extremes(bad=ITSELF), norm=norm, interpolation="nearest", aspect="equal"
+    )
+
+
+def _tell_diagonal(axes: "Axes", directed: bool) -> None:
+    words = f"{'reads   ·   ' if directed else ''}grey: a head with itself, which is not on the scale"
+    axes.set_xlabel(words, color=MUTED, fontproperties=_font(10))
 
 
 def _signed() -> list[tuple[float, str]]:
