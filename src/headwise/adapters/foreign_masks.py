@@ -1,13 +1,14 @@
 """Masks of other libraries as ours: booleans, numbers that are added to scores, padding. No n×m copy is made of them.
 
-Each function takes `before`: how many keys were put before those that the mask speaks of; every query may see them.
+Functions take `before`: how many keys were put before those that the mask speaks of; every query may see them. Masks
+are looked through for what has a shorter name, but not where torch.compile writes down what is done to any of them.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.masks import Causal, Dense, Lengths, Mask, Sinks
+from headwise.masks import And, Causal, Dense, Lengths, Mask, Sinks
 from headwise.scores import Bias, Score
 
 
@@ -22,9 +23,18 @@ def both(*masks: Mask | None) -> Mask | None:
     return result
 
 
+def is_causal(mask: Mask | None) -> bool:
+    """Whether no query sees a key after it."""
+    if isinstance(mask, And):
+        return is_causal(mask.left) or is_causal(mask.right)
+    return isinstance(mask, Causal)
+
+
 def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
     """Real keys [b, m], True where a token stands, for n queries: `Lengths` if they stand in one piece, as padding on
     either side leaves them, else a `Dense` whose rows share their memory."""
+    if torch.compiler.is_compiling():
+        return Dense(pad(real, (before, 0), value=True)[:, None, None, :].expand(-1, 1, n, -1))
     if bool(real.all()):
         return None
     real = pad(real, (before, 0), value=True)
@@ -42,6 +52,8 @@ def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
 
 def of_boolean(allowed: Tensor, before: int = 0) -> Mask | None:
     """A boolean [b or 1, h or 1, n, m], True = may attend; it is looked through for what has a shorter name."""
+    if torch.compiler.is_compiling():
+        return Dense(pad(allowed, (before, 0), value=True))
     if bool(allowed.all()):
         return None
     n, m = allowed.shape[2:]
@@ -59,7 +71,8 @@ def of_additive(
     left of the others is a bias, which keeps their graph. NaN stays, to be seen in the output."""
     hidden = values.detach() <= lowest
     mask = None
-    if bool(hidden.any()):
+    compiling = torch.compiler.is_compiling()
+    if compiling or bool(hidden.any()):
         rows = hidden.shape[2]
         mask = (
             of_padding(~hidden[:, 0, 0], n, before)
@@ -67,6 +80,6 @@ def of_additive(
             else of_boolean(~hidden.expand(-1, -1, n, -1), before)
         )
     rest = values.masked_fill(hidden, 0.0)
-    if not rest.requires_grad and bool((rest == 0.0).all()):
+    if not compiling and not rest.requires_grad and bool((rest == 0.0).all()):
         return mask, ()
     return mask, (Bias(pad(rest, (before, 0)) if before else rest),)

@@ -24,9 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.adapters.tokens import over_tokens, token_map, token_queries
 from headwise.attention import attend
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
+from headwise.masks import Grid
 from headwise.measures import Measure, Measurements
 from headwise.measures.registry import resolve
 
@@ -40,6 +42,7 @@ class Observation:
             layer it is: `layer_idx` is the same in the encoder, the decoder and cross attention of one model.
         module: the attention module.
         map: the call's weights, [b, h, n, m], detached, before dropout; O(n) memory, so keep it as long as you like.
+            In self attention, queries that are padding see nothing in it, whatever the model computes for them.
     """
 
     name: str
@@ -63,6 +66,8 @@ class _Observer:
         return self.names is None or module in self.names
 
 
+# Attributes by which models call the attention to another sequence.
+_CROSS = frozenset({"encoder_attn", "multihead_attn", "encoder_decoder_attention", "encdecattention"})
 _active: tuple[_Observer, ...] = ()
 _lock = Lock()
 
@@ -103,20 +108,38 @@ def observe(
 
 
 def attended(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, want_map: bool = False, **options: Any
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, want_map: bool = False, to_itself: bool, **options: Any
 ) -> tuple[Tensor, AttentionMap | None]:
     """`attend(q, k, v, **options)` for a module of another library, told to whoever observes it; the map if somebody
-    wants it."""
+    wants it, with the rows of padding that the other library has.
+
+    Args:
+        to_itself: whether queries and keys are one sequence, so that a query on a hidden key is padding.
+    """
     observers = [one for one in _active if one.sees(module)] if _active else []
     if not observers and not want_map:
         return attend(q, k, v, **options), None
-    measures = {name: measure for one in observers for name, measure in one.measures.items()}
-    out, amap = attend(q, k, v, return_map=True, measures=tuple(measures.values()), **options)
+    to_itself = to_itself and not any(_crosses(one.names[module]) for one in observers if one.names is not None)
+    measures = tuple({name: measure for one in observers for name, measure in one.measures.items()}.values())
+    mask, grid = options.get("mask"), Grid(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    padded = to_itself and observers and mask is not None and token_queries(mask, grid) is not None
+    asked = tuple(over_tokens(one) for one in measures) if padded else measures
+    out, amap = attend(q, k, v, return_map=True, measures=asked, **options)
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not told.
-    for one in () if in_backward() else observers:
-        one.callback(Observation("" if one.names is None else one.names[module], module, amap))
+    if observers and not in_backward():
+        told = token_map(amap, measures) if padded else amap
+        for one in observers:
+            one.callback(Observation("" if one.names is None else one.names[module], module, told))
+    if padded:
+        amap.measured = None  # those are numbers of the map that observers have
     return out, amap
+
+
+def _crosses(name: str) -> bool:
+    """Whether a module is called what models call the attention to another sequence."""
+    parts = name.lower().split(".")
+    return parts[-1] in _CROSS or any("cross" in part for part in parts[-2:])
 
 
 def _agree(one: _Observer, other: _Observer) -> None:

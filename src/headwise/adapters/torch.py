@@ -107,7 +107,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         n, m = q.shape[2], key.shape[1 if self.batch_first else 0]
         before = k.shape[2] - m  # keys of the module's own
         mask, score = self._masks(attn_mask, key_padding_mask, is_causal, q, m, before)
-        out, weights = self._attend(q, k, v, mask, score, need_weights, average_attn_weights, batched, before)
+        out, weights = self._attend(
+            q, k, v, mask, score, need_weights, average_attn_weights, batched, before, to_itself=query is key
+        )
         if self.batch_first:
             y = self.out_proj(out.transpose(1, 2).flatten(2))
         else:
@@ -116,11 +118,13 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, score: tuple[Score, ...], need_weights: bool,
-        averaged: bool, batched: bool, appended: int,
+        averaged: bool, batched: bool, appended: int, *, to_itself: bool = True,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """Every head's result [b, h, n, d], and the weights."""
         dropout_p = self.dropout if self.training else 0.0
-        out, amap = attended(self, q, k, v, want_map=need_weights, mask=mask, score=score, dropout_p=dropout_p)
+        out, amap = attended(
+            self, q, k, v, want_map=need_weights, to_itself=to_itself, mask=mask, score=score, dropout_p=dropout_p
+        )
         if not need_weights or amap is None:
             return out, None
         tensors = (q, k, *(getattr(one, "values", None) for one in score))

@@ -32,7 +32,7 @@ class LayerHooks:
         name: of the layer.
         asks: whether calls are to be measured now.
         measures: in self attention, and in cross attention.
-        tell: called with an observation and whether it was cross attention.
+        tell: called with an observation and which of both there are in it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LayerHooks:
         module: nn.Module,
         asks: Callable[[], bool],
         measures: tuple[Sequence[Measure], Sequence[Measure]],
-        tell: Callable[[Observation, bool], None],
+        tell: Callable[[Observation, Sequence[Measure]], None],
     ) -> None:
         self._name, self._asks, self._measures, self._tell = name, asks, measures, tell
         self._module = module
@@ -81,7 +81,7 @@ class LayerHooks:
     def _take(self, module: nn.Module, asked: _Asked, result: Any) -> Any:
         y, amap, *rest = result
         if not in_backward():  # gradient checkpointing repeats the call
-            self._tell(Observation(self._name, module, amap), asked.crosses)
+            self._tell(Observation(self._name, module, amap), self._measures[asked.crosses])
         if asked.map_wanted:
             return None
         return (y, *rest) if rest else y

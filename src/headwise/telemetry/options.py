@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from headwise.adapters.tokens import over_tokens
 from headwise.errors import ConfigError
 from headwise.measures import Measure
 from headwise.measures.registry import resolve
 from headwise.telemetry.alarms import Alarm
-from headwise.telemetry.tokens import named, over_tokens
 
 MEASURES = ("max_logit", "entropy", "effective_keys", "top1_mass", "sink_mass", "mean_distance")
 _CHOICES = {
@@ -22,12 +23,13 @@ class Options:
     """The arguments of `watch`, but for the model and its layers.
 
     Attributes:
-        names: of the measures; own: the measures for self attention, over tokens; crossing: for cross attention.
+        names: of the measures; plain: the measures; over_tokens: the same for self attention of headwise's own layers,
+            whose maps have the rows of padding. Adapters leave them out of what they tell.
     """
 
     names: tuple[str, ...]
-    own: tuple[Measure, ...]
-    crossing: tuple[Measure, ...]
+    plain: tuple[Measure, ...]
+    over_tokens: tuple[Measure, ...]
     every: int
     heads: tuple[int, ...] | None
     maps: str
@@ -61,7 +63,14 @@ def options(
     asked += [name for name in dict.fromkeys(name for alarm in alarms for name in alarm.needs) if name not in known]
     if not asked:
         raise ConfigError("measures=(): give at least one; `headwise measures` lists them")
-    pairs = [named(one) if isinstance(one, str) else (one, over_tokens(one)) for one in asked]
+    pairs = [_named(one) if isinstance(one, str) else (one, over_tokens(one)) for one in asked]
     names = tuple(measure.name for measure in resolve([plain for plain, _ in pairs]))
-    own, crossing = tuple(own for _, own in pairs), tuple(plain for plain, _ in pairs)
-    return Options(names, own, crossing, every, chosen, maps, history, steps, during, tuple(alarms))
+    plain, tokens = tuple(plain for plain, _ in pairs), tuple(over for _, over in pairs)
+    return Options(names, plain, tokens, every, chosen, maps, history, steps, during, tuple(alarms))
+
+
+@lru_cache(maxsize=64)
+def _named(name: str) -> tuple[Measure, Measure]:
+    """A measure of that name and the same over tokens; always the same two, so that several records can share them."""
+    (measure,) = resolve([name])
+    return measure, over_tokens(measure)

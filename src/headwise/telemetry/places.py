@@ -15,8 +15,6 @@ from headwise.errors import ConfigError
 from headwise.heads.base import AttentionLayer
 
 _KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformers"
-# Attributes by which models call the attention to another sequence.
-_CROSS = frozenset({"encoder_attn", "multihead_attn", "encoder_decoder_attention", "encdecattention"})
 
 
 @dataclass(frozen=True)
@@ -26,13 +24,11 @@ class Place:
     Attributes:
         name: its qualified name.
         kind: "headwise", "torch" or "transformers".
-        crosses: whether queries and keys come from different sequences, as far as the model's structure tells.
     """
 
     name: str
     module: nn.Module
     kind: str
-    crosses: bool
 
 
 def find_places(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
@@ -45,7 +41,7 @@ def find_places(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[st
     for name, module in model.named_modules():
         kind = _kind(module, inside)
         if kind is not None:
-            places.append(Place(name, module, kind, _crosses(name, module)))
+            places.append(Place(name, module, kind))
         elif isinstance(module, nn.MultiheadAttention):
             unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
     unwatched |= _unknown(model, [place.name for place in places], list(unwatched))
@@ -147,12 +143,6 @@ def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, s
             except ConfigError as error:
                 refused[name] = str(error)
     return roots, refused
-
-
-def _crosses(name: str, module: nn.Module) -> bool:
-    last = name.lower().rpartition(".")[2]
-    kind = type(module).__name__.lower()
-    return bool(getattr(module, "is_cross_attention", False)) or "cross" in last or "cross" in kind or last in _CROSS
 
 
 def _unknown(model: nn.Module, watched: list[str], said: list[str]) -> dict[str, str]:

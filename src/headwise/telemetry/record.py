@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from headwise.adapters.observer import Observation, in_backward, observe
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.map import AttentionMap
+from headwise.measures import Measure
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.layers import LayerHooks
 from headwise.telemetry.ledger import Ledger
@@ -70,7 +72,7 @@ class Record:
         if self.active:
             return self
         take_over(self._targets)
-        both = self._how.own, self._how.crossing
+        both = self._how.over_tokens, self._how.plain
         # A layer may itself be an entrance: a forward begins before its call is measured, and ends after.
         self._handles += [entrance.register_forward_pre_hook(self._before) for entrance in self._entrances]
         self._handles += [
@@ -224,15 +226,10 @@ class Record:
 
     def _begin_forward(self) -> None:
         self._open, self._asking, self._forward, self._seen = True, True, Running(), {}
-        for crosses, measures in ((False, self._how.own), (True, self._how.crossing)):
-            modules = {
-                place.module: place.name
-                for place in self._places
-                if place.kind != "headwise" and place.crosses == crosses
-            }
-            if modules:
-                see = partial(self._see, crosses=crosses)
-                self._observing.enter_context(observe(see, measures=measures, modules=modules))
+        modules = {place.module: place.name for place in self._places if place.kind != "headwise"}
+        if modules:
+            see = partial(self._see, measures=self._how.plain)
+            self._observing.enter_context(observe(see, measures=self._how.plain, modules=modules))
 
     def _end_forward(self, keep: bool) -> None:
         if not self._open:
@@ -251,12 +248,12 @@ class Record:
 
     @torch.compiler.disable
     @torch.no_grad()
-    def _see(self, call: Observation, crosses: bool) -> None:
+    def _see(self, call: Observation, measures: Sequence[Measure]) -> None:
         """One attention call."""
         if not self._open:
             return
         with torch.autocast(call.map.q.device.type, enabled=False):
-            self._forward.add(call.name, layer_of(call, self._how.crossing if crosses else self._how.own))
+            self._forward.add(call.name, layer_of(call, measures))
             if self._how.maps == "lazy":
                 self._seen[call.name] = call.map
             elif self._how.maps == "pooled":

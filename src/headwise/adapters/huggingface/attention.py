@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.adapters.foreign_masks import both, of_additive, of_boolean
+from headwise.adapters.foreign_masks import both, is_causal as mask_is_causal, of_additive, of_boolean
 from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.adapters.observer import attended
 from headwise.adapters.weights import AttentionWeights
@@ -79,9 +79,10 @@ def attention_forward(
     if s_aux is not None:
         scores += (SinkLogits(s_aux),)
     wanted = _attentions_wanted(kwargs)
+    whole = both(*found)
     out, amap = attended(
-        module, query, key, value, want_map=wanted, mask=both(*found), scale=scaling, score=scores,
-        dropout_p=float(dropout),
+        module, query, key, value, want_map=wanted, to_itself=_to_itself(module, whole, n, key.shape[2]), mask=whole,
+        scale=scaling, score=scores, dropout_p=float(dropout),
     )  # fmt: skip
     weights = None
     if wanted and amap is not None:
@@ -90,6 +91,15 @@ def attention_forward(
         rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, scores)
         weights = AttentionWeights(amap, query.dtype, graph=(query, key, rule) if graph else None)
     return out.transpose(1, 2), weights
+
+
+def _to_itself(module: nn.Module, mask: Mask | None, n: int, m: int) -> bool:
+    """Whether queries and keys are one sequence, as far as the call tells: only then one may be before the other; and
+    what is part of a decoder and not causal looks at the encoder."""
+    if mask_is_causal(mask):
+        return True
+    crosses = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
+    return n == m and not crosses and not getattr(module, "is_decoder", False)
 
 
 def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.adapters.foreign_masks import both, of_boolean, of_padding
+from headwise.adapters.foreign_masks import both, is_causal, of_boolean, of_padding
 from headwise.adapters.huggingface.library import library
 from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.adapters.huggingface.patterns import MaskFunction, Place, Unknown, read
-from headwise.masks import And, Causal, Everything, Mask
+from headwise.masks import Everything, Mask
 
 
 def make_mask(
@@ -49,7 +49,7 @@ def make_mask(
         mask: Mask | None = read(function, Place(kv_offset, min(keys, kv_length)))
         if isinstance(mask, Everything):
             mask, keys = None, kv_length  # wherever the queries stand
-        elif keys > kv_length or (keys < kv_length and not _is_causal(mask)):
+        elif keys > kv_length or (keys < kv_length and not is_causal(mask)):
             raise Unknown("queries that stand elsewhere than at the end of the keys")
     except Unknown:
         # The padding is said apart, so that what a user's function says stays one boolean for all of the batch.
@@ -58,13 +58,6 @@ def make_mask(
     if real is not None:
         mask = both(mask, of_padding(real[:, :keys], q_length))
     return MaskTensor(mask, shape, keys, device)
-
-
-def _is_causal(mask: Mask | None) -> bool:
-    """Whether no query sees a key after it."""
-    if isinstance(mask, And):
-        return _is_causal(mask.left) or _is_causal(mask.right)
-    return isinstance(mask, Causal)
 
 
 def _indices(b: int, n: int, m: int, q_offset: int, kv_offset: int, device: Any) -> tuple[Tensor, ...]:

@@ -1,19 +1,19 @@
-"""Which queries are tokens: measures of a model's health leave out the rows of padding.
+"""Padded batches as observers see them: queries that are padding see nothing and are counted by no measure.
 
-In self attention a query that stands on a hidden key is padding itself. Its row is computed like any other where the
-padding comes after the tokens, and may well hold the largest score of the head.
+Other libraries compute the rows of padded queries like any others, and so do the adapters, for their outputs must be
+the same. But those rows are no data. In self attention a query that stands on a hidden key is padding itself, so the
+mask says which they are.
 """
 
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from headwise.masks import And, Dense, Grid, Lengths, Mask
-from headwise.measures import Measure, RowMeasure
+from headwise.map import AttentionMap
+from headwise.masks import And, Dense, Documents, Grid, Lengths, Mask
+from headwise.measures import Measure, Measurements, RowMeasure
 from headwise.measures.base import RowState
-from headwise.measures.registry import resolve
 from headwise.rule import Rule
 from headwise.statistics import Statistic
 from headwise.tiles import Tile
@@ -66,25 +66,68 @@ def over_tokens(measure: Measure) -> Measure:
     return OverTokens(measure) if own and isinstance(measure, RowMeasure) else measure
 
 
-@lru_cache(maxsize=64)
-def named(name: str) -> tuple[Measure, Measure]:
-    """A measure of that name and the same over tokens; always the same two, so that several records can share them."""
-    (measure,) = resolve([name])
-    return measure, over_tokens(measure)
+def token_map(amap: AttentionMap, measures: Sequence[Measure]) -> AttentionMap:
+    """The map of self attention in which queries that are padding see nothing, and what is measured of it.
+
+    Args:
+        amap: as it was computed, measured by `over_tokens` of each of the measures.
+        measures: those that were asked for. What a kernel told of the rows serves again; only a measure that is not
+            made of rows is computed anew.
+    Returns:
+        A map that shares all with the other but the log-sum-exp.
+    """
+    rule = amap.rule
+    seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
+    result = AttentionMap(
+        amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, refusals=amap.refusals,
+        nonfinite_values=amap.nonfinite_values,
+    )  # fmt: skip
+    if amap.measured is not None:
+        states = amap.measured.states
+        others = [measure for measure in measures if over_tokens(measure) is measure]
+        states |= result.measure(*others).states if others else {}
+        nonfinite = (torch.isnan(result.lse) | (result.lse == torch.inf)).sum(-1)
+        result.measured = Measurements(measures, [states[over_tokens(one).name] for one in measures], nonfinite)
+        result.measured.nonfinite_values = amap.nonfinite_values
+    return result
 
 
-def token_queries(rule: Rule) -> Tensor | None:
+def token_queries(mask: Mask, grid: Grid) -> Tensor | None:
     """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are."""
-    grid = rule.grid
     if grid.n > grid.m:
         return None
     real: Tensor | None = None
-    for part in _parts(rule.mask):
+    for part in _parts(mask):
         if _is_padding(part):
             keys = part.allowed(torch.zeros(1, dtype=torch.long), torch.arange(grid.m), grid)[:, 0, 0]
             here = keys[:, grid.m - grid.n :]
             real = here if real is None else real & here
-    return real
+    return None if real is None or bool(real.all()) else real
+
+
+def token_mask(mask: Mask, grid: Grid) -> Mask:
+    """The mask of self attention under which queries that are padding see nothing. It is made once for each mask and
+    size, so that layers which share a mask share this one too."""
+    kept = mask.__dict__.get("_of_tokens")
+    if kept is None or kept[0] != grid[2:]:
+        kept = grid[2:], _blinded(mask, grid)
+        object.__setattr__(mask, "_of_tokens", kept)
+    found: Mask = kept[1]
+    return found
+
+
+def _blinded(mask: Mask, grid: Grid) -> Mask:
+    if isinstance(mask, And):
+        return And(_blinded(mask.left, grid), _blinded(mask.right, grid))
+    if not _is_padding(mask):
+        return mask
+    if isinstance(mask, Lengths):
+        left = mask.side == "left"
+        queries = (mask.keys - grid.shift).clamp(min=0) if left else mask.keys.clamp(max=grid.n)
+        return Lengths(mask.keys, queries, side=mask.side)
+    # Padding with holes: one document, in O(n) where a boolean of rows and columns would be n×m.
+    real = mask.allowed(torch.zeros(1, dtype=torch.long), torch.arange(grid.m), grid)[:, 0, 0]
+    return Documents(real.long() - 1)
 
 
 def _parts(mask: Mask) -> list[Mask]:
@@ -95,12 +138,12 @@ def _is_padding(mask: Mask) -> bool:
     """Whether it hides keys from all queries alike."""
     if isinstance(mask, Lengths):
         return mask.queries is None
-    return isinstance(mask, Dense) and mask.mask.ndim == 4 and mask.mask.stride(2) == 0 and mask.mask.shape[1] == 1
+    return isinstance(mask, Dense) and mask.mask.stride(2) == 0 and mask.mask.shape[1] == 1
 
 
 def _seen(lse: Tensor, rule: Rule, first: int) -> Tensor:
     """The log-sum-exp [b, h, r] of rows from `first` on, −∞ where the query is padding."""
-    real = token_queries(rule)
+    real = token_queries(rule.mask, rule.grid)
     if real is None:
         return lse
     here = real[:, None, first : first + lse.shape[-1]].to(lse.device)
