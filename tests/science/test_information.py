@@ -332,3 +332,13 @@ def test_nothing_of_size_n_squared_is_made() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 250_000  # kB
+
+
+@pytest.mark.parametrize(("b", "n"), [(1, 20), (2, 40), (1, 80)])
+def test_maps_of_another_text_are_refused(b: int, n: int) -> None:
+    """Also where the tokens are as many in all, in other rows."""
+    q = normal(b, 2, n, 3)
+    _, amap = attend(q, q, q, mask=Causal(), return_map=True)
+    with pytest.raises(ShapeError, match=rf"maps: {b} × {n} queries, expected the 2 × 20 tokens of outputs"):
+        head_information([normal(2, 2, 20, 3)], [amap], components=4)
+    assert "map_rank" in head_information([normal(b, 2, n, 3)], [amap], components=4).values

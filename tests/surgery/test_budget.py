@@ -175,3 +175,17 @@ def test_calls_that_cannot_be_are_named() -> None:
         budget_effect(decoder.train(), [ids()], found)
     with pytest.raises(ConfigError, match="tokens=-1"):
         found.nbytes(-1)
+
+
+@pytest.mark.parametrize("n", [41, 9])
+def test_maps_that_look_ahead_are_refused(n: int) -> None:
+    """Also where only one head does, in one layer; and where the text is shorter than the window."""
+    q, k, v = torch.randn(3, 1, 3, n, 5, generator=torch.Generator().manual_seed(1))
+    maps = [hw.attend(q, k, v, mask=mask, return_map=True)[1] for mask in (hw.Causal(), None)]
+    with pytest.raises(ConfigError, match="queries see keys that come after them; expected causal maps"):
+        budget(maps[::-1], 7, 2)
+    with pytest.raises(ConfigError, match="queries see keys that come after them"):
+        budget([maps[:1], maps[1:]], 7, 2)
+    last = hw.attend(q[:, :, -3:], k, v, mask=hw.Causal(), return_map=True)[1]  # queries stand at the end
+    if n == 41:
+        assert budget([last], 7, 2).tokens == n

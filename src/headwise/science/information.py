@@ -106,7 +106,7 @@ def head_information(
 
     Args:
         outputs: for each layer [b, h, n, d_v], before the output projection.
-        maps: the `AttentionMap` of each layer, with the same heads.
+        maps: the `AttentionMap` of each layer, of the same text, with the same heads.
         shrinkage: γ, as in `output_similarities`: noise of the share γ of each head's mean variance.
         corrected: take out what a regression on few tokens explains by chance: the residual is divided by its
             degrees of freedom (adjusted R²), and information loses its surplus. Needs more tokens than the layer
@@ -126,6 +126,12 @@ def head_information(
         maps = checked_maps(maps)
         if [amap.shape[1] for amap in maps] != sizes:
             raise ShapeError(f"maps: heads {[amap.shape[1] for amap in maps]} by layer, expected {sizes} as in outputs")
+        b, _, n, _ = outputs[0].shape
+        if (maps[0].shape[0], maps[0].shape[2]) != (b, n):
+            raise ShapeError(
+                f"maps: {maps[0].shape[0]} × {maps[0].shape[2]} queries, expected the {b} × {n} tokens of outputs: "
+                f"both of the same text"
+            )
     if corrected and max(sizes) > 1:
         check_tokens(tokens, max(sizes) * d, f"{max(sizes)} heads · {d} dimensions of a layer")
     found = [_layer(x, shrinkage, corrected) for x in layers]

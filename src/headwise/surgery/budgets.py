@@ -40,6 +40,18 @@ class OutsideMass(RowMeasure):
         return (tile.weights * far).sum(-1)
 
 
+class AheadMass(RowMeasure):
+    """Σ p_ij over keys that come after the query: 0 in causal attention, exactly."""
+
+    name, unit, range = "ahead_mass", "mass", "0 to 1"
+    source = "headwise"
+
+    def partial(self, tile: Tile) -> Tensor:
+        if tile.cols.stop <= int(tile.positions[0]) + 1:
+            return tile.lse.new_zeros(tile.lse.shape)
+        return (tile.weights * (tile.keys > tile.positions[:, None])).sum(-1)
+
+
 @dataclass(frozen=True)
 class Budget:
     """How many tokens each head keeps.
@@ -129,7 +141,8 @@ def budget(
     Returns:
         `Budget`, for `BudgetCache` and `HeadWindows`. It prints as a table.
     Raises:
-        ConfigError: for options out of range, and texts too short to tell. ShapeError: for texts whose maps differ.
+        ConfigError: for options out of range, maps that are not causal, and texts too short to tell. ShapeError: for
+            texts whose maps differ.
     Source: Xiao et al. 2023, 2309.17453 (sinks and a window); Xiao et al. 2024, 2410.10819 (by head).
     """
     for name, value, least in (("window", window, 1), ("sinks", sinks, 0)):
@@ -215,9 +228,15 @@ def _kept(maps: Sequence[AttentionMap], window: int, sinks: int) -> Tensor:
     for amap in maps:
         _, _, n, m = amap.shape
         first = max(0, window + sinks - (m - n))  # the first query with a key behind its window and after the sinks
+        rows = amap.measure(OutsideMass(window, sinks), AheadMass(), rows=True).rows
+        if bool((rows["ahead_mass"] > 0).any()):
+            raise ConfigError(
+                "maps: queries see keys that come after them; expected causal maps (mask=Causal()), as a cache of past "
+                "tokens is for a model that reads from left to right"
+            )
         if first >= n:
             continue
-        outside = amap.measure(OutsideMass(window, sinks), rows=True).rows["outside_mass"][:, :, first:]
+        outside = rows["outside_mass"][:, :, first:]
         total += outside.double().sum((0, 2)).cpu()
         count += (amap.lse[:, :, first:] != -torch.inf).double().sum((0, 2)).cpu()
     if not count.all():
