@@ -218,3 +218,23 @@ def test_maps_that_do_not_fit_are_named():
         found.labels(0, 0, confidence=2)
     with pytest.raises(ConfigError, match="merge"):
         found.merge(hw.roles(maps))
+
+
+def test_a_role_of_many_heads_prints_a_small_table():
+    g = torch.Generator().manual_seed(0)
+    given = [torch.randn(3, 1, 12, 40, 8, generator=g) for _ in range(6)]
+    maps = [hw.attend(*qkv, mask=hw.Causal(), return_map=True)[1] for qkv in given]
+    found = hw.roles(maps, mentions=[hw.Mention(at, at % 3) for at in range(4, 40, 3)])
+    assert repr(found["next"]).endswith("\nof no head is it known on this input (72 heads)")
+    for shown in (*(score for name, score in found.items() if name != "next"), found.coreference):
+        lines = repr(shown).splitlines()
+        assert len(lines) == 11
+        assert max(map(len, lines)) <= 140
+        assert lines[-1] == "and 64 more of 72 heads"
+        assert "array" not in repr(shown)
+        assert shown._repr_html_().count("<tr>") == 9
+    mass = found["previous"].mass
+    best = np.unravel_index(mass.argmax(), mass.shape)
+    assert repr(found["previous"]).splitlines()[2].split()[:2] == [f"L{best[0]}H{best[1]}", f"{mass.max():.3f}"]
+    assert len(repr(found.keys())) < 250
+    assert list(found.items()) == list(zip(found.keys(), found.values(), strict=True))

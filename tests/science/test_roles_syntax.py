@@ -6,7 +6,8 @@ import torch
 
 import headwise as hw
 from headwise.errors import ConfigError, ShapeError, TextError
-from headwise.science.roles import Placed, parse_conllu
+from headwise.science.roles import Choice, Placed, parse_conllu
+from headwise.science.roles.show import choices
 
 SENTENCE = """# sent_id = 1
 # text = Don't feed the café's cats!
@@ -162,7 +163,7 @@ def test_heads_that_follow_arcs_are_found_and_beside_them_none():
     assert "obj, dependent → head" in [label.text for label in found.labels(1, 0)]
     for head in (2, 3):
         assert not [label for label in found.labels(0, head) if label.role == "syntax"]
-    assert "obj, dependent → head: head 0.0 is right in 100%" in repr(found)
+    assert "obj, dependent → head: L0H0 and L1H0 tie, right in 100% of " in repr(found)
     double = found.merge(found)
     assert double.syntax["obj, dependent → head"].count == 2 * up.count
     assert double.syntax["obj, dependent → head"].baseline == pytest.approx(up.baseline)
@@ -218,7 +219,7 @@ def test_coreference_beside_the_nearest_mention():
     assert 0.1 < choice.baseline < 0.5
     assert found.labels(0, 0)[0].role == "coreference"
     assert "coreference" not in [x.role for x in found.labels(0, 1)]
-    assert "coreference: head 0.0" in repr(found)
+    assert "coreference: L0H0 is right in 100%" in repr(found)
     assert found.merge(found).coreference.count == 2 * choice.count
     # With equal words for equal entities, the rule of equal heads is right always, and no head is better than that.
     words = [list(heads) for _ in range(3)]
@@ -255,3 +256,20 @@ def test_what_does_not_fit_is_named(options, error, message):
     _, amap = hw.attend(q, q, q, return_map=True)
     with pytest.raises(error, match=message):
         hw.roles(amap, **options)
+
+
+def test_ties_are_told_and_of_few_cases_no_head_is_named():
+    def choice(right, cases):
+        return Choice(np.array(right, dtype=float)[:, None], np.array([cases]), cases, {"offset −1": cases // 2})
+
+    one, two = choice([[1, 9], [12, 3]], 12), choice([[12, 9], [12, 3]], 12)
+    all_of_them, few = choice([[12, 12], [12, 12]], 12), choice([[1, 1], [1, 1]], 1)
+    lines = choices({"a": one, "b": two, "c": all_of_them, "d": few, "e": choice([[9, 0], [0, 0]], 9)})
+    assert lines == [
+        "a: L1H0 is right in 100% of 12 cases on this input; offset −1 in 50%",
+        "b: L0H0 and L1H0 tie, right in 100% of 12 cases on this input; offset −1 in 50%",
+        "c: 4 heads tie, right in 100% of 12 cases on this input; offset −1 in 50%",
+        "Fewer than 10 cases, too few to name a head: e (9); d (1)",
+    ]
+    assert choices({f"r{i}": few for i in range(9)})[0].endswith("r5 (1); and 3 more")
+    assert choices({"none": choice([[0, 0], [0, 0]], 0)}) == []

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from headwise.science.roles.definitions import CASES, MARGIN
+from headwise.science.roles.ranked import Ranked
 from headwise.science.roles.tally import Tally, plain, pooled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Choice:
-    """One question, asked of every head.
+    """One question, asked of every head. Prints the heads that are right most often.
 
     Attributes:
         right: right answers [layers, groups, heads]; cases: [groups], in how many cases there was something to choose;
@@ -68,6 +69,18 @@ class Choice:
         if self.count < CASES:
             return np.zeros(self.accuracy.shape, bool)
         return self.accuracy >= self.baseline + MARGIN
+
+    def ranked(self) -> Ranked:
+        """The heads that are right most often, as what is printed."""
+        rule = f"{self.rule or 'no rule'}: {self.baseline:.3f}" if self.count else "nothing to choose"
+        columns = {"right": self.accuracy, "confidence": self.confidence}
+        return Ranked(f"share of right answers in {self.count} of {self.asked} cases; {rule}", columns)
+
+    def __repr__(self) -> str:
+        return str(self.ranked())
+
+    def _repr_html_(self) -> str:
+        return self.ranked().html()
 
     @property
     def _tally(self) -> Tally:

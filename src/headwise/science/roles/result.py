@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,19 @@ class Roles(Mapping[str, RoleScore]):
 
     def __len__(self) -> int:
         return len(self._scores)
+
+    # Those of `Mapping` would print all of the table.
+    def keys(self) -> KeysView[str]:
+        """Names of the roles."""
+        return self._scores.keys()
+
+    def values(self) -> ValuesView[RoleScore]:
+        """Their scores."""
+        return self._scores.values()
+
+    def items(self) -> ItemsView[str, RoleScore]:
+        """Both."""
+        return self._scores.items()
 
     @property
     def rows(self) -> int:
@@ -146,7 +159,7 @@ class Roles(Mapping[str, RoleScore]):
             for i in range(layers)
         ]  # fmt: skip
         remarks = show.remarks(self.shape, self.rows, self.version, confidence)
-        return words, [*show.choices(self._asked, heads), *remarks]
+        return words, [*show.choices(self._asked), *remarks]
 
     @property
     def _asked(self) -> dict[str, Choice]:

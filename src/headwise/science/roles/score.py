@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from headwise.science.roles.definitions import Definition
+from headwise.science.roles.ranked import Ranked
 from headwise.science.roles.tally import Tally, plain
 
 
@@ -32,9 +33,10 @@ class Label:
         return f"{self.text} {self.score:.2f}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RoleScore:
-    """One role's score of every head; arrays are [layers, heads], NaN where no row is eligible.
+    """One role's score of every head; arrays are [layers, heads], NaN where no row is eligible. Prints the heads that
+    score most.
 
     Attributes:
         definition: what it is, its unit and threshold.
@@ -85,6 +87,21 @@ class RoleScore:
     @property
     def _drawn(self) -> tuple[np.ndarray, np.ndarray]:
         return self.tally.drawn()
+
+    def ranked(self) -> Ranked:
+        """The heads that score most, as what is printed."""
+        columns = {"score": self.mass, "uniform": self.uniform, "lift": self.lift, "rows": self.coverage}
+        if self.offset is not None:
+            columns |= {"offset": self.offset}
+        columns |= {"confidence": self.confidence}
+        d = self.definition
+        return Ranked(f"{d.word}: {d.what} ({d.unit}); a head plays it from {d.threshold:g} on", columns)
+
+    def __repr__(self) -> str:
+        return str(self.ranked())
+
+    def _repr_html_(self) -> str:
+        return self.ranked().html()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None where no row is eligible."""

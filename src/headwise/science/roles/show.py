@@ -10,7 +10,8 @@ from headwise.science.roles.score import RoleScore
 from headwise.science.roles.tally import DRAWS
 
 SHORT = {"separator": "sep.", "punctuation": "punct.", "duplicate": "same", "induction": "induct.", "local": "nearby"}
-LABELS = 2  # their column
+FEWEST = 10  # cases of which a best head is told
+NAMED = 6  # relations with fewer, by name
 
 
 Words = Sequence[Sequence[str]]  # [layers][heads], the labels of each head
@@ -39,17 +40,31 @@ def html(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) ->
     return f"<table><tr>{names}</tr>{rows}</table>" + "".join(f"<p>{escape(line)}</p>" for line in notes)
 
 
-def choices(asked: Mapping[str, Choice], heads: int) -> list[str]:
-    """For each relation, and for coreference, the head that is right most often."""
-    lines = []
+def choices(asked: Mapping[str, Choice]) -> list[str]:
+    """For each relation, and for coreference, the head that is right most often, or how many are; none where there
+    are fewer than FEWEST cases, of which any head may be right by chance."""
+    lines, few = [], []
     for name, choice in sorted(asked.items(), key=lambda item: -item[1].count):
-        if choice.count:
-            best = divmod(int(np.nan_to_num(choice.accuracy, nan=-1).argmax()), heads)
+        if choice.count >= FEWEST:
             lines.append(
-                f"{name}: head {best[0]}.{best[1]} is right in {choice.accuracy[best]:.0%} of {choice.count} cases on "
-                f"this input; {choice.rule or 'no rule'} in {choice.baseline:.0%}"
+                f"{name}: {_winner(choice)} of {choice.count} cases on this input; {choice.rule or 'no rule'} in "
+                f"{choice.baseline:.0%}"
             )
+        elif choice.count:
+            few.append(f"{name} ({choice.count})")
+    if few:
+        shown = "; ".join(few[:NAMED]) + (f"; and {len(few) - NAMED} more" if len(few) > NAMED else "")
+        lines.append(f"Fewer than {FEWEST} cases, too few to name a head: {shown}")
     return lines
+
+
+def _winner(choice: Choice) -> str:
+    accuracy = np.nan_to_num(choice.accuracy, nan=-1.0)
+    best = [f"L{layer}H{head}" for layer, head in np.argwhere(accuracy == accuracy.max())]
+    share = f"{accuracy.max():.0%}"
+    if len(best) == 1:
+        return f"{best[0]} is right in {share}"
+    return f"{' and '.join(best) if len(best) == 2 else f'{len(best)} heads'} tie, right in {share}"
 
 
 def remarks(shape: tuple[int, int], rows: int, version: str, confidence: float) -> list[str]:
