@@ -307,7 +307,7 @@ def broken(layer: int, head: int) -> Any:
 @pytest.mark.parametrize(("layer", "head"), [(0, 2), (1, 3)])
 @pytest.mark.parametrize("method", [gradient_importance, taylor_importance, ablation_importance])
 def test_the_head_that_is_not_finite_is_named(method: Callable, layer: int, head: int) -> None:
-    with pytest.raises(ConfigError, match=rf"batch 0; the first .* is that of head {head} of layer {layer} \('layers"):
+    with pytest.raises(ConfigError, match=rf"batch 0; the first .* is that of L{layer}H{head} \('layers"):
         method(broken(layer, head), vectors(), square_loss)
 
 
@@ -327,7 +327,7 @@ def test_a_head_without_which_the_loss_is_not_finite_is_named() -> None:
         hook.remove()
         return found[0][..., size : 2 * size]
 
-    with pytest.raises(ConfigError, match=r"gave -inf for batch 0 without head 1 of layer 1 \('layers.1'\)"):
+    with pytest.raises(ConfigError, match=r"gave -inf for batch 0 without L1H1 \('layers.1'\)"):
         ablation_importance(model, vectors(), loss_fn)
 
 
@@ -344,7 +344,7 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         hook.remove()
         return found[0].square().sum().sqrt()
 
-    with pytest.raises(ConfigError, match=r"gradient of head 0 of layer 0 \('layers.0'\) is not finite for batch 0"):
+    with pytest.raises(ConfigError, match=r"gradient of L0H0 \('layers.0'\) is not finite for batch 0"):
         gradient_importance(model, vectors(), loss_fn)
 
 

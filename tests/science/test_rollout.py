@@ -162,7 +162,10 @@ def test_flow_refuses_what_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "MOST_EDGES", 300)
     with pytest.raises(ConfigError, match=r"2 layers of 13 × 13.*rollout"):
         attention_flow(maps, 0)
-    for options, words in (({"position": 13}, "position=13"), ({"position": 0, "batch": 1}, "batch=1")):
+    for options, words in (
+        ({"position": 13}, "position=13: .* −13 to 12"),
+        ({"position": 0, "batch": 1}, "batch=1: .* 0 to 0"),
+    ):
         with pytest.raises(ConfigError, match=words):
             attention_flow(maps, **options)
     with pytest.raises(ConfigError, match="residual=-1"):

@@ -42,8 +42,10 @@ def attention_flow(
     csgraph, sparse = _scipy()
     layers = checked_maps(maps, square=True)
     b, _, n, _ = layers[0].shape
-    if not (-n <= position < n and 0 <= batch < b):
-        raise ConfigError(f"attention_flow(position={position}, batch={batch}): expected below {n} and {b}")
+    if not -n <= position < n:
+        raise ConfigError(f"position={position}: expected −{n} to {n - 1}")
+    if not 0 <= batch < b:
+        raise ConfigError(f"batch={batch}: expected 0 to {b - 1}")
     if not 0.0 <= residual <= 1.0:
         raise ConfigError(f"residual={residual}: expected 0 to 1")
     if len(layers) * n * n > MOST_EDGES:

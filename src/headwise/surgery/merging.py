@@ -38,7 +38,7 @@ class Merge:
         groups: key and value heads, by their numbers before, that became one, in the new order.
         queries: query heads by their numbers before, in the new order.
         lost_scores, lost_values: relative error of the matrices W_Q W_Kᵀ and of W_V W_O of all heads (√ of squared
-            sums, 0 to about 1): what is lost where inputs have no direction of their own.
+            sums; 0 is exact, and it can exceed 1): what is lost where inputs have no direction of their own.
     """
 
     module: str
@@ -68,8 +68,8 @@ class Merged:
             )
             for m in self.merges.values()
         ]  # fmt: skip
-        head = ("module", "key heads", "lost of scores", "lost of values", "shared by")
-        return f"{first}\n{aligned(head, rows)}"
+        head = ("module", "key heads", "error of W_Q W_Kᵀ", "error of W_V W_O", "shared by")
+        return f"{first}; errors are relative and can exceed 100 %\n{aligned(head, rows)}"
 
 
 def merge_kv(

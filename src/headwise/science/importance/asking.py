@@ -12,6 +12,7 @@ from headwise.anatomy.find import find_heads
 from headwise.anatomy.site import Change, HeadSite
 from headwise.anatomy.taps import record_heads
 from headwise.errors import ConfigError, ShapeError
+from headwise.science.importance.values import head_name
 
 LossFunction = Callable[[nn.Module, Any], Tensor]  # (model, batch) to the batch's mean loss, one number
 Progress = Callable[[int, int], None]  # told (done, all) after each run of the model
@@ -100,8 +101,8 @@ class Losses:
 
 
 def called(sites: Sequence[HeadSite], layer: int, head: int) -> str:
-    """A head in words."""
-    return f"head {head} of layer {layer} ({sites[layer].name!r})"
+    """A head, and the module that it is in."""
+    return f"{head_name((layer, head))} ({sites[layer].name!r})"
 
 
 def not_called(site: HeadSite) -> ConfigError:

@@ -107,11 +107,12 @@ class PruningCurve:
 
     def caption(self) -> str:
         """What the table shows, and what comes of it."""
-        count, points = len(self.random_losses), int(self._between.sum())
+        count, points, gone = len(self.random_losses), int(self._between.sum()), self.removable()
+        heads = f"all {gone} heads" if gone == self.total else f"{gone} of {self.total} heads"
         return (
-            f"heads removed by {self.method} (by={self.by!r}), and in {count} random orders; {self.removable()} of "
-            f"{self.total} go before the loss is 1 % up; better than the mean random order at "
-            f"{int(self.better.sum())} of {points} points, than every one at {int(self.better_than_all.sum())}"
+            f"heads removed by {self.method} (by={self.by!r}), and in {count} random orders; {heads} can go with the "
+            f"loss less than 1 % up; better than the average random order at {int(self.better.sum())} of {points} "
+            f"points, and than all of them at {int(self.better_than_all.sum())}"
         )
 
     def __str__(self) -> str:
