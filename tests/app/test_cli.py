@@ -97,7 +97,7 @@ def test_trace_and_measures_print() -> None:
         (["see", "--file", "latin.txt"], ["latin.txt", "not UTF-8", "0xe9", "offset 3"]),
         (["see", "--file", "empty.txt"], ["empty.txt", "is empty"]),
         (["see", "武", "--sort", "beauty"], ["sort='beauty'", "entropy"]),
-        (["see", "武", "--lang", "fr"], ["lang", "'fr'"]),
+        (["see", "武", "--lang", "fr", "--model", "nowhere"], ["lang='fr'", "'en' or 'zh'"]),  # before any work
         (["see", "武", "--model", "nowhere"], ["nowhere", "does not exist"]),
         (["see", "武", "--model", "cut.safetensors"], ["cut.safetensors", "truncated"]),
         (["write", "--prompt", ""], ["prompt", "empty"]),

@@ -33,7 +33,10 @@ def see(
     from headwise.see import see as look
     from headwise.views.html import write_report
     from headwise.views.terminal import print_report
+    from headwise.views.words import LANGUAGES
 
+    if lang not in LANGUAGES:
+        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
     if text is not None and file is not None:
         raise ConfigError("give the text or --file, not both")
     if file is not None:
