@@ -183,6 +183,7 @@ def test_padding_of_the_encoder_hides_no_query_of_the_decoder(name, named):
     tokens, real, _ = batch("right")
     seen = seen_by(model if named else None, (), lambda: model(tokens, attention_mask=real, decoder_input_ids=tokens))
     of = {module: key for key, module in model.named_modules()}
+    assert len(seen) == 6
     for call in seen:
         counted = int((call.map.lse != -torch.inf)[:, 0].sum())
         key = of[call.module]
