@@ -241,3 +241,17 @@ def test_no_number_depends_on_the_kernel():
             results.append(hw.roles(amap, tokens=ids, pieces=pieces))
     for name, score in results[0].items():
         np.testing.assert_allclose(score.mass, results[1][name].mass, atol=1e-6)
+
+
+def test_grouped_heads_laid_out_token_by_token():
+    """As a layer makes them: heads are the third axis in memory."""
+    g = torch.Generator().manual_seed(3)
+    q = torch.randn(2, 9, 4, 8, generator=g).transpose(1, 2)
+    k, v = torch.randn(2, 2, 9, 2, 8, generator=g).transpose(2, 3)
+    tokens = torch.randint(0, 4, (2, 9), generator=g)
+    laid, plain = (
+        hw.roles(hw.attend(*x, mask=hw.Causal(), return_map=True)[1], tokens=tokens)
+        for x in ((q, k, v), (q.contiguous(), k.contiguous(), v.contiguous()))
+    )
+    for name in plain:
+        np.testing.assert_allclose(laid[name].mass, plain[name].mass, rtol=1e-5)

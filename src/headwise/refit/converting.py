@@ -24,7 +24,7 @@ WHAT = {
     "svd": "what loses least of W_Q W_Kᵀ and W_V W_O, of heads that span alike spaces",
 }
 MERGED = (
-    Column("layer"), Column("key heads"), Column("lost of scores", "share"), Column("lost of values", "share"),
+    Column("layer"), Column("key heads"), Column("error of W_Q W_Kᵀ", "share"), Column("error of W_V W_O", "share"),
     Column("shared by"),
 )  # fmt: skip
 

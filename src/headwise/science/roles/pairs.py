@@ -19,7 +19,7 @@ def key_weights(amap: AttentionMap, sight: Sight, key: Tensor) -> Tensor:
     h_kv, d = amap.k.shape[1], amap.k.shape[3]
     at = key.to(amap.k.device).expand(b)
     vector = compute(amap.k)[torch.arange(b, device=at.device), :, at]  # [b, h_kv, d]
-    products = compute(amap.q).view(b, h_kv, -1, d) @ vector[..., None]
+    products = compute(amap.q).reshape(b, h_kv, -1, d) @ vector[..., None]
     keys = key[:, None, None].expand(-1, n, 1)
     return _weights(amap, logits(amap, products.view(b, h, n, 1), keys.to(at.device)), sight.sees(keys))[..., 0]
 
