@@ -258,8 +258,8 @@ def page(outcomes: list[Outcome], args: argparse.Namespace) -> str:
         f"({machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians, turn by turn; writing is one",
         "text, token by token).", "",
         f"**What chance does.** multi_head with {len(each)} seeds: {', '.join(f'{loss:.3f}' for loss in each)}.",
-        "Differences of that size mean nothing; the others were trained once. `per_head` and `contraction` are multi_head",
-        "in another form, and `convolution` reads ahead, so it cannot be a decoder.", "",
+        "Differences of that size mean nothing; the others were trained once. `per_head` and `contraction` are",
+        "multi_head in another form, and `convolution` reads ahead, so it cannot be a decoder.", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
