@@ -57,7 +57,7 @@ def prune(
 ) -> None:
     """Take heads out of a model: named ones, or the least important, with the curve of what it costs."""
     from headwise.refit.pruning import Choice, plan_pruning
-    from headwise.views.png import figure_class
+    from headwise.views.figure import figure_class
     from headwise.views.pruning import write_pruning
 
     choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))

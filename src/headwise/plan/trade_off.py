@@ -51,7 +51,7 @@ def trade_off(d_model: int, work: Work) -> Plan:
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
     """The table of `trade_off` as a PNG: memory and work over h, both axes logarithmic. Needs matplotlib."""
-    from headwise.views.png import figure_class
+    from headwise.views.figure import figure_class
 
     figure: Figure = figure_class()(figsize=(10.4, 4.7), layout="constrained", facecolor="white")
     memory, work = figure.subplots(1, 2)

@@ -10,7 +10,7 @@ import numpy as np
 from headwise.errors import ConfigError
 from headwise.science.history import NO_ROLE, HeadHistory
 from headwise.science.roles.definitions import DEFINITIONS
-from headwise.views.png import INK, LINE, MUTED, _drawable, _font, _plain, _save, figure_class
+from headwise.views.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def write_dynamics(
         CheckpointError: if the file is no record of heads. ConfigError: if matplotlib is missing, or nothing is in it.
     """
     found = history if isinstance(history, HeadHistory) else HeadHistory.read(history)
-    return _save(dynamics_figure(found, title=title), Path(path))
+    return save(dynamics_figure(found, title=title), Path(path))
 
 
 def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figure":
@@ -52,7 +52,7 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
     ]
     for axes, (name, values, top) in zip(grid.flat, panels, strict=False):
         _lines(axes, history, values)
-        axes.set_title(_drawable(name), loc="left", color=INK, fontproperties=_font(10))
+        axes.set_title(drawable(name), loc="left", color=INK, fontproperties=font(10))
         axes.set_ylim(0.0, 1.04 * top)
     _likeness(grid[1, 1], history)
     for axes in grid.flat:
@@ -61,13 +61,13 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
         for side in ("left", "bottom"):
             axes.spines[side].set_color(LINE)
         axes.grid(axis="y", color=LINE, linewidth=0.5)
-        _plain(axes)
+        plain(axes)
     for axes in grid[1]:
-        axes.set_xlabel("step", color=MUTED, fontproperties=_font(10))
+        axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
     _legend(figure, history)
     figure.suptitle(
-        _drawable(title or f"What every head does while it is trained: {history.title}"), x=0.01, ha="left", color=INK,
-        fontproperties=_font(12),
+        drawable(title or f"What every head does while it is trained: {history.title}"), x=0.01, ha="left", color=INK,
+        fontproperties=font(12),
     )  # fmt: skip
     return figure
 
@@ -76,9 +76,7 @@ def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
     """A line a head; the largest at the end carry their names."""
     layers, heads = history.shape
     if np.isnan(values).all():
-        axes.text(
-            0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=_font(10)
-        )
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
         return
     for at in np.ndindex(layers, heads):
         role = history.role(*at)
@@ -96,7 +94,7 @@ def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
             role = history.role(*at)
             axes.annotate(
                 f"L{at[0]}H{at[1]}", (history.steps[-1], last[at]), xytext=(4, 0), textcoords="offset points",
-                va="center", color=MUTED if role == NO_ROLE else _colour(role), fontproperties=_font(8),
+                va="center", color=MUTED if role == NO_ROLE else _colour(role), fontproperties=font(8),
                 annotation_clip=False,
             )  # fmt: skip
 
@@ -114,17 +112,15 @@ def _likeness(axes: "Axes", history: HeadHistory) -> None:
                     history.steps, values, style, color=colour, linewidth=1.6, marker=mark, label=f"{word}, {pairs}"
                 )
     what = "likeness of two heads' outputs, mean · held-out passage"
-    axes.set_title(_drawable(what), loc="left", color=INK, fontproperties=_font(10))
+    axes.set_title(drawable(what), loc="left", color=INK, fontproperties=font(10))
     if shown:
-        axes.legend(handles=shown, frameon=False, prop=_font(9), labelcolor=MUTED)
+        axes.legend(handles=shown, frameon=False, prop=font(9), labelcolor=MUTED)
     else:
-        axes.text(
-            0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=_font(10)
-        )
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
 
 
 def _unmeasured(axes: "Axes") -> None:
-    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=_font(10))
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
 
 
 def _legend(figure: "Figure", history: HeadHistory) -> None:
@@ -134,12 +130,12 @@ def _legend(figure: "Figure", history: HeadHistory) -> None:
     roles = [history.role(*at) for at in np.ndindex(*history.shape)]
     counts = sorted({role: roles.count(role) for role in roles}.items(), key=lambda one: (one[0] == NO_ROLE, -one[1]))
     handles = [
-        Line2D([], [], color=_colour(role), linewidth=2.0, label=_drawable(f"{_word(role)} ({count})"))
+        Line2D([], [], color=_colour(role), linewidth=2.0, label=drawable(f"{_word(role)} ({count})"))
         for role, count in counts
     ]
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, prop=_font(9),
-        labelcolor=MUTED, title="clearest role at the last step (heads)", title_fontproperties=_font(9),
+        handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, prop=font(9),
+        labelcolor=MUTED, title="clearest role at the last step (heads)", title_fontproperties=font(9),
     )  # fmt: skip
 
 

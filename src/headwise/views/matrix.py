@@ -9,7 +9,7 @@ import numpy as np
 from headwise.errors import ConfigError
 from headwise.science.similarity import HeadSimilarity
 from headwise.views.colours import stops
-from headwise.views.png import INK, LINE, MUTED, _drawable, _font, _plain, _save, figure_class
+from headwise.views.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ def write_matrix(
     Raises:
         ConfigError: if matplotlib is missing, or SciPy for the order "alike".
     """
-    return _save(matrix_figure(similarity, order=order, title=title), Path(path))
+    return save(matrix_figure(similarity, order=order, title=title), Path(path))
 
 
 def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: str | None = None) -> "Figure":
@@ -58,14 +58,14 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
         _layer_lines(axes, names)
     _ticks(axes, names)
     if directed:
-        axes.set_ylabel("writes", color=MUTED, fontproperties=_font(10))
+        axes.set_ylabel("writes", color=MUTED, fontproperties=font(10))
     if size > 1:
         _tell_diagonal(axes, directed)
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
     bar.outline.set_edgecolor(LINE)
-    bar.set_label(_drawable(similarity.unit), color=MUTED, fontproperties=_font(10))
-    _plain(bar.ax)
-    axes.set_title(_drawable(title or similarity.title), loc="left", pad=10, color=INK, fontproperties=_font(12))
+    bar.set_label(drawable(similarity.unit), color=MUTED, fontproperties=font(10))
+    plain(bar.ax)
+    axes.set_title(drawable(title or similarity.title), loc="left", pad=10, color=INK, fontproperties=font(12))
     return figure
 
 
@@ -95,7 +95,7 @@ def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
 
 def _tell_diagonal(axes: "Axes", directed: bool) -> None:
     words = f"{'reads   ·   ' if directed else ''}grey: a head with itself, which is not on the scale"
-    axes.set_xlabel(words, color=MUTED, fontproperties=_font(10))
+    axes.set_xlabel(words, color=MUTED, fontproperties=font(10))
 
 
 def _signed() -> list[tuple[float, str]]:
@@ -128,7 +128,7 @@ def _ticks(axes: "Axes", names: list[str]) -> None:
     if len(names) <= READABLE:
         size = float(np.clip(560 / len(names), 5.0, 9.5))
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_ticks(range(len(names)), names, color=INK, fontproperties=_font(size))
+            axis.set_ticks(range(len(names)), names, color=INK, fontproperties=font(size))
             axis.set_tick_params(length=0, pad=3)
         axes.tick_params(axis="x", rotation=90)
         return
@@ -138,4 +138,4 @@ def _ticks(axes: "Axes", names: list[str]) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(places, [names[i] for i in places])
     axes.tick_params(axis="x", rotation=90)
-    _plain(axes)
+    plain(axes)

@@ -5,19 +5,16 @@ weights above it are as dark as it gets.
 """
 
 import os
-import warnings
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
 from headwise.views.colours import stops
 from headwise.views.data import Passage, Report, visible
-from headwise.views.fonts import FAMILY, covered, font_path
+from headwise.views.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
 from headwise.views.ranges import colour_top, finite, halves, reduced
 
 if TYPE_CHECKING:
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 
 READABLE = 64  # tokens that can stand as ticks along an axis
 WITH_VALUES = 16  # texts so short get their weights written into the cells
-INK, MUTED, LINE, MASKED = "#1d1e26", "#63656f", "#dfddd3", "#f1efe8"
+MASKED = "#f1efe8"
 
 
 def write_pngs(
@@ -41,12 +38,12 @@ def write_pngs(
     total, written = len(report.passages) * (len(report.heads) + 1), []
     for k, passage in enumerate(report.passages):
         prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
-        written.append(_save(overview(report, passage), folder / f"{prefix}all-heads.png"))
+        written.append(save(overview(report, passage), folder / f"{prefix}all-heads.png"))
         for layer, head in report.heads:
             if step is not None:
                 step("drawing", len(written), total)
             picture = heat_map(report, passage, layer, head)
-            written.append(_save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
+            written.append(save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
     return written
 
 
@@ -64,11 +61,11 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int) -> "Figure
     pooled = f"largest weight of {passage.cell} × {passage.cell} tokens"
     _bar(figure, image, axes, "weight" if passage.cell == 1 else pooled, cut)
     _ticks(axes, passage)
-    axes.set_xlabel("key: what is looked at", color=MUTED, fontproperties=_font(10))
-    axes.set_ylabel("query: what looks", color=MUTED, fontproperties=_font(10))
+    axes.set_xlabel("key: what is looked at", color=MUTED, fontproperties=font(10))
+    axes.set_ylabel("query: what looks", color=MUTED, fontproperties=font(10))
     pattern = report.patterns[layer][head]
     title = f"Layer {layer}, head {head}" + (f": {pattern}" if pattern else "")
-    axes.set_title(_drawable(title), loc="left", pad=10, color=INK, fontproperties=_font(12))
+    axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
     if len(passage.tokens) <= WITH_VALUES and passage.cell == 1:
         _values(axes, image, weights, passage.causal)
     return figure
@@ -91,11 +88,11 @@ def overview(report: Report, passage: Passage) -> "Figure":
             axes.set_xticks([])
             axes.set_yticks([])
             pattern = report.patterns[layer][head].split(",")[0]
-            axes.set_xlabel(_drawable(_clipped(pattern, 22)), color=MUTED, labelpad=3, fontproperties=_font(7.5))
+            axes.set_xlabel(drawable(_clipped(pattern, 22)), color=MUTED, labelpad=3, fontproperties=font(7.5))
             if layer == 0:
-                axes.set_title(f"head {head}", color=INK, fontproperties=_font(9))
-        grid[layer, 0].set_ylabel(f"layer {layer}", color=INK, fontproperties=_font(9))
-    figure.suptitle(_drawable(_clipped(report.title, 12 * heads + 12)), color=INK, fontproperties=_font(12))
+                axes.set_title(f"head {head}", color=INK, fontproperties=font(9))
+        grid[layer, 0].set_ylabel(f"layer {layer}", color=INK, fontproperties=font(9))
+    figure.suptitle(drawable(_clipped(report.title, 12 * heads + 12)), color=INK, fontproperties=font(12))
     return figure
 
 
@@ -115,28 +112,19 @@ def loss_curve(
     for k, name in enumerate(names):
         losses = [entry["heldout"][name] for entry in log]
         colour = colours[14 + round(14 * k / max(1, len(names) - 1))]
-        axes.plot(steps, losses, color=colour, linewidth=2, label=_drawable(f"held out: {name}"))
+        axes.plot(steps, losses, color=colour, linewidth=2, label=drawable(f"held out: {name}"))
     if not names:
         axes.plot(steps, [entry["heldout_loss"] for entry in log], color=colours[22], linewidth=2, label="held out")
     _baselines(axes, baselines or {})
-    axes.set_xlabel("step", color=MUTED, fontproperties=_font(10))
-    axes.set_ylabel("loss, nats a token", color=MUTED, fontproperties=_font(10))
+    axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
+    axes.set_ylabel("loss, nats a token", color=MUTED, fontproperties=font(10))
     axes.grid(axis="y", color=LINE, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(LINE)
-    _plain(axes)
-    axes.legend(frameon=False, prop=_font(9))
-    _save(figure, Path(path))
-
-
-def figure_class() -> Any:
-    """matplotlib's Figure, or an error that says how to get it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("pictures need matplotlib: pip install 'headwise[view]'") from None
-    return Figure
+    plain(axes)
+    axes.legend(frameon=False, prop=font(9))
+    save(figure, Path(path))
 
 
 def _shown(passage: Passage) -> np.ndarray:
@@ -171,8 +159,8 @@ def _bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> N
     bar.ax.set_yticklabels(words)
     bar.ax.minorticks_off()
     bar.outline.set_edgecolor(LINE)
-    bar.set_label(label, color=MUTED, fontproperties=_font(10))
-    _plain(bar.ax)
+    bar.set_label(label, color=MUTED, fontproperties=font(10))
+    plain(bar.ax)
 
 
 def _values(axes: "Axes", image: Any, weights: np.ndarray, causal: bool) -> None:
@@ -181,15 +169,15 @@ def _values(axes: "Axes", image: Any, weights: np.ndarray, causal: bool) -> None
         if causal and j > i:
             continue
         ink = "white" if image.norm(weight) > 0.5 else INK
-        axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color=ink, fontproperties=_font(size))
+        axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color=ink, fontproperties=font(size))
 
 
 def _ticks(axes: "Axes", passage: Passage) -> None:
     n, cell = len(passage.tokens), passage.cell
     if cell == 1 and n <= READABLE:
-        words = [_drawable(_clipped(visible(token), 14)) for token in passage.tokens]
+        words = [drawable(_clipped(visible(token), 14)) for token in passage.tokens]
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_ticks(range(n), words, color=INK, fontproperties=_font(10.5))
+            axis.set_ticks(range(n), words, color=INK, fontproperties=font(10.5))
             axis.set_tick_params(length=0, pad=5)
         if any(len(word) > 2 for word in words):
             axes.tick_params(axis="x", rotation=90)
@@ -198,13 +186,7 @@ def _ticks(axes: "Axes", passage: Passage) -> None:
     places = range(0, n, step)
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks([p / cell for p in places], [f"{p:,}" for p in places])
-    _plain(axes)
-
-
-def _plain(axes: "Axes") -> None:
-    axes.tick_params(color=LINE, labelcolor=MUTED, length=3)
-    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-        label.set_fontproperties(_font(9))
+    plain(axes)
 
 
 def _baselines(axes: "Axes", losses: dict[str, float]) -> None:
@@ -218,48 +200,10 @@ def _baselines(axes: "Axes", losses: dict[str, float]) -> None:
     for name, loss in sorted(losses.items(), key=lambda item: item[1]):
         last = max(loss, last + apart)
         axes.annotate(
-            _drawable(f"{name} {loss:.2f}"), (1.01, last), xycoords=("axes fraction", "data"), va="center",
-            annotation_clip=False, color=MUTED, fontproperties=_font(8.5),
+            drawable(f"{name} {loss:.2f}"), (1.01, last), xycoords=("axes fraction", "data"), va="center",
+            annotation_clip=False, color=MUTED, fontproperties=font(8.5),
         )  # fmt: skip
 
 
 def _clipped(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _font(size: float) -> Any:
-    from matplotlib.font_manager import FontProperties
-
-    return FontProperties(family=_families(), size=size)
-
-
-@cache
-def _families() -> tuple[str, ...]:
-    """Our font for all, matplotlib's own for what it lacks. Known to matplotlib from then on, and used only by name."""
-    from matplotlib.font_manager import fontManager
-
-    if FAMILY not in {entry.name for entry in fontManager.ttflist}:
-        fontManager.addfont(str(font_path()))
-    return FAMILY, "DejaVu Sans"
-
-
-@cache
-def _known() -> frozenset[int]:
-    """Code points of both fonts."""
-    from matplotlib.font_manager import FontProperties, fontManager, get_font
-
-    other = get_font(fontManager.findfont(FontProperties(family="DejaVu Sans")))
-    return covered() | frozenset(other.get_charmap())
-
-
-def _drawable(text: str) -> str:
-    """The text with characters that no font has as U+XXXX, and no sign that matplotlib would take for TeX."""
-    return "".join(c if ord(c) in _known() else f"U+{ord(c):04X}" for c in text).replace("$", r"\$")
-
-
-def _save(figure: "Figure", path: Path) -> Path:
-    with atomic_path(path) as temporary, warnings.catch_warnings():
-        # Very small pictures leave the layout no room; they are drawn all the same.
-        warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
-        figure.savefig(temporary, dpi=130, format="png")
-    return path

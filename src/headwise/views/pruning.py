@@ -10,7 +10,7 @@ from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.science.importance import PruningCurve
 from headwise.views.colours import stops
-from headwise.views.png import INK, LINE, MUTED, figure_class
+from headwise.views.figure import INK, LINE, MUTED, figure_class
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
