@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 import headwise as hw
 from headwise.science.roles.definitions import LEFT
@@ -159,6 +159,24 @@ def test_scores_are_those_of_the_dense_weights(c):
 
 @settings(max_examples=80, deadline=None)
 @given(cases())
+@example(
+    {
+        "b": 1,
+        "h": 9,
+        "h_kv": 3,
+        "n": 1,
+        "m": 1,
+        "d": 1,
+        "mask": "causal",
+        "score": "sinks",
+        "vocabulary": 1,
+        "reach": 1,
+        "radius": 1,
+        "one_text": False,
+        "seed": 0,
+        "loud": 0.3,
+    }
+)  # a score that is small beside its log-sum-exp
 def test_the_best_offset_is_that_of_the_largest_weights(c):
     amap, weights, allowed, _ = built(c)
     b, h, n, m = amap.shape

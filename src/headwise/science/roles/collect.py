@@ -105,11 +105,13 @@ def _hits(amap: AttentionMap, largest: Tensor, scores: Tensor, seen: Tensor) -> 
     """Rows whose largest weight is the one at an offset, [b, h, n, offsets] of 0 and 1. None counts where two of these
     keys have it: no offset can be told then."""
     seen = seen.to(scores.device)
-    eps = 16 * torch.finfo(scores.dtype).eps  # both are sums of d products, in two orders
+    # Both are sums of d products, in two orders, and kernels keep the largest beside the log-sum-exp, sinks included.
+    eps = 16 * torch.finfo(scores.dtype).eps
     q, k = compute(amap.q).norm(dim=-1), compute(amap.k).norm(dim=-1)
     longest = torch.where(torch.isfinite(k), k, 0.0).amax(-1, keepdim=True)
     longest = longest.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    slack = eps * (q * longest * abs(amap.rule.scale) + largest.abs())
+    beside = torch.where(torch.isfinite(amap.lse), amap.lse.abs(), 0.0)
+    slack = eps * (q * longest * abs(amap.rule.scale) + largest.abs() + beside)
     top = seen & (scores >= (largest - slack)[..., None])
     return (top & (top.sum(-1, keepdim=True) == 1)).to(scores)
 
