@@ -25,7 +25,7 @@ from headwise.cache import KVCache
 from headwise.files import atomic_path
 from headwise.lm.checkpoint import load_model
 from headwise.lm.corpus import Corpus
-from headwise.lm.loss import next_token_loss
+from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.train import heldout_loss, train
 from headwise.views.figure import figure_class
@@ -206,8 +206,7 @@ def _speeds(decoders: dict[str, Decoder], corpus: Corpus, args: argparse.Namespa
 
 def _training_step(decoder: Decoder, batch: Tensor) -> None:
     decoder.train()
-    hidden, _ = decoder.hidden(batch[:, :-1])
-    next_token_loss(hidden.flatten(0, 1), decoder.embedding.weight, batch[:, 1:].flatten()).backward()
+    mean_loss(decoder, batch).backward()
     decoder.zero_grad()
 
 

@@ -19,15 +19,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import headwise as hw
 from headwise.files import atomic_path
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.corpus import Corpus, read_text
-from headwise.lm.loss import next_token_loss
+from headwise.lm.loss import mean_loss
 from headwise.lm.probes import frequent_characters, probe_repeats
 from headwise.lm.watch_heads import HEADS_FILE
+from headwise.science.given import head_name
 from headwise.science.roles import DEFINITIONS
 from headwise.science.similarity import HeadSimilarity
 from headwise.views.dynamics import write_dynamics
@@ -90,16 +91,10 @@ class Tour:
         """By five methods, on the even batches."""
         decoder, fit = self.model[0], self.batches[0 : 2 * self.sizes.batches : 2]
         return [
-            hw.gradient_importance(decoder, fit, loss),
-            hw.taylor_importance(decoder, fit, loss),
-            *(hw.ablation_importance(decoder, fit, loss, by=by) for by in ("zero", "mean", "resample")),
+            hw.gradient_importance(decoder, fit, mean_loss),
+            hw.taylor_importance(decoder, fit, mean_loss),
+            *(hw.ablation_importance(decoder, fit, mean_loss, by=by) for by in ("zero", "mean", "resample")),
         ]
-
-
-def loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """Nats a token."""
-    hidden, _ = model.hidden(ids[:, :-1])  # type: ignore[operator]
-    return next_token_loss(hidden.flatten(0, 1), model.embedding.weight, ids[:, 1:].flatten())  # type: ignore[union-attr]
 
 
 def roles(tour: Tour) -> str:
@@ -168,13 +163,13 @@ def importance(tour: Tour) -> str:
     """Which heads the loss needs, asked in five ways."""
     found = tour.importances
     body = [
-        [x.method, ", ".join(_head(h) for h in x.order()[::-1][:4]), ", ".join(map(_head, x.order()[:4]))]
+        [x.method, *(", ".join(head_name(*h) for h in order[:4]) for order in (x.order()[::-1], x.order()))]
         for x in found
     ]
     agreement = hw.rank_agreement(found)
     head, rows = agreement.table()
     worst = found[2].order()[::-1][:3]
-    rises = ", ".join(f"{_head(h)} {found[2].values[h[0]][h[1]]:+.3f}" for h in worst)
+    rises = ", ".join(f"{head_name(*h)} {found[2].values[h[0]][h[1]]:+.3f}" for h in worst)
     return "\n\n".join(
         [
             table(["method", "needed most", "needed least"], body),
@@ -190,7 +185,7 @@ def pruning(tour: Tour) -> str:
     judge = tour.batches[1 : 2 * tour.sizes.batches : 2]
     zero = tour.importances[2]
     points = sorted({1, 2, 3, *range(0, len(zero.flat) + 1, tour.sizes.every)})
-    curve = hw.pruning_curve(tour.model[0], judge, loss, zero, points=points, random_orders=tour.sizes.orders)
+    curve = hw.pruning_curve(tour.model[0], judge, mean_loss, zero, points=points, random_orders=tour.sizes.orders)
     write_pruning(curve, tour.pictures / "heads_pruning.png", limit=0.01)
     head, body = curve.table()
     every = max(1, len(body) // 8)
@@ -313,10 +308,6 @@ def _mean(x: HeadSimilarity) -> float:
 def _best(values: np.ndarray, count: int) -> str:
     at = [np.unravel_index(k, values.shape) for k in np.argsort(-values, axis=None)[:count]]
     return ", ".join(f"L{i}H{j} {values[i, j]:.2f}" for i, j in at)
-
-
-def _head(head: tuple[int, int]) -> str:
-    return f"L{head[0]}H{head[1]}"
 
 
 def main() -> int:

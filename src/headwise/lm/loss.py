@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from headwise.lm.model import Decoder
+
 ROWS = 1024  # tokens whose logits are held at once: they stay in the cache
 
 
@@ -23,6 +25,18 @@ def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, dtype: t
         logits = (rows.to(dtype) @ weight.to(dtype).T).float()
         total += nn.functional.cross_entropy(logits, wanted, reduction="sum")
     return total / len(targets)
+
+
+def mean_loss(model: nn.Module, windows: Tensor, precision: str = "float32") -> Tensor:
+    """Nats a token of a `Decoder` on windows [w, tokens + 1], with its graph where gradients are on.
+
+    precision: "bfloat16" runs the products in bfloat16, or "float32".
+    """
+    assert isinstance(model, Decoder)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+        hidden, _ = model.hidden(windows[:, :-1])
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    return next_token_loss(hidden.flatten(0, 1), model.embedding.weight, windows[:, 1:].flatten(), dtype=dtype)
 
 
 class _Loss(torch.autograd.Function):

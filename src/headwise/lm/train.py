@@ -18,7 +18,7 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path
 from headwise.lm.checkpoint import MODEL_FILE, header_of, load_model, read, save_model, unpack, write
 from headwise.lm.corpus import Corpus, step_seed
-from headwise.lm.loss import next_token_loss
+from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.schedule import learning_rate_factor, read_shares, share_at
 from headwise.lm.watch_heads import HeadWatcher
@@ -164,7 +164,7 @@ def heldout_loss(decoder: Decoder, windows: Sequence[Tensor], precision: str = "
     losses = []
     with torch.no_grad():
         for group in windows:
-            parts = [_loss(decoder, batch, precision).item() * len(batch) for batch in group.split(16)]
+            parts = [mean_loss(decoder, batch, precision).item() * len(batch) for batch in group.split(16)]
             losses.append(sum(parts) / len(group))
     decoder.train(training)
     return losses
@@ -176,7 +176,7 @@ def _step(run: "_Run", batch: Tensor, lr: float, seed: int, precision: str) -> f
     for group in optimizer.param_groups:
         group["lr"] = lr
     decoder.train()
-    loss = _loss(decoder, batch, precision)
+    loss = mean_loss(decoder, batch, precision)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
@@ -185,13 +185,6 @@ def _step(run: "_Run", batch: Tensor, lr: float, seed: int, precision: str) -> f
     if not math.isfinite(value):
         raise ConfigError(f"the loss became {value} at step {run.step}; start again with a smaller --lr than {lr:g}")
     return value
-
-
-def _loss(decoder: Decoder, batch: Tensor, precision: str) -> Tensor:
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
-        hidden, _ = decoder.hidden(batch[:, :-1])
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    return next_token_loss(hidden.flatten(0, 1), decoder.embedding.weight, batch[:, 1:].flatten(), dtype=dtype)
 
 
 class _Run:

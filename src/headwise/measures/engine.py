@@ -11,6 +11,7 @@ from headwise.measures.base import Measure, RowMeasure
 from headwise.measures.registry import resolve
 from headwise.rule import Rule
 from headwise.statistics import Statistic
+from headwise.tables import as_html, as_text
 from headwise.tiles import Progress, stream
 
 
@@ -79,15 +80,10 @@ class Measurements(Mapping[str, Tensor]):
         return head, body
 
     def __repr__(self) -> str:
-        head, body = self.table()
-        widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
-        lines = [" ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *body]]
-        return "\n".join(lines)
+        return as_text(*self.table())
 
     def _repr_html_(self) -> str:
-        head, body = self.table()
-        rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in body)
-        return f"<table><tr>{''.join(f'<th>{name}</th>' for name in head)}</tr>{rows}</table>"
+        return as_html(*self.table())
 
 
 def statistics_for(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:

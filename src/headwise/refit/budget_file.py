@@ -29,7 +29,7 @@ def save_budget(found: Budget, path: str | os.PathLike[str]) -> None:
 
 
 def read_budget(path: str | os.PathLike[str]) -> Budget:
-    """A budget that `save_budget` or `headwise budget` wrote: `caches()` and `masks()` go into a model.
+    """A budget that `save_budget` or `headwise budget` wrote: its `caches()` go into a model.
 
     CheckpointError if the file is missing or is something else.
     """

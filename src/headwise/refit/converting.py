@@ -11,7 +11,7 @@ from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
 from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.refit.judging import Step
-from headwise.refit.sizes import Heads, cost_table, expected_cache_bytes, expected_parameters
+from headwise.refit.sizes import Heads, cost_table, expected
 from headwise.refit.source import Source
 from headwise.refit.texts import Texts
 from headwise.surgery import merge_kv
@@ -49,16 +49,6 @@ class Conversion:
         """Query heads and key heads of each layer."""
         return {i: (site.num_heads, site.num_kv_heads) for i, site in enumerate(find_heads(self.model))}
 
-    @property
-    def parameters(self) -> int:
-        """Expected, by formula."""
-        return expected_parameters(self.source.decoder, self.after)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Of a token, expected, by formula, in float32."""
-        return expected_cache_bytes(self.source.decoder, self.after)
-
     def shown(self) -> Plan:
         """As tables."""
         facts = (
@@ -74,10 +64,10 @@ class Conversion:
             for i, merge in enumerate(self.merges.values())
         ]  # fmt: skip
         note = "Lost: relative error of the matrices W_Q W_Kᵀ and W_V W_O, where inputs have no direction of their own."
-        expected = "What is expected before healing: loss measured, the rest by formula"
+        title = "What is expected before healing: loss measured, the rest by formula"
         tables = (
             Table("merges", "Key and value heads", MERGED, tuple(rows), note=note),
-            cost_table(expected, self.source.decoder, "merged", self.after, self.losses),
+            cost_table(title, self.source.decoder, "merged", self.after, self.losses),
         )
         return Plan("The plan: key and value heads that are shared", facts, tables)
 
@@ -89,8 +79,7 @@ class Conversion:
             "lost_scores": [merge.lost_scores for merge in self.merges.values()],
             "lost_values": [merge.lost_values for merge in self.merges.values()],
             "expected": {
-                "loss_now": self.losses[0], "loss": self.losses[1], "parameters": self.parameters,
-                "cache_bytes": self.cache_bytes,
+                "loss_now": self.losses[0], "loss": self.losses[1], **expected(self.source.decoder, self.after),
             },
         }  # fmt: skip
 

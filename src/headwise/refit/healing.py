@@ -1,8 +1,9 @@
 """A short training of a changed model on the text, before it is written."""
 
+from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.refit.judging import Step
-from headwise.refit.texts import Texts, mean_loss
+from headwise.refit.texts import Texts
 from headwise.surgery import heal
 from headwise.surgery.healing import Step as Healing
 

@@ -14,7 +14,6 @@ from headwise.cache import KVCache
 from headwise.cache.base import Cache
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
-from headwise.masks import Mask
 from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.refit.texts import Texts
 from headwise.science.importance.values import standard_error
@@ -47,10 +46,6 @@ class Candidate:
     def caches(self) -> Sequence[Cache]:
         """New caches, one a layer."""
         return [KVCache() for _ in self.decoder.blocks] if self.budget is None else self.budget.caches()
-
-    def masks(self) -> Sequence[Mask] | None:
-        """What goes with the caches."""
-        return None if self.budget is None else self.budget.masks()
 
     def losses(self, batches: Sequence[Tensor]) -> list[float]:
         """Mean loss of each batch, in nats a token; with a budget, through its caches, half a window at a time."""
@@ -147,10 +142,10 @@ def judge(candidates: Sequence[Candidate], texts: Texts, step: Step) -> Verdict:
 @torch.no_grad()
 def _timed(one: Candidate, prompt: Tensor, written: int) -> tuple[float, float, float]:
     """Seconds to read the prompt, seconds to write, and bytes of the cache for each token that it has seen."""
-    caches, masks = one.caches(), one.masks()
+    caches = one.caches()
 
     def next_token(ids: Tensor) -> Tensor:
-        hidden, _ = one.decoder.hidden(ids, mask=masks, caches=caches)
+        hidden, _ = one.decoder.hidden(ids, caches=caches)
         return torch.nn.functional.linear(hidden[:, -1], one.decoder.embedding.weight).argmax(-1, keepdim=True)
 
     begun = time.perf_counter()

@@ -1,7 +1,6 @@
 """Heads that go: which, why, what that is expected to cost; and the model without them."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +8,14 @@ import numpy as np
 
 from headwise.anatomy import HeadSite, find_heads
 from headwise.errors import ConfigError
+from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.plan.tables import Column, Plan, Table, Value
 from headwise.refit.judging import Step
 from headwise.refit.ranking import METHODS, Order, named_heads, order_of, rank
-from headwise.refit.sizes import Heads, cost_table, expected_cache_bytes, expected_parameters
+from headwise.refit.sizes import Heads, cost_table, expected
 from headwise.refit.source import Source
-from headwise.refit.texts import Texts, mean_loss
+from headwise.refit.texts import Texts
 from headwise.science.importance import HeadImportance, PruningCurve, pruning_curve
 from headwise.science.importance.values import Head
 from headwise.surgery import prune
@@ -82,23 +82,13 @@ class Pruning:
         return found
 
     @property
-    def parameters(self) -> int:
-        """Expected, by formula."""
-        return expected_parameters(self.source.decoder, self.after)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Of a token, expected, by formula, in float32."""
-        return expected_cache_bytes(self.source.decoder, self.after)
-
-    @property
     def loss(self) -> float:
         """Expected: the curve's where so many heads are gone."""
         return float(self.curve.loss[list(self.curve.removed).index(len(self.heads))])
 
     def apply(self) -> Decoder:
         """The model without these heads, a copy."""
-        model = prune(self.source.decoder, _by_layer(self.heads)).model
+        model = prune(self.source.decoder, self.heads).model
         assert isinstance(model, Decoder)
         return model
 
@@ -121,11 +111,12 @@ class Pruning:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
+        source = self.source
         return {
-            "command": "prune", "model": self.source.name, "text": self.texts.name, "by": self.by,
+            "command": "prune", "model": source.name, "text": self.texts.name, "by": self.by,
             "heads": [list(head) for head in self.heads],
             "importance": None if self.importance is None else self.importance.to_dict(),
-            "expected": {"loss": self.loss, "parameters": self.parameters, "cache_bytes": self.cache_bytes},
+            "expected": {"loss": self.loss, **expected(source.decoder, self.after)},
             "curve": self.curve.to_dict(),
         }  # fmt: skip
 
@@ -203,7 +194,7 @@ def plan_pruning(
 
     if choice.heads is not None:
         named = named_heads(choice.heads, sites)
-        prune(decoder, _by_layer(named))  # raises for what is not grouped evenly, before anything takes long
+        prune(decoder, named)  # raises for what is not grouped evenly, before anything takes long
         rest = [(i, head) for i, site in enumerate(sites) for head in range(site.num_heads) if (i, head) not in named]
         curve = pruning_curve(
             decoder, texts.foretell, mean_loss, [*named, *rest], points=[len(named)], random_orders=orders,
@@ -269,10 +260,3 @@ def _spread(counts: list[int]) -> list[int]:
     if len(counts) <= MOST_POINTS:
         return counts
     return [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]
-
-
-def _by_layer(heads: Sequence[Head]) -> dict[str | int, list[int]]:
-    found: dict[str | int, list[int]] = {}
-    for layer, head in heads:
-        found.setdefault(layer, []).append(head)
-    return found

@@ -8,8 +8,8 @@ import torch
 
 from headwise.anatomy import HeadSite
 from headwise.errors import ConfigError
+from headwise.lm.loss import mean_loss
 from headwise.refit.judging import Step
-from headwise.refit.texts import mean_loss
 from headwise.science.importance import (
     HeadImportance,
     ablation_importance,

@@ -28,6 +28,14 @@ def expected_cache_bytes(decoder: Decoder, heads: Mapping[int, Heads], size: int
     return size * sum(counts_in(decoder, layer, heads.get(layer)).cache for layer in range(len(decoder.blocks)))
 
 
+def expected(decoder: Decoder, heads: Mapping[int, Heads]) -> dict[str, int]:
+    """Parameters, and bytes of a token in float32 caches, of the model with so many heads in these layers."""
+    return {
+        "parameters": expected_parameters(decoder, heads),
+        "cache_bytes": expected_cache_bytes(decoder, heads),
+    }
+
+
 def cost_table(
     title: str, decoder: Decoder, name: str, heads: Mapping[int, Heads], losses: tuple[float, float]
 ) -> Table:

@@ -6,12 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.errors import ConfigError, TextError
 from headwise.lm.corpus import HELD_OUT, Corpus
-from headwise.lm.loss import next_token_loss
-from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 
 TOGETHER = 2  # windows in a batch: the unit over which losses vary, so that a difference has a standard error
@@ -64,13 +62,6 @@ def split_text(
     parts = [decide, _evenly(held[0::2], windows), _evenly(held[1::2], 4 * windows)]
     batches = [tuple(part.split(TOGETHER)) for part in parts]
     return Texts(Path(file).name, context, batches[0], batches[1], batches[2], corpus)
-
-
-def mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    """Nats a token of a decoder on windows [w, context + 1], with its graph where gradients are on."""
-    assert isinstance(model, Decoder)
-    hidden, _ = model.hidden(windows[:, :-1])
-    return next_token_loss(hidden.flatten(0, 1), model.embedding.weight, windows[:, 1:].flatten())
 
 
 def _evenly(windows: Tensor, most: int) -> Tensor:

@@ -18,6 +18,11 @@ Weights = Mapping[str, Tensor]
 SIDES = {"q": "[h, d_model, d_k]", "k": "[h_kv, d_model, d_k]", "v": "[h_kv, d_model, d_v]", "o": "[h, d_v, d_model]"}
 
 
+def head_name(layer: int, head: int) -> str:
+    """L0H3: head 3 of layer 0."""
+    return f"L{layer}H{head}"
+
+
 def head_names(counts: Sequence[int], letter: str = "H") -> tuple[str, ...]:
     """L0H0, L0H1, …: layer by layer, `counts` heads each."""
     return tuple(f"L{layer}{letter}{head}" for layer, count in enumerate(counts) for head in range(count))

@@ -16,8 +16,9 @@ import numpy as np
 
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path
+from headwise.science.given import head_name
 from headwise.science.roles.definitions import DEFINITIONS
-from headwise.science.table import as_html, as_text
+from headwise.tables import as_html, as_text
 
 FORMAT = "headwise-heads-1"
 DIGITS = 5  # of the numbers in a file
@@ -162,7 +163,7 @@ class HeadHistory:
                 )
             ]  # fmt: skip
             body.append([
-                f"L{at[0]}H{at[1]}", DEFINITIONS[role].word if role in DEFINITIONS else "·",
+                head_name(*at), DEFINITIONS[role].word if role in DEFINITIONS else "·",
                 "—" if since is None else f"{since:,}", *("—" if np.isnan(x) else f"{x:.2f}" for x in numbers),
             ])  # fmt: skip
         return ["head", "role at the end", "since step", "previous", "induction", "entropy"], body

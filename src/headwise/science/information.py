@@ -15,7 +15,7 @@ from headwise.map import AttentionMap
 from headwise.science.given import checked_maps, checked_outputs, counts, head_names
 from headwise.science.moments import Whitening, centred, check_shrinkage, check_tokens, surplus, whitening
 from headwise.science.spectrum import effective_rank, map_spectrum
-from headwise.science.table import as_html, as_text
+from headwise.tables import as_html, as_text
 
 COLUMNS = {  # name → what it is, with its unit
     "output_rank": "effective rank of the output, dimensions; at most d_v (Roy & Vetterli 2007)",

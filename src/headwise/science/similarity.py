@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
-from headwise.science.table import as_html, as_text
+from headwise.tables import as_html, as_text
 
 MOST_GROUPS = 64  # that `groups()` tries by itself
 

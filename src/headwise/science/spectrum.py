@@ -11,8 +11,8 @@ from headwise.map import AttentionMap
 from headwise.measures import RowMeasure
 from headwise.rule import Rule
 from headwise.science.given import checked_maps
-from headwise.science.table import as_html, as_text
 from headwise.statistics import SQUARES, Statistic
+from headwise.tables import as_html, as_text
 from headwise.tiles import Tile
 
 SPARE = 8  # columns beyond those wanted, which make the wanted ones good

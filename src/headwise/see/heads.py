@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.anatomy import find_heads
 from headwise.errors import ConfigError
-from headwise.lm.loss import next_token_loss
+from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.map import AttentionMap
 from headwise.science.divergence import map_divergence
@@ -56,8 +56,8 @@ def importance(decoder: Decoder, ids: Tensor, places: Places, progress: Progress
         return []
     try:
         sites = find_heads(decoder)
-        without = ablation_importance(decoder, windows, _loss, sites=sites, progress=progress)
-        slope = gradient_importance(decoder, windows, _loss, sites=sites)
+        without = ablation_importance(decoder, windows, mean_loss, sites=sites, progress=progress)
+        slope = gradient_importance(decoder, windows, mean_loss, sites=sites)
     except ConfigError:
         return []  # heads that depend on each other have no masks of their own
     on = f" On {len(windows)} windows of {decoder.config.context} tokens." if len(windows) > 1 else ""
@@ -76,12 +76,6 @@ def _windows(ids: Tensor, context: int) -> list[Tensor]:
     last = len(ids) - context - 1
     starts = np.unique(np.linspace(0, last, min(WINDOWS, last // context + 2)).astype(int))
     return [ids[None, start : start + context + 1] for start in starts.tolist()]
-
-
-def _loss(decoder: nn.Module, ids: Tensor) -> Tensor:
-    assert isinstance(decoder, Decoder)
-    hidden, _ = decoder.hidden(ids[:, :-1])
-    return next_token_loss(hidden.flatten(0, 1), decoder.embedding.weight, ids[:, 1:].flatten())
 
 
 def _comparison(found: HeadSimilarity, places: Places, name: str, description: str) -> Comparison:

@@ -73,11 +73,11 @@ class Budget:
     tokens: int
 
     def caches(self, *, stored: str | None = None) -> list[BudgetCache]:
-        """New caches, one a layer, to be given with `masks()` at every step."""
+        """New caches, one a layer; layers mask by themselves what they do not hold."""
         return [BudgetCache(windows, self.sinks, stored=stored) for windows in self.windows]
 
     def masks(self) -> list[HeadWindows]:
-        """What each layer's queries may still see; join it with `Causal()` (`Decoder` does)."""
+        """What each layer's queries may still see in a full pass; join it with `Causal()` (`Decoder` does)."""
         found = []
         for windows, kept in zip(self.windows, self.kept, strict=True):
             group = len(kept) // len(windows)
@@ -180,8 +180,8 @@ def budget_effect(model: nn.Module, batches: Iterable[Tensor], found: Budget, *,
     """The loss of foretelling the next token, with all tokens and with what the budget leaves of them.
 
     Args:
-        model: takes model(ids, mask=[one a layer], caches=[one a layer]) and gives logits [b, n, vocabulary], as
-            `Decoder` does; in eval mode.
+        model: takes model(ids, mask=[one a layer]) and model(ids, caches=[one a layer]) and gives logits
+            [b, n, vocabulary], as `Decoder` does; in eval mode.
         batches: token ids [b, n], n at least 2.
         step: None computes a full pass with the budget's masks; a number sends so many tokens at a time through the
             budget's caches, which gives the same and holds less.
@@ -197,8 +197,8 @@ def budget_effect(model: nn.Module, batches: Iterable[Tensor], found: Budget, *,
         if step is None:
             logits = model(ids, mask=found.masks())
         else:
-            caches, masks = found.caches(), found.masks()
-            logits = torch.cat([model(part, mask=masks, caches=caches) for part in ids.split(step, 1)], 1)
+            caches = found.caches()
+            logits = torch.cat([model(part, caches=caches) for part in ids.split(step, 1)], 1)
         full, short = full + _loss(model(ids), ids), short + _loss(logits, ids)
         tokens += ids[:, 1:].numel()
     if not tokens:

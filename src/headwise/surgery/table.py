@@ -4,17 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
+from headwise.tables import as_text
+
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1) -> str:
     """Columns under their headings; the first `words` columns hold words and stand left, numbers stand right."""
-    lines = [list(head), *([str(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i < words else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return as_text(head, [[str(cell) for cell in row] for row in rows], words=words, gap="  ")
 
 
 def numbers(values: Iterable[int], most: int = 12) -> str:

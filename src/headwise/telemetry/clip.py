@@ -28,7 +28,7 @@ from headwise.anatomy import HeadSite, Part, find_heads
 from headwise.errors import ConfigError
 from headwise.heads.latent import LatentAttention
 from headwise.heads.talking_heads import TalkingHeadsAttention
-from headwise.science.table import as_html, as_text
+from headwise.tables import as_html, as_text
 from headwise.telemetry.record import Record, Reduced
 
 

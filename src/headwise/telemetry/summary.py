@@ -1,6 +1,5 @@
 """The numbers of every head of every layer, of one step or of many: what a record gives."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.science.table import as_html, as_text
+from headwise.tables import as_html, as_text, plain
 
 NONFINITE = ("rows", "queries", "keys", "values")  # what NaN and infinity are counted in, for each head
 
@@ -81,7 +80,7 @@ class Summary(Mapping[str, Tensor]):
         for layer in self.layers:
             at = [i for i, (name, _) in enumerate(self.places) if name == layer]
             entry: dict[str, Any] = {"heads": [self.places[i][1] for i in at]}
-            entry |= {name: _plain(self.numbers[at, i].tolist()) for i, name in enumerate(self.names)}
+            entry |= {name: plain(self.numbers[at, i].numpy()) for i, name in enumerate(self.names)}
             if bool(self.nonfinite[at].any()):
                 entry["nonfinite"] = {
                     what: self.nonfinite[at, i].long().tolist() for i, what in enumerate(NONFINITE)
@@ -145,7 +144,3 @@ class History(Sequence[Summary]):
         if not self._summaries:
             return "History(no step measured yet)"
         return f"History({len(self)} steps, {self.steps[0]} to {self.steps[-1]}; {', '.join(self._summaries[-1])})"
-
-
-def _plain(values: list[float]) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwise.errors import ConfigError
+from headwise.science.given import head_name
 from headwise.science.history import NO_ROLE, HeadHistory
 from headwise.science.roles.definitions import DEFINITIONS
 from headwise.views.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
@@ -93,7 +94,7 @@ def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
             placed.append(float(last[at]))
             role = history.role(*at)
             axes.annotate(
-                f"L{at[0]}H{at[1]}", (history.steps[-1], last[at]), xytext=(4, 0), textcoords="offset points",
+                head_name(*at), (history.steps[-1], last[at]), xytext=(4, 0), textcoords="offset points",
                 va="center", color=MUTED if role == NO_ROLE else _colour(role), fontproperties=font(8),
                 annotation_clip=False,
             )  # fmt: skip

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from headwise.errors import ConfigError
-from headwise.science.importance.values import HeadImportance, plain
-from headwise.science.table import as_html, as_text
+from headwise.science.importance.values import HeadImportance
+from headwise.tables import as_html, as_text, plain
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Agreement:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; NaN becomes None."""
-        matrices = {name: [plain(row) for row in getattr(self, name)] for name in ("rho", "low", "high", "p")}
+        matrices = {name: plain(getattr(self, name)) for name in ("rho", "low", "high", "p")}
         return {"methods": list(self.methods), "heads": self.heads, "confidence": self.confidence, **matrices}
 
     def table(self) -> tuple[list[str], list[list[str]]]:

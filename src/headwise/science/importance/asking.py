@@ -12,7 +12,7 @@ from headwise.anatomy.find import find_heads
 from headwise.anatomy.site import Change, HeadSite
 from headwise.anatomy.taps import record_heads
 from headwise.errors import ConfigError, ShapeError
-from headwise.science.importance.values import head_name
+from headwise.science.given import head_name
 
 LossFunction = Callable[[nn.Module, Any], Tensor]  # (model, batch) to the batch's mean loss, one number
 Progress = Callable[[int, int], None]  # told (done, all) after each run of the model
@@ -102,7 +102,7 @@ class Losses:
 
 def called(sites: Sequence[HeadSite], layer: int, head: int) -> str:
     """A head, and the module that it is in."""
-    return f"{head_name((layer, head))} ({sites[layer].name!r})"
+    return f"{head_name(layer, head)} ({sites[layer].name!r})"
 
 
 def not_called(site: HeadSite) -> ConfigError:

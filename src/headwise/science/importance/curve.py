@@ -9,10 +9,11 @@ from torch import nn
 
 from headwise.anatomy.site import HeadSite
 from headwise.errors import ConfigError
+from headwise.science.given import head_name
 from headwise.science.importance.asking import Losses, LossFunction, Progress, asked, held_still
 from headwise.science.importance.removal import Removal, checked_heads
-from headwise.science.importance.values import Head, HeadImportance, head_name, standard_error
-from headwise.science.table import as_html, as_text
+from headwise.science.importance.values import Head, HeadImportance, standard_error
+from headwise.tables import as_html, as_text
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class PruningCurve:
                 against = [f"{chance.mean():.4f}", f"{chance.min():.4f}", f"{chance.max():.4f}", word]
             error = "" if np.isnan(self.errors[i]) else f"{100 * self.errors[i] / self.loss[0]:.2g} %"
             rise = f"{100 * (self.loss[i] / self.loss[0] - 1):+.2f} %"
-            last = head_name(self.order[gone - 1]) if gone else ""
+            last = head_name(*self.order[gone - 1]) if gone else ""
             body.append([str(self.kept[i]), last, f"{self.loss[i]:.4f}", rise, error, *against])
         return head, body
 

@@ -23,8 +23,8 @@ from headwise.anatomy.taps import scale_heads
 from headwise.errors import ConfigError
 from headwise.science.importance.asking import Losses, LossFunction, Progress, asked, held_still
 from headwise.science.importance.removal import Removal
-from headwise.science.importance.values import Head, HeadImportance, by_layer, plain
-from headwise.science.table import as_html, as_text
+from headwise.science.importance.values import Head, HeadImportance, by_layer
+from headwise.tables import as_html, as_text, plain
 
 KEPT = 0.5  # a head that is open less often is closed
 _EDGE = 1e-6  # u is kept from 0 and 1, where its logarithms end

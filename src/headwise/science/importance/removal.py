@@ -9,8 +9,9 @@ from torch import Tensor
 
 from headwise.anatomy.site import Change, HeadSite
 from headwise.errors import ConfigError, ShapeError
+from headwise.science.given import head_name
 from headwise.science.importance.asking import Losses, called, not_called
-from headwise.science.importance.values import Head, head_name
+from headwise.science.importance.values import Head
 
 WAYS = ("zero", "mean", "resample")
 
@@ -148,11 +149,11 @@ def checked_heads(heads: Iterable[Head], sites: Sequence[HeadSite], name: str = 
         raise ConfigError(f"{name}={heads!r}: expected pairs of whole numbers (layer, head)") from None
     for at in found:
         if not 0 <= at[0] < len(sites):
-            raise ConfigError(f"{name}: {head_name(at)} is not there; there are {len(sites)} layers, counted from 0")
+            raise ConfigError(f"{name}: {head_name(*at)} is not there; there are {len(sites)} layers, counted from 0")
         count = sites[at[0]].num_heads
         if not 0 <= at[1] < count:
-            raise ConfigError(f"{name}: {head_name(at)} is not there; layer {at[0]} has {count} heads, counted from 0")
+            raise ConfigError(f"{name}: {head_name(*at)} is not there; layer {at[0]} has {count} heads, counted from 0")
     if len(set(found)) < len(found):
         twice = next(head for i, head in enumerate(found) if head in found[:i])
-        raise ConfigError(f"{name}: {head_name(twice)} is named twice")
+        raise ConfigError(f"{name}: {head_name(*twice)} is named twice")
     return found

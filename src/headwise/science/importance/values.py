@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from headwise.anatomy.site import HeadSite
-from headwise.science.table import as_html, as_text
+from headwise.science.given import head_name
+from headwise.tables import as_html, as_text, plain
 
 Head = tuple[int, int]  # layer and head, counted from 0: places in what `find_heads` lists
 _MOST = 5  # heads that are named below a table
@@ -88,7 +89,7 @@ class HeadImportance:
 
     def caption(self) -> str:
         """What the table shows, and its largest values with their standard errors."""
-        top = ", ".join(f"{head_name(head)} {self._told(*head)}" for head in self.order()[: -_MOST - 1 : -1])
+        top = ", ".join(f"{head_name(*head)} {self._told(*head)}" for head in self.order()[: -_MOST - 1 : -1])
         return f"{self.method} ({self.unit}; loss {self.loss:.4f}); most: {top}"
 
     def __str__(self) -> str:
@@ -123,13 +124,3 @@ def standard_error(samples: np.ndarray) -> np.ndarray:
     """Of the mean over the first axis; NaN for one sample, which tells nothing of it."""
     count = len(samples)
     return samples.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.full(samples.shape[1:], np.nan)
-
-
-def plain(row: np.ndarray) -> list[float | None]:
-    """Numbers for JSON, which knows no NaN."""
-    return [float(x) if np.isfinite(x) else None for x in row]
-
-
-def head_name(head: Head) -> str:
-    """L0H3: head 3 of layer 0."""
-    return f"L{head[0]}H{head[1]}"

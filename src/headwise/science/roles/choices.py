@@ -9,7 +9,8 @@ import numpy as np
 
 from headwise.science.roles.definitions import CASES, MARGIN
 from headwise.science.roles.ranked import Ranked
-from headwise.science.roles.tally import Tally, plain, pooled
+from headwise.science.roles.tally import Tally, pooled
+from headwise.tables import plain
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from headwise.science.table import as_html, as_text
+from headwise.science.given import head_name
+from headwise.tables import as_html, as_text
 
 MOST = 8  # lines
 
@@ -28,7 +29,7 @@ class Ranked:
         known = int(np.isfinite(score).sum())
         first = np.argsort(-np.nan_to_num(score, nan=-np.inf).ravel(), kind="stable")[: min(MOST, known)]
         body = [
-            [f"L{at[0]}H{at[1]}", *(_cell(x[at]) for x in self.columns.values())]
+            [head_name(*at), *(_cell(x[at]) for x in self.columns.values())]
             for at in zip(*np.unravel_index(first, score.shape), strict=True)
         ]
         return ["head", *self.columns], body

@@ -15,7 +15,8 @@ from headwise.science.roles.choices import Choice
 from headwise.science.roles.collect import Collected
 from headwise.science.roles.definitions import DEFINITIONS, MARGIN, MARGIN_SOURCE, VERSION
 from headwise.science.roles.score import Label, RoleScore, label, of_tally
-from headwise.science.roles.tally import Tally, plain
+from headwise.science.roles.tally import Tally
+from headwise.tables import plain
 
 SURE = 0.95  # of a label, unless another confidence is asked for
 # A head that looks at one neighbour looks nearby too: the weaker word is left out.

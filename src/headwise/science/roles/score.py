@@ -9,7 +9,8 @@ import numpy as np
 
 from headwise.science.roles.definitions import Definition
 from headwise.science.roles.ranked import Ranked
-from headwise.science.roles.tally import Tally, plain
+from headwise.science.roles.tally import Tally
+from headwise.tables import plain
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from html import escape
 
 import numpy as np
 
+from headwise.science.given import head_name
 from headwise.science.roles.choices import Choice
 from headwise.science.roles.score import RoleScore
 from headwise.science.roles.tally import DRAWS
@@ -60,7 +61,7 @@ def choices(asked: Mapping[str, Choice]) -> list[str]:
 
 def _winner(choice: Choice) -> str:
     accuracy = np.nan_to_num(choice.accuracy, nan=-1.0)
-    best = [f"L{layer}H{head}" for layer, head in np.argwhere(accuracy == accuracy.max())]
+    best = [head_name(*at) for at in np.argwhere(accuracy == accuracy.max())]
     share = f"{accuracy.max():.0%}"
     if len(best) == 1:
         return f"{best[0]} is right in {share}"

@@ -7,7 +7,6 @@ anew with replacement, since rows beside each other are alike. It speaks of the 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -88,15 +87,6 @@ def pooled(sums: np.ndarray) -> np.ndarray:
             sums = np.concatenate((sums, np.zeros_like(sums[:, :1])), 1)
         sums = sums[:, ::2] + sums[:, 1::2]
     return sums
-
-
-def plain(x: np.ndarray) -> Any:
-    """Lists, with None for what is not finite."""
-    if x.dtype.kind != "f":
-        return x.tolist()
-    values = x.astype(object)
-    values[~np.isfinite(x)] = None
-    return values.tolist()
 
 
 def _mean(total: np.ndarray, uniform: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

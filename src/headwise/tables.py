@@ -1,0 +1,36 @@
+"""Results as tables for terminals and notebooks, and as plain values for JSON."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+
+def as_text(head: Sequence[str], body: Sequence[Sequence[str]], *, words: int = 0, gap: str = " ") -> str:
+    """Columns lined up: the first `words` columns hold words and stand left, numbers stand right."""
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = [
+        gap.join(
+            cell.ljust(width) if i < words else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *body]
+    ]
+    return "\n".join(lines)
+
+
+def as_html(head: Sequence[str], body: Sequence[Sequence[str]], caption: str = "") -> str:
+    """The same as an HTML table."""
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    top = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{top}<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{rows}</table>"
+
+
+def plain(x: np.ndarray) -> Any:
+    """Lists for JSON, which knows no NaN and no infinity: None for what is not finite."""
+    if x.dtype.kind != "f":
+        return x.tolist()
+    values = x.astype(object)
+    values[~np.isfinite(x)] = None
+    return values.tolist()
