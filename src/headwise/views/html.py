@@ -6,13 +6,10 @@ PosixPath('report.html')
 """
 
 import base64
-import hashlib
 import html
 import json
 import os
-import re
 import zlib
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,13 @@ from headwise.views.colours import stops
 from headwise.views.data import Passage, Report, Statistic
 from headwise.views.fonts import font_face
 from headwise.views.ranges import colour_top, finite, halves
+from headwise.views.template import digest, filled, inert, joined, source
 from headwise.views.words import LANGUAGES, words
 
-SCRIPTS = ("data.js", "colour.js", "text.js", "heatmap.js", "grid.js", "table.js", "card.js", "compare.js", "main.js")
+SCRIPTS = (
+    "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "heatmap.js", "grid.js",
+    "table.js", "card.js", "compare.js", "main.js",
+)  # fmt: skip
 
 
 def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
@@ -52,14 +53,14 @@ def _page(report: Report, lang: str, embed_font: bool) -> bytes:
     data, blobs = _data(report)
     data["words"] = table
     code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    style = _source("report.css")
+    style = source("base.css") + source("report.css")
     if embed_font:
         style = font_face(code) + style
-    early = _source("theme.js")
-    script = '"use strict";\n(() => {\n' + "\n".join(_source(name) for name in SCRIPTS) + "})();\n"
+    early = source("theme.js")
+    script = joined(map(source, SCRIPTS))
     # Nothing may load, and no script runs but these two: what a text contains can only ever be text.
     policy = (
-        f"default-src 'none'; script-src {_hash(early)} {_hash(script)}; style-src {_hash(style)}; "
+        f"default-src 'none'; script-src {digest(early)} {digest(script)}; style-src {digest(style)}; "
         "font-src data:; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     parts = {
@@ -68,16 +69,11 @@ def _page(report: Report, lang: str, embed_font: bool) -> bytes:
         "policy": policy,
         "style": style,
         "early": early,
-        "report": _safe(code),
+        "report": inert(code),
         "blobs": "\n".join(blobs),
         "script": script,
     }
-    # One pass: what is put in is never looked through for further marks.
-    page = re.sub(
-        r"\{\{(t:)?(\w+)\}\}",
-        lambda mark: html.escape(table[mark[2]]) if mark[1] else parts[mark[2]],
-        _source("report.html"),
-    )
+    page = filled(source("report.html"), table, parts)
     return page.encode("utf-8")
 
 
@@ -170,18 +166,5 @@ def _numbers(values: np.ndarray) -> list[list[float | None]]:
     return [[float(f"{v:.6g}") if np.isfinite(v) else None for v in row] for row in values]
 
 
-def _safe(code: str) -> str:
-    """JSON that can stand in a <script>: no end tag, no comment, no line separator, no lone surrogate."""
-    return re.sub("[<>&\u2028\u2029\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", code)
-
-
 def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _hash(source: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"
-
-
-def _source(name: str) -> str:
-    return (resources.files("headwise.views") / "page" / name).read_text(encoding="utf-8")

@@ -1,19 +1,8 @@
 // The report's data: JSON at once, each layer's weights only when they are first shown.
 
 const REPORT = JSON.parse(document.getElementById("report").textContent);
-const T = REPORT.words;
+const T = REPORT.words, COLOURS = REPORT.colours;
 const CACHE_BYTES = 400e6;  // decoded layers that are kept; the oldest go first
-
-// All 65,536 half-precision numbers, so that decoding is one look-up.
-const HALVES = (() => {
-  const table = new Float32Array(65536);
-  for (let i = 0; i < 65536; i++) {
-    const exponent = (i >> 10) & 31, fraction = i & 1023;
-    const size = exponent === 0 ? fraction * 2 ** -24 : (1 + fraction / 1024) * 2 ** (exponent - 15);
-    table[i] = i & 0x8000 ? -size : size;
-  }
-  return table;
-})();
 
 const layers = new Map();
 
@@ -69,23 +58,3 @@ function reduced(map, cells, view, limit) {
   }
   return { values: out, masked, height, width };
 }
-
-function fixed(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const size = Math.abs(value);
-  if (size === 0) return "0";
-  if (size >= 1e5 || size < 1e-4) return value.toExponential(1);
-  return value.toFixed(Math.max(0, Math.min(5, 2 - Math.floor(Math.log10(size)))));
-}
-
-function fill(words, values) {
-  return words.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole));
-}
-
-function make(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
-
-const byId = (id) => document.getElementById(id);

@@ -140,10 +140,8 @@ class HeatMap {
   // All cells when there is room for characters, else about seven round token positions.
   ticks(from, to) {
     if (this.lettered) return Array.from({ length: to - from }, (_, i) => from + i);
-    const tokens = (to - from) * this.passage.cell, rough = tokens / 6, power = 10 ** Math.floor(Math.log10(rough));
-    const step = Math.max(1, [1, 2, 5, 10].map((f) => f * power).find((s) => s >= rough)), out = [];
-    for (let t = Math.ceil((from * this.passage.cell) / step) * step; t < to * this.passage.cell; t += step) out.push(t / this.passage.cell);
-    return out;
+    const { cell } = this.passage;
+    return roundSteps(from * cell, to * cell).map((token) => token / cell);
   }
 
   // The cell under the pointer; `clamp` keeps a drag inside.

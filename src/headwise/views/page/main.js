@@ -194,7 +194,7 @@ function controls() {
   byId("unzoom").addEventListener("click", () => { byId("sentence").value = "-1"; openSentence(-1); });
   byId("unpin").addEventListener("click", () => pin(pinned));
   byId("save").addEventListener("click", savePicture);
-  byId("theme").addEventListener("click", () => setTheme(theme() === "dark" ? "light" : "dark", true));
+  byId("theme").addEventListener("click", () => changeTheme(theme() === "dark" ? "light" : "dark", true));
   const strip = byId("strip"), unitUnder = (event) => {
     const span = event.target.closest?.("[data-unit]");
     return span ? unitsOf(passage())[span.dataset.unit] : null;
@@ -230,9 +230,8 @@ function walk(event) {
   tell();
 }
 
-function setTheme(name, keep) {
-  document.documentElement.dataset.theme = name;
-  if (keep) try { localStorage.setItem("headwise-theme", name); } catch { /* a private window keeps nothing */ }
+function changeTheme(name, keep) {
+  setTheme(name, keep);
   if (passage().spans) openTab(state.tab);
 }
 
@@ -241,11 +240,7 @@ function savePicture() {
   context.fillStyle = css("--panel");
   context.fillRect(0, 0, out.width, out.height);
   context.drawImage(base, 0, 0);
-  out.toBlob((blob) => {
-    const link = make("a", { href: URL.createObjectURL(blob), download: `layer${state.layer}-head${state.head}.png` });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  });
+  download(out, `layer${state.layer}-head${state.head}.png`);
 }
 
 // The address keeps what is chosen, so that a reload or a copied link shows the same.
@@ -286,7 +281,7 @@ function fail(error) {
 
 function start() {
   if (typeof DecompressionStream === "undefined") { fail(new Error("DecompressionStream")); return; }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => setTheme(event.matches ? "dark" : "light", false));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => changeTheme(event.matches ? "dark" : "light", false));
   byId("facts").replaceChildren(...REPORT.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   byId("notes-panel").hidden = !REPORT.notes.length;
   byId("notes").replaceChildren(...REPORT.notes.map((note) => make("li", { textContent: note })));

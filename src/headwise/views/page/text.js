@@ -1,26 +1,5 @@
 // The text: whole characters from tokens, signs for what cannot be seen, and the strip with its two tints.
 
-const SIGNS = { " ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽", "\u3000": "␣" };
-
-// Characters that draw nothing, or would turn the line around: shown by their number.
-const UNSEEN = /^[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\p{Co}\p{Cn}]+$/u;
-const MARK = /^[\p{M}\u200d\ufe0f]/u;
-
-const codeOf = (text) => [...text].map((c) => "U+" + c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")).join(" ");
-
-// What stands for a text in a label, a tooltip or a list.
-function shown(text) {
-  if (text === "") return "·";
-  if (UNSEEN.test(text) && !/^[\n\t\r]+$/.test(text)) return codeOf(text);
-  const seen = [...text].map((c) => SIGNS[c] ?? c).join("");
-  return MARK.test(seen) ? "◌" + seen : seen;
-}
-
-const clipped = (text, length) => {
-  const letters = [...text];
-  return letters.length > length ? letters.slice(0, length - 1).join("") + "…" : text;
-};
-
 // Ends of the characters as people see them: an emoji of many code points is one.
 function graphemeEnds(text) {
   const ends = new Set();

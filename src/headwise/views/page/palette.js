@@ -1,0 +1,70 @@
+// From a weight to a colour: a scale (linear, square root, logarithm), a range, a table of 256 colours.
+
+const LOG_DECADES = 4;  // a logarithmic scale spans 1 : 10,000
+
+// `COLOURS` is the page's: the stops of each theme.
+const TABLES = Object.fromEntries(Object.entries(COLOURS).map(([name, stops]) => [name, table(stops)]));
+
+function table(stops) {
+  const rgb = stops.map((s) => [1, 3, 5].map((i) => parseInt(s.slice(i, i + 2), 16)));
+  return Array.from({ length: 256 }, (_, i) => {
+    const at = (i / 255) * (rgb.length - 1), low = Math.min(rgb.length - 2, Math.floor(at)), part = at - low;
+    return rgb[low].map((v, c) => Math.round(v + (rgb[low + 1][c] - v) * part));
+  });
+}
+
+const theme = () => document.documentElement.dataset.theme;
+const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+// Where a scale begins, unless a page lets its reader say.
+const bottom = (top, scale) => (scale === "log" ? top / 10 ** LOG_DECADES : 0);
+
+// Where a weight stands between 0 and 1 on the scale from `low` to `top`.
+function place(weight, top, scale, low = bottom(top, scale)) {
+  if (weight <= low || top <= low) return 0;
+  if (weight >= top) return 1;
+  if (scale === "log") return Math.log(weight / low) / Math.log(top / low);
+  const part = (weight - low) / (top - low);
+  return scale === "sqrt" ? Math.sqrt(part) : part;
+}
+
+// The weight that stands there: the inverse of `place`.
+function weightAt(at, top, scale, low = bottom(top, scale)) {
+  if (scale === "log") return low * (top / low) ** at;
+  return low + (top - low) * (scale === "sqrt" ? at * at : at);
+}
+
+const colourAt = (at) => TABLES[theme()][Math.round(255 * Math.min(1, Math.max(0, at)))];
+
+const hex = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+
+// The bar below a picture; `cut`: there are weights above its end.
+function drawBar(canvas, top, scale, cut, low) {
+  const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  const context = canvas.getContext("2d");
+  context.scale(ratio, ratio);
+  paintBar(context, { left: 14, right: width - 26, y: 0 }, top, scale, cut, low);
+}
+
+function paintBar(context, { left, right, y }, top, scale, cut, low = bottom(top, scale)) {
+  const band = 11;
+  for (let x = left; x < right; x++) {
+    context.fillStyle = `rgb(${colourAt((x - left) / (right - left))})`;
+    context.fillRect(x, y, 1.5, band);
+  }
+  context.lineWidth = 1;
+  context.strokeStyle = css("--line");
+  context.strokeRect(left - 0.5, y + 0.5, right - left + 1, band - 1);
+  context.fillStyle = css("--muted");
+  context.font = `11px ${css("--ui")}`;
+  context.textAlign = "center";
+  context.textBaseline = "alphabetic";
+  const spots = scale === "log" ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.2, 0.4, 0.6, 0.8, 1];
+  for (const at of spots) {
+    const x = left + at * (right - left), mark = at === 1 && cut ? "≥ " : at === 0 && low > 0 ? "≤ " : "";
+    context.fillRect(x - 0.5, y + band, 1, 4);
+    context.fillText(mark + trimmed(weightAt(at, top, scale, low)), x, y + band + 16);
+  }
+}
