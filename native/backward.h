@@ -171,7 +171,7 @@ template <typename T> struct Backward {
     for (int64_t i = low; i < first; i += W) store(scores + i, all(0.0f)), store(slopes + i, all(0.0f));
     for (int64_t i = last; i < high; i += W) store(scores + i, all(0.0f)), store(slopes + i, all(0.0f));
     if (first == last) return;
-    Stretch s = {scores, first, last, from, query + r + call.m - call.n};
+    Stretch s = {scores, first, last, from, query + r + call.rule.shift};
     const float cap = call.rule.soft_cap;
     if (cap > 0)
       for (int64_t i = first; i < last; i += W) {

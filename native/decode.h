@@ -185,7 +185,7 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
   }
 
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, int64_t filled, Memory& m) {
-    Stretch s = {m.logits + r * FEW_KEYS, 0, filled, from, query + call.m - call.n};
+    Stretch s = {m.logits + r * FEW_KEYS, 0, filled, from, query + call.rule.shift};
     if (scaling.adjusted) adjust(call, batch, head, query, s, 1.0f);
     if (!sees_all(call, batch, query, from, from + filled)) hide(call, batch, head, query, s);
     float top = largest(s.logits, 0, filled);

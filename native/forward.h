@@ -186,7 +186,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = NOTHING;
     if (part.first == part.last) return;
     const int64_t first = part.first - from, last = part.last - from;
-    Stretch s = {t.logits + r * STRIDE, first / W * W, padded(last, W), from, query + r + call.m - call.n};
+    Stretch s = {t.logits + r * STRIDE, first / W * W, padded(last, W), from, query + r + call.rule.shift};
     float factor = scaling.factor, top;
     const int64_t begin = from + first / PANEL * PANEL, end = from + padded(last, PANEL);
     if (scaling.adjusted) {

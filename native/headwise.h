@@ -2,12 +2,12 @@
 //
 // Shapes: q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], out [b, h, n, d_v]; the last axis is contiguous,
 // the others have strides in elements. Query head i reads key head i / (h / h_kv). Query i stands at position
-// i + m - n of the keys. Results named "rows" are float32 [b, h, n], contiguous. Python mirrors the structures in
+// i + rule.shift of the keys, mostly m - n. Results named "rows" are float32 [b, h, n], contiguous. Python mirrors the structures in
 // src/headwise/kernels/cpu/binding.py; HEADWISE_ABI changes whenever one of them does.
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 1
+#define HEADWISE_ABI 2
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -41,6 +41,7 @@ typedef struct {
 
 // What a score is: scale * q.k, then the soft cap, then what is added, then the mask.
 typedef struct {
+  int64_t shift;           // position of query 0 on the key axis
   float scale, soft_cap;   // soft_cap 0: none; else cap * tanh(score / cap)
   const int32_t* spans;    // [b or 1, n, span_count, 2]: half-open ranges of keys, sorted, disjoint; empty ones last
   int64_t span_batch;      // stride in int32; 0 if all batch entries share them

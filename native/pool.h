@@ -75,7 +75,7 @@ template <typename T> struct Pool {
 
   void row(int64_t batch, int64_t query, int r, int64_t from, const Hull& part, Memory& m) {
     Stretch s = {m.logits + r * STRIDE, (part.first - from) / W * W, padded(part.last - from, W), from,
-                 query + r + call.m - call.n};
+                 query + r + call.rule.shift};
     if (scaling.adjusted) adjust(call, batch, head % call.h, query + r, s, 1.0f);
     if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head % call.h, query + r, s);
     const float lse = call.lse[head * call.n + query + r];

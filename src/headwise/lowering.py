@@ -1,7 +1,7 @@
 """What a compiled kernel needs to know of a `Rule`: plain numbers in a fixed form, O(n) of them for most rules."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 
 import torch
@@ -41,14 +41,14 @@ def lowered(rule: Rule) -> Lowered | str:
     found = rule.__dict__.get("_lowered")
     if found is None:
         plain = not rule.scores and _is_value(rule.mask)
-        found = _lowered_mask(rule.mask, rule.grid.n, rule.grid.m) if plain else lower(rule)
+        found = _lowered_mask(rule.mask, replace(rule.grid, b=1, h=1)) if plain else lower(rule)
         object.__setattr__(rule, "_lowered", found)
     return found
 
 
 @lru_cache(maxsize=64)
-def _lowered_mask(mask: Mask, n: int, m: int) -> Lowered | str:
-    return lower(Rule(mask, 1.0, Grid(1, 1, n, m)))
+def _lowered_mask(mask: Mask, grid: Grid) -> Lowered | str:
+    return lower(Rule(mask, 1.0, grid))
 
 
 def _is_value(mask: Mask) -> bool:

@@ -15,7 +15,9 @@ from headwise.files import atomic_path
 from headwise.rule import Rule
 
 FORMAT = "headwise-map-1"
-WITH_SCORES = "headwise-map-2"  # a reader of the first format would pass over them and give wrong weights
+# A reader of an earlier format would pass over these and give wrong weights.
+WITH_SCORES = "headwise-map-2"
+ELSEWHERE = "headwise-map-3"  # its queries do not stand at the end of the keys
 
 
 def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, kernel: str) -> None:
@@ -26,6 +28,8 @@ def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, k
     if rule.scores:
         codes = json.dumps([_encode_score(score, tensors) for score in rule.scores])
         header.update(format=WITH_SCORES, scores=codes)
+    if not rule.grid.at_end:
+        header.update(format=ELSEWHERE, first=str(rule.grid.first))
     with atomic_path(path) as temporary:
         save_file({name: x.contiguous() for name, x in tensors.items()}, temporary, metadata=header)
 
@@ -40,12 +44,13 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:
         raise CheckpointError(f"attention map {os.fspath(path)!r} does not exist") from None
     except SafetensorError as error:
         raise CheckpointError(f"attention map {os.fspath(path)!r} cannot be read, maybe truncated: {error}") from None
-    if header.get("format") not in (FORMAT, WITH_SCORES):
+    if header.get("format") not in (FORMAT, WITH_SCORES, ELSEWHERE):
         raise CheckpointError(f"{os.fspath(path)!r} is not an attention map written by headwise ({FORMAT})")
     mask = _decode(json.loads(header["mask"]), tensors)
     changes = tuple(_decode_score(code, tensors) for code in json.loads(header.get("scores", "[]")))
     b, h, n, _ = tensors["q"].shape
-    rule = Rule(mask, float(header["scale"]), masks.Grid(b, h, n, tensors["k"].shape[2]), changes)
+    first = int(header["first"]) if "first" in header else None
+    rule = Rule(mask, float(header["scale"]), masks.Grid(b, h, n, tensors["k"].shape[2], first), changes)
     return tensors, rule, header["kernel"]
 
 

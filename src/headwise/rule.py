@@ -6,13 +6,13 @@ float64 reference and the tiles of an `AttentionMap` follow this file.
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from headwise.masks import Grid, Mask, Span, State
-from headwise.scores import Bias, Relative, Score, SinkLogits, SoftCap
+from headwise.scores import Bias, Relative, Score, SinkLogits, SoftCap, cell
 
 TILE_ELEMENTS = 3 << 18  # scores held at once, all batches and heads together: 3 MB in float32
 KEY_BLOCK = 256
@@ -58,12 +58,6 @@ class Terms:
         return slice(cols.start - rows.stop + self.n, cols.stop - 1 - rows.start + self.n)
 
 
-def cell(bias: Tensor, rows: Span, cols: Span) -> tuple[slice, ...]:
-    """Where a tile lies in a bias [b or 1, h or 1, n or 1, m or 1]."""
-    sides = zip(bias.shape[2:], (rows, cols), strict=True)
-    return slice(None), slice(None), *(slice(0, 1) if size == 1 else slice(*span) for size, span in sides)
-
-
 @dataclass(frozen=True)
 class Rule:
     """A mask, a scale and scores laid over an attention matrix of a given size.
@@ -81,7 +75,8 @@ class Rule:
         """The scores as tensors, in the dtype and on the device of `like`, which is in the accumulating dtype."""
         if not self.scores:
             return Terms(self.grid.n)
-        offset = torch.arange(max(0, self.grid.n + self.grid.m - 1), device=like.device) - (self.grid.m - 1)
+        offset = torch.arange(max(0, self.grid.n + self.grid.m - 1), device=like.device)
+        offset -= self.grid.n - 1 + self.grid.shift
         cap, relative, sinks = 0.0, None, None
         biases = []
         for score in self.scores:
@@ -100,7 +95,14 @@ class Rule:
     def only(self, batch: int, head: int) -> "Rule":
         """The rule as one batch entry and head sees it."""
         scores = tuple(score.only(batch, head) for score in self.scores)
-        return Rule(self.mask.only(batch, head), self.scale, Grid(1, 1, self.grid.n, self.grid.m), scores)
+        return Rule(self.mask.only(batch, head), self.scale, replace(self.grid, b=1, h=1), scores)
+
+    def part(self, rows: Span, cols: Span) -> "Rule":
+        """The rectangle of these rows and columns as a rule of its own, for q[:, :, rows] and k[:, :, cols]: scores,
+        distances and mask are those that the whole has there. Learned sinks are left out: they are no columns, and
+        who merges parts adds them once."""
+        scores = tuple(score.part(rows, cols) for score in self.scores if not isinstance(score, SinkLogits))
+        return Rule(self.mask.part(rows, cols, self.grid), self.scale, self.grid.part(rows, cols), scores)
 
     def kept(self) -> "Rule":
         """The rule as a map keeps it: without graph, its numbers safe from the next step of training."""

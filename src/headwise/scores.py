@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
-from headwise.masks import Grid
+from headwise.masks import Grid, Span
 
 
 class Score:
@@ -31,6 +31,10 @@ class Score:
 
     def only(self, batch: int, head: int) -> "Score":
         """The score as one batch entry and head has it, for a grid of batch 1 and one head."""
+        return self
+
+    def part(self, rows: Span, cols: Span) -> "Score":
+        """The score as a rectangle of the matrix has it."""
         return self
 
     def kept(self) -> "Score":
@@ -188,6 +192,9 @@ class Bias(Score):
         at, on = min(batch, b - 1), min(head, h - 1)
         return Bias(self.values[at : at + 1, on : on + 1])
 
+    def part(self, rows: Span, cols: Span) -> Score:
+        return Bias(self.values[cell(self.values, rows, cols)])
+
     def kept(self) -> Score:
         return Bias(_kept(self.values))
 
@@ -221,6 +228,12 @@ class SinkLogits(Score):
 
     def __repr__(self) -> str:
         return f"SinkLogits(<{len(self.logits)}>)"
+
+
+def cell(bias: Tensor, rows: Span, cols: Span) -> tuple[slice, ...]:
+    """Where a tile lies in a bias [b or 1, h or 1, n or 1, m or 1]."""
+    sides = zip(bias.shape[2:], (rows, cols), strict=True)
+    return slice(None), slice(None), *(slice(0, 1) if size == 1 else slice(*span) for size, span in sides)
 
 
 def check_scores(scores: object, grid: Grid, device: torch.device) -> tuple[Score, ...]:

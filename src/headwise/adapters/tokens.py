@@ -109,8 +109,9 @@ def token_mask(mask: Mask, grid: Grid) -> Mask:
     """The mask of self attention under which queries that are padding see nothing. It is made once for each mask and
     size, so that layers which share a mask share this one too."""
     kept = mask.__dict__.get("_of_tokens")
-    if kept is None or kept[0] != grid[2:]:
-        kept = grid[2:], _blinded(mask, grid)
+    size = grid.n, grid.m
+    if kept is None or kept[0] != size:
+        kept = size, _blinded(mask, grid)
         object.__setattr__(mask, "_of_tokens", kept)
     found: Mask = kept[1]
     return found

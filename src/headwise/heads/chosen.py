@@ -1,6 +1,6 @@
 """Masks over a choice of (query, head) pairs: what a sparse mixture of heads computes, and shows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ class Picked(Mask):
     def only(self, batch: int, head: int) -> Mask:
         entry, i = divmod(batch, self.heads.shape[1])
         one = self.mask.only(entry, int(self.heads[entry, i]))
-        grid = self.grid._replace(b=1, h=1)
+        grid = replace(self.grid, b=1, h=1)
         return Picked(one, grid, torch.zeros_like(self.heads[:1, :1]), self.positions[entry, i][None, None])
 
     def __repr__(self) -> str:

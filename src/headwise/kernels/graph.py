@@ -31,8 +31,8 @@ def _within_func() -> bool:
 
 
 def can_record(rule: Rule) -> bool:
-    """Whether the rule can be given to an operator: not with a mask of somebody's own class."""
-    return write(rule.mask) is not None
+    """Whether the rule can be given to an operator: not with a mask of somebody's own class, nor a rectangle's."""
+    return rule.grid.at_end and write(rule.mask) is not None
 
 
 def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:

@@ -34,7 +34,7 @@ class TorchFused:
         if not call.rule.is_full():
             if not isinstance(call.rule.mask, Causal):
                 return f"it knows no mask but Causal(), and this is {call.rule.mask!r}"
-            if grid.n != grid.m:
+            if grid.n != grid.m or not grid.at_end:
                 return f"it aligns causal queries to the start of the keys ({grid.n} queries, {grid.m} keys)"
             if not call.values_finite:
                 return "a masked key or value is not finite, and would poison rows that may not see it"

@@ -21,6 +21,14 @@ alone, and calls `allowed` only for MIXED ones. A compiled kernel asks for its `
 each query may see.
 """
 
-from headwise.masks.base import And as And, Grid as Grid, Mask as Mask, Or as Or, Span as Span, State as State
+from headwise.masks.base import (
+    And as And,
+    Grid as Grid,
+    Mask as Mask,
+    Or as Or,
+    Part as Part,
+    Span as Span,
+    State as State,
+)
 from headwise.masks.given import Dense as Dense, Documents as Documents, Lengths as Lengths
 from headwise.masks.positional import Causal as Causal, Everything as Everything, Sinks as Sinks, Window as Window

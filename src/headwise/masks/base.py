@@ -2,7 +2,8 @@
 
 import enum
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -20,22 +21,41 @@ class State(enum.Enum):
     FULL = 2
 
 
-class Grid(NamedTuple):
-    """The size of the attention matrix that a mask is asked about: batch, heads, queries, keys."""
+@dataclass(frozen=True)
+class Grid:
+    """The size of the attention matrix that a mask is asked about: batch, heads, queries, keys. It unpacks to these.
+
+    first: position of query 0 on the key axis; None where the queries stand at the end of the keys. A rectangle of a
+    larger matrix has one of its own, below 0 or beyond the keys if need be.
+    """
 
     b: int
     h: int
     n: int
     m: int
+    first: int | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.b, self.h, self.n, self.m))
 
     @property
     def shift(self) -> int:
         """Position of query 0 on the key axis."""
-        return self.m - self.n
+        return self.m - self.n if self.first is None else self.first
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the queries stand at the end of the keys."""
+        return self.shift == self.m - self.n
 
     def positions(self) -> Tensor:
         """Where the queries stand on the key axis, [n]."""
-        return torch.arange(self.shift, self.m)
+        return torch.arange(self.shift, self.shift + self.n)
+
+    def part(self, rows: "Span", cols: "Span") -> "Grid":
+        """The rectangle of these rows and columns, its positions counted from its own first key."""
+        n, m = rows.stop - rows.start, cols.stop - cols.start
+        return Grid(self.b, self.h, n, m, self.shift + rows.start - cols.start)
 
 
 class Span(NamedTuple):
@@ -68,6 +88,10 @@ class Mask(ABC):
         """The mask as one batch entry and head sees it, for a grid of batch 1 and one head."""
         return self
 
+    def part(self, rows: Span, cols: Span, grid: Grid) -> "Mask":
+        """The mask as a rectangle of the matrix sees it, for `grid.part(rows, cols)`."""
+        return Part(self, grid, rows, cols)
+
     def __and__(self, other: "Mask") -> "Mask":
         return And(self, _mask(other))
 
@@ -95,6 +119,9 @@ class _Pair(Mask):
 
     def only(self, batch: int, head: int) -> Mask:
         return type(self)(self.left.only(batch, head), self.right.only(batch, head))
+
+    def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        return type(self)(self.left.part(rows, cols, grid), self.right.part(rows, cols, grid))
 
     def __repr__(self) -> str:
         return f"({self.left!r} {self.sign} {self.right!r})"
@@ -136,6 +163,40 @@ class Or(_Pair):
     def spans(self, grid: Grid) -> Tensor | None:
         left, right = self.left.spans(grid), self.right.spans(grid)
         return None if left is None or right is None else spans.unite(left, right)
+
+
+@dataclass(frozen=True)
+class Part(Mask):
+    """A rectangle of a mask that says more than where a query and a key stand."""
+
+    whole: Mask
+    grid: Grid
+    rows: Span
+    cols: Span
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        return self.whole.allowed(rows + self.rows.start, cols + self.cols.start, self.grid)
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        return self.whole.state(_moved(rows, self.rows.start), _moved(cols, self.cols.start), self.grid)
+
+    def spans(self, grid: Grid) -> Tensor | None:
+        found = self.whole.spans(self.grid)
+        if found is None:
+            return None
+        here = found[:, self.rows.start : self.rows.stop].long() - self.cols.start
+        return spans.tidy(here[..., 0].clamp(0, grid.m), here[..., 1].clamp(0, grid.m)).int()
+
+    def only(self, batch: int, head: int) -> Mask:
+        return Part(self.whole.only(batch, head), replace(self.grid, b=1, h=1), self.rows, self.cols)
+
+    def __repr__(self) -> str:
+        (i, j), (r, c) = self.rows, self.cols
+        return f"{self.whole!r}[{i}:{j}, {r}:{c}]"
+
+
+def _moved(span: Span, by: int) -> Span:
+    return Span(span.start + by, span.stop + by)
 
 
 def _mask(value: object) -> Mask:

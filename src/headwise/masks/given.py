@@ -167,6 +167,9 @@ class Dense(Mask):
         b, h = self.mask.shape[:2]
         return Dense(self.mask[batch if b > 1 else 0, head if h > 1 else 0])
 
+    def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        return Dense(self.mask[:, :, rows.start : rows.stop, cols.start : cols.stop])
+
     def __repr__(self) -> str:
         return f"Dense(<{'×'.join(map(str, self.mask.shape))}>)"
 

@@ -10,8 +10,15 @@ from headwise.masks import spans
 from headwise.masks.base import Grid, Mask, Span, State
 
 
+class _Anywhere(Mask):
+    """A mask that asks for the distance at most: any rectangle of it is itself."""
+
+    def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        return self
+
+
 @dataclass(frozen=True)
-class Everything(Mask):
+class Everything(_Anywhere):
     """Every query may see every key (what `mask=None` means)."""
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
@@ -25,7 +32,7 @@ class Everything(Mask):
 
 
 @dataclass(frozen=True)
-class Causal(Mask):
+class Causal(_Anywhere):
     """A query sees the keys up to and including its own position."""
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
@@ -48,7 +55,7 @@ class Causal(Mask):
 
 
 @dataclass(frozen=True)
-class Window(Mask):
+class Window(_Anywhere):
     """A sliding window: a query sees `left` keys up to and including its own position, and `right` after it.
 
     `Causal() & Window(128)` is the usual one: 128 keys, the query's own among them (Beltagy et al. 2020;
@@ -95,6 +102,9 @@ class Sinks(Mask):
         if cols.start >= self.count:
             return State.EMPTY
         return State.FULL if cols.stop <= self.count else State.MIXED
+
+    def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        return Sinks(max(0, self.count - cols.start))
 
     def spans(self, grid: Grid) -> Tensor:
         return spans.one(torch.zeros(1, grid.n, dtype=torch.long), torch.tensor(self.count), grid.m)

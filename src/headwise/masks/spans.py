@@ -23,14 +23,14 @@ def intersect(left: Tensor, right: Tensor) -> Tensor:
     """Keys that lie in a range of both."""
     start = torch.maximum(left[..., :, None, 0], right[..., None, :, 0])  # [b or 1, n, K left, K right]
     stop = torch.minimum(left[..., :, None, 1], right[..., None, :, 1])
-    return _tidy(start.flatten(-2), stop.flatten(-2))
+    return tidy(start.flatten(-2), stop.flatten(-2))
 
 
 def unite(left: Tensor, right: Tensor) -> Tensor:
     """Keys that lie in a range of either."""
     b = max(len(left), len(right))
     both = torch.cat((left.expand(b, -1, -1, -1), right.expand(b, -1, -1, -1)), -2)
-    return _tidy(both[..., 0], both[..., 1])
+    return tidy(both[..., 0], both[..., 1])
 
 
 def to_dense(spans: Tensor, m: int) -> Tensor:
@@ -40,7 +40,7 @@ def to_dense(spans: Tensor, m: int) -> Tensor:
     return inside.any(-2)
 
 
-def _tidy(start: Tensor, stop: Tensor) -> Tensor:
+def tidy(start: Tensor, stop: Tensor) -> Tensor:
     """Any ranges [b or 1, n, K] as spans: sorted, those that overlap or touch merged, K as small as can be."""
     if start.shape[-2] == 0:
         return torch.stack((start, stop), -1)[..., :1, :]

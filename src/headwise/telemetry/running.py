@@ -89,7 +89,7 @@ def layer_of(call: Observation, measures: Sequence[Measure]) -> Layer:
     """What one call adds."""
     measured, amap = call.measured, call.map
     assert measured is not None  # a record always has measures
-    grid = amap.rule.grid._replace(b=1)
+    grid = replace(amap.rule.grid, b=1)
     states = [m.merge(m.start(grid, amap.lse), measured.states[m.name]) for m in measures]  # pools the batch
     heads = amap.shape[1]
     nonfinite = torch.zeros(4, heads, dtype=torch.float64, device=amap.lse.device)

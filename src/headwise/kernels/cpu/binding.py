@@ -30,7 +30,7 @@ class RuleView(ctypes.Structure):
     """headwise_rule"""
 
     _fields_ = [
-        ("scale", c_float), ("soft_cap", c_float),
+        ("shift", c_int64), ("scale", c_float), ("soft_cap", c_float),
         ("spans", c_void_p), ("span_batch", c_int64), ("span_count", c_int32),
         ("dense", c_void_p), ("dense_batch", c_int64), ("dense_head", c_int64), ("dense_row", c_int64),
         ("relative", c_void_p), ("relative_head", c_int64),
@@ -96,7 +96,7 @@ def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
     b, h, n, m = rule.grid
     spans = lowered.spans
     held: list[Any] = [spans]
-    view.scale, view.soft_cap = rule.scale, lowered.soft_cap
+    view.shift, view.scale, view.soft_cap = rule.grid.shift, rule.scale, lowered.soft_cap
     view.spans, view.span_count = spans.data_ptr(), spans.shape[2]
     view.span_batch = spans.stride(0) if spans.shape[0] > 1 else 0
     if lowered.dense is not None:
