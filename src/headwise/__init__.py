@@ -66,6 +66,7 @@ _HOMES = {
         "losses_without", "pruning_curve", "rank_agreement", "taylor_importance",
     ],
     "science.history": ["HeadHistory"],
+    "subject": ["Reading", "Subject", "open_subject"],
     "views.matrix": ["write_matrix"],
     "views.dynamics": ["write_dynamics"],
     "telemetry": [
@@ -196,6 +197,7 @@ if TYPE_CHECKING:
         SoftCap as SoftCap,
         t5_bias as t5_bias,
     )
+    from headwise.subject import Reading as Reading, Subject as Subject, open_subject as open_subject
     from headwise.surgery import (
         budget as budget,
         budget_effect as budget_effect,

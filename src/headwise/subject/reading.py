@@ -1,0 +1,42 @@
+"""A text as a model reads it: its tokens, and where each of them stands in the text."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A text and its tokens.
+
+    Attributes:
+        text: as it was given.
+        ids: [n] int64 token ids, with the special tokens that the tokenizer puts around a text.
+        pieces: what each token says, such as "武", " world" or "[SEP]". A token that ends inside a character has "",
+            and the last token of that character has all of it.
+        spans: (start, end) of each token in the text, in characters; an empty one where it is none of the text.
+        special: whether each token was put there by the tokenizer, such as [CLS] and <s>.
+        remarks: sentences on how the text was read, such as how much of it is not in the vocabulary.
+    """
+
+    text: str
+    ids: Tensor
+    pieces: list[str]
+    spans: list[tuple[int, int]]
+    special: list[bool]
+    remarks: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def units(self) -> list[tuple[int, int]]:
+        """Token ranges that can be shown: a token, or all those that one character takes."""
+        ends = [i + 1 for i, piece in enumerate(self.pieces) if piece]
+        if not ends or ends[-1] < len(self):  # tokens at the end that say nothing go with those before
+            ends[-1:] = [len(self)]
+        return list(zip([0, *ends[:-1]], ends, strict=True))
+
+    def __repr__(self) -> str:
+        start = " ".join(self.text.split())
+        return f"Reading({start[:24] + '…' if len(start) > 24 else start!r}, {len(self)} tokens)"
