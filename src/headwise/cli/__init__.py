@@ -9,6 +9,7 @@ from headwise.cli.change import budget, convert, prune
 from headwise.cli.judge import claims, doctor, plan
 from headwise.cli.learn import train, write
 from headwise.cli.look import SAMPLE as SAMPLE, measures, see, trace
+from headwise.cli.view import view
 from headwise.errors import HeadwiseError
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 for command in (
     see,
+    view,
     train,
     write,
     trace,

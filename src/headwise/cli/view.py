@@ -1,0 +1,36 @@
+"""The command that starts the viewer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+
+def view(
+    model: Annotated[
+        Path | None,
+        typer.Option("--model", help="A checkpoint, or a folder of transformers; the embedded model if left out."),
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Read this UTF-8 file at once.")] = None,
+    port: Annotated[int, typer.Option("--port", help="0 takes any that is free.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest text.")] = 131_072,
+) -> None:
+    """Look at all heads on a text of up to 100,000 tokens, and zoom into each: a page in the browser, served here."""
+    from headwise.lm.corpus import read_text
+    from headwise.subject import open_subject
+    from headwise.viewer import serve
+
+    console = Console(highlight=False, soft_wrap=True)
+    text = None if file is None else read_text(file)
+
+    def say(address: str) -> None:
+        console.print(
+            f"[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C ends it."
+        )
+
+    serve(
+        open_subject(model), text=text, title="" if file is None else file.name, port=port, open_browser=not no_open,
+        max_tokens=max_tokens, say=say,
+    )  # fmt: skip

@@ -1,0 +1,94 @@
+"""`serve`: the viewer on this machine's own address, until Ctrl-C.
+
+>>> from headwise.subject import open_subject
+>>> from headwise.viewer import serve
+>>> serve(open_subject(None), say=log.info)                                # doctest: +SKIP
+"""
+
+import errno
+import secrets
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+
+from headwise.errors import ConfigError
+from headwise.subject import Subject
+from headwise.viewer.limits import MAX_TOKENS
+from headwise.viewer.session import Session
+
+HOST = "127.0.0.1"
+
+
+def serve(
+    subject: Subject,
+    *,
+    text: str | None = None,
+    title: str = "",
+    port: int = 0,
+    open_browser: bool = True,
+    max_tokens: int = MAX_TOKENS,
+    say: Callable[[str], None],
+) -> None:
+    """Serve the viewer of a model on 127.0.0.1, until it is interrupted.
+
+    Args:
+        text: read at once, if given; title: its name. port: 0 for any that is free.
+        open_browser: also open the page. max_tokens: the longest text.
+        say: told the address, with the token that every request needs.
+    Raises:
+        ConfigError: if starlette or uvicorn is not installed, or the port cannot be had.
+        TextError, TooLong: for a text that cannot be read.
+    """
+    try:
+        import uvicorn
+
+        from headwise.viewer.app import make_app
+    except ImportError as error:
+        raise ConfigError(f"the viewer needs {error.name}: pip install 'headwise[view]'") from None
+    with bind(port) as listening:
+        port = listening.getsockname()[1]
+        session = Session(subject, max_tokens=max_tokens)
+        try:
+            if text is not None:
+                session.open(text, title)
+            token = secrets.token_urlsafe(32)
+            app = make_app(session, token, hosts_of(port))
+            address = f"http://{HOST}:{port}/?token={token}"
+            config = uvicorn.Config(
+                app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off",
+                timeout_graceful_shutdown=2,
+            )  # fmt: skip
+            listening.listen(128)  # from here on a browser may connect: it waits until the server takes it
+            say(address)
+            if open_browser:
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            uvicorn.Server(config).run(sockets=[listening])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            session.close()
+
+
+def bind(port: int) -> socket.socket:
+    """A socket on this machine's own address. ConfigError if the port is taken, or not for us."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port}: expected 0 to 65535; 0 takes any that is free")
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a port would rest a minute after its last server
+    try:
+        made.bind((HOST, port))
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"--port {port}: another program listens there; leave --port out to take a free one"
+            ) from None
+        raise ConfigError(f"--port {port}: {error.strerror}; leave --port out to take a free one") from None
+    return made
+
+
+def hosts_of(port: int) -> set[str]:
+    """What the Host header says where a browser asks this server by its own name."""
+    names = {HOST, "localhost"}
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())
