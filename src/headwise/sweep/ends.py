@@ -1,0 +1,143 @@
+"""How a sweep begins and ends: all processes agree on what is left to do, and what was done becomes one table."""
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import Any
+
+from headwise.errors import CheckpointError, ConfigError, TextError
+from headwise.sweep import manifest as written
+from headwise.sweep.journal import Journal
+from headwise.sweep.output import Columns, Output
+from headwise.sweep.plan import Unit, units
+from headwise.sweep.ranks import Ranks
+from headwise.sweep.result import CorpusMeasures
+from headwise.sweep.rows import columns
+from headwise.sweep.sources import find_sources
+from headwise.sweep.survey import survey, total
+from headwise.sweep.work import Work
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A sweep that all processes have agreed on.
+
+    Attributes:
+        manifest: what is measured. units: all of them, in order. left: the numbers of those that are not done.
+    """
+
+    work: Work
+    manifest: Mapping[str, Any]
+    units: Sequence[Unit]
+    left: Sequence[int]
+
+
+def begin(
+    work: Work, given: Sequence[Any], journal: Journal, options: Mapping[str, Any], max_tokens: int | None,
+    restart: bool, ranks: Ranks, tell: Any,
+) -> Begun:  # fmt: skip
+    """Read what is there, or look at the corpus and write down what will be measured. The first process decides, the
+    others follow.
+
+    Raises:
+        ConfigError: if what is there was begun with something else. TextError: for what cannot be read.
+    """
+    model = {
+        "name": work.subject.name, "about": work.subject.about, "sha256": written.weights_print(work.subject),
+        "versions": {name: metadata.version(name) for name in ("headwise", "torch")},
+    }  # fmt: skip
+    if ranks.first:
+        manifest = _decided(work, given, journal, options, model, max_tokens, restart, tell)
+        left = None
+    else:
+        said = ranks.hear("plan")
+        manifest = _followed(journal, said["manifest"], model)
+        left = said["left"]
+    work = replace(work, sources=written.sources_of(manifest), step=manifest["step"], limit=written.limit_of(manifest))
+    every = units(work.sources, work.step, work.limit)
+    if left is None:
+        left = sorted(set(range(len(every))) - journal.finished())
+        ranks.say("plan", {"manifest": _checksum(manifest), "left": left})
+    return Begun(work, manifest, every, left)
+
+
+def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str, Any], tell: Any) -> CorpusMeasures:
+    """Merge the units in their order, write the table, and remove what was kept to go on from."""
+    work = begun.work
+    sums, hows = work.nothing(), []
+    for number in range(len(begun.units)):
+        tell("merging", number, len(begun.units))
+        found, how = journal.tallies(number)
+        for tally in found.values():
+            sums.add(tally)
+        hows += [how] if how not in hows else []
+    if not sums.windows:
+        journal.remove()
+        raise TextError("the corpus has no text: the model's tokenizer made no token of its files")
+    about = {
+        "model": begun.manifest["model"], "options": dict(options), "how": hows, "kernels": sorted(sums.kernels),
+        "files": begun.manifest["files"], "windows": sums.windows, "tokens": sums.tokens, "units": len(begun.units),
+        "troubles": [str(trouble) for trouble in sums.troubles],
+    }  # fmt: skip
+    result = CorpusMeasures.of(work, output.path, sums, about)
+    parts = _by_file(begun, journal, result) if work.by_file else iter([result.columns()])
+    output.write(parts, about)
+    journal.remove()
+    return result
+
+
+def _by_file(begun: Begun, journal: Journal, result: CorpusMeasures) -> Iterator[Columns]:
+    """The table of each file; a file may be in several units, and one at a time is held."""
+    sources = begun.work.sources
+    place, under_way = 0, begun.work.nothing()
+    for number in range(len(begun.units)):
+        for source, tally in journal.tallies(number)[0].items():
+            if source != place and under_way.windows:
+                yield columns(under_way, result.heads, result.measures, sources[place].path)
+                under_way = begun.work.nothing()
+            place = source
+            under_way.add(tally)
+    yield columns(under_way, result.heads, result.measures, sources[place].path)
+
+
+def _decided(
+    work: Work, given: Sequence[Any], journal: Journal, options: Mapping[str, Any], model: Mapping[str, Any],
+    max_tokens: int | None, restart: bool, tell: Any,
+) -> dict[str, Any]:  # fmt: skip
+    if journal.out.exists() and not journal.exists and not restart:
+        raise ConfigError(f"{str(journal.out)!r} is there already; give another --out, or --restart to measure anew")
+    sources = find_sources(given)
+    journal.open(restart)
+    if journal.exists:
+        then = journal.read()
+        if found := written.differences(then, options, model, sources) or written.changes(then):
+            raise written.refuse(str(journal.out), found)
+        return then
+    work = replace(work, sources=sources)
+    of, done = total(sources), 0
+
+    def read(more: int) -> None:
+        nonlocal done
+        done += more
+        tell("checking the files", done, of)
+
+    prints, checked, limit = survey(work, max_tokens, read)
+    journal.begin(written.written(options, model, sources, prints, checked, work.step, limit))
+    return journal.read()
+
+
+def _followed(journal: Journal, checksum: int, model: Mapping[str, Any]) -> dict[str, Any]:
+    """What the first process has written down, as another one sees it."""
+    if not journal.exists or _checksum(manifest := journal.read()) != checksum:
+        raise CheckpointError(
+            f"{str(journal.folder)!r} is not what the first process has written: all must see one folder there"
+        )
+    if manifest["model"]["sha256"] != model["sha256"]:
+        raise ConfigError(f"model: this process has other weights of {model['name']} than the first one")
+    return manifest
+
+
+def _checksum(manifest: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())

@@ -1,0 +1,163 @@
+"""What a sweep has done so far, on the disk beside its result: a manifest, and a file for each finished unit.
+
+Each file is written whole or not at all, so a run may be killed at any time. The next one reads the manifest, sees
+that it measures the same, and measures the units that have no file yet.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from headwise.errors import CheckpointError, ConfigError
+from headwise.files import atomic_path
+from headwise.sweep.tally import Tally, Trouble
+
+FORMAT = "headwise-measure-1"
+MANIFEST = "manifest.json"
+
+
+class Journal:
+    """The folder `OUT.partial`.
+
+    Args:
+        out: the file that the result will be written to.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.folder = out, out.with_name(f"{out.name}.partial")
+        self._lock: Any = None
+        self._opened = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is something to go on from."""
+        return (self.folder / MANIFEST).is_file()
+
+    def open(self, restart: bool) -> None:
+        """Make the folder and take it for this run; what killed runs left half written is removed. By rank 0.
+
+        Raises:
+            ConfigError: if another run has it. CheckpointError: if it cannot be written.
+        """
+        with self._writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._take()
+            self._opened = True
+            for path in self.folder.iterdir():
+                if path.name.endswith(".tmp") or (restart and path.suffix in (".safetensors", ".json")):
+                    path.unlink()
+
+    def read(self) -> dict[str, Any]:
+        """The manifest."""
+        path = self.folder / MANIFEST
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{str(path)!r} cannot be read ({error}); --restart measures anew") from None
+        if found.get("format") != FORMAT:
+            raise CheckpointError(f"{str(path)!r} is not of this version of headwise; --restart measures anew")
+        return found
+
+    def begin(self, manifest: Mapping[str, Any]) -> None:
+        """Write the manifest."""
+        with self._writing(), atomic_path(self.folder / MANIFEST) as temporary:
+            temporary.write_text(json.dumps({"format": FORMAT, **manifest}, ensure_ascii=False, indent=1), "utf-8")
+
+    def finished(self) -> set[int]:
+        """The numbers of the units that are there."""
+        names = (re.fullmatch(r"unit-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
+        return {int(name[1]) for name in names if name}
+
+    def write(self, unit: int, found: Mapping[int, Tally], how: Mapping[str, Any]) -> None:
+        """A finished unit. how: what may differ between units without making them wrong, such as the batch size."""
+        tensors, sums = {}, {}
+        for source, tally in found.items():
+            tensors[f"{source}.numbers"], tensors[f"{source}.lost"] = tally.numbers, tally.lost
+            sums[source] = {
+                "windows": tally.windows, "tokens": tally.tokens, "kernels": sorted(tally.kernels),
+                "troubles": [asdict(trouble) for trouble in tally.troubles],
+            }  # fmt: skip
+        header = {"format": FORMAT, "sums": json.dumps(sums, ensure_ascii=False), "how": json.dumps(how)}
+        with self._writing(), atomic_path(self._path(unit)) as temporary:
+            save_file({name: x.contiguous() for name, x in tensors.items()}, temporary, metadata=header)
+
+    def tallies(self, unit: int) -> tuple[dict[int, Tally], dict[str, Any]]:
+        """What a unit gave, and how it was measured."""
+        path = self._path(unit)
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            sums = json.loads(header["sums"])
+            return {int(source): _tally(source, sums[source], tensors) for source in sums}, json.loads(header["how"])
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"{str(path)!r} cannot be read ({error}); remove it, and the same command measures this unit again"
+            ) from None
+
+    def remove(self) -> None:
+        """The result is written: the folder has done its work."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let other runs have the folder; it goes if nothing was begun in it."""
+        if self._opened and not self.exists:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._opened = False
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _path(self, unit: int) -> Path:
+        return self.folder / f"unit-{unit:06}.safetensors"
+
+    def _take(self) -> None:
+        """Hold the folder while this process lives; the system lets go of it however the process ends."""
+        try:
+            import fcntl
+        except ImportError:  # no such locks here
+            return
+        lock = open(self.folder / "lock", "a+")  # noqa: SIM115 - held until the end
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            raise ConfigError(
+                f"{str(self.out)!r} is being measured by another run{f' ({holder})' * bool(holder)}"
+            ) from None
+        except OSError:  # a file system without locks
+            lock.close()
+            return
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}")
+        lock.flush()
+        self._lock = lock
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            why = getattr(error, "strerror", None) or error
+            done = len(self.finished()) if self.folder.is_dir() else 0
+            kept = f"; {done} finished units are safe there, and the same command goes on" if done else ""
+            raise CheckpointError(f"{str(self.folder)!r} cannot be written: {why}{kept}") from None
+
+
+def _tally(source: str, sums: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Tally:
+    troubles = [Trouble(**{**one, "heads": tuple(one["heads"])}) for one in sums["troubles"]]
+    numbers, lost = tensors[f"{source}.numbers"], tensors[f"{source}.lost"]
+    return Tally(numbers, lost, sums["windows"], sums["tokens"], troubles, frozenset(sums["kernels"]))

@@ -1,0 +1,138 @@
+"""The processes of a sweep: who takes which unit, how far all are, and who has failed.
+
+torchrun gives every process the address of a store; nothing but numbers and words goes through it. What is measured
+lies in the journal's files, so no tensor travels, and it does not matter whether the processes compute on CPUs or GPUs.
+"""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from threading import Event, Thread
+from typing import Any
+
+from headwise.errors import ConfigError, HeadwiseError
+
+BEAT = 2.0  # seconds between two signs of life
+SILENCE = 120.0  # seconds without one after which a process is taken for dead
+JOINING = timedelta(minutes=30)  # models take their time to load
+PAUSE = 0.05  # seconds between two looks while waiting
+SPACE = "headwise/measure/"
+
+
+class Stopped(HeadwiseError):
+    """Another process has failed, and says why; there is nothing to add."""
+
+
+class Ranks:
+    """The processes as one of them sees them; this one alone does it all where nobody started more.
+
+    Attributes:
+        rank: of this process, from 0. world: how many there are.
+    """
+
+    def __init__(self, rank: int = 0, world: int = 1, store: Any = None) -> None:
+        self.rank, self.world, self._store = rank, world, store
+        self._alone: dict[str, float] = {}
+        self._end = Event()
+        self._heard: dict[int, tuple[int, float]] = {}
+        if store is not None:
+            Thread(target=self._beat, daemon=True).start()
+
+    @classmethod
+    def joined(cls) -> "Ranks":
+        """As torchrun's environment says. ConfigError if it says half of it, or the store does not answer."""
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+            return cls()
+        import torch.distributed as dist
+
+        if not dist.is_available():
+            raise ConfigError("WORLD_SIZE is set, but this PyTorch has no torch.distributed; unset it for one process")
+        try:
+            store, rank, world = next(dist.rendezvous("env://", timeout=JOINING))
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(f"the processes could not be joined ({error}); start them with torchrun") from None
+        return cls(rank, world, dist.PrefixStore(SPACE, store))
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that plans, merges and speaks."""
+        return self.rank == 0
+
+    def say(self, key: str, value: Any) -> None:
+        """Tell all."""
+        if self._store is not None:
+            self._call("set", key, json.dumps(value))
+
+    def hear(self, key: str) -> Any:
+        """What somebody says, as soon as it is said."""
+        while not self._call("check", [key]):
+            self.check()
+            time.sleep(PAUSE)
+        return json.loads(self._call("get", key))
+
+    def take(self, units: Sequence[int]) -> int | None:
+        """The next unit that nobody has taken, of those that all processes know of; None if none is left."""
+        at = int(self.count("taken", 1)) - 1
+        return units[at] if at < len(units) else None
+
+    def count(self, what: str, more: int) -> int:
+        """Add to a number that all share, and see what it is now."""
+        if self._store is None:
+            self._alone[what] = self._alone.get(what, 0) + more
+            return int(self._alone[what])
+        return int(self._call("add", what, more))
+
+    def check(self) -> None:
+        """Raises Stopped if a process has failed, or has given no sign of life for long."""
+        if self._store is None:
+            return
+        if self._call("check", ["failed"]):
+            raise Stopped(json.loads(self._call("get", "failed")))
+        now = time.monotonic()
+        for rank in range(self.world):
+            if rank == self.rank:
+                continue
+            beats = self._call("add", f"beat{rank}", 0)
+            known, since = self._heard.get(rank, (-1, now))
+            self._heard[rank] = (beats, now if beats != known else since)
+            if now - self._heard[rank][1] > SILENCE:
+                raise Stopped(f"process {rank} of {self.world} gives no sign of life; the same command goes on")
+
+    def fail(self, message: str) -> bool:
+        """Tell the others why this process gives up. Whether it is for this one to print it: the first process prints
+        what others say, if it still lives."""
+        if self._store is None:
+            return True
+        with suppress(HeadwiseError):
+            if not self._call("check", ["failed"]):
+                self.say("failed", f"process {self.rank} of {self.world}: {message}")
+        return self.first
+
+    def leave(self) -> None:
+        """Stay until the first process has printed what is to be said: a launcher ends all as soon as one has ended.
+        Then no more signs of life."""
+        if self._store is not None:
+            with suppress(HeadwiseError):
+                if self.first:
+                    self.say("told", True)
+                else:
+                    until = time.monotonic() + SILENCE
+                    while time.monotonic() < until and not self._call("check", ["told"]):
+                        time.sleep(PAUSE)
+        self._end.set()
+
+    def _beat(self) -> None:
+        while not self._end.wait(BEAT):
+            try:
+                self._call("add", f"beat{self.rank}", 1)
+            except HeadwiseError:
+                return
+
+    def _call(self, what: str, *args: Any) -> Any:
+        try:
+            return getattr(self._store, what)(*args)
+        except RuntimeError:
+            raise Stopped("the other processes are gone; the same command goes on") from None

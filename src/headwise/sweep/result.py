@@ -1,0 +1,114 @@
+"""What a sweep gives back: the numbers over the whole corpus, which print themselves."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.science.given import head_name
+from headwise.sweep.asked import Head
+from headwise.sweep.moments import OfRows, OfWindows
+from headwise.sweep.rows import columns, finished
+from headwise.sweep.tally import Tally
+from headwise.sweep.work import Work
+from headwise.tables import as_html, as_text
+
+
+@dataclass(frozen=True, eq=False)
+class CorpusMeasures(Mapping[str, Tensor]):
+    """Measures of heads over a corpus: `found["entropy"]` is [layers, heads] float64, NaN where there is no such head,
+    or nothing was counted.
+
+    Attributes:
+        path: of the table. heads: that were kept. measures: with their units.
+        total: what was added up over all files.
+        about: how the numbers came to be: model, options, files, versions, and the counts of windows and tokens.
+    """
+
+    path: Path
+    heads: tuple[Head, ...]
+    measures: tuple[OfRows | OfWindows, ...]
+    total: Tally
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, work: Work, path: Path, total: Tally, about: Mapping[str, Any]) -> "CorpusMeasures":
+        """The sums of a sweep."""
+        return cls(path, tuple(work.heads), work.asked.known(), total, dict(about))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.column(name, "value")
+
+    def __iter__(self) -> Iterator[str]:
+        return (measure.name for measure in self.measures)
+
+    def __len__(self) -> int:
+        return len(self.measures)
+
+    def column(self, name: str, column: str) -> Tensor:
+        """A column of the table for one measure, [layers, heads]: value, mean, std, min, max or count."""
+        names = list(self)
+        if name not in names:
+            raise ConfigError(f"{name!r} was not measured; there are {', '.join(names)}")
+        numbers = finished(self.total.numbers, self.measures)
+        if column not in numbers:
+            raise ConfigError(f"column={column!r}: expected one of {', '.join(numbers)}")
+        at = names.index(name)
+        counted = numbers["count"][at]
+        table = torch.full((self.layers[-1] + 1, max(head.head for head in self.heads) + 1), torch.nan).double()
+        for i, head in enumerate(self.heads):
+            if column == "count" or counted[i]:
+                table[head.layer, head.head] = numbers[column][at, i]
+        return table
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """The numbers of the layers that were kept."""
+        return sorted({head.layer for head in self.heads})
+
+    def columns(self) -> dict[str, list[Any]]:
+        """The table over the whole corpus, column name → values."""
+        return columns(self.total, self.heads, self.measures)
+
+    def overview(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text, a row a measure: the mean over the heads, and the least and the largest of them."""
+        body = []
+        for measure in self.measures:
+            table = self[measure.name]
+            known = [
+                (float(table[head.layer, head.head]), head)
+                for head in self.heads
+                if bool(table[head.layer, head.head].isfinite())
+            ]
+            low, high = (pick(known, key=lambda one: one[0], default=None) for pick in (min, max))
+            mean = f"{sum(value for value, _ in known) / len(known):.4g}" if known else "—"
+            body.append([measure.name, measure.unit, mean, *_told(low), *_told(high)])
+        return ["measure", "unit", "mean of heads", "least", "head", "largest", "head"], body
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text, a row a head: the value of every measure."""
+        tables = [self[name] for name in self]
+        body = [
+            [str(head.layer), str(head.head), *(_number(float(table[head.layer, head.head])) for table in tables)]
+            for head in self.heads
+        ]
+        return ["layer", "head", *self], body
+
+    def __repr__(self) -> str:
+        counts = f"{self.total.windows:,} windows, {self.total.tokens:,} tokens"
+        return f"CorpusMeasures({self.path}: {counts})\n{as_text(*self.overview(), words=2)}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.table(), caption=str(self.path))
+
+
+def _told(found: tuple[float, Head] | None) -> tuple[str, str]:
+    return ("—", "") if found is None else (f"{found[0]:.4g}", head_name(found[1].layer, found[1].head))
+
+
+def _number(value: float) -> str:
+    return "—" if value != value else f"{value:.4g}"

@@ -1,0 +1,168 @@
+"""`measure_corpus`: a corpus of any size, every head of it, by one process or many, in one go or several."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from headwise.errors import ConfigError
+from headwise.subject import Subject, open_subject
+from headwise.sweep.asked import DEFAULT, Asked, chosen
+from headwise.sweep.ends import Begun, begin, finish
+from headwise.sweep.journal import Journal
+from headwise.sweep.output import Output
+from headwise.sweep.plan import step_for
+from headwise.sweep.ranks import Ranks
+from headwise.sweep.result import CorpusMeasures
+from headwise.sweep.windows import Frame, length_of
+from headwise.sweep.work import Work
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PER = ("all", "file")
+BATCH = 8
+WAIT = 0.2  # seconds between two looks at how far the others are
+Step = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+
+
+def measure_corpus(
+    model: Subject | str | os.PathLike[str] | None,
+    files: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    measures: Sequence[str] = DEFAULT,
+    window: int | None = None,
+    stride: int | None = None,
+    batch: int = BATCH,
+    max_tokens: int | None = None,
+    per: str = "all",
+    field: str = "text",
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    device: str | None = None,
+    dtype: str = "float32",
+    restart: bool = False,
+    ranks: Ranks | None = None,
+    step: Step | None = None,
+) -> CorpusMeasures:
+    """Measure every head on a corpus, and write a table of layer, head and measure.
+
+    The corpus is read in pieces and never held; what is finished is written beside `out`, in the folder OUT.partial, so
+    that the same call goes on where the last one was stopped or killed. Under torchrun the processes share the work.
+    The numbers are the same bits however many processes there are and wherever they were stopped, for the same batch
+    size, device and threads a process.
+
+    Args:
+        model: what `open_subject` takes, or what it gave.
+        files: texts (UTF-8), .jsonl and .parquet files, folders and patterns such as "news/*.txt".
+        out: .parquet, .csv or .jsonl.
+        measures: names, as `headwise measures` lists them; and duplicate_mass, induction_mass, punctuation_mass and
+            separator_mass (white space).
+        window: tokens that the model reads at once, special ones included; what it was trained on if None.
+        stride: tokens from one window to the next; as many as a window holds if None, so that none is read twice.
+        batch: windows at a time. max_tokens: of the corpus, from its beginning on; all if None.
+        per: "all", or "file" for numbers of each file.
+        field: of JSON lines, or column of Parquet files, that holds the text.
+        layers, heads: which are kept, by their numbers; None for all.
+        device: "cpu", "cuda", …; a GPU where there is one if None. dtype: of the weights.
+        restart: measure anew, whatever is there.
+        ranks: the processes; as torchrun's environment says if None. step: told how far all of them are.
+    Returns:
+        The numbers over the whole corpus; on processes but the first, of an empty one.
+    Raises:
+        ConfigError: for an option that does not fit, or an `out` that was begun with others. TextError: for what cannot
+            be read. CheckpointError: for a model that cannot, and for a folder that cannot be written.
+    """
+    output = Output.of(out)
+    asked = Asked.of(measures)
+    _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
+    own = ranks is None
+    ranks = Ranks.joined() if ranks is None else ranks
+    try:
+        tell = step or _tell_nobody
+        subject = _placed(model, device, dtype, ranks)
+        frame = Frame.of(subject)
+        length = length_of(window, subject, frame)
+        room = length - len(frame)
+        stride = room if stride is None else stride
+        if stride > room:
+            raise ConfigError(
+                f"stride={stride}: a window has room for {room} tokens of the text; some would be left out"
+            )
+        given = [files] if isinstance(files, str | os.PathLike) else list(files)
+        options = {
+            "measures": list(asked.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
+            "field": field, "layers": _numbers(layers), "heads": _numbers(heads), "dtype": dtype,
+        }  # fmt: skip
+        work = Work(
+            subject=subject, sources=(), asked=asked, heads=chosen(subject, layers, heads), frame=frame,
+            step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
+        )  # fmt: skip
+        journal = Journal(output.path)
+        try:
+            begun = begin(work, given, journal, options, max_tokens, restart, ranks, tell)
+            _measure(begun, journal, ranks, tell)
+            if not ranks.first:
+                return CorpusMeasures.of(begun.work, output.path, work.nothing(), {})
+            return finish(begun, journal, output, options, tell)
+        finally:
+            journal.close()
+    except Exception as error:
+        if own:
+            ranks.fail(str(error))
+        raise
+    finally:
+        if own:
+            ranks.leave()
+
+
+def _measure(begun: Begun, journal: Journal, ranks: Ranks, tell: Step) -> None:
+    """Take units as long as there are any, then wait until the others have finished theirs."""
+    size = sum(unit.size for unit in begun.units)
+    before = size - sum(begun.units[number].size for number in begun.left)
+    since = time.monotonic()
+
+    def told(share: float, tokens: int) -> None:
+        ranks.check()
+        done, all_tokens = before + ranks.count("bytes", round(share)), ranks.count("tokens", tokens)
+        if ranks.first:
+            speed = all_tokens / max(time.monotonic() - since, 1e-9)
+            tell(f"measuring, {speed:,.0f} tokens/s", min(done, size), size)
+
+    told(0, 0)
+    while (number := ranks.take(begun.left)) is not None:
+        journal.write(number, begun.work.measure(begun.units[number], told), begun.work.how())
+        ranks.count("units", 1)
+    while ranks.first and ranks.count("units", 0) < len(begun.left):
+        told(0, 0)
+        time.sleep(WAIT)
+
+
+def _placed(model: Subject | str | os.PathLike[str] | None, device: str | None, dtype: str, ranks: Ranks) -> Subject:
+    """The model on its device: with several GPUs, each process of a machine takes its own."""
+    subject = model if isinstance(model, Subject) else open_subject(model)
+    wanted = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted == "cuda" and ranks.world > 1:
+        wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        subject.model.to(torch.device(wanted), DTYPES[dtype])
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device={wanted!r}: {str(error).splitlines()[0]}") from None
+    return subject
+
+
+def _check(*, per: str, dtype: str, **numbers: int | None) -> None:
+    for name, value, known in (("per", per, PER), ("dtype", dtype, tuple(DTYPES))):
+        if value not in known:
+            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
+    for name, number in numbers.items():
+        if number is not None and (type(number) is not int or number < 1):
+            raise ConfigError(f"{name}={number!r}: expected a whole number of at least 1")
+
+
+def _numbers(given: Sequence[int] | None) -> list[int] | None:
+    return None if given is None else sorted(set(given))
+
+
+def _tell_nobody(what: str, done: int, of: int) -> None:
+    pass
