@@ -9,8 +9,11 @@ import multiprocessing
 import re
 import resource
 import sys
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,15 +24,31 @@ from benchmarks.inputs import make
 STATUS = Path("/proc/self/status")
 
 
+# A call, and how many bytes of its result are the caller's.
+Prepared = tuple[Callable[[], Any], Callable[[Any], int]]
+
+
 def peak(case: Case, name: str, threads: int, patience: float | None = None) -> int:
     """Bytes beside inputs and outputs, of one contestant in one case. Raises Skip if it cannot be measured."""
+    return peak_of(partial(_contestant, case, name), threads, patience)
+
+
+def peak_of(prepare: Callable[[], Prepared], threads: int, patience: float | None = None) -> int:
+    """Bytes that a call takes at most, beside what there was before and what it gives back.
+
+    Args:
+        prepare: picklable; makes the call, in the process, and does before all that happens only once.
+        threads: of PyTorch. patience: in seconds; None waits for ever.
+    Raises:
+        Skip: if it cannot be measured.
+    """
     try:
         context = multiprocessing.get_context("forkserver")
     except ValueError as error:
         raise Skip("this system cannot fork a process to measure it in") from error
     context.set_forkserver_preload(["torch", "headwise.attention", "benchmarks.contestants"])
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(there, case, name, threads))
+    process = context.Process(target=_measure, args=(there, prepare, threads))
     process.start()
     there.close()
     try:
@@ -48,24 +67,35 @@ def peak(case: Case, name: str, threads: int, patience: float | None = None) -> 
     return answer
 
 
-def _measure(pipe: Connection, case: Case, name: str, threads: int) -> None:
-    """In the process: everything that happens only once is done on a small case first."""
+def _contestant(case: Case, name: str) -> Prepared:
+    """What happens only once is done on a small case."""
+    with torch.no_grad():
+        small = case.shrunk(512)
+        build(name, small, make(small, 0)).call()
+    inputs = make(case, 0)
+    contestant = build(name, case, inputs)
+    call = torch.no_grad()(contestant.call)
+    if name == "flex":
+        call()  # it is compiled for these sizes
+    given = {x.data_ptr() for x in inputs.leaves}
+
+    def returned(result: Any) -> int:
+        sizes = {x.data_ptr(): x.nbytes for x in contestant.named(result).values()}
+        return sum(size for at, size in sizes.items() if at not in given)
+
+    return call, returned
+
+
+def _measure(pipe: Connection, prepare: Callable[[], Prepared], threads: int) -> None:
+    """In the process."""
     torch.set_num_threads(threads)
     try:
-        with torch.no_grad():
-            small = case.shrunk(512)
-            build(name, small, make(small, 0)).call()
-            inputs = make(case, 0)
-            contestant = build(name, case, inputs)
-            if name == "flex":
-                contestant.call()  # it is compiled for these sizes
-            _return_freed_memory()
-            before = _reset_peak()
-            result = contestant.call()
-            high = _peak()
-        given = {x.data_ptr() for x in inputs.leaves}
-        returned = {x.data_ptr(): x.nbytes for x in contestant.named(result).values()}
-        pipe.send(max(0, high - before - sum(size for at, size in returned.items() if at not in given)))
+        call, returned = prepare()
+        _return_freed_memory()
+        before = _reset_peak()
+        result = call()
+        high = _peak()
+        pipe.send(max(0, high - before - returned(result)))
     except Skip as reason:
         pipe.send(str(reason))
     except Exception as error:  # told in the parent, as one line

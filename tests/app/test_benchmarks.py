@@ -294,3 +294,15 @@ def test_every_question_is_timed_small() -> None:
     rows = dict(line.strip("| ").split(" | ")[:2] for line in done.stdout.splitlines() if line.startswith("| "))
     together = sum(float(rows[name]) for name in COUNTED)
     assert float(rows["**roles, likeness, information together**"]) == pytest.approx(together, abs=0.03)
+
+
+def test_watching_is_measured_small() -> None:
+    command = [sys.executable, "-m", "benchmarks.watch", "--quick", "--seconds", "0.01"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    times = {(row[0], row[1]): row for row in rows if len(row) == 7}
+    told = {(name, n) for name in ("inference", "training step") for n in ("33",)}
+    assert told | {("GPT-2 of transformers, inference", n) for n in ("33", "66")} <= set(times)
+    peaks = {row[0]: [float(cell) for cell in row[1:3]] for row in rows if len(row) == 4 and row[3].endswith("%")}
+    assert peaks["training step"][0] > peaks["inference"][0] > 0
