@@ -1,0 +1,57 @@
+"""What tiles and pyramids are held to: dense float64 weights, pooled square by square in plain loops."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+import headwise as hw
+from headwise.map import AttentionMap
+from headwise.masks import Mask
+from headwise.scores import Score
+
+
+def map_of(
+    n: int, m: int, mask: Mask, *, d: int = 5, heads: int = 2, score: Sequence[Score] = (), seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> AttentionMap:  # fmt: skip
+    """A map [1, heads, n, m] of random queries and keys with large logits."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k = (2 * torch.randn(1, heads, size, d, generator=generator) for size in (n, m))
+    _, amap = hw.attend(q.to(dtype), k.to(dtype), k.to(dtype), mask=mask, score=tuple(score), return_map=True)
+    return amap
+
+
+def dense(amap: AttentionMap, head: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights in float64 and which pairs are allowed, [n, m], from q and k alone (for maps without scores)."""
+    _, heads, n, m = amap.shape
+    q, k = amap.q[0, head].double(), amap.k[0, head].double()
+    allowed = amap.mask.to_dense(n, m, heads=heads)
+    allowed = allowed.expand(1, heads, n, m)[0, head]
+    scores = (q @ k.T * amap.rule.scale).masked_fill(~allowed, -torch.inf)
+    weights = torch.softmax(scores, -1).nan_to_num(0.0)  # a row that sees nothing
+    return weights.numpy(), allowed.numpy()
+
+
+def pooled(weights: np.ndarray, allowed: np.ndarray, cell: int, reduce: str) -> np.ndarray:
+    """Mean or largest of the allowed weights of each square, NaN where none is."""
+    n, m = weights.shape
+    out = np.full((-(-n // cell), -(-m // cell)), np.nan)
+    for i in range(out.shape[0]):
+        for j in range(out.shape[1]):
+            at = slice(i * cell, (i + 1) * cell), slice(j * cell, (j + 1) * cell)
+            values = weights[at][allowed[at]]
+            if len(values):
+                out[i, j] = values.mean() if reduce == "mean" else values.max()
+    return out
+
+
+def close(found: np.ndarray, truth: np.ndarray, *, of_range: float = 0.0) -> None:
+    """Alike to float32, NaN in the same places; `of_range` is what half floats add, as a share of the range."""
+    assert found.shape == truth.shape
+    assert np.array_equal(np.isnan(found), np.isnan(truth))
+    known = ~np.isnan(truth)
+    if known.any():
+        span = truth[known].max() - truth[known].min()
+        room = 2e-5 * np.abs(truth[known]) + 1e-7 + of_range * (truth[known] - truth[known].min() + 1e-4 * span)
+        assert (np.abs(found[known] - truth[known]) <= room).all()
