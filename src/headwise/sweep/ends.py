@@ -124,7 +124,8 @@ def _decided(
         tell("checking the files", done, of)
 
     prints, checked, limit = survey(work, max_tokens, read)
-    journal.begin(written.written(options, model, sources, prints, checked, work.step, limit))
+    count = len(units(sources, work.step, limit))
+    journal.begin(written.written(options, model, sources, prints, checked, work.step, limit, count))
     return journal.read()
 
 

@@ -78,6 +78,10 @@ class Journal:
         names = (re.fullmatch(r"unit-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
         return {int(name[1]) for name in names if name}
 
+    def so_far(self) -> tuple[int, int] | None:
+        """How many units are done, of how many; None if nothing was begun."""
+        return (len(self.finished()), int(self.read()["units"])) if self.exists else None
+
     def write(self, unit: int, found: Mapping[int, Tally], how: Mapping[str, Any]) -> None:
         """A finished unit. how: what may differ between units without making them wrong, such as the batch size."""
         tensors, sums = {}, {}

@@ -75,11 +75,13 @@ def sources_of(then: Mapping[str, Any]) -> list[Source]:
 def written(
     options: Mapping[str, Any], model: Mapping[str, Any], given: Sequence[Source], prints: Sequence[Print],
     checked: Sequence[int], step: int, limit: Limit | None,
+    count: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """The manifest. checked: of each file that is measured, the bytes that were."""
+    """The manifest. checked: of each file that is measured, the bytes that were. count: of units."""
     return {
         "options": dict(options), "model": dict(model), "given": [asdict(source) for source in given],
         "files": [one.to_dict() for one in prints], "checked": list(checked), "step": step,
+        "units": count,
         "limit": None if limit is None else asdict(limit),
     }  # fmt: skip
 

@@ -23,7 +23,11 @@ SPACE = "headwise/measure/"
 
 
 class Stopped(HeadwiseError):
-    """Another process has failed, and says why; there is nothing to add."""
+    """Another process has failed, and this is what it says."""
+
+
+class Deserted(HeadwiseError):
+    """The others are gone without a word."""
 
 
 class Ranks:
@@ -86,7 +90,7 @@ class Ranks:
         return int(self._call("add", what, more))
 
     def check(self) -> None:
-        """Raises Stopped if a process has failed, or has given no sign of life for long."""
+        """Stopped if a process has failed; Deserted if one has given no sign of life for long."""
         if self._store is None:
             return
         if self._call("check", ["failed"]):
@@ -99,17 +103,14 @@ class Ranks:
             known, since = self._heard.get(rank, (-1, now))
             self._heard[rank] = (beats, now if beats != known else since)
             if now - self._heard[rank][1] > SILENCE:
-                raise Stopped(f"process {rank} of {self.world} gives no sign of life; the same command goes on")
+                raise Deserted(f"process {rank} of {self.world} gives no sign of life; the same command goes on")
 
-    def fail(self, message: str) -> bool:
-        """Tell the others why this process gives up. Whether it is for this one to print it: the first process prints
-        what others say, if it still lives."""
-        if self._store is None:
-            return True
-        with suppress(HeadwiseError):
-            if not self._call("check", ["failed"]):
-                self.say("failed", f"process {self.rank} of {self.world}: {message}")
-        return self.first
+    def fail(self, message: str) -> None:
+        """Tell the others why this process gives up; the first one to say so is heard."""
+        if self._store is not None:
+            with suppress(HeadwiseError):
+                if not self._call("check", ["failed"]):
+                    self.say("failed", f"process {self.rank} of {self.world}: {message}")
 
     def leave(self) -> None:
         """Stay until the first process has printed what is to be said: a launcher ends all as soon as one has ended.
@@ -135,4 +136,4 @@ class Ranks:
         try:
             return getattr(self._store, what)(*args)
         except RuntimeError:
-            raise Stopped("the other processes are gone; the same command goes on") from None
+            raise Deserted("the other processes are gone; the same command goes on") from None

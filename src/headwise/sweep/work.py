@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from headwise.errors import TextError
+from headwise.errors import ConfigError, TextError
 from headwise.subject import Subject
 from headwise.sweep.asked import Asked, Head
 from headwise.sweep.pieces import Document, documents
@@ -94,8 +94,19 @@ class Work:
                 if left == 0:
                     break
 
-    @torch.no_grad()
     def _run(self, batch: list[Window], found: dict[int, Tally]) -> None:
+        try:
+            self._forward(batch, found)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+                raise ConfigError(
+                    f"batch={self.batch}: out of memory with windows of {self.length} tokens; the same command with a "
+                    f"smaller --batch goes on"
+                ) from None
+            raise
+
+    @torch.no_grad()
+    def _forward(self, batch: list[Window], found: dict[int, Tally]) -> None:
         ids, mask = stacked(batch)
         ids, mask = ids.to(self._device), None if mask is None else mask.to(self._device)
         measures = self.asked.measures(ids, batch)

@@ -1,0 +1,146 @@
+"""The command that measures a corpus."""
+
+import atexit
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from headwise.cli.given import Model, progress
+from headwise.errors import ConfigError, HeadwiseError
+
+
+def measure(
+    files: Annotated[
+        list[str], typer.Option("--file", help="UTF-8 text, .jsonl, .parquet, a folder or a pattern; again for more.")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="The table: .parquet, .csv or .jsonl.")],
+    model: Model = None,
+    measures: Annotated[
+        str | None, typer.Option("--measures", help="Names, with commas; `headwise measures` lists them.")
+    ] = None,
+    window: Annotated[
+        int | None, typer.Option("--window", help="Tokens read at once; what the model was trained on if left out.")
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option("--stride", help="Tokens from one window to the next; if left out, none is read twice."),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Windows at a time.")] = 8,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Only so many, from the beginning on.")] = None,
+    per: Annotated[str, typer.Option("--per", help="'all', or 'file': numbers of each file.")] = "all",
+    field: Annotated[str, typer.Option("--field", help="Of JSON lines, or column of Parquet, with the text.")] = "text",
+    layers: Annotated[str | None, typer.Option("--layers", help="Those that are kept: 0,4-7.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="Of each layer: 0,4-7.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda …; a GPU where there is one.")] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    restart: Annotated[bool, typer.Option("--restart", help="Measure anew, whatever is there.")] = False,
+    sort: Annotated[str | None, typer.Option("--sort", help="Show the heads with most of this measure first.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Also draw every measure as layers × heads.")] = None,
+) -> None:
+    """Measure every head on a corpus of any size; stopped or killed, the same command goes on; torchrun shares it."""
+    from headwise.sweep.ranks import Deserted, Ranks
+
+    ranks = Ranks.joined()
+    atexit.register(ranks.leave)  # when what is to be said has been printed
+    try:
+        with _signals():
+            _measure(
+                ranks, files, out, sort, png, model=model, measures=measures, window=window, stride=stride, batch=batch,
+                max_tokens=max_tokens, per=per, field=field, layers=_numbers("layers", layers),
+                heads=_numbers("heads", heads), device=device, dtype=dtype, restart=restart,
+            )  # fmt: skip
+    except KeyboardInterrupt as stop:
+        if ranks.first:
+            _say_how_to_go_on(out)
+        raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
+    except (HeadwiseError, OSError) as error:
+        ranks.fail(str(error))
+        if ranks.first or isinstance(error, Deserted):
+            raise
+        raise typer.Exit(2) from None
+    except Exception as error:
+        ranks.fail(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _measure(
+    ranks: Any, files: list[str], out: Path, sort: str | None, png: Path | None, *, model: Path | None,
+    measures: str | None, **options: Any,
+) -> None:  # fmt: skip
+    from headwise.sweep import measure_corpus
+    from headwise.sweep.asked import DEFAULT
+    from headwise.sweep.picture import check_picture, write_picture
+    from headwise.sweep.show import check_sort, print_measures
+
+    names = DEFAULT if measures is None else tuple(name.strip() for name in measures.split(",") if name.strip())
+    check_sort(sort, names)
+    if png is not None:
+        check_picture(png)
+    since = time.monotonic()
+    with progress() if ranks.first else nullcontext() as step:
+        found = measure_corpus(model, files, out, measures=names, ranks=ranks, step=step, **options)
+    if not ranks.first:
+        return
+    console = Console()
+    print_measures(found, console, sort=sort, seconds=time.monotonic() - since)
+    if png is not None:
+        console.print(f"[bold]{write_picture(found, png)}[/bold] shows every measure.", highlight=False)
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: a launcher or a scheduler wants the process to end."""
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """Within it, SIGTERM ends the run as Ctrl-C does; and the second of either, which launchers send, does nothing."""
+
+    def end(number: int, frame: Any) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise  # and leave them ignored
+    except BaseException:
+        _put_back(before)
+        raise
+    _put_back(before)
+
+
+def _put_back(handlers: dict[signal.Signals, Any]) -> None:
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
+
+
+def _say_how_to_go_on(out: Path) -> None:
+    from headwise.sweep.journal import Journal
+
+    so_far = Journal(out).so_far()
+    if so_far is None:
+        said = "Stopped before anything was measured."
+    else:
+        said = f"Stopped; {so_far[0]} of {so_far[1]} units are done, and the same command goes on from there."
+    Console(stderr=True).print(said, highlight=False)
+
+
+def _numbers(name: str, given: str | None) -> list[int] | None:
+    """0,4-7 as numbers."""
+    if given is None:
+        return None
+    found: list[int] = []
+    for part in given.split(","):
+        first, _, last = part.strip().partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise ConfigError(f"--{name} {given!r}: expected numbers such as 0,4-7")
+        found += range(int(first), int(last or first) + 1)
+    return found
