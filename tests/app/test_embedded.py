@@ -9,6 +9,7 @@ from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.generate import write
 from headwise.lm.probes import frequent_characters, probe_repeats
 from headwise.see import see
+from headwise.subject.own import DecoderSubject
 
 
 def test_it_is_small() -> None:
@@ -28,7 +29,7 @@ def test_its_heads_look_back() -> None:
 
 def test_it_foretells_the_novel_better_than_chance_and_writes_it() -> None:
     decoder, tokenizer, _ = load_pretrained()
-    report = see(SAMPLE, decoder, tokenizer)
+    report = see(SAMPLE, DecoderSubject(decoder, tokenizer))
     loss = float(dict(report.facts)["loss"].split()[0])
     assert loss < 5.0  # a unigram model of the same characters stands at 7.2
     assert report.shape == (decoder.config.num_layers, decoder.config.num_heads)

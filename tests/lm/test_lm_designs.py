@@ -18,6 +18,7 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import TRAINING_FILE, train
 from headwise.see import see
+from headwise.subject.own import DecoderSubject
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
 CAUSAL = [name for name in NAMES if design_of(name).takes_mask]
@@ -84,7 +85,7 @@ def test_it_writes_and_is_seen(name: str, options: dict[str, Any]) -> None:
     text = "".join(write(decoder, TOKENIZER, "武松", 30, seed=2))
     assert len(text) == 30
     assert text == "".join(write(decoder, TOKENIZER, "武松", 30, seed=2))
-    report = see("武松打虎，林冲夜奔。水浒", decoder, TOKENIZER)
+    report = see("武松打虎，林冲夜奔。水浒", DecoderSubject(decoder, TOKENIZER))
     heads = 1 if name == "single_head" else 6
     assert report.passages[0].maps.shape == (2, heads, 12, 12)
     facts = dict(report.facts)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import Model, load, progress
+from headwise.cli.given import progress
 from headwise.errors import ConfigError
 
 SAMPLE = (
@@ -15,11 +15,20 @@ SAMPLE = (
     "禅和子道：“却是苦也！”智深便道：“团鱼大腹，又肥甜了，好吃，那得‘苦也’？”"
 )
 
+Subject = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        help="A checkpoint of headwise, or a folder of Hugging Face transformers with config.json, *.safetensors and "
+        "its tokenizer; the embedded model if left out.",
+    ),
+]
+
 
 def see(
     text: Annotated[str | None, typer.Argument(help="The text; a passage of Water Margin if left out.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,
-    model: Model = None,
+    model: Subject = None,
     out: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option("--png", help="Also write heat maps into this folder.")] = None,
     sort: Annotated[str | None, typer.Option("--sort", help="Sort the table by this statistic.")] = None,
@@ -31,6 +40,7 @@ def see(
     """Show what every head attends to in a text: a table here, and an HTML report."""
     from headwise.lm.corpus import read_text
     from headwise.see import see as look
+    from headwise.subject import open_subject
     from headwise.views.html import write_report
     from headwise.views.terminal import print_report
     from headwise.views.words import LANGUAGES
@@ -42,9 +52,9 @@ def see(
     if file is not None:
         text = read_text(file)
     text = SAMPLE if text is None else text
-    decoder, tokenizer, _ = load(model)
+    subject = open_subject(model)
     with progress() as step:
-        report = look(text, decoder, tokenizer, title=_title(text, file), cells=cells, step=step)
+        report = look(text, subject, title=_title(text, file), cells=cells, step=step)
     console = Console()
     print_report(report, console, sort=sort)
     write_report(report, out, lang=lang)

@@ -1,3 +1,5 @@
-"""The main job: what every head of a decoder looks at in a text, as a report."""
+"""The main job: what every head of a model looks at in a text, as a report."""
 
-from headwise.see.look import SHOWN as SHOWN, see as see, sentences as sentences
+from headwise.see.look import see as see
+from headwise.see.numbers import SHOWN as SHOWN
+from headwise.see.passages import sentences as sentences

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from headwise.anatomy import HeadSite, find_heads
+from headwise.anatomy import HeadSite, find_heads, record_heads
 from headwise.errors import ConfigError, DTypeError, ShapeError, TextError
 from headwise.map import AttentionMap
 from headwise.measures import Measure
@@ -14,6 +15,21 @@ from headwise.subject.reading import Reading
 
 LossFunction = Callable[[nn.Module, Tensor], Tensor]  # (model, windows [w, tokens + 1]) to nats a token
 Maps = dict[str, AttentionMap]
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """What a model did with a text.
+
+    Attributes:
+        maps: as `Subject.maps` gives them. loss: as `Subject.loss` does.
+        outputs: of each layer what its heads give to the output projection, [b, heads, n, d_v]; [] if it is not known
+            where that is.
+    """
+
+    maps: Maps
+    outputs: list[Tensor]
+    loss: float | None
 
 
 class Subject(ABC):
@@ -46,8 +62,8 @@ class Subject(ABC):
     @abstractmethod
     def _run(
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool
-    ) -> tuple[Maps, float | None]:
-        """Maps, and the loss if it is asked for and there is one. ids [b, n]; mask [b, n] or None."""
+    ) -> tuple[Maps, Callable[[], float | None]]:
+        """Maps, and what then gives the loss if it is asked for. ids [b, n]; mask [b, n] or None."""
 
     @property
     @abstractmethod
@@ -79,12 +95,16 @@ class Subject(ABC):
     def loss(self, ids: Tensor) -> float | None:
         """Mean next-token loss of a text in nats a token; None if the model predicts no next token, or there is only
         one. ids as in `maps`."""
-        return self._run(*self._checked(ids, None), (), True)[1]
+        return self._run(*self._checked(ids, None), (), True)[1]()
 
     @torch.no_grad()
-    def maps_and_loss(self, ids: Tensor) -> tuple[Maps, float | None]:
-        """Both, in one pass where that is possible."""
-        return self._run(*self._checked(ids, None), (), True)
+    def look(self, ids: Tensor) -> Look:
+        """Maps, head outputs and loss, in one pass where that is possible. ids as in `maps`."""
+        ids, _ = self._checked(ids, None)
+        with record_heads(self.sites) as outputs:
+            maps, loss = self._run(ids, None, (), True)
+            outputs = list(outputs)  # the loss may need the model once more
+        return Look(maps, outputs, loss())
 
     @property
     def sites(self) -> list[HeadSite]:

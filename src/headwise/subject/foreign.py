@@ -1,6 +1,6 @@
 """A model of Hugging Face transformers as a subject: its own code, with the attention computed by headwise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ class TransformersSubject(Subject):
     @torch.no_grad()
     def _run(
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool
-    ) -> tuple[Maps, float | None]:
+    ) -> tuple[Maps, Callable[[], float | None]]:
         maps: Maps = {}
 
         def keep(call: Observation) -> None:
@@ -129,9 +129,10 @@ class TransformersSubject(Subject):
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
         with observe(keep, model=self.model, measures=measures):
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
-        if not wants:
-            return maps, None
-        return maps, float(_cross_entropy(found.logits, ids)) if whole else self._long_loss(ids)
+        if whole:
+            said = float(_cross_entropy(found.logits, ids))
+            return maps, lambda: said
+        return maps, lambda: self._long_loss(ids) if wants else None
 
     def _long_loss(self, ids: Tensor) -> float:
         """The loss without all logits at once: the text is read once more, a stretch after the other, with a cache."""

@@ -1,6 +1,6 @@
 """A decoder of headwise as a subject."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class DecoderSubject(Subject):
     kind, limit, causal = "headwise", None, True
     model: Decoder
 
-    def __init__(self, decoder: Decoder, tokenizer: CharTokenizer, name: str) -> None:
+    def __init__(self, decoder: Decoder, tokenizer: CharTokenizer, name: str = "decoder") -> None:
         self.name, self.model, self._tokenizer = name, decoder.eval(), tokenizer
         self.context = decoder.config.context
         self.layers = tuple(f"blocks.{i}.attention" for i in range(decoder.config.num_layers))
@@ -77,13 +77,16 @@ class DecoderSubject(Subject):
     @torch.no_grad()
     def _run(
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool
-    ) -> tuple[Maps, float | None]:
+    ) -> tuple[Maps, Callable[[], float | None]]:
         padding = None if mask is None else Lengths(mask.sum(-1), mask.sum(-1))
         hidden, maps = self.model.hidden(ids, mask=padding, return_maps=True, measures=measures)
-        loss = None
-        if with_loss and ids.shape[1] > 1:
+
+        def loss() -> float | None:
+            if ids.shape[1] < 2:
+                return None
             weight = self.model.embedding.weight
-            loss = float(next_token_loss(hidden[:, :-1].flatten(0, 1), weight, ids[:, 1:].flatten()))
+            return float(next_token_loss(hidden[:, :-1].flatten(0, 1), weight, ids[:, 1:].flatten()))
+
         return dict(zip(self.layers, maps, strict=True)), loss
 
     def _described(self) -> str:

@@ -30,6 +30,22 @@ class Reading:
         return len(self.pieces)
 
     @property
+    def words(self) -> list[str]:
+        """The text cut up at its tokens: joined, without the special ones, they are all of it. What the tokenizer
+        drops, such as blanks between words, stands with the token behind it."""
+        found: list[str] = []
+        at, last = 0, -1
+        for i, (piece, (start, end), special) in enumerate(zip(self.pieces, self.spans, self.special, strict=True)):
+            if special or start == end:
+                found.append(piece)
+                continue
+            found.append(self.text[at:end])
+            at, last = end, i
+        if last >= 0:
+            found[last] += self.text[at:]
+        return found
+
+    @property
     def units(self) -> list[tuple[int, int]]:
         """Token ranges that can be shown: a token, or all those that one character takes."""
         ends = [i + 1 for i, piece in enumerate(self.pieces) if piece]

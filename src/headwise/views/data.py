@@ -24,13 +24,16 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Passage:
-    """A text and the weights of all heads over it.
+    """A text and the weights of all heads over it; or of a text over another one, in cross attention.
 
     Attributes:
         tokens: what stands at each place, such as single characters.
         maps: [layers, heads, P, Q] float32: exact weights if cell is 1, else the mean of each cell × cell square.
         peaks: the same shape, the largest weight of each square; None if cell is 1.
-        sentences: token ranges to zoom to.
+        sentences: token ranges to zoom to; [] in cross attention.
+        keys: the tokens that are looked at, where they are another text than those that look; else None.
+        layers: which of the report's layers the maps are of; [] for all.
+        special, special_keys: the tokens that are none of the text, such as [SEP], and those of `keys`.
     """
 
     title: str
@@ -39,21 +42,30 @@ class Passage:
     cell: int = 1
     peaks: np.ndarray | None = None
     sentences: list[tuple[int, int]] = field(default_factory=list)
+    keys: list[str] | None = None
+    layers: list[int] = field(default_factory=list)
+    special: list[int] = field(default_factory=list)
+    special_keys: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not self.tokens or self.cell < 1:
+        keys = self.tokens if self.keys is None else self.keys
+        if not self.tokens or not keys or self.cell < 1:
             raise ShapeError(f"Passage: {len(self.tokens)} tokens in cells of {self.cell}, expected at least one")
+        if self.keys is not None and self.sentences:
+            raise ShapeError("Passage(sentences): those of which text? In cross attention there can be none")
         for start, end in self.sentences:
             if not 0 <= start < end <= len(self.tokens):
                 raise ShapeError(
                     f"Passage(sentences): ({start}, {end}), expected 0 <= start < end <= {len(self.tokens)}, the tokens"
                 )
-        side = -(-len(self.tokens) // self.cell)
-        if self.maps.ndim != 4 or self.maps.shape[2:] != (side, side):
+        rows, columns = (-(-len(tokens) // self.cell) for tokens in (self.tokens, keys))
+        if self.maps.ndim != 4 or self.maps.shape[2:] != (rows, columns):
             raise ShapeError(
-                f"Passage(maps): shape {self.maps.shape}, expected [layers, heads, {side}, {side}] for "
-                f"{len(self.tokens)} tokens in cells of {self.cell}"
+                f"Passage(maps): shape {self.maps.shape}, expected [layers, heads, {rows}, {columns}] for "
+                f"{len(self.tokens)} tokens and {len(keys)} keys in cells of {self.cell}"
             )
+        if self.layers and (len(self.layers) != len(self.maps) or sorted(set(self.layers)) != self.layers):
+            raise ShapeError(f"Passage(layers): {self.layers}, expected {len(self.maps)} of them in ascending order")
         if (self.peaks is not None) != (self.cell > 1) or (
             self.peaks is not None and self.peaks.shape != self.maps.shape
         ):
@@ -63,7 +75,7 @@ class Passage:
     def causal(self) -> bool:
         """Whether no head looks ahead: each weight above the diagonal is 0, and there is one."""
         side = self.maps.shape[-1]
-        return side > 1 and not self.maps[..., np.triu(np.ones((side, side), bool), 1)].any()
+        return self.keys is None and side > 1 and not self.maps[..., np.triu(np.ones((side, side), bool), 1)].any()
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,7 @@ class Report:
     Attributes:
         patterns: [layers][heads] the strongest pattern of each head in words.
         counts: heads of each layer, [] if all have as many; a layer's arrays are filled up where it has fewer.
+        layers: what each layer is called in the model, [] if their numbers say enough.
         roles: [layers][heads] the roles that a head is sure to play, in words; [] if nobody asked.
         comparisons: of the heads with one another. importance: what each head does for the model, each number larger
             where the head matters more.
@@ -113,13 +126,19 @@ class Report:
     roles: list[list[list[str]]] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     importance: list[Statistic] = field(default_factory=list)
+    layers: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not self.passages:
             raise ShapeError("Report(passages): at least one passage is needed")
-        for part in (*(p.maps for p in self.passages), *(s.values for s in (*self.statistics, *self.importance))):
-            if part.shape[:2] != self.shape:
-                raise ShapeError(f"Report: a part has layers × heads {part.shape[:2]}, expected {self.shape}")
+        parts = [(len(self.shown_in(p)), p.maps.shape[1]) for p in self.passages if not p.layers]
+        for part in (*parts, *(s.values.shape for s in (*self.statistics, *self.importance))):
+            if part != self.shape:
+                raise ShapeError(f"Report: a part has layers × heads {part}, expected {self.shape}")
+        if any(p.maps.shape[1] != self.shape[1] for p in self.passages):
+            raise ShapeError(f"Report(passages): maps of different numbers of heads, expected {self.shape[1]}")
+        if self.layers and len(self.layers) != self.shape[0]:
+            raise ShapeError(f"Report(layers): {len(self.layers)} names for {self.shape[0]} layers")
         if [len(row) for row in self.patterns] != [self.shape[1]] * self.shape[0]:
             raise ShapeError(f"Report(patterns): expected {self.shape[0]} rows of {self.shape[1]}")
         layers, most = self.shape
@@ -143,7 +162,12 @@ class Report:
     @property
     def shape(self) -> tuple[int, int]:
         """(layers, heads), of the layer that has most of them."""
-        return self.passages[0].maps.shape[:2]
+        return max(self.shown_in(p)[-1] for p in self.passages) + 1, self.passages[0].maps.shape[1]
+
+    @staticmethod
+    def shown_in(passage: Passage) -> list[int]:
+        """The layers that a passage has maps of."""
+        return passage.layers or list(range(len(passage.maps)))
 
 
 MARKS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}

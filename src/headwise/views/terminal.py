@@ -12,7 +12,8 @@ from headwise.views.data import Report, Statistic
 SHORT = {
     "normalized_entropy": "norm.", "effective_keys": "keys", "top1_mass": "top 1", "max_logit": "logit",
     "mean_distance": "distance", "local_mass": "local", "sink_mass": "first", "previous_mass": "previous",
-    "self_mass": "self", "received_mass": "received", "punctuation_mass": "punct.",
+    "self_mass": "self", "next_mass": "next", "received_mass": "received", "punctuation_mass": "punct.",
+    "special_mass": "special",
 }  # fmt: skip
 # Dropped one after the other when the terminal is too narrow; then others from the right.
 DISPENSABLE = (

@@ -1,0 +1,105 @@
+"""Maps and the tokens that they are of, as passages of a report."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwise.map import AttentionMap
+from headwise.see.places import Places
+from headwise.tiles import Progress
+from headwise.views.data import Passage
+
+Step = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+REDUCES = "mean", "max"
+CLOSERS = "”’」』\"'"  # go with the sentence that they end
+
+
+@dataclass(frozen=True)
+class Side:
+    """What stands along one side of a map.
+
+    Attributes:
+        words: what to show for each token; units: token ranges that are shown as one; special: what is no text.
+    """
+
+    words: list[str]
+    units: list[tuple[int, int]]
+    special: list[bool]
+
+    def cut(self, exact: bool) -> tuple[list[str], list[int]]:
+        """What stands at each cell, and which of that is no text: units where cells are exact, else tokens."""
+        ranges = self.units if exact else [(i, i + 1) for i in range(len(self.words))]
+        shown = ["".join(self.words[a:b]) for a, b in ranges]
+        return shown, [i for i, (a, b) in enumerate(ranges) if all(self.special[a:b])]
+
+
+def passage(
+    title: str, maps: Sequence[AttentionMap], entry: int, sides: tuple[Side, Side | None], places: Places, cells: int,
+    tell: Step, layers: Sequence[int] = (),
+) -> Passage:  # fmt: skip
+    """The maps of one batch entry: exact weights up to `cells` tokens, else mean and largest of so many cells.
+
+    Args:
+        sides: of the queries, and of the keys where those are another text.
+        places: the heads of these maps. layers: which of the report's they are, () for all.
+    """
+    queries, keys = sides
+    n, m = len(queries.words), len((keys or queries).words)
+    exact = max(n, m) <= cells
+    words, special = queries.cut(exact)
+    other, special_keys = (None, []) if keys is None else keys.cut(exact)
+    cell, peaks = 1, None
+    if exact:
+        weights = places.stacked([amap[entry, :, :n, :m].numpy() for amap in maps], 0.0)
+        means = _by_units(weights, queries, keys or queries)
+    else:
+        cell = -(-max(maps[0].shape[2:]) // cells)
+        high, wide = -(-n // cell), -(-m // cell)
+        means, peaks = (pooled(maps, entry, places, cells, reduce, tell)[..., :high, :wide] for reduce in REDUCES)
+    return Passage(
+        title, words, means, cell, peaks, [] if keys else sentences(words), keys=other, layers=list(layers),
+        special=special, special_keys=special_keys,
+    )  # fmt: skip
+
+
+def pooled(maps: Sequence[AttentionMap], entry: int, places: Places, cells: int, reduce: str, tell: Step) -> np.ndarray:
+    """[layers, heads, P, Q] at most `cells` wide and high."""
+    pictures = []
+    for i, amap in enumerate(maps):
+        one = [amap] if amap.shape[0] == 1 else [amap.head(entry, head) for head in range(amap.shape[1])]
+        told = of_layer(tell, f"pooling ({reduce})", i, len(maps))
+        pictures.append(np.concatenate([part.pool(cells, reduce, progress=told)[0].numpy() for part in one]))
+    return places.stacked(pictures, 0.0)
+
+
+def of_layer(tell: Step, what: str, layer: int, layers: int) -> Progress:
+    """Progress within a layer as progress over all of them."""
+    return lambda done, of: tell(what, layer * of + done, layers * of)
+
+
+def sentences(tokens: list[str]) -> list[tuple[int, int]]:
+    """Token ranges of the sentences; ends are 。！？!?… or a full stop before white space, and line ends."""
+    ends, start = [], 0
+    for i, token in enumerate(tokens):
+        after = tokens[i + 1] if i + 1 < len(tokens) else "\n"
+        last = token.strip(" ")[-1:]
+        closes = last in "。！？!?…\n" or (last == "." and after[:1].isspace())
+        if last and closes and not (after and after[0] in "。！？!?…" + CLOSERS + "\n"):
+            if any(not t.isspace() for t in tokens[start : i + 1]):
+                ends.append((start, i + 1))
+            start = i + 1
+    if any(not t.isspace() for t in tokens[start:]):
+        ends.append((start, len(tokens)))
+    return ends if len(ends) > 1 else []
+
+
+def _by_units(weights: np.ndarray, queries: Side, keys: Side) -> np.ndarray:
+    """[layers, heads, units, units]: what a unit gives is the mean over its tokens, what it gets the sum, so that rows
+    still sum to one."""
+    if len(keys.units) < weights.shape[3]:
+        weights = np.add.reduceat(weights, [start for start, _ in keys.units], axis=3)
+    if len(queries.units) < weights.shape[2]:
+        sizes = np.array([end - start for start, end in queries.units], np.float32)
+        weights = np.add.reduceat(weights, [start for start, _ in queries.units], axis=2) / sizes[:, None]
+    return weights
