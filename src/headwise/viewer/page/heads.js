@@ -1,0 +1,138 @@
+// All heads as small maps, by layer or by a statistic; drawn when they come into view.
+
+const CELLS = 64;       // along a side of a small map
+
+class Heads {
+  constructor(box, choose) {
+    Object.assign(this, { box, choose, thumbs: [], statistic: "", order: "layer", range: "own" });
+    box.addEventListener("keydown", (event) => this.key(event));
+    this.watch = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        target.visible = isIntersecting;
+        if (isIntersecting) this.paint(target);
+      }
+    }, { rootMargin: "200px" });
+  }
+
+  open(model, text) {
+    Object.assign(this, { model, text, maps: null });
+    this.counts = model.layers.map((layer) => layer.heads);
+    this.watch.disconnect();
+    this.thumbs = [];
+    this.counts.forEach((heads, layer) => { for (let head = 0; head < heads; head++) this.thumbs.push(this.thumb(layer, head, this.thumbs.length)); });
+    const names = Object.keys(text.statistics ?? {});
+    if (!names.includes(this.statistic)) this.statistic = "";
+    byId("statistic").replaceChildren(new Option(T.none, ""), ...names.map((name) => new Option(name.replaceAll("_", " "), name)));
+    this.arrange();
+  }
+
+  // The small maps of all heads, in order of layers and heads.
+  show(maps) {
+    let cell = 1;
+    while (Math.ceil(this.text.n / cell) > maps.rows) cell *= 2;
+    this.maps = Object.assign(maps, { cell });
+    this.tops = this.thumbs.map((_, i) => topOf(sampled(maps, { r0: 0, r1: maps.rows, c0: 0, c1: maps.cols }, 4096, i)));
+    this.draw();
+  }
+
+  // One head's small map, as the plot shows it until tiles arrive.
+  small(layer, head) {
+    const index = this.thumbs.findIndex((thumb) => thumb.layer === layer && thumb.head === head);
+    return this.maps && { ...this.maps, index, top: this.tops[index] };
+  }
+
+  thumb(layer, head, index) {
+    const button = make("button", { type: "button", className: "thumb" }, make("canvas"), make("i"), make("span", { className: "caption" }));
+    Object.assign(button, { layer, head, index });
+    button.addEventListener("click", () => this.choose(layer, head));
+    this.watch.observe(button);
+    return button;
+  }
+
+  // Every head's number, or null; [layers][heads].
+  value({ layer, head }, name = this.statistic) {
+    return this.text.statistics?.[name]?.values[layer]?.[head] ?? null;
+  }
+
+  arrange() {
+    const { box, counts, thumbs, order } = this, chosen = this.text.statistics?.[this.statistic];
+    byId("statistic").value = this.statistic;
+    byId("order").disabled = !chosen;
+    byId("order").value = chosen ? order : "layer";
+    const sorted = chosen && order !== "layer", most = Math.max(...counts);
+    box.classList.toggle("sorted", Boolean(sorted));
+    box.style.gridTemplateColumns = sorted ? "" : `auto repeat(${most}, minmax(18px, 1fr))`;
+    box.style.maxWidth = sorted ? "" : `${most * 168 + 40}px`;
+    if (sorted) {
+      const sign = order === "down" ? -1 : 1, rank = (thumb) => this.value(thumb) ?? sign * -Infinity;
+      box.replaceChildren(...[...thumbs].sort((a, b) => {
+        const x = rank(a), y = rank(b);
+        return x === y ? a.index - b.index : sign * (x - y);
+      }));
+    } else {
+      const parts = [make("span"), ...Array.from({ length: most }, (_, head) => make("span", { className: "axis", textContent: head }))];
+      counts.forEach((heads, layer) => {
+        parts.push(make("span", { className: "axis side", textContent: fill(T.layer_short, { layer }) }));
+        parts.push(...thumbs.filter((thumb) => thumb.layer === layer), ...Array.from({ length: most - heads }, () => make("span")));
+      });
+      box.replaceChildren(...parts);
+    }
+    this.words(chosen);
+    this.draw();
+  }
+
+  words(chosen) {
+    const known = chosen ? this.thumbs.map((thumb) => this.value(thumb)).filter((v) => v !== null) : [];
+    const low = Math.min(...known), high = Math.max(...known);
+    for (const thumb of this.thumbs) {
+      const value = chosen && this.value(thumb), name = fill(T.head_name, thumb);
+      const numbers = Object.keys(this.text.statistics ?? {}).map((key) => `${key.replaceAll("_", " ")} ${fixed(this.value(thumb, key))}`);
+      thumb.title = [name, ...numbers].join("\n");
+      thumb.setAttribute("aria-label", chosen ? `${name}, ${this.statistic.replaceAll("_", " ")} ${fixed(value)}` : name);
+      thumb.querySelector(".caption").textContent = chosen ? `${fill(T.short_name, thumb)} · ${fixed(value)}` : "";
+      thumb.querySelector("i").style.display = chosen ? "" : "none";
+      thumb.style.setProperty("--kind", value === null || !known.length ? "transparent" : `rgb(${colourAt(high > low ? (value - low) / (high - low) : 1)})`);
+    }
+    byId("statistic-says").textContent = known.length
+      ? `${chosen.about} ${fill(T.statistic_bar, { name: this.statistic.replaceAll("_", " "), low: fixed(low), high: fixed(high), unit: chosen.unit })}`.trim() : "";
+  }
+
+  // Draw again with these settings: at once what is in view, the rest when it comes.
+  draw() {
+    if (!this.maps) return;
+    const all = Math.max(...this.tops);
+    this.inks = (index) => new Ink(this.scale, undefined, (this.range === "own" ? this.tops[index] : all) || 1);
+    this.turn = {};
+    for (const thumb of this.thumbs) if (thumb.visible) this.paint(thumb);
+    byId("heads-cell").textContent = this.maps.cell > 1 ? fill(this.reduce === "max" ? T.cell_max : T.cell_mean, { c: this.maps.cell }) : "";
+  }
+
+  paint(thumb) {
+    if (!this.maps || thumb.turn === this.turn) return;
+    thumb.turn = this.turn;
+    this.inks(thumb.index).paint(this.maps, thumb.querySelector("canvas"), thumb.index);
+  }
+
+  select(layer, head) {
+    for (const thumb of this.thumbs) {
+      const on = thumb.layer === layer && thumb.head === head;
+      thumb.setAttribute("aria-pressed", String(on));
+      thumb.tabIndex = on || (layer === null && thumb.index === 0) ? 0 : -1;
+    }
+  }
+
+  // Arrow keys walk over the grid as it is arranged.
+  key(event) {
+    const { thumbs } = this, from = thumbs.indexOf(event.target), step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+    if (!step || from < 0) return;
+    event.preventDefault();
+    const here = event.target.getBoundingClientRect();
+    const far = (thumb) => {
+      const box = thumb.getBoundingClientRect(), along = step[0] * (box.left - here.left) + step[1] * (box.top - here.top);
+      const aside = Math.abs(step[0] ? box.top - here.top : box.left - here.left);
+      return along > 1 && aside < here.width / 2 ? along : Infinity;
+    };
+    const next = thumbs.reduce((best, thumb) => (far(thumb) < far(best) ? thumb : best), event.target);
+    if (far(next) < Infinity) { next.tabIndex = 0; next.focus(); }
+  }
+}

@@ -1,0 +1,318 @@
+// The page: what is chosen, and which parts hear of it.
+
+const state = { layer: null, head: null, reduce: "mean", scale: "log", low: undefined, top: 1, auto: true };
+let model = null, text = null, late = 0;
+
+const pieces = new Pieces(() => { plot.draw(); search.arrived(); });
+const tiles = new Tiles(() => plot.draw());
+const plot = new Plot(byId("map"), byId("map-base"), byId("map-over"), { tiles, pieces, changed: onView, ranged: onRange });
+const readout = new Readout(byId("readout"), plot, pieces);
+const heads = new Heads(byId("grid"), (layer, head) => openHead(layer, head));
+const controls = new Controls(change);
+const reading = new Reading({ ready: openText });
+const search = new Search({ pieces, found: (hits) => { Object.assign(plot.axes, { hits, hit: null }); plot.draw(); }, jumped: jump });
+new Hand(byId("map-over"), plot, {
+  seen: (point) => { if (!plot.pinned) putCursor(point && plot.cellAt(point.x, point.y)); },
+  chosen: (point) => pin(plot.cellAt(point.x, point.y)),
+});
+
+// A text is ready: its heads, and the view that the address names.
+async function openText(found) {
+  text = found;
+  const beyond = model?.context && text.n > model.context;
+  byId("reading-title").textContent = text.title || text.id;
+  byId("reading-facts").textContent = [fill(T.tokens, { n: grouped(text.n) }), beyond && fill(T.beyond, { n: grouped(model.context) })].filter(Boolean).join(" · ");
+  tiles.open(text.id);
+  pieces.open(text.id, text.n);
+  search.open(text.id);
+  plot.camera.n = text.n;
+  plot.camera.fit();
+  putCursor(null);
+  heads.open(model, text);
+  const kept = recall();
+  if (kept.text !== text.id) closeHead(); else restore(kept);
+  await fetchSmall();
+}
+
+// The small maps of all heads; asked again when the pooling changes.
+async function fetchSmall() {
+  const { id } = text, { reduce } = state;
+  try {
+    const maps = await askMaps(`/api/texts/${id}/overview?reduce=${reduce}&cells=${CELLS}`);
+    if (id !== text.id || reduce !== state.reduce) return;
+    Object.assign(heads, { scale: state.scale, reduce });
+    heads.show(maps);
+    if (state.layer !== null) showHead();
+  } catch (error) {
+    complain(error);
+  }
+}
+
+function openHead(layer, head, { push = true } = {}) {
+  const first = state.layer === null;
+  Object.assign(state, { layer, head });
+  if (state.auto) state.top = heads.small(layer, head)?.top || state.top;
+  document.body.classList.add("deep");
+  for (const [id, hidden] of [["map-panel", false], ["search-panel", false], ["close", false], ["heads-title", true]]) byId(id).hidden = hidden;
+  if (first && push) history.pushState(null, "", location.href);
+  plot.layout();
+  showHead();
+  if (first) byId("map").focus({ preventScroll: true });
+  if (first && innerWidth < 900) byId("map-panel").scrollIntoView({ block: "start" });
+}
+
+// Back to all heads.
+function closeHead() {
+  Object.assign(state, { layer: null, head: null });
+  plot.hide();
+  document.body.classList.remove("deep");
+  for (const [id, hidden] of [["map-panel", true], ["search-panel", true], ["close", true], ["heads-title", false]]) byId(id).hidden = hidden;
+  heads.select(null, null);
+  controls.show(state);
+  remember();
+}
+
+function showHead() {
+  const { layer, head } = state;
+  byId("map-title").textContent = fill(T.head_name, state);
+  byId("map").setAttribute("aria-label", fill(T.map_label, state));
+  heads.select(layer, head);
+  controls.show(state);
+  plot.show({ ...state, coarsest: text.coarsest, small: heads.small(layer, head) });
+  remember();
+}
+
+// The reader changed the pooling, the scale or the range.
+function change(what) {
+  Object.assign(state, what);
+  // A scale or an automatic range begins where it does by itself.
+  if (what.scale || what.auto) state.low = undefined;
+  if (what.scale || what.reduce) Object.assign(heads, { scale: state.scale });
+  if (what.reduce) fetchSmall();
+  if (what.scale) heads.draw();
+  controls.show(state);
+  if (state.layer !== null) showHead();
+}
+
+// The range follows the view, but not for every trifle.
+function onRange(top) {
+  if (!state.auto || Math.abs(Math.log(top / state.top)) < 0.04) return;
+  state.top = top;
+  showHead();
+}
+
+function onView() {
+  const { cell } = plot.level();
+  byId("level").textContent = cell === 1 ? T.level_exact : fill(state.reduce === "max" ? T.level_max : T.level_mean, { c: cell });
+  readout.draw();
+  remember();
+}
+
+function putCursor(cell) {
+  plot.cursor = cell;
+  if (!cell) plot.pinned = false;
+  if (!plot.shows) return;
+  plot.cross();
+  readout.draw();
+}
+
+function pin(cell) {
+  const same = plot.pinned && cell && plot.cursor.row === cell.row && plot.cursor.col === cell.col;
+  plot.pinned = Boolean(cell) && !same;
+  putCursor(cell);
+  remember();
+}
+
+// To a place of the text: its query and its key in the middle, near enough to read.
+function jump(hit) {
+  plot.axes.hit = hit;
+  plot.camera.to({ x: hit + 0.5, y: hit + 0.5, zoom: Math.max(plot.camera.zoom, 18) });
+  plot.draw();
+}
+
+// The next or previous head, over the ends of layers.
+function turnHead(by) {
+  const at = heads.thumbs.findIndex((thumb) => thumb.layer === state.layer && thumb.head === state.head);
+  const { layer, head } = heads.thumbs[(at + by + heads.thumbs.length) % heads.thumbs.length];
+  openHead(layer, head);
+}
+
+function zoomMiddle(factor) {
+  const { left, top, width, height } = plot.camera.plot;
+  const at = plot.cursor && plot.pinned ? { x: plot.camera.px(plot.cursor.col + 0.5), y: plot.camera.py(plot.cursor.row + 0.5) } : { x: left + width / 2, y: top + height / 2 };
+  plot.camera.glideAt(at.x, at.y, factor);
+  plot.draw();
+}
+
+function fit() {
+  plot.camera.fit();
+  plot.draw();
+}
+
+// Arrow keys move the map, or the cursor that Enter has set.
+function onMapKey(event) {
+  const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key], { camera } = plot;
+  if (event.ctrlKey || event.metaKey || event.altKey || !plot.shows) return;
+  if (step && plot.pinned) {
+    const { cell } = plot.level(), by = cell * (event.shiftKey ? 10 : 1), inside = (i) => Math.min(camera.n - 1, Math.max(0, i));
+    const cursor = { row: inside(plot.cursor.row + by * step[1]), col: inside(plot.cursor.col + by * step[0]) };
+    const x = camera.px(cursor.col), y = camera.py(cursor.row), { left, top, width, height } = camera.plot;
+    if (x < left || x > left + width - camera.zoom) camera.to({ x: cursor.col + 0.5 });
+    if (y < top || y > top + height - camera.zoom) camera.to({ y: cursor.row + 0.5 });
+    putCursor(cursor);
+    plot.draw();
+    byId("spoken").textContent = readout.sentence();
+  } else if (step) {
+    const far = (event.shiftKey ? 0.8 : 0.12) * Math.min(camera.plot.width, camera.plot.height);
+    camera.pan(-far * step[0], -far * step[1]);
+    plot.draw();
+  } else if (event.key === "Enter" && !plot.pinned) {
+    const { view } = { view: camera.view() };
+    pin(plot.cursor ?? { row: Math.floor((view.r0 + view.r1) / 2), col: Math.floor((view.c0 + view.c1) / 2) });
+    byId("spoken").textContent = readout.sentence();
+  } else return;
+  event.preventDefault();
+}
+
+// Keys that work wherever no text is being typed.
+function onKey(event) {
+  const typing = event.target.closest?.("input:not([type=range],[type=checkbox]), textarea, select");
+  if (event.key === "Escape" && event.target.id === "query") { byId("map").focus(); return; }
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || byId("stage").hidden || state.layer === null) return;
+  const act = {
+    "+": () => zoomMiddle(2), "=": () => zoomMiddle(2), "-": () => zoomMiddle(0.5), 0: fit, "[": () => turnHead(-1), "]": () => turnHead(1),
+    m: () => change({ reduce: state.reduce === "max" ? "mean" : "max" }), "/": () => byId("query").focus(),
+    n: () => search.step(1), N: () => search.step(-1),
+    Escape: () => { if (plot.pinned || plot.axes.hit !== null) { plot.axes.hit = null; putCursor(null); plot.draw(); remember(); } else closeHead(); },
+  }[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+function savePicture() {
+  const { cell } = plot.level(), { r0, r1, c0, c1 } = plot.camera.view(), whole = (from, to) => `${grouped(Math.floor(from))}–${grouped(Math.ceil(to) - 1)}`;
+  const says = `${byId("level").textContent} · ${T.query} ${whole(r0, r1)} · ${T.key} ${whole(c0, c1)} · ${T[state.scale]}`;
+  const picture = pictureOf(plot, { title: `${clipped(inLine(text.title || ""), 60)} — ${fill(T.head_name, state)}`, says, foot: `headwise · ${model.name} · ${fill(T.tokens, { n: grouped(text.n) })}` });
+  download(picture, `layer${state.layer}-head${state.head}-${cell === 1 ? "exact" : state.reduce + cell}.png`);
+}
+
+async function copyLink() {
+  writeAddress();
+  try {
+    await navigator.clipboard.writeText(location.href);
+    say("status", T.linked);
+  } catch {
+    say("status", T.link_by_hand);
+  }
+  setTimeout(() => { if ([T.linked, T.link_by_hand].includes(byId("status").textContent)) say("status", ""); }, 2500);
+}
+
+// The address keeps the view, so that a reload or a copied link shows the same.
+function remember() {
+  clearTimeout(late);
+  late = setTimeout(writeAddress, 250);
+}
+
+function writeAddress() {
+  clearTimeout(late);
+  if (!text) return;
+  const { x, y, zoom } = plot.camera, kept = { text: text.id };
+  if (state.layer !== null) {
+    Object.assign(kept, { layer: state.layer, head: state.head, reduce: state.reduce, scale: state.scale });
+    if (!plot.camera.fits) Object.assign(kept, { x: +x.toFixed(2), y: +y.toFixed(2), zoom: +zoom.toPrecision(5) });
+    if (!state.auto) Object.assign(kept, { top: +state.top.toPrecision(4), ...(state.low === undefined ? {} : { low: +state.low.toPrecision(4) }) });
+    if (plot.pinned) Object.assign(kept, { row: plot.cursor.row, col: plot.cursor.col });
+  }
+  const hash = "#" + new URLSearchParams(kept);
+  if (hash !== location.hash) try { history.replaceState(null, "", hash); } catch { /* too often, or not allowed */ }
+}
+
+// What the address asks for; what makes no sense is left out.
+function recall() {
+  const kept = new URLSearchParams(location.hash.slice(1)), out = { text: kept.get("text") };
+  for (const name of ["layer", "head", "x", "y", "zoom", "low", "top", "row", "col"]) {
+    const value = Number(kept.get(name) ?? NaN);
+    if (Number.isFinite(value) && value >= 0) out[name] = value;
+  }
+  for (const name of ["reduce", "scale"]) if ([...byId(name).options].some(({ value }) => value === kept.get(name))) out[name] = kept.get(name);
+  return out;
+}
+
+function restore({ layer, head, x, y, zoom, low, top, row, col, reduce = state.reduce, scale = state.scale }) {
+  Object.assign(state, { reduce, scale });
+  if (!(head < model.layers[layer]?.heads)) { closeHead(); return; }
+  if (top > 0) Object.assign(state, { top, low, auto: false });
+  openHead(layer, head, { push: false });
+  if (zoom > 0 && x !== undefined && y !== undefined) plot.camera.to({ x, y, zoom }); else plot.camera.fit();
+  if (row < text.n && col < text.n) pin({ row: Math.floor(row), col: Math.floor(col) });
+  plot.draw();
+}
+
+// The packaged font, so that Chinese is drawn properly whatever fonts the machine has.
+async function fetchFont() {
+  try {
+    const face = new FontFace("Headwise Han", await (await ask("/api/font")).arrayBuffer(), { unicodeRange: "U+2190-21FF, U+2400-243F, U+2E80-10FFFF" });
+    document.fonts.add(await face.load());
+    plot.draw();
+  } catch { /* the machine's own fonts will do */ }
+}
+
+function changeTheme(name, keep) {
+  setTheme(name, keep);
+  plot.hatch = null;
+  if (!text) return;
+  heads.arrange();
+  controls.show(state);
+  plot.draw();
+}
+
+function tellModel() {
+  if (!model) return;
+  const total = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
+  byId("model").textContent = fill(T.model_facts, { name: model.name, layers: model.layers.length, heads: total });
+  byId("model").title = model.context ? fill(T.trained, { n: grouped(model.context) }) : "";
+  reading.count();
+}
+
+function listen() {
+  const on = (id, act) => byId(id).addEventListener("click", act);
+  on("close", closeHead);
+  on("head-before", () => turnHead(-1));
+  on("head-after", () => turnHead(1));
+  on("zoom-in", () => zoomMiddle(2));
+  on("zoom-out", () => zoomMiddle(0.5));
+  on("fit", fit);
+  on("keys", () => byId("keys").setAttribute("aria-expanded", String(!(byId("map-help").hidden = !byId("map-help").hidden))));
+  on("link", copyLink);
+  on("save", savePicture);
+  on("theme", () => changeTheme(theme() === "dark" ? "light" : "dark", true));
+  on("language", () => speak(language === "en" ? "zh" : "en", true));
+  byId("statistic").addEventListener("change", (event) => { heads.statistic = event.target.value; heads.arrange(); });
+  byId("order").addEventListener("change", (event) => { heads.order = event.target.value; heads.arrange(); });
+  byId("heads-range").addEventListener("change", (event) => { heads.range = event.target.value; heads.draw(); });
+  byId("map").addEventListener("keydown", onMapKey);
+  document.addEventListener("keydown", onKey);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => changeTheme(event.matches ? "dark" : "light", false));
+  addEventListener("stage", () => plot.layout());
+  addEventListener("popstate", () => { const kept = recall(); if (kept.text === text?.id) { if (kept.layer === undefined) closeHead(); else restore(kept); } });
+  addEventListener("language", () => { tellModel(); if (!text) return; heads.arrange(); controls.show(state); search.words(); if (state.layer !== null) showHead(); });
+}
+
+async function start() {
+  listen();
+  speak(firstLanguage(), false);
+  reading.ask(true);
+  try {
+    model = await askJSON("/api/model");
+    tellModel();
+    fetchFont();
+    reading.limit = model.limits?.characters;
+    const { text: id } = recall();
+    if (id) await reading.restore(id);
+  } catch (error) {
+    complain(error);
+  }
+}
+
+start();

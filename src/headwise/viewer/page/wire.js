@@ -1,0 +1,81 @@
+// Talking to the server: the token, patience where it is busy or away, and maps as they travel.
+
+const TOKEN = new URLSearchParams(location.search).get("token") ?? "";
+const PATIENCE = 8;  // how often a busy server is asked again
+
+class Refusal extends Error {
+  constructor(status, sentence) {
+    super(sentence);
+    this.status = status;
+  }
+}
+
+// One line at the top of the page: `alert` says what went wrong, `status` what is being waited for.
+function say(kind, sentence) {
+  const line = byId(kind);
+  if (line.textContent !== sentence) line.textContent = sentence;
+  line.hidden = !sentence;
+}
+
+const pause = (ms, signal) => new Promise((done, fail) => {
+  signal?.throwIfAborted();
+  const timer = setTimeout(done, ms);
+  signal?.addEventListener("abort", () => { clearTimeout(timer); fail(signal.reason); }, { once: true });
+});
+
+const waiting = { lost: 0, busy: 0 };
+
+function tellWaiting(why, by) {
+  waiting[why] += by;
+  say("status", waiting.lost ? T.lost : waiting.busy ? T.busy : "");
+}
+
+// The response to a request; lost connections and a busy server are waited for, other refusals are thrown.
+async function ask(path, { method = "GET", body, signal } = {}) {
+  const url = `${path}${path.includes("?") ? "&" : "?"}token=${encodeURIComponent(TOKEN)}`;
+  const request = { method, signal, cache: "no-store", credentials: "omit" };
+  if (body !== undefined) Object.assign(request, { body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+  for (let turn = 0, busy = 0; ; turn++) {
+    let response = null, why = "lost", delay = Math.min(5000, 400 * 2 ** turn);
+    try {
+      response = await fetch(url, request);
+      if (response.ok) return response;
+    } catch (error) {
+      if (signal?.aborted) throw error;
+    }
+    if (response) {
+      if (![429, 503].includes(response.status)) throw await refusal(response);
+      if (++busy > PATIENCE) throw new Refusal(response.status, T.still_busy);
+      why = "busy";
+      const asked = Number(response.headers.get("Retry-After"));
+      if (asked > 0) delay = Math.min(30000, 1000 * asked);
+    }
+    tellWaiting(why, 1);
+    try { await pause(delay, signal); } finally { tellWaiting(why, -1); }
+  }
+}
+
+async function refusal(response) {
+  if (response.status === 403) return new Refusal(403, T.wrong_token);
+  let sentence = "";
+  try { sentence = (await response.json()).error; } catch { /* no JSON: the status must do */ }
+  return new Refusal(response.status, sentence || fill(T.refused, { status: response.status }));
+}
+
+const askJSON = async (path, options) => (await ask(path, options)).json();
+
+// Show what was refused; a request that was aborted on purpose is nothing to speak of.
+function complain(error) {
+  if (error?.name === "AbortError") return;
+  say("alert", String(error?.message ?? error));
+}
+
+// 16 bytes, little endian: float32 lo, hi, uint16 rows, cols, uint32 count; then halves: lo + (hi - lo)·x.
+async function askMaps(path, signal) {
+  const buffer = await (await ask(path, { signal })).arrayBuffer(), head = new DataView(buffer);
+  return {
+    lo: head.getFloat32(0, true), hi: head.getFloat32(4, true),
+    rows: head.getUint16(8, true), cols: head.getUint16(10, true), count: head.getUint32(12, true),
+    bits: new Uint16Array(buffer, 16),
+  };
+}
