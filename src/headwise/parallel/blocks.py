@@ -1,0 +1,238 @@
+"""Queries that meet the keys a rectangle at a time: outputs, statistics and gradients put together exactly.
+
+Of two sets of keys with log-sum-exps L₁ and L₂ a query's row has L = ln(e^L₁ + e^L₂), and the share of each set is
+e^(L_s − L): outputs, masses and distances add up by shares, Σp² by their squares, and entropy as
+Σ_s share_s · (H_s − ln share_s) (Milakov & Gimelshein 2018, 1805.02867, for the sums; the chain rule of entropy).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headwise.kernels import KERNELS, run
+from headwise.kernels.call import Call
+from headwise.masks import Everything, Span, State
+from headwise.rule import Rule, Terms, compute, own_dtypes
+from headwise.scores import Relative, cell
+from headwise.statistics import (
+    DISTANCE,
+    DISTANCE_VARIANCE,
+    ENTROPY,
+    LARGEST,
+    SQUARES,
+    KeyWeights,
+    RangeMass,
+    Statistic,
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How rectangles are computed, the same for all of them.
+
+    Attributes:
+        rule: that of the whole matrix.
+        kernel: "auto", or the name of one.
+        seed: of the dropout; each rectangle makes one of its own from it.
+        statistics: wanted of every row beside the output.
+    """
+
+    rule: Rule
+    kernel: str = "auto"
+    dropout_p: float = 0.0
+    seed: int = 0
+    statistics: tuple[Statistic, ...] = ()
+
+    def sees(self, rows: Span, cols: Span) -> bool:
+        """Whether any of these queries may see any of these keys."""
+        if rows.start == rows.stop or cols.start == cols.stop:
+            return False
+        return self.rule.mask.state(rows, cols, self.rule.grid) is not State.EMPTY
+
+    def call(self, q: Tensor, k: Tensor, v: Tensor, rows: Span, cols: Span) -> Call:
+        """The rectangle as a call of its own."""
+        # The odd constant spreads the places over all seeds, so that no two rectangles drop alike.
+        place = rows.start * self.rule.grid.m + cols.start + 1
+        seed = (self.seed + place * 0x9E3779B97F4A7C15) % (1 << 40)
+        return Call(q, k, v, self._part(rows, cols), self.dropout_p, seed)
+
+    def _part(self, rows: Span, cols: Span) -> Rule:
+        """Of a block that is seen wholly and knows no distances, its place is let go: more kernels can do it then."""
+        part = self.rule.part(rows, cols)
+        placed = any(isinstance(score, Relative) for score in part.scores) or any(map(_is_placed, self.statistics))
+        if placed or not part.is_full():
+            return part
+        return replace(part, mask=Everything(), grid=replace(part.grid, first=None))
+
+
+class Rows:
+    """What a run of queries has gathered from the keys that it has met so far.
+
+    Attributes:
+        out: [b, h, r, d_v] and lse: [b, h, r], in the accumulating dtype; right once all keys are met.
+        found: the statistics [b, h, r] in float64 that every kernel gave; missing: those that one did not.
+        kernels: which kernel did each rectangle, by its keys; refusals: why others did not.
+    """
+
+    def __init__(self, q: Tensor, rows: Span, way: Way, value_dim: int) -> None:
+        self.q, self.rows, self.way = q, rows, way
+        like = compute(q[..., :0])
+        self.lse = like.new_full(q.shape[:-1], -torch.inf)
+        self.out = like.new_zeros(*q.shape[:-1], value_dim)
+        wanted = dict.fromkeys(way.statistics)
+        if DISTANCE_VARIANCE in wanted:
+            wanted[DISTANCE] = None  # variances are joined about means
+        self.found: dict[Statistic, Tensor] = {
+            statistic: torch.full_like(self.lse, -torch.inf if statistic == LARGEST else 0.0, dtype=torch.float64)
+            for statistic in wanted
+        }
+        self.missing: set[Statistic] = set()
+        self.kernels: dict[Span, str] = {}
+        self.refusals: dict[str, str] = {}
+
+    def meet(self, k: Tensor, v: Tensor, cols: Span) -> None:
+        """Take in keys [b, h_kv, c, d] and values that stand at `cols`; nothing happens if none may be seen."""
+        if not self.way.sees(self.rows, cols):
+            return
+        here = {statistic: _at(statistic, cols) for statistic in self.found if statistic not in self.missing}
+        asked = tuple(dict.fromkeys(local for local in here.values() if local is not None))
+        call = replace(self.way.call(self.q, k, v, self.rows, cols), statistics=asked)
+        result, kernel, refusals = run(call, self.way.kernel)
+        self.kernels[cols] = kernel.name
+        self.refusals.update(refusals)
+        nothing = torch.zeros_like(self.lse, dtype=torch.float64)
+        told = {
+            statistic: nothing if local is None else result.statistics[local].double()
+            for statistic, local in here.items()
+            if local is None or local in result.statistics
+        }
+        if DISTANCE not in told:
+            told.pop(DISTANCE_VARIANCE, None)
+        self.missing.update(statistic for statistic in here if statistic not in told)
+        self._join(result.out, result.lse, told)
+
+    def _join(self, out: Tensor, lse: Tensor, told: Mapping[Statistic, Tensor]) -> None:
+        both = torch.logaddexp(self.lse, lse)
+        base = both.masked_fill(both == -torch.inf, 0.0)  # a row that has seen nothing yet
+        one, other = self.lse - base, lse - base
+        self.out.mul_(one.exp()[..., None]).addcmul_(compute(out), other.exp()[..., None])
+        self.found.update(_joined(self.found, told, one.double(), other.double()))
+        self.lse = both
+
+    def finish(self, sinks: Tensor | None) -> None:
+        """All keys are met: the learned sinks [h] take their share, and what no kernel gave is let go."""
+        for statistic in self.missing:
+            self.found.pop(statistic, None)
+        if sinks is None:
+            return
+        dark = self.lse == -torch.inf
+        both = torch.where(dark, self.lse, torch.logaddexp(self.lse, sinks.detach()[:, None]))
+        share = (self.lse - both).masked_fill(dark, 0.0)
+        self.out.mul_(share.exp()[..., None])
+        self.found = {s: _shared(s, x, share.double()) for s, x in self.found.items()}
+        self.lse = both
+
+
+class RowGradients:
+    """The backward pass of `Rows`: their gradient, and what they add to that of the keys and values that they meet.
+
+    Args:
+        out, lse: of these rows over all keys, sinks included; grad_out: [b, h, r, d_v].
+    """
+
+    def __init__(
+        self, q: Tensor, rows: Span, way: Way, kernels: Mapping[Span, str], out: Tensor, lse: Tensor, grad_out: Tensor
+    ) -> None:
+        self.q, self.rows, self.way, self.kernels = q, rows, way, kernels
+        self.out, self.lse, self.grad_out = out, lse, grad_out
+        self.dq = torch.zeros_like(q, dtype=lse.dtype)
+
+    def meet(self, k: Tensor, v: Tensor, cols: Span, sums: "ScoreSums", dk: Tensor, dv: Tensor) -> None:
+        """Keys and values as in the forward pass, met in any order; adds to dk and dv in the accumulating dtype."""
+        if cols not in self.kernels:
+            return
+        call = self.way.call(self.q, k, v, self.rows, cols)
+        with torch.no_grad(), own_dtypes(self.q):
+            kernel = KERNELS[self.kernels[cols]]
+            found = kernel.gradients(call, self.out, self.lse, self.grad_out, sums.wanted)
+        for total, part in zip((self.dq, dk, dv), found[:3], strict=True):
+            assert part is not None  # those of q, k and v always come
+            total += part
+        sums.take(found[3], found[5:], self.rows, cols)
+
+    def sinks(self, sinks: Tensor) -> Tensor:
+        """The gradient of the learned sinks [h]: a sink's weight is exp(sink − lse) and its value 0."""
+        delta = (compute(self.grad_out) * compute(self.out)).sum(-1)
+        weight = torch.exp(sinks[:, None] - self.lse).masked_fill(self.lse == -torch.inf, 0.0)
+        return -(weight * delta).sum((0, 2))
+
+
+class ScoreSums:
+    """Gradients of the scores' tensors over the whole matrix, as far as these rows have to do with them.
+
+    Attributes:
+        wanted: whether (relative, sinks, *biases) need theirs, as kernels are asked; no rectangle has sinks.
+    """
+
+    def __init__(self, terms: Terms, wanted: Sequence[bool], like: Tensor) -> None:
+        of_relative, _, *of_biases = wanted
+        self.terms, self.wanted = terms, (of_relative, False, *of_biases)
+        self.relative, *self.biases = (
+            torch.zeros_like(x, dtype=like.dtype) if x is not None and want else None
+            for x, want in zip((terms.relative, *terms.biases), (of_relative, *of_biases), strict=True)
+        )
+
+    def take(self, relative: Tensor | None, biases: Sequence[Tensor | None], rows: Span, cols: Span) -> None:
+        """Add what a rectangle gave."""
+        if self.relative is not None and relative is not None:
+            self.relative[:, self.terms.strip(rows, cols)] += relative
+        for total, part in zip(self.biases, biases, strict=True):
+            if total is not None and part is not None:
+                total[cell(total, rows, cols)] += part
+
+
+def _is_placed(statistic: Statistic) -> bool:
+    """Whether the statistic asks where queries and keys stand to each other."""
+    return statistic in (DISTANCE, DISTANCE_VARIANCE) or (isinstance(statistic, RangeMass) and statistic.relative)
+
+
+def _at(statistic: Statistic, cols: Span) -> Statistic | None:
+    """The statistic as keys that begin at cols.start have it; None where it is 0 for all of them."""
+    if isinstance(statistic, RangeMass) and not statistic.relative:
+        size = cols.stop - cols.start
+        start, stop = (min(max(end - cols.start, 0), size) for end in (statistic.start, statistic.stop))
+        return RangeMass(start, stop, relative=False) if start < stop else None
+    if isinstance(statistic, KeyWeights):
+        return KeyWeights(statistic.weights[:, cols.start : cols.stop])
+    return statistic
+
+
+def _joined(
+    found: Mapping[Statistic, Tensor], told: Mapping[Statistic, Tensor], one: Tensor, other: Tensor
+) -> dict[Statistic, Tensor]:
+    """The statistics of two sets of keys together, given the logs of their shares."""
+    joined = {}
+    for statistic, there in told.items():
+        here = found[statistic]
+        if statistic == LARGEST:
+            joined[statistic] = torch.maximum(here, there)
+        elif statistic == DISTANCE_VARIANCE:
+            mean = one.exp() * found[DISTANCE] + other.exp() * told[DISTANCE]
+            joined[statistic] = one.exp() * (here + (found[DISTANCE] - mean).square()) + other.exp() * (
+                there + (told[DISTANCE] - mean).square()
+            )
+        else:
+            joined[statistic] = _shared(statistic, here, one) + _shared(statistic, there, other)
+    return joined
+
+
+def _shared(statistic: Statistic, x: Tensor, log_share: Tensor) -> Tensor:
+    """What a set of keys gives of a statistic to a row in which it has that share."""
+    share = log_share.exp()
+    if statistic == ENTROPY:
+        return share * (x - log_share.masked_fill(log_share == -torch.inf, 0.0))
+    if statistic == SQUARES:
+        return share.square() * x
+    return x if statistic in (LARGEST, DISTANCE_VARIANCE) else share * x

@@ -1,0 +1,203 @@
+"""Ring attention: every rank keeps its queries, and keys and values travel round the ring of ranks.
+
+    # on each of R ranks, with its own part of the sequence
+    q, k, v = (parallel.shard(x, "zigzag") for x in (q, k, v))          # [b, h, n/R, d]
+    out = parallel.ring_attend(q, k, v, mask=hw.Causal(), layout="zigzag")
+
+Liu et al. 2023, Ring Attention with Blockwise Transformers, 2310.01889; the balanced layout: Brandon et al. 2023,
+Striped Attention, 2311.09431, in the zigzag form that is usual now. Bytes sent: `headwise.parallel.ring_plan`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from headwise.errors import KernelError
+from headwise.masks import Mask, Span
+from headwise.measures import Measure
+from headwise.measures.registry import resolve
+from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
+from headwise.parallel.layout import Members, members
+from headwise.parallel.ring_map import RingMap
+from headwise.parallel.ring_measures import check_measures, wanted_of_kernels
+from headwise.parallel.ring_plan import Plan, plan
+from headwise.parallel.ring_travel import Gradients, Held, split, travel
+from headwise.parallel.sequence_call import Asked, agree
+from headwise.rule import Terms, compute
+from headwise.scores import Score
+
+
+@overload
+def ring_attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
+                score: Score | Sequence[Score] = ..., dropout_p: float = ..., group: Any = ..., layout: str = ...,
+                return_map: Literal[False] = ..., measures: Sequence[str | Measure] = ...,
+                kernel: str = ...) -> Tensor: ...  # fmt: skip
+@overload
+def ring_attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
+                score: Score | Sequence[Score] = ..., dropout_p: float = ..., group: Any = ..., layout: str = ...,
+                return_map: Literal[True], measures: Sequence[str | Measure] = ...,
+                kernel: str = ...) -> tuple[Tensor, RingMap]: ...  # fmt: skip
+def ring_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    score: Score | Sequence[Score] = (),
+    dropout_p: float = 0.0,
+    group: Any = None,
+    layout: str = "zigzag",
+    return_map: bool = False,
+    measures: Sequence[str | Measure] = (),
+    kernel: str = "auto",
+) -> Tensor | tuple[Tensor, RingMap]:
+    """`headwise.attend` over a sequence that lies on many ranks: the same numbers, O(n / R) memory on each.
+
+    All ranks of the group call it, and all run its backward pass. Blocks that the mask leaves empty are not computed,
+    and keys travel only as far as somebody needs them.
+
+    Args:
+        q: [b, h, n_r, d], this rank's queries; k, v: [b, h_kv, m_r, d] and [b, h_kv, m_r, d_v], its keys and values, as
+            `shard` splits the whole sequence. Any h_kv that divides h; keys are never repeated.
+        mask, score: for the *whole* sequence, the same objects on every rank; tensors in them cover all of it, and the
+            gradient of each is this rank's share, to be summed over the group like that of any replicated parameter.
+        scale, dropout_p, kernel: as in `attend`, for each block; each block has a dropout pattern of its own.
+        group: a `ProcessGroup`, a one-dimensional `DeviceMesh`, or None for all processes.
+        layout: "zigzag" or "contiguous". Zigzag shares the work of a causal mask evenly; with a window, contiguous
+            sends least.
+        return_map: also return the `RingMap`: the rows of this rank.
+        measures: names or `RowMeasure`s, over all rows of all ranks, the same numbers on each; need `return_map=True`.
+    Returns:
+        [b, h, n_r, d_v], this rank's rows, differentiable in q, k, v and the tensors of `score`.
+    Raises:
+        ShapeError, DTypeError, ConfigError, …: as `attend`, on every rank; also where the ranks do not hold the parts
+            that the layout says, or differ in what they ask.
+        RuntimeError: if another rank does not answer within the group's timeout.
+    Source: Liu et al. 2023, 2310.01889.
+    """
+    who = members(group)
+
+    def check() -> Asked:
+        wanted = resolve(measures) if measures else []
+        check_measures(wanted, return_map)
+        return Asked(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
+
+    asked, queries, keys, rule = agree(who, "ring_attend", q, check)
+    terms = rule.terms(compute(q[..., :0, :]))
+    learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
+    if dropout_p > 0 and learned:
+        kernel = _with_dropout_and_biases(kernel)
+    seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
+    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(asked.measures, rule))
+    ring = _Ring(way, plan(queries, keys, way), who)
+    out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)
+    if not return_map:
+        return out
+    amap = RingMap(q, k, v, lse, rule, ring.plan, who, kernels=ring.kernels, refusals=ring.refusals)
+    if asked.measures:
+        amap.measured = amap.measured_by(ring.found, asked.measures)
+    return out, amap
+
+
+@dataclass
+class _Ring:
+    """One call: how it goes, and what came of it beside the output."""
+
+    way: Way
+    plan: Plan
+    who: Members
+    found: list[Any] = field(default_factory=list)  # of each run of rows, its statistics
+    kernels_of: list[dict[Span, str]] = field(default_factory=list)
+    refusals: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Those that computed something, each once."""
+        return tuple(dict.fromkeys(name for run in self.kernels_of for name in run.values()))
+
+    @property
+    def rows(self) -> tuple[Span, ...]:
+        return self.plan.rows(self.who.rank)
+
+    @property
+    def cols(self) -> tuple[Span, ...]:
+        return self.plan.cols(self.who.rank)
+
+
+class _Attend(torch.autograd.Function):
+    """Once round the ring for the output, and once more for the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: _Ring, n: int, relative: Tensor | None,
+        sinks: Tensor | None, *biases: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        q, k, v = q.detach(), k.detach(), v.detach()
+        runs = [
+            Rows(part, rows, ring.way, v.shape[-1]) for rows, part in zip(ring.rows, split(q, ring.rows), strict=True)
+        ]
+        for _, held in travel(_held(ring, k, v), ring.plan, ring.who):
+            for cols, (keys, values) in held.items():
+                for run in runs:
+                    run.meet(keys, values, cols)
+        for run in runs:
+            run.finish(sinks)
+            ring.found.append(run.found)
+            ring.kernels_of.append(run.kernels)
+            ring.refusals.update(run.refusals)
+        out = torch.cat([run.out for run in runs], 2).to(q.dtype)
+        lse = torch.cat([run.lse for run in runs], 2)
+        ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases)
+        ctx.ring, ctx.n = ring, n
+        ctx.mark_non_differentiable(lse)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, relative, sinks, *biases = ctx.saved_tensors
+        ring = ctx.ring
+        terms = Terms(ctx.n, relative=relative, biases=tuple(biases), sinks=sinks)
+        sums = ScoreSums(terms, ctx.needs_input_grad[5:], lse)
+        parts = zip(*(split(x, ring.rows) for x in (q, out, lse, grad_out)), ring.rows, ring.kernels_of, strict=True)
+        runs = [
+            RowGradients(queries, rows, ring.way, kernels, o.contiguous(), row_lse.contiguous(), g)
+            for queries, o, row_lse, g, rows, kernels in parts
+        ]
+        own = _held(ring, k, v)
+        gradients = Gradients(_zeros(own, lse), ring.plan, ring.who)
+        for hop, held in travel(own, ring.plan, ring.who):
+            parts_here = _zeros(held, lse)
+            for cols, (keys, values) in held.items():
+                for run in runs:
+                    run.meet(keys, values, cols, sums, *parts_here[cols])
+            gradients.add(hop, parts_here)
+        total = gradients.home()
+        dk, dv = (torch.cat([total[cols][i] for cols in ring.cols], 2).to(k.dtype) for i in (0, 1))
+        dq = torch.cat([run.dq for run in runs], 2).to(q.dtype)
+        d_sinks = None
+        if sinks is not None and ctx.needs_input_grad[6]:
+            d_sinks = torch.stack([run.sinks(sinks) for run in runs]).sum(0)
+        d_biases = [None if d is None else d.to(x.dtype) for d, x in zip(sums.biases, biases, strict=True)]
+        return dq, dk, dv, None, None, sums.relative, d_sinks, *d_biases
+
+
+def _held(ring: _Ring, *tensors: Tensor) -> Held:
+    """This rank's own keys, and what belongs to them, piece by piece."""
+    return dict(zip(ring.cols, zip(*(split(x, ring.cols) for x in tensors), strict=True), strict=True))
+
+
+def _zeros(held: Held, like: Tensor) -> Held:
+    return {cols: tuple(torch.zeros_like(x, dtype=like.dtype) for x in parts) for cols, parts in held.items()}
+
+
+def _with_dropout_and_biases(kernel: str) -> str:
+    """The one kernel that drops alike in both passes when biases learn."""
+    if kernel not in ("auto", "torch_blocks"):
+        raise KernelError(f"kernel={kernel!r} has no gradients of biases with dropout; torch_blocks has")
+    return "torch_blocks"

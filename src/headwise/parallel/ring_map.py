@@ -1,0 +1,90 @@
+"""What a rank knows of the attention matrix after ring attention: its own rows."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from headwise.map import AttentionMap
+from headwise.measures import Measure, Measurements
+from headwise.measures.registry import resolve
+from headwise.parallel.layout import Members, unshard
+from headwise.parallel.ring_measures import Found, check_measures, measured, rows_of
+from headwise.parallel.ring_plan import Plan
+from headwise.parallel.ring_travel import split
+from headwise.rule import Rule
+
+
+class RingMap:
+    """The rows of one rank: its queries, its keys, and each query's log-sum-exp over the keys of *all* ranks.
+
+    What it holds is local; `measure`, `maps` and `gather` need the keys of other ranks, so all ranks must call them.
+
+    Attributes:
+        q, k: this rank's, as they were given; lse: [b, h, n_r].
+        rows: where its queries stand in the whole sequence, one range a chunk, in the order of `lse`.
+        rule: of the whole matrix; kernels: which ones computed this rank's blocks; refusals: why faster ones did not.
+        measured: the `Measurements` that `measures=…` asked for, over all rows of all ranks, or None.
+    """
+
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, *,
+        kernels: Sequence[str], refusals: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule.kept()
+        self.rows = plan.queries.pieces(who.rank)
+        self.kernels, self.refusals = tuple(kernels), dict(refusals)
+        self.measured: Measurements | None = None
+        self._plan, self._who = plan, who
+        self._bad_values = (~torch.isfinite(v.detach())).sum((-1, -2))  # [b, h_kv]
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(b, h, n, m) of the whole matrix."""
+        b, h, n, m = self.rule.grid
+        return b, h, n, m
+
+    def measure(self, *wanted: str | Measure, rows: bool = False) -> Measurements:
+        """Per-head statistics over the rows of all ranks, the same on each: name → [b, h]. All ranks call it.
+
+        Keys go once round the ring. With `rows`, `.rows[name]` [b, h, n_r] has the values of this rank's own queries.
+        """
+        measures = resolve(wanted)
+        check_measures(measures, return_map=True)
+        return self.measured_by((), measures, rows=rows)
+
+    def measured_by(self, found: Found, wanted: Sequence[Measure], *, rows: bool = False) -> Measurements:
+        """As `measure`, but with statistics of this rank's rows that kernels have given already."""
+        return measured(
+            self.q, self.k, self.lse, self.rule, self._plan, self._who, wanted, bad_values=self._bad_values,
+            found=found, keep_rows=rows,
+        )  # fmt: skip
+
+    def maps(self) -> tuple[AttentionMap, ...]:
+        """This rank's rows over all keys, one `AttentionMap` a chunk; whatever is read from them is local. All ranks
+        call it: it gathers the keys, O(m) memory on each."""
+        whole = self._plan.keys
+        keys = self._whole(self.k, whole.kind)
+        spans = self._plan.rows(self._who.rank)
+        parts = zip(split(self.q, spans), split(self.lse, spans), spans, strict=True)
+        return tuple(self._map(q, keys, lse, rows_of(self.rule, rows)) for q, lse, rows in parts)
+
+    def gather(self) -> AttentionMap:
+        """The map of the whole sequence on every rank, O(n) memory on each. All ranks call it."""
+        q, k, lse = (self._whole(x, self._plan.keys.kind) for x in (self.q, self.k, self.lse[..., None]))
+        return self._map(q, k, lse[..., 0], self.rule)
+
+    def _whole(self, x: Tensor, layout: str) -> Tensor:
+        return unshard(x, layout, dim=2, group=self._who.group)
+
+    def _map(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> AttentionMap:
+        return AttentionMap(q, k, lse, rule, kernel=" and ".join(self.kernels), refusals=self.refusals)
+
+    def __repr__(self) -> str:
+        b, h, n, m = self.shape
+        scores = "".join(f", {score!r}" for score in self.rule.scores)
+        here = " and ".join(f"{rows.start} to {rows.stop - 1}" for rows in self.rows if rows) or "none"
+        return (
+            f"RingMap(rank {self._who.rank} of {self._who.ranks}: queries {here} of {b} × {h} heads, {n} queries × {m} "
+            f"keys, {self.rule.mask!r}{scores}, kernels {' and '.join(self.kernels) or 'none'})"
+        )

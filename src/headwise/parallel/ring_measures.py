@@ -1,0 +1,172 @@
+"""Statistics of a sequence that lies on many ranks: the numbers that one process would get, the same on every rank."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.masks import Span, State
+from headwise.measures import Measure, Measurements, RowMeasure
+from headwise.measures.base import RowState
+from headwise.measures.engine import statistics_for
+from headwise.measures.pattern import ColumnState, ReceivedMass
+from headwise.parallel.layout import Members
+from headwise.parallel.ring_plan import Plan
+from headwise.parallel.ring_travel import split, travel
+from headwise.rule import KEY_BLOCK, Rule, own_dtypes
+from headwise.scores import SinkLogits
+from headwise.statistics import COLUMN_MASS, Statistic
+from headwise.tiles import Scratch, Tile
+
+Found = Sequence[Mapping[Statistic, Tensor]]  # of each run of rows
+
+
+def check_measures(wanted: Sequence[Measure], return_map: bool) -> None:
+    """Raise for what cannot be put together from the rows of many ranks."""
+    if wanted and not return_map:
+        raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
+    for measure in wanted:
+        if not isinstance(measure, RowMeasure | ReceivedMass):
+            raise ConfigError(
+                f"measures: {measure.name!r} is no RowMeasure, so its parts of other ranks cannot be joined; make it "
+                f"one, or take it of the map that RingMap.gather() gives"
+            )
+
+
+def wanted_of_kernels(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:
+    """What kernels are to tell of each block. Not what keys receive: that needs the log-sum-exps of whole rows."""
+    rows = [measure for measure in measures if isinstance(measure, RowMeasure)]
+    return tuple(statistic for statistic in statistics_for(rows, rule) if statistic != COLUMN_MASS)
+
+
+def rows_of(rule: Rule, rows: Span) -> Rule:
+    """The rule of some rows and all keys, learned sinks included."""
+    sinks = tuple(score for score in rule.scores if isinstance(score, SinkLogits))
+    part = rule.part(rows, Span(0, rule.grid.m))
+    return replace(part, scores=(*part.scores, *sinks))
+
+
+@torch.no_grad()
+def measured(
+    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, wanted: Sequence[Measure], *,
+    bad_values: Tensor, found: Found = (), keep_rows: bool = False,
+) -> Measurements:  # fmt: skip
+    """All wanted measures over the rows of all ranks; all of them call it.
+
+    Those that kernels have told enough for (`found`, on every rank) cost a sum over the ranks; for the others keys go
+    round the ring once more, and the tiles are made again.
+
+    Args:
+        q, k, lse: this rank's; bad_values: [b, h_kv], its entries of v that are not finite.
+        keep_rows: also keep the values of this rank's rows.
+    """
+    runs = plan.rows(who.rank)
+    states = [
+        m.start(rule.grid, lse, keep_rows=keep_rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
+        for m in wanted
+    ]
+    lses = lse.split([run.stop - run.start for run in runs], 2)
+    rules = [rows_of(rule, run) for run in runs]
+    told = [_enough(m, rules, found) for m in wanted]
+    missing = torch.tensor([int(not enough) for enough in told], device=lse.device)
+    dist.all_reduce(missing, dist.ReduceOp.MAX, group=who.group)
+    by_tiles = []
+    for m, state, absent in zip(wanted, states, missing.tolist(), strict=True):
+        if absent:
+            by_tiles.append((m, state))
+            continue
+        for of_run, row_lse, run_rule in zip(found, lses, rules, strict=True):
+            m.take(state, {s: x.to(lse.dtype) for s, x in of_run.items()}, row_lse, run_rule)
+    if by_tiles:
+        with own_dtypes(q):
+            _by_tiles(q, k, lse, rule, plan, who, by_tiles)
+    nonfinite = (torch.isnan(lse) | (lse == torch.inf)).sum(-1)
+    bad_values = bad_values.clone()
+    _reduce(states, wanted, (nonfinite, bad_values), who)
+    for state in states:
+        if isinstance(state, RowState) and state.rows is not None:
+            state.rows = torch.cat([state.rows[:, :, run.start : run.stop] for run in runs], 2)
+    result = Measurements(wanted, states, nonfinite)
+    result.nonfinite_values = bad_values if bool(bad_values.any()) else None
+    return result
+
+
+def _enough(measure: Measure, rules: Sequence[Rule], found: Found) -> bool:
+    """Whether kernels have told all that the measure needs of these rows."""
+    if not found or not isinstance(measure, RowMeasure):
+        return False
+    for of_run, rule in zip(found, rules, strict=True):
+        needed = measure.needs(rule)
+        if needed is None or not all(statistic in of_run for statistic in needed):
+            return False
+    return True
+
+
+def _by_tiles(
+    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members,
+    wanted: Sequence[tuple[Measure, RowState | ColumnState]],
+) -> None:  # fmt: skip
+    """Once more round the ring, for measures that read the weights themselves. The tiles of a row come in the order in
+    which its keys do, so what a measure has of it waits meanwhile."""
+    blocks = list(_row_blocks(rule, plan.rows(who.rank)))
+    order = [cols for hop in range(who.ranks) for cols in plan.arriving(who.rank, hop)]
+    left = {rows: sum(len(list(_tiles(rule, rows, cols))) for cols in order) for rows, _ in blocks}
+    waiting: dict[tuple[int, Span], Tensor | None] = {}
+    scratch, terms, own = Scratch(), rule.terms(lse), plan.cols(who.rank)
+    parts = dict(zip(own, ((part,) for part in split(k, own)), strict=True))
+    for _, held in travel(parts, plan, who):
+        for cols, (keys,) in held.items():
+            for rows, here in blocks:
+                queries, row_lse = q[:, :, here], lse[:, :, here]
+                for at, state_of in _tiles(rule, rows, cols):
+                    tile_keys = keys[:, :, at.start - cols.start : at.stop - cols.start]
+                    tile = Tile(queries, tile_keys, row_lse, rule, terms, rows, at, state_of, scratch)
+                    left[rows] -= 1
+                    tile.last = left[rows] == 0
+                    for index, (measure, state) in enumerate(wanted):
+                        if isinstance(state, RowState):
+                            state.current = waiting.pop((index, rows), None)
+                        measure.update(state, tile)
+                        if isinstance(state, RowState):
+                            waiting[index, rows] = state.current
+
+
+def _row_blocks(rule: Rule, runs: Sequence[Span]) -> Iterator[tuple[Span, slice]]:
+    """Blocks of a rank's rows: where they stand in the sequence, and where they lie among the rank's own."""
+    first = 0
+    for run in runs:
+        for block in rows_of(rule, run).row_blocks():
+            yield Span(run.start + block.start, run.start + block.stop), slice(first + block.start, first + block.stop)
+        first += run.stop - run.start
+
+
+def _tiles(rule: Rule, rows: Span, cols: Span) -> Iterator[tuple[Span, State]]:
+    """The tiles of these rows and columns that are not empty."""
+    for start in range(cols.start, cols.stop, KEY_BLOCK):
+        here = Span(start, min(start + KEY_BLOCK, cols.stop))
+        state = rule.mask.state(rows, here, rule.grid)
+        if state is not State.EMPTY:
+            yield here, state
+
+
+def _reduce(
+    states: Sequence[RowState | ColumnState], wanted: Sequence[Measure], counts: Sequence[Tensor], who: Members
+) -> None:
+    """All of it over the ranks, in place: largest values by one collective, sums and counts by another."""
+    largest: list[Tensor] = []
+    sums: list[Tensor] = list(counts)
+    for measure, state in zip(wanted, states, strict=True):
+        if isinstance(state, RowState):
+            (largest if isinstance(measure, RowMeasure) and measure.reduce == "max" else sums).append(state.total)
+            sums.append(state.count)
+        else:
+            sums += [state.mass, state.eligible]
+    for tensors, operation in ((largest, dist.ReduceOp.MAX), (sums, dist.ReduceOp.SUM)):
+        if tensors:
+            flat = torch.cat([x.double().flatten() for x in tensors])
+            dist.all_reduce(flat, operation, group=who.group)
+            for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+                x.copy_(part.view(x.shape))

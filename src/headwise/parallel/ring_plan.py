@@ -1,0 +1,69 @@
+"""Where keys and values go in a ring: from each rank to the next, each piece as far as somebody needs it.
+
+With hops(p) for the ranks that a piece p travels past its own, one call sends, in bytes over all ranks,
+
+    forward:   Σ_p hops(p) · b · h_kv · |p| · (d + d_v) · e
+    backward:  Σ_p hops(p) · b · h_kv · |p| · (d + d_v) · (e + 4)
+
+with e bytes an element: keys and values again, and their gradients in float32 (e + 8 in float64), which the last rank
+that adds to them sends home. Without a mask, and with a causal one in the zigzag layout, hops(p) = R − 1: a rank sends
+(R − 1) · b · h_kv · n/R · (d + d_v) · e forward. Causal in the contiguous layout, what rank s holds is needed by later
+ranks only, R − 1 − s hops, half of that in all; under a window shorter than a rank's part it is one hop, whatever R.
+(In the zigzag layout a window saves nothing: neighbours in the sequence may be R − 1 hops apart.)
+"""
+
+from dataclasses import dataclass
+
+from headwise.masks import Span
+from headwise.parallel.blocks import Way
+from headwise.parallel.layout import Layout
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who holds what, and how far it travels.
+
+    Attributes:
+        queries, keys: their layouts.
+        hops: of each rank's pieces of keys, how many ranks each travels past its own.
+    """
+
+    queries: Layout
+    keys: Layout
+    hops: tuple[tuple[int, ...], ...]
+
+    def rows(self, rank: int) -> tuple[Span, ...]:
+        """The runs of queries that a rank holds."""
+        return tuple(Span(piece.start, piece.stop) for piece in self.queries.pieces(rank))
+
+    def cols(self, rank: int) -> tuple[Span, ...]:
+        """The pieces of keys that a rank holds at first."""
+        return tuple(Span(piece.start, piece.stop) for piece in self.keys.pieces(rank))
+
+    def arriving(self, rank: int, hop: int) -> tuple[Span, ...]:
+        """The pieces that a rank has after so many hops; they come from rank − hop."""
+        source = (rank - hop) % self.keys.ranks
+        return tuple(cols for cols, far in zip(self.cols(source), self.hops[source], strict=True) if far >= hop)
+
+    def ending(self, rank: int, hop: int) -> tuple[Span, ...]:
+        """Those of them that go no farther."""
+        source = (rank - hop) % self.keys.ranks
+        return tuple(cols for cols, far in zip(self.cols(source), self.hops[source], strict=True) if far == hop)
+
+
+def plan(queries: Layout, keys: Layout, way: Way) -> Plan:
+    """The same on every rank, from the mask alone; nothing is sent."""
+    ranks = keys.ranks
+    rows = [tuple(Span(piece.start, piece.stop) for piece in queries.pieces(rank)) for rank in range(ranks)]
+
+    def far(source: int, cols: Span) -> int:
+        """The last rank on the way that needs the piece."""
+        for hop in range(ranks - 1, 0, -1):
+            if any(way.sees(here, cols) for here in rows[(source + hop) % ranks]):
+                return hop
+        return 0
+
+    hops = tuple(
+        tuple(far(source, Span(piece.start, piece.stop)) for piece in keys.pieces(source)) for source in range(ranks)
+    )
+    return Plan(queries, keys, hops)

@@ -1,0 +1,136 @@
+"""The ring itself: pieces go from each rank to the next while it computes with those that it has."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headwise.masks import Span
+from headwise.parallel.layout import Members
+from headwise.parallel.ring_plan import Plan
+
+Held = Mapping[Span, tuple[Tensor, ...]]  # what belongs to each piece of keys, each tensor [b, h_kv, c, …]
+
+
+def split(x: Tensor, spans: Sequence[Span]) -> list[Tensor]:
+    """What a rank holds, [b, h, n_r, …] or [b, h, n_r], as the pieces that it is."""
+    return list(x.split([span.stop - span.start for span in spans], 2))
+
+
+def travel(own: Held, plan: Plan, who: Members) -> Iterator[tuple[int, Held]]:
+    """The pieces that are here after 0, 1 … R − 1 hops, with the number of hops.
+
+    Those of the next hop are on their way while the caller works with these. All ranks go through all hops.
+    """
+    held: Held = own
+    for hop in range(who.ranks):
+        here = plan.arriving(who.rank, hop)
+        held = {cols: held[cols] for cols in here}
+        flight = _send_on(own, held, plan, who, hop + 1) if hop + 1 < who.ranks else None
+        yield hop, held
+        if flight is not None:
+            held = flight.land()
+
+
+class Gradients:
+    """What all ranks add to the gradients of each piece, on its way behind the piece and then home.
+
+    Sums are kept in the accumulating dtype. A rank calls `add` once a hop, in the order of hops, and `home` at the end.
+    """
+
+    def __init__(self, own: Held, plan: Plan, who: Members) -> None:
+        self.own = own  # sums of this rank's own pieces
+        self._plan, self._who = plan, who
+        self._like = next(iter(own.values()))
+        self._coming: _Flight | None = None
+        self._returning: list[_Flight] = []
+
+    def add(self, hop: int, parts: Held) -> None:
+        """Take in what this rank adds to the pieces that it has after `hop` hops, and send the sums on."""
+        if hop == 0:
+            for cols, part in parts.items():
+                _add(self.own[cols], part)
+        else:
+            if self._coming is not None:
+                for cols, so_far in self._coming.land().items():
+                    _add(parts[cols], so_far)
+            self._send(hop, parts)
+
+    def home(self) -> Held:
+        """The sums of this rank's own pieces, once all ranks have added to them."""
+        for flight in self._returning:
+            for cols, total in flight.land().items():
+                _add(self.own[cols], total)
+        return self.own
+
+    def _send(self, hop: int, parts: Held) -> None:
+        """Sums of pieces that go on follow them; the others go home. Each rank does both in this order."""
+        plan, who = self._plan, self._who
+        ending = set(plan.ending(who.rank, hop))
+        onward = {cols: part for cols, part in parts.items() if cols not in ending}
+        expected = plan.arriving(who.rank, hop + 1) if hop + 1 < who.ranks else ()
+        self._coming = _Flight(who, onward, who.rank + 1, expected, who.rank - 1, self._like)
+        homeward = {cols: parts[cols] for cols in parts if cols in ending}
+        back = plan.ending((who.rank + hop) % who.ranks, hop)
+        self._returning.append(_Flight(who, homeward, who.rank - hop, back, who.rank + hop, self._like))
+
+
+def _send_on(own: Held, held: Held, plan: Plan, who: Members, hop: int) -> "_Flight":
+    going = plan.arriving((who.rank + 1) % who.ranks, hop)
+    expected = plan.arriving(who.rank, hop)
+    like = next(iter(own.values()))
+    return _Flight(who, {cols: held[cols] for cols in going}, who.rank + 1, expected, who.rank - 1, like)
+
+
+class _Flight:
+    """One message to a rank and one from a rank, either of them possibly nothing."""
+
+    def __init__(
+        self, who: Members, sent: Held, to: int, expected: Sequence[Span], source: int, like: tuple[Tensor, ...]
+    ) -> None:
+        self._expected, self._like, self._who, self._source = expected, like, who, source % who.ranks
+        self._out = torch.cat([x.reshape(-1) for parts in sent.values() for x in parts]) if sent else None
+        count = sum(cols.stop - cols.start for cols in expected) * sum(map(_each, like))
+        self._into = like[0].new_empty(count) if count else None
+        operations = []
+        if self._out is not None and self._out.numel():
+            operations.append(dist.P2POp(dist.isend, self._out, who.peer(to), who.group))
+        if self._into is not None:
+            operations.append(dist.P2POp(dist.irecv, self._into, who.peer(source), who.group))
+        self._works: list[Any] = dist.batch_isend_irecv(operations) if operations else []
+
+    def land(self) -> Held:
+        """Wait for both; what came, piece by piece."""
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self._who.rank} of {self._who.ranks} waited in vain for keys or gradients of rank "
+                f"{self._source}; look there for the first error: {error}"
+            ) from error
+        found: dict[Span, tuple[Tensor, ...]] = {}
+        at = 0
+        for cols in self._expected:
+            parts = []
+            for x in self._like:
+                b, h = x.shape[:2]
+                size = (cols.stop - cols.start) * _each(x)
+                assert self._into is not None or size == 0
+                piece = x.new_empty(0) if self._into is None else self._into[at : at + size]
+                parts.append(piece.view(b, h, cols.stop - cols.start, *x.shape[3:]))
+                at += size
+            found[cols] = tuple(parts)
+        return found
+
+
+def _each(x: Tensor) -> int:
+    """Numbers that a token has in x [b, h_kv, c, …]."""
+    return x[:, :, :1].numel() if x.shape[2] else x.shape[0] * x.shape[1] * x.shape[3:].numel()
+
+
+def _add(total: tuple[Tensor, ...], part: tuple[Tensor, ...]) -> None:
+    for into, x in zip(total, part, strict=True):
+        into += x
