@@ -56,7 +56,8 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
         plain(bar.ax)
     for axes in grid.flat[len(names) :]:
         axes.set_axis_off()
-    counts = f"{found.total.tokens:,} tokens of {len(found.about['files']):,} files"
+    files = len(found.about["files"])
+    counts = f"{found.total.tokens:,} tokens of {files:,} file{'s' * (files > 1)}"
     title = f"{found.about['model']['name']}: every head on {counts}"
     figure.suptitle(drawable(title), x=0.01, ha="left", color=INK, fontproperties=font(12))
     return figure

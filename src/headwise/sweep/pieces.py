@@ -116,10 +116,10 @@ def _cut(source: Source, target: int, step: int) -> int:
         if source.kind == "jsonl":
             file.readline()
             return file.tell()
-        near = file.read(1 + min(REACH, step // 4))
+        near = file.read(1 + max(4, min(REACH, step // 4)))  # 4: the longest character
     for sign in (b"\n", b" "):
         at = near.find(sign)
         if at >= 0:
             return target + at
-    inside = next((i for i, byte in enumerate(near[1:5]) if byte & 0xC0 != 0x80), 0)
-    return target + inside
+    begun = next((i for i, byte in enumerate(near[1:5]) if byte & 0xC0 != 0x80), len(near[1:5]))
+    return target + begun

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from headwise.sweep import pieces
 from headwise.sweep.sources import Source
 
-LEAST = 1 << 18  # bytes of a piece
-LONGEST = 16  # windows that a piece has room for at least, at four bytes a token
+LEAST = 1 << 16  # bytes of a piece
+LONGEST = 32  # windows that a piece has room for at least, at four bytes a token
 UNITS = 4096  # at most so many, however large the corpus: they bound what lies on the disk
 
 
