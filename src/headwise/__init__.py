@@ -44,6 +44,9 @@ _HOMES = {
     "heads.latent": ["LatentAttention"],
     "heads.gated_output": ["GatedAttention"],
     "heads.convolution": ["ConvolutionAttention", "from_conv1d", "from_conv2d"],
+    "parallel.heads": ["clip_gradients", "head_parallel_plan", "parallelize_heads", "whole_state"],
+    "parallel.heads_gather": ["gather_map"],
+    "parallel.heads_held": ["HeldHeads", "held_heads"],
     "anatomy": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
     "science.roles": ["Mention", "RoleScore", "Roles", "place", "probe_induction", "read_conllu", "roles"],
     "surgery": [
@@ -156,6 +159,14 @@ if TYPE_CHECKING:
         TopKMass as TopKMass,
         row_measure as row_measure,
     )
+    from headwise.parallel.heads import (
+        clip_gradients as clip_gradients,
+        head_parallel_plan as head_parallel_plan,
+        parallelize_heads as parallelize_heads,
+        whole_state as whole_state,
+    )
+    from headwise.parallel.heads_gather import gather_map as gather_map
+    from headwise.parallel.heads_held import HeldHeads as HeldHeads, held_heads as held_heads
     from headwise.positions import Rotary as Rotary
     from headwise.science.circuits import circuit_similarity as circuit_similarity, composition as composition
     from headwise.science.divergence import map_divergence as map_divergence

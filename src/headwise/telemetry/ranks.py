@@ -1,7 +1,7 @@
 """The records of all ranks of a distributed run as one."""
 
 import zlib
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError
+from headwise.measures.states import with_tensors
 from headwise.telemetry.running import Layer, Running
 
 
@@ -67,20 +68,7 @@ def _rebuilt(runnings: list[Running], numbers: Tensor) -> list[Running]:
         return here
 
     def layer(one: Layer) -> Layer:
-        states = [_with_tensors(state, take) for state in one.states]
+        states = [with_tensors(state, take) for state in one.states]
         return replace(one, states=states, nonfinite=take(one.nonfinite))
 
     return [Running({name: layer(x) for name, x in one.layers.items()}) for one in runnings]
-
-
-def _with_tensors(state: Any, take: Any) -> Any:
-    """A measure's state with other tensors, in the order of `tensors_of`."""
-    if isinstance(state, Tensor):
-        return take(state)
-    if isinstance(state, dict):
-        return {key: _with_tensors(part, take) for key, part in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(_with_tensors(part, take) for part in state)
-    if is_dataclass(state) and not isinstance(state, type):
-        return replace(state, **{one.name: _with_tensors(getattr(state, one.name), take) for one in fields(state)})
-    return state

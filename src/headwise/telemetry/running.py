@@ -1,7 +1,7 @@
 """States of measures that grow with what is seen and not with how often: batches, forwards, steps and ranks add up."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from headwise.adapters.observer import Observation
 from headwise.masks import Grid
 from headwise.measures import Measure
+from headwise.measures.states import tensors_of
 
 
 @dataclass
@@ -105,16 +106,3 @@ def layer_of(call: Observation, measures: Sequence[Measure]) -> Layer:
 def _bad(x: Tensor, heads: int) -> Tensor:
     """NaN and infinite entries of each query head, [h]."""
     return (~torch.isfinite(x)).sum((0, 2, 3)).repeat_interleave(heads // x.shape[1])
-
-
-def tensors_of(state: Any) -> list[Tensor]:
-    """The tensors in a measure's state, in a fixed order."""
-    if isinstance(state, Tensor):
-        return [state]
-    if isinstance(state, dict):
-        return [x for part in state.values() for x in tensors_of(part)]
-    if isinstance(state, list | tuple):
-        return [x for part in state for x in tensors_of(part)]
-    if is_dataclass(state):
-        return [x for one in fields(state) for x in tensors_of(getattr(state, one.name))]
-    return []

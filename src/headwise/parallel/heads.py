@@ -1,0 +1,189 @@
+"""Head-parallel attention: every rank computes its own heads, and one all-reduce adds up what they say.
+
+    mesh = init_device_mesh("cuda", (4,))
+    model = hw.parallelize_heads(model, mesh)        # every MultiHeadAttention in it, and the blocks around them
+
+The q, k and v projections are cut by columns and the output projection by rows (Megatron-LM: Shoeybi et al. 2019,
+1909.08053, §3), by PyTorch's own `parallelize_module`. Activations between layers are the same on all ranks.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from headwise.errors import ConfigError, ShapeError
+from headwise.heads.base import AttentionLayer
+from headwise.heads.block import TransformerBlock
+from headwise.heads.block_diagonal import BlockDiagonalAttention
+from headwise.heads.contraction import ContractionAttention
+from headwise.heads.convolution import ConvolutionAttention
+from headwise.heads.gated_output import GatedAttention
+from headwise.heads.grouped_mlp import GroupedMLPAttention
+from headwise.heads.head_mixing import HeadMixingAttention
+from headwise.heads.latent import LatentAttention
+from headwise.heads.mixture_of_heads import MixtureOfHeads
+from headwise.heads.multi_head import MultiHeadAttention
+from headwise.heads.per_head import PerHeadAttention
+from headwise.heads.single_head import SingleHeadAttention
+from headwise.heads.sparse_mixture import SparseHeadMixture
+from headwise.heads.talking_heads import TalkingHeadsAttention
+from headwise.parallel.heads_held import check_even, held_heads
+from headwise.parallel.heads_styles import HeadNorm, Heads, KeyHeads, OwnRandomness
+
+# By class, not by subclass: a subclass may have weights that are laid out by heads and are not known here.
+_SPREAD: tuple[type[AttentionLayer], ...] = (MultiHeadAttention, SingleHeadAttention, GatedAttention)
+_FORM = "its weights are no linear maps to be cut; to_multi_head() gives the same function, whose heads can be spread"
+_GATE = "its gate chooses among all heads, so every rank would have to know what the others compute"
+_TOGETHER: dict[type[AttentionLayer], str] = {
+    LatentAttention: "all heads read one latent vector, which would have to be on every rank",
+    MixtureOfHeads: _GATE,
+    SparseHeadMixture: _GATE,
+    GroupedMLPAttention: "an MLP over all groups of heads stands in the place of W_O",
+    HeadMixingAttention: "every head attends to the other heads of its token",
+    TalkingHeadsAttention: "every head's scores and weights are mixed into those of all others",
+    PerHeadAttention: _FORM,
+    ContractionAttention: _FORM,
+    BlockDiagonalAttention: _FORM,
+    ConvolutionAttention: "its heads are the places of a kernel, and its values the input itself",
+}
+
+
+def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, ParallelStyle]:
+    """How a layer is spread by its heads, for `torch.distributed.tensor.parallel.parallelize_module`.
+
+        parallelize_module(layer, mesh, hw.head_parallel_plan(layer))
+
+    Q, K and V are cut by columns and W_O by rows. Where there are fewer key heads than ranks, those that share one
+    compute its channels together. Of a `TransformerBlock` also the feed-forward network, W_1 by columns and W_2 by
+    rows.
+
+    Returns:
+        The style of each part by its name, as a plan's keys are; "" is the layer itself.
+    Raises:
+        ConfigError: naming the design, if it couples its heads or is not known.
+    """
+    if isinstance(module, TransformerBlock):
+        inside = head_parallel_plan(module.attention)
+        plan = {f"attention.{name}" if name else "attention": style for name, style in inside.items()}
+        if module.inner_dropout.p:
+            plan["inner_dropout"] = OwnRandomness()
+        return {**plan, "ff_in": ColwiseParallel(), "ff_out": RowwiseParallel()}
+    kind = type(module)
+    if not isinstance(module, MultiHeadAttention | GatedAttention) or kind not in _SPREAD:
+        reason = _TOGETHER.get(kind, f"it is not known; known are {', '.join(each.__name__ for each in _SPREAD)}")
+        raise ConfigError(f"{kind.__name__} cannot be spread over ranks by its heads: {reason}")
+    plan = {
+        "": Heads(),
+        "q_proj": ColwiseParallel(),
+        "k_proj": KeyHeads(module.num_kv_heads),
+        "v_proj": KeyHeads(module.num_kv_heads),
+        "o_proj": RowwiseParallel(),
+    }
+    if isinstance(module, GatedAttention):
+        plan["gate_proj"] = ColwiseParallel()
+    if module.q_norm is not None:
+        plan |= {"q_norm": HeadNorm(), "k_norm": HeadNorm()}
+    return plan
+
+
+def parallelize_heads(model: nn.Module, mesh: DeviceMesh, *, feed_forward: bool = True) -> nn.Module:
+    """Spread every attention layer of a model over the ranks of a mesh by its heads, in place.
+
+    Each rank then computes and caches its own heads; outputs, gradients and what optimisers see are those of one
+    process, as is everything between the layers. All ranks call it, and every later forward and backward, with the
+    same input. Weights are those of the mesh's first rank; those that are spread become DTensors, so that checkpoints
+    of `torch.distributed.checkpoint` hold them whole, and `whole_state` gathers them.
+
+    Masks and scores are given to a layer as to the whole one, for all heads. A map, the concatenation of heads, and a
+    cache hold this rank's heads: `held_heads(layer)` says which, and `gather_map` joins maps.
+
+    Args:
+        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such parts. Designs:
+            `MultiHeadAttention`, `SingleHeadAttention`, `GatedAttention`.
+        mesh: one dimension, such as `init_device_mesh("cuda", (4,))`, or one of a larger mesh: `mesh["heads"]`. Its
+            size must divide each layer's heads, and each layer's key heads or be a multiple of them.
+        feed_forward: whether the feed-forward networks of `TransformerBlock`s are spread too, by their inner width.
+    Returns:
+        The model.
+    Raises:
+        ConfigError, ShapeError: naming the layer, and the numbers that do not fit; nothing is changed then.
+    Source: Shoeybi et al. 2019, 1909.08053, §3 (the two all-reduces of a layer); grouped keys, Ainslie et al. 2023.
+    """
+    if mesh.ndim != 1:
+        raise ConfigError(f"mesh: has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; give one of them, as mesh['name']")
+    plans = dict(_plans(model, mesh.size(), feed_forward))
+    if not plans:
+        raise ConfigError(f"model: {type(model).__name__} has no attention layer of headwise; convert it first")
+    for module, plan in plans.items():
+        parallelize_module(module, mesh, plan)
+    _same_on_all(model, mesh)
+    return model
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """The `state_dict` as one process would have it, on every rank: all shards gathered. To be called by all ranks.
+
+    It loads into the model before it was spread. The other way goes
+    `torch.distributed.checkpoint.state_dict.set_model_state_dict(model, state, options=StateDictOptions(
+    full_state_dict=True))`.
+    """
+    state = model.state_dict()
+    return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in state.items()}
+
+
+def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """`torch.nn.utils.clip_grad_norm_` for a model of which some weights are spread and some are not, which it refuses.
+
+    Args:
+        max_norm: if the norm of all gradients together is larger, they are made smaller to have this one.
+    Returns:
+        The norm before, that of one process, on every rank.
+    """
+    kinds: list[list[nn.Parameter]] = [[], []]
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            kinds[isinstance(parameter, DTensor)].append(parameter)
+    norms = [nn.utils.get_total_norm([p.grad for p in kind if p.grad is not None]) for kind in kinds if kind]
+    whole = [norm.full_tensor() if isinstance(norm, DTensor) else norm for norm in norms]
+    norm = torch.linalg.vector_norm(torch.stack(whole)) if whole else torch.zeros(())
+    for kind in kinds:
+        nn.utils.clip_grads_with_norm_(kind, max_norm, norm)
+    return norm
+
+
+def _plans(model: nn.Module, ranks: int, feed_forward: bool) -> Iterator[tuple[nn.Module, dict[str, ParallelStyle]]]:
+    """Each layer with its plan; raises for the first that cannot be spread."""
+    inside = set()
+    for name, module in model.named_modules():
+        if isinstance(module, TransformerBlock) and feed_forward:
+            inside.add(module.attention)
+        elif not isinstance(module, AttentionLayer) or module in inside:
+            continue
+        attention = module.attention if isinstance(module, TransformerBlock) else module
+        try:
+            if held_heads(attention) is not None:
+                raise ConfigError(f"its heads are spread already: {held_heads(attention)}")
+            plan = head_parallel_plan(module)
+            check_even(attention, ranks)
+            if isinstance(module, TransformerBlock) and module.ff_in.out_features % ranks:
+                raise ShapeError(
+                    f"d_ff={module.ff_in.out_features} cannot be spread evenly over {ranks} ranks; give "
+                    f"feed_forward=False"
+                )
+        except (ConfigError, ShapeError) as error:
+            raise type(error)(f"{name or 'the model'}: {error}") from None
+        yield module, plan
+
+
+@torch.no_grad()
+def _same_on_all(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give all ranks what the first of them has of the weights and buffers that are not spread."""
+    group = mesh.get_group()
+    for x in [*model.parameters(), *model.buffers()]:
+        if not isinstance(x, DTensor):
+            dist.broadcast(x, src=int(mesh.mesh.flatten()[0]), group=group)

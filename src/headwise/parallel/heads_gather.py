@@ -1,0 +1,102 @@
+"""Maps and statistics of the heads of all ranks together, in the order of the heads."""
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headwise.cache import HeadWindows
+from headwise.errors import ConfigError
+from headwise.map import AttentionMap
+from headwise.masks import And, Dense, Mask, Or
+from headwise.measures import Measurements
+from headwise.measures.states import with_tensors
+from headwise.parallel.heads_held import HeldHeads, held_heads
+from headwise.parallel.heads_rule import OfHeads, RelativeOfHeads
+from headwise.rule import Rule
+from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits
+
+
+def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:
+    """The map of all heads, on every rank, of the maps that the ranks' parts of a layer gave. To be called by all
+    ranks of the layer's mesh, after the same call.
+
+    Args:
+        amap: this rank's, from `layer(x, return_map=True)`.
+        layer: as `parallelize_heads` left it.
+    Returns:
+        The map as the whole layer would have given it, and if measures were asked for, theirs of all heads. Memory is
+        O(n) a head, as ever, but of all heads: queries, keys and log-sum-exps travel to every rank.
+    Raises:
+        ConfigError: if the layer's heads are not spread; if a measure of your own keeps no [batch, heads, …] sums.
+    """
+    held = held_heads(layer)
+    if held is None:
+        raise ConfigError(f"gather_map: the heads of this {type(layer).__name__} are not spread over ranks")
+    rule, own = amap.rule, amap.nonfinite_values
+    bad = gathered(torch.zeros_like(amap.k[:, :, 0, 0], dtype=torch.long) if own is None else own, held, keys=True)
+    whole = AttentionMap(
+        gathered(amap.q, held),
+        gathered(amap.k, held, keys=True),
+        gathered(amap.lse, held),
+        Rule(
+            _mask(rule.mask, held), rule.scale, replace(rule.grid, h=held.num_heads),
+            tuple(_score(score, held) for score in rule.scores),
+        ),
+        kernel=amap.kernel, refusals=amap.refusals, nonfinite_values=bad if bool(bad.any()) else None,
+    )  # fmt: skip
+    if amap.measured is not None:
+        whole.measured = _measured(amap.measured, held)
+        whole.measured.nonfinite_values = whole.nonfinite_values
+    return whole
+
+
+def gathered(x: Tensor, held: HeldHeads, dim: int = 1, *, keys: bool = False) -> Tensor:
+    """This rank's part of a tensor and those of the others along the axis of heads; of key heads, each once."""
+    x = x.detach().contiguous()
+    parts = [torch.empty_like(x) for _ in range(held.ranks)]
+    dist.all_gather(parts, x, group=held.mesh.get_group())
+    return torch.cat(parts[:: held.sharing] if keys else parts, dim)
+
+
+def _measured(own: Measurements, held: HeldHeads) -> Measurements:
+    """The states of all ranks side by side. What they then say must be what the ranks said."""
+    states = []
+    for measure, state in zip(own._measures, own._states, strict=True):
+        states.append(with_tensors(state, lambda x: gathered(x, held) if x.shape[1:2] == (len(held.heads),) else x))
+        found, said = measure.finish(states[-1]), gathered(own[measure.name], held)
+        if found.shape != said.shape or not torch.equal(found.nan_to_num(), said.nan_to_num()):
+            raise ConfigError(f"gather_map: measure {measure.name!r} keeps its heads otherwise than [batch, heads, …]")
+    return Measurements(own._measures, states, gathered(own.nonfinite, held))
+
+
+def _mask(mask: Mask, held: HeldHeads) -> Mask:
+    match mask:
+        case And() | Or():
+            return type(mask)(_mask(mask.left, held), _mask(mask.right, held))
+        case OfHeads():
+            return mask.whole
+        case Dense() if mask.mask.shape[1] == len(held.heads):
+            return Dense(gathered(mask.mask.byte(), held).bool())
+        case HeadWindows():
+            windows = [-1 if window is None else window for window in mask.windows]
+            of_all = gathered(torch.tensor(windows, device=held.mesh.device_type), held, 0).tolist()
+            return HeadWindows([None if window < 0 else window for window in of_all], mask.sinks)
+    return mask
+
+
+def _score(score: Score, held: HeldHeads) -> Score:
+    heads = len(held.heads)
+    match score:
+        case ALiBi():
+            return ALiBi(gathered(score.slopes, held, 0))
+        case RelativeBias() if len(score.values) == heads:
+            return RelativeBias(gathered(score.values, held, 0), score.first)
+        case Bias() if score.values.shape[1] == heads:
+            return Bias(gathered(score.values, held))
+        case SinkLogits():
+            return SinkLogits(gathered(score.logits, held, 0))
+        case RelativeOfHeads():
+            return score.whole
+    return score

@@ -1,0 +1,178 @@
+"""Layers and models whose heads are spread over 2 and 4 processes against the same in one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from head_parallel_cases import CASES, mha
+
+import headwise as hw
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+EXACT = 1e-13
+# Rotary turns in float32, so what ranks add up of a shared key's gradient is rounded before and not after.
+ROUNDED = 1e-6
+OTHERS = (
+    "per_head", "contraction", "block_diagonal", "sparse_mixture", "mixture_of_heads", "grouped_mlp", "head_mixing",
+    "talking_heads", "latent", "convolution",
+)  # fmt: skip
+
+
+def spawned(ranks: int, folder: Path) -> list[dict[str, Any]]:
+    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(HERE / "head_parallel_jobs.py"), str(rank), str(ranks), str(folder)],
+            env=environment, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    errors = [job.communicate(timeout=600)[1] for job in jobs]
+    assert [job.returncode for job in jobs] == [0] * ranks, errors
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What every rank of one job says."""
+    ranks: int = request.param
+    return spawned(ranks, tmp_path_factory.mktemp(f"ranks{ranks}"))
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_outputs_and_gradients_are_those_of_one_process(answers, name):
+    for answer in answers:
+        found = answer["cases"][name]
+        assert found.pop("y") < EXACT
+        assert len(found) > 4
+        bound = ROUNDED if name in ("gqa", "mqa", "block", "gated") else EXACT
+        assert max(found.values()) < bound, found
+
+
+@pytest.mark.parametrize("mode", ["bfloat16", "autocast"])
+def test_half_precision_is_as_exact_as_in_one_process(answers, mode):
+    for answer in answers:
+        one, many, dtype = answer["half"][mode]
+        assert dtype == "torch.bfloat16"
+        assert 1e-4 < many < 1.5 * one + 1e-3  # ranks round the parts of a sum that one process rounds once
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES if not case.wraps])
+def test_gathered_maps_and_statistics_are_those_of_all_heads(answers, name):
+    for answer in answers:
+        found = answer["statistics"][name]
+        assert found.pop("shape") == found.pop("wanted")
+        assert max(found.values()) < 1e-6, found
+
+
+def test_decoding_with_a_cache_is_that_of_one_process_and_holds_the_ranks_heads_alone(answers):
+    held: dict[str, float] = {}
+    for answer in answers:
+        for name, found in answer["decoding"].items():
+            assert found["y"] < 1e-6
+            assert found["seen"] == 11
+            held[name] = held.get(name, 0.0) + found["bytes"]
+            if not name.startswith("BudgetCache"):
+                assert found["bytes"] == found["share"] * found["whole"]
+    for name, found in answers[0]["decoding"].items():
+        sharing = max(1.0, found["share"] * len(answers))
+        if sharing == 1.0:
+            assert held[name] == found["whole"]  # windows differ between heads, and each is held once
+
+
+def test_a_spread_decoder_writes_the_same_text(answers):
+    for answer in answers:
+        for one, many in answer["writing"].values():
+            assert one == many != ""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("uneven", "ConfigError: 1: MultiHeadAttention: num_heads=3 cannot be spread evenly over RANKS ranks"),
+        ("uneven keys", "and RANKS ranks: one has to divide the other"),
+        ("uneven channels", "RANKS ranks share each of the 1 key heads, and head_dim=5 is not divisible"),
+        ("uneven feed-forward", "ShapeError: 1: d_ff=31 cannot be spread evenly over RANKS ranks; give feed_forward="),
+        ("none", "Linear has no attention layer of headwise"),
+        ("twice", "its heads are spread already: HeldHeads(head"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_told_with_its_numbers(answers, name, said):
+    for answer in answers:
+        assert said.replace("RANKS", str(len(answers))) in answer["refusals"][name]
+        assert "BUT CHANGED" not in answer["refusals"][name]
+
+
+@pytest.mark.parametrize("design", OTHERS)
+def test_designs_that_couple_their_heads_are_refused_by_name(answers, design):
+    for answer in answers:
+        said = answer["refusals"][design]
+        assert said.startswith(
+            f"ConfigError: 1: {hw.DESIGNS[design].__name__} cannot be spread over ranks by its heads: "
+        )
+        assert "CHANGED" not in said
+
+
+def test_checkpoints_hold_the_whole_and_load_into_it(answers):
+    ranks = len(answers)
+    for answer in answers:
+        found = answer["checkpoints"]
+        assert found["same"]
+        assert found["differ"]
+        assert found["first"] == answers[0]["checkpoints"]["first"]
+        assert found["loaded"] < 1e-6
+        assert found["plan"] < 1e-6
+        rows = 32 // ranks
+        assert found["own"]["q_proj.weight"] == [rows, 24]
+        assert found["own"]["k_proj.weight"] == [8 // ranks, 24]
+        assert found["own"]["o_proj.weight"] == [24, rows]
+    assert len({answer["checkpoints"]["config"] for answer in answers}) == ranks
+
+
+@pytest.mark.parametrize("kv", ["4", "1"])
+def test_training_with_clipped_gradients_is_that_of_one_process(answers, kv):
+    for answer in answers:
+        found = answer["training"][kv]
+        one, many = found["losses"][:3], found["losses"][3:]
+        assert one[2] < one[0]
+        assert many == pytest.approx(one, rel=1e-6)
+        assert found["norms"][3:] == pytest.approx(found["norms"][:3], rel=1e-6)
+        assert found["clipped"] == pytest.approx(0.1, rel=1e-4)
+        assert found["weights"] < 1e-6
+
+
+def test_each_rank_drops_weights_of_its_own_and_generators_stay_together(answers):
+    ranks = len(answers)
+    found = [answer["dropout"] for answer in answers]
+    assert [one["differ"] for one in found] == [ranks] * ranks
+    assert max(one["alike"] for one in found) < 1e-6
+    assert len({one["after"] for one in found}) == 1
+    assert len({one["y"] for one in found}) == 1
+
+
+def test_one_dimension_of_a_larger_mesh(answers):
+    if len(answers) != 4:
+        pytest.skip("two dimensions of two ranks take four")
+    for answer in answers:
+        found = answer["meshes"]
+        assert max(found["2"], found["1"]) < EXACT
+        assert "has 2 dimensions, ('data', 'heads')" in found["error"]
+
+
+def test_a_layer_that_is_not_spread_holds_all_heads():
+    layer = mha(4, 2)
+    assert hw.held_heads(layer) is None
+    with pytest.raises(hw.ConfigError, match="heads of this MultiHeadAttention are not spread"):
+        hw.gather_map(layer(torch.randn(1, 3, 21), return_map=True)[1], layer)
+
+
+def test_a_plan_names_every_part():
+    plan = hw.head_parallel_plan(hw.TransformerBlock(mha(4, 2, qk_norm=True), d_ff=8, inner_dropout=0.1))
+    parts = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+    assert set(plan) == {"attention", "ff_in", "ff_out", "inner_dropout", *(f"attention.{part}" for part in parts)}
