@@ -31,13 +31,13 @@ def test_every_level_is_the_dense_map_pooled(mask, base):
     for cell in made.levels.cells:
         for reduce in ("mean", "max"):
             truth = pooled(weights, allowed, cell, reduce)
-            close(made.whole(reduce, cell), truth, of_range=2.0**-10)
+            close(made.whole(reduce, cell), truth, of_half=2.0**-10)
             for row in range(-(-len(truth) // SIDE)):
                 for col in range(-(-len(truth) // SIDE)):
                     part = truth[row * SIDE : (row + 1) * SIDE, col * SIDE : (col + 1) * SIDE]
                     found = wire.decode(made.tile(reduce, cell, row, col))
                     assert found.shape == (1, *part.shape)
-                    close(found[0], part, of_range=2.0**-10)
+                    close(found[0], part, of_half=2.0**-10)
 
 
 def test_rows_far_apart_in_size_fold_with_their_counts():

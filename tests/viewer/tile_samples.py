@@ -46,12 +46,11 @@ def pooled(weights: np.ndarray, allowed: np.ndarray, cell: int, reduce: str) -> 
     return out
 
 
-def close(found: np.ndarray, truth: np.ndarray, *, of_range: float = 0.0) -> None:
-    """Alike to float32, NaN in the same places; `of_range` is what half floats add, as a share of the range."""
+def close(found: np.ndarray, truth: np.ndarray, *, of_half: float = 0.0) -> None:
+    """Alike to float32, NaN in the same places; `of_half` is how much half floats add, as a share of the weight."""
     assert found.shape == truth.shape
     assert np.array_equal(np.isnan(found), np.isnan(truth))
     known = ~np.isnan(truth)
     if known.any():
-        span = truth[known].max() - truth[known].min()
-        room = 2e-5 * np.abs(truth[known]) + 1e-7 + of_range * (truth[known] - truth[known].min() + 1e-4 * span)
+        room = (2e-5 + of_half) * np.abs(truth[known]) + 1e-7 + 1e-4 * of_half * np.ptp(truth[known])
         assert (np.abs(found[known] - truth[known]) <= room).all()

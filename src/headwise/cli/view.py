@@ -1,5 +1,6 @@
 """The command that starts the viewer."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,10 @@ def view(
             f"[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C ends it."
         )
 
-    serve(
+    ended = serve(
         open_subject(model), text=text, title="" if file is None else file.name, port=port, open_browser=not no_open,
         max_tokens=max_tokens, say=say,
     )  # fmt: skip
+    if not ended:  # nothing is left to be written, and a layer of a long text may take a minute
+        console.file.flush()
+        os._exit(0)

@@ -7,10 +7,8 @@ answer allows another origin to read it.
 
 import hmac
 from collections.abc import Iterable
-from typing import Any
-from urllib.parse import parse_qs
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -77,6 +75,5 @@ class Guard:
 
     @staticmethod
     def _given(scope: Scope) -> bytes:
-        query: dict[bytes, list[Any]] = parse_qs(scope.get("query_string", b""), max_num_fields=16)
-        found = query.get(b"token", [])
-        return found[0] if len(found) == 1 else b""
+        found = QueryParams(scope["query_string"]).getlist("token")
+        return found[0].encode("utf-8", "replace") if len(found) == 1 else b""

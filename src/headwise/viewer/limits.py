@@ -11,7 +11,7 @@ from headwise.subject import Subject
 
 MAX_TOKENS = 1 << 17
 SHARE = 0.5  # of the free memory that the largest text may take
-ACTIVATIONS = 24  # vectors of the model's width that a forward pass holds for each token, beside the maps
+ACTIVATIONS = 28  # vectors of the model's width that a forward pass holds for each token, beside the maps
 CHARACTERS = 8  # of a text that is looked at, for each token that may be read, where tokens are longer than characters
 AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 

@@ -6,16 +6,22 @@
 """
 
 import errno
+import os
 import secrets
 import socket
 import threading
 import webbrowser
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from headwise.errors import ConfigError
 from headwise.subject import Subject
 from headwise.viewer.limits import MAX_TOKENS
 from headwise.viewer.session import Session
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+    from uvicorn import Server
 
 HOST = "127.0.0.1"
 
@@ -29,19 +35,21 @@ def serve(
     open_browser: bool = True,
     max_tokens: int = MAX_TOKENS,
     say: Callable[[str], None],
-) -> None:
+) -> bool:
     """Serve the viewer of a model on 127.0.0.1, until it is interrupted.
 
     Args:
         text: read at once, if given; title: its name. port: 0 for any that is free.
         open_browser: also open the page. max_tokens: the longest text.
         say: told the address, with the token that every request needs.
+    Returns:
+        Whether its thread has ended; if not, it is in the middle of a layer of a long text.
     Raises:
         ConfigError: if starlette or uvicorn is not installed, or the port cannot be had.
         TextError, TooLong: for a text that cannot be read.
     """
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
         from headwise.viewer.app import make_app
     except ImportError as error:
@@ -55,19 +63,27 @@ def serve(
             token = secrets.token_urlsafe(32)
             app = make_app(session, token, hosts_of(port))
             address = f"http://{HOST}:{port}/?token={token}"
-            config = uvicorn.Config(
-                app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off",
-                timeout_graceful_shutdown=2,
-            )  # fmt: skip
             listening.listen(128)  # from here on a browser may connect: it waits until the server takes it
             say(address)
             if open_browser:
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
-            uvicorn.Server(config).run(sockets=[listening])
+            made_server(app).run(sockets=[listening])
         except KeyboardInterrupt:
             pass
         finally:
-            session.close()
+            ended = session.close()
+    return ended
+
+
+def made_server(app: "ASGIApp") -> "Server":
+    """A server that writes no log of requests, whose addresses hold the token, and does not say what it is."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off",
+        timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    return uvicorn.Server(config)
 
 
 def bind(port: int) -> socket.socket:
@@ -75,7 +91,8 @@ def bind(port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port {port}: expected 0 to 65535; 0 takes any that is free")
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a port would rest a minute after its last server
+    if os.name == "posix":  # elsewhere it would let two servers share a port; here a port need not rest after its last
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((HOST, port))
     except OSError as error:
