@@ -30,9 +30,9 @@ def weights_of(page: str, data: dict, index: int, layer: int, kind: str) -> np.n
     code = re.search(rf'id="w-{index}-{layer}-{kind}">([^<]*)<', page)[1]
     planes = np.frombuffer(zlib.decompress(base64.b64decode(code)), np.uint8).astype(np.uint16).reshape(2, -1)
     halves = ((planes[0] << 8) | planes[1]).view(np.float16).astype(np.float64)
-    cells = data["passages"][index]["cells"]
+    rows, columns = data["passages"][index]["rows"], data["passages"][index]["columns"]
     shift = np.array(data["passages"][index][kind]["shift"][layer])
-    return halves.reshape(data["heads"], cells, cells) * 2.0 ** -shift[:, None, None]
+    return halves.reshape(data["heads"], rows, columns) * 2.0 ** -shift[:, None, None]
 
 
 @pytest.mark.parametrize("cell", [1, 4])

@@ -80,11 +80,12 @@ def _page(report: Report, lang: str, embed_font: bool) -> bytes:
 def _data(report: Report) -> tuple[dict[str, Any], list[str]]:
     passages, blobs = [], []
     for index, passage in enumerate(report.passages):
-        entry, more = _passage(index, passage)
+        entry, more = _passage(index, passage, report)
         passages.append(entry)
         blobs += more
     data = {
         "layers": report.shape[0],
+        "names": report.layers,
         "heads": report.shape[1],
         "counts": report.counts or [report.shape[1]] * report.shape[0],
         "passages": passages,
@@ -105,18 +106,25 @@ def _data(report: Report) -> tuple[dict[str, Any], list[str]]:
         "importance": _statistics(report.importance),
         "facts": [[str(name), str(value)] for name, value in report.facts],
         "notes": report.notes,
-        "first": _liveliest(report.passages[0].maps),
+        "first": _liveliest(report),
         "colours": {theme: stops(theme) for theme in ("light", "dark")},
     }
     return data, blobs
 
 
-def _passage(index: int, passage: Passage) -> tuple[dict[str, Any], list[str]]:
+def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, Any], list[str]]:
+    """What the page is told of a passage; numbers of heads in lists of all layers, null for those it has no maps of."""
+    layers = report.shown_in(passage)
     entry: dict[str, Any] = {
         "title": passage.title,
         "tokens": passage.tokens,
+        "keys": passage.keys,
+        "special": list(map(int, passage.special)),
+        "special_keys": list(map(int, passage.special_keys)),
+        "layers": list(map(int, layers)),
         "cell": passage.cell,
-        "cells": passage.maps.shape[-1],
+        "rows": passage.maps.shape[2],
+        "columns": passage.maps.shape[3],
         "causal": passage.causal,
         "sentences": [list(map(int, sentence)) for sentence in passage.sentences],
     }
@@ -124,35 +132,34 @@ def _passage(index: int, passage: Passage) -> tuple[dict[str, Any], list[str]]:
     for kind, maps in (("mean", passage.maps), ("peak", passage.peaks)):
         if maps is None:
             continue
-        maps, shifts, tops = finite(maps), [], []
-        for layer, block in enumerate(maps):
+        maps = finite(maps)
+        told: dict[str, list[list[float] | None]] = {
+            name: [None] * report.shape[0] for name in ("shift", "own", "most")
+        }
+        for layer, block in zip(layers, maps, strict=True):
             packed = [halves(head) for head in block]
-            shifts.append([shift for _, shift in packed])
-            tops.append([colour_top(*pair) for pair in packed])
+            told["shift"][layer] = [shift for _, shift in packed]
+            told["own"][layer] = [colour_top(*pair) for pair in packed]
+            told["most"][layer] = block.max(axis=(1, 2)).astype(float).tolist()
             bits = np.stack([scaled for scaled, _ in packed]).view(np.uint16)
             planes = (bits >> 8).astype(np.uint8).tobytes() + (bits & 255).astype(np.uint8).tobytes()
             code = base64.b64encode(zlib.compress(planes, 9)).decode("ascii")
             blobs.append(f'<script type="application/octet-stream" id="w-{index}-{layer}-{kind}">{code}</script>')
-        most = maps.max(axis=(2, 3))
-        entry[kind] = {
-            "shift": shifts,
-            "own": tops,
-            "most": most.astype(float).tolist(),
-            "all": float(most.max()) or 1.0,
-        }
+        entry[kind] = {**told, "all": float(maps.max()) or 1.0}
     return entry, blobs
 
 
-def _liveliest(maps: np.ndarray) -> list[int]:
-    """Layer, head and cell to show first: the head with the sharpest weights beyond the first token and the
-    neighbours, and of its later queries the one that looks hardest there."""
-    i = np.arange(maps.shape[-1])
-    away = (np.abs(i[:, None] - i) > 1) & (i > 0)
+def _liveliest(report: Report) -> list[int]:
+    """Layer, head and cell to show first: of the first passage, the head with the sharpest weights beyond the first
+    token and the neighbours, and of its later queries the one that looks hardest there."""
+    maps = report.passages[0].maps
+    i, j = (np.arange(size) for size in maps.shape[2:])
+    away = (np.abs(i[:, None] - j) > 1) & (j > 0)
     spread = np.array([[np.square(head[away], dtype=np.float64).sum() for head in layer] for layer in maps])
     layer, head = np.unravel_index(int(np.nan_to_num(spread).argmax()), spread.shape)
     most = np.where(away, np.nan_to_num(maps[layer, head]), 0).max(1)
     late = len(i) // 3
-    return [int(layer), int(head), late + int(most[late:].argmax())]
+    return [report.shown_in(report.passages[0])[layer], int(head), late + int(most[late:].argmax())]
 
 
 def _statistics(statistics: list[Statistic]) -> list[dict[str, Any]]:

@@ -35,11 +35,12 @@ def write_pngs(
     """
     figure_class()
     folder = Path(folder)
-    total, written = len(report.passages) * (len(report.heads) + 1), []
+    heads = [[(i, h) for i, h in report.heads if i in report.shown_in(passage)] for passage in report.passages]
+    total, written = sum(len(those) + 1 for those in heads), []
     for k, passage in enumerate(report.passages):
         prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
         written.append(save(overview(report, passage), folder / f"{prefix}all-heads.png"))
-        for layer, head in report.heads:
+        for layer, head in heads[k]:
             if step is not None:
                 step("drawing", len(written), total)
             picture = heat_map(report, passage, layer, head)
@@ -52,9 +53,9 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int) -> "Figure
 
     Pooled maps show the largest weight of each cell, and say so.
     """
-    weights = finite(_shown(passage)[layer, head])
-    side = weights.shape[0]
-    inches = float(np.clip(0.23 * side if len(passage.tokens) <= READABLE else 7.2, 4.2, 11.5))
+    weights = finite(_shown(passage)[report.shown_in(passage).index(layer), head])
+    words = [len(tokens) for tokens in _sides(passage)]
+    inches = float(np.clip(0.23 * max(words) if max(words) <= READABLE else 7.2, 4.2, 11.5))
     figure = figure_class()(figsize=(inches + 1.2, inches + 0.8), layout="compressed", facecolor="white")
     axes = figure.subplots()
     image, cut = _draw(axes, weights, passage.causal)
@@ -66,32 +67,33 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int) -> "Figure
     pattern = report.patterns[layer][head]
     title = f"Layer {layer}, head {head}" + (f": {pattern}" if pattern else "")
     axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
-    if len(passage.tokens) <= WITH_VALUES and passage.cell == 1:
+    if max(words) <= WITH_VALUES and passage.cell == 1:
         _values(axes, image, weights, passage.causal)
     return figure
 
 
 def overview(report: Report, passage: Passage) -> "Figure":
     """All heads, layer by head, each on its own scale; beneath each its strongest pattern."""
-    layers, heads = report.shape
+    layers, heads = report.shown_in(passage), report.shape[1]
     maps = _shown(passage)
-    figure = figure_class()(figsize=(1.5 * heads + 0.5, 1.75 * layers + 0.7), layout="constrained", facecolor="white")
+    size = 1.5 * heads + 0.5, 1.75 * len(layers) + 0.7
+    figure = figure_class()(figsize=size, layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.02)
-    grid = figure.subplots(layers, heads, squeeze=False)
-    for layer in range(layers):
+    grid = figure.subplots(len(layers), heads, squeeze=False)
+    for row, layer in enumerate(layers):
         for head in range(heads):
-            axes = grid[layer, head]
+            axes = grid[row, head]
             if (layer, head) not in report.heads:
                 axes.set_axis_off()
                 continue
-            _draw(axes, finite(maps[layer, head]), passage.causal, limit=160)
+            _draw(axes, finite(maps[row, head]), passage.causal, limit=160)
             axes.set_xticks([])
             axes.set_yticks([])
             pattern = report.patterns[layer][head].split(",")[0]
             axes.set_xlabel(drawable(_clipped(pattern, 22)), color=MUTED, labelpad=3, fontproperties=font(7.5))
-            if layer == 0:
+            if row == 0:
                 axes.set_title(f"head {head}", color=INK, fontproperties=font(9))
-        grid[layer, 0].set_ylabel(f"layer {layer}", color=INK, fontproperties=font(9))
+        grid[row, 0].set_ylabel(f"layer {layer}", color=INK, fontproperties=font(9))
     figure.suptitle(drawable(_clipped(report.title, 12 * heads + 12)), color=INK, fontproperties=font(12))
     return figure
 
@@ -127,6 +129,11 @@ def loss_curve(
     save(figure, Path(path))
 
 
+def _sides(passage: Passage) -> tuple[list[str], list[str]]:
+    """The tokens that look, and those that are looked at."""
+    return passage.tokens, passage.tokens if passage.keys is None else passage.keys
+
+
 def _shown(passage: Passage) -> np.ndarray:
     return passage.maps if passage.peaks is None else passage.peaks
 
@@ -136,13 +143,13 @@ def _draw(axes: "Axes", weights: np.ndarray, causal: bool, limit: int = 1600) ->
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     top = colour_top(*halves(weights))
-    side = weights.shape[0]
+    rows, columns = weights.shape
     small = reduced(weights, limit)
     ahead = np.triu(np.ones(small.shape, bool), 1) if causal else np.zeros(small.shape, bool)
     colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MASKED)
     image = axes.imshow(
         np.ma.array(small, mask=ahead), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=top, clip=True),
-        interpolation="nearest", aspect="equal", extent=(-0.5, side - 0.5, side - 0.5, -0.5),
+        interpolation="nearest", aspect="equal", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
     )  # fmt: skip
     for spine in axes.spines.values():
         spine.set_color(LINE)
@@ -164,7 +171,7 @@ def _bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> N
 
 
 def _values(axes: "Axes", image: Any, weights: np.ndarray, causal: bool) -> None:
-    size = float(np.clip(130 / weights.shape[0], 6.5, 9.5))
+    size = float(np.clip(130 / max(weights.shape), 6.5, 9.5))
     for (i, j), weight in np.ndenumerate(weights):
         if causal and j > i:
             continue
@@ -173,18 +180,20 @@ def _values(axes: "Axes", image: Any, weights: np.ndarray, causal: bool) -> None
 
 
 def _ticks(axes: "Axes", passage: Passage) -> None:
-    n, cell = len(passage.tokens), passage.cell
-    if cell == 1 and n <= READABLE:
-        words = [drawable(_clipped(visible(token), 14)) for token in passage.tokens]
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_ticks(range(n), words, color=INK, fontproperties=font(10.5))
+    cell = passage.cell
+    queries, keys = _sides(passage)
+    if cell == 1 and max(len(queries), len(keys)) <= READABLE:
+        for axis, tokens in ((axes.xaxis, keys), (axes.yaxis, queries)):
+            words = [drawable(_clipped(visible(token.strip() or token), 14)) for token in tokens]
+            axis.set_ticks(range(len(words)), words, color=INK, fontproperties=font(10.5))
             axis.set_tick_params(length=0, pad=5)
-        if any(len(word) > 2 for word in words):
-            axes.tick_params(axis="x", rotation=90)
+            if axis is axes.xaxis and any(len(word) > 2 for word in words):
+                axes.tick_params(axis="x", rotation=90)
         return
-    step = next(s for s in (10**k * f for k in range(12) for f in (1, 2, 5)) if n / s <= 8)
-    places = range(0, n, step)
-    for axis in (axes.xaxis, axes.yaxis):
+    for axis, tokens in ((axes.xaxis, keys), (axes.yaxis, queries)):
+        n = len(tokens)
+        step = next(s for s in (10**k * f for k in range(12) for f in (1, 2, 5)) if n / s <= 8)
+        places = range(0, n, step)
         axis.set_ticks([p / cell for p in places], [f"{p:,}" for p in places])
     plain(axes)
 

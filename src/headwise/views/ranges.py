@@ -34,9 +34,9 @@ def finite(maps: np.ndarray) -> np.ndarray:
 
 
 def reduced(weights: np.ndarray, limit: int) -> np.ndarray:
-    """[n, n] as at most [limit, limit]: the largest weight of each square."""
-    step = -(-weights.shape[0] // limit)
+    """[n, m] as at most [limit, limit]: the largest weight of each square."""
+    step = -(-max(weights.shape) // limit)
     if step == 1:
         return weights
-    starts = np.arange(0, weights.shape[0], step)
-    return np.maximum.reduceat(np.maximum.reduceat(weights, starts, axis=0), starts, axis=1)
+    rows, columns = (np.arange(0, size, step) for size in weights.shape)
+    return np.maximum.reduceat(np.maximum.reduceat(weights, rows, axis=0), columns, axis=1)

@@ -2,9 +2,9 @@
 
 WORDS: dict[str, tuple[str, str]] = {
     "lead": (
-        "Attention weights on this input: where each head looks, character by character. They show what a head reads, "
+        "Attention weights on this input: where each head looks, token by token. They show what a head reads, "
         "not why the model answers as it does; on another text the same head may look elsewhere.",
-        "本页是各注意力头在这段输入上的权重：每个头逐字看向哪里。它说明头读了什么，不说明模型为何如此回答；换一段文字，同一个头可能看向别处。",
+        "本页是各注意力头在这段输入上的权重：每个头的每个词元看向哪里。它说明头读了什么，不说明模型为何如此回答；换一段文字，同一个头可能看向别处。",
     ),
     "theme": ("Light or dark", "浅色或深色"),
     "noscript": (
@@ -46,8 +46,8 @@ WORDS: dict[str, tuple[str, str]] = {
         "With the keyboard: arrow keys, Enter, Escape.",
         "每一行是一个查询及其去向。指向格子可读数，点击固定该行，拖动放大。键盘：方向键、Enter、Esc。",
     ),
-    "key_axis": ("key: what is looked at", "键：被看的字"),
-    "query_axis": ("query: what looks", "查询：在看的字"),
+    "key_axis": ("key: what is looked at", "键：被看的词元"),
+    "query_axis": ("query: what looks", "查询：在看的词元"),
     "query": ("query", "查询"),
     "key": ("key", "键"),
     "weight": ("weight", "权重"),
@@ -61,10 +61,12 @@ WORDS: dict[str, tuple[str, str]] = {
     "looks": ("where it looks", "它看向"),
     "looked": ("what looks at it", "看向它"),
     "chosen": ("chosen", "所选"),
-    "strip_label": ("The text; left and right arrow keys choose a character", "原文；左右方向键选字"),
+    "strip_label": ("The text; left and right arrow keys choose a token", "原文；左右方向键选词元"),
+    "queries_text": ("What looks", "在看的文本"),
+    "keys_text": ("What is looked at", "被看的文本"),
     "strip_hint": (
-        "Point at a character to see where it looks and what looks at it; click to pin it.",
-        "指向一个字，看它看向哪里、谁看向它；点击固定。",
+        "Point into the text to see where that looks and what looks at it; click to pin it.",
+        "指向文中一处，看它看向哪里、谁看向它；点击固定。",
     ),
     "unpin": ("Unpin", "取消固定"),
     "looks_most": ("{what} looks most at", "{what} 最常看向"),

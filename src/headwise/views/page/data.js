@@ -6,7 +6,13 @@ const CACHE_BYTES = 400e6;  // decoded layers that are kept; the oldest go first
 
 const layers = new Map();
 
-// The weights of one layer as Float32Array [heads * cells * cells]; a promise.
+// The two sides of a map: what looks, and what is looked at; one and the same but in cross attention.
+for (const passage of REPORT.passages) {
+  passage.q = { tokens: passage.tokens, cell: passage.cell, cells: passage.rows, special: new Set(passage.special) };
+  passage.k = passage.keys ? { tokens: passage.keys, cell: passage.cell, cells: passage.columns, special: new Set(passage.special_keys) } : passage.q;
+}
+
+// The weights of one layer as Float32Array [heads * rows * columns]; a promise.
 function weightsOf(passage, layer, kind) {
   const key = `${passage}-${layer}-${kind}`;
   if (layers.has(key)) {
@@ -15,8 +21,8 @@ function weightsOf(passage, layer, kind) {
     layers.set(key, found);  // now the newest
     return found;
   }
-  const cells = REPORT.passages[passage].cells;
-  const keep = Math.max(2, Math.floor(CACHE_BYTES / (4 * REPORT.heads * cells * cells)));
+  const { rows, columns } = REPORT.passages[passage];
+  const keep = Math.max(2, Math.floor(CACHE_BYTES / (4 * REPORT.heads * rows * columns)));
   while (layers.size >= keep) layers.delete(layers.keys().next().value);
   const promise = decode(document.getElementById(`w-${key}`).textContent, REPORT.passages[passage][kind].shift[layer]);
   layers.set(key, promise);
@@ -38,18 +44,18 @@ async function decode(base64, shifts) {
 }
 
 async function mapOf(passage, layer, head, kind) {
-  const weights = await weightsOf(passage, layer, kind), square = REPORT.passages[passage].cells ** 2;
-  return weights.subarray(head * square, (head + 1) * square);
+  const weights = await weightsOf(passage, layer, kind), { rows, columns } = REPORT.passages[passage], size = rows * columns;
+  return weights.subarray(head * size, (head + 1) * size);
 }
 
-// Rows and columns [r0, r1) x [c0, c1) of a map, at most `limit` along a side: maxima, so that thin lines stay.
-function reduced(map, cells, view, limit) {
+// Rows and columns [r0, r1) x [c0, c1) of a map `width0` wide, at most `limit` along a side: maxima, so that thin lines stay.
+function reduced(map, width0, view, limit) {
   const rows = view.r1 - view.r0, columns = view.c1 - view.c0;
   const step = Math.max(1, Math.ceil(Math.max(rows, columns) / limit));
   const height = Math.ceil(rows / step), width = Math.ceil(columns / step);
   const out = new Float32Array(height * width), masked = new Uint8Array(height * width).fill(1);
   for (let r = 0; r < rows; r++) {
-    const from = (view.r0 + r) * cells + view.c0, to = Math.floor(r / step) * width;
+    const from = (view.r0 + r) * width0 + view.c0, to = Math.floor(r / step) * width;
     for (let c = 0; c < columns; c++) {
       const at = to + Math.floor(c / step), weight = map[from + c];
       if (weight > out[at]) out[at] = weight;

@@ -23,9 +23,12 @@ class Grid {
     const parts = [make("span")];
     for (let h = 0; h < heads; h++) parts.push(make("span", { className: "axis", textContent: h }));
     this.thumbs = [];
+    this.rows = [];
     for (let l = 0; l < rows; l++) {
-      parts.push(make("span", { className: "axis side", textContent: fill(T.layer_short, { layer: l }) }));
-      for (let h = 0; h < heads; h++) parts.push(h < REPORT.counts[l] ? this.thumb(l, h) : make("span"));
+      const name = make("span", { className: "axis side", textContent: fill(T.layer_short, { layer: l }), title: REPORT.names[l] ?? "" });
+      const row = [name, ...Array.from({ length: heads }, (_, h) => (h < REPORT.counts[l] ? this.thumb(l, h) : make("span")))];
+      this.rows.push(row);
+      parts.push(...row);
     }
     box.replaceChildren(...parts);
     box.addEventListener("keydown", (event) => this.key(event));
@@ -65,9 +68,10 @@ class Grid {
     list.replaceChildren(...items);
   }
 
-  // Draw again with these settings: at once what is in view, the rest when it comes.
+  // Draw again with these settings: at once what is in view, the rest when it comes; layers that the passage has.
   show(settings) {
     this.settings = settings;
+    this.rows.forEach((row, l) => { for (const part of row) part.hidden = !settings.passage.layers.includes(l); });
     this.turn++;
     for (const thumb of this.thumbs) if (thumb.visible) this.paint(thumb);
   }
@@ -82,13 +86,13 @@ class Grid {
 
   async paint(thumb) {
     const { settings, turn } = this;
-    if (!settings || thumb.turn === turn) return;
+    if (!settings || thumb.turn === turn || thumb.hidden) return;
     thumb.turn = turn;
     const { passage, index, kind, scale, top } = settings;
     const map = await mapOf(index, thumb.layer, thumb.head, kind);
     if (turn !== this.turn) return;
-    const whole = { r0: 0, r1: passage.cells, c0: 0, c1: passage.cells };
-    const picture = paint(reduced(map, passage.cells, whole, THUMB), top(thumb.layer, thumb.head), scale, passage.causal);
+    const whole = { r0: 0, r1: passage.rows, c0: 0, c1: passage.columns };
+    const picture = paint(reduced(map, passage.columns, whole, THUMB), top(thumb.layer, thumb.head), scale, passage.causal);
     const canvas = thumb.querySelector("canvas");
     canvas.width = picture.width;
     canvas.height = picture.height;

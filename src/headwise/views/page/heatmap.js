@@ -34,8 +34,8 @@ class HeatMap {
     context.font = this.font();
     let longest = 0, widest = 0;
     if (this.lettered) {
-      for (let i = view.r0; i < view.r1; i++) longest = Math.max(longest, context.measureText(this.label(i)).width);
-      for (let i = view.c0; i < view.c1; i++) widest = Math.max(widest, context.measureText(this.label(i)).width);
+      for (let i = view.r0; i < view.r1; i++) longest = Math.max(longest, context.measureText(this.label(i, passage.q)).width);
+      for (let i = view.c0; i < view.c1; i++) widest = Math.max(widest, context.measureText(this.label(i, passage.k)).width);
     }
     this.turned = widest > cell * 1.06;
     this.left = 26 + (this.lettered ? Math.min(longest, 96) + 6 : 34);
@@ -59,7 +59,7 @@ class HeatMap {
     const context = base.getContext("2d");
     context.clearRect(0, 0, base.width, base.height);
     const limit = Math.max(64, Math.floor(Math.max(width, height) * (window.devicePixelRatio || 1)));
-    const picture = paint(reduced(map, passage.cells, view, limit), this.top, this.scale, passage.causal);
+    const picture = paint(reduced(map, passage.columns, view, limit), this.top, this.scale, passage.causal);
     context.imageSmoothingEnabled = false;
     context.drawImage(picture, left, top0, width, height);
     context.strokeStyle = css("--line");
@@ -77,7 +77,7 @@ class HeatMap {
     for (let i = view.r0; i < view.r1; i++) {
       for (let j = view.c0; j < view.c1; j++) {
         if (passage.causal && j > i) continue;
-        const weight = map[i * passage.cells + j], [r, g, b] = colourAt(place(weight, this.top, this.scale));
+        const weight = map[i * passage.columns + j], [r, g, b] = colourAt(place(weight, this.top, this.scale));
         context.fillStyle = 0.3 * r + 0.59 * g + 0.11 * b > 140 ? "#1d1e26" : "#ffffff";
         context.fillText(weight.toFixed(2), this.left + (j - view.c0 + 0.5) * cell, this.top0 + (i - view.r0 + 0.5) * cell);
       }
@@ -91,7 +91,7 @@ class HeatMap {
     context.textBaseline = "middle";
     for (const i of this.ticks(view.r0, view.r1)) {
       context.textAlign = "right";
-      context.fillText(this.label(i), left - 6, top0 + (i - view.r0 + 0.5) * cell, 100);
+      context.fillText(this.label(i, this.passage.q), left - 6, top0 + (i - view.r0 + 0.5) * cell, 100);
     }
     const below = top0 + height;
     for (const j of this.ticks(view.c0, view.c1)) {
@@ -101,11 +101,11 @@ class HeatMap {
         context.translate(x, below + 6);
         context.rotate(-Math.PI / 2);
         context.textAlign = "right";
-        context.fillText(this.label(j), 0, 0, 100);
+        context.fillText(this.label(j, this.passage.k), 0, 0, 100);
         context.restore();
       } else {
         context.textAlign = "center";
-        context.fillText(this.label(j), x, below + 6 + size / 2, this.lettered ? Math.max(cell * 1.1, 10) : 80);
+        context.fillText(this.label(j, this.passage.k), x, below + 6 + size / 2, this.lettered ? Math.max(cell * 1.1, 10) : 80);
       }
     }
     context.fillStyle = css("--muted");
@@ -123,7 +123,7 @@ class HeatMap {
     context.save();
     context.font = this.font();
     let most = 0;
-    for (let i = this.view.r0; i < this.view.r1; i++) most = Math.max(most, Math.min(96, context.measureText(this.label(i)).width));
+    for (let i = this.view.r0; i < this.view.r1; i++) most = Math.max(most, Math.min(96, context.measureText(this.label(i, this.passage.q)).width));
     context.restore();
     return most + 4;
   }
@@ -132,9 +132,8 @@ class HeatMap {
     return this.lettered ? `${this.size}px ${css("--han")}, ${css("--ui")}` : `11px ${css("--ui")}`;
   }
 
-  label(cell) {
-    const { passage } = this;
-    return this.lettered ? clipped(shown(passage.tokens[cell]), 14) : String(cell * passage.cell);
+  label(cell, side) {
+    return this.lettered ? clipped(named(side.tokens[cell]), 14) : String(cell * side.cell);
   }
 
   // All cells when there is room for characters, else about seven round token positions.
@@ -226,9 +225,9 @@ class HeatMap {
       const fine = thick < 7;  // a band too thin to frame is marked by one line on each side
       context.lineWidth = fine ? 1 : 1.5;
       context.strokeStyle = `rgba(${css("--looks")}, ${fine ? 0.75 : 0.95})`;
-      context.strokeRect(left - 3, y - 1, width + 6, thick + 2);
+      if (unit.side === this.passage.q) context.strokeRect(left - 3, y - 1, width + 6, thick + 2);
       context.strokeStyle = `rgba(${css("--looked")}, ${fine ? 0.75 : 0.95})`;
-      context.strokeRect(x - 1, top0 - 3, thick + 2, height + 6);
+      if (unit.side === this.passage.k) context.strokeRect(x - 1, top0 - 3, thick + 2, height + 6);
     }
     if (this.cursor) {
       const { r, c } = this.cursor;

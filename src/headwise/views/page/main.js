@@ -7,7 +7,8 @@ let current = null;     // the map on show
 let turn = 0;
 
 const passage = () => REPORT.passages[state.passage];
-const wholeView = () => ({ r0: 0, r1: passage().cells, c0: 0, c1: passage().cells });
+const wholeView = () => ({ r0: 0, r1: passage().rows, c0: 0, c1: passage().columns });
+const unitAt = (side, cell) => unitsOf(side)[side.unitOfCell[cell]];
 const topOf = (layer, head) => {
   const { own, all } = passage()[state.kind];
   return state.range === "own" ? own[layer][head] : all;
@@ -15,7 +16,7 @@ const topOf = (layer, head) => {
 
 const heat = new HeatMap(byId("map"), byId("map-base"), byId("map-over"), {
   seen: onCell,
-  chosen: ({ r }) => pin(unitsOf(passage())[passage().unitOfCell[r]]),
+  chosen: ({ r }) => pin(unitAt(passage().q, r)),
   zoomed: (view) => { state.view = view; state.sentence = -1; byId("sentence").value = "-1"; refresh(); },
 });
 const grid = new Grid(byId("grid"), byId("patterns"), chooseHead);
@@ -43,6 +44,10 @@ function openTab(name) {
 }
 
 function chooseHead(layer, head) {
+  if (!passage().layers.includes(layer)) {
+    state.passage = REPORT.passages.findIndex((p) => p.layers.includes(layer));
+    openPassage();
+  }
   Object.assign(state, { layer, head });
   refresh();
 }
@@ -59,6 +64,7 @@ async function refresh() {
   numbers.select(state.layer, state.head);
   const pattern = REPORT.patterns[state.layer][state.head], badge = byId("map-pattern");
   byId("map-title").textContent = fill(T.head_name, state);
+  byId("layer-name").textContent = REPORT.names[state.layer] ?? "";
   byId("map").setAttribute("aria-label", fill(T.head_name, state) + (pattern ? `, ${pattern}` : ""));
   badge.hidden = !pattern;
   badge.replaceChildren(make("i"), pattern);
@@ -85,21 +91,24 @@ async function refresh() {
 // Tint the text for the unit that is pointed at or pinned.
 function tell() {
   const unit = pinned ?? pointed, place0 = passage();
-  if (!current || !place0.spans) return;
+  if (!current || !place0.q.spans) return;
   const shares = unit && exchange(current, place0, unit, state.kind);
-  tintStrip(place0, unit, unit === pinned, shares, state.scale);
+  tintStrips(place0, unit, unit === pinned, shares, state.scale);
   if (state.view) {
     const { r0, r1, c0, c1 } = state.view;
-    for (const u of unitsOf(place0)) place0.spans[u.index].classList.toggle("out", (u.c1 <= r0 || u.c0 >= r1) && (u.c1 <= c0 || u.c0 >= c1));
+    for (const side of [place0.q, place0.k]) {
+      const outside = (u, from, to) => u.c1 <= from || u.c0 >= to;
+      const out = (u) => (side !== place0.q || outside(u, r0, r1)) && (side !== place0.k || outside(u, c0, c1));
+      for (const u of unitsOf(side)) side.spans[u.index].classList.toggle("out", out(u));
+    }
   }
   heat.cross(unit);
   byId("unpin").hidden = !pinned;
   byId("strip-hint").hidden = Boolean(unit);
-  const units = unitsOf(place0);
-  byId("tops").replaceChildren(...(unit ? [
-    topList(fill(T.looks_most, { what: unitName(unit) }), "--looks", shares.looks, shares.top, units, 5),
-    topList(fill(T.looked_most, { what: unitName(unit) }), "--looked", shares.looked, shares.top, units, 5),
-  ] : []));
+  const lists = [];
+  if (unit?.side === place0.q) lists.push(topList(fill(T.looks_most, { what: unitName(unit) }), "--looks", shares.looks, shares.top, unitsOf(place0.k), 5));
+  if (unit?.side === place0.k) lists.push(topList(fill(T.looked_most, { what: unitName(unit) }), "--looked", shares.looked, shares.top, unitsOf(place0.q), 5));
+  byId("tops").replaceChildren(...lists);
 }
 
 function pin(unit) {
@@ -110,17 +119,17 @@ function pin(unit) {
 
 function onCell(cell) {
   const tip = byId("tip"), place0 = passage();
-  pointed = cell ? unitsOf(place0)[place0.unitOfCell[cell.r]] : null;
+  pointed = cell ? unitAt(place0.q, cell.r) : null;
   tell();
   tip.hidden = !cell;
   if (!cell) return;
-  const weight = current[cell.r * place0.cells + cell.c], masked = place0.causal && cell.c > cell.r;
-  const side = (word, at) => {
-    const text = place0.tokens.slice(at * place0.cell, (at + 1) * place0.cell).join("");
-    const name = place0.cell > 1 ? `“${clipped(shown(text), 22)}”` : shown(text) + (UNSEEN.test(text) || text.length > 1 ? "" : "  ");
-    return [make("em", { textContent: word }), make("b", { textContent: name }, make("em", { textContent: ` ${tokenRange(place0, at, at + 1)}` }))];
+  const weight = current[cell.r * place0.columns + cell.c], masked = place0.causal && cell.c > cell.r;
+  const said = (word, side, at) => {
+    const text = side.tokens.slice(at * side.cell, (at + 1) * side.cell).join("");
+    const name = side.cell > 1 ? `“${clipped(shown(text), 22)}”` : named(text) + (UNSEEN.test(text) || text.length > 1 ? "" : "  ");
+    return [make("em", { textContent: word }), make("b", { textContent: name }, make("em", { textContent: ` ${tokenRange(side, at, at + 1)}` }))];
   };
-  const pair = make("div", { className: "pair" }, ...side(T.query, cell.r), ...side(T.key, cell.c));
+  const pair = make("div", { className: "pair" }, ...said(T.query, place0.q, cell.r), ...said(T.key, place0.k, cell.c));
   for (const b of pair.querySelectorAll("b em")) b.style.fontWeight = 400;
   const note = masked ? T.masked : place0.cell > 1 ? T[`${state.kind}_of`] : T.weight;
   tip.replaceChildren(pair, make("div", { className: "weight" }, fixed(weight), make("small", { textContent: note })));
@@ -132,16 +141,18 @@ function onUnit(unit, event) {
   const tip = byId("tip");
   pointed = unit;
   if (!pinned) { tell(); return; }
-  tip.hidden = !unit || unit === pinned;
+  const place0 = passage();
+  tip.hidden = !unit || unit === pinned || (place0.keys && unit.side === pinned.side);
   if (tip.hidden) return;
-  const { looks, looked } = exchange(current, passage(), pinned, state.kind), [here, there] = [unitName(pinned), unitName(unit)];
+  const { looks, looked } = exchange(current, place0, pinned, state.kind), [here, there] = [unitName(pinned), unitName(unit)];
   const line = (from, to, colour, weight) => {
     const swatch = make("i");
     swatch.style.background = `rgba(var(${colour}), .85)`;
     return [make("span", {}, swatch, `${from} → ${to}`), make("b", { textContent: fixed(weight) })];
   };
   tip.replaceChildren(make("div", { className: "both" },
-    ...line(here, there, "--looks", looks[unit.index]), ...line(there, here, "--looked", looked[unit.index])));
+    ...(pinned.side === place0.q ? line(here, there, "--looks", looks[unit.index]) : []),
+    ...(pinned.side === place0.k ? line(there, here, "--looked", looked[unit.index]) : [])));
   beside(tip, event.clientX, event.clientY);
 }
 
@@ -156,7 +167,12 @@ function openPassage() {
   state.view = null;
   state.sentence = -1;
   pinned = pointed = null;
-  buildStrip(byId("strip"), place0);
+  buildStrip(byId("strip"), place0.q);
+  if (place0.keys) buildStrip(byId("strip-keys"), place0.k);
+  for (const id of ["strip-name", "strip-keys-name", "strip-keys"]) byId(id).hidden = !place0.keys;
+  if (!place0.layers.includes(state.layer)) state.layer = place0.layers[0];
+  byId("layer").replaceChildren(...place0.layers.map((i) => new Option(i, i)));
+  byId("passage").value = state.passage;
   const names = place0.sentences.map(([from, to], i) =>
     new Option(`${i + 1}: ${clipped(place0.tokens.slice(from, to).join("").trim().replace(/\s+/g, " "), 22)}`, i));
   byId("sentence").replaceChildren(new Option(T.whole, -1), ...names);
@@ -175,7 +191,7 @@ function openSentence(index) {
     const [from, to] = place0.sentences[index];
     const c0 = Math.floor(from / place0.cell), c1 = Math.ceil(to / place0.cell);
     state.view = { r0: c0, r1: c1, c0, c1 };
-    place0.spans[place0.unitOfCell[c0]]?.scrollIntoView({ block: "nearest" });
+    place0.q.spans[place0.q.unitOfCell[c0]]?.scrollIntoView({ block: "nearest" });
   }
   refresh();
 }
@@ -183,7 +199,6 @@ function openSentence(index) {
 function controls() {
   byId("passage").replaceChildren(...REPORT.passages.map((p, i) => new Option(clipped(p.title, 60), i)));
   byId("passage-field").hidden = REPORT.passages.length < 2;
-  byId("layer").replaceChildren(...Array.from({ length: REPORT.layers }, (_, i) => new Option(i, i)));
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
   const on = (id, act) => byId(id).addEventListener("change", (event) => act(event.target.value));
   on("passage", (value) => { state.passage = Number(value); openPassage(); refresh(); });
@@ -195,14 +210,16 @@ function controls() {
   byId("unpin").addEventListener("click", () => pin(pinned));
   byId("save").addEventListener("click", savePicture);
   byId("theme").addEventListener("click", () => changeTheme(theme() === "dark" ? "light" : "dark", true));
-  const strip = byId("strip"), unitUnder = (event) => {
-    const span = event.target.closest?.("[data-unit]");
-    return span ? unitsOf(passage())[span.dataset.unit] : null;
-  };
-  strip.addEventListener("pointerover", (event) => onUnit(unitUnder(event), event));
-  strip.addEventListener("pointerleave", () => onUnit(null));
-  strip.addEventListener("click", (event) => { const unit = unitUnder(event); if (unit) pin(unit); });
-  strip.addEventListener("keydown", walk);
+  for (const [id, of] of [["strip", "q"], ["strip-keys", "k"]]) {
+    const strip = byId(id), unitUnder = (event) => {
+      const span = event.target.closest?.("[data-unit]");
+      return span ? unitsOf(passage()[of])[span.dataset.unit] : null;
+    };
+    strip.addEventListener("pointerover", (event) => onUnit(unitUnder(event), event));
+    strip.addEventListener("pointerleave", () => onUnit(null));
+    strip.addEventListener("click", (event) => { const unit = unitUnder(event); if (unit) pin(unit); });
+    strip.addEventListener("keydown", (event) => walk(event, passage()[of]));
+  }
   document.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     if (pinned) pin(pinned); else if (state.view) { byId("sentence").value = "-1"; openSentence(-1); }
@@ -219,20 +236,20 @@ function controls() {
 }
 
 // Left and right walk through the text, with what is pinned if something is; Enter pins.
-function walk(event) {
-  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], units = unitsOf(passage()), at = pinned ?? pointed;
+function walk(event, side) {
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], units = unitsOf(side), now = pinned ?? pointed, at = now?.side === side ? now : null;
   if (event.key === "Enter" && at) { event.preventDefault(); pin(at); }
   if (!step) return;
   event.preventDefault();
   const next = units[Math.min(units.length - 1, Math.max(0, at ? at.index + step : 0))];
   if (pinned) pinned = next; else pointed = next;
-  passage().spans[next.index].scrollIntoView({ block: "nearest" });
+  side.spans[next.index].scrollIntoView({ block: "nearest" });
   tell();
 }
 
 function changeTheme(name, keep) {
   setTheme(name, keep);
-  if (passage().spans) openTab(state.tab);
+  if (passage().q.spans) openTab(state.tab);
 }
 
 function savePicture() {
@@ -247,7 +264,7 @@ function savePicture() {
 function remember() {
   const kept = { ...(state.tab === "maps" ? {} : { tab: state.tab }), passage: state.passage, layer: state.layer, head: state.head, kind: state.kind, scale: state.scale, range: state.range };
   if (state.sentence >= 0) kept.sentence = state.sentence;
-  if (pinned) kept.pin = pinned.index;
+  if (pinned?.side === passage().q) kept.pin = pinned.index;
   try { history.replaceState(null, "", "#" + new URLSearchParams(kept)); } catch { /* not allowed in some frames */ }
 }
 
@@ -260,7 +277,7 @@ function recall() {
   if (kept.get("tab") === "compare" && !byId("tabs").hidden) state.tab = "compare";
   state.passage = number("passage", REPORT.passages.length) ?? 0;
   byId("passage").value = state.passage;
-  state.layer = number("layer", REPORT.layers) ?? REPORT.first[0];
+  state.layer = number("layer", REPORT.counts.length) ?? REPORT.first[0];
   state.head = number("head", REPORT.heads) ?? REPORT.first[1];
   for (const name of ["kind", "scale", "range"]) {
     const known = [...byId(name).options].some((option) => option.value === kept.get(name));
@@ -268,9 +285,9 @@ function recall() {
     byId(name).value = state[name];
   }
   openPassage();
-  const pin0 = number("pin", unitsOf(passage()).length), sentence = number("sentence", passage().sentences.length);
-  if (pin0 !== null) pinned = unitsOf(passage())[pin0];
-  else if (!location.hash) pointed = unitsOf(passage())[passage().unitOfCell[REPORT.first[2]]];  // something to see at once
+  const units = unitsOf(passage().q), pin0 = number("pin", units.length), sentence = number("sentence", passage().sentences.length);
+  if (pin0 !== null) pinned = units[pin0];
+  else if (!location.hash) pointed = unitAt(passage().q, REPORT.first[2]);  // something to see at once
   if (sentence !== null) { byId("sentence").value = sentence; openSentence(sentence); }
 }
 

@@ -12,50 +12,57 @@ function graphemeEnds(text) {
   return ends;
 }
 
-// What can be pointed at: runs of cells whose text begins and ends between whole characters.
-function unitsOf(passage) {
-  if (passage.units) return passage.units;
-  const text = passage.tokens.join(""), ends = graphemeEnds(text), units = [];
+// What can be pointed at on one side of a map: runs of cells whose text begins and ends between whole characters.
+function unitsOf(side) {
+  if (side.units) return side.units;
+  const { cell: wide, tokens } = side, text = tokens.join(""), ends = graphemeEnds(text), units = [];
   const cellEnds = [];
   let at = 0;
-  passage.tokens.forEach((token, i) => {
+  tokens.forEach((token, i) => {
     at += token.length;
-    if ((i + 1) % passage.cell === 0 || i + 1 === passage.tokens.length) cellEnds.push(at);
+    if ((i + 1) % wide === 0 || i + 1 === tokens.length) cellEnds.push(at);
   });
   let from = 0, first = 0;
   cellEnds.forEach((end, cell) => {
     // A character that is cut between two pooled cells belongs to the first of them.
     end = Math.max(end, from);
-    if (passage.cell > 1) while (end < text.length && !ends.has(end)) end++;
+    if (wide > 1) while (end < text.length && !ends.has(end)) end++;
     const whole = end === text.length ? cell === cellEnds.length - 1 : ends.has(end) && cellEnds[cell + 1] !== end;
-    if (!whole && passage.cell === 1) return;
-    units.push({ index: units.length, c0: first, c1: cell + 1, text: text.slice(from, end) });
+    if (!whole && wide === 1) return;
+    units.push({ side, index: units.length, c0: first, c1: cell + 1, text: text.slice(from, end), special: wide === 1 && side.special.has(cell) });
     from = end;
     first = cell + 1;
   });
-  passage.unitOfCell = new Int32Array(passage.cells);
-  for (const unit of units) passage.unitOfCell.fill(unit.index, unit.c0, unit.c1);
-  return (passage.units = units);
+  side.unitOfCell = new Int32Array(side.cells);
+  for (const unit of units) side.unitOfCell.fill(unit.index, unit.c0, unit.c1);
+  return (side.units = units);
 }
 
-const unitName = (unit) => clipped(shown(unit.text.length > 40 ? unit.text.slice(0, 40) : unit.text), 18);
+// A word's name needs no sign for the blank before it.
+const named = (text) => shown(text.trim() || text);
+const unitName = (unit) => clipped(named(unit.text.length > 40 ? unit.text.slice(0, 40) : unit.text), 18);
 
-function tokenRange(passage, c0, c1) {
-  const from = c0 * passage.cell, to = Math.min(c1 * passage.cell, passage.tokens.length) - 1;
+function tokenRange(side, c0, c1) {
+  const from = c0 * side.cell, to = Math.min(c1 * side.cell, side.tokens.length) - 1;
   return from === to ? `${from}` : `${from}–${to}`;
 }
 
-function buildStrip(strip, passage) {
+function buildStrip(strip, side) {
   const parts = [];
-  for (const unit of unitsOf(passage)) {
+  for (const unit of unitsOf(side)) {
     const span = make("span");
     span.dataset.unit = unit.index;
+    if (unit.special) {
+      span.append(make("span", { className: "code", textContent: unit.text }));
+      parts.push(span, " ");
+      continue;
+    }
     const after = fillUnit(span, unit.text);
     parts.push(span, ...after);
   }
-  strip.classList.toggle("pooled", passage.cell > 1);
+  strip.classList.toggle("pooled", side.cell > 1);
   strip.replaceChildren(...parts);
-  passage.spans = [...strip.querySelectorAll("[data-unit]")];
+  side.spans = [...strip.querySelectorAll("[data-unit]")];
 }
 
 // Put a unit's text into its span, signs in their own colour; what must follow outside (breaks) is returned.
@@ -69,7 +76,9 @@ function fillUnit(span, text) {
   const flush = () => { if (plain) span.append(plain); plain = ""; };
   const letters = [...text];
   letters.forEach((c, i) => {
-    if (!(c in SIGNS)) { plain += c; return; }
+    // One blank between words is seen for what it is.
+    const between = c === " " && text.trim() && letters[i - 1] !== " " && letters[i + 1] !== " ";
+    if (!(c in SIGNS) || between) { plain += c; return; }
     flush();
     span.append(make("span", { className: "sign", textContent: SIGNS[c] }));
     if (i === letters.length - 1) return;
@@ -80,15 +89,14 @@ function fillUnit(span, text) {
   return last === "\n" ? [make("br")] : last in SIGNS ? [make("wbr")] : [];
 }
 
-// Where a unit looks and who looks at it, per unit: means over its queries, sums over its keys (maxima for peaks).
+// Where a unit looks and who looks at it, per unit of the other side: means over its queries, sums over its keys
+// (maxima for peaks). In cross attention a unit does one of both alone.
 function exchange(map, passage, unit, kind) {
-  const units = unitsOf(passage), n = passage.cells;
-  const looks = new Float32Array(units.length), looked = new Float32Array(units.length);
+  const keys = unitsOf(passage.k), queries = unitsOf(passage.q), n = passage.columns;
+  const looks = new Float32Array(keys.length), looked = new Float32Array(queries.length);
   const peak = kind === "peak";
-  for (const other of units) {
-    looks[other.index] = block(map, n, unit, other, peak);
-    looked[other.index] = block(map, n, other, unit, peak);
-  }
+  if (unit.side === passage.q) for (const other of keys) looks[other.index] = block(map, n, unit, other, peak);
+  if (unit.side === passage.k) for (const other of queries) looked[other.index] = block(map, n, other, unit, peak);
   // One top for both, so that the two tints can be compared.
   return { looks, looked, top: Math.max(...looks, ...looked) };
 }
@@ -105,13 +113,16 @@ function block(map, n, queries, keys, peak) {
   return peak ? most : sum / (queries.c1 - queries.c0);
 }
 
-function tintStrip(passage, unit, pinned, shares, scale) {
-  passage.spans.forEach((span, i) => {
-    const a = shares ? 0.86 * place(shares.looks[i], shares.top, scale) : 0;
-    const b = shares ? 0.86 * place(shares.looked[i], shares.top, scale) : 0;
-    span.className = unit && i === unit.index ? (pinned ? "pin" : "on") : "";
-    span.style.backgroundImage = tint(a, b);
-  });
+function tintStrips(passage, unit, pinned, shares, scale) {
+  for (const side of new Set([passage.q, passage.k])) {
+    const looks = side === passage.k && shares?.looks, looked = side === passage.q && shares?.looked;
+    side.spans.forEach((span, i) => {
+      const a = looks ? 0.86 * place(looks[i], shares.top, scale) : 0;
+      const b = looked ? 0.86 * place(looked[i], shares.top, scale) : 0;
+      span.className = unit?.side === side && i === unit.index ? (pinned ? "pin" : "on") : "";
+      span.style.backgroundImage = tint(a, b);
+    });
+  }
 }
 
 function tint(a, b) {
