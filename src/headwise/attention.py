@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal, overload
 
 import torch
@@ -11,6 +12,7 @@ from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
 from headwise.kernels import run
 from headwise.kernels.call import Call
 from headwise.kernels.graph import can_record, in_graph, record
+from headwise.lowering import is_value
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
 from headwise.measures import Measure
@@ -69,8 +71,9 @@ def attend(
     if measures and not return_map:
         raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
     wanted = resolve(measures) if measures else []
-    rule = _rule(q, k, v, mask, scale, score, dropout_p)
-    if in_graph():
+    graph = in_graph()
+    rule = _rule(q, k, v, mask, scale, score, dropout_p, graph)
+    if graph:
         if not measures and can_record(rule):
             return _record(q, k, v, rule, float(dropout_p), return_map, kernel)
         if torch.compiler.is_dynamo_compiling():
@@ -114,9 +117,9 @@ def _nonfinite(v: Tensor) -> Tensor:
 
 def _rule(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
-    dropout_p: float,
+    dropout_p: float, graph: bool,
 ) -> Rule:  # fmt: skip
-    """What the arguments say, checked but for what only the mask's data show."""
+    """What the arguments say, checked but for what only the mask's data show. In a graph sizes may be no numbers."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
@@ -143,10 +146,18 @@ def _rule(
         raise ConfigError(f"scale={scale}: expected a finite number")
     if not 0.0 <= dropout_p < 1.0:
         raise ConfigError(f"dropout_p={dropout_p}: expected 0 <= dropout_p < 1")
-    grid = Grid(b, h, n, m)
     mask = Everything() if mask is None else mask
-    scores = check_scores(score, grid, q.device)
-    return Rule(mask, 1.0 / math.sqrt(d) if scale is None else float(scale), grid, scores)
+    scale = 1.0 / math.sqrt(d) if scale is None else float(scale)
+    if score == () and not graph and is_value(mask):
+        return _plain_rule(mask, scale, b, h, n, m)
+    grid = Grid(b, h, n, m)
+    return Rule(mask, scale, grid, check_scores(score, grid, q.device))
+
+
+@lru_cache(maxsize=64)
+def _plain_rule(mask: Mask, scale: float, b: int, h: int, n: int, m: int) -> Rule:
+    """Made once for calls alike, such as those of a model's layers: small calls take less time than their rule does."""
+    return Rule(mask, scale, Grid(b, h, n, m))
 
 
 def check_mask(mask: object) -> None:

@@ -1,7 +1,7 @@
 """What a compiled kernel needs to know of a `Rule`: plain numbers in a fixed form, O(n) of them for most rules."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 
 import torch
@@ -40,21 +40,21 @@ def lowered(rule: Rule) -> Lowered | str:
     by the mask and its size, since a call may take less time than making its spans."""
     found = rule.__dict__.get("_lowered")
     if found is None:
-        plain = not rule.scores and _is_value(rule.mask)
-        found = _lowered_mask(rule.mask, replace(rule.grid, b=1, h=1)) if plain else lower(rule)
+        plain, grid = not rule.scores and is_value(rule.mask), rule.grid
+        found = _lowered_mask(rule.mask, grid.n, grid.m, grid.first) if plain else lower(rule)
         object.__setattr__(rule, "_lowered", found)
     return found
 
 
 @lru_cache(maxsize=64)
-def _lowered_mask(mask: Mask, grid: Grid) -> Lowered | str:
-    return lower(Rule(mask, 1.0, grid))
+def _lowered_mask(mask: Mask, n: int, m: int, first: int | None) -> Lowered | str:
+    return lower(Rule(mask, 1.0, Grid(1, 1, n, m, first)))
 
 
-def _is_value(mask: Mask) -> bool:
+def is_value(mask: Mask) -> bool:
     """Whether the mask holds nothing but numbers."""
     if isinstance(mask, And | Or):
-        return _is_value(mask.left) and _is_value(mask.right)
+        return is_value(mask.left) and is_value(mask.right)
     return isinstance(mask, Everything | Causal | Window | Sinks)
 
 
