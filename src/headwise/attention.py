@@ -72,7 +72,7 @@ def attend(
         raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
     wanted = resolve(measures) if measures else []
     graph = in_graph()
-    rule = _rule(q, k, v, mask, scale, score, dropout_p, graph)
+    rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph)
     if graph:
         if not measures and can_record(rule):
             return _record(q, k, v, rule, float(dropout_p), return_map, kernel)
@@ -115,9 +115,9 @@ def _nonfinite(v: Tensor) -> Tensor:
     return (~torch.isfinite(v.detach())).sum((-1, -2))
 
 
-def _rule(
+def rule_of(
     q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
-    dropout_p: float, graph: bool,
+    dropout_p: float, graph: bool = False,
 ) -> Rule:  # fmt: skip
     """What the arguments say, checked but for what only the mask's data show. In a graph sizes may be no numbers."""
     for name, x in (("q", q), ("k", k), ("v", v)):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headwise.attention import DTYPES, _rule, check_mask
+from headwise.attention import DTYPES, check_mask, rule_of
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels.written import write
 from headwise.masks import Mask
@@ -42,7 +42,7 @@ class Asked:
         """Raise for what this rank sees by itself."""
         check_layout(self.layout)
         check_mask(self.mask)
-        _rule(self.q, self.k, self.v, None, self.scale, (), self.dropout_p)
+        _checked(self.q, self.k, self.v, None, self.scale, (), self.dropout_p)
 
     def facts(self) -> dict[str, int]:
         """What must be the same on all ranks, by the names of the arguments, as numbers that fit 63 bits."""
@@ -101,9 +101,14 @@ def _whole_rule(asked: Asked, n: int, m: int) -> Rule:
         x.detach().new_empty(x.shape[0], x.shape[1], 1, x.shape[3]).expand(-1, -1, size, -1)
         for x, size in ((asked.q, n), (asked.k, m), (asked.v, m))
     )
-    rule = _rule(q, k, v, asked.mask, asked.scale, asked.score, asked.dropout_p)
+    rule = _checked(q, k, v, asked.mask, asked.scale, asked.score, asked.dropout_p)
     rule.mask.check(rule.grid)
     return rule
+
+
+def _checked(*given: Any) -> Rule:
+    """The rule of a call, checked as `attend` does it."""
+    return rule_of(*given)
 
 
 FACTS = 17  # numbers that a rank tells: whether it failed, n, m, and those of Asked.facts
