@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from conftest import STEP, said, write_jsonl
 from hypothesis import given, settings, strategies as st
+from sweep_samples import STEP, said, write_jsonl
 
 import headwise.sweep.sources as sources
 from headwise.errors import ConfigError, TextError
@@ -116,7 +116,7 @@ def test_each_line_is_in_one_piece(tmp_path_factory, texts, step):
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("{", "not JSON"), ("[1]", "expected a JSON object, got list"), ('{"body": "x"}', "no field 'text'; it has 'body'"),
+    [("{", "not JSON"), ("[1]", "a JSON object, got list"), ('{"body": "x"}', "no field 'text'; it has 'body'"),
      ('{"text": 3}', "is int, expected a string")],
 )  # fmt: skip
 def test_a_line_that_will_not_do_is_named_by_its_place(tmp_path, line, says):
@@ -178,9 +178,8 @@ def test_windows_hold_every_token_and_the_frame(n, room, head, tail, data):
         inside = frame.content(window.ids)
         assert window.first == i * stride
         assert torch.equal(inside, ids[window.first : window.first + room])
-        assert torch.equal(window.ids[:head], frame.head) and torch.equal(
-            window.ids[len(window.ids) - tail :], frame.tail
-        )
+        assert torch.equal(window.ids[:head], frame.head)
+        assert torch.equal(window.ids[len(window.ids) - tail :], frame.tail)
         assert torch.equal(frame.content(window.classes["third"]), marks[window.first : window.first + room])
         covered |= set(inside.tolist())
     assert covered == set(ids.tolist())
