@@ -29,8 +29,8 @@ from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.schedule import learning_rate_factor
 
-SHOWN = "^(entropy|max_logit|sink_mass)/"  # of six measures, those in the picture
-WINDOW = 1640, 1190  # pixels
+SHOWN = "^(entropy|max_logit|sink_mass)/blocks.1"  # three of six measures, of the second layer's heads
+WINDOW = 1800, 1030  # pixels: four curves side by side
 MOST = 300_000  # bytes of the picture
 
 

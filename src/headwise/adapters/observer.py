@@ -119,7 +119,7 @@ def attended(
     observers = [one for one in _active if one.sees(module)] if _active else []
     if not observers and not want_map:
         return attend(q, k, v, **options), None
-    to_itself = to_itself and not any(_crosses(one.names[module]) for one in observers if one.names is not None)
+    to_itself = to_itself and not any(crosses(one.names[module]) for one in observers if one.names is not None)
     measures = tuple({name: measure for one in observers for name, measure in one.measures.items()}.values())
     mask, grid = options.get("mask"), Grid(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     padded = to_itself and observers and mask is not None and token_queries(mask, grid) is not None
@@ -136,7 +136,7 @@ def attended(
     return out, amap
 
 
-def _crosses(name: str) -> bool:
+def crosses(name: str) -> bool:
     """Whether a module is called what models call the attention to another sequence."""
     parts = name.lower().split(".")
     return parts[-1] in _CROSS or any("cross" in part for part in parts[-2:])

@@ -8,14 +8,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Places:
-    """The heads of each layer; arrays get as many as the layer that has most."""
+    """The heads of each layer; arrays get as many as the layer that has most, and at least `least`."""
 
     counts: tuple[int, ...]
+    least: int = 0
 
     @property
     def most(self) -> int:
         """Heads of the layer that has most."""
-        return max(self.counts)
+        return max(self.least, *self.counts)
 
     @property
     def uneven(self) -> list[int]:

@@ -5,10 +5,13 @@ as up to four tokens of bytes. Here each token is the stretch of the text that i
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 Spans = list[tuple[int, int]]
 BLANK = "Ġ▁"  # how a blank is written at the head of a token
+# Byte-level tokenizers write each byte as a letter: itself where Latin-1 can show it, else the next one from U+0100 on.
+SHOWN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+HIDDEN = [byte for byte in range(256) if byte not in SHOWN]
+LETTERS = {chr(byte): byte for byte in SHOWN} | {chr(256 + i): byte for i, byte in enumerate(HIDDEN)}
 AHEAD = 64  # characters of the text that may have been dropped before a token
 
 
@@ -41,45 +44,50 @@ def by_offsets(text: str, tokens: Sequence[str], offsets: Spans, special: Sequen
     return pieces, spans
 
 
-def by_decoding(text: str, tokens: Sequence[str], special: Sequence[bool], tokenizer: Any) -> tuple[list[str], Spans]:
+def by_decoding(text: str, tokens: Sequence[str], special: Sequence[bool]) -> tuple[list[str], Spans]:
     """The same from the tokens alone: each is written out, and looked for in the text from where the last one ended.
     What is not found there, such as a word that the tokenizer changed, is shown as the tokenizer writes it."""
-    pieces: list[str] = []
     spans: Spans = []
-    at, waiting = 0, b""
-    letters = getattr(tokenizer, "byte_decoder", None)
-    for token, own in zip(tokens, special, strict=True):
-        if own:
-            pieces.append(token)
-            spans.append((at, at))
-            continue
-        waiting += _bytes(token, letters)
-        try:
-            said = waiting.decode()
-        except UnicodeDecodeError as error:
-            # Inside a character, unless the bytes are none.
-            said = "" if error.end == len(waiting) and len(waiting) < 4 else waiting.decode(errors="replace")
-        if not said:
-            pieces.append("")
-            spans.append((at, at))
-            continue
-        waiting = b""
-        start, end = _found(text, at, said)
-        pieces.append(text[start:end] or said)
+    at, pieces = 0, readable(tokens, special)
+    for i, (said, own) in enumerate(zip(pieces, special, strict=True)):
+        start, end = (at, at) if own or not said else _found(text, at, said)
+        pieces[i] = text[start:end] or said
         spans.append((start, end))
         at = end
     return pieces, spans
 
 
-def _bytes(token: str, letters: dict[str, int] | None) -> bytes:
-    """What a token stands for in UTF-8; `letters` is the alphabet of byte-level tokens."""
-    if letters is not None and all(c in letters for c in token):
-        return bytes(letters[c] for c in token)
+def readable(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
+    """What tokens say, without the text: "Ġworld" is " world", "##ing" is "ing", and a character that is written as
+    several tokens of bytes stands at the last of them."""
+    plain = [token for token, own in zip(tokens, special, strict=True) if not own]
+    # Only byte-level tokenizers write a blank as Ġ; then every letter stands for a byte.
+    in_bytes = any("Ġ" in token or "Ċ" in token for token in plain) and all(c in LETTERS for c in "".join(plain))
+    pieces: list[str] = []
+    waiting = b""
+    for token, own in zip(tokens, special, strict=True):
+        if own:
+            pieces.append(token)
+            continue
+        waiting += bytes(LETTERS[c] for c in token) if in_bytes else _bytes(token)
+        try:
+            said = waiting.decode()
+        except UnicodeDecodeError as error:
+            # Inside a character, unless the bytes are none.
+            inside = error.end == len(waiting) and len(waiting) - error.start < 4
+            said = "" if inside else waiting.decode(errors="replace")
+        pieces.append(said)
+        waiting = b"" if said else waiting
+    return pieces
+
+
+def _bytes(token: str) -> bytes:
+    """What a token stands for in UTF-8."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return int(token[3:5], 16).to_bytes(1, "little")
     if token.startswith("##") and len(token) > 2:
         token = token[2:]
-    return token.removesuffix("</w>").translate({ord(c): " " for c in BLANK}).encode()
+    return token.removesuffix("</w>").translate({ord(c): " " for c in BLANK}).encode(errors="replace")
 
 
 def _found(text: str, at: int, said: str) -> tuple[int, int]:

@@ -70,7 +70,7 @@ class TransformersSubject(Subject):
         if fast:
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
-            pieces, spans = by_decoding(whole, tokens, special, tokenizer)
+            pieces, spans = by_decoding(whole, tokens, special)
         return Reading(whole, torch.tensor(ids), pieces, spans, special, self._remarks_on(ids, pieces))
 
     @property

@@ -1,5 +1,6 @@
 """A text as a model reads it: its tokens, and where each of them stands in the text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -48,11 +49,16 @@ class Reading:
     @property
     def units(self) -> list[tuple[int, int]]:
         """Token ranges that can be shown: a token, or all those that one character takes."""
-        ends = [i + 1 for i, piece in enumerate(self.pieces) if piece]
-        if not ends or ends[-1] < len(self):  # tokens at the end that say nothing go with those before
-            ends[-1:] = [len(self)]
-        return list(zip([0, *ends[:-1]], ends, strict=True))
+        return units_of(self.pieces)
 
     def __repr__(self) -> str:
         start = " ".join(self.text.split())
         return f"Reading({start[:24] + '…' if len(start) > 24 else start!r}, {len(self)} tokens)"
+
+
+def units_of(pieces: Sequence[str]) -> list[tuple[int, int]]:
+    """Token ranges: each ends with a piece that says something; those at the end that say nothing go with the last."""
+    ends = [i + 1 for i, piece in enumerate(pieces) if piece]
+    if not ends or ends[-1] < len(pieces):
+        ends[-1:] = [len(pieces)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))

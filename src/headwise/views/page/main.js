@@ -65,6 +65,7 @@ async function refresh() {
   const pattern = REPORT.patterns[state.layer][state.head], badge = byId("map-pattern");
   byId("map-title").textContent = fill(T.head_name, state);
   byId("layer-name").textContent = REPORT.names[state.layer] ?? "";
+  byId("layer-name").hidden = !REPORT.names.length;
   byId("map").setAttribute("aria-label", fill(T.head_name, state) + (pattern ? `, ${pattern}` : ""));
   badge.hidden = !pattern;
   badge.replaceChildren(make("i"), pattern);
