@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from counted import Sent
 from head_parallel_cases import CASES, HEADS, WIDTH, Case, Crossing, model_of, normal
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -20,10 +21,13 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import headwise as hw
+from headwise.costs import Work, counts_of
+from headwise.costs.communication import Way, head_parallel, ring, ulysses
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.parallel.heads_held import held_heads
+from headwise.parallel import ring_attend, shard
+from headwise.parallel.ulysses import ulysses_attend
 
 Answer = dict[str, Any]
 
@@ -82,7 +86,7 @@ def decoding(mesh: DeviceMesh) -> Answer:
         torch.manual_seed(3)
         layer = hw.MultiHeadAttention(WIDTH, heads[0], num_kv_heads=heads[1], head_dim=8, rotary=True).double()
         spread = hw.parallelize_heads(copy.deepcopy(layer), mesh)
-        held = held_heads(spread)
+        held = hw.held_heads(spread)
         windows = [3, None, 5, 2, None, 4, 1, 7][: heads[1]]
         caches: dict[str, Callable[[list[int | None]], Any]] = {
             "KVCache": lambda _: hw.KVCache(), "SlidingCache": lambda _: hw.SlidingCache(window=4, sinks=1),
@@ -163,7 +167,7 @@ def checkpoints(mesh: DeviceMesh) -> Answer:
         "same": same, "differ": differ, "first": first, "loaded": _far(other(ids), model(ids)),
         "plan": _far(planned(x), model.blocks[0].attention(x)),
         "own": {name: list(x.to_local().shape) for name, x in planned.state_dict().items()},
-        "config": str(held_heads(planned)),
+        "config": str(hw.held_heads(planned)),
     }  # fmt: skip
 
 
@@ -216,6 +220,54 @@ def dropout(mesh: DeviceMesh) -> Answer:
         "differ": len({z.sum().item() for z in gathered[0]}), "after": after, "y": float(y.double().sum()),
         "alike": max(_far(z, gathered[1][0]) for z in gathered[1]),
     }  # fmt: skip
+
+
+def traffic(mesh: DeviceMesh) -> Answer:
+    """Bytes that this rank sends in each pass of each way, and what the formulas say."""
+    ranks = mesh.size()
+    found: Answer = {}
+    for h, kv, d, dtype in ((8, 4, 12, "float32"), (4, 1, 8, "bfloat16"), (8, 8, 4, "float32")):
+        counts = counts_of("multi_head", {"d_model": WIDTH + 3, "num_heads": h, "num_kv_heads": kv, "head_dim": d})
+        work = Work(3, 16, 16, dtype=dtype)
+        layer = hw.MultiHeadAttention(WIDTH + 3, h, num_kv_heads=kv, head_dim=d).to(getattr(torch, dtype))
+        q, k, v = (normal(3, heads, 16, d, seed=1).to(next(layer.parameters())) for heads in (h, kv, kv))
+        hw.parallelize_heads(layer, mesh)
+        x = normal(3, 16, WIDTH + 3, seed=2).to(q).requires_grad_()
+        parts = [shard(z, "zigzag").requires_grad_() for z in (q, k, v)]
+        even = [shard(z, "contiguous").requires_grad_() for z in (q, k, v)]
+        calls: dict[str, tuple[Callable[[], Tensor], Way, tuple[str, ...]]] = {
+            "head-parallel": (
+                lambda layer=layer, x=x: layer(x, mask=hw.Causal()), head_parallel(counts, work, ranks),
+                ("all_reduce", "all_gather", "reduce_scatter"),
+            ),
+            "Ulysses": (
+                lambda even=even: ulysses_attend(*even, mask=hw.Causal()), ulysses(counts, work, ranks), ("all_to_all",)
+            ),
+            "ring": (
+                lambda parts=parts: ring_attend(*parts, mask=hw.Causal()), ring(counts, work, ranks), ("send",)
+            ),
+            "ring, contiguous": (
+                lambda even=even: ring_attend(*even, mask=hw.Causal(), layout="contiguous"),
+                ring(counts, work, ranks, layout="contiguous"), ("send",),
+            ),
+        }  # fmt: skip
+        for name, (call, way, kinds) in calls.items():
+            with SentBelow() as forward:
+                y = call()
+            with SentBelow() as backward:
+                y.backward(torch.ones_like(y))
+            sent = [sum(count.by[kind] for kind in kinds) for count in (forward, backward)]
+            found[f"{name} {h}/{kv}"] = {"sent": sent, "formula": [way.forward, way.backward]}
+    return found
+
+
+class SentBelow(Sent):
+    """Bytes counted below DTensors too, which turn one operator into several."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def meshes(mesh: DeviceMesh) -> Answer:
@@ -272,7 +324,7 @@ def _gathered(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
     return parts
 
 
-JOBS = (cases, half, statistics, decoding, writing, refusals, checkpoints, training, dropout, meshes)
+JOBS = (cases, half, statistics, decoding, writing, refusals, checkpoints, training, dropout, traffic, meshes)
 
 if __name__ == "__main__":
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])

@@ -165,6 +165,18 @@ def test_one_dimension_of_a_larger_mesh(answers):
         assert "has 2 dimensions, ('data', 'heads')" in found["error"]
 
 
+@pytest.mark.parametrize("heads", ["8/4", "4/1", "8/8"])
+@pytest.mark.parametrize("way", ["head-parallel", "Ulysses", "ring", "ring, contiguous"])
+def test_bytes_sent_are_those_of_the_formulas(answers, way, heads):
+    found = [answer["traffic"][f"{way} {heads}"] for answer in answers]
+    sent = [one["sent"] for one in found]
+    assert min(map(sum, sent)) > 0
+    if not way.startswith("ring"):  # where ranks differ, the formulas give the mean
+        assert sent == [one["formula"] for one in found]
+    for i in (0, 1):
+        assert sum(one[i] for one in sent) == len(answers) * found[0]["formula"][i]
+
+
 def test_a_layer_that_is_not_spread_holds_all_heads():
     layer = mha(4, 2)
     assert hw.held_heads(layer) is None

@@ -1,0 +1,179 @@
+"""What devices send to one another: formulas against the plans of the real thing, pair by pair and piece by piece."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from headwise.costs import Counts, Work, attention_stages, counts_of, kept_bytes
+from headwise.costs.communication import (
+    Way,
+    attention_flops,
+    exposed_seconds,
+    head_parallel,
+    hiding_tokens,
+    hybrid,
+    ring,
+    ulysses,
+    ways,
+)
+from headwise.errors import ConfigError
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+
+LLAMA = counts_of("gqa", {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8})
+LONG = Work(1, 1 << 17, 1 << 17)
+
+
+def layer(h: int, h_kv: int, d_k: int = 6, d_v: int = 10) -> Counts:
+    sizes = {"d_model": 24, "num_heads": h, "num_kv_heads": h_kv, "head_dim": d_k, "value_dim": d_v}
+    return counts_of("multi_head", sizes)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    ranks=st.integers(1, 9), length=st.integers(1, 3), causal=st.booleans(), zigzag=st.booleans(),
+    window=st.none() | st.integers(1, 40), sinks=st.integers(0, 5),
+)  # fmt: skip
+def test_keys_go_as_far_as_the_rings_own_plan_sends_them(
+    ranks: int, length: int, causal: bool, zigzag: bool, window: int | None, sinks: int
+) -> None:
+    from headwise.masks import Causal, Everything, Grid, Mask, Sinks, Window
+    from headwise.parallel.blocks import Way as Blocks
+    from headwise.parallel.layout import Layout
+    from headwise.parallel.ring_plan import plan
+    from headwise.rule import Rule
+
+    n, layout = 2 * ranks * length, "zigzag" if zigzag else "contiguous"
+    mask: Mask = Causal() if causal else Everything()
+    if causal and window is not None:
+        mask = Causal() & (Window(window) | Sinks(sinks)) if sinks else Causal() & Window(window)
+    window, sinks = (window, sinks if window else 0) if causal else (None, 0)
+    where = Layout(layout, n, ranks)
+    found = plan(where, where, Blocks(Rule(mask, 1.0, Grid(3, 4, n, n)), "auto", 0.0, 0, ()))
+    numbers = sum(
+        hops * (cols.stop - cols.start) * 3 * 2 * (6 + 10)
+        for rank in range(ranks)
+        for cols, hops in zip(found.cols(rank), found.hops[rank], strict=True)
+    )
+    way = ring(layer(4, 2), Work(3, n, n, causal=causal, window=window, sinks=sinks), ranks, layout=layout)
+    assert way.forward == 2 * (numbers // ranks)
+    assert way.backward == 6 * (numbers // ranks)
+
+
+@settings(deadline=None, max_examples=60)
+@given(ranks=st.integers(1, 12), h_kv=st.integers(1, 6), group=st.integers(1, 5))
+def test_heads_go_to_those_who_read_them(ranks: int, h_kv: int, group: int) -> None:
+    from headwise.parallel.ulysses_exchange import shares
+
+    h, held = h_kv * group, 5
+    counts, work = layer(h, h_kv), Work(2, ranks * held, ranks * held, dtype="float32")
+    if h < ranks:
+        with pytest.raises(ConfigError, match=rf"num_heads={h} are too few for {ranks} devices"):
+            ulysses(counts, work, ranks)
+        return
+    of = shares(h, h_kv, ranks)
+    total = 0
+    for here in range(ranks):
+        for there in (other for other in range(ranks) if other != here):
+            total += 2 * held * (len(of[there].queries) * 6 + len(of[there].keys) * 16) + 2 * held * 10 * len(
+                of[here].queries
+            )
+    way = ulysses(counts, work, ranks)
+    assert way.forward == way.backward == 4 * total // ranks
+
+
+def test_all_reduces_are_those_of_y_and_of_the_gradient_of_x() -> None:
+    way = head_parallel(LLAMA, Work(1, 8192, 8192), 8)
+    assert way.forward == way.backward == 2 * 8192 * 4096 * 2 * 7 // 8
+    assert way.gradients == 0
+    shared = head_parallel(LLAMA, Work(1, 8192, 8192), 32)  # four devices to a key head
+    assert shared.forward == 2 * 8192 * 4096 * 2 * 31 // 32 + 8192 * 256 * 2 * 3 // 4
+
+
+@pytest.mark.parametrize(("h", "h_kv", "devices"), [(8, 8, 4), (8, 4, 4), (12, 4, 2)])
+def test_memory_is_shared_out(h: int, h_kv: int, devices: int) -> None:
+    counts, work = layer(h, h_kv), Work(3, 48, 48)
+    whole = kept_bytes(counts, work)
+    for way in (ring(counts, work, devices), ulysses(counts, work, devices)):
+        assert way.kept == whole // devices
+        assert way.weights == 2 * counts.parameters
+    way = head_parallel(counts, work, devices)
+    x = 2 * 3 * 48 * counts.width  # which all have
+    assert way.kept == (whole - x) // devices + x
+    assert way.weights == 2 * counts.parameters // devices
+
+
+def test_a_hybrid_is_either_way_at_its_ends_and_cheaper_than_a_ring_between() -> None:
+    def sent(way: Way) -> tuple[int, ...]:
+        return way.forward, way.backward, way.gradients, way.rounds, way.hops, way.kept
+
+    assert sent(hybrid(LLAMA, LONG, 16, 1)) == sent(ring(LLAMA, LONG, 16))
+    assert sent(hybrid(LLAMA, LONG, 16, 16)) == sent(ulysses(LLAMA, LONG, 16))
+    between = hybrid(LLAMA, LONG, 64, 8)
+    assert between.name == "hybrid 8 × 8"
+    assert between.backward < ring(LLAMA, LONG, 64).backward
+    assert between.hops == 7
+
+
+def test_a_ring_does_not_care_how_many_heads_there_are_and_ulysses_does() -> None:
+    assert [way.name for way in ways(LLAMA, LONG, 8)] == ["head-parallel", "Ulysses", "ring"]
+    assert [way.name for way in ways(LLAMA, LONG, 12)] == ["Ulysses", "ring"]
+    assert [way.name for way in ways(LLAMA, LONG, 1024)] == ["ring"]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_ring_hides_its_transfers_from_the_stated_length_on(causal: bool) -> None:
+    peak, link, devices = 4e14, 5e10, 8
+    tokens = hiding_tokens(LLAMA, Work(1, 8, 8, causal=causal), peak, link)
+    assert tokens == pytest.approx((2 if causal else 1) * 8 / 32 * peak / link)
+
+    def exposed(n: int) -> float:
+        work = Work(1, n, n, causal=causal)
+        return exposed_seconds(ring(LLAMA, work, devices), LLAMA, work, devices, peak=peak, link=link)
+
+    assert exposed(int(tokens * devices * 0.9)) > 0
+    assert exposed(int(tokens * devices * 1.1)) == 0
+    back = hiding_tokens(LLAMA, LONG, peak, link, backward=True)
+    assert back == pytest.approx(hiding_tokens(LLAMA, LONG, peak, link) * 3 / 2.5)
+
+
+def test_what_is_not_hidden_is_all_that_the_others_send_and_every_latency() -> None:
+    given_: dict[str, Any] = {"peak": 1e15, "link": 1e9}
+    for way in (head_parallel(LLAMA, LONG, 8), ulysses(LLAMA, LONG, 8)):
+        assert exposed_seconds(way, LLAMA, LONG, 8, **given_) == pytest.approx(way.forward / 1e9)
+        slower = exposed_seconds(way, LLAMA, LONG, 8, latency=1e-3, **given_)
+        assert slower == pytest.approx(way.forward / 1e9 + way.rounds * 1e-3)
+    alone, way = ring(LLAMA, LONG, 8), hybrid(LLAMA, LONG, 64, 8)
+    never = exposed_seconds(alone, LLAMA, LONG, 8, peak=1e30, link=1e9)
+    assert never == pytest.approx(alone.forward / 1e9)
+    hidden = exposed_seconds(way, LLAMA, LONG, 64, peak=1.0, link=1e9)
+    shuffled = 2**17 * (2 * 4096 + 8 * 256) * 2 // 64 * 7 // 8
+    assert hidden == pytest.approx(shuffled / 1e9)
+
+
+def test_flops_are_those_of_the_stages() -> None:
+    stages = {stage.name: stage.flops for stage in attention_stages(LLAMA, LONG)}
+    assert attention_flops(LLAMA, LONG) == stages["scores"] + stages["weighted sum"]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: head_parallel(LLAMA, LONG, 12), "num_heads=32 cannot be dealt out evenly to 12 devices"),
+        (lambda: head_parallel(layer(6, 3), LONG, 2), "num_kv_heads=3 and 2 devices: one has to divide the other"),
+        (lambda: ring(LLAMA, LONG, 0), "devices=0: expected at least 1"),
+        (lambda: ring(LLAMA, LONG, 2, layout="spiral"), "layout='spiral': expected 'zigzag' or 'contiguous'"),
+        (lambda: ring(LLAMA, Work(1, 3, 9), 2), "queries=3, keys=9: expected self attention"),
+        (lambda: hybrid(LLAMA, LONG, 12, 5), "heads=5: does not divide devices=12"),
+        (lambda: ulysses(counts_of("latent", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key head"),
+        (lambda: ring(counts_of("talking_heads", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key head"),
+        (lambda: ring(counts_of("sparse_mixture", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key"),
+        (lambda: hiding_tokens(LLAMA, LONG, 0.0, 1.0), "peak=0.0: expected a finite number above 0"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence_with_the_numbers(call: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert said in str(error.value)
