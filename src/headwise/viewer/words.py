@@ -4,7 +4,7 @@ from there."""
 from headwise.views.words import LANGUAGES, words as report_words
 
 SHARED = (
-    "theme", "layer", "head", "head_name", "layer_short", "short_name", "cells", "mean", "peak", "scale", "linear",
+    "theme", "head_name", "layer_short", "short_name", "cells", "mean", "peak", "scale", "linear",
     "sqrt", "log", "range", "own", "all", "all_heads", "key_axis", "query_axis", "query", "key", "weight", "save",
     "bar_label",
 )  # fmt: skip
@@ -35,10 +35,6 @@ WORDS: dict[str, tuple[str, str]] = {
     "bad_file": ("{name} is not a text in UTF-8.", "{name} 不是 UTF-8 文本。"),
     "tokens": ("{n} tokens", "{n} 个词元"),
     "trained": ("trained on {n} tokens at most", "训练长度 {n} 个词元"),
-    "beyond": (
-        "This text is longer than what the model was trained on ({n} tokens): beyond it heads may behave otherwise.",
-        "这段文字超过模型的训练长度（{n} 个词元）：超出部分的头可能表现不同。",
-    ),
     "model_facts": ("{name} · {layers} layers · {heads} heads", "{name} · {layers} 层 · {heads} 个头"),
     "state_reading": ("Reading", "读取中"),
     "state_pooling": ("Drawing small maps", "绘制小图"),
@@ -77,7 +73,6 @@ WORDS: dict[str, tuple[str, str]] = {
         "[ 与 ] 换头，m 换汇总方式，/ 搜索，n 与 N 跳到下一处、上一处。",
     ),
     "map_label": ("Map of layer {layer}, head {head}", "第 {layer} 层第 {head} 头的图"),
-    "exact": ("weight", "权重"),
     "mean_of": ("mean of {c}×{c} weights", "{c}×{c} 个权重的平均值"),
     "max_of": ("largest of {c}×{c} weights", "{c}×{c} 个权重的最大值"),
     "cell_mean": ("A cell is the mean of {c}×{c} weights.", "每格为 {c}×{c} 个权重的平均值。"),
@@ -90,7 +85,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "point_hint": ("Point at a cell to read it.", "指向一格可读数。"),
     "search": ("Search", "搜索"),
     "search_label": ("Search the text", "搜索原文"),
-    "search_hint": ("A word of the text, then Enter", "输入文中的词，按 Enter"),
+    "search_hint": ("Search the text", "搜索原文"),
     "hits": ("{n} places", "{n} 处"),
     "hits_more": ("the first {n} places", "前 {n} 处"),
     "no_hits": ("“{q}” does not occur.", "没有“{q}”。"),

@@ -96,15 +96,21 @@ class Axes {
     }
   }
 
-  // A tick on each axis for each place that a search found.
+  // For each place that a search found a tick on each axis, or a tint behind its token.
   marks(context, view) {
-    const { camera } = this, { plot } = camera;
-    context.fillStyle = `rgb(${css("--looked")})`;
+    const { camera } = this, { plot } = camera, lettered = camera.zoom >= LETTERED, thick = Math.max(2, lettered ? camera.zoom : Math.min(camera.zoom, 6));
     for (const at of this.hits) {
-      const thick = Math.max(2, Math.min(camera.zoom, 6));
-      const long = at === this.hit ? 10 : 6;
-      if (at >= view.r0 && at < view.r1) context.fillRect(plot.left - long, camera.py(at + 0.5) - thick / 2, long, thick);
-      if (at >= view.c0 && at < view.c1) context.fillRect(camera.px(at + 0.5) - thick / 2, plot.top + plot.height, thick, long);
+      const long = lettered ? 24 : at === this.hit ? 10 : 6;
+      context.fillStyle = `rgba(${css("--looked")}, ${lettered ? (at === this.hit ? 0.5 : 0.28) : 1})`;
+      if (at >= view.r0 - 1 && at < view.r1) this.inside(context, plot.left - long, camera.py(at + 0.5) - thick / 2, long, thick, "y");
+      if (at >= view.c0 - 1 && at < view.c1) this.inside(context, camera.px(at + 0.5) - thick / 2, plot.top + plot.height, thick, long, "x");
     }
+  }
+
+  // A rectangle beside the plot, no longer than its side.
+  inside(context, x, y, width, height, axis) {
+    const { plot } = this.camera, [low, high] = axis === "x" ? [plot.left, plot.left + plot.width] : [plot.top, plot.top + plot.height];
+    const from = Math.max(low, axis === "x" ? x : y), to = Math.min(high, axis === "x" ? x + width : y + height);
+    if (to > from) context.fillRect(axis === "x" ? from : x, axis === "x" ? y : from, axis === "x" ? to - from : width, axis === "x" ? height : to - from);
   }
 }

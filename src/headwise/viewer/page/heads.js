@@ -20,10 +20,15 @@ class Heads {
     this.watch.disconnect();
     this.thumbs = [];
     this.counts.forEach((heads, layer) => { for (let head = 0; head < heads; head++) this.thumbs.push(this.thumb(layer, head, this.thumbs.length)); });
-    const names = Object.keys(text.statistics ?? {});
-    if (!names.includes(this.statistic)) this.statistic = "";
-    byId("statistic").replaceChildren(new Option(T.none, ""), ...names.map((name) => new Option(name.replaceAll("_", " "), name)));
+    if (!(this.statistic in (text.statistics ?? {}))) this.statistic = "";
+    this.names();
     this.arrange();
+  }
+
+  // The statistics to choose from.
+  names() {
+    const names = Object.keys(this.text.statistics ?? {});
+    byId("statistic").replaceChildren(new Option(T.none, ""), ...names.map((name) => new Option(name.replaceAll("_", " "), name)));
   }
 
   // The small maps of all heads, in order of layers and heads.
@@ -31,14 +36,20 @@ class Heads {
     let cell = 1;
     while (Math.ceil(this.text.n / cell) > maps.rows) cell *= 2;
     this.maps = Object.assign(maps, { cell });
-    this.tops = this.thumbs.map((_, i) => topOf(sampled(maps, { r0: 0, r1: maps.rows, c0: 0, c1: maps.cols }, 4096, i)));
+    this.scaled();
+  }
+
+  // Each head's own range on the scale of the day.
+  scaled() {
+    const { maps } = this, whole = maps && { r0: 0, r1: maps.rows, c0: 0, c1: maps.cols };
+    this.ranges = maps && this.thumbs.map((_, i) => rangeOf(sampled(maps, whole, CELLS * CELLS, i), this.scale));
     this.draw();
   }
 
   // One head's small map, as the plot shows it until tiles arrive.
   small(layer, head) {
     const index = this.thumbs.findIndex((thumb) => thumb.layer === layer && thumb.head === head);
-    return this.maps && { ...this.maps, index, top: this.tops[index] };
+    return this.maps && { ...this.maps, index, range: this.ranges[index] };
   }
 
   thumb(layer, head, index) {
@@ -100,8 +111,12 @@ class Heads {
   // Draw again with these settings: at once what is in view, the rest when it comes.
   draw() {
     if (!this.maps) return;
-    const all = Math.max(...this.tops);
-    this.inks = (index) => new Ink(this.scale, undefined, (this.range === "own" ? this.tops[index] : all) || 1);
+    const top = Math.max(...this.ranges.map((range) => range.top)) || 1, lows = this.ranges.map((range) => range.low).filter(Boolean);
+    const all = { top, low: lows.length ? Math.max(bottom(top, this.scale), Math.min(...lows)) : undefined };
+    this.inks = (index) => {
+      const range = this.range === "own" && this.ranges[index].top > 0 ? this.ranges[index] : all;
+      return new Ink(this.scale, range.low, range.top);
+    };
     this.turn = {};
     for (const thumb of this.thumbs) if (thumb.visible) this.paint(thumb);
     byId("heads-cell").textContent = this.maps.cell > 1 ? fill(this.reduce === "max" ? T.cell_max : T.cell_mean, { c: this.maps.cell }) : "";

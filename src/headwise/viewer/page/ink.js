@@ -55,15 +55,20 @@ class Ink {
 }
 
 const SATURATED = 0.05;  // above the end of an automatic range lies this share of the weight
+const FAINT = 0.02;      // below the beginning of a logarithmic one this share of the cells, if that is within a decade …
+const LEAST = 10;        // … at least, and within the scale's own decades
 
-// Where a range should end for these weights, and whether some lie above; they are sorted in place.
-function topOf(weights) {
+// The range for these weights: {low, top}; low only where the scale needs one. They are sorted in place.
+function rangeOf(weights, scale) {
   weights.sort();
   let whole = 0;
   for (const w of weights) whole += w;
   let above = 0, at = weights.length - 1;
   while (at > 0 && above + weights[at] <= SATURATED * whole) above += weights[at--];
-  return weights.length && weights[at] > 0 ? weights[at] : 0;
+  const top = weights.length ? weights[at] : 0;
+  if (scale !== "log" || !(top > 0)) return { top };
+  const faint = weights[Math.floor(FAINT * weights.length)];
+  return { low: Math.min(top / LEAST, Math.max(bottom(top, scale), faint)), top };
 }
 
 // The weights of a part of a map, at most about `most` of them, as Float32Array.

@@ -19,9 +19,7 @@ new Hand(byId("map-over"), plot, {
 // A text is ready: its heads, and the view that the address names.
 async function openText(found) {
   text = found;
-  const beyond = model?.context && text.n > model.context;
-  byId("reading-title").textContent = text.title || text.id;
-  byId("reading-facts").textContent = [fill(T.tokens, { n: grouped(text.n) }), beyond && fill(T.beyond, { n: grouped(model.context) })].filter(Boolean).join(" · ");
+  tellText();
   tiles.open(text.id);
   pieces.open(text.id, text.n);
   search.open(text.id);
@@ -51,7 +49,7 @@ async function fetchSmall() {
 function openHead(layer, head, { push = true } = {}) {
   const first = state.layer === null;
   Object.assign(state, { layer, head });
-  if (state.auto) state.top = heads.small(layer, head)?.top || state.top;
+  if (state.auto) begin();
   document.body.classList.add("deep");
   for (const [id, hidden] of [["map-panel", false], ["search-panel", false], ["close", false], ["heads-title", true]]) byId(id).hidden = hidden;
   if (first && push) history.pushState(null, "", location.href);
@@ -59,6 +57,12 @@ function openHead(layer, head, { push = true } = {}) {
   showHead();
   if (first) byId("map").focus({ preventScroll: true });
   if (first && innerWidth < 900) byId("map-panel").scrollIntoView({ block: "start" });
+}
+
+// An automatic range begins with that of the small map.
+function begin() {
+  const range = heads.small(state.layer, state.head)?.range;
+  if (range?.top > 0) Object.assign(state, { low: undefined }, range);
 }
 
 // Back to all heads.
@@ -85,19 +89,22 @@ function showHead() {
 // The reader changed the pooling, the scale or the range.
 function change(what) {
   Object.assign(state, what);
-  // A scale or an automatic range begins where it does by itself.
-  if (what.scale || what.auto) state.low = undefined;
-  if (what.scale || what.reduce) Object.assign(heads, { scale: state.scale });
   if (what.reduce) fetchSmall();
-  if (what.scale) heads.draw();
+  if (what.scale) {
+    heads.scale = state.scale;
+    heads.scaled();
+    state.low = undefined;
+  }
+  if (state.auto) begin();
   controls.show(state);
   if (state.layer !== null) showHead();
 }
 
 // The range follows the view, but not for every trifle.
-function onRange(top) {
-  if (!state.auto || Math.abs(Math.log(top / state.top)) < 0.04) return;
-  state.top = top;
+function onRange({ low, top }) {
+  const near = (a, b) => a === b || Math.abs(Math.log(a / b)) < 0.04;
+  if (!state.auto || (near(top, state.top) && near(low, state.low))) return;
+  Object.assign(state, { low, top });
   showHead();
 }
 
@@ -267,6 +274,12 @@ function changeTheme(name, keep) {
   plot.draw();
 }
 
+function tellText() {
+  byId("reading-title").textContent = byId("reading-title").title = text.title || text.id;
+  byId("reading-facts").textContent = `${model.name} · ${fill(T.tokens, { n: grouped(text.n) })}`;
+  byId("notes").replaceChildren(...(text.notes ?? []).map((note) => make("li", { textContent: note })));
+}
+
 function tellModel() {
   if (!model) return;
   const total = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
@@ -296,7 +309,7 @@ function listen() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => changeTheme(event.matches ? "dark" : "light", false));
   addEventListener("stage", () => plot.layout());
   addEventListener("popstate", () => { const kept = recall(); if (kept.text === text?.id) { if (kept.layer === undefined) closeHead(); else restore(kept); } });
-  addEventListener("language", () => { tellModel(); if (!text) return; heads.arrange(); controls.show(state); search.words(); if (state.layer !== null) showHead(); });
+  addEventListener("language", () => { tellModel(); if (!text) return; tellText(); heads.names(); heads.arrange(); controls.show(state); search.words(); if (state.layer !== null) showHead(); });
 }
 
 async function start() {

@@ -5,7 +5,7 @@ const SETTLED = 140;    // ms without a movement until the range follows the vie
 const SAMPLES = 40000;  // weights that an automatic range looks at
 
 class Plot {
-  // `changed` hears of every new view, `ranged(low, top)` of a range that followed it.
+  // `changed` hears of every new view, `ranged(range)` of a range that follows it.
   constructor(box, base, over, { tiles, pieces, changed, ranged }) {
     Object.assign(this, { box, base, over, tiles, pieces, changed, ranged, shows: null, frame: 0, cursor: null });
     this.camera = new Camera();
@@ -196,18 +196,19 @@ class Plot {
   }
 
   numbers(context) {
-    const { camera, shows } = this, level = this.level(), size = Math.min(13, camera.zoom * 0.27);
+    const { camera, shows } = this, { plot } = camera, level = this.level(), size = Math.min(13, camera.zoom * 0.27);
     context.textAlign = "center";
     context.textBaseline = "middle";
     context.font = `${size}px ${css("--ui")}`;
     for (let r = level.r0; r < level.r1; r++) {
       for (let c = level.c0; c < level.c1; c++) {
         const weight = this.weightIn(r, c, 1);
-        if (weight === undefined || Number.isNaN(weight)) continue;
+        const x = camera.px(c + 0.5), y = camera.py(r + 0.5);
+        if (weight === undefined || Number.isNaN(weight) || x - 1.3 * size < plot.left || x + 1.3 * size > plot.left + plot.width) continue;
         const [red, green, blue] = colourAt(place(weight, shows.top, shows.scale, shows.low));
         context.fillStyle = 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#1d1e26" : "#ffffff";
         const label = weight === 0 ? "0" : weight >= 0.005 ? weight.toFixed(2) : weight.toExponential(0);
-        context.fillText(label, camera.px(c + 0.5), camera.py(r + 0.5));
+        context.fillText(label, x, y);
       }
     }
   }
@@ -277,8 +278,8 @@ class Plot {
       const r = row * SIDE, c = col * SIDE;
       found.push(...sampled(tile, { r0: r0 - r, r1: r1 - r, c0: c0 - c, c1: c1 - c }, SAMPLES / parts.length));
     }
-    const top = topOf(Float32Array.from(found));
-    if (top > 0) this.ranged(top);
+    const range = rangeOf(Float32Array.from(found), this.shows.scale);
+    if (range.top > 0) this.ranged(range);
   }
 }
 

@@ -1,6 +1,6 @@
 // Giving a text to the server, and waiting for its maps.
 
-const CHARACTERS_OF_TITLE = 48;
+const TITLE = 28;       // characters of a text's beginning that name it
 
 class Reading {
   // `ready(text)` is told the server's account of a text whose maps can be asked for.
@@ -66,7 +66,7 @@ class Reading {
     if (!text.trim()) { say("alert", T.empty_text); return; }
     if (this.most && n > this.most) { say("alert", fill(T.too_long, { n: grouped(n), limit: grouped(this.most) })); return; }
     say("alert", "");
-    const title = this.name || clipped(inLine(text.trim().slice(0, 200)), CHARACTERS_OF_TITLE);
+    const title = this.name || clipped(inLine(text.trim().slice(0, 200)), TITLE);
     const { signal } = this.begin();
     try {
       const { id } = await askJSON("/api/texts", { method: "POST", body: { text, title }, signal });
@@ -127,7 +127,7 @@ class Reading {
   }
 
   tell(state, { what, done, of }) {
-    byId("doing").textContent = `${T[`state_${state}`] ?? state}${what ? ` · ${what}` : ""}`;
+    byId("doing").textContent = [T[`state_${state}`] ?? state, what !== state && what].filter(Boolean).join(" · ");
     const bar = byId("done");
     if (of > 0) { bar.max = of; bar.value = done; } else bar.removeAttribute("value");
   }

@@ -22,7 +22,7 @@ class Readout {
 
   // What a number stands for at this level.
   note(cell) {
-    return cell === 1 ? T.exact : fill(this.plot.shows.reduce === "max" ? T.max_of : T.mean_of, { c: cell });
+    return cell === 1 ? T.weight : fill(this.plot.shows.reduce === "max" ? T.max_of : T.mean_of, { c: cell });
   }
 
   // One sentence for those who listen.
@@ -42,7 +42,9 @@ class Readout {
     const from = i * cell, to = Math.min(this.plot.camera.n, from + cell), { pieces } = this;
     const own = pieces.between(from, cell > 64 ? from + 64 : to), before = pieces.between(from - AROUND, from), after = pieces.between(to, to + AROUND);
     const marked = own === null ? "…" : cell === 1 ? shown(own) : clipped(inLine(own), LONGEST);
-    const context = make("dd", { className: "context", dir: "auto" }, inLine(before ?? ""), make("mark", { className: colour, textContent: marked }), inLine(after ?? ""));
+    const context = make("dd", { className: "context" },
+      make("span", { className: "before", textContent: inLine(before ?? "") }), make("mark", { className: colour, textContent: marked }),
+      make("span", { textContent: inLine(after ?? "") }));
     return {
       said: [word, from, before, own, after],
       parts: [make("dt", {}, make("i", { className: colour }), `${word} `, make("span", { textContent: this.range(i, cell) })), context],
