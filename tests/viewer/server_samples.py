@@ -17,6 +17,7 @@ from headwise.lm.tokenizer import CharTokenizer
 from headwise.subject import Subject
 from headwise.subject.own import DecoderSubject
 from headwise.viewer.app import make_app
+from headwise.viewer.guard import Guard
 from headwise.viewer.server import bind, hosts_of, made_server
 from headwise.viewer.session import Session
 from headwise.viewer.text import Text
@@ -92,8 +93,8 @@ class Gate:
 class Live:
     """A server on a real socket."""
 
-    def __init__(self, session: Session, port: int) -> None:
-        self.session, self.port = session, port
+    def __init__(self, app: Guard, port: int) -> None:
+        self.app, self.port = app, port
 
     def get(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and body."""
@@ -122,7 +123,7 @@ def live(session: Session) -> Iterator[Live]:
         thread.start()
         try:
             until(lambda: server.started)
-            yield Live(session, port)
+            yield Live(app, port)
         finally:
             server.should_exit = True
             thread.join(PATIENCE)

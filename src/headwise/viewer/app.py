@@ -25,6 +25,7 @@ from headwise.viewer.workers import Kept, Workers
 from headwise.views.fonts import font_path
 from headwise.views.template import digest
 
+THREADS = max(1, (os.cpu_count() or 2) // 2)  # tiles at the same time: each is computed on several cores
 QUEUE = 256  # requests for tiles that may wait
 KEPT = 64 << 20  # bytes of computed tiles
 BINARY = "application/octet-stream"
@@ -52,13 +53,15 @@ def make_app(session: Session, token: str, hosts: Iterable[str]) -> Guard:
         Route(one + "/tiles/{layer}/{head}/{cell}/{row}/{col}", api.tile),
     ]
     handlers: dict[Any, Any] = {HTTPException: _refuse, Unwanted: _nobody, Exception: _break}
-    return Guard(Starlette(routes=routes, exception_handlers=handlers), token, hosts)
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.state.workers = api.workers
+    return Guard(app, token, hosts)
 
 
 class _Api:
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.workers = Workers(max(1, (os.cpu_count() or 2) // 2), QUEUE)
+        self.workers = Workers(THREADS, QUEUE)
         self.asides = Workers(2, QUEUE)  # small answers, which do not wait behind tiles
         self.kept: Kept[tuple[str, asked.TileAsked]] = Kept(KEPT)
 

@@ -26,6 +26,11 @@ class Workers:
     def __init__(self, threads: int, queue: int) -> None:
         self._threads, self._queue = anyio.CapacityLimiter(threads), queue
 
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._threads.statistics().tasks_waiting
+
     async def run(self, request: Request, work: Callable[[Wanted], Result]) -> Result:
         """What `work` returns; it is given a function that says whether the client is still there.
 
@@ -33,7 +38,7 @@ class Workers:
             HTTPException: 503 if too many wait already.
             Unwanted: if the client went away, or `work` raised it.
         """
-        if self._threads.statistics().tasks_waiting >= self._queue:
+        if self.waiting >= self._queue:
             raise HTTPException(503, "too many tiles are asked for at once; ask again", {"Retry-After": "1"})
         gone = threading.Event()
         outcome: list[Result | Exception] = []

@@ -1,0 +1,168 @@
+"""`headwise view` from the outside: the address it prints, ports, Ctrl-C; and how long a text may be."""
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+import torch
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("httpx2")
+from server_samples import PATIENCE, small_subject, until
+
+from headwise.errors import ConfigError
+from headwise.viewer import limits as limits_module, server as server_module
+from headwise.viewer.limits import bytes_a_token, free_memory, limits_of
+from headwise.viewer.server import bind, serve
+from headwise.viewer.session import Session, TooLong
+
+
+def command(*options: str) -> list[str]:
+    return [sys.executable, "-m", "headwise", "view", *options]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
+def test_it_serves_the_file_until_ctrl_c(tmp_path):
+    file = tmp_path / "a tale.txt"
+    file.write_text("话说武松打虎。" * 9, encoding="utf-8")
+    with subprocess.Popen(
+        command("--no-open", "--file", str(file)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        address = running.stdout.readline().strip()
+        found = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/\?token=([\w-]{40,})", address)
+        assert found, address
+        assert "only this machine" in running.stdout.readline().lower()
+
+        def ask(path: str) -> dict:
+            with urllib.request.urlopen(f"{found[1]}{path}?token={found[2]}", timeout=PATIENCE) as answer:
+                return json.load(answer)
+
+        name = ask("/api/model")["text"]
+        told = until(lambda: (told := ask(f"/api/texts/{name}"))["state"] == "ready" and told)
+        assert (told["title"], told["n"]) == ("a tale.txt", 63)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"{found[1]}/", timeout=PATIENCE)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(PATIENCE) == 0
+        assert running.stderr.read() == ""  # no log, no traceback
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--port", "99999"], "0 to 65535"),
+        (["--file", "nowhere.txt"], "nowhere.txt"),
+        (["--model", "nowhere"], "nowhere"),
+        (["--max-tokens", "5", "--file", "{long}"], "12 characters; at most 5"),
+        (["--file", "{empty}"], "empty"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, options, told):
+    (tmp_path / "long").write_text("a" * 12, encoding="utf-8")
+    (tmp_path / "empty").write_text("", encoding="utf-8")
+    options = [option.format(long=tmp_path / "long", empty=tmp_path / "empty") for option in options]
+    done = subprocess.run(command("--no-open", *options), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert told in done.stderr
+
+
+def test_a_port_that_is_taken_is_told_with_the_way_out():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port {port}: another program listens there; .*--port"):
+            bind(port)
+    with bind(port) as free:  # and taken once it is free again
+        assert free.getsockname() == ("127.0.0.1", port)
+
+
+def test_only_this_machine_is_listened_to():
+    with bind(0) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_browser_is_sent_to_the_address(monkeypatch, opens):
+    class Server:
+        def run(self, sockets) -> None:
+            assert not opens or sent.wait(PATIENCE)  # the socket listens by now: a browser may come before the server
+            with socket.create_connection(sockets[0].getsockname(), timeout=PATIENCE):
+                pass
+
+    sent, visited, said = threading.Event(), [], []
+    monkeypatch.setattr(server_module, "made_server", lambda app: Server())
+    monkeypatch.setattr(server_module.webbrowser, "open", lambda address: (visited.append(address), sent.set()))
+    assert serve(small_subject(), open_browser=opens, say=said.append)
+    assert visited == (said if opens else [])
+    assert len(said) == 1
+
+
+def test_each_start_has_a_token_of_its_own(monkeypatch):
+    class Server:
+        def run(self, sockets) -> None:
+            raise KeyboardInterrupt
+
+    said = []
+    monkeypatch.setattr(server_module, "made_server", lambda app: Server())
+    for _ in range(2):
+        assert serve(small_subject(), open_browser=False, say=said.append)
+    tokens = {address.partition("token=")[2] for address in said}
+    assert len(tokens) == 2
+    assert all(len(token) >= 43 for token in tokens)  # 256 bits
+
+
+def test_without_the_extra_the_way_out_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(ConfigError, match=r"pip install 'headwise\[view\]'"):
+        serve(small_subject(), say=lambda _: None)
+
+
+def test_limits_come_from_the_user_the_model_and_the_memory(monkeypatch):
+    subject = small_subject()
+    assert (limits_of(subject, 500).tokens, limits_of(subject, 500).characters) == (500, 500)
+    assert "--max-tokens" in limits_of(subject, 500).why
+    monkeypatch.setattr(subject, "limit", 77)
+    assert limits_of(subject, 500).tokens == 77
+    assert "77" not in limits_of(subject, 50).why
+    assert "positions" in limits_of(subject, 500).why
+    monkeypatch.setattr(limits_module, "free_memory", lambda: 2 * 40 * bytes_a_token(subject))
+    assert limits_of(subject, 500).tokens == 40
+    assert "memory" in limits_of(subject, 500).why
+    monkeypatch.setattr(subject, "kind", "transformers")  # whose tokens may hold several characters
+    assert limits_of(subject, 500).characters > 40
+    monkeypatch.setattr(limits_module, "free_memory", lambda: 1)
+    assert limits_of(subject, 500).tokens == 1
+    monkeypatch.setattr(limits_module, "free_memory", lambda: None)
+    assert limits_of(subject, 60).tokens == 60
+
+
+def test_a_token_takes_at_least_what_the_maps_hold():
+    subject = small_subject()
+    maps = subject.maps(torch.zeros(1, dtype=torch.long)).values()
+    held = sum(x.nbytes for amap in maps for x in (amap.q, amap.k, amap.lse))
+    assert held < bytes_a_token(subject) < held + 10_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/meminfo is Linux's")
+def test_free_memory_is_some_of_the_memory():
+    assert 1 << 26 < free_memory() < 1 << 45
+
+
+def test_a_text_beyond_the_limit_says_why():
+    session = Session(small_subject(), max_tokens=30)
+    with pytest.raises(TooLong, match=r"31 characters; at most 30 .*--max-tokens"):
+        session.open("a" * 31)
+    with pytest.raises(TooLong, match=r"33 tokens; at most 30"):
+        session.open("虎" * 11)
+    assert session.present is None
+    assert session.close()
