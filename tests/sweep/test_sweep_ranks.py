@@ -53,19 +53,7 @@ def options(model_folder, tmp_path):
     fixed = ["--measures", "entropy,max_logit,received_mass", "--window", WINDOW, "--batch", 3, "--device", "cpu"]
     files = [tmp_path / name for name in ("a.txt", "b.jsonl", "c.txt", "d.txt")]
     named = [part for file in files for part in ("--file", file)]
-    return [
-        "--model",
-        model_folder,
-        *named,
-        "--measures",
-        measures,
-        "--window",
-        WINDOW,
-        "--batch",
-        3,
-        "--device",
-        "cpu",
-    ]
+    return ["--model", model_folder, *named, *fixed]
 
 
 def test_two_and_four_processes_give_the_bits_of_one(options, tmp_path):
