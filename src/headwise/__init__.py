@@ -70,6 +70,7 @@ _HOMES = {
     ],
     "science.history": ["HeadHistory"],
     "subject": ["Reading", "Subject", "open_subject"],
+    "see": ["report"],
     "views.matrix": ["write_matrix"],
     "views.dynamics": ["write_dynamics"],
     "telemetry": [
@@ -208,6 +209,7 @@ if TYPE_CHECKING:
         SoftCap as SoftCap,
         t5_bias as t5_bias,
     )
+    from headwise.see import report as report
     from headwise.subject import Reading as Reading, Subject as Subject, open_subject as open_subject
     from headwise.surgery import (
         budget as budget,

@@ -3,3 +3,4 @@
 from headwise.see.look import see as see
 from headwise.see.numbers import SHOWN as SHOWN
 from headwise.see.passages import sentences as sentences
+from headwise.see.watched import report as report

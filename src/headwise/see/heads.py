@@ -53,14 +53,21 @@ def comparisons(
         ]  # fmt: skip
     else:
         notes.append("What each head puts out is not known of this model: they are compared by where they look alone.")
+    return [*found, *alike(maps, places)], notes
+
+
+def alike(maps: Sequence[AttentionMap], places: Places) -> list[Comparison]:
+    """How alike the heads are by where they look; [] for few tokens and for very many heads."""
+    if maps[0].shape[2] < LEAST or len(places.indices) > MOST:
+        return []
     try:
         looks = map_divergence(maps)
     except ConfigError:  # of a sparse mixture: two heads that no token has both chosen
-        return found, notes
+        return []
     description = (
         "Jensen–Shannon divergence between the rows of their maps, mean over queries: 0 where they look alike."
     )
-    return [*found, _comparison(looks, places, "where they look", description)], notes
+    return [_comparison(looks, places, "where they look", description)]
 
 
 def importance(

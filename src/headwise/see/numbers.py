@@ -16,15 +16,19 @@ SHOWN = (
     "sink_mass", "previous_mass", "self_mass", "received_mass",
 )  # fmt: skip
 BOTH_WAYS = (*SHOWN[:-1], "next_mass", SHOWN[-1])  # where tokens see later ones too
+OF_ROWS = ("entropy", "normalized_entropy", "effective_keys", "top1_mass", "max_logit", "sink_mass", "received_mass")
 OF_TOKENS = {
     "punctuation_mass": "Weight on punctuation marks, mean over queries.",
     "special_mass": "Weight on special tokens such as [CLS], [SEP] and <s>, mean over queries.",
 }
 
 
-def wanted(causal: bool, pieces: list[list[str]], special: list[list[bool]]) -> list[str | Measure]:
-    """What to measure of maps over these tokens, a list of m for each batch entry."""
+def wanted(causal: bool, pieces: list[list[str]] | None, special: list[list[bool]]) -> list[str | Measure]:
+    """What to measure of maps over these tokens, a list of m for each batch entry; pieces are None, and special ones
+    [], where nobody knows them."""
     found: list[str | Measure] = list(SHOWN if causal else BOTH_WAYS)
+    if pieces is None:
+        return found
     marks = [ClassMass.of_tokens([piece.strip() for piece in row]).members for row in pieces]
     found.append(ClassMass(torch.cat(marks) & ~torch.tensor(special), "punctuation_mass"))
     if any(map(any, special)):
@@ -36,7 +40,7 @@ def statistics(results: Sequence[Measurements], places: Places) -> list[Statisti
     """One `Statistic` a measure from the measurements of each layer (the mean over a batch)."""
     found = []
     for name in results[0]:
-        values = places.stacked([result[name].mean(0).numpy() for result in results])
+        values = places.stacked([result[name].mean(0).cpu().numpy() for result in results])
         found.append(statistic(name, values))
     return found
 

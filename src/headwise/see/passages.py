@@ -7,6 +7,7 @@ import numpy as np
 
 from headwise.map import AttentionMap
 from headwise.see.places import Places
+from headwise.telemetry.pictures import SIZE, Picture
 from headwise.tiles import Progress
 from headwise.views.data import Passage
 
@@ -36,40 +37,52 @@ class Side:
 
 def passage(
     title: str, maps: Sequence[AttentionMap], entry: int, sides: tuple[Side, Side | None], places: Places, cells: int,
-    tell: Step, layers: Sequence[int] = (),
+    tell: Step, layers: Sequence[int] = (), first: tuple[int, int] = (0, 0),
 ) -> Passage:  # fmt: skip
     """The maps of one batch entry: exact weights up to `cells` tokens, else mean and largest of so many cells.
 
     Args:
         sides: of the queries, and of the keys where those are another text.
         places: the heads of these maps. layers: which of the report's they are, () for all.
+        first: the query and the key at which the sides begin, where maps are exact.
     """
     queries, keys = sides
     n, m = len(queries.words), len((keys or queries).words)
     exact = max(n, m) <= cells
-    words, special = queries.cut(exact)
-    other, special_keys = (None, []) if keys is None else keys.cut(exact)
     cell, peaks = 1, None
     if exact:
-        weights = places.stacked([amap[entry, :, :n, :m].numpy() for amap in maps], 0.0)
+        rows, columns = (slice(at, at + size) for at, size in zip(first, (n, m), strict=True))
+        weights = places.stacked([amap[entry, :, rows, columns].cpu().numpy() for amap in maps], 0.0)
         means = _by_units(weights, queries, keys or queries)
     else:
         cell = -(-max(maps[0].shape[2:]) // cells)
         high, wide = -(-n // cell), -(-m // cell)
-        means, peaks = (pooled(maps, entry, places, cells, reduce, tell)[..., :high, :wide] for reduce in REDUCES)
-    return Passage(
-        title, words, means, cell, peaks, [] if keys else sentences(words), keys=other, layers=list(layers),
-        special=special, special_keys=special_keys,
-    )  # fmt: skip
+        means, peaks = (_pooled(maps, entry, places, cells, reduce, tell)[..., :high, :wide] for reduce in REDUCES)
+    return _passage(title, means, cell, peaks, sides, layers)
 
 
-def pooled(maps: Sequence[AttentionMap], entry: int, places: Places, cells: int, reduce: str, tell: Step) -> np.ndarray:
+def picture_passage(
+    title: str, pictures: Sequence[Picture], entry: int, sides: tuple[Side, Side | None], places: Places,
+    layers: Sequence[int] = (),
+) -> Passage:  # fmt: skip
+    """The same from pictures of maps; arguments as in `passage`."""
+    means = places.stacked([picture.mean[entry].cpu().numpy() for picture in pictures], 0.0)
+    peaks = places.stacked([picture.largest[entry].cpu().numpy() for picture in pictures], 0.0)
+    cell = -(-max(pictures[0].shape[2:]) // SIZE)
+    if cell > 1:
+        return _passage(title, means, cell, peaks, sides, layers)
+    return _passage(title, _by_units(means, sides[0], sides[1] or sides[0]), 1, None, sides, layers)
+
+
+def _pooled(
+    maps: Sequence[AttentionMap], entry: int, places: Places, cells: int, reduce: str, tell: Step
+) -> np.ndarray:
     """[layers, heads, P, Q] at most `cells` wide and high."""
     pictures = []
     for i, amap in enumerate(maps):
         one = [amap] if amap.shape[0] == 1 else [amap.head(entry, head) for head in range(amap.shape[1])]
         told = of_layer(tell, f"pooling ({reduce})", i, len(maps))
-        pictures.append(np.concatenate([part.pool(cells, reduce, progress=told)[0].numpy() for part in one]))
+        pictures.append(np.concatenate([part.pool(cells, reduce, progress=told)[0].cpu().numpy() for part in one]))
     return places.stacked(pictures, 0.0)
 
 
@@ -92,6 +105,19 @@ def sentences(tokens: list[str]) -> list[tuple[int, int]]:
     if any(not t.isspace() for t in tokens[start:]):
         ends.append((start, len(tokens)))
     return ends if len(ends) > 1 else []
+
+
+def _passage(
+    title: str, means: np.ndarray, cell: int, peaks: np.ndarray | None, sides: tuple[Side, Side | None],
+    layers: Sequence[int],
+) -> Passage:  # fmt: skip
+    queries, keys = sides
+    words, special = queries.cut(cell == 1)
+    other, special_keys = (None, []) if keys is None else keys.cut(cell == 1)
+    return Passage(
+        title, words, means, cell, peaks, [] if keys else sentences(words), keys=other, layers=list(layers),
+        special=special, special_keys=special_keys,
+    )  # fmt: skip
 
 
 def _by_units(weights: np.ndarray, queries: Side, keys: Side) -> np.ndarray:
