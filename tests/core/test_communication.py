@@ -1,9 +1,13 @@
 """What devices send to one another: formulas against the plans of the real thing, pair by pair and piece by piece."""
 
+import io
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from rich.console import Console
 
 from headwise.costs import Counts, Work, attention_stages, counts_of, kept_bytes
 from headwise.costs.communication import (
@@ -18,7 +22,10 @@ from headwise.costs.communication import (
     ways,
 )
 from headwise.errors import ConfigError
+from headwise.plan import answer, print_plan
+from headwise.plan.spread import spread_table
 
+ROOT = Path(__file__).parents[2]
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 
@@ -177,3 +184,78 @@ def test_what_cannot_be_is_one_sentence_with_the_numbers(call: Any, said: str) -
     with pytest.raises(ConfigError) as error:
         call()
     assert said in str(error.value)
+
+
+def asked(**options: Any) -> Any:
+    return answer(sizes={"d_model": None, "num_heads": None, "num_kv_heads": None, "head_dim": None}, **options)
+
+
+def test_a_plan_puts_the_ways_beside_one_another() -> None:
+    plan = asked(config="llama-3-8b", seq=131_072, devices=16, link=5e10, peak=4e14, bandwidth=3e12)
+    counts, work = LLAMA, LONG
+    table = plan.table("devices")
+    found = {row[0]: row[1:] for row in table.rows}
+    assert set(found) == {"head-parallel", "Ulysses", "ring", "hybrid 8 × 2"}
+    for way in (*ways(counts, work, 16), hybrid(counts, work, 16, 8)):
+        sent = [32 * x for x in (way.forward, way.backward, way.gradients, way.weights, way.kept)]
+        waits = 32 * exposed_seconds(way, counts, work, 16, peak=4e14, link=5e10)
+        assert found[way.name][:5] == tuple(sent)
+        assert found[way.name][5] == pytest.approx(32 * way.step / 5e10)
+        assert found[way.name][6] == (pytest.approx(waits) if waits else "nothing")
+    assert "from 4,000 tokens a device on; here each has 8,192" in table.note
+    steps = [sum(row[1:4]) for row in table.rows]
+    assert steps == sorted(steps, reverse=True)
+
+
+def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
+    plan = asked(config="llama-3-8b", devices=48, link=5e10, peak=4e14, bandwidth=3e12)
+    assert "num_heads=32 cannot be dealt out evenly to 48 devices. Ulysses: num_heads=32 are too few" in (
+        plan.table("devices").note
+    )
+    console = Console(file=io.StringIO(), width=80)
+    print_plan(plan, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, text.splitlines())) <= 80
+    assert "The attention of 32 layers over 48 devices" in text
+    assert [row[0] for row in spread_table(layer(4, 1), Work(1, 8, 8), 5).rows] == ["ring"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"config": "gpt-2-small", "link": 1e9}, "--link is what each of many devices sends: give --devices too"),
+        ({"config": "gpt-2-small", "devices": 4, "trade_off": True}, "leave out --designs and --trade-off, or"),
+        ({"config": "t5-base", "devices": 4}, "t5-base has cross attention"),
+        ({"config": "deepseek-v2", "devices": 4}, "the heads of latent are not computed apart"),
+        ({"config": "gpt-2-small", "devices": 0}, "devices=0: expected more than 0"),
+        ({"config": "gpt-2-small", "devices": 2, "link": -1.0}, "link=-1.0: expected more than 0"),
+        ({"listing": True, "devices": 2}, "leave out --devices, or --list"),
+    ],
+)
+def test_a_plan_refuses_what_it_would_not_heed(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        asked(**options)
+    assert said in str(error.value)
+
+
+def test_the_page_shows_what_the_formulas_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "parallel"))
+    import head_parallel_cases
+    import scale
+
+    text = scale.DOC.read_text(encoding="utf-8")
+    assert scale.page(text) == text
+    assert scale.COUNTED == head_parallel_cases.TRAFFIC
+    for name in ("scale", "head_parallel_cases"):
+        sys.modules.pop(name)
+
+
+def test_the_picture_can_be_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need the view extra")
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import scale
+
+    scale.draw(tmp_path / "scale.png")
+    assert (tmp_path / "scale.png").stat().st_size > 20_000
+    sys.modules.pop("scale")

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 import headwise as hw
 
 WIDTH, HEADS = 21, 4
+# Layers whose bytes are counted, h, h_kv, d_k and dtype; docs/scale.md shows them.
+TRAFFIC = ((8, 4, 12, "float32"), (4, 1, 8, "bfloat16"), (8, 8, 4, "float32"))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from counted import Sent
-from head_parallel_cases import CASES, HEADS, WIDTH, Case, Crossing, model_of, normal
+from head_parallel_cases import CASES, HEADS, TRAFFIC, WIDTH, Case, Crossing, model_of, normal
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -226,7 +226,7 @@ def traffic(mesh: DeviceMesh) -> Answer:
     """Bytes that this rank sends in each pass of each way, and what the formulas say."""
     ranks = mesh.size()
     found: Answer = {}
-    for h, kv, d, dtype in ((8, 4, 12, "float32"), (4, 1, 8, "bfloat16"), (8, 8, 4, "float32")):
+    for h, kv, d, dtype in TRAFFIC:
         counts = counts_of("multi_head", {"d_model": WIDTH + 3, "num_heads": h, "num_kv_heads": kv, "head_dim": d})
         work = Work(3, 16, 16, dtype=dtype)
         layer = hw.MultiHeadAttention(WIDTH + 3, h, num_kv_heads=kv, head_dim=d).to(getattr(torch, dtype))

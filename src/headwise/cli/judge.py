@@ -35,6 +35,8 @@ def plan(
     trade_off: Annotated[bool, typer.Option("--trade-off", help="h against d_k at one d_model.")] = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="The trade-off as a PNG.")] = None,
     designs: Annotated[bool, typer.Option("--designs", help="All designs beside one another.")] = False,
+    devices: Annotated[int | None, typer.Option("--devices", help="Also: the attention over so many.")] = None,
+    link: Annotated[float | None, typer.Option("--link", help="Bytes/s that each of them sends.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="All models and designs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Numbers, not rounded.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown")] = False,
@@ -50,7 +52,7 @@ def plan(
     found = answer(
         config=config, design=design, sizes=named, more=sizes or [], seq=seq, batch=batch, causal=causal, window=window,
         sinks=sinks, materialised=materialised, dtype=dtype, cache=cache, peak=peak, bandwidth=bandwidth,
-        measure=measure, trade_off=trade_off, designs=designs, listing=listing,
+        measure=measure, trade_off=trade_off, designs=designs, listing=listing, devices=devices, link=link,
     )  # fmt: skip
     if plot is not None:
         plot_trade_off(found, plot)

@@ -3,7 +3,7 @@
 tables   a plan is facts and tables of plain numbers   build      of a model, of a layer, the list of both
 show     as text, Markdown and JSON                    trade_off  heads against their size, as table and plot
 compare  all designs beside one another                machine    what this machine reaches
-ask      from a command line's options to a plan
+ask      from a command line's options to a plan       spread     the attention over many devices
 """
 
 from headwise.plan.ask import answer

@@ -1,20 +1,23 @@
 """From what was asked on a command line to the plan that answers it: which one, of what, and are the options for it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from headwise.configs import ModelConfig, find
-from headwise.costs import Machine, Work, counts_of
+from headwise.costs import Counts, Machine, Work, counts_of
 from headwise.costs.designs import sizes_of
-from headwise.costs.model import Load
+from headwise.costs.model import Load, attention_of
 from headwise.errors import ConfigError
 from headwise.plan.build import listing as list_all, plan_design, plan_model
 from headwise.plan.compare import compare_designs
+from headwise.plan.spread import spread_table
 from headwise.plan.tables import Plan
 from headwise.plan.trade_off import trade_off as weigh
 
 WORDS = ("bias", "gate", "per")  # sizes that are words
+SPREAD = ("multi_head", "mqa", "gqa", "single_head", "gated_output")  # designs that --devices counts
 
 
 def answer(
@@ -37,15 +40,20 @@ def answer(
     trade_off: bool = False,
     designs: bool = False,
     listing: bool = False,
+    devices: int | None = None,
+    link: float | None = None,
 ) -> Plan:
     """The plan of a published model, of a layer, of h against d_k, of all designs beside one another, or the list of
     what there is, from the command's options.
 
-    sizes: of the design, None where not given. more: others, as "name=value".
+    sizes: of the design, None where not given. more: others, as "name=value". devices: also the ways to spread the
+        attention over so many; link: bytes/s that each of them sends.
     Raises ConfigError for options that exclude one another or that the plan would not heed.
     """
     if listing:
-        _refuse_with_list(sizes, config=config, design=design, set=more, trade_off=trade_off, designs=designs)
+        _refuse_with_list(
+            sizes, config=config, design=design, set=more, trade_off=trade_off, designs=designs, devices=devices
+        )  # fmt: skip
         return list_all()
     for name, size in (("seq", seq), ("batch", batch)):
         if size < 1:
@@ -61,6 +69,10 @@ def answer(
     work = Work(
         batch, seq, seq, causal=causal, window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache
     )
+    if link is not None and devices is None:
+        raise ConfigError("--link is what each of many devices sends: give --devices too")
+    if devices is not None and (designs or trade_off):
+        raise ConfigError("--devices is for one model or layer; leave out --designs and --trade-off, or --devices")
     if designs:
         _refuse_with_designs(
             config=config, design=design, trade_off=trade_off, cache=cache, peak=peak, bandwidth=bandwidth,
@@ -72,7 +84,13 @@ def answer(
     machine = _machine(peak, bandwidth, measure, dtype)
     if model is not None:
         load = Load(batch, seq, materialised=materialised, dtype=dtype, cache=cache)
-        return plan_model(model, load, machine=machine)
+        whole = plan_model(model, load, machine=machine)
+        if devices is None:
+            return whole
+        if model.decoder_layers:
+            raise ConfigError(f"--devices: {model.name} has cross attention, which is not counted; plan a layer")
+        own = load.work(seq, seq, causal=model.causal, window=model.window)
+        return _spread(whole, model.design, attention_of(model), own, devices, model.layers, link, machine)
     if design is None and not given:
         raise ConfigError("give --config NAME (headwise plan --list shows them), or --d-model and --num-heads")
     design = design or "multi_head"
@@ -84,7 +102,24 @@ def answer(
         raise ConfigError(f"{name}={given[name]}: {hint}{design} takes {', '.join(sizes_of(design))}")
     if causal and not counts_of(design, given).masked:
         raise ConfigError(f"{design} takes no mask: give --full too")
-    return plan_design(design, given, work, machine=machine)
+    layer = plan_design(design, given, work, machine=machine)
+    return (
+        layer if devices is None else _spread(layer, design, counts_of(design, given), work, devices, 1, link, machine)
+    )
+
+
+def _spread(
+    plan: Plan, design: str, counts: Counts, work: Work, devices: int, layers: int, link: float | None,
+    machine: Machine | None,
+) -> Plan:  # fmt: skip
+    """The plan with the ways over many devices."""
+    if design not in SPREAD:
+        raise ConfigError(f"--devices: the heads of {design} are not computed apart; known are {', '.join(SPREAD)}")
+    for name, value in (("devices", devices), ("link", link)):
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name}={value}: expected more than 0")
+    table = spread_table(counts, work, devices, layers=layers, link=link, machine=machine)
+    return replace(plan, tables=(*plan.tables, table))
 
 
 def _refuse_with_list(sizes: Mapping[str, int | None], **others: object) -> None:
