@@ -183,6 +183,7 @@ void headwise_set_openmp(void (*gomp_parallel)(void (*)(void*), void*, unsigned,
 int headwise_forward(const headwise_forward_call* call) { return target().forward(*call); }
 int headwise_backward(const headwise_backward_call* call) { return target().backward(*call); }
 int headwise_pool(const headwise_pool_call* call) { return target().pool(*call); }
+int headwise_diagonals(const headwise_diagonals_call* call) { return target().diagonals(*call); }
 double headwise_peak(int dtype, int threads) { return target().peak(dtype, threads); }
 double headwise_bandwidth(int threads) { return target().bandwidth(threads); }
 }

@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 2
+#define HEADWISE_ABI 3
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -90,8 +90,7 @@ typedef struct {
   float* delta;            // [b, h, n]: sum(grad_out * out), also a head's importance (Michel et al. 2019) when summed
 } headwise_backward_call;
 
-// Weights in squares of cell × cell: their mean over the cells that the spans allow, or their largest; 0 where none is.
-// There must be no dense mask.
+// Weights in squares of cell × cell, those at the lower and right edge smaller: what a mask allows nothing of is 0.
 typedef struct {
   int32_t dtype;
   int32_t threads;
@@ -100,9 +99,20 @@ typedef struct {
   headwise_rule rule;
   const float* lse;        // [b, h, n]
   int64_t cell;
-  int32_t largest;         // 1: the largest, 0: the mean
-  float* pooled;           // [b, h, ceil(n / cell), ceil(m / cell)]
+  float *mean, *largest;   // [b, h, ceil(n / cell), ceil(m / cell)], or NULL; the mean is over what is allowed
+  int64_t* allowed;        // likewise: how many cells of the matrix are
 } headwise_pool_call;
+
+// Weights added up along the diagonals.
+typedef struct {
+  int32_t dtype;
+  int32_t threads;
+  int64_t b, h, h_kv, n, m, d;
+  headwise_tensor q, k;
+  headwise_rule rule;
+  const float* lse;        // [b, h, n]
+  float* mass;             // [b, h, n + m - 1]; query i and key j lie on diagonal j - i + n - 1
+} headwise_diagonals_call;
 
 // out, log-sum-exp and statistics.
 HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
@@ -110,8 +120,11 @@ HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
 // The gradients; the same bits for any number of threads.
 HEADWISE_EXPORT int headwise_backward(const headwise_backward_call* call);
 
-// The picture.
+// The picture, or with cells of 1 the weights.
 HEADWISE_EXPORT int headwise_pool(const headwise_pool_call* call);
+
+// The mass of each distance.
+HEADWISE_EXPORT int headwise_diagonals(const headwise_diagonals_call* call);
 
 // The version of this interface, the target in use ("avx512bf16", "avx512", "avx2", "portable"), and all that were
 // compiled in, comma-separated. HEADWISE_TARGET in the environment of the process chooses a lower one.

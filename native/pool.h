@@ -1,135 +1,175 @@
-// The matrix as a small picture: weights made again from q, k and the log-sum-exp, and pooled in squares of cell × cell.
+// Weights in squares of cell × cell: a picture of the matrix, or of a rectangle of it, and with cells of 1 the weights
+// themselves.
 //
-// A task is one row of squares: its queries against all keys they see, block by block. A block's weights are added up (or their
-// largest taken) over the queries first, into one number a key, then over the keys of each square.
+// A task (a rectangle of weights.h) is some rows of squares times some columns of squares. What a few queries give to a row of
+// squares is added up over the queries first, into one number a key, then over the keys of each square; the largest
+// likewise. Squares keep their sums in float64: one may hold 10^9 weights.
 
 template <typename T> struct Pool {
+  typedef Weights<headwise_pool_call, T> Source;
+
   const headwise_pool_call& call;
-  const Scaling scaling;
-  const int64_t height, width, packed_bytes;
-  int64_t scratch_bytes, head;  // counted through batch entries and heads
-  char *packed, *scratch;
+  const int64_t height, width;         // in squares
+  const int64_t task_rows, task_cols;  // in squares
+  const int64_t rows_at_once;          // of squares, those of one block of queries
+  const Source source;
+  int64_t scratch_bytes;
+  char* scratch;
   Queue queue;
 
   struct Memory {
-    float *queries, *logits, *keys, *sums;
-    double* counts;
-    bool* broken;
+    typename Source::Memory source;
+    float *line, *peaks;  // sums and largest over a few queries, a number a key
+    double* sums;         // [rows_at_once][task_cols], as are the next two
+    float* tops;
+    int64_t* allowed;
   };
 
   explicit Pool(const headwise_pool_call& call)
-      : call(call), scaling(scaling_of<false>(call.rule)), height(blocks(call.n, call.cell)),
-        width(blocks(call.m, call.cell)),
-        packed_bytes(padded(padded(call.m, PANEL) * call.d * 4, 64)), queue{0} {}
+      : call(call), height(blocks(call.n, call.cell)), width(blocks(call.m, call.cell)),
+        task_rows(squares(least(2048, most(256, call.n / 16)), height)), task_cols(squares(1024, width)),
+        rows_at_once(squares(BLOCK_ROWS, height)), source(call, least(task_cols * call.cell, call.m)), queue{0} {}
+
+  // Squares that make up so many queries or keys, at least one and at most all.
+  int64_t squares(int64_t cells, int64_t all) const { return least(most(1, cells / call.cell), most(1, all)); }
 
   int64_t lay_out(char* memory, Memory* m) const {
     Arena arena = {memory};
-    m->queries = arena.take<float>(BLOCK_ROWS * call.d);
-    m->logits = arena.take<float>(BLOCK_ROWS * STRIDE);
-    m->keys = arena.take<float>(padded(call.m, BLOCK_KEYS));
-    m->sums = arena.take<float>(width);
-    m->counts = arena.take<double>(width + 1);
-    m->broken = arena.take<bool>(BLOCK_ROWS);
+    source.lay_out(arena, m->source);
+    m->line = arena.take<float>(STRIDE);
+    m->peaks = arena.take<float>(STRIDE);
+    m->sums = arena.take<double>(rows_at_once * task_cols);
+    m->tops = arena.take<float>(rows_at_once * task_cols);
+    m->allowed = arena.take<int64_t>(rows_at_once * task_cols);
     return arena.next - memory;
   }
 
-  const T* at(const headwise_tensor& x, int64_t index, int64_t row) const {
-    return (const T*)x.data + head / call.h * x.batch + index * x.head + row * x.row;
-  }
-
-  void pack(int) {
-    const int64_t index = head % call.h / (call.h / call.h_kv), panels = blocks(call.m, PANEL), share = 16;
-    Ints unused = {};
-    for (int64_t task; (task = queue.take()) < blocks(panels, share);)
-      for (int64_t p = task * share; p < least(panels, (task + 1) * share); p++)
-        pack_keys<false>(at(call.k, index, p * PANEL), call.k.row, call.m - p * PANEL, call.d,
-                         (float*)packed + p * PANEL * call.d, unused);
-  }
-
-  void squares(int worker) {
+  void work(int worker) {
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
-    for (int64_t task; (task = queue.take()) < height;) {
-      const int64_t cell_row = height - 1 - task, begin = cell_row * call.cell, end = least(call.n, begin + call.cell);
-      __builtin_memset(m.keys, 0, (size_t)padded(call.m, BLOCK_KEYS) * 4);
-      for (int64_t query = begin; query < end; query += BLOCK_ROWS) queries(query, (int)least(BLOCK_ROWS, end - query), m);
-      row_of_squares(begin, end, call.pooled + (head * height + cell_row) * width, m);
+    const int64_t high = blocks(height, task_rows), wide = blocks(width, task_cols);
+    for (int64_t task; (task = queue.take()) < call.b * call.h * high * wide;) {
+      // The last rows first, since under a causal mask those see most keys.
+      const int64_t row = (high - 1 - task / wide % high) * task_rows, col = task % wide * task_cols;
+      source.turn_to(m.source, task / (high * wide), col * call.cell, least(call.m, (col + task_cols) * call.cell));
+      const int64_t last = least(height, row + task_rows);
+      if (call.cell == 1 && !call.largest && !call.allowed) {
+        for (int64_t i = row; i < last; i += BLOCK_ROWS) copy(i, (int)least(BLOCK_ROWS, last - i), m);
+      } else {
+        for (int64_t i = row; i < last; i += rows_at_once)
+          rows_of_squares(i, least(rows_at_once, last - i), col, least(task_cols, width - col), m);
+      }
     }
   }
 
-  void queries(int64_t query, int count, Memory& m) {
-    const int64_t batch = head / call.h;
-    load_queries<false>(at(call.q, head % call.h, query), call.q.row, count, call.d, scaling, call.d, m.queries, m.broken);
-    const Hull seen = hull(call, batch, query, count, 0, call.m);
-    for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS)
-      for (int g = 0; g < count; g += ROWS) {
-        const int rows = (int)least(ROWS, count - g);
-        const Hull part = hull(call, batch, query + g, rows, from, least(from + BLOCK_KEYS, call.m));
-        if (part.first == part.last) continue;
-        for (int64_t p = (part.first - from) / PANEL * PANEL; p < part.last - from; p += PANEL)
-          product<false, false, false>(rows, m.queries + g * call.d, call.d, (const float*)packed + (from + p) * call.d,
-                                       m.logits + g * STRIDE + p, STRIDE, call.d, nullptr);
-        for (int r = g; r < g + rows; r++) row(batch, query, r, from, part, m);
+  // Squares of one weight.
+  void copy(int64_t query, int count, Memory& m) const {
+    const int64_t begin = m.source.begin, end = m.source.end;
+    float* to = call.mean + (m.source.head * call.n + query) * call.m;
+    for (int r = 0; r < count; r++) __builtin_memset(to + r * call.m + begin, 0, (size_t)(end - begin) * 4);
+    source.block(m.source, query, count, begin, end, [&](int r, int rows, int64_t key, const float* p, int64_t keys) {
+      for (int i = 0; i < rows; i++) __builtin_memcpy(to + (r + i) * call.m + key, p + i * STRIDE, (size_t)keys * 4);
+    });
+  }
+
+  void rows_of_squares(int64_t row, int64_t rows, int64_t col, int64_t cols, Memory& m) const {
+    for (int64_t i = 0; i < rows * task_cols; i++) m.sums[i] = 0.0, m.tops[i] = 0.0f, m.allowed[i] = 0;
+    const int64_t last = least(call.n, (row + rows) * call.cell), step = least(BLOCK_ROWS, rows * call.cell);
+    for (int64_t query = row * call.cell; query < last; query += step) {
+      const auto take = [&](int r, int some, int64_t key, const float* p, int64_t keys) {
+        for (int i = 0, next; i < some; i = next) {
+          const int64_t square = (query + r + i) / call.cell;
+          next = (int)least(some, (square + 1) * call.cell - query - r);
+          add(p + i * STRIDE, next - i, key, keys, (square - row) * task_cols - col, m);
+        }
+      };
+      source.block(m.source, query, (int)least(step, last - query), m.source.begin, m.source.end, take);
+    }
+    if (call.mean || call.allowed)
+      for (int64_t i = 0; i < rows; i++) count(row + i, col, cols, m.allowed + i * task_cols, m);
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t j = 0; j < cols; j++) {
+        const int64_t at = (m.source.head * height + row + i) * width + col + j, cells = m.allowed[i * task_cols + j];
+        const double sum = m.sums[i * task_cols + j];
+        if (call.mean) call.mean[at] = cells ? (float)(sum / (double)cells) : 0.0f;
+        if (call.largest) call.largest[at] = sum == sum ? m.tops[i * task_cols + j] : (float)sum;  // NaN where a weight is
+        if (call.allowed) call.allowed[at] = cells;
       }
   }
 
-  void row(int64_t batch, int64_t query, int r, int64_t from, const Hull& part, Memory& m) {
-    Stretch s = {m.logits + r * STRIDE, (part.first - from) / W * W, padded(part.last - from, W), from,
-                 query + r + call.rule.shift};
-    if (scaling.adjusted) adjust(call, batch, head % call.h, query + r, s, 1.0f);
-    if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head % call.h, query + r, s);
-    const float lse = call.lse[head * call.n + query + r];
-    const float base = lse == NOTHING ? -NOTHING : lse * LOG2E;
-    float* keys = m.keys + from;
-    for (int64_t i = s.from; i < s.to; i += W) {
-      const Floats p = exp2(load(s.logits + i) - base);
-      store(keys + i, call.largest ? larger(load(keys + i), p) : load(keys + i) + p);
+  static float largest_of(float a, float b) { return b > a ? b : a; }
+
+  // The weights of a few queries in one row of squares; a square of the matrix is kept `offset` places on.
+  void add(const float* p, int rows, int64_t key, int64_t keys, int64_t offset, Memory& m) const {
+    for (int64_t i = 0; i < keys; i += W) {
+      Floats sum = load(p + i), top = sum;
+      for (int r = 1; r < rows; r++) {
+        const Floats x = load(p + r * STRIDE + i);
+        sum += x;
+        top = larger(top, x);
+      }
+      store(m.line + i, sum);
+      store(m.peaks + i, top);
+    }
+    int64_t square = key / call.cell;
+    for (int64_t i = 0; i < keys; square++) {
+      const int64_t stop = least(keys, (square + 1) * call.cell - key);
+      float found = 0.0f, top = m.tops[offset + square];
+      if (stop - i >= 2 * W) {
+        Floats sums = load(m.line + i), peaks = load(m.peaks + i);
+        for (i += W; i + W <= stop; i += W) {
+          sums += load(m.line + i);
+          peaks = larger(peaks, load(m.peaks + i));
+        }
+        found = sum(sums);
+        top = largest_of(top, maximum(peaks));
+      }
+      for (; i < stop; i++) {
+        found += m.line[i];
+        top = largest_of(top, m.peaks[i]);
+      }
+      m.sums[offset + square] += (double)found;
+      m.tops[offset + square] = top;
     }
   }
 
-  void row_of_squares(int64_t begin, int64_t end, float* pooled, Memory& m) {
-    for (int64_t j = 0; j < width; j++) {
-      const int64_t first = j * call.cell, last = least(call.m, first + call.cell);
-      float found = 0.0f;
-      for (int64_t i = first; i < last; i++) found = call.largest ? (m.keys[i] <= found ? found : m.keys[i]) : found + m.keys[i];
-      pooled[j] = found;
-    }
-    if (call.largest) return;
-    // Cells that are allowed: whole squares of a span are counted by where they begin and end.
-    for (int64_t j = 0; j <= width; j++) m.counts[j] = 0.0;
-    for (int64_t j = 0; j < width; j++) m.sums[j] = 0.0f;
-    for (int64_t i = begin; i < end; i++) {
-      const int32_t* span = spans_of(call, head / call.h, i);
-      for (int k = 0; k < call.rule.span_count; k++, span += 2) {
-        if (span[0] >= span[1]) continue;
-        const int64_t low = span[0] / call.cell, high = (span[1] - 1) / call.cell;
-        m.sums[low] -= (float)(span[0] - low * call.cell);
-        m.sums[high] -= (float)(least(call.m, (high + 1) * call.cell) - span[1]);
-        m.counts[low] += 1.0;
-        m.counts[high + 1] -= 1.0;
+  // The cells that are allowed, counted into a row of squares from column `col` on.
+  void count(int64_t row, int64_t col, int64_t cols, int64_t* allowed, Memory& m) const {
+    const headwise_rule& rule = call.rule;
+    const int64_t batch = m.source.head / call.h, begin = m.source.begin, end = m.source.end;
+    int64_t whole = 0;  // queries that see all of the keys
+    for (int64_t query = row * call.cell; query < least(call.n, (row + 1) * call.cell); query++) {
+      if (sees_all(call, batch, query, begin, end)) {
+        whole++;
+        continue;
+      }
+      const uint8_t* dense = rule.dense ? rule.dense + batch * rule.dense_batch + m.source.head % call.h * rule.dense_head +
+                                              query * rule.dense_row
+                                        : nullptr;
+      const int32_t* span = spans_of(call, batch, query);
+      for (int i = 0; i < rule.span_count; i++, span += 2) {
+        const int64_t last = least(span[1], end);
+        int64_t key = most(span[0], begin);
+        for (int64_t square = key / call.cell; key < last; square++) {
+          const int64_t stop = least(last, (square + 1) * call.cell);
+          allowed[square - col] += stop - key;
+          for (; dense && key < stop; key++) allowed[square - col] -= !dense[key];
+          key = stop;
+        }
       }
     }
-    double rows = 0.0;
-    for (int64_t j = 0; j < width; j++) {
-      rows += m.counts[j];
-      const double cells = rows * (double)(least(call.m, (j + 1) * call.cell) - j * call.cell) + m.sums[j];
-      pooled[j] = cells > 0.0 ? (float)(pooled[j] / cells) : 0.0f;
-    }
+    for (int64_t i = 0; i < cols && whole; i++) allowed[i] += whole * (least(end, begin + (i + 1) * call.cell) - begin - i * call.cell);
   }
 
   int go() {
-    const int threads = (int)least(call.threads, most(1, height));
+    const int64_t tasks = call.b * call.h * blocks(height, task_rows) * blocks(width, task_cols);
+    const int threads = (int)least(call.threads, most(1, tasks));
     Memory unused;
     scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
-    char* memory = borrow((size_t)(packed_bytes + threads * scratch_bytes));
-    if (!memory) return HEADWISE_NO_MEMORY;
-    packed = memory;
-    scratch = memory + packed_bytes;
-    for (head = 0; head < call.b * call.h; head++) {
-      if (head % call.h % (call.h / call.h_kv) == 0) on_all<&Pool::pack>(this, threads);
-      on_all<&Pool::squares>(this, threads);
-    }
-    give_back(memory);
+    scratch = borrow((size_t)(threads * scratch_bytes));
+    if (!scratch) return HEADWISE_NO_MEMORY;
+    on_all<&Pool::work>(this, threads);
+    give_back(scratch);
     return HEADWISE_DONE;
   }
 };

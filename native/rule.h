@@ -33,6 +33,17 @@ template <typename Call> INLINE bool sees_all(const Call& call, int64_t batch, i
   return false;
 }
 
+// Whether a query sees one key.
+template <typename Call> static bool sees(const Call& call, int64_t batch, int64_t head, int64_t query, int64_t key) {
+  const headwise_rule& rule = call.rule;
+  if (rule.dense && key < call.m && !rule.dense[batch * rule.dense_batch + head * rule.dense_head + query * rule.dense_row + key])
+    return false;
+  const int32_t* span = spans_of(call, batch, query);
+  for (int i = 0; i < rule.span_count; i++, span += 2)
+    if (span[0] <= key && key < span[1]) return true;
+  return false;
+}
+
 INLINE void fill(float* s, int64_t from, int64_t to) {
   for (; from < to && from % W; from++) s[from] = NOTHING;
   for (; from + W <= to; from += W) store(s + from, all(NOTHING));

@@ -24,13 +24,16 @@ namespace HEADWISE_TARGET {
 #include "decode.h"
 #include "run.h"
 #include "backward.h"
+#include "weights.h"
 #include "pool.h"
+#include "diagonals.h"
 #include "peak.h"
 
 }  // namespace HEADWISE_TARGET
 
 extern const Target HEADWISE_TARGET_OBJECT;
-const Target HEADWISE_TARGET_OBJECT = {HEADWISE_TARGET_TEXT, HEADWISE_TARGET::forward, HEADWISE_TARGET::backward, HEADWISE_TARGET::pool,
-                                       HEADWISE_TARGET::peak, HEADWISE_TARGET::bandwidth};
+const Target HEADWISE_TARGET_OBJECT = {HEADWISE_TARGET_TEXT,      HEADWISE_TARGET::forward,   HEADWISE_TARGET::backward,
+                                       HEADWISE_TARGET::pool,     HEADWISE_TARGET::diagonals, HEADWISE_TARGET::peak,
+                                       HEADWISE_TARGET::bandwidth};
 
 }  // namespace headwise

@@ -30,6 +30,7 @@ struct Target {
   int (*forward)(const headwise_forward_call&);
   int (*backward)(const headwise_backward_call&);
   int (*pool)(const headwise_pool_call&);
+  int (*diagonals)(const headwise_diagonals_call&);
   double (*peak)(int dtype, int threads);
   double (*bandwidth)(int threads);
 };

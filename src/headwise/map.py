@@ -25,14 +25,14 @@ from torch import Tensor
 
 from headwise import map_file, pooling
 from headwise.errors import ConfigError, ShapeError
-from headwise.kernels.observe import observe, pooled, times, transposed_times
-from headwise.masks import Mask
+from headwise.kernels.observe import diagonals, observe, pooled, times, transposed_times, weights
+from headwise.masks import Mask, Span
 from headwise.measures import Measure, Measurements, measure
 from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
-from headwise.rule import Rule, grouped, grouped_t, own_dtypes, score_tile
-from headwise.statistics import COLUMN_MASS, Statistic
-from headwise.tiles import Progress, stream
+from headwise.rule import Rule, grouped, grouped_t, own_dtypes
+from headwise.statistics import COLUMN_MASS, Squares, Statistic
+from headwise.tiles import Progress, stream, weights_at
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -98,27 +98,34 @@ class AttentionMap:
 
         Only the rows and columns asked for are computed; a missing index means all of that axis.
         """
-        batch, heads, rows, cols = self._ranges(index)
-        rows_at, cols_at = (torch.tensor(list(r), dtype=torch.long, device=self.q.device) for r in (rows, cols))
-        group = self.q.shape[1] // self.k.shape[1]
-        b_at, h_at = (torch.tensor(list(r), dtype=torch.long) for r in (batch, heads))
-        q = self.q[b_at][:, h_at][:, :, rows_at]
-        k = self.k[b_at][:, h_at // group][:, :, cols_at]
-        lse = self.lse[b_at][:, h_at][:, :, rows_at]
-
-        def pick(x: Tensor) -> Tensor:
-            return x.expand(*self.shape[:2], *x.shape[2:])[b_at][:, h_at]
-
-        terms = self.rule.terms(lse)
-        added = map(pick, terms.added_at(rows_at, cols_at))
-        minus = lse.masked_fill(lse == -torch.inf, torch.inf)
-        logs = score_tile(q, k, self.rule.scale, terms.soft_cap, added, minus=minus)
-        allowed = pick(self.rule.mask.allowed(rows_at, cols_at, self.rule.grid))
-        weights = logs.masked_fill_(~allowed, -torch.inf).exp_()
+        ranges = self._ranges(index)
+        tile = self._compiled_tile(*ranges)
+        if tile is None:
+            tile = weights_at(self.q, self.k, self.lse, self.rule, *ranges)
         for axis, part in reversed(list(enumerate(self._parts(index)))):
             if isinstance(part, int):
-                weights = weights.squeeze(axis)
-        return weights
+                tile = tile.squeeze(axis)
+        return tile
+
+    def _compiled_tile(self, batch: range, heads: range, rows: range, cols: range) -> Tensor | None:
+        if 0 in map(len, (batch, heads, rows, cols)) or not rows.step == cols.step == 1:
+            return None
+        if (batch, heads) != tuple(map(range, self.shape[:2])):
+            found = torch.empty(*map(len, (batch, heads, rows, cols)))
+            for i, b in enumerate(batch):
+                for j, h in enumerate(heads):
+                    one = self.head(b, h)._compiled_tile(range(1), range(1), rows, cols)
+                    if one is None:
+                        return None
+                    found[i, j] = one[0, 0]
+            return found
+        return weights(*self._rectangle(rows, cols))
+
+    def _rectangle(self, rows: range, cols: range) -> tuple[Tensor, Tensor, Tensor, Rule]:
+        """q, k, log-sum-exp and rule of that part of the matrix."""
+        i, j = Span(rows.start, rows.stop), Span(cols.start, cols.stop)
+        q, k, lse = self.q[:, :, slice(*i)], self.k[:, :, slice(*j)], self.lse[:, :, slice(*i)]
+        return q, k, lse, self.rule.part(i, j)
 
     def row(self, i: int) -> Tensor:
         """What query i looks at, [b, h, m]. Negative i counts from the end."""
@@ -180,10 +187,31 @@ class AttentionMap:
         if size < 1 or reduce not in ("mean", "max"):
             raise ConfigError(f"pool(size={size}, reduce={reduce!r}): expected size >= 1 and 'mean' or 'max'")
         cell = max(1, -(-max(self.shape[2:]) // size))
-        found = pooled(self.q, self.k, self.lse, self.rule, cell, reduce, progress)
-        if found is not None:
-            return found
-        return pooling.pool(self.q, self.k, self.lse, self.rule, cell, reduce, progress)
+        found = _squares(self.q, self.k, self.lse, self.rule, cell, progress)
+        return found.mean if reduce == "mean" else found.largest
+
+    @_read
+    def pooled(
+        self, rows: range | slice, cols: range | slice, cell: int, *, progress: Progress | None = None
+    ) -> Squares:
+        """A rectangle in squares of `cell` × `cell`, counted from its first row and column.
+
+        Mean weight, largest weight and how many cells are allowed, each [b, h, ⌈rows/cell⌉, ⌈cols/cell⌉]; where none
+        is allowed, all three are 0. One head alone: `amap.head(b, h).pooled(…)`.
+
+            >>> import torch, headwise as hw
+            >>> q, k, v = torch.randn(3, 1, 4, 1000, 32)
+            >>> _, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
+            >>> mean, largest, allowed = amap.head(0, 2).pooled(range(500, 600), range(0, 600), 10)
+            >>> mean.shape, int(allowed[0, 0, 0, 59])
+            (torch.Size([1, 1, 10, 60]), 0)
+        """
+        if cell < 1:
+            raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
+        sides = (
+            _side(name, x, size) for name, x, size in zip(("rows", "cols"), (rows, cols), self.shape[2:], strict=True)
+        )
+        return _squares(*self._rectangle(*sides), cell, progress)
 
     @_read
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
@@ -203,7 +231,8 @@ class AttentionMap:
     def diagonals(self) -> tuple[Tensor, Tensor]:
         """Mean weight by relative distance: offsets (key − position, ascending) [n + m − 1] and means
         [b, h, n + m − 1] over the allowed cells of each diagonal; 0 where none is."""
-        return pooling.diagonal_means(self.q, self.k, self.lse, self.rule)
+        q, k, lse, rule = self.q, self.k, self.lse, self.rule
+        return pooling.diagonal_means(q, k, lse, rule, diagonals(q, k, lse, rule))
 
     def to_dense(self, *, force: bool = False) -> Tensor:
         """All weights, [b, h, n, m]. Refuses above 2²⁶ of them (256 MB in float32) unless `force=True`."""
@@ -310,6 +339,21 @@ class AttentionMap:
             else:
                 raise ShapeError(f"amap: {name} index {part!r}; expected an integer or a slice")
         return ranges
+
+
+def _squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None) -> Squares:
+    found = pooled(q, k, lse, rule, cell, progress)
+    return pooling.squares(q, k, lse, rule, cell, progress) if found is None else found
+
+
+def _side(name: str, given: range | slice, size: int) -> range:
+    """Rows or columns as a range within the matrix."""
+    side = range(*given.indices(size)) if isinstance(given, slice) else given
+    if not isinstance(side, range) or side.step != 1 or not 0 <= side.start < side.stop <= size:
+        raise ShapeError(
+            f"pooled({name}={given!r}): expected a range or slice with step 1, not empty and within 0 to {size}"
+        )
+    return side
 
 
 class TransposedMap:

@@ -6,32 +6,27 @@ Each is one pass over the tiles and keeps O(n) or the size of its result.
 import torch
 from torch import Tensor
 
+from headwise.lowering import lowered
+from headwise.masks import Span
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
+from headwise.statistics import Squares
 from headwise.tiles import Progress, stream
 
 
-def pool(
-    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, reduce: str, progress: Progress | None = None
-) -> Tensor:
-    """Weights in squares of `cell` × `cell`: [b, h, ⌈n/cell⌉, ⌈m/cell⌉], the mean over allowed cells, or the max.
-
-    A square with no allowed cell is 0.
-    """
+def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None) -> Squares:
+    """Weights in squares of `cell` × `cell`."""
     b, h, n, m = rule.grid
-    height, width = -(-n // cell), -(-m // cell)
-    top = lse.new_zeros(b, h, height, width)
-    count = lse.new_zeros(b, h, height, width) if reduce == "mean" else None
+    total = lse.new_zeros(b, h, -(-n // cell), -(-m // cell))
+    largest, count = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.int64)
     for tile in stream(q, k, lse, rule, width=max(1, KEY_BLOCK // cell) * cell, multiple=cell, progress=progress):
         i, j = tile.rows.start // cell, tile.cols.start // cell
-        squares = _squares(tile.weights, cell)  # [b, h, R, cell, C, cell]
-        place = top[:, :, i : i + squares.shape[2], j : j + squares.shape[4]]
-        if count is None:
-            place.copy_(torch.maximum(place, squares.amax((3, 5))))
-            continue
-        place += squares.sum((3, 5))
-        cells = torch.ones(1, 1, *tile.shape[2:], device=lse.device) if tile.allowed is None else tile.allowed.float()
-        count[:, :, i : i + squares.shape[2], j : j + squares.shape[4]] += _squares(cells, cell).sum((3, 5))
-    return top if count is None else top / count.clamp_min(1)
+        parts = _squares(tile.weights, cell)  # [b, h, R, cell, C, cell]
+        place = (..., slice(i, i + parts.shape[2]), slice(j, j + parts.shape[4]))
+        total[place] += parts.sum((3, 5))
+        largest[place] = torch.maximum(largest[place], parts.amax((3, 5)))
+        allowed = torch.ones(1, 1, *tile.shape[2:], device=lse.device) if tile.allowed is None else tile.allowed.float()
+        count[place] += _squares(allowed, cell).sum((3, 5), dtype=torch.int64)
+    return Squares(total / count.clamp_min(1), largest, count)
 
 
 def _squares(x: Tensor, cell: int) -> Tensor:
@@ -70,21 +65,45 @@ def column_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
     return total
 
 
-def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-    """Mean weight over the allowed cells of each diagonal: offsets [m + n − 1], means [b, h, m + n − 1].
+def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, mass: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean weight over the allowed cells of each diagonal: offsets [n + m − 1], means [b, h, n + m − 1].
 
-    Offset = key − position, from −(m − 1) to n − 1... in ascending order; 0 where no cell is allowed.
+    Offset = key − position, in ascending order; 0 where no cell is allowed. `mass` is what a kernel has added up.
     """
+    n, m = rule.grid.n, rule.grid.m
+    offsets = torch.arange(n + m - 1, device=lse.device) - (n - 1) - rule.grid.shift
+    total = _diagonal_mass(q, k, lse, rule) if mass is None else mass
+    return offsets, total / _diagonal_cells(rule).to(total).clamp_min(1)
+
+
+def _diagonal_mass(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
     b, h, n, m = rule.grid
     total = lse.new_zeros(b, h, n + m - 1)
-    count = torch.zeros_like(total)
     for tile in stream(q, k, lse, rule):
-        r, c = tile.shape[2:]
-        # Entry (i, j) of the matrix lies on diagonal j - i + n - 1.
-        first = tile.cols.start - (tile.rows.stop - 1) + n - 1
-        place = slice(first, first + r + c - 1)
-        total[..., place] += diagonal_sums(tile.weights)
-        cells = torch.ones(1, 1, r, c, device=lse.device) if tile.allowed is None else tile.allowed.float()
-        count[..., place] += diagonal_sums(cells)
-    offsets = torch.arange(n + m - 1, device=lse.device) - (n - 1) - rule.grid.shift
-    return offsets, total / count.clamp_min(1)
+        total[..., _diagonals_of(tile.rows, tile.cols, n)] += diagonal_sums(tile.weights)
+    return total
+
+
+def _diagonal_cells(rule: Rule) -> Tensor:
+    """How many cells of each diagonal the mask allows, [b or 1, h or 1, n + m − 1]."""
+    b, h, n, m = rule.grid
+    found = lowered(rule)
+    if isinstance(found, str) or found.dense is not None:
+        count = torch.zeros(b, h, n + m - 1, dtype=torch.int64)
+        for rows in rule.row_blocks():
+            for cols, _ in rule.tiles(rows):
+                allowed = rule.allowed(rows, cols, torch.device("cpu"))
+                allowed = allowed.expand(-1, -1, rows.stop - rows.start, cols.stop - cols.start)
+                count[..., _diagonals_of(rows, cols, n)] += diagonal_sums(allowed.long())
+        return count
+    # A range of keys is a range of diagonals: one more from where it begins, one fewer from where it ends.
+    start, stop = (found.spans.long() - torch.arange(n)[:, None, None] + n - 1).flatten(1, 2).unbind(-1)
+    change, one = start.new_zeros(len(start), n + m), torch.ones_like(start)
+    change.scatter_add_(1, start, one).scatter_add_(1, stop, -one)
+    return change.cumsum(1)[:, None, :-1]
+
+
+def _diagonals_of(rows: Span, cols: Span, n: int) -> slice:
+    """Those that a tile lies on; cell (i, j) lies on diagonal j − i + n − 1."""
+    first = cols.start - (rows.stop - 1) + n - 1
+    return slice(first, first + (rows.stop - rows.start) + (cols.stop - cols.start) - 1)

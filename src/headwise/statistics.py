@@ -5,6 +5,7 @@ logarithms, weights before dropout, 0 for a query that sees nothing). Measures s
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -50,3 +51,16 @@ class KeyWeights(Statistic):
     # Not those of Statistic, which compare the name alone.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+
+class Squares(NamedTuple):
+    """An attention matrix, or a rectangle of it, in squares of cell × cell; each [b, h, ⌈n/cell⌉, ⌈m/cell⌉].
+
+    mean: the mean weight of the cells that the mask allows, 0 where it allows none.
+    largest: the largest weight.
+    allowed: int64, how many cells the mask allows.
+    """
+
+    mean: Tensor
+    largest: Tensor
+    allowed: Tensor

@@ -174,6 +174,27 @@ class Tile:
         return torch.where(inside, weight, 0.0), open_
 
 
+def weights_at(
+    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, batch: range, heads: range, rows: range, cols: range
+) -> Tensor:
+    """The weights at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
+    i, j = (torch.tensor(list(x), dtype=torch.long, device=q.device) for x in (rows, cols))
+    b_at, h_at = (torch.tensor(list(x), dtype=torch.long) for x in (batch, heads))
+    h_kv = h_at // (q.shape[1] // k.shape[1])
+
+    def pick(x: Tensor) -> Tensor:
+        return x.expand(*q.shape[:2], *x.shape[2:])[b_at][:, h_at]
+
+    lse = lse[b_at][:, h_at][:, :, i]
+    terms = rule.terms(lse)
+    minus = lse.masked_fill(lse == -torch.inf, torch.inf)
+    added = map(pick, terms.added_at(i, j))
+    logs = score_tile(
+        q[b_at][:, h_at][:, :, i], k[b_at][:, h_kv][:, :, j], rule.scale, terms.soft_cap, added, minus=minus
+    )
+    return logs.masked_fill_(~pick(rule.mask.allowed(i, j, rule.grid)), -torch.inf).exp_()
+
+
 def stream(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, *, width: int | None = None, multiple: int = 1,
     progress: Progress | None = None,

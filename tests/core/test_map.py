@@ -103,6 +103,34 @@ def test_pooling_is_over_allowed_cells(name: str, size: int) -> None:
             torch.testing.assert_close(tops[..., i, j].double(), dense[here].amax((-2, -1)), rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", MASKS)
+def test_a_rectangle_is_pooled_from_its_first_cell(name: str) -> None:
+    amap, dense = made(name)
+    allowed = amap.mask.to_dense(37, 53, batch=2, heads=6).expand(2, 6, 37, 53)
+    found, one = amap.pooled(range(5, 30), slice(-40, None), 4), amap.head(1, 3).pooled(slice(5, 30), range(13, 53), 4)
+    assert found.mean.shape == found.largest.shape == found.allowed.shape == (2, 6, 7, 10)
+    for name_, part in one._asdict().items():
+        assert torch.equal(part[0, 0], getattr(found, name_)[1, 3])
+    for i in range(7):
+        for j in range(10):
+            here = (..., slice(5 + 4 * i, min(30, 9 + 4 * i)), slice(13 + 4 * j, 17 + 4 * j))
+            assert torch.equal(found.allowed[..., i, j], allowed[here].sum((-2, -1)))
+            mean = dense[here].sum((-2, -1)) / allowed[here].sum((-2, -1)).clamp_min(1)
+            torch.testing.assert_close(found.mean[..., i, j].double(), mean, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(
+                found.largest[..., i, j].double(), dense[here].amax((-2, -1)), rtol=1e-4, atol=1e-7
+            )
+
+
+@pytest.mark.parametrize("rows", [range(3, 3), range(0, 38), slice(0, 9, 2), range(-2, 5), 7])
+def test_a_rectangle_that_is_none_is_named(rows: object) -> None:
+    amap, _ = made()
+    with pytest.raises(ShapeError, match=r"pooled\(rows="):
+        amap.pooled(rows, range(5), 2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="cell=0"):
+        amap.pooled(range(4), range(5), 0)
+
+
 def test_pooling_over_many_tiles() -> None:
     amap, dense = made("causal", n=1100, m=1300, h=2, h_kv=1, d=4, e=2, b=2)
     cell = 13

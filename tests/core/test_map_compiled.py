@@ -7,24 +7,30 @@ from samples import MASKS, SCORES, kernels_here, qkv
 from headwise import pooling
 from headwise.attention import attend
 from headwise.kernels import observe
+from headwise.map import AttentionMap
 from headwise.masks import Causal
-from headwise.statistics import COLUMN_MASS
+from headwise.statistics import COLUMN_MASS, Squares
 
 pytestmark = pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
 CELLS = (1, 3, 8, 16, 60)
 
 
-@pytest.mark.parametrize("reduce", ["mean", "max"])
-@pytest.mark.parametrize("name", [name for name in MASKS if name != "dense"])
-def test_pictures(name: str, reduce: str) -> None:
+def same(found: Squares | None, expected: Squares, rtol: float = 1e-5, atol: float = 1e-7) -> None:
+    assert found is not None
+    assert torch.equal(found.allowed, expected.allowed)
+    torch.testing.assert_close(found.mean, expected.mean, rtol=rtol, atol=atol)
+    torch.testing.assert_close(found.largest, expected.largest, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_pictures(name: str) -> None:
     q, k, v = qkv()
     _, amap = attend(q, k, v, mask=MASKS[name](2, 37, 53), return_map=True)
     for cell in CELLS:
-        expected = pooling.pool(amap.q, amap.k, amap.lse, amap.rule, cell, reduce)
+        expected = pooling.squares(amap.q, amap.k, amap.lse, amap.rule, cell)
         told: list[int] = []
         for progress in (None, lambda done, of: told.append(done)):  # noqa: B023
-            got = observe.pooled(amap.q, amap.k, amap.lse, amap.rule, cell, reduce, progress)
-            torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-7)
+            same(observe.pooled(amap.q, amap.k, amap.lse, amap.rule, cell, progress), expected)
         assert told[-1] == 37
 
 
@@ -32,16 +38,24 @@ def test_pictures_of_many_blocks() -> None:
     q, k, v = qkv(1, 2, 1, 1301, 1301, 16, 16)
     _, amap = attend(q, k, v, mask=Causal(), return_map=True)
     for cell in (7, 100, 650):
-        expected = pooling.pool(amap.q, amap.k, amap.lse, amap.rule, cell, "mean")
-        got = observe.pooled(amap.q, amap.k, amap.lse, amap.rule, cell, "mean")
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-8)
+        expected = pooling.squares(amap.q, amap.k, amap.lse, amap.rule, cell)
+        same(observe.pooled(amap.q, amap.k, amap.lse, amap.rule, cell), expected, rtol=1e-4, atol=1e-8)
 
 
-def test_a_boolean_mask_is_pooled_by_tiles() -> None:
+@pytest.mark.parametrize("name", MASKS)
+def test_tiles_and_diagonals(name: str) -> None:
     q, k, v = qkv()
-    _, amap = attend(q, k, v, mask=MASKS["dense"](2, 37, 53), return_map=True)
-    assert observe.pooled(amap.q, amap.k, amap.lse, amap.rule, 4, "mean") is None
-    assert amap.pool(10).shape == (2, 6, 7, 9)
+    _, amap = attend(q, k, v, mask=MASKS[name](2, 37, 53), return_map=True)
+    exact = AttentionMap(*(x.double() for x in (amap.q, amap.k, amap.lse)), amap.rule)  # which no compiled kernel takes
+    for index in (
+        (...,),
+        (1, 4, slice(3, 9), slice(10, 40)),
+        (slice(None, None, -1), 0, 20),
+        (0, slice(1, 6, 2), 3, slice(50, 53)),
+    ):
+        torch.testing.assert_close(amap[index].double(), exact[index], rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(amap.diagonals()[1].double(), exact.diagonals()[1], rtol=1e-5, atol=1e-7)
+    assert torch.equal(amap.diagonals()[0], exact.diagonals()[0])
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -54,7 +68,8 @@ def test_pictures_and_products_under_scores(score: str) -> None:
     torch.testing.assert_close(amap.T @ y, dense.mT @ y, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(amap @ v, dense @ v.repeat_interleave(2, 1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(amap.received(), dense.sum(-2), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(amap.pool(8), pooling.pool(amap.q, amap.k, amap.lse, amap.rule, 7, "mean"))
+    torch.testing.assert_close(amap.pool(8), pooling.squares(amap.q, amap.k, amap.lse, amap.rule, 7).mean)
+    torch.testing.assert_close(amap.diagonals()[1], pooling.diagonal_means(amap.q, amap.k, amap.lse, amap.rule)[1])
 
 
 @pytest.mark.parametrize("name", MASKS)

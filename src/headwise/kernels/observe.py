@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from headwise.kernels.call import Call, Declined
-from headwise.kernels.cpu import kernel
+from headwise.kernels.cpu import kernel, matrix
 from headwise.kernels.cpu.kernel import CPU
 from headwise.rule import Rule
-from headwise.statistics import KeyWeights, Statistic
+from headwise.statistics import KeyWeights, Squares, Statistic
 from headwise.tiles import Progress
 
 Result = TypeVar("Result")
@@ -94,19 +94,32 @@ def transposed_times(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, y: Tensor) -
 
 @torch.no_grad()
 def pooled(
-    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, reduce: str, progress: Progress | None = None
-) -> Tensor | None:
-    """Weights in squares, as `pooling.pool` gives them; head by head with `progress`."""
+    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None
+) -> Squares | None:
+    """Weights in squares, as `pooling.squares` gives them; head by head with `progress`."""
     if progress is None:
-        return _compiled(Call(q, k, k[..., :0], rule), lambda call: kernel.pool(call, lse, cell, reduce))
-    b, h, n, m = rule.grid
-    picture = lse.new_zeros(b, h, -(-n // cell), -(-m // cell))
+        found = _compiled(Call(q, k, k[..., :0], rule), lambda call: matrix.squares(call, lse, cell))
+        return None if found is None else Squares(*found)
+    b, h, _, _ = rule.grid
+    parts = []
     for batch, head, call in _heads(q, k, rule, progress):
-        found = pooled(call.q, call.k, lse[batch, head][None, None], call.rule, cell, reduce)
-        if found is None:
+        one = pooled(call.q, call.k, lse[batch, head][None, None], call.rule, cell)
+        if one is None:
             return None
-        picture[batch, head] = found[0, 0]
-    return picture
+        parts.append(one)
+    return Squares(*(torch.cat(x).view(b, h, *x[0].shape[2:]) for x in zip(*parts, strict=True)))
+
+
+@torch.no_grad()
+def weights(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor | None:
+    """The weights themselves, [b, h, n, m]."""
+    return _compiled(Call(q, k, k[..., :0], rule), lambda call: matrix.weights(call, lse))
+
+
+@torch.no_grad()
+def diagonals(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor | None:
+    """Weights added up along the diagonals, [b, h, n + m − 1], from that of the last query and the first key on."""
+    return _compiled(Call(q, k, k[..., :0], rule), lambda call: matrix.diagonals(call, lse))
 
 
 def _spread(k: Tensor, heads: int) -> Tensor:

@@ -181,7 +181,7 @@ class Part(Mask):
         return self.whole.state(_moved(rows, self.rows.start), _moved(cols, self.cols.start), self.grid)
 
     def spans(self, grid: Grid) -> Tensor | None:
-        found = self.whole.spans(self.grid)
+        found = _kept_spans(self.whole, self.grid)
         if found is None:
             return None
         here = found[:, self.rows.start : self.rows.stop].long() - self.cols.start
@@ -193,6 +193,15 @@ class Part(Mask):
     def __repr__(self) -> str:
         (i, j), (r, c) = self.rows, self.cols
         return f"{self.whole!r}[{i}:{j}, {r}:{c}]"
+
+
+def _kept_spans(mask: Mask, grid: Grid) -> Tensor | None:
+    """The ranges of a whole mask, made once for many rectangles of it and kept with it."""
+    kept = mask.__dict__.get("_spans")
+    if kept is None or kept[0] != grid:
+        kept = grid, mask.spans(grid)
+        object.__setattr__(mask, "_spans", kept)
+    return kept[1]
 
 
 def _moved(span: Span, by: int) -> Span:

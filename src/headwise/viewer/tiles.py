@@ -10,7 +10,6 @@ from headwise import pooling
 from headwise.kernels.observe import pooled
 from headwise.map import AttentionMap
 from headwise.masks import Span, State
-from headwise.viewer.cells import allowed_pairs
 
 SIDE = 256  # cells along a tile
 REDUCES = ("mean", "max")
@@ -70,14 +69,12 @@ def _band(
     part = head.rule.part(rows, cols)
     q, lse = head.q[:, :, rows.start : rows.stop], head.lse[:, :, rows.start : rows.stop]
     k = head.k[:, :, cols.start : cols.stop]
-    nothing = allowed_pairs(part, cell) == 0
-    found = {}
-    for reduce in reduces:
-        values = pooled(q, k, lse, part, cell, reduce)
-        if values is None:
-            values = pooling.pool(q, k, lse, part, cell, reduce, lambda *_: None if wanted() else _stop())
-        found[reduce] = values[0, 0].float().masked_fill_(nothing, torch.nan)
-    return found
+    squares = pooled(q, k, lse, part, cell)
+    if squares is None:
+        squares = pooling.squares(q, k, lse, part, cell, lambda *_: None if wanted() else _stop())
+    nothing = squares.allowed[0, 0] == 0
+    by_name = {"mean": squares.mean, "max": squares.largest}
+    return {reduce: by_name[reduce][0, 0].float().masked_fill_(nothing, torch.nan) for reduce in reduces}
 
 
 def _stop() -> NoReturn:

@@ -81,8 +81,22 @@ class PoolCall(ctypes.Structure):
         ("dtype", c_int32), ("threads", c_int32),
         ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
         ("q", TensorView), ("k", TensorView), ("rule", RuleView),
-        ("lse", c_void_p), ("cell", c_int64), ("largest", c_int32), ("pooled", c_void_p),
+        ("lse", c_void_p), ("cell", c_int64), ("mean", c_void_p), ("largest", c_void_p), ("allowed", c_void_p),
     ]  # fmt: skip
+
+
+class DiagonalsCall(ctypes.Structure):
+    """headwise_diagonals_call"""
+
+    _fields_ = [
+        ("dtype", c_int32), ("threads", c_int32),
+        ("b", c_int64), ("h", c_int64), ("h_kv", c_int64), ("n", c_int64), ("m", c_int64), ("d", c_int64),
+        ("q", TensorView), ("k", TensorView), ("rule", RuleView),
+        ("lse", c_void_p), ("mass", c_void_p),
+    ]  # fmt: skip
+
+
+Request = ForwardCall | BackwardCall | PoolCall | DiagonalsCall
 
 
 def view(x: Tensor) -> TensorView:

@@ -128,7 +128,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     Raises:
         Declined: if a key or value is not finite and some query may not see it.
     """
-    q, k, v = map(_rows, (call.q, call.k, call.v))
+    q, k, v = map(in_rows, (call.q, call.k, call.v))
     b, h, n, d = q.shape
     h_kv, m = k.shape[1], k.shape[2]
     out = torch.empty(b, h, n, v.shape[-1], dtype=q.dtype)
@@ -140,14 +140,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     request.lse = lse.data_ptr()
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     statistics, held = _ask(request, call)
-    _send("headwise_forward", request, call)
+    send("headwise_forward", request, call)
     del held
     return out, lse, statistics
 
 
 def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of q, k and v, and rowsum(grad_out ∘ out) [b, h, n]."""
-    q, k, v, out, grad_out = map(_rows, (call.q, call.k, call.v, out, grad_out))
+    q, k, v, out, grad_out = map(in_rows, (call.q, call.k, call.v, out, grad_out))
     b, h, n, d = q.shape
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
     delta = torch.empty(b, h, n)
@@ -157,13 +157,13 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Te
     )  # fmt: skip
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
-    _send("headwise_backward", request, call)
+    send("headwise_backward", request, call)
     return dq, dk, dv, delta
 
 
 def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
     """Weightsᵀ @ y for y [b, h, n, e] in q's dtype: [b, h_kv, m, e], summed over the query heads of a key head."""
-    q, k, y, lse = _rows(call.q), _rows(call.k), _rows(y), lse.contiguous()
+    q, k, y, lse = in_rows(call.q), in_rows(call.k), in_rows(y), lse.contiguous()
     b, h, n, d = q.shape
     out = torch.empty(b, k.shape[1], k.shape[2], y.shape[-1], dtype=q.dtype)
     nothing = binding.TensorView()
@@ -172,30 +172,12 @@ def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
         binding.view(q), binding.view(k), nothing, nothing, binding.view(y), nothing, nothing, binding.view(out),
     )  # fmt: skip
     request.lse = lse.data_ptr()
-    _send("headwise_backward", request, call)
+    send("headwise_backward", request, call)
     return out
 
 
-def pool(call: Call, lse: Tensor, cell: int, reduce: str) -> Tensor:
-    """Weights in squares of `cell` × `cell`: [b, h, ⌈n/cell⌉, ⌈m/cell⌉], the "mean" over allowed cells or the "max"."""
-    assert isinstance(call.lowered, Lowered)  # refuse() has asked
-    if call.lowered.dense is not None:
-        raise Declined("it cannot pool under a boolean mask")
-    q, k, lse = _rows(call.q), _rows(call.k), lse.contiguous()
-    b, h, n, d = q.shape
-    m = k.shape[2]
-    pooled = torch.empty(b, h, -(-n // cell), -(-m // cell))
-    request = binding.PoolCall(
-        binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, d, binding.view(q), binding.view(k)
-    )
-    request.lse, request.cell, request.largest = lse.data_ptr(), cell, reduce == "max"
-    request.pooled = pooled.data_ptr()
-    _send("headwise_pool", request, call)
-    return pooled
-
-
-def _send(name: str, request: binding.ForwardCall | binding.BackwardCall | binding.PoolCall, call: Call) -> None:
-    """Write the call's rule into the request, run it, and raise for what the library could not do."""
+def send(name: str, request: binding.Request, call: Call) -> None:
+    """Call `name` of the library with the call's rule in the request; raise for what it could not do."""
     handle, lowered = library().handle, call.lowered
     assert handle is not None  # refuse() has asked
     assert isinstance(lowered, Lowered)
@@ -208,7 +190,7 @@ def _send(name: str, request: binding.ForwardCall | binding.BackwardCall | bindi
         raise KernelError("kernel='cpu' could not get the memory to work in; give it fewer or shorter sequences")
 
 
-def _rows(x: Tensor) -> Tensor:
+def in_rows(x: Tensor) -> Tensor:
     """Detached, each row in one piece."""
     x = x.detach()
     return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()

@@ -1,0 +1,95 @@
+// Weights made again from q, k and the log-sum-exp: p = 2^(z - lse), z being logits in units of ln 2. Pictures, tiles and
+// diagonals are made of them.
+//
+// The matrix is cut into rectangles that know nothing of one another, so threads never wait and the bits do not depend on
+// their number. A rectangle packs its keys by itself, where it first sees them:
+//
+//                 a stripe of keys →                 some 1,000 keys, packed: they stay in the L2 cache
+//              ┌────────┬────────┬──────
+//   queries    │ QKᵀ, p │        │            BLOCK_ROWS × BLOCK_KEYS weights at a time, given row by row to
+//      ↓       ├────────┼────────┼──────      whoever asked for them
+//              │        │        │
+//
+// Packing costs a key what some ten queries cost it; a rectangle has hundreds.
+
+template <typename Call, typename T> struct Weights {
+  const Call& call;
+  const Scaling scaling;
+  const int64_t stripe;  // keys at most
+
+  struct Memory {
+    float *queries, *logits, *keys;
+    bool *packed;  // for each block of keys
+    bool *broken;
+    int64_t head, begin, end;  // of the stripe; the head is counted through batch entries
+  };
+
+  Weights(const Call& call, int64_t stripe) : call(call), scaling(scaling_of<false>(call.rule)), stripe(stripe) {}
+
+  void lay_out(Arena& arena, Memory& m) const {
+    m.queries = arena.take<float>(BLOCK_ROWS * call.d);
+    m.logits = arena.take<float>(BLOCK_ROWS * STRIDE);
+    m.keys = arena.take<float>(padded(stripe, BLOCK_KEYS) * call.d);
+    m.packed = arena.take<bool>(blocks(stripe, BLOCK_KEYS));
+    m.broken = arena.take<bool>(BLOCK_ROWS);
+  }
+
+  // Begins a rectangle over the keys [begin, end) of a head.
+  void turn_to(Memory& m, int64_t head, int64_t begin, int64_t end) const {
+    m.head = head;
+    m.begin = begin;
+    m.end = end;
+    __builtin_memset(m.packed, 0, (size_t)blocks(end - begin, BLOCK_KEYS));
+  }
+
+  // The weights of queries on the keys [low, high) of the stripe: each(r, rows, key, p, keys) for the rows from r on, `keys`
+  // weights each from that key on, STRIDE apart; what no call is made for is 0.
+  template <typename Each>
+  void block(Memory& m, int64_t query, int count, int64_t low, int64_t high, const Each& each) const {
+    const int64_t batch = m.head / call.h;
+    const Hull seen = hull(call, batch, query, count, low, high);
+    if (seen.first == seen.last) return;
+    const T* q = (const T*)call.q.data + batch * call.q.batch + m.head % call.h * call.q.head + query * call.q.row;
+    load_queries<false>(q, call.q.row, count, call.d, scaling, call.d, m.queries, m.broken);
+    for (int64_t from = seen.first - (seen.first - m.begin) % BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS)
+      for (int g = 0; g < count; g += ROWS) {
+        const int rows = (int)least(ROWS, count - g);
+        const Hull part = hull(call, batch, query + g, rows, most(from, low), least(from + BLOCK_KEYS, high));
+        if (part.first == part.last) continue;
+        const float* keys = packed(m, from);
+        for (int64_t p = (part.first - from) / PANEL * PANEL; p < part.last - from; p += PANEL)
+          product<false, false, false>(rows, m.queries + g * call.d, call.d, keys + p * call.d, m.logits + g * STRIDE + p, STRIDE,
+                                       call.d, nullptr);
+        for (int r = g; r < g + rows; r++) weigh(m, batch, query, r, from, part);
+        each(g, rows, part.first, m.logits + g * STRIDE + (part.first - from), part.last - part.first);
+      }
+  }
+
+ private:
+  const float* packed(Memory& m, int64_t from) const {
+    const int64_t index = (from - m.begin) / BLOCK_KEYS;
+    float* keys = m.keys + (from - m.begin) * call.d;
+    if (m.packed[index]) return keys;
+    m.packed[index] = true;
+    Ints unused = {};
+    const T* k = (const T*)call.k.data + m.head / call.h * call.k.batch + m.head % call.h / (call.h / call.h_kv) * call.k.head;
+    for (int64_t p = 0; p < least(BLOCK_KEYS, m.end - from); p += PANEL)
+      pack_keys<false>(k + (from + p) * call.k.row, call.k.row, call.m - from - p, call.d, keys + p * call.d, unused);
+    return keys;
+  }
+
+  // Logits of one row become weights.
+  void weigh(Memory& m, int64_t batch, int64_t query, int r, int64_t from, const Hull& part) const {
+    const int64_t head = m.head % call.h;
+    Stretch s = {m.logits + r * STRIDE, (part.first - from) / W * W, padded(part.last - from, W), from,
+                 query + r + call.rule.shift};
+    if (scaling.adjusted) adjust(call, batch, head, query + r, s, 1.0f);
+    if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
+    const float lse = call.lse[m.head * call.n + query + r];
+    const float base = lse == NOTHING ? -NOTHING : lse * LOG2E;  // a row that sees nothing has weights 0
+    for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, exp2(load(s.logits + i) - base));
+    if (lse != lse)  // what is hidden is 0 in such a row too
+      for (int64_t i = s.from; i < s.to; i++)
+        if (!sees(call, batch, head, query + r, from + i)) s.logits[i] = 0.0f;
+  }
+};
