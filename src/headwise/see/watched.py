@@ -19,7 +19,7 @@ from headwise.science.roles import Roles, roles
 from headwise.see.groups import Group, groups_of, titles
 from headwise.see.heads import alike
 from headwise.see.look import CELLS, EXPLAINED, tell_nobody
-from headwise.see.numbers import OF_ROWS, statistic, wanted
+from headwise.see.numbers import BOTH_WAYS, OF_ROWS, statistic, wanted
 from headwise.see.passages import Side, passage, picture_passage
 from headwise.see.places import Places
 from headwise.see.tokens import Text, numbered, text_of
@@ -218,12 +218,15 @@ def _numbers(
                 for head in range(amap.shape[1]):
                     said[layer][head], played[layer][head] = pattern(one, head), roles_of(one, head)
     names = list(record.maps)
+    crossing = {layer for group in groups if group.crosses for layer in group.layers}
     for name in record.latest:
         table = record.latest[name].numpy()
         for called, numbers in zip(record.latest.layers, table, strict=True):
             if called not in names:
                 continue
             at = names.index(called)
+            if at in crossing and name in BOTH_WAYS and name not in OF_ROWS:
+                continue
             if name not in values or not np.isfinite(values[name][at]).any():
                 put(name, at, numbers[: places.counts[at]])
     return [statistic(name, found) for name, found in values.items()], said, played if any(map(any, played)) else []
