@@ -14,8 +14,9 @@ from typing import Any
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe",
-    "--force-color-profile=srgb", "--hide-scrollbars", "--disable-backgrounding-occluded-windows",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--remote-debugging-pipe", "--force-color-profile=srgb", "--hide-scrollbars",
+    "--disable-backgrounding-occluded-windows",
 ]  # fmt: skip
 # The browser reads from descriptor 3 and writes to 4; a small program puts ours there.
 TRAMPOLINE = """
@@ -177,12 +178,14 @@ class Page:
             path.write_bytes(data)
         return data
 
+    def events(self) -> list[dict[str, Any]]:
+        """What the protocol told of this tab."""
+        return [event for event in self._browser.events if event.get("sessionId") == self._session]
+
     def said(self) -> list[str]:
         """Errors and warnings of the console, and exceptions that nobody caught."""
         out = []
-        for event in self._browser.events:
-            if event.get("sessionId") != self._session:
-                continue
+        for event in self.events():
             params = event["params"]
             if event["method"] == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
                 out.append(str([arg.get("value", arg.get("description")) for arg in params["args"]]))

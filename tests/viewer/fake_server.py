@@ -112,7 +112,7 @@ class Fake:
         return {
             "id": name, "state": entry["state"], "what": "layer 1", "done": self.steps - entry["left"],
             "of": self.steps + 1, "error": entry.get("error"), "title": entry["title"], "n": n, "coarsest": coarsest,
-            "base": min(16, coarsest), "statistics": statistics,
+            "base": min(16, coarsest), "statistics": statistics, "notes": ["A note."],
         }  # fmt: skip
 
 

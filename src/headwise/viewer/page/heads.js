@@ -75,7 +75,7 @@ class Heads {
     box.style.gridTemplateColumns = sorted ? "" : `auto repeat(${most}, minmax(18px, 1fr))`;
     box.style.maxWidth = sorted ? "" : `${most * 168 + 40}px`;
     if (sorted) {
-      const sign = order === "down" ? -1 : 1, rank = (thumb) => this.value(thumb) ?? sign * -Infinity;
+      const sign = order === "down" ? -1 : 1, rank = (thumb) => this.value(thumb) ?? sign * Infinity;  // what has no value stands last
       box.replaceChildren(...[...thumbs].sort((a, b) => {
         const x = rank(a), y = rank(b);
         return x === y ? a.index - b.index : sign * (x - y);

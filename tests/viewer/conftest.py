@@ -1,0 +1,50 @@
+"""A fake server and a real browser, for tests of the viewer's page."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from chromium import BROWSER, Browser, Page
+from fake_server import Fake, serving
+from page_steps import IDLE, TEXT, idle
+
+from headwise.viewer.page import viewer_page
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory) -> Iterator[Browser]:
+    """One browser for all tests."""
+    if BROWSER is None:
+        pytest.skip("no Chromium here to open the page in")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    """A server whose maps are formulas."""
+    with serving(Fake(viewer_page("en"))) as running:
+        yield running
+
+
+@pytest.fixture
+def view(chromium: Browser, fake: Fake) -> Iterator[Callable[..., Page]]:
+    """Open a view of a text: view("layer=0&head=1", text=TEXT, theme="dark", …) -> Page."""
+    pages = []
+
+    def opened(fragment: str = "", text: str = TEXT, title: str = "水浒", **options) -> Page:
+        page = chromium.page(**options)
+        pages.append(page)
+        name = fake.add(text, title)
+        page.open(fake.url + f"#text={name}" + ("&" + fragment if fragment else ""))
+        page.wait("!document.querySelector('#stage').hidden")
+        page.do(IDLE)
+        if "layer" in fragment:
+            idle(page)
+        return page
+
+    yield opened
+    for page in pages:
+        said = page.said()
+        page.close()
+        assert said == []

@@ -1,0 +1,73 @@
+"""The viewer's page as a document: its words, what it may load, and what it never does."""
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from headwise.errors import ConfigError
+from headwise.viewer import words as viewer_words
+from headwise.viewer.page import SCRIPTS, viewer_page
+from headwise.views.words import LANGUAGES
+
+FOLDER = Path(viewer_words.__file__).parent / "page"
+OWN = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
+CODE = "\n".join(text for name, text in OWN.items() if name.endswith(".js"))
+
+
+def test_every_word_that_is_asked_for_is_there_and_every_word_is_asked_for():
+    there = set(viewer_words.words("en"))
+    in_document = set(re.findall(r'data-t(?:-\w+)?="(\w+)"', OWN["view.html"]))
+    in_scripts = set(re.findall(r"\bT\.(\w+)", CODE))
+    built = {f"state_{state}" for state in ("reading", "pooling")} | {"linear", "sqrt", "log"}  # T[name]
+    assert in_document | in_scripts | built == there
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_marks_of_a_word_are_the_same_in_both_languages(lang):
+    table, english = viewer_words.words(lang), viewer_words.words("en")
+    for name in english:
+        assert sorted(re.findall(r"\{\w+\}", table[name])) == sorted(re.findall(r"\{\w+\}", english[name])), name
+        assert table[name].strip() == table[name] != ""
+
+
+def test_what_the_report_says_is_not_said_twice():
+    assert set(viewer_words.SHARED) & set(viewer_words.WORDS) == set()
+
+
+def test_all_files_are_in_the_page():
+    page = viewer_page()
+    assert {name for name in OWN if name.endswith(".js")} == {*SCRIPTS, "words.js"}
+    for name, text in OWN.items():
+        if name.endswith((".js", ".css")):
+            assert text in page, name
+    assert "{{" not in page
+
+
+@pytest.mark.parametrize("lang", [None, "en", "zh"])
+def test_only_its_own_scripts_and_style_may_run(lang):
+    page = viewer_page(lang)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    allowed = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert allowed["default-src"] == "'none'"
+    assert allowed["connect-src"] == "'self'"
+    for tag in ("script", "style"):
+        bodies = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        hashes = [base64.b64encode(hashlib.sha256(body.encode()).digest()).decode() for body in bodies]
+        assert allowed[f"{tag}-src"].split() == [f"'sha256-{code}'" for code in hashes]
+    assert not re.search(r"https?://|<link[^>]+stylesheet|\ssrc=", page)
+    settings = json.loads(re.search(r'id="settings">(.*?)</script>', page, re.S)[1])
+    assert settings["lang"] == lang
+    assert set(settings["words"]) == set(LANGUAGES)
+
+
+def test_text_never_becomes_markup():
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", CODE)
+
+
+def test_another_language_is_refused():
+    with pytest.raises(ConfigError, match="got 'fr', expected None or one of en, zh"):
+        viewer_page("fr")

@@ -1,0 +1,99 @@
+"""The viewer's page in a real browser: a text is read, and all heads are shown."""
+
+import numpy as np
+import pytest
+from fake_server import overview
+from page_steps import TEXT, change, fragment_of, idle, text_of
+
+pytestmark = pytest.mark.browser
+
+
+def test_a_text_is_read_with_progress_and_all_heads_are_shown(chromium, fake):
+    page = chromium.page()
+    fake.steps = 4
+    page.open(fake.url)
+    page.wait("document.activeElement.id === 'text'")
+    page.type(TEXT)
+    page.wait("document.querySelector('#count').textContent === '3,300 of at most 200,000 characters'")
+    page.do("document.querySelector('#read').click()")
+    said = set()
+    page.wait("!document.querySelector('#progress').hidden")
+    while page.do("document.querySelector('#stage').hidden"):
+        said.add(text_of(page, "#doing"))
+    assert any(line.startswith("Reading") for line in said)
+    assert "Drawing small maps · layer 1" in said
+    page.wait("[...document.querySelectorAll('.thumb canvas')].every((c) => c.width === 52)")  # cells of 64 tokens
+    assert page.do("document.querySelectorAll('.thumb').length") == 11
+    assert text_of(page, "#reading-facts") == "fake · 3,300 tokens"
+    assert text_of(page, "#notes") == "A note."
+    assert "mean of 64×64" in text_of(page, "#heads-cell")
+    assert page.said() == []
+    page.close()
+
+
+def test_reading_can_be_cancelled_and_a_failure_is_told(chromium, fake):
+    page = chromium.page()
+    fake.steps = 10_000
+    page.open(fake.url)
+    page.wait("document.querySelector('#model').textContent")
+    page.do("document.querySelector('#text').value = '虎'; document.querySelector('#read').click()")
+    page.wait("document.querySelector('#doing').textContent.includes('layer 1')")
+    page.do("document.querySelector('#cancel').click()")
+    page.wait("document.querySelector('#progress').hidden")
+    assert text_of(page, "#alert") == "Reading was cancelled."
+    page.wait("!document.querySelector('#read').disabled")
+    assert fake.texts["t0"]["state"] == "cancelled"
+    page.do("document.querySelector('#read').click()")
+    page.wait("document.querySelector('#doing').textContent.includes('layer 1')")
+    fake.texts["t1"] |= {"state": "failed", "error": "there is no memory left"}
+    page.wait("document.querySelector('#alert').textContent.includes('there is no memory left')")
+    assert page.said() == []
+    page.close()
+
+
+def test_heads_are_sorted_and_coloured_by_a_statistic(view, fake):
+    page = view()
+    order = "[...document.querySelectorAll('.thumb')].map((t) => [t.layer, t.head])"
+    by_layer = [[layer, head] for layer, heads in enumerate(fake.heads) for head in range(heads)]
+    assert page.do(order) == by_layer
+    change(page, "#statistic", "mean_distance")
+    change(page, "#order", "down")
+    values = fake.state("t0")["statistics"]["mean_distance"]["values"]
+    known = [place for place in by_layer if values[place[0]][place[1]] is not None]
+    down = sorted(known, key=lambda place: -values[place[0]][place[1]])
+    assert page.do(order) == [*down, [0, 1]]  # what has no value stands last
+    assert "L0H1 · –" in page.do("document.querySelector('.thumb:last-child').textContent")
+    change(page, "#order", "up")
+    assert page.do(order)[-1] == [0, 1]
+    light = page.do("[...document.querySelectorAll('.thumb')].map((t) => t.style.getPropertyValue('--kind'))")
+    assert light[-1] == "transparent"
+    assert len(set(light[:-1])) == len({values[layer][head] for layer, head in known})
+    assert not any("/tiles/" in line for line in fake.asked)
+
+
+def test_small_maps_show_the_overview(view, fake):
+    page = view()
+    page.wait("[...document.querySelectorAll('.thumb canvas')].every((c) => c.width === 52)")
+    shown = page.do("""[...document.querySelectorAll('.thumb canvas')].map((canvas) => {
+      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+      copy.drawImage(canvas, 0, 0);
+      return [...copy.getImageData(0, 0, canvas.width, canvas.height).data].filter((_, i) => i % 4 === 3);
+    })""")
+    maps = overview(fake, "t0", 64, "mean")
+    assert len(shown) == len(maps) == 11
+    for alpha, small in zip(shown, maps, strict=True):
+        assert (np.array(alpha).reshape(small.shape) == 255 * ~np.isnan(small)).all()
+
+
+def test_back_leads_to_all_heads_and_forward_to_the_head(view):
+    page = view()
+    fragment_of(page)
+    page.do("document.querySelectorAll('.thumb')[5].click()")
+    idle(page)
+    assert text_of(page, "#map-title") == "Layer 1 · head 1"
+    fragment_of(page)
+    page.do("history.back()")
+    page.wait("document.querySelector('#map-panel').hidden")
+    page.do("history.forward()")
+    page.wait("!document.querySelector('#map-panel').hidden")
+    assert text_of(page, "#map-title") == "Layer 1 · head 1"
