@@ -24,13 +24,12 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.masks import Causal, Span, State
 from headwise.subject.own import DecoderSubject
-from headwise.viewer import wire
-from headwise.viewer.app import make_app
+from headwise.viewer.app import computed, make_app
 from headwise.viewer.pyramid import BUDGET, Levels
 from headwise.viewer.server import HOST, bind, hosts_of, made_server
 from headwise.viewer.session import Session
 from headwise.viewer.text import Text
-from headwise.viewer.tiles import rectangle, tile_spans
+from headwise.viewer.tiles import always, tile_spans
 
 CELLS = 1, 4, 16, 64
 HEADS = 144  # that share the budget of a pyramid
@@ -117,10 +116,9 @@ def _places(text: Text, cell: int) -> list[tuple[int, int]]:
     return found
 
 
-def _compute(text: Text, cell: int, row: int, col: int) -> bytes:
+def _compute(text: Text, cell: int, row: int, col: int) -> dict[str, bytes]:
     """What a worker of the server does."""
-    found = rectangle(text.heads[0, 0], *tile_spans(text.n, text.n, cell, row, col), cell, ("mean",))
-    return wire.encode(found["mean"][None].numpy())
+    return computed(text.heads[0, 0], cell, row, col, always)
 
 
 def _path(text: Text, cell: int, row: int, col: int) -> str:

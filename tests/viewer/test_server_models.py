@@ -18,7 +18,7 @@ from headwise.subject import open_subject
 from headwise.viewer import wire
 from headwise.viewer.session import Session
 
-TEXT = "Wu Song drank eighteen bowls of wine, and then he fought the tiger on the ridge. " * 14
+TEXT = "Wu Song drank eighteen bowls of wine, and then he fought the tiger on the ridge. " * 21
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def test_bert_is_shown_as_it_attends(folder):
     path = f"/api/texts/{name}"
     assert client.get(f"{path}/tokens?from=0&to=3").json()["pieces"] == ["[CLS]", "Wu", "Song"]
     places = client.get(f"{path}/search?q=tiger&limit=50").json()["positions"]
-    assert len(places) == 14
+    assert len(places) == 21
     assert all("tiger" in text.reading.pieces[place] for place in places)
     from transformers import AutoModel
 

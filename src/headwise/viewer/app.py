@@ -4,6 +4,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from headwise.errors import TextError
+from headwise.map import AttentionMap
 from headwise.viewer import asked, wire
 from headwise.viewer.guard import Guard
 from headwise.viewer.page import viewer_page
@@ -140,20 +142,18 @@ class _Api:
             return Response(pyramid.tile(tile.reduce, tile.cell, tile.row, tile.col), media_type=BINARY)
         found = self.kept.get((text.id, tile))
         if found is None:
-            found = await self.workers.run(request, partial(self._computed, text, tile))
-            if text.wanted():
-                self.kept.put((text.id, tile), found)
+            both = await self.workers.run(request, partial(self._computed, text, tile))
+            if text.wanted():  # who looks at one of them often asks for the other next
+                for reduce, data in both.items():
+                    self.kept.put((text.id, replace(tile, reduce=reduce)), data)
+            found = both[tile.reduce]
         return Response(found, media_type=BINARY)
 
-    def _computed(self, text: Text, tile: asked.TileAsked, wanted: Wanted) -> bytes:
+    def _computed(self, text: Text, tile: asked.TileAsked, wanted: Wanted) -> dict[str, bytes]:
         head = text.heads.get((tile.layer, tile.head))
         if head is None or not wanted():
             raise Unwanted
-        rows, cols = tile_spans(head.shape[2], head.shape[3], tile.cell, tile.row, tile.col)
-        found = rectangle(
-            head, rows, cols, tile.cell, (tile.reduce,), lambda: wanted() and text.wanted()
-        )  # fmt: skip
-        return wire.encode(found[tile.reduce][None].numpy())
+        return computed(head, tile.cell, tile.row, tile.col, lambda: wanted() and text.wanted())
 
     def _text(self, request: Request) -> Text:
         text = self.session.find(request.path_params["id"])
@@ -166,6 +166,12 @@ class _Api:
         if not text.wanted():
             raise asked.not_yet(text)
         return text
+
+
+def computed(head: AttentionMap, cell: int, row: int, col: int, wanted: Wanted) -> dict[str, bytes]:
+    """A tile as it travels, by reduction: both come from one pass."""
+    found = rectangle(head, *tile_spans(head.shape[2], head.shape[3], cell, row, col), cell, wanted)
+    return {"mean": wire.encode(found.mean[None].numpy()), "max": wire.encode(found.largest[None].numpy())}
 
 
 def _overview(text: Text, reduce: str, cells: int) -> bytes:

@@ -34,7 +34,7 @@ def limits_of(subject: Subject, max_tokens: int = MAX_TOKENS) -> Limits:
     """The limits of a model on this machine. Runs the model on a single token, to see what its maps hold."""
     tokens, why = max_tokens, "--max-tokens sets it"
     if subject.limit is not None and subject.limit < tokens:
-        tokens, why = subject.limit, f"{subject.name} has learned so many positions"
+        tokens, why = subject.limit, f"{subject.name} has learned positions for no more"
     free = free_memory()
     if free is not None:
         fits = int(SHARE * free / bytes_a_token(subject))

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from headwise.map import AttentionMap
 from headwise.masks import Span, State
+from headwise.statistics import Squares
 from headwise.viewer import wire
-from headwise.viewer.cells import allowed_pairs, squares
 from headwise.viewer.tiles import REDUCES, SIDE, Wanted, always, rectangle, tile_spans
 
 BUDGET = 256 << 20  # bytes of all heads' pyramids
@@ -117,33 +117,39 @@ def head_pyramid(
         wanted: asked between bands of rows; Unwanted is raised once it says no.
     """
     n, m, base = levels.n, levels.m, levels.base
-    pairs = allowed_pairs(head.rule, base)
-    mean, peak = (torch.full(pairs.shape, torch.nan) for _ in REDUCES)
+    bands = []
     step = max(1, BAND // max(1, m) // base) * base
     for start in range(0, n, step):
         rows = Span(start, min(n, start + step))
-        found = rectangle(head, rows, Span(0, m), base, REDUCES, wanted)
-        at = slice(start // base, start // base + len(found["mean"]))
-        mean[at], peak[at] = found["mean"], found["max"]
+        bands.append(rectangle(head, rows, Span(0, m), base, wanted))
         if progress is not None:
             progress(rows.stop, n)
+    level = Squares(*(torch.cat(parts) for parts in zip(*bands, strict=True)))
     tiles: dict[tuple[str, int, int, int], bytes] = {}
     for cell in levels.cells:
         if cell > base:
-            mean, peak, pairs = _folded(mean, peak, pairs)
-        _cut(tiles, "mean", cell, mean)
-        _cut(tiles, "max", cell, peak)
+            level = _folded(level)
+        _cut(tiles, "mean", cell, level.mean)
+        _cut(tiles, "max", cell, level.largest)
     return HeadPyramid(levels, tiles)
 
 
-def _folded(mean: Tensor, peak: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _folded(level: Squares) -> Squares:
     """The next coarser level: four squares become one. NaN where none of them may be looked at."""
-    together = squares(pairs, 2).sum((1, 3))
-    nothing = together == 0
-    total = squares((mean.double() * pairs).masked_fill(pairs == 0, 0.0), 2).sum((1, 3))
-    largest = squares(peak.masked_fill(pairs == 0, -torch.inf), 2, -torch.inf).amax((1, 3))
-    mean = (total / together.clamp_min(1.0)).float().masked_fill(nothing, torch.nan)
-    return mean, largest.masked_fill(nothing, torch.nan), together
+    hidden = level.allowed == 0
+    allowed = _fours(level.allowed, 0).sum((1, 3))
+    total = _fours((level.mean.double() * level.allowed).masked_fill(hidden, 0.0), 0.0).sum((1, 3))
+    largest = _fours(level.largest.masked_fill(hidden, -torch.inf), -torch.inf).amax((1, 3))
+    mean = (total / allowed.clamp_min(1)).float()
+    nothing = allowed == 0
+    return Squares(mean.masked_fill(nothing, torch.nan), largest.masked_fill(nothing, torch.nan), allowed)
+
+
+def _fours(x: Tensor, beyond: float) -> Tensor:
+    """[r, c] as [⌈r/2⌉, 2, ⌈c/2⌉, 2], filled up with `beyond`."""
+    r, c = x.shape
+    x = torch.nn.functional.pad(x, (0, c % 2, 0, r % 2), value=beyond)
+    return x.view(x.shape[0] // 2, 2, x.shape[1] // 2, 2)
 
 
 def _cut(tiles: dict[tuple[str, int, int, int], bytes], reduce: str, cell: int, level: Tensor) -> None:

@@ -46,7 +46,8 @@ class Session:
         limits = self.limits
         if len(text) > limits.characters:
             raise TooLong(
-                f"the text has {len(text):,} characters; at most {limits.characters:,} are read at once: {limits.why}"
+                f"the text has {len(text):,} characters; at most {limits.characters:,} are looked at, and "
+                f"{limits.tokens:,} tokens read: {limits.why}"
             )
         reading = self.subject.read(text)
         if len(reading) > limits.tokens:

@@ -1,15 +1,12 @@
 """A rectangle of one head's map, pooled in square cells: the one place where the viewer computes weights."""
 
-from collections.abc import Callable, Sequence
-from typing import NoReturn
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
-from headwise import pooling
-from headwise.kernels.observe import pooled
 from headwise.map import AttentionMap
 from headwise.masks import Span, State
+from headwise.statistics import Squares
 
 SIDE = 256  # cells along a tile
 REDUCES = ("mean", "max")
@@ -33,13 +30,9 @@ def tile_spans(n: int, m: int, cell: int, row: int, col: int) -> tuple[Span, Spa
     return Span(min(n, row * size), min(n, (row + 1) * size)), Span(min(m, col * size), min(m, (col + 1) * size))
 
 
-@torch.no_grad()
-def rectangle(
-    head: AttentionMap, rows: Span, cols: Span, cell: int, reduces: Sequence[str] = REDUCES, wanted: Wanted = always
-) -> dict[str, Tensor]:
-    """Weights of the rectangle in squares of `cell` × `cell`: reduce → float32 [⌈rows/cell⌉, ⌈cols/cell⌉].
-
-    "mean" is over the pairs that the mask allows, "max" their largest; NaN where it allows none.
+def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wanted = always) -> Squares:
+    """Weights of the rectangle in squares of `cell` × `cell`, each [⌈rows/cell⌉, ⌈cols/cell⌉]: the mean over the pairs
+    that the mask allows and the largest, NaN where it allows none, and how many it allows.
 
     Args:
         head: the map of one head, as `AttentionMap.head` gives it.
@@ -48,34 +41,24 @@ def rectangle(
     Raises:
         Unwanted: once `wanted` says no.
     """
-    high, wide = (-(-(span.stop - span.start) // cell) for span in (rows, cols))
-    found = {reduce: torch.full((high, wide), torch.nan) for reduce in reduces}
-    step = max(1, BAND // max(1, cols.stop - cols.start) // cell) * cell
-    for start in range(rows.start, rows.stop, step):
+
+    def look(*_: int) -> None:
         if not wanted():
             raise Unwanted
+
+    high, wide = (-(-(span.stop - span.start) // cell) for span in (rows, cols))
+    mean, largest = (torch.full((high, wide), torch.nan) for _ in REDUCES)
+    allowed = torch.zeros(high, wide, dtype=torch.int64)
+    step = max(1, BAND // max(1, cols.stop - cols.start) // cell) * cell
+    for start in range(rows.start, rows.stop, step):
+        look()
         band = Span(start, min(start + step, rows.stop))
         if head.rule.mask.state(band, cols, head.rule.grid) is State.EMPTY:
             continue
-        at = (start - rows.start) // cell
-        for reduce, values in _band(head, band, cols, cell, reduces, wanted).items():
-            found[reduce][at : at + len(values)] = values
-    return found
-
-
-def _band(
-    head: AttentionMap, rows: Span, cols: Span, cell: int, reduces: Sequence[str], wanted: Wanted
-) -> dict[str, Tensor]:
-    part = head.rule.part(rows, cols)
-    q, lse = head.q[:, :, rows.start : rows.stop], head.lse[:, :, rows.start : rows.stop]
-    k = head.k[:, :, cols.start : cols.stop]
-    squares = pooled(q, k, lse, part, cell)
-    if squares is None:
-        squares = pooling.squares(q, k, lse, part, cell, lambda *_: None if wanted() else _stop())
-    nothing = squares.allowed[0, 0] == 0
-    by_name = {"mean": squares.mean, "max": squares.largest}
-    return {reduce: by_name[reduce][0, 0].float().masked_fill_(nothing, torch.nan) for reduce in reduces}
-
-
-def _stop() -> NoReturn:
-    raise Unwanted
+        found = head.pooled(range(*band), range(*cols), cell, progress=look)
+        at = slice((start - rows.start) // cell, -(-(band.stop - rows.start) // cell))
+        allowed[at] = found.allowed[0, 0]
+        hidden = allowed[at] == 0
+        mean[at] = found.mean[0, 0].float().masked_fill(hidden, torch.nan)
+        largest[at] = found.largest[0, 0].float().masked_fill(hidden, torch.nan)
+    return Squares(mean, largest, allowed)
