@@ -80,6 +80,7 @@ def test_killed_in_the_middle_and_started_again(options, tmp_path, killed):
         assert done.returncode != 0
         assert not parts.exists()
         seen.append(Journal(parts).so_far())
+        print(processes, seen, done.stderr)
     assert 2 <= seen[0][0] < seen[1][0] < seen[1][1]
     done = run(1, *options, "--out", parts)
     assert done.returncode == 0, done.stderr

@@ -58,6 +58,8 @@ def measure(
     except KeyboardInterrupt as stop:
         if ranks.first:
             _say_how_to_go_on(out)
+        else:
+            atexit.unregister(ranks.leave)  # all are to end at once
         raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
     except (HeadwiseError, OSError) as error:
         ranks.fail(str(error))

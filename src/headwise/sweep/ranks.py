@@ -95,15 +95,9 @@ class Ranks:
             return
         if self._call("check", ["failed"]):
             raise Stopped(json.loads(self._call("get", "failed")))
-        now = time.monotonic()
         for rank in range(self.world):
-            if rank == self.rank:
-                continue
-            beats = self._call("add", f"beat{rank}", 0)
-            known, since = self._heard.get(rank, (-1, now))
-            self._heard[rank] = (beats, now if beats != known else since)
-            if now - self._heard[rank][1] > SILENCE:
-                raise Deserted(f"process {rank} of {self.world} gives no sign of life; the same command goes on")
+            if rank != self.rank:
+                self._listen(rank)
 
     def fail(self, message: str) -> None:
         """Tell the others why this process gives up; the first one to say so is heard."""
@@ -120,10 +114,21 @@ class Ranks:
                 if self.first:
                     self.say("told", True)
                 else:
-                    until = time.monotonic() + SILENCE
-                    while time.monotonic() < until and not self._call("check", ["told"]):
+                    while not self._call("check", ["told"]):
+                        self._listen(0)
                         time.sleep(PAUSE)
         self._end.set()
+
+    def _listen(self, rank: int) -> None:
+        """Deserted if a process has been silent for long."""
+        now = time.monotonic()
+        beats = self._call("add", f"beat{rank}", 0)
+        known, since = self._heard.get(rank, (-1, now))
+        since = since if beats == known else now
+        self._heard[rank] = (beats, since)
+        patience = SILENCE if beats else JOINING.total_seconds()  # one that was never heard is on its way
+        if now - since > patience:
+            raise Deserted(f"process {rank} of {self.world} gives no sign of life; the same command goes on")
 
     def _beat(self) -> None:
         while not self._end.wait(BEAT):
