@@ -15,3 +15,10 @@ rank its share of the gradient.
 from headwise.parallel.layout import Layout as Layout, shard as shard, unshard as unshard
 from headwise.parallel.ring import ring_attend as ring_attend
 from headwise.parallel.ring_map import RingMap as RingMap
+from headwise.parallel.sequence import (
+    SequenceParallel as SequenceParallel,
+    sequence_parallel as sequence_parallel,
+    sum_gradients as sum_gradients,
+)
+from headwise.parallel.ulysses import ulysses_attend as ulysses_attend
+from headwise.parallel.ulysses_map import UlyssesMap as UlyssesMap

@@ -154,9 +154,13 @@ class RowGradients:
         if cols not in self.kernels:
             return
         call = self.way.call(self.q, k, v, self.rows, cols)
+        name, given = self.kernels[cols], (self.out, self.lse, self.grad_out)
+        if name == "reference":
+            # Its own backward pass knows no rows whose other keys are elsewhere; this one does, in float64 too.
+            name, given = "torch_blocks", (self.out.double(), self.lse.double(), self.grad_out.double())
+            call = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
         with torch.no_grad(), own_dtypes(self.q):
-            kernel = KERNELS[self.kernels[cols]]
-            found = kernel.gradients(call, self.out, self.lse, self.grad_out, sums.wanted)
+            found = KERNELS[name].gradients(call, *given, sums.wanted)
         for total, part in zip((self.dq, dk, dv), found[:3], strict=True):
             assert part is not None  # those of q, k and v always come
             total += part

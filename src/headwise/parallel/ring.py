@@ -80,6 +80,11 @@ def ring_attend(
         RuntimeError: if another rank does not answer within the group's timeout.
     Source: Liu et al. 2023, 2310.01889.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return _outside(
+            q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, group=group, layout=layout,
+            return_map=return_map, measures=measures, kernel=kernel,
+        )  # fmt: skip
     who = members(group)
 
     def check() -> Asked:
@@ -102,6 +107,12 @@ def ring_attend(
     if asked.measures:
         amap.measured = amap.measured_by(ring.found, asked.measures)
     return out, amap
+
+
+@torch.compiler.disable
+def _outside(*args: Any, **options: Any) -> Any:
+    """`ring_attend` between two graphs of torch.compile."""
+    return ring_attend(*args, **options)
 
 
 @dataclass

@@ -32,7 +32,7 @@ def check_measures(wanted: Sequence[Measure], return_map: bool) -> None:
         if not isinstance(measure, RowMeasure | ReceivedMass):
             raise ConfigError(
                 f"measures: {measure.name!r} is no RowMeasure, so its parts of other ranks cannot be joined; make it "
-                f"one, or take it of the map that RingMap.gather() gives"
+                f"one, or ask the AttentionMap that the result's gather(), or its own heads, give"
             )
 
 
@@ -79,7 +79,8 @@ def measured(
             by_tiles.append((m, state))
             continue
         for of_run, row_lse, run_rule in zip(found, lses, rules, strict=True):
-            m.take(state, {s: x.to(lse.dtype) for s, x in of_run.items()}, row_lse, run_rule)
+            if row_lse.shape[-1]:
+                m.take(state, {s: x.to(lse.dtype) for s, x in of_run.items()}, row_lse, run_rule)
     if by_tiles:
         with own_dtypes(q):
             _by_tiles(q, k, lse, rule, plan, who, by_tiles)

@@ -6,10 +6,11 @@ With hops(p) for the ranks that a piece p travels past its own, one call sends, 
     backward:  Σ_p hops(p) · b · h_kv · |p| · (d + d_v) · (e + 4)
 
 with e bytes an element: keys and values again, and their gradients in float32 (e + 8 in float64), which the last rank
-that adds to them sends home. Without a mask, and with a causal one in the zigzag layout, hops(p) = R − 1: a rank sends
-(R − 1) · b · h_kv · n/R · (d + d_v) · e forward. Causal in the contiguous layout, what rank s holds is needed by later
-ranks only, R − 1 − s hops, half of that in all; under a window shorter than a rank's part it is one hop, whatever R.
-(In the zigzag layout a window saves nothing: neighbours in the sequence may be R − 1 hops apart.)
+that adds to them sends home. Without a mask hops(p) = R − 1: a rank sends (R − 1) · b · h_kv · n/R · (d + d_v) · e
+forward. Causal, in the zigzag layout, all but the last chunk make R − 1 hops; in the contiguous layout, what rank s
+holds is needed by later ranks only, R − 1 − s hops, half as much in all. Under a window shorter than a rank's part it
+is one hop in the contiguous layout, whatever R. (In the zigzag layout a window saves little: neighbours in the sequence
+may be R − 1 hops apart.)
 """
 
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from headwise.masks import Mask
 from headwise.measures import Measure
 from headwise.parallel.layout import Layout, Members, check_held, check_layout
 from headwise.rule import Rule
-from headwise.scores import Score
+from headwise.scores import Score, check_scores
 
 HASHED = 1 << 20  # numbers of a mask that are compared between ranks; of a larger one only the shape is
 
@@ -42,11 +42,13 @@ class Asked:
         """Raise for what this rank sees by itself."""
         check_layout(self.layout)
         check_mask(self.mask)
-        _checked(self.q, self.k, self.v, None, self.scale, (), self.dropout_p)
+        grid = rule_of(self.q, self.k, self.v, None, self.scale, (), self.dropout_p).grid
+        # Whether scores fit is a question for the whole; whether they are any, for this rank.
+        check_scores([score for score in _listed(self.score) if not isinstance(score, Score)], grid, self.q.device)
 
     def facts(self) -> dict[str, int]:
         """What must be the same on all ranks, by the names of the arguments, as numbers that fit 63 bits."""
-        scores = (self.score,) if isinstance(self.score, Score) else tuple(self.score)
+        scores = _listed(self.score)
         b, h, _, d = self.q.shape
         learning = torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v, *_tensors(scores)))
         return {
@@ -101,14 +103,9 @@ def _whole_rule(asked: Asked, n: int, m: int) -> Rule:
         x.detach().new_empty(x.shape[0], x.shape[1], 1, x.shape[3]).expand(-1, -1, size, -1)
         for x, size in ((asked.q, n), (asked.k, m), (asked.v, m))
     )
-    rule = _checked(q, k, v, asked.mask, asked.scale, asked.score, asked.dropout_p)
+    rule = rule_of(q, k, v, asked.mask, asked.scale, asked.score, asked.dropout_p)
     rule.mask.check(rule.grid)
     return rule
-
-
-def _checked(*given: Any) -> Rule:
-    """The rule of a call, checked as `attend` does it."""
-    return rule_of(*given)
 
 
 FACTS = 17  # numbers that a rank tells: whether it failed, n, m, and those of Asked.facts
@@ -172,6 +169,10 @@ def _mask_code(mask: Mask | None) -> int:
         if x.numel() <= HASHED:
             code = zlib.crc32(x.detach().cpu().contiguous().numpy().tobytes(), code)
     return code
+
+
+def _listed(score: Score | Sequence[Score]) -> Sequence[Score]:
+    return score if isinstance(score, Sequence) else (score,)
 
 
 def _tensors(scores: Sequence[Score]) -> list[Tensor]:

@@ -1,0 +1,167 @@
+"""Layers and whole models whose sequence lies on many ranks.
+
+    model = Decoder(config)
+    with parallel.sequence_parallel(model, how="ring"):
+        x = parallel.shard(ids, "zigzag", dim=-1)                # [b, n/R], this rank's tokens
+        loss = loss_of(model(x), parallel.shard(targets, "zigzag", dim=-1))
+        loss.backward()                                          # the loss of the whole is the sum of the ranks'
+    parallel.sum_gradients(model)
+
+Everything but attention looks at one token at a time, so only attention layers change: they attend over all ranks, and
+their rotary positions are those of the whole sequence.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+from headwise.heads.base import AttentionLayer
+from headwise.heads.block_diagonal import BlockDiagonalAttention
+from headwise.heads.contraction import ContractionAttention
+from headwise.heads.gated_output import GatedAttention
+from headwise.heads.grouped_mlp import GroupedMLPAttention
+from headwise.heads.head_mixing import HeadMixingAttention
+from headwise.heads.multi_head import MultiHeadAttention
+from headwise.heads.per_head import PerHeadAttention
+from headwise.heads.single_head import SingleHeadAttention
+from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths, members
+from headwise.parallel.ring import ring_attend
+from headwise.parallel.ulysses import ulysses_attend
+
+HOW: dict[str, tuple[Callable[..., Any], str]] = {
+    "ring": (ring_attend, "zigzag"),
+    "ulysses": (ulysses_attend, "contiguous"),
+}  # with the layout that suits it
+# Designs in which tokens meet nowhere but in `attend`. By class, not by subclass, which may do otherwise.
+DESIGNS: tuple[type[AttentionLayer], ...] = (
+    MultiHeadAttention, SingleHeadAttention, GatedAttention, GroupedMLPAttention, HeadMixingAttention, PerHeadAttention,
+    ContractionAttention, BlockDiagonalAttention,
+)  # fmt: skip
+
+
+class SequenceParallel:
+    """Attention layers that attend over many ranks until `restore`, or until the end of a `with`.
+
+    Attributes:
+        layers: the names of the layers in the model; how, layout: as in `sequence_parallel`.
+    """
+
+    def __init__(self, layers: dict[str, AttentionLayer], how: str, layout: str, who: Members) -> None:
+        self.layers, self.how, self.layout = tuple(layers), how, layout
+        self._who, self._changed = who, list(layers.values())
+        for layer in self._changed:
+            # In the instance, so that it stands before the class's own, and parameters keep their names.
+            vars(layer).update(self._steps(layer))
+
+    def restore(self) -> None:
+        """The layers as they were. Twice is as good as once."""
+        while self._changed:
+            layer = self._changed.pop()
+            for name in STEPS:
+                del vars(layer)[name]
+
+    def __enter__(self) -> "SequenceParallel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+    def __repr__(self) -> str:
+        state = f"{len(self.layers)} layers" if self._changed else "restored"
+        return f"SequenceParallel({self.how}, {self.layout} over {self._who.ranks} ranks, {state})"
+
+    def _steps(self, layer: AttentionLayer) -> dict[str, Callable[..., Any]]:
+        """What these layers do otherwise."""
+        attend_there, layout, who = HOW[self.how][0], self.layout, self._who
+        own_turn, own_check = layer.turn, layer.check
+
+        def turn(q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+            if layer.rotary is None:
+                return q, k
+            held = lengths(q.shape[2], who, q.device)
+            whole = Layout(layout, sum(held), who.ranks)
+            check_held("x", held, whole)
+            pieces = whole.pieces(who.rank)
+            parts = zip(*(x.split([len(piece) for piece in pieces], 2) for x in (q, k)), pieces, strict=True)
+            turned = [own_turn(q_part, k_part, piece.start) for q_part, k_part, piece in parts]
+            return torch.cat([q for q, _ in turned], 2), torch.cat([k for _, k in turned], 2)
+
+        def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Any]:
+            found = attend_there(q, k, v, group=who.group, layout=layout, **options)
+            return found if options.get("return_map") else (found, None)
+
+        def check(x: Tensor, context: Tensor | None, cache: Any, *others: Any) -> None:
+            own_check(x, context, cache, *others)
+            if cache is not None:
+                raise ConfigError(
+                    "cache: a layer whose sequence lies on many ranks takes none; restore() the layer to decode"
+                )
+
+        return dict(zip(STEPS, (turn, attention, check), strict=True))
+
+
+STEPS = ("turn", "attention", "check")
+
+
+def sequence_parallel(
+    model: nn.Module, group: Any = None, *, how: str = "ring", layout: str | None = None
+) -> SequenceParallel:  # fmt: skip
+    """Let every attention layer of a model attend over a sequence that lies on many ranks, in place.
+
+    Each rank then gives its own tokens, as `shard` splits them, and gets its own. Masks and scores are given to the
+    layers for the *whole* sequence. Weights are the same on all ranks and their gradients each rank's share:
+    `sum_gradients` adds them up. With `return_map` layers give a `RingMap` or a `UlyssesMap`.
+
+    Args:
+        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such layers that looks at each
+            token by itself elsewhere, and has no positions of its own but rotary ones.
+        group: a `ProcessGroup`, a one-dimensional `DeviceMesh`, or None for all processes.
+        how: "ring" or "ulysses".
+        layout: "zigzag" or "contiguous"; that of `ring_attend` or `ulysses_attend` if not given.
+    Returns:
+        What restores the model: `.restore()`, or use it in a `with`.
+    Raises:
+        ConfigError: naming the layer whose design cannot, or if the model has no layer, or one is parallel already;
+            nothing is changed then.
+    """
+    if how not in HOW:
+        raise ConfigError(f"how={how!r}: expected one of {', '.join(map(repr, HOW))}")
+    layout = HOW[how][1] if layout is None else layout
+    check_layout(layout)
+    who = members(group)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, AttentionLayer)}
+    if not layers:
+        raise ConfigError(f"{type(model).__name__} has no attention layers of headwise")
+    for name, layer in layers.items():
+        called = f"{name!r} ({type(layer).__name__})" if name else type(layer).__name__
+        if type(layer) not in DESIGNS:
+            raise ConfigError(
+                f"{called}: not a design whose tokens meet in attention alone; those are "
+                f"{', '.join(design.__name__ for design in DESIGNS)}"
+            )
+        if any(step in vars(layer) for step in STEPS):
+            raise ConfigError(f"{called} attends over many ranks already; restore() it first")
+    return SequenceParallel(layers, how, layout, who)
+
+
+def sum_gradients(model: nn.Module, group: Any = None) -> None:
+    """Add up each parameter's gradient over the ranks, in place, where every rank has a share of it. All ranks call it.
+
+    Sends 2·(1 − 1/R) times the bytes of all gradients, one message a dtype. A parameter that has no gradient on a rank
+    counts as 0 there.
+    """
+    who = members(group)
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    for dtype in dict.fromkeys(parameter.dtype for parameter in learning):
+        gradients = [p.grad for p in learning if p.dtype == dtype and p.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        dist.all_reduce(flat, group=who.group)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view(gradient.shape))

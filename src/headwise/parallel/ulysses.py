@@ -1,0 +1,132 @@
+"""Ulysses attention: ranks that hold parts of a sequence exchange them for heads, and back.
+
+Jacobs et al. 2023, DeepSpeed Ulysses, 2309.14509. Each rank computes whole heads, with any kernel and every measure, so
+it is the simpler of the two where there are at least as many heads as ranks. Bytes sent: `ulysses_exchange`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from headwise.kernels import run
+from headwise.kernels.call import Call
+from headwise.map import AttentionMap
+from headwise.masks import Mask
+from headwise.measures import Measure
+from headwise.measures.engine import statistics_for
+from headwise.measures.registry import resolve
+from headwise.parallel.heads_rule import mask_of_heads, scores_of_heads
+from headwise.parallel.layout import members
+from headwise.parallel.ring_measures import check_measures
+from headwise.parallel.sequence_call import Asked, agree
+from headwise.parallel.ulysses_exchange import Exchange, ToHeads, ToRows, shares
+from headwise.parallel.ulysses_map import UlyssesMap
+from headwise.rule import Rule
+from headwise.scores import Score
+
+
+@overload
+def ulysses_attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
+                   score: Score | Sequence[Score] = ..., dropout_p: float = ..., group: Any = ..., layout: str = ...,
+                   return_map: Literal[False] = ..., measures: Sequence[str | Measure] = ...,
+                   kernel: str = ...) -> Tensor: ...  # fmt: skip
+@overload
+def ulysses_attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
+                   score: Score | Sequence[Score] = ..., dropout_p: float = ..., group: Any = ..., layout: str = ...,
+                   return_map: Literal[True], measures: Sequence[str | Measure] = ...,
+                   kernel: str = ...) -> tuple[Tensor, UlyssesMap]: ...  # fmt: skip
+def ulysses_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    score: Score | Sequence[Score] = (),
+    dropout_p: float = 0.0,
+    group: Any = None,
+    layout: str = "contiguous",
+    return_map: bool = False,
+    measures: Sequence[str | Measure] = (),
+    kernel: str = "auto",
+) -> Tensor | tuple[Tensor, UlyssesMap]:
+    """`headwise.attend` over a sequence that lies on many ranks, each of which computes some heads of it, whole.
+
+    All ranks of the group call it, and all run its backward pass. Heads are shared out as evenly as can be: h need not
+    be a multiple of the ranks. A key head that the queries of several ranks read goes to each of them, and its gradient
+    is added up; only where ranks cut groups of queries unevenly are keys repeated in a rank's memory.
+
+    Args:
+        q: [b, h, n_r, d], this rank's queries; k, v: [b, h_kv, m_r, d] and [b, h_kv, m_r, d_v], its keys and values, as
+            `shard` splits the whole sequence.
+        mask, score: for the *whole* sequence and *all* heads, the same objects on every rank; the gradient of each
+            tensor in them is this rank's share, to be summed over the group.
+        scale, dropout_p, kernel: as in `attend`.
+        group: a `ProcessGroup`, a one-dimensional `DeviceMesh`, or None for all processes.
+        layout: "contiguous" or "zigzag"; it makes no difference to the work.
+        return_map: also return the `UlyssesMap`: the heads of this rank.
+        measures: names or measures, of all heads of all ranks, the same numbers on each; need `return_map=True`.
+    Returns:
+        [b, h, n_r, d_v], this rank's rows of all heads, differentiable in q, k, v and the tensors of `score`.
+    Raises:
+        ShapeError: also if there are fewer heads than ranks. Others as `ring_attend`, on every rank.
+    Source: Jacobs et al. 2023, 2309.14509, §3.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return _outside(
+            q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, group=group, layout=layout,
+            return_map=return_map, measures=measures, kernel=kernel,
+        )  # fmt: skip
+    who = members(group)
+
+    def check() -> Asked:
+        wanted = resolve(measures) if measures else []
+        check_measures(wanted, return_map)
+        return Asked(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
+
+    asked, queries, keys, rule = agree(who, "ulysses_attend", q, check)
+    of_ranks = shares(rule.grid.h, k.shape[1], who.ranks)
+    of_queries, of_keys = tuple(one.queries for one in of_ranks), tuple(one.keys for one in of_ranks)
+    own = of_ranks[who.rank]
+    there = Exchange(who, (of_queries, of_keys, of_keys), (queries, keys, keys))
+    q_own, k_own, v_own = ToHeads.apply(there, q, k, v)
+    if max(own.repeats) > 1:
+        times = torch.tensor(own.repeats, device=q.device)
+        k_own, v_own = (x.repeat_interleave(times, 1) for x in (k_own, v_own))
+    own_rule = _of_heads(rule, own.queries)
+    # The same seed on all ranks would drop alike in heads of each.
+    seed = (int(torch.randint(1 << 40, ())) + who.rank * 0x9E3779B97F4A7C15) % (1 << 40) if dropout_p > 0 else 0
+    statistics = statistics_for(asked.measures, own_rule) if asked.measures else ()
+    call = Call(q_own, k_own, v_own, own_rule, float(dropout_p), seed, statistics)
+    (heads, lse, found), chosen, refusals = run(call, kernel)
+    (out,) = ToRows.apply(Exchange(who, (of_queries,), (queries,)), heads)
+    if not return_map:
+        return out
+    bad_there = None if call.values_finite else _bad(v_own)
+    own_map = AttentionMap(
+        q_own, k_own, lse, own_rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_there
+    )  # fmt: skip
+    amap = UlyssesMap(own_map, own.queries, rule.grid.h, who, _bad(v))
+    if asked.measures:
+        amap.measured = amap.of_all_heads(own_map.measured_by(found, asked.measures), asked.measures)
+    return out, amap
+
+
+def _bad(v: Tensor) -> Tensor:
+    """Entries that are not finite, [b, h_kv]."""
+    return (~torch.isfinite(v.detach())).sum((-1, -2))
+
+
+def _of_heads(rule: Rule, heads: range) -> Rule:
+    h = rule.grid.h
+    scores = scores_of_heads(rule.scores, heads, h, lambda x: x)
+    return Rule(mask_of_heads(rule.mask, heads, h), rule.scale, replace(rule.grid, h=len(heads)), scores)
+
+
+@torch.compiler.disable
+def _outside(*args: Any, **options: Any) -> Any:
+    """`ulysses_attend` between two graphs of torch.compile."""
+    return ulysses_attend(*args, **options)

@@ -1,0 +1,80 @@
+"""What a rank knows of the attention matrices after Ulysses: its own heads, whole."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headwise.map import AttentionMap
+from headwise.measures import Measure, Measurements
+from headwise.measures.base import RowState
+from headwise.measures.pattern import ColumnState
+from headwise.measures.registry import resolve
+from headwise.parallel.layout import Members
+from headwise.parallel.ring_measures import check_measures
+
+
+class UlyssesMap:
+    """The heads of one rank, over the whole sequence.
+
+    Attributes:
+        own: their `AttentionMap` [b, h_r, n, m]: everything read from it is local and exact.
+        heads: which of all h heads they are.
+        measured: the `Measurements` that `measures=…` asked for, of all heads of all ranks, or None.
+    """
+
+    def __init__(self, own: AttentionMap, heads: range, num_heads: int, who: Members, bad_values: Tensor) -> None:
+        self.own, self.heads = own, heads
+        self.measured: Measurements | None = None
+        self._num_heads, self._who = num_heads, who
+        self._bad_values = bad_values  # [b, h_kv] in this rank's part of v
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(b, h, n, m) of all heads."""
+        b, _, n, m = self.own.shape
+        return b, self._num_heads, n, m
+
+    def measure(self, *wanted: str | Measure) -> Measurements:
+        """Per-head statistics of the heads of all ranks, the same on each: name → [b, h]. All ranks call it; nothing
+        is sent but the numbers. For rows, ask `own.measure(…, rows=True)`."""
+        measures = resolve(wanted)
+        check_measures(measures, return_map=True)
+        return self.of_all_heads(self.own.measure(*measures), measures)
+
+    @torch.no_grad()
+    def of_all_heads(self, found: Measurements, measures: Sequence[Measure]) -> Measurements:
+        """What each rank has measured of its own heads, as one."""
+        numbers: list[Tensor] = []
+        for state in found.states.values():
+            if isinstance(state, RowState):
+                numbers += [state.total, state.count]
+            else:
+                assert isinstance(state, ColumnState)  # check_measures let no others in
+                numbers.append((state.mass / state.eligible.clamp_min(1)).amax(-1))
+        numbers.append(found.nonfinite)
+        b = self.own.shape[0]
+        # Each number comes from one rank, so that the sums are exact.
+        everyone = self.own.lse.new_zeros(len(numbers), b, self._num_heads, dtype=torch.float64)
+        everyone[:, :, self.heads.start : self.heads.stop] = torch.stack([x.double() for x in numbers])
+        dist.all_reduce(everyone, group=self._who.group)
+        bad_values = self._bad_values.clone()
+        dist.all_reduce(bad_values, group=self._who.group)
+        at = iter(everyone)
+        states: list[RowState | ColumnState] = []
+        for state in found.states.values():
+            if isinstance(state, RowState):
+                states.append(RowState(next(at), next(at)))
+            else:
+                states.append(ColumnState(state.mass[:0], state.eligible[:0], next(at)))
+        result = Measurements(measures, states, next(at).to(found.nonfinite))
+        result.nonfinite_values = bad_values if bool(bad_values.any()) else None
+        return result
+
+    def __repr__(self) -> str:
+        b, h, n, m = self.shape
+        return (
+            f"UlyssesMap(rank {self._who.rank} of {self._who.ranks}: heads {self.heads.start} to {self.heads.stop - 1} "
+            f"of {b} × {h}, {n} queries × {m} keys; own: {self.own!r})"
+        )
