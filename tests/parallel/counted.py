@@ -6,9 +6,9 @@
 
 A message counts by its size. A collective counts as the algorithm that sends least does, for each of R ranks: an
 all-reduce of S bytes as the reduce-scatter and the all-gather that it is, 2·S·(R − 1)/R; an all-gather as its own part
-sent to each other rank; a reduce-scatter as the parts that are others'; an all-to-all as the parts that leave. What goes
-to one root or comes from one counts on the ranks that send it. Barriers count nothing. The backward pass is counted on
-CPUs, where autograd runs it on the thread that asked for it.
+sent to each other rank; a reduce-scatter as the parts that are others'; an all-to-all as the parts that leave. What
+goes to one root or comes from one counts on the ranks that send it. Barriers count nothing. The backward pass is
+counted on CPUs, where autograd runs it on the thread that asked for it.
 """
 
 from collections import Counter

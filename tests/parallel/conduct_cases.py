@@ -1,0 +1,179 @@
+"""What is sent, what is skipped, and what happens when a rank is called wrongly or fails."""
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from compared import HOW, raises
+from counted import counted
+from samples import qkv
+from torch import Tensor
+
+import headwise as hw
+from headwise import parallel
+from headwise.parallel import blocks
+from headwise.parallel.ulysses_exchange import shares
+
+
+def mine(layout: str, *whole: Tensor) -> list[Tensor]:
+    return [parallel.shard(x, layout).requires_grad_() for x in whole]
+
+
+def total(number: int) -> int:
+    """Over all ranks."""
+    every = torch.tensor([number])
+    dist.all_reduce(every)
+    return int(every)
+
+
+def bytes_of_a_ring(rank: int, ranks: int) -> None:
+    """The formulas of `ring_plan`, to the byte, in both passes and all layouts."""
+    n, b, h_kv, d, e = 8 * ranks, 2, 2, 8, 5
+    numbers = b * h_kv * (d + e)  # of a token
+    part = n // ranks
+    short = hw.Causal() & hw.Window(part)
+    for layout, mask, hops in (
+        ("zigzag", None, n * (ranks - 1)),
+        ("zigzag", hw.Causal(), part // 2 * (2 * ranks - 1) * (ranks - 1)),  # nobody else needs the last chunk
+        ("contiguous", None, n * (ranks - 1)),
+        ("contiguous", hw.Causal(), part * ranks * (ranks - 1) // 2),  # rank s: R − 1 − s hops
+        ("contiguous", short, part * (ranks - 1)),  # one hop, and nobody needs the last rank's
+        ("contiguous", hw.Documents(torch.arange(n) // part), 0),
+    ):
+        for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
+            q, k, v = mine(layout, *qkv(b, 4, h_kv, n, n, d, e, dtype=dtype))
+            with counted() as sent:
+                out = parallel.ring_attend(q, k, v, mask=mask, layout=layout)
+            assert total(sent.by["send"]) == hops * numbers * size, (layout, mask)
+            with counted() as sent:
+                out.sum().backward()
+            assert total(sent.by["send"]) == hops * numbers * (size + 4), (layout, mask)
+            assert set(sent.by) <= {"send"}
+
+
+def bytes_of_ulysses(rank: int, ranks: int) -> None:
+    """The formulas of `ulysses_exchange`, where heads divide and where they do not."""
+    for h, h_kv in ((8, 4), (6, 2), (5, 1)):
+        n, b, d, e = 5 * ranks, 2, 8, 3
+        q, k, v = mine("contiguous", *qkv(b, h, h_kv, n, n, d, e))
+        of_ranks = shares(h, h_kv, ranks)
+        held, own = n // ranks, of_ranks[rank]
+        others = [one for at, one in enumerate(of_ranks) if at != rank]
+        there = sum(b * held * (len(one.queries) * d + len(one.keys) * (d + e)) * 4 for one in others)
+        back = len(others) * b * len(own.queries) * held * e * 4
+        with counted() as sent:
+            out = parallel.ulysses_attend(q, k, v, mask=hw.Causal())
+        assert sent.by["all_to_all"] == there + back
+        with counted() as sent:
+            out.sum().backward()
+        of_keys = len(others) * b * held * (len(own.queries) * d + len(own.keys) * (d + e)) * 4
+        from_rows = sum(b * len(one.queries) * held * e * 4 for one in others)
+        assert sent.bytes == sent.by["all_to_all"] == of_keys + from_rows
+
+
+def work_is_even_in_zigzag(rank: int, ranks: int) -> None:
+    """Under a causal mask every rank computes as many cells in the zigzag layout, and not in the other."""
+    cells = 0
+    run = blocks.run
+
+    def counting(call, name):
+        nonlocal cells
+        _, _, n, m = call.rule.grid
+        dense = call.rule.mask.allowed(torch.arange(n), torch.arange(m), call.rule.grid)
+        cells += int(dense.expand(1, 1, n, m).sum())
+        return run(call, name)
+
+    n = 16 * ranks
+    found = {}
+    blocks.run = counting
+    try:
+        for layout in ("zigzag", "contiguous"):
+            cells = 0
+            parallel.ring_attend(*mine(layout, *qkv(1, 2, 2, n, n)), mask=hw.Causal(), layout=layout)
+            told = torch.zeros(ranks, dtype=torch.long)
+            told[rank] = cells
+            dist.all_reduce(told)
+            found[layout] = told
+            assert int(told.sum()) == n * (n + 1) // 2  # each cell once, and no block that is empty
+    finally:
+        blocks.run = run
+    assert int(found["zigzag"].max()) == int(found["zigzag"].min())
+    assert int(found["contiguous"].max()) > int(found["contiguous"].min())
+
+
+def mistakes_are_told_on_every_rank(rank: int, ranks: int) -> None:
+    last = rank == ranks - 1
+    for name, attend in HOW.items():
+        q, k, v = (x.detach() for x in mine("contiguous", *qkv(1, 4, 2, 4 * ranks, 4 * ranks)))
+
+        def call(q=q, k=k, v=v, attend=attend, **options):
+            return attend(q, k, v, **{"layout": "contiguous", **options})
+
+        cut = slice(0, 2) if last else slice(None)
+        held = ", ".join(["4"] * (ranks - 1) + ["2"])
+        raises(hw.ShapeError, f"k: the ranks hold {held} tokens", call, k=k[:, :, cut], v=v[:, :, cut])
+        raises(hw.ShapeError, f"q: the ranks hold {held} tokens", call, q=q[:, :, cut])
+        raises(hw.ShapeError, "v: shape", call, v=v[:, :, cut])  # wrong by itself, on the last rank
+        raises(hw.DTypeError, "v is torch.float64, but q is torch.float32", call, v=v.double() if last else v)
+        raises(hw.ConfigError, "dtype differs", call, *(x.double() if last else x for x in (q, k, v)))
+        raises(hw.ShapeError, "batch differs", call, *(x.repeat(2, 1, 1, 1) if last else x for x in (q, k, v)))
+        raises(hw.ConfigError, "mask differs", call, mask=hw.Window(3) if last else hw.Window(2))
+        ids = torch.arange(4 * ranks) // (2 if last else 3)
+        raises(hw.ConfigError, "mask differs", call, mask=hw.Documents(ids))
+        raises(hw.ConfigError, "scale differs", call, scale=0.5 if last else 0.4)
+        raises(hw.ConfigError, "score differs", call, score=hw.SoftCap(5.0) if last else ())
+        raises(hw.ConfigError, "layout differs", call, layout="zigzag" if last else "contiguous")
+        raises(hw.ConfigError, "need of gradients differs", call, q=q.clone().requires_grad_(last))
+        raises(hw.ConfigError, "layout='stripes': expected one of", call, layout="stripes")
+        raises(hw.ShapeError, "Documents(ids)", call, mask=hw.Documents(torch.zeros(3, dtype=torch.long)))
+        raises(hw.ShapeError, "ALiBi", call, score=hw.ALiBi([0.5]))
+        raises(hw.DTypeError, "mask: expected a headwise mask", call, mask=torch.ones(2, 2).bool())
+        raises(hw.DTypeError, "score: expected headwise scores", call, score=3)
+        raises(hw.DTypeError, "torch.Tensor", call, q="q" if last else q)
+        if name == "ulysses":
+            few = [x[:, : ranks - 1] for x in (q, q, q)]
+            raises(hw.ShapeError, f"too few for {ranks} ranks", call, *few)
+        call()  # and after all that the ranks are in step
+    raises(hw.ShapeError, "x: the ranks hold", parallel.unshard, torch.zeros(1, 5 + 3 * last, 2))
+
+
+def a_rank_that_fails_does_not_hold_the_others_for_long(rank: int, ranks: int) -> None:
+    """They get an error within the group's timeout, which says whom they waited for."""
+    own = dist.new_group(timeout=timedelta(seconds=4))
+    q, k, v = (x.detach() for x in mine("zigzag", *qkv(1, 4, 2, 4 * ranks, 4 * ranks)))
+    meet = blocks.Rows.meet
+
+    def fail(*_):
+        raise MemoryError("no room")
+
+    try:
+        if rank == 0:
+            blocks.Rows.meet = fail
+            raises(MemoryError, "no room", parallel.ring_attend, q, k, v, group=own)
+        elif rank == 1:  # the next in the ring
+            blocks.Rows.meet = lambda *_: None
+            raises(RuntimeError, "waited in vain", _twice, q, k, v, own)
+        else:
+            blocks.Rows.meet = lambda *_: None
+            try:
+                _twice(q, k, v, own)
+            except RuntimeError:
+                return  # here, or where the ranks agree on the next call
+            raise AssertionError("nothing was raised")
+    finally:
+        blocks.Rows.meet = meet
+
+
+def _twice(q: Tensor, k: Tensor, v: Tensor, group) -> None:
+    """With two ranks the first pass needs no more of the rank that fails than it has sent already."""
+    for _ in range(2):
+        parallel.ring_attend(q, k, v, group=group)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        bytes_of_a_ring, bytes_of_ulysses, work_is_even_in_zigzag, mistakes_are_told_on_every_rank,
+        a_rank_that_fails_does_not_hold_the_others_for_long,
+    )
+}  # fmt: skip

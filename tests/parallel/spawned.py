@@ -1,0 +1,58 @@
+"""Starts the ranks of a job once for all tests that ask for its outcome, in whatever process they run."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LONGEST = 900.0  # seconds; a machine that does nothing else needs a tenth of the first minute
+
+
+@cache
+def outcomes(module: str, ranks: int, shared: Path) -> dict[str, str]:
+    """Of each case of a module: "" if it passed on every rank, or what went wrong.
+
+    Args:
+        shared: a folder that all workers of a test run have in common; the first to come runs the job.
+    """
+    folder = shared / f"{module}-{ranks}"
+    done = folder / "outcomes.json"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        until = time.monotonic() + LONGEST
+        while not done.exists() and time.monotonic() < until:
+            time.sleep(0.2)
+        return json.loads(done.read_text())
+    found = _run(module, ranks, folder)
+    part = done.with_suffix(".part")
+    part.write_text(json.dumps(found))
+    part.rename(done)
+    return found
+
+
+def _run(module: str, ranks: int, folder: Path) -> dict[str, str]:
+    paths = [str(HERE), str(HERE.parent / "core"), os.environ.get("PYTHONPATH", "")]
+    environment = {
+        **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(HERE / "ranks.py"), module, str(rank), str(ranks), str(folder)],
+            env=environment, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    try:
+        errors = [job.communicate(timeout=LONGEST)[1] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    if any(job.returncode for job in jobs):
+        return {"": "\n".join(errors)}
+    return json.loads((folder / "0.json").read_text())

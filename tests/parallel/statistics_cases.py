@@ -1,0 +1,118 @@
+"""Statistics of many ranks against those of one process, and the maps that ranks hold."""
+
+import torch
+from compared import HOW, close, compare, raises
+from samples import MASKS, SCORES, qkv
+
+import headwise as hw
+from headwise import parallel
+from headwise.measures import MEASURES
+
+N = 37
+
+
+def all_measures() -> list:
+    ids = torch.randint(0, 6, (N,), generator=torch.Generator().manual_seed(3))
+    return [
+        *MEASURES, hw.DuplicateMass(ids), hw.InductionMass(ids), hw.InductionMass(ids, uniform=True),
+        hw.ClassMass(ids == 2, "twos"), hw.ClassMass(torch.stack((ids == 1, ids == 4)), "two classes"),
+        hw.row_measure("far", lambda tile: (tile.weights * (tile.positions[:, None] - tile.keys > 9)).sum(-1)),
+    ]  # fmt: skip
+
+
+class Opaque(hw.Measure):
+    """A measure whose state nobody else can join."""
+
+    name, unit, range, source = "opaque", "", "", ""
+
+    def start(self, grid, like):
+        return [torch.zeros(grid.b, grid.h)]
+
+    def update(self, state, tile):
+        state[0] += tile.weights.sum((-1, -2))
+
+    def merge(self, one, other):
+        return [torch.cat((one[0], other[0])).sum(0, keepdim=True)]
+
+    def finish(self, state):
+        return state[0]
+
+
+def every_measure(rank: int, ranks: int) -> None:
+    """The same numbers on every rank as in one process, by kernels that tell them and by kernels that do not."""
+    q, k, v = qkv(2, 4, 2, N, N)
+    for mask, scores in (("causal", "alibi"), ("window and sinks", "sinks"), ("documents", "soft cap"),
+                         ("nothing for some", "all"), ("dense", "relative")):  # fmt: skip
+        for how, layout in (("ring", "zigzag"), ("ring", "contiguous"), ("ulysses", "zigzag")):
+            made = MASKS[mask](2, N, N)
+            compare(how, q, k, v, mask=made, scores=SCORES[scores], layout=layout, measures=all_measures())
+    for how in HOW:
+        for kernel in ("torch_blocks", "reference"):
+            compare(how, q, k, v, mask=hw.Causal(), scores=SCORES["sinks"], measures=all_measures(), kernel=kernel)
+
+
+def few_tokens(rank: int, ranks: int) -> None:
+    """Fewer tokens than ranks, and cross attention: ranks without a row have no say."""
+    for n, m in ((1, 1), (3, 5), (2, 9)):
+        q, k, v = qkv(1, 4, 1, n, m)
+        for how in HOW:
+            compare(how, q, k, v, mask=hw.Causal(), measures=[*MEASURES])
+
+
+def long_rows(rank: int, ranks: int) -> None:
+    """Several blocks of rows and tiles of keys a rank; distances of hundreds, whose variance cancels."""
+    q, k, v = qkv(1, 2, 1, 1100, 1100, 4, 4)
+    for layout in ("zigzag", "contiguous"):
+        compare("ring", q, k, v, mask=hw.Causal(), layout=layout, measures=[*MEASURES])
+    far = hw.Causal() & hw.Dense(torch.arange(1100)[:, None] - torch.arange(1100) > 700)
+    compare("ring", q, k, v, mask=far, measures=["mean_distance", "distance_variance", "topk_mass"])
+
+
+def maps_of_a_ring(rank: int, ranks: int) -> None:
+    q, k, v = qkv(2, 4, 2, N, N)
+    for layout in ("zigzag", "contiguous"):
+        for scores in ("sinks", "all"):
+            own, whole = compare("ring", q, k, v, mask=hw.Causal(), scores=SCORES[scores], layout=layout)
+            assert own.shape == whole.shape
+            assert own.measured is None
+            held = parallel.Layout(layout, N, ranks).pieces(rank)
+            assert own.rows == held
+            for amap, rows in zip(own.maps(), held, strict=True):
+                close("tile", amap[:], whole[:, :, rows.start : rows.stop], 1e-5)
+                both = amap.measure("mean_distance", rows=True).rows["mean_distance"]
+                alone = whole.measure("mean_distance", rows=True).rows["mean_distance"]
+                close("distances", both, alone[:, :, rows.start : rows.stop], 1e-5)
+            close("gathered", own.gather()[:], whole[:], 1e-5)
+            later = own.measure("entropy", "received_mass", rows=True)
+            close("entropy", later["entropy"], whole.measure("entropy")["entropy"], 1e-5)
+            close("received", later["received_mass"], whole.measure("received_mass")["received_mass"], 1e-5)
+            rows_alone = whole.measure("entropy", rows=True).rows["entropy"][..., None]
+            close("rows", later.rows["entropy"], parallel.shard(rows_alone, layout)[..., 0], 1e-5)
+            assert f"rank {rank} of {ranks}" in repr(own)
+            assert "entropy" in repr(later)
+
+
+def maps_of_ulysses(rank: int, ranks: int) -> None:
+    q, k, v = qkv(2, 6, 3, N, N)
+    own, whole = compare("ulysses", q, k, v, mask=hw.Causal(), scores=SCORES["all"])
+    assert own.shape == whole.shape
+    close("tile", own.own[:], whole[:, own.heads.start : own.heads.stop], 1e-5)
+    close("entropy", own.measure("entropy")["entropy"], whole.measure("entropy")["entropy"], 1e-5)
+    assert f"heads {own.heads.start} to" in repr(own)
+
+
+def measures_that_cannot_be_joined(rank: int, ranks: int) -> None:
+    q, k, v = (parallel.shard(x, "contiguous") for x in qkv(1, 4, 2, 11, 11))
+    for attend in HOW.values():
+        asked = {"return_map": True, "layout": "contiguous"}
+        raises(hw.ConfigError, "'opaque' is no RowMeasure", attend, q, k, v, measures=[Opaque()], **asked)
+        raises(hw.ConfigError, "unknown measure 'entropie'", attend, q, k, v, measures=["entropie"], **asked)
+        raises(hw.ConfigError, "needs return_map=True", attend, q, k, v, measures=["entropy"])
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        every_measure, few_tokens, long_rows, maps_of_a_ring, maps_of_ulysses, measures_that_cannot_be_joined,
+    )
+}  # fmt: skip
