@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from counted import Sent
-from head_parallel_cases import CASES, HEADS, TRAFFIC, WIDTH, Case, Crossing, model_of, normal
+from head_parallel_cases import CASES, HEADS, TRAFFIC, WIDTH, Case, Crossing, mha, model_of, normal
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -222,6 +222,50 @@ def dropout(mesh: DeviceMesh) -> Answer:
     }  # fmt: skip
 
 
+def watching(mesh: DeviceMesh) -> Answer:
+    """A record numbers this rank's heads as the whole layer does, and all ranks together are one process."""
+    torch.manual_seed(1)
+    whole = nn.ModuleDict({name: mha(8, kv).double() for name, kv in (("a", 8), ("b", 2))})
+    spread = hw.parallelize_heads(copy.deepcopy(whole), mesh)
+    xs = [normal(3, 7, WIDTH, seed=1), normal(2, 5, WIDTH, seed=2)]
+    records = []
+    for model in (whole, spread):
+        with hw.watch(model, measures=tuple(hw.MEASURES), heads=[0, 3, 6], steps="manual") as record:
+            for x in xs:
+                for layer in model.values():
+                    layer(x, mask=hw.Causal())
+            record.step()
+        records.append(record)
+    one, many = records
+    reduced = many.reduce()
+    held = hw.held_heads(spread["a"]).heads
+    mine = [i for i, (_, head) in enumerate(one.latest.places) if head in held]
+    with hw.watch(spread, measures=["max_logit"]) as narrow:
+        spread["a"](xs[0])
+    alone = ""
+    try:
+        hw.qk_clip(nn.ModuleDict({"a": spread["a"]}), narrow)
+    except hw.ConfigError as error:
+        alone = str(error)
+    with hw.watch(spread, measures=["max_logit"]) as record:
+        spread["b"](xs[0])
+    with hw.watch(whole, measures=["max_logit"]) as of_one:
+        whole["b"](xs[0])
+    tau = float(of_one.latest["max_logit"].median())
+    clipped = [hw.qk_clip(whole, of_one, tau), hw.qk_clip(spread, record.reduce(), tau)]
+    state = hw.whole_state(spread)
+    return {
+        "places": many.latest.places, "wanted": [one.latest.places[i] for i in mine],
+        "own": _far(many.latest.numbers, one.latest.numbers[mine]) if mine else 0.0,
+        "all": [list(place) for place in reduced.latest.places] == [list(place) for place in one.latest.places],
+        "latest": _far(reduced.latest.numbers, one.latest.numbers),
+        "totals": _far(reduced.totals.numbers, one.totals.numbers),
+        "layers": sorted({head for _, head in narrow.latest.places}), "alone": alone,
+        "clipped": list(map(len, clipped)),
+        "weights": max(_far(state[name], x) for name, x in whole.state_dict().items()),
+    }  # fmt: skip
+
+
 def traffic(mesh: DeviceMesh) -> Answer:
     """Bytes that this rank sends in each pass of each way, and what the formulas say."""
     ranks = mesh.size()
@@ -324,7 +368,7 @@ def _gathered(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
     return parts
 
 
-JOBS = (cases, half, statistics, decoding, writing, refusals, checkpoints, training, dropout, traffic, meshes)
+JOBS = (cases, half, statistics, decoding, writing, refusals, checkpoints, training, dropout, watching, traffic, meshes)
 
 if __name__ == "__main__":
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])

@@ -165,6 +165,29 @@ def test_one_dimension_of_a_larger_mesh(answers):
         assert "has 2 dimensions, ('data', 'heads')" in found["error"]
 
 
+def test_a_record_numbers_heads_as_the_whole_layer_does(answers):
+    held = 8 // len(answers)
+    for rank, answer in enumerate(answers):
+        found = answer["watching"]
+        assert found["places"] == found["wanted"]
+        assert found["layers"] == list(range(rank * held, (rank + 1) * held))
+        assert found["own"] < 1e-6
+    places = [tuple(place) for answer in answers for place in answer["watching"]["places"]]
+    assert len(set(places)) == len(places) == 6
+
+
+def test_the_records_of_all_ranks_are_that_of_one_process_and_clip_alike(answers):
+    for answer in answers:
+        found = answer["watching"]
+        assert found["all"]
+        assert max(found["latest"], found["totals"]) < 1e-6
+        assert (
+            "its heads are spread over ranks, so all ranks have to clip alike: give record.reduce()" in found["alone"]
+        )
+        assert found["clipped"][0] == found["clipped"][1] > 0
+        assert found["weights"] < 1e-6
+
+
 @pytest.mark.parametrize("heads", ["8/4", "4/1", "8/8"])
 @pytest.mark.parametrize("way", ["head-parallel", "Ulysses", "ring", "ring, contiguous"])
 def test_bytes_sent_are_those_of_the_formulas(answers, way, heads):

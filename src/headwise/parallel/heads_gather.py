@@ -11,7 +11,7 @@ from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.masks import And, Dense, Mask, Or
 from headwise.measures import Measurements
-from headwise.measures.states import with_tensors
+from headwise.measures.states import side_by_side, tensors_of, with_tensors
 from headwise.parallel.heads_held import HeldHeads, held_heads
 from headwise.parallel.heads_rule import OfHeads, RelativeOfHeads
 from headwise.rule import Rule
@@ -54,20 +54,28 @@ def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:
 
 def gathered(x: Tensor, held: HeldHeads, dim: int = 1, *, keys: bool = False) -> Tensor:
     """This rank's part of a tensor and those of the others along the axis of heads; of key heads, each once."""
-    x = x.detach().contiguous()
-    parts = [torch.empty_like(x) for _ in range(held.ranks)]
-    dist.all_gather(parts, x, group=held.mesh.get_group())
+    parts = _of_ranks(x, held)
     return torch.cat(parts[:: held.sharing] if keys else parts, dim)
 
 
+def _of_ranks(x: Tensor, held: HeldHeads) -> list[Tensor]:
+    """What each rank has in the place of a tensor."""
+    x = x.detach().contiguous()
+    parts = [torch.empty_like(x) for _ in range(held.ranks)]
+    dist.all_gather(parts, x, group=held.mesh.get_group())
+    return parts
+
+
 def _measured(own: Measurements, held: HeldHeads) -> Measurements:
-    """The states of all ranks side by side. What they then say must be what the ranks said."""
+    """The states of all ranks side by side."""
     states = []
     for measure, state in zip(own._measures, own._states, strict=True):
-        states.append(with_tensors(state, lambda x: gathered(x, held) if x.shape[1:2] == (len(held.heads),) else x))
-        found, said = measure.finish(states[-1]), gathered(own[measure.name], held)
-        if found.shape != said.shape or not torch.equal(found.nan_to_num(), said.nan_to_num()):
-            raise ConfigError(f"gather_map: measure {measure.name!r} keeps its heads otherwise than [batch, heads, …]")
+        tensors = zip(*(_of_ranks(x, held) for x in tensors_of(state)), strict=True)
+        of_ranks = []
+        for each in tensors:
+            numbers = iter(each)
+            of_ranks.append(with_tensors(state, lambda _, numbers=numbers: next(numbers)))  # type: ignore[misc]
+        states.append(side_by_side(measure, of_ranks, [len(held.heads)] * held.ranks))
     return Measurements(own._measures, states, gathered(own.nonfinite, held))
 
 

@@ -18,7 +18,7 @@ Without biases, soft caps and the like on the scores, the largest logit on the s
 added to the product are not made smaller by it: the largest logit comes down, and nearer to τ with every step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from headwise.anatomy import HeadSite, Part, find_heads
 from headwise.errors import ConfigError
 from headwise.heads.latent import LatentAttention
 from headwise.heads.talking_heads import TalkingHeadsAttention
+from headwise.parallel.heads_held import held_heads
 from headwise.tables import as_html, as_text
 from headwise.telemetry.record import Record, Reduced
 
@@ -89,7 +90,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0) -> C
     summary = record.latest
     if "max_logit" not in summary.names:
         raise ConfigError("qk_clip: the record does not measure max_logit; give it to watch(measures=…)")
-    plans = _plans(model, own)
+    plans = _plans(model, own, of_all=isinstance(record, Reduced))
     if own.ledger.clipped == summary.step or not summary.steps:
         return Clipped(summary.step, tau, ())
     own.ledger.clipped = summary.step
@@ -105,23 +106,34 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0) -> C
     return Clipped(summary.step, tau, tuple(heads))
 
 
-def _plans(model: nn.Module, record: Record) -> list[tuple[str, HeadSite]]:
-    """The watched layers with their sites; raises if one has none that can be clipped."""
+def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str, HeadSite]]:
+    """The watched layers with their sites, those of all ranks together; raises if one has none that can be clipped."""
     names = {module: name for name, module in record.modules().items()}
-    sites = {site.module: site for site in find_heads(model)}
+    sites = {site.module: _whole(site) for site in find_heads(model)}
     refused = []
     for module, name in names.items():
-        if reason := _refuse(sites.get(module)):
+        if reason := _refuse(sites.get(module), of_all):
             refused.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
     if refused:
         raise ConfigError(f"qk_clip: {'; '.join(refused[:4])}. Leave such layers out: watch(model, layers=…)")
     return [(name, sites[module]) for module, name in names.items()]
 
 
-def _refuse(site: HeadSite | None) -> str | None:
+def _whole(site: HeadSite) -> HeadSite:
+    """A site with all its heads, where this rank computes some of them; its weights are DTensors of the whole size."""
+    held = held_heads(site.module)
+    return site if held is None else replace(site, num_heads=held.num_heads, num_kv_heads=held.num_kv_heads)
+
+
+def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
     """Why the queries and keys of a site cannot be clipped, or None."""
     if site is None:
         return "it is not in the model, or where its queries and keys are made is not known"
+    if held_heads(site.module) is not None:
+        if not of_all:
+            return "its heads are spread over ranks, so all ranks have to clip alike: give record.reduce()"
+        if _norms(site.module):
+            return "its heads are spread over ranks, and its norm is one for all of them"
     if isinstance(site.module, TalkingHeadsAttention):
         return "its scores are mixtures of all heads' products"
     try:

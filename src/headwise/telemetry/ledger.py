@@ -22,7 +22,7 @@ class Ledger:
     def __init__(self, names: tuple[str, ...], heads: Sequence[int] | None, history: int) -> None:
         self._names, self._heads = names, heads
         self._past: deque[Summary] = deque(maxlen=history)
-        self._order: dict[str, int] = {}
+        self._order: dict[str, range] = {}
         self._under_way = Running()
         self.last, self.total = Running(), Running()
         self.index = self.steps = 0
@@ -32,7 +32,7 @@ class Ledger:
     def add(self, running: Running) -> None:
         """Take what a forward gave into the step under way."""
         for name, layer in running.layers.items():
-            self._order.setdefault(name, layer.grid.h)
+            self._order.setdefault(name, layer.heads)
             self._check(name, layer)
             self._under_way.add(name, layer)
 
@@ -65,19 +65,24 @@ class Ledger:
         states = [x for one in (self.last, self.total) for layer in one.layers.values() for x in layer.tensors()]
         return self.history.nbytes + sum({x.data_ptr(): x.nbytes for x in states}.values())
 
-    def summarise(self, running: Running, steps: int) -> Summary:
-        """The numbers of something else that was added up, such as that of all ranks."""
-        return self._summary(running, self.latest.step, steps)
+    def summarise(self, running: Running, steps: int, whole: Running) -> Summary:
+        """The numbers of something else that was added up, such as that of all ranks, with the heads of `whole`."""
+        order = self._order | {name: layer.heads for name, layer in whole.layers.items()}
+        return self._summary(running, self.latest.step, steps, order)
 
-    def _summary(self, running: Running, step: int, steps: int) -> Summary:
-        found = running.summary(self._names, self._order, self._heads)
+    def _summary(self, running: Running, step: int, steps: int, order: dict[str, range] | None = None) -> Summary:
+        found = running.summary(self._names, self._order if order is None else order, self._heads)
         return Summary(step, steps, *found)
 
     def _check(self, name: str, layer: Layer) -> None:
-        if bad := [head for head in self._heads or () if head >= layer.grid.h]:
-            raise ConfigError(f"heads={bad[0]}: {name or 'the model'} has the heads 0 to {layer.grid.h - 1}")
-        if layer.grid.h != self._order[name]:
+        if bad := [head for head in self._heads or () if head >= layer.of]:
+            raise ConfigError(f"heads={bad[0]}: {name or 'the model'} has the heads 0 to {layer.of - 1}")
+        if layer.heads != self._order[name]:
             raise ConfigError(
-                f"{name or 'the model'} had {self._order[name]} heads when it was first watched, and has "
-                f"{layer.grid.h} now; record.clear() begins anew"
+                f"{name or 'the model'} had {_told(self._order[name])} when it was first watched, and has "
+                f"{_told(layer.heads)} now; record.clear() begins anew"
             )
+
+
+def _told(heads: range) -> str:
+    return f"{len(heads)} heads" + (f" from {heads.start} on" if heads.start else "")

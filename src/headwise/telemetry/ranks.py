@@ -1,8 +1,9 @@
 """The records of all ranks of a distributed run as one."""
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.measures.states import with_tensors
+from headwise.measures.states import side_by_side, with_tensors
 from headwise.telemetry.running import Layer, Running
 
 
@@ -24,7 +25,7 @@ def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError("reduce(): torch.distributed is not initialised; record.latest and record.totals are all")
-    parts = [x for one in runnings for layer in one.layers.values() for x in layer.tensors() if x.numel()]
+    parts = [x for one in runnings for layer in one.layers.values() for x in (*layer.tensors(), _first(layer))]
     device = _device(group)
     flat = torch.cat(
         [torch.empty(0, dtype=torch.float64, device=device), *(x.double().flatten().to(device) for x in parts)]
@@ -43,7 +44,10 @@ def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
     everyone = [torch.empty_like(flat) for _ in sizes]
     dist.all_gather(everyone, flat, group=group)
     there = [_rebuilt(runnings, numbers) for numbers in everyone]
-    return [reduce(_merged, ranks) for ranks in zip(*there, strict=True)]
+    return [
+        Running({name: _joined([one.layers[name] for one in ranks]) for name in ranks[0].layers})
+        for ranks in zip(*there, strict=True)
+    ]
 
 
 def _device(group: Any) -> torch.device:
@@ -52,9 +56,32 @@ def _device(group: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def _merged(one: Running, other: Running) -> Running:
-    names = {name: layer.merged(other.layers[name]) for name, layer in one.layers.items()}
-    return Running(names)
+def _joined(layers: Sequence[Layer]) -> Layer:
+    """A layer as all ranks saw it: what they say of the same heads merged, of different heads side by side."""
+    by_heads: dict[int, Layer] = {}
+    for layer in layers:
+        start = layer.heads.start
+        by_heads[start] = by_heads[start].merged(layer) if start in by_heads else layer
+    first, *others = parts = [by_heads[start] for start in sorted(by_heads)]
+    if not others:
+        return first
+    if any(one.heads.stop != other.heads.start for one, other in pairwise(parts)):
+        held = ", ".join(f"{part.heads.start} to {part.heads.stop - 1}" for part in parts)
+        raise ConfigError(f"reduce(): the ranks of the group hold the heads {held} of {first.of}, with gaps")
+    counts = [len(part.heads) for part in parts]
+    states = [
+        side_by_side(measure, [part.states[i] for part in parts], counts) for i, measure in enumerate(first.measures)
+    ]
+    return replace(
+        first, grid=replace(first.grid, h=sum(counts)), states=states,
+        heads=range(first.heads.start, others[-1].heads.stop),
+        nonfinite=torch.cat([part.nonfinite for part in parts], 1),
+    )  # fmt: skip
+
+
+def _first(layer: Layer) -> Tensor:
+    """The number of the first of the heads that a rank has seen."""
+    return torch.tensor([layer.heads.start], dtype=torch.float64)
 
 
 def _rebuilt(runnings: list[Running], numbers: Tensor) -> list[Running]:
@@ -69,6 +96,7 @@ def _rebuilt(runnings: list[Running], numbers: Tensor) -> list[Running]:
 
     def layer(one: Layer) -> Layer:
         states = [with_tensors(state, take) for state in one.states]
-        return replace(one, states=states, nonfinite=take(one.nonfinite))
+        nonfinite, first = take(one.nonfinite), int(take(_first(one)))
+        return replace(one, states=states, nonfinite=nonfinite, heads=range(first, first + len(one.heads)))
 
     return [Running({name: layer(x) for name, x in one.layers.items()}) for one in runnings]

@@ -172,7 +172,8 @@ class Record:
 
     def reduce(self, group: Any = None) -> "Reduced":
         """What all ranks of torch.distributed saw: their `latest` and `totals` merged, sums as sums and maxima as
-        maxima, the same on each. To be called by every rank, after the same step; the record stays that of this rank.
+        maxima, the same on each; where ranks hold different heads of a layer (`parallelize_heads`), all its heads. To
+        be called by every rank, after the same step; the record stays that of this rank.
 
         Args:
             group: of processes; None for all.
@@ -181,7 +182,7 @@ class Record:
         """
         last, total = gathered([self.ledger.last, self.ledger.total], group)
         ledger = self.ledger
-        return Reduced(self, ledger.summarise(last, 1), ledger.summarise(total, ledger.steps))
+        return Reduced(self, ledger.summarise(last, 1, total), ledger.summarise(total, ledger.steps, total))
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every watched layer."""

@@ -1,6 +1,6 @@
 """States of measures that grow with what is seen and not with how often: batches, forwards, steps and ranks add up."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from headwise.adapters.observer import Observation
 from headwise.masks import Grid
 from headwise.measures import Measure
 from headwise.measures.states import tensors_of
+from headwise.parallel.heads_held import held_heads
 
 
 @dataclass
@@ -22,18 +23,21 @@ class Layer:
         measures: those that made the states.
         states: one a measure, batches pooled.
         nonfinite: [4, heads] float64 counts, as in `Summary`.
+        heads: the numbers of these heads in the layer; of: how many it has, on all ranks together.
     """
 
     grid: Grid
     measures: tuple[Measure, ...]
     states: list[Any]
     nonfinite: Tensor
+    heads: range
+    of: int
 
     def merged(self, other: "Layer") -> "Layer":
         """Both together."""
         states = [m.merge(one, two) for m, one, two in zip(self.measures, self.states, other.states, strict=True)]
         nonfinite = self.nonfinite + other.nonfinite.to(self.nonfinite.device)
-        return Layer(other.grid, self.measures, states, nonfinite)
+        return replace(self, grid=other.grid, states=states, nonfinite=nonfinite)
 
     def columns(self) -> Tensor:
         """The finished measures and the counts side by side, [heads, measures + 4]."""
@@ -65,22 +69,24 @@ class Running:
         self.layers[name] = layer if before is None else before.merged(layer)
 
     def summary(
-        self, names: tuple[str, ...], order: dict[str, int], heads: Sequence[int] | None
+        self, names: tuple[str, ...], order: Mapping[str, range], heads: Sequence[int] | None
     ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Tensor, Tensor]:
         """The last four fields of a `Summary`, by one transfer from the device a layer.
 
         Args:
             names: of the measures.
-            order: the layers in the order of their rows, and how many heads each has; NaN for those that did not run.
+            order: the layers in the order of their rows, and the numbers of each one's heads; NaN for those that did
+                not run.
             heads: which of each layer; None for all.
         """
         places: list[tuple[str, int]] = []
         numbers, counts = [torch.empty(0, len(names))], [torch.empty(0, 4)]
-        for name, count in order.items():
-            wanted = list(range(count) if heads is None else heads)
-            places += [(name, head) for head in wanted]
+        for name, here in order.items():
+            chosen = [head for head in (here if heads is None else heads) if head in here]
+            places += [(name, head) for head in chosen]
+            wanted = [head - here.start for head in chosen]
             layer = self.layers.get(name)
-            columns = torch.full((count, len(names) + 4), torch.nan) if layer is None else layer.columns().cpu()
+            columns = torch.full((len(here), len(names) + 4), torch.nan) if layer is None else layer.columns().cpu()
             numbers.append(columns[wanted, : len(names)])
             counts.append(columns[wanted, len(names) :].nan_to_num(0.0))
         return tuple(places), names, torch.cat(numbers), torch.cat(counts)
@@ -100,7 +106,9 @@ def layer_of(call: Observation, measures: Sequence[Measure]) -> Layer:
         nonfinite[2] = _bad(amap.k, heads)
     if amap.nonfinite_values is not None:
         nonfinite[3] = amap.nonfinite_values.sum(0).repeat_interleave(heads // amap.nonfinite_values.shape[1])
-    return Layer(grid, tuple(measures), states, nonfinite)
+    held = held_heads(call.module)
+    numbers, of = (range(heads), heads) if held is None else (held.heads, held.num_heads)
+    return Layer(grid, tuple(measures), states, nonfinite, numbers, of)
 
 
 def _bad(x: Tensor, heads: int) -> Tensor:
