@@ -70,6 +70,7 @@ class Fake:
     heads: tuple[int, ...] = (4, 4, 3)
     context: int | None = 512
     limit: int = 200_000
+    present: str | None = None  # the text that is read when the page opens
     delay: float = 0.0  # seconds a tile takes
     answer: Callable[[str, str], tuple[int, str] | None] = lambda method, path: None  # refusals: status and sentence
     texts: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -175,7 +176,7 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
                 case "GET", ["api", "model"]:
                     layers = [{"name": f"blocks.{i}.attention", "heads": heads} for i, heads in enumerate(fake.heads)]
                     model = {"name": "fake", "kind": "headwise", "context": fake.context, "layers": layers}
-                    self.send_json(200, model | {"limits": {"characters": fake.limit}})
+                    self.send_json(200, model | {"text": fake.present, "limits": {"characters": fake.limit}})
                 case "POST", ["api", "texts"]:
                     given = json.loads(body)
                     name = fake.add(given["text"], given.get("title", ""))

@@ -13,6 +13,7 @@ TEXT = "".join(f"{i:04d}武松，打虎 \n" for i in range(300))  # 3,300 tokens
 RESTS = (
     "document.querySelector('#map').getAttribute('aria-busy') === 'false' && !document.querySelector('#stage').hidden"
 )
+BOX = "(({x, y, width, height}) => [x, y, width, height])(document.querySelector('#map').getBoundingClientRect())"
 IDLE = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 20))))"
 LEFT, TOP = 78, 6  # the plot's corner in the map
 
@@ -33,10 +34,7 @@ def fragment_of(page: Page) -> dict[str, str]:
 
 def plot(page: Page) -> dict[str, float]:
     """The plot in the window: left, top, width, height."""
-    box = page.do(
-        "(({x, y, width, height}) => [x, y, width, height])(document.querySelector('#map').getBoundingClientRect())"
-    )
-    x, y, width, height = box
+    x, y, width, height = page.do(BOX)
     return {"left": x + LEFT, "top": y + TOP, "width": width - LEFT - 8, "height": height - TOP - 62}
 
 

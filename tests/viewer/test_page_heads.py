@@ -97,3 +97,14 @@ def test_back_leads_to_all_heads_and_forward_to_the_head(view):
     page.do("history.forward()")
     page.wait("!document.querySelector('#map-panel').hidden")
     assert text_of(page, "#map-title") == "Layer 1 · head 1"
+
+
+def test_a_text_that_the_server_reads_already_is_shown(chromium, fake):
+    fake.present = fake.add(TEXT, "水浒")
+    fake.texts[fake.present]["left"] = 2
+    page = chromium.page()
+    page.open(fake.url)
+    page.wait("!document.querySelector('#stage').hidden")
+    assert text_of(page, "#reading-title") == "水浒"
+    assert fragment_of(page) == {"text": fake.present}
+    page.close()

@@ -16,6 +16,13 @@ function halfAbove(x) {
 
 const valueOf = (map, at) => (isNothing(map.bits[at]) ? NaN : map.lo + (map.hi - map.lo) * HALVES[map.bits[at]]);
 
+// Pixels to write into, the same for every picture of a size.
+let spare = null;
+function leaf(width, height) {
+  if (spare?.width !== width || spare.height !== height) spare = new ImageData(width, height);
+  return spare;
+}
+
 // A colouring: theme, scale, and the weights at its two ends.
 class Ink {
   constructor(scale, low, top) {
@@ -46,9 +53,9 @@ class Ink {
   // Paint one of the maps into a canvas of its own size; nothing where nothing is allowed.
   paint(map, canvas, index = 0) {
     const { rows, cols, bits } = map, table = this.table(map), from = index * rows * cols;
-    canvas.width = cols;
-    canvas.height = rows;
-    const context = canvas.getContext("2d"), image = context.createImageData(cols, rows), pixels = new Int32Array(image.data.buffer);
+    if (canvas.width !== cols) canvas.width = cols;
+    if (canvas.height !== rows) canvas.height = rows;
+    const context = canvas.getContext("2d"), image = leaf(cols, rows), pixels = new Int32Array(image.data.buffer);
     for (let i = 0; i < pixels.length; i++) pixels[i] = bits[from + i] > ONE ? 0 : table[bits[from + i]];
     context.putImageData(image, 0, 0);
   }

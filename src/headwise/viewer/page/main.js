@@ -321,7 +321,7 @@ async function start() {
     tellModel();
     fetchFont();
     reading.limit = model.limits?.characters;
-    const { text: id } = recall();
+    const id = recall().text ?? model.text;  // the address's text, else what the server reads already
     if (id) await reading.restore(id);
   } catch (error) {
     complain(error);
