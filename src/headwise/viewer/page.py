@@ -17,7 +17,8 @@ from headwise.views.words import LANGUAGES
 FROM_REPORT = ("elements.js", "numbers.js", "signs.js")
 SCRIPTS = (
     "wire.js", "ink.js", "tiles.js", "pieces.js", "camera.js", "axes.js", "plot.js", "hand.js", "readout.js",
-    "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "main.js",
+    "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "address.js",
+    "main.js",
 )  # fmt: skip
 
 
