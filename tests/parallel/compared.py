@@ -72,6 +72,7 @@ def compare(
 def close(what: str, found: Tensor, wanted: Tensor, near: float) -> None:
     """Equal but for `near` times the largest number that is wanted, or 1; NaN and infinity where they are wanted."""
     assert found.shape == wanted.shape, f"{what}: {tuple(found.shape)}, not {tuple(wanted.shape)}"
+    found, wanted = found.detach(), wanted.detach()
     finite = wanted[wanted.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     assert_close(

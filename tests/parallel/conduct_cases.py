@@ -6,12 +6,14 @@ import torch
 import torch.distributed as dist
 from compared import HOW, raises
 from counted import counted
-from samples import qkv
+from largest_tensor import Largest
+from samples import kernels_here, qkv
 from torch import Tensor
 
 import headwise as hw
 from headwise import parallel
 from headwise.parallel import blocks
+from headwise.parallel.layout import CHUNKS
 from headwise.parallel.ulysses_exchange import shares
 
 
@@ -101,6 +103,23 @@ def work_is_even_in_zigzag(rank: int, ranks: int) -> None:
     assert int(found["contiguous"].max()) > int(found["contiguous"].min())
 
 
+def no_rank_holds_the_whole(rank: int, ranks: int) -> None:
+    """In both passes and with statistics, no tensor is larger than a rank's own queries or keys and values."""
+    if "cpu" not in kernels_here():
+        return  # torch_blocks works in tiles of a size of its own
+    part, h, d = 512, 4, 8
+    whole = qkv(1, h, 2, part * ranks, part * ranks, d, d)
+    for layout in CHUNKS:
+        own = mine(layout, *whole)
+        for mask in (hw.Causal(), hw.Causal() & hw.Window(100), None):
+            with Largest() as held:
+                out, _ = parallel.ring_attend(
+                    *own, mask=mask, layout=layout, return_map=True, measures=["entropy", "mean_distance"]
+                )  # fmt: skip
+                out.sum().backward()
+            assert held.numel <= part * h * d + 64
+
+
 def mistakes_are_told_on_every_rank(rank: int, ranks: int) -> None:
     last = rank == ranks - 1
     for name, attend in HOW.items():
@@ -173,7 +192,8 @@ def _twice(q: Tensor, k: Tensor, v: Tensor, group) -> None:
 CASES = {
     case.__name__: case
     for case in (
-        bytes_of_a_ring, bytes_of_ulysses, work_is_even_in_zigzag, mistakes_are_told_on_every_rank,
+        bytes_of_a_ring, bytes_of_ulysses, work_is_even_in_zigzag, no_rank_holds_the_whole,
+        mistakes_are_told_on_every_rank,
         a_rank_that_fails_does_not_hold_the_others_for_long,
     )
 }  # fmt: skip

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from spawned import HERE, outcomes
+from spawned import BESIDE, outcomes
 
-sys.path.append(str(HERE.parent / "core"))  # samples: masks and scores of every kind
+sys.path.extend(map(str, BESIDE))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
+BESIDE = [HERE.parent / "core", HERE.parent / "adapters"]  # what cases share with other tests
 LONGEST = 900.0  # seconds; a machine that does nothing else needs a tenth of the first minute
 
 
@@ -36,7 +37,7 @@ def outcomes(module: str, ranks: int, shared: Path) -> dict[str, str]:
 
 
 def _run(module: str, ranks: int, folder: Path) -> dict[str, str]:
-    paths = [str(HERE), str(HERE.parent / "core"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), *map(str, BESIDE), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",

@@ -80,10 +80,6 @@ class Layout:
         """How many tokens a rank holds."""
         return sum(map(len, self.pieces(rank)))
 
-    def order(self) -> list[int]:
-        """The place of each token when the parts of all ranks are laid one after the other."""
-        return [place for rank in range(self.ranks) for piece in self.pieces(rank) for place in piece]
-
     def _chunk(self, index: int, count: int) -> range:
         size, longer = divmod(self.length, count)
         start = index * size + min(index, longer)

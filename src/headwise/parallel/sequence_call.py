@@ -66,7 +66,7 @@ def agree(
 ) -> tuple[Asked, Layout, Layout, Rule]:  # fmt: skip
     """The call as all ranks make it: what was asked here, the layouts of queries and keys, and the rule of the whole.
 
-    One collective of a few numbers, on the device of `like`. A rank whose own check fails tells the others.
+    One collective of FACTS numbers a rank, on the device of `like`. A rank whose own check fails tells the others.
 
     Raises:
         HeadwiseError: on every rank, for what any of them was given wrongly, or if they differ.
