@@ -78,6 +78,7 @@ _HOMES = {
         "History", "JSONLines", "MaxLogitAlarm", "NonFiniteAlarm", "Record", "Reduced", "SinkAlarm", "Summary",
         "TensorBoard", "WeightsAndBiases", "lightning_callback", "qk_clip", "trainer_callback", "watch",
     ],
+    "sweep": ["CorpusMeasures", "measure_corpus"],
     "errors": [
         "CheckpointError", "ConfigError", "DTypeError", "DeviceError", "HeadwiseError", "KernelError", "ShapeError",
         "TextError",
@@ -221,6 +222,7 @@ if TYPE_CHECKING:
         prune as prune,
         save_pruned as save_pruned,
     )
+    from headwise.sweep import CorpusMeasures as CorpusMeasures, measure_corpus as measure_corpus
     from headwise.telemetry import (
         Alarm as Alarm,
         AttentionAlarm as AttentionAlarm,
