@@ -56,9 +56,9 @@ def measured(
 ) -> Measurements:  # fmt: skip
     """All wanted measures over the rows of all ranks; all of them call it.
 
-    Those that kernels have told enough for (`found`, on every rank) cost a sum over the ranks of 16 bytes a head; for the
-    others the keys go round the ring once more, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks, and the tiles
-    are made again. What keys receive is added up over the ranks too, 16 bytes a key and head.
+    Those that kernels have told enough for (`found`, on every rank) cost a sum over the ranks of 16 bytes a head; for
+    the others the keys go round the ring once more, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks, and the
+    tiles are made again. What keys receive is added up over the ranks too, 16 bytes a key and head.
 
     Args:
         q, k, lse: this rank's; bad_values: [b, h_kv], its entries of v that are not finite.
