@@ -137,8 +137,13 @@ def _served(session: Session) -> Iterator[Callable[[str], bytes]]:
         connection = http.client.HTTPConnection(HOST, port, timeout=600)
 
         def ask(path: str) -> bytes:
-            connection.request("GET", path)
-            answer = connection.getresponse()
+            try:
+                connection.request("GET", path)
+                answer = connection.getresponse()
+            except http.client.RemoteDisconnected:  # it was idle while tiles were computed without it
+                connection.close()
+                connection.request("GET", path)
+                answer = connection.getresponse()
             body = answer.read()
             if answer.status != 200:
                 raise SystemExit(f"{path}: {answer.status} {body[:200]!r}")

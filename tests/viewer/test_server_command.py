@@ -56,6 +56,21 @@ def test_it_serves_the_file_until_ctrl_c(tmp_path):
         assert running.stderr.read() == ""  # no log, no traceback
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
+def test_ctrl_c_does_not_wait_for_a_long_text(tmp_path):
+    file = tmp_path / "long.txt"
+    file.write_text("the tiger " * 6000, encoding="utf-8")
+    with subprocess.Popen(
+        command("--no-open", "--file", str(file)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline().startswith("http://127.0.0.1")
+        running.send_signal(signal.SIGINT)
+        assert running.wait(PATIENCE) == 0
+        assert running.stderr.read() == ""
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -2,7 +2,9 @@
 
 import threading
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -76,6 +78,23 @@ def test_heads_show_as_they_are_pooled(monkeypatch):
     go_on.release(100)
     assert settled(text) == "ready"
     assert wire.decode(client.get(f"/api/texts/{name}/overview").content).shape[0] == 6
+    assert session.close(60)
+
+
+def test_a_head_whose_scores_are_not_finite_is_told_of():
+    subject = small_subject()
+    weight = subject.model.blocks[1].attention.q_proj.weight
+    with torch.no_grad():
+        weight[8:] = torch.nan  # of its second head
+    session = Session(subject)
+    client = client_of(session)
+    name = client.post("/api/texts", json={"text": "abcdefgh"}).json()["id"]
+    assert settled(session.find(name)) == "ready"
+    told = client.get(f"/api/texts/{name}").json()
+    assert any("Layer 1, head 1" in note and "8 queries" in note for note in told["notes"])
+    assert not any("Layer 0" in note or "head 0" in note for note in told["notes"] if "layer 2" not in note.lower())
+    assert told["statistics"]["entropy"]["values"][1][0] is not None
+    assert np.isnan(wire.decode(client.get(f"/api/texts/{name}/tiles/1/1/1/0/0").content)).all()
     assert session.close(60)
 
 

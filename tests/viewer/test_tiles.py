@@ -92,7 +92,7 @@ def test_keys_shared_by_heads_and_other_dtypes(dtype):
     found = by_name(rectangle(shared.head(0, 1), Span(0, 45), Span(0, 45), 8))
     for reduce, values in found:
         truth = pooled(weights.numpy(), allowed, 8, reduce)
-        close(values.numpy(), truth, of_half=1e-2 if dtype == torch.bfloat16 else 0.0)
+        close(values.numpy(), truth)
 
 
 def test_bands_do_not_show(monkeypatch):

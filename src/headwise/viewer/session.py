@@ -9,7 +9,7 @@ from headwise.errors import HeadwiseError
 from headwise.subject import Subject
 from headwise.viewer.limits import MAX_TOKENS, limits_of
 from headwise.viewer.pyramid import BUDGET, choose_levels, head_pyramid
-from headwise.viewer.text import POOLING, READY, STATISTICS, Text, statistics_of
+from headwise.viewer.text import POOLING, READY, STATISTICS, Text, statistics_of, warnings_of
 from headwise.viewer.tiles import Unwanted
 
 REMEMBERED = 16  # texts of which the state is still told
@@ -110,7 +110,7 @@ class Session:
         with _watched(self.subject, text):
             found = self.subject.maps(text.reading.ids, measures=STATISTICS)
         maps = list(found.values())
-        text.statistics = statistics_of(maps)
+        text.statistics, text.warnings = statistics_of(maps), warnings_of(maps)
         text.levels = choose_levels(maps, self.budget)
         text.heads = {(i, j): amap.head(0, j) for i, amap in enumerate(maps) for j in range(amap.shape[1])}
         text.advance(POOLING)

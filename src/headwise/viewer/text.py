@@ -37,6 +37,7 @@ class Text:
         self.heads: dict[Head, AttentionMap] = {}
         self.pyramids: dict[Head, HeadPyramid] = {}
         self.statistics: dict[str, dict[str, Any]] = {}
+        self.warnings: list[str] = []
         self.n = len(reading)
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -95,7 +96,7 @@ class Text:
             "base": levels.base if levels else None,
             "coarsest": levels.coarsest if levels else None,
             "statistics": self.statistics,
-            "notes": [*self.subject.remarks(self.n), *self.reading.remarks],
+            "notes": [*self.subject.remarks(self.n), *self.reading.remarks, *self.warnings],
         }
 
     def find(self, wanted: str, limit: int) -> tuple[list[int], bool]:
@@ -123,6 +124,19 @@ def statistics_of(maps: list[AttentionMap]) -> dict[str, dict[str, Any]]:
         values = [amap.measured[name][0].tolist() if amap.measured is not None else [] for amap in maps]
         about = " ".join((type(measure).__doc__ or "").split("\n\n")[0].split())
         found[name] = {"unit": measure.unit, "about": about, "values": [[_number(x) for x in row] for row in values]}
+    return found
+
+
+def warnings_of(maps: list[AttentionMap]) -> list[str]:
+    """A sentence for each head whose scores are not all finite: its map shows such queries as if they saw nothing."""
+    found = []
+    for layer, amap in enumerate(maps):
+        bad = (amap.lse.isnan() | (amap.lse == float("inf"))).sum((0, 2)).tolist()
+        found += [
+            f"Layer {layer}, head {head}: the scores of {count} queries are NaN or infinite; nothing is shown of them."
+            for head, count in enumerate(bad)
+            if count
+        ]
     return found
 
 
