@@ -6,6 +6,7 @@
 """
 
 import json
+from functools import cache
 
 from headwise.errors import ConfigError
 from headwise.viewer.words import words
@@ -61,6 +62,13 @@ def viewer_page(lang: str | None = None) -> str:
         "script": script,
     }
     return filled(_own("view.html"), words(lang or "en"), parts)
+
+
+@cache
+def _own_letters() -> str:
+    """The font for the page's own words, drawn at once; the whole one, for any text, is asked of the server."""
+    letters = {letter for word in words("zh").values() for letter in word if ord(letter) not in QUOTES}
+    return font_face("".join(sorted(letters)))
 
 
 def _own(name: str) -> str:

@@ -73,7 +73,8 @@ class Heads {
     const sorted = chosen && order !== "layer", most = Math.max(...counts);
     box.classList.toggle("sorted", Boolean(sorted));
     box.style.gridTemplateColumns = sorted ? "" : `auto repeat(${most}, minmax(18px, 1fr))`;
-    box.style.maxWidth = sorted ? "" : `${most * 168 + 40}px`;
+    box.style.setProperty("--columns", most);  // so wide that all layers are in view, if they can be
+    box.style.setProperty("--rows", counts.length);
     if (sorted) {
       const sign = order === "down" ? -1 : 1, rank = (thumb) => this.value(thumb) ?? sign * Infinity;  // what has no value stands last
       box.replaceChildren(...[...thumbs].sort((a, b) => {

@@ -64,7 +64,8 @@ function paintBar(context, { left, right, y }, top, scale, cut, low = bottom(top
   const spots = scale === "log" ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.2, 0.4, 0.6, 0.8, 1];
   for (const at of spots) {
     const x = left + at * (right - left), mark = at === 1 && cut ? "≥ " : at === 0 && low > 0 ? "≤ " : "";
+    const label = mark + trimmed(weightAt(at, top, scale, low)), half = context.measureText(label).width / 2;
     context.fillRect(x - 0.5, y + band, 1, 4);
-    context.fillText(mark + trimmed(weightAt(at, top, scale, low)), x, y + band + 16);
+    context.fillText(label, Math.min(right + 25 - half, Math.max(left - 13 + half, x)), y + band + 16);
   }
 }
