@@ -18,6 +18,7 @@ from headwise.costs.communication import (
     attention_flops,
     exposed_seconds,
     head_parallel,
+    heads_by_ring,
     hiding_tokens,
     hybrid,
     ring,
@@ -63,7 +64,10 @@ def devices() -> Table:
     rows: list[tuple[Value, ...]] = [
         (number, way.name, way.forward, way.backward, way.gradients, way.weights, way.kept)
         for number in (8, 16, 64, 128)
-        for way in (*ways(counts, work, number), *([hybrid(counts, work, number, 8)] if number > 8 else []))
+        for way in (
+            *ways(counts, work, number),
+            *([make(counts, work, number, 8) for make in (hybrid, heads_by_ring)] if number > 8 else []),
+        )
     ]
     columns = (
         Column("devices", "count"), Column("way"), Column("forward", "bytes"), Column("backward", "bytes"),

@@ -15,6 +15,7 @@ from headwise.costs.communication import (
     attention_flops,
     exposed_seconds,
     head_parallel,
+    heads_by_ring,
     hiding_tokens,
     hybrid,
     ring,
@@ -124,6 +125,27 @@ def test_a_hybrid_is_either_way_at_its_ends_and_cheaper_than_a_ring_between() ->
     assert between.hops == 7
 
 
+def test_heads_by_ring_is_either_way_at_its_ends() -> None:
+    def sent(way: Way) -> tuple[int, ...]:
+        return way.forward, way.backward, way.gradients, way.rounds, way.hops, way.passed, way.weights, way.kept
+
+    assert sent(heads_by_ring(LLAMA, LONG, 16, 1)) == sent(ring(LLAMA, LONG, 16))
+    assert sent(heads_by_ring(LLAMA, LONG, 16, 16)) == sent(head_parallel(LLAMA, LONG, 16))
+    between = heads_by_ring(LLAMA, LONG, 64, 8)
+    inside = head_parallel(LLAMA, Work(1, LONG.queries // 8, LONG.queries // 8), 8)
+    alone = ring(layer_of_one_device(), LONG, 8)
+    assert between.name == "heads 8 × 8"
+    assert between.forward == inside.forward + alone.forward
+    assert between.backward == inside.backward + alone.backward
+    assert between.weights == inside.weights
+    assert between.gradients == alone.gradients
+
+
+def layer_of_one_device() -> Counts:
+    """An eighth of the heads, as a layer of its own."""
+    return counts_of("gqa", {"d_model": 4096, "num_heads": 4, "num_kv_heads": 1, "head_dim": 128})
+
+
 def test_a_ring_does_not_care_how_many_heads_there_are_and_ulysses_does() -> None:
     assert [way.name for way in ways(LLAMA, LONG, 8)] == ["head-parallel", "Ulysses", "ring"]
     assert [way.name for way in ways(LLAMA, LONG, 12)] == ["Ulysses", "ring"]
@@ -174,6 +196,8 @@ def test_flops_are_those_of_the_stages() -> None:
         (lambda: ring(LLAMA, LONG, 2, layout="spiral"), "layout='spiral': expected 'zigzag' or 'contiguous'"),
         (lambda: ring(LLAMA, Work(1, 3, 9), 2), "queries=3, keys=9: expected self attention"),
         (lambda: hybrid(LLAMA, LONG, 12, 5), "heads=5: does not divide devices=12"),
+        (lambda: heads_by_ring(LLAMA, LONG, 12, 5), "heads=5: does not divide devices=12"),
+        (lambda: heads_by_ring(LLAMA, LONG, 12, 3), "num_heads=32 cannot be dealt out evenly to 3 devices"),
         (lambda: ulysses(counts_of("latent", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key head"),
         (lambda: ring(counts_of("talking_heads", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key head"),
         (lambda: ring(counts_of("sparse_mixture", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key"),
@@ -195,8 +219,8 @@ def test_a_plan_puts_the_ways_beside_one_another() -> None:
     counts, work = LLAMA, LONG
     table = plan.table("devices")
     found = {row[0]: row[1:] for row in table.rows}
-    assert set(found) == {"head-parallel", "Ulysses", "ring", "hybrid 8 × 2"}
-    for way in (*ways(counts, work, 16), hybrid(counts, work, 16, 8)):
+    assert set(found) == {"head-parallel", "Ulysses", "ring", "hybrid 8 × 2", "heads 8 × 2"}
+    for way in (*ways(counts, work, 16), hybrid(counts, work, 16, 8), heads_by_ring(counts, work, 16, 8)):
         sent = [32 * x for x in (way.forward, way.backward, way.gradients, way.weights, way.kept)]
         waits = 32 * exposed_seconds(way, counts, work, 16, peak=4e14, link=5e10)
         assert found[way.name][:5] == tuple(sent)

@@ -22,11 +22,11 @@ from torch.distributed.tensor.parallel import parallelize_module
 
 import headwise as hw
 from headwise.costs import Work, counts_of
-from headwise.costs.communication import Way, head_parallel, ring, ulysses
+from headwise.costs.communication import Way, head_parallel, heads_by_ring, ring, ulysses
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.parallel import ring_attend, shard
+from headwise.parallel import ring_attend, sequence_parallel, shard
 from headwise.parallel.ulysses import ulysses_attend
 
 Answer = dict[str, Any]
@@ -295,6 +295,16 @@ def traffic(mesh: DeviceMesh) -> Answer:
                 ring(counts, work, ranks, layout="contiguous"), ("send",),
             ),
         }  # fmt: skip
+        if ranks == 4 and kv > 1:  # else all-gathers of keys are among those in which ranks agree on the call
+            both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "heads"))
+            small = hw.MultiHeadAttention(WIDTH + 3, h, num_kv_heads=kv, head_dim=d).to(getattr(torch, dtype))
+            hw.parallelize_heads(small, both["heads"])
+            part = shard(x.detach(), "zigzag", dim=1, group=both["sequence"]).requires_grad_()
+            sequence_parallel(small, both["sequence"])
+            calls["heads by ring"] = (
+                lambda small=small, part=part: small(part, mask=hw.Causal()), heads_by_ring(counts, work, 4, 2),
+                ("all_reduce", "send"),
+            )  # fmt: skip
         for name, (call, way, kinds) in calls.items():
             with SentBelow() as forward:
                 y = call()
@@ -330,6 +340,26 @@ def meshes(mesh: DeviceMesh) -> Answer:
         hw.parallelize_heads(copy.deepcopy(layer), both)
     except hw.ConfigError as error:
         found["error"] = str(error)
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "heads"))
+    for how, kv in (("ring", 2), ("ulysses", 1), ("ring", 4)):
+        torch.manual_seed(3)
+        layer = hw.TransformerBlock(mha(4, kv, rotary=True, bias=True), d_ff=8).double()
+        spread = hw.parallelize_heads(copy.deepcopy(layer), both["heads"])
+        x, d_y = normal(2, 9, WIDTH, seed=4), normal(2, 9, WIDTH, seed=5)
+        score = hw.ALiBi(normal(4, seed=6).abs())
+        layer(x, mask=hw.Causal(), score=score).backward(d_y)
+        with sequence_parallel(spread, both["sequence"], how=how, layout="zigzag"):
+            part = shard(x, "zigzag", dim=1, group=both["sequence"])
+            y = spread(part, mask=hw.Causal(), score=score)
+            y.backward(shard(d_y, "zigzag", dim=1, group=both["sequence"]))
+        far = _far(y, shard(layer(x, mask=hw.Causal(), score=score), "zigzag", dim=1, group=both["sequence"]))
+        for (name, one), (_, many) in zip(layer.named_parameters(), spread.named_parameters(), strict=True):
+            grad = many.grad.to_local() if isinstance(many.grad, DTensor) else many.grad
+            dist.all_reduce(grad, group=both["sequence"].get_group())
+            whole = many.grad.full_tensor() if isinstance(many.grad, DTensor) else many.grad
+            least = 1e-2 if name.endswith("k_proj.bias") else 1e-9
+            far = max(far, _far(whole, one.grad, least))
+        found[f"{how} {kv}"] = far
     return found
 
 

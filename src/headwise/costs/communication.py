@@ -1,9 +1,10 @@
-"""What one attention layer sends when many devices compute it together, in three ways and a mixture of two.
+"""What one attention layer sends when many devices compute it together, in three ways and mixtures of two.
 
     head-parallel   each device its heads; two all-reduces of the activations     Shoeybi et al. 2019, 1909.08053
     Ulysses         sequence to heads and back, by all-to-alls                    Jacobs et al. 2023, 2309.14509
     ring            keys and values go round                                      Liu et al. 2023, 2310.01889
     hybrid          Ulysses inside of groups, a ring between them                 Fang & Zhao 2024, 2405.07719
+    heads by ring   head-parallel inside of groups, a ring between them
 
 >>> from headwise.costs import Work, counts_of
 >>> counts, work = counts_of("gqa", {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}), Work(1, 8192, 8192)
@@ -33,12 +34,12 @@ class Way:
     """How one layer is computed by P devices.
 
     Attributes:
-        name: "head-parallel", "Ulysses", "ring" or "hybrid U × R".
+        name: "head-parallel", "Ulysses", "ring", "hybrid U × R" or "heads H × R".
         forward, backward: bytes of activations and their gradients that a device sends in each pass.
         gradients: bytes of weight gradients that it sends a step, to add them up: with the sequence cut, every device
             has all weights; with the heads cut, each has its own.
         rounds: transfers that follow one another in a forward pass, each of which waits a latency.
-        hops: those of them that run while the device computes with what it has.
+        hops: those of them that run while the device computes with what it has; passed: the bytes sent in them.
         weights: bytes of the layer's weights on a device. kept: of what its backward pass needs of the forward.
         buffers: of what is under way in a forward pass.
     """
@@ -49,6 +50,7 @@ class Way:
     gradients: int
     rounds: int
     hops: int
+    passed: int
     weights: int
     kept: int
     buffers: int
@@ -79,22 +81,46 @@ def head_parallel(counts: Counts, work: Work, devices: int) -> Way:
     Raises:
         ConfigError: naming both numbers, if the heads cannot be dealt out evenly.
     """
+    return heads_by_ring(counts, work, devices, devices)
+
+
+def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
+    """A mesh of H × R devices: the heads over H of them, and a ring of R for the sequence, as large models are trained
+    on long texts (with an all-gather in the place of the ring: Llama 3, 2407.21783, §3.3.2).
+
+    The all-reduces are of n/R tokens, over H devices; a device sends its own h_kv/H key heads round; weights and the
+    sums of their gradients are an H-th.
+
+    Args:
+        heads: H; it divides the devices and h, and h_kv or is a multiple of it.
+    Raises:
+        ConfigError: naming both numbers, if not.
+    """
     _check(counts, work, devices)
+    positive(heads=heads)
     h, h_kv = counts.heads, _kv(counts)
-    if h % devices:
-        raise ConfigError(f"head-parallel: num_heads={h} cannot be dealt out evenly to {devices} devices")
-    if h_kv % devices and devices % h_kv:
-        raise ConfigError(f"head-parallel: num_kv_heads={h_kv} and {devices} devices: one has to divide the other")
-    tokens, size = work.batch * work.queries, work.size
-    reduced = 2 * tokens * counts.width * size * (devices - 1) // devices
-    shared = tokens * _head(counts) * size * (devices - h_kv) // devices if devices > h_kv else 0
-    held = max(1, h_kv // devices) * _head(counts)
-    kept = tokens * (counts.width + (counts.query + counts.concat) // devices + held) * size
-    once = reduced + shared
+    if devices % heads:
+        raise ConfigError(f"heads={heads}: does not divide devices={devices}")
+    if h % heads:
+        raise ConfigError(f"head-parallel: num_heads={h} cannot be dealt out evenly to {heads} devices")
+    if h_kv % heads and heads % h_kv:
+        raise ConfigError(f"head-parallel: num_kv_heads={h_kv} and {heads} devices: one has to divide the other")
+    around, size = devices // heads, work.size
+    tokens = work.batch * work.queries // around
+    reduced = 2 * tokens * counts.width * size * (heads - 1) // heads
+    shared = tokens * _head(counts) * size * (heads - h_kv) // heads if heads > h_kv else 0
+    part = tokens * max(1, h_kv // heads) * _head(counts)  # numbers of a device's keys and values
+    pieces, hops = _hops(work, around, "zigzag")
+    passed = part * hops // pieces
+    kept = (tokens * (counts.width + (counts.query + counts.concat) // heads) + part) * size
     return Way(
-        "head-parallel", once, once, 0, rounds=2 * (devices - 1) + (1 if shared else 0), hops=0,
-        weights=counts.parameters * size // devices, kept=kept + _lse(counts, work) // devices,
-        buffers=tokens * counts.width * size,
+        "ring" if heads == 1 else "head-parallel" if around == 1 else f"heads {heads} × {around}",
+        reduced + shared + passed * size,
+        reduced + shared + passed * (size + SUM_BYTES),
+        2 * (counts.parameters // heads) * size * (around - 1) // around,
+        rounds=2 * (heads - 1) + (1 if shared else 0) + around - 1, hops=around - 1,
+        passed=passed * size, weights=counts.parameters * size // heads, kept=kept + _lse(counts, work) // devices,
+        buffers=(tokens * counts.width if heads > 1 else 0) * size + (2 * part if around > 1 else 0) * size,
     )  # fmt: skip
 
 
@@ -173,7 +199,7 @@ def exposed_seconds(
         peak, link: as in `hiding_tokens`. latency: seconds before a transfer begins.
     """
     _rates(peak=peak, link=link)
-    around = ring_bytes(way, counts, work, devices)
+    around = way.passed
     waiting = (way.forward - around) / link + (way.rounds - way.hops) * latency
     if not way.hops:
         return waiting
@@ -184,12 +210,6 @@ def exposed_seconds(
 def attention_flops(counts: Counts, work: Work) -> int:
     """FLOPs of scores and weighted sum of a forward pass, all devices together."""
     return 2 * work.batch * work.pairs * (counts.scores + counts.weighted_sum)
-
-
-def ring_bytes(way: Way, counts: Counts, work: Work, devices: int) -> int:
-    """Those of a way's forward bytes that go round a ring."""
-    groups = devices // (way.hops + 1)
-    return way.forward - _shuffled(counts, work, devices, groups) if way.hops else 0
 
 
 def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) -> Way:
@@ -208,7 +228,8 @@ def _hybrid(counts: Counts, work: Work, heads: int, around: int, layout: str) ->
         shuffled + passed * size,
         shuffled + passed * (size + SUM_BYTES),
         2 * counts.parameters * size * (devices - 1) // devices,
-        rounds=(2 if heads > 1 else 0) + around - 1, hops=around - 1, weights=counts.parameters * size,
+        rounds=(2 if heads > 1 else 0) + around - 1, hops=around - 1, passed=passed * size,
+        weights=counts.parameters * size,
         kept=(own + part) * size + _lse(counts, work) // devices,
         buffers=(2 * part if around > 1 else 0) * size + (own * size if heads > 1 else 0),
     )  # fmt: skip

@@ -4,7 +4,16 @@ from collections.abc import Callable
 from functools import partial
 
 from headwise.costs import Counts, Machine, Work
-from headwise.costs.communication import Way, exposed_seconds, head_parallel, hiding_tokens, hybrid, ring, ulysses
+from headwise.costs.communication import (
+    Way,
+    exposed_seconds,
+    head_parallel,
+    heads_by_ring,
+    hiding_tokens,
+    hybrid,
+    ring,
+    ulysses,
+)
 from headwise.errors import ConfigError
 from headwise.plan.tables import Column, Table, Value
 
@@ -34,7 +43,7 @@ def spread_table(
     """
     made: dict[str, Callable[[Counts, Work, int], Way]] = {"head-parallel": head_parallel, "Ulysses": ulysses}
     if between := _between(counts, devices):
-        made["hybrid"] = partial(hybrid, heads=between)
+        made |= {"hybrid": partial(hybrid, heads=between), "heads by ring": partial(heads_by_ring, heads=between)}
     found, refused = [ring(counts, work, devices)], []
     for make in made.values():
         try:
@@ -65,6 +74,6 @@ def spread_table(
 
 
 def _between(counts: Counts, devices: int) -> int | None:
-    """The largest group for Ulysses inside of a ring in which no key head is sent twice, if there is one."""
-    fit = [u for u in range(2, min(counts.key_vectors, devices - 1) + 1) if devices % u == 0]
+    """The largest group inside of a ring for which every device has key heads of its own, if there is one."""
+    fit = [u for u in range(2, min(counts.key_vectors, devices - 1) + 1) if devices % u == counts.key_vectors % u == 0]
     return max(fit, default=None)
