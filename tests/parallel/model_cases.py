@@ -92,6 +92,34 @@ def maps_and_measures_of_a_layer(rank: int, ranks: int) -> None:
     assert layer(x, cache=hw.KVCache()).shape == x.shape
 
 
+def watched(rank: int, ranks: int) -> None:
+    """A record of a model whose sequence lies on many ranks is that of one process, on every rank."""
+    torch.manual_seed(4)
+    model = Decoder(DecoderConfig(vocab_size=40, d_model=24, num_heads=4, num_layers=2, d_ff=32, context=64))
+    ids = torch.randint(0, 40, (2, N))
+    with hw.watch(model, measures=["max_logit", "entropy", "received_mass"]) as whole:
+        model(ids)
+    for how in HOW:
+        with (
+            parallel.sequence_parallel(model, how=how) as spread,
+            hw.watch(model, measures=["max_logit", "entropy", "received_mass"], maps="lazy") as record,
+        ):
+            model(parallel.shard(ids, spread.layout, dim=-1))
+        close("the record", record.latest.numbers, whole.latest.numbers, 1e-5)
+        close("of all ranks", record.reduce().latest.numbers, whole.latest.numbers, 1e-5)
+        assert [amap.shape for amap in record.maps.values()] == [(2, 4, N, N)] * 2
+    layer, x = model.blocks[0].attention, torch.randn(2, N, 24)
+    x[0, 3, 1] = torch.nan
+    with hw.watch(layer, measures=["max_logit"]) as whole:
+        layer(x, mask=hw.Causal())
+    for how in HOW:
+        with parallel.sequence_parallel(layer, how=how) as spread, hw.watch(layer, measures=["max_logit"]) as record:
+            layer(parallel.shard(x, spread.layout), mask=hw.Causal())
+        for at in (0, 3):  # rows of scores, and values; queries and keys are counted where they lie
+            assert torch.equal(record.latest.nonfinite[:, at], whole.latest.nonfinite[:, at])
+            assert bool(whole.latest.nonfinite[:, at].all())
+
+
 def cross_attention(rank: int, ranks: int) -> None:
     """A context of another length, sharded too."""
     layer = hw.MultiHeadAttention(24, 4, num_kv_heads=2, context_dim=10)
@@ -117,5 +145,7 @@ def models_that_cannot(rank: int, ranks: int) -> None:
 
 CASES = {
     case.__name__: case
-    for case in (every_design, a_decoder, maps_and_measures_of_a_layer, cross_attention, models_that_cannot)
-}
+    for case in (
+        every_design, a_decoder, maps_and_measures_of_a_layer, watched, cross_attention, models_that_cannot,
+    )
+}  # fmt: skip

@@ -44,6 +44,11 @@ class RingMap:
         b, h, n, m = self.rule.grid
         return b, h, n, m
 
+    @property
+    def nonfinite_values(self) -> Tensor | None:
+        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none, or nothing was measured."""
+        return None if self.measured is None else self.measured.nonfinite_values
+
     def measure(self, *wanted: str | Measure, rows: bool = False) -> Measurements:
         """Per-head statistics over the rows of all ranks, the same on each: name → [b, h]. All ranks call it.
 

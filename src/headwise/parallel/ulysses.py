@@ -105,19 +105,14 @@ def ulysses_attend(
     (out,) = ToRows.apply(Exchange(who, (of_queries,), (queries,)), heads)
     if not return_map:
         return out
-    bad_there = None if call.values_finite else _bad(v_own)
+    bad_values = None if call.values_finite else (~torch.isfinite(v_own.detach())).sum((-1, -2))
     own_map = AttentionMap(
-        q_own, k_own, lse, own_rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_there
+        q_own, k_own, lse, own_rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values
     )  # fmt: skip
-    amap = UlyssesMap(own_map, own.queries, rule.grid.h, who, _bad(v))
+    amap = UlyssesMap(own_map, own.queries, q, k, v, rule, who)
     if asked.measures:
         amap.measured = amap.of_all_heads(own_map.measured_by(found, asked.measures), asked.measures)
     return out, amap
-
-
-def _bad(v: Tensor) -> Tensor:
-    """Entries that are not finite, [b, h_kv]."""
-    return (~torch.isfinite(v.detach())).sum((-1, -2))
 
 
 def _of_heads(rule: Rule, heads: range) -> Rule:

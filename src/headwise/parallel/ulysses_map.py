@@ -13,6 +13,7 @@ from headwise.measures.pattern import ColumnState
 from headwise.measures.registry import resolve
 from headwise.parallel.layout import Members
 from headwise.parallel.ring_measures import check_measures
+from headwise.rule import Rule
 
 
 class UlyssesMap:
@@ -21,20 +22,30 @@ class UlyssesMap:
     Attributes:
         own: their `AttentionMap` [b, h_r, n, m]: everything read from it is local and exact.
         heads: which of all h heads they are.
+        q, k: this rank's part of the sequence, of all heads, as they were given; lse: [b, h_r, n], of its own heads.
+        rule: of the whole matrix and all heads.
         measured: the `Measurements` that `measures=…` asked for, of all heads of all ranks, or None.
     """
 
-    def __init__(self, own: AttentionMap, heads: range, num_heads: int, who: Members, bad_values: Tensor) -> None:
-        self.own, self.heads = own, heads
+    def __init__(
+        self, own: AttentionMap, heads: range, q: Tensor, k: Tensor, v: Tensor, rule: Rule, who: Members
+    ) -> None:  # fmt: skip
+        self.own, self.heads, self.lse = own, heads, own.lse
+        self.q, self.k, self.rule = q.detach(), k.detach(), rule.kept()
         self.measured: Measurements | None = None
-        self._num_heads, self._who = num_heads, who
-        self._bad_values = bad_values  # [b, h_kv] in this rank's part of v
+        self._who = who
+        self._bad_values = (~torch.isfinite(v.detach())).sum((-1, -2))  # [b, h_kv]
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """(b, h, n, m) of all heads."""
-        b, _, n, m = self.own.shape
-        return b, self._num_heads, n, m
+        b, h, n, m = self.rule.grid
+        return b, h, n, m
+
+    @property
+    def nonfinite_values(self) -> Tensor | None:
+        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none, or nothing was measured."""
+        return None if self.measured is None else self.measured.nonfinite_values
 
     def measure(self, *wanted: str | Measure) -> Measurements:
         """Per-head statistics of the heads of all ranks, the same on each: name → [b, h]. All ranks call it; nothing
@@ -54,9 +65,9 @@ class UlyssesMap:
                 assert isinstance(state, ColumnState)  # check_measures let no others in
                 numbers.append((state.mass / state.eligible.clamp_min(1)).amax(-1))
         numbers.append(found.nonfinite)
-        b = self.own.shape[0]
+        b, h, _, _ = self.shape
         # Each number comes from one rank, so that the sums are exact.
-        everyone = self.own.lse.new_zeros(len(numbers), b, self._num_heads, dtype=torch.float64)
+        everyone = self.lse.new_zeros(len(numbers), b, h, dtype=torch.float64)
         everyone[:, :, self.heads.start : self.heads.stop] = torch.stack([x.double() for x in numbers])
         dist.all_reduce(everyone, group=self._who.group)
         bad_values = self._bad_values.clone()
