@@ -38,7 +38,9 @@ def measure(
     layers: Annotated[str | None, typer.Option("--layers", help="Those that are kept: 0,4-7.")] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="Of each layer: 0,4-7.")] = None,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda …; a GPU where there is one.")] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="Of the weights: float32 (if left out), bfloat16 or float16.")
+    ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Measure anew, whatever is there.")] = False,
     sort: Annotated[str | None, typer.Option("--sort", help="Show the heads with most of this measure first.")] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Also draw every measure as layers × heads.")] = None,

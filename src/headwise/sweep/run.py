@@ -40,7 +40,7 @@ def measure_corpus(
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     device: str | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     restart: bool = False,
     ranks: Ranks | None = None,
     step: Step | None = None,
@@ -64,7 +64,8 @@ def measure_corpus(
         per: "all", or "file" for numbers of each file.
         field: of JSON lines, or column of Parquet files, that holds the text.
         layers, heads: which are kept, by their numbers; None for all.
-        device: "cpu", "cuda", …; a GPU where there is one if None. dtype: of the weights.
+        device: "cpu", "cuda", …; a GPU where there is one if None. dtype: of the weights, "float32", "bfloat16" or
+            "float16"; as they were opened if None. A `Subject` that is given is moved, and stays where it is if None.
         restart: measure anew, whatever is there.
         ranks: the processes; as torchrun's environment says if None. step: told how far all of them are.
     Returns:
@@ -92,7 +93,8 @@ def measure_corpus(
         given = [files] if isinstance(files, str | os.PathLike) else list(files)
         options = {
             "measures": list(asked.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
-            "field": field, "layers": _numbers(layers), "heads": _numbers(heads), "dtype": dtype,
+            "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
+            "dtype": _dtype(subject),
         }  # fmt: skip
         work = Work(
             subject=subject, sources=(), asked=asked, heads=chosen(subject, layers, heads), frame=frame,
@@ -138,21 +140,31 @@ def _measure(begun: Begun, journal: Journal, ranks: Ranks, tell: Step) -> None:
         time.sleep(WAIT)
 
 
-def _placed(model: Subject | str | os.PathLike[str] | None, device: str | None, dtype: str, ranks: Ranks) -> Subject:
+def _placed(
+    model: Subject | str | os.PathLike[str] | None, device: str | None, dtype: str | None, ranks: Ranks
+) -> Subject:
     """The model on its device: with several GPUs, each process of a machine takes its own."""
     subject = model if isinstance(model, Subject) else open_subject(model)
-    wanted = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    here = next(subject.model.parameters()).device
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = device or (str(here) if isinstance(model, Subject) else found)
     if wanted == "cuda" and ranks.world > 1:
         wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        subject.model.to(torch.device(wanted), DTYPES[dtype])
+        subject.model.to(torch.device(wanted))
+        if dtype is not None:
+            subject.model.to(DTYPES[dtype])
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device={wanted!r}: {str(error).splitlines()[0]}") from None
     return subject
 
 
-def _check(*, per: str, dtype: str, **numbers: int | None) -> None:
-    for name, value, known in (("per", per, PER), ("dtype", dtype, tuple(DTYPES))):
+def _dtype(subject: Subject) -> str:
+    return str(next(subject.model.parameters()).dtype).removeprefix("torch.")
+
+
+def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:
+    for name, value, known in (("per", per, PER), ("dtype", dtype, (None, *DTYPES))):
         if value not in known:
             raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
     for name, number in numbers.items():
