@@ -34,6 +34,8 @@ class Case:
     Attributes:
         size: (b, h, n, d) of the queries; kv_heads and keys: those of k and v, the queries' own if 0.
         mask: "full", "causal" or "window": causal, and only the last `window` keys.
+        stored: "int8" for keys and values that are kept so: the kernels are given them as they are, peers restore them
+            in the time that is taken, but for "plain", which has floats.
         statistics: what the kernels measure besides the output; pooled: also a map of so many squares a side.
         peers: who takes part besides the kernels.
         goals: none if there is nothing yet to hold it to.
@@ -50,6 +52,7 @@ class Case:
     window: int = 512
     kv_heads: int = 0
     keys: int = 0
+    stored: str = ""
     statistics: tuple[str, ...] = ()
     pooled: int = 0
     backward: bool = False
@@ -84,7 +87,9 @@ class Case:
         """What has to be read at least once: q, k and v."""
         b, h, n, d = self.size
         _, h_kv, m, _ = self.kv_size
-        return b * d * (h * n + 2 * h_kv * m) * (4 if self.dtype == "float32" else 2)
+        size = 4 if self.dtype == "float32" else 2
+        vector = d + 4 if self.stored == "int8" else d * size
+        return b * h * n * d * size + 2 * b * h_kv * m * vector
 
     @property
     def matrix_bytes(self) -> int:
@@ -121,6 +126,7 @@ CAUSAL = {"float32": (Goal(0.38),), "bfloat16": (Goal(0.23),)}
 SMALL = {"float32": (Goal(0.40),), "bfloat16": (Goal(0.19),)}
 TINY = {"float32": (Goal(1.05),), "bfloat16": (Goal(0.5),)}
 TRAIN = {"float32": (Goal(0.60),), "bfloat16": (Goal(0.45),)}
+EIGHT = (Goal(0.6, "plain"), Goal(0.1, "restored"))
 DECODE = {"float32": (Goal(0.2), Goal(0.45, "rewrite")), "bfloat16": (Goal(0.04), Goal(0.45, "rewrite"))}
 SIX_GOALS = (Goal(0.05, "eager_statistics"),)
 # What the statistics add to the same call without them.
@@ -173,6 +179,12 @@ def _cases() -> list[Case]:
             Case(
                 name, "decode", (1, 32, 1, 128), limit, dtype, "causal", kv_heads=8, keys=16_384,
                 peers=("sdpa", *REWRITES, "eager", "flex"), goals=DECODE[dtype],
+            )
+        )  # fmt: skip
+        cases.append(
+            Case(
+                f"decode-16k-int8-{SHORT[dtype]}", "decode", (1, 32, 1, 128), limit, dtype, "causal", kv_heads=8,
+                keys=16_384, stored="int8", peers=("plain", "restored"), goals=EIGHT,
             )
         )  # fmt: skip
     long = Case(

@@ -51,6 +51,8 @@ def matrices(name: str) -> int:
 def _kernel(name: str, case: Case, inputs: Inputs) -> Contestant:
     q, k, v = inputs.leaves
     wanted, rule = case.statistics, mask(case)
+    if case.stored:
+        k, v = hw.EightBits.of(k), hw.EightBits.of(v)
     if not wanted and not case.pooled:
         return Contestant(_skipping(lambda: hw.attend(q, k, v, mask=rule, kernel=name)), _only_out)
 
@@ -93,6 +95,17 @@ def _plain(case: Case, inputs: Inputs) -> Contestant:
     q, k, v = inputs.leaves
     rule = mask(case)
     return Contestant(lambda: hw.attend(q, k, v, mask=rule), _only_out)
+
+
+def _restored(case: Case, inputs: Inputs) -> Contestant:
+    """PyTorch's fused attention of keys and values that are kept in eight bits."""
+    q, keys, values = inputs.q, hw.EightBits.of(inputs.k), hw.EightBits.of(inputs.v)
+    gqa = q.shape[1] != keys.shape[1]
+
+    def run() -> Tensor:
+        return F.scaled_dot_product_attention(q, keys.decoded(), values.decoded(), enable_gqa=gqa)
+
+    return Contestant(run, _only_out)
 
 
 def _eager(case: Case, inputs: Inputs) -> Contestant:
@@ -200,6 +213,7 @@ def _with_backward(forward: Contestant, inputs: Inputs) -> Contestant:
 PEERS: dict[str, Callable[[Case, Inputs], Contestant]] = {
     "sdpa": _sdpa,
     "plain": _plain,
+    "restored": _restored,
     **dict(zip(REWRITES, (_sdpa_rows, _bmm, _bmm_keys_first), strict=True)),
     "eager": _eager,
     "eager_statistics": _eager_statistics,

@@ -6,9 +6,10 @@
 // A task is a chunk of the keys of one key head. It walks over blocks of GRAD_KEYS keys, and for each over the queries of all
 // heads that share them, so that dK and dV are complete when a block is done; dQ is added up in one copy for each
 // chunk, and the copies in order at the end. How many chunks there are follows from the shape alone, so the bits do not
-// depend on the number of threads.
+// depend on the number of threads. Tasks run together but for those that would add to one place of a bias's gradient: these are
+// in waves, one after the other (learned.h).
 
-constexpr int GRAD_ROWS = 96, GRAD_KEYS = 128, GRAD_STRIDE = GRAD_KEYS + 16;
+constexpr int GRAD_STRIDE = GRAD_KEYS + 16;
 constexpr int GRAD_GROUPS = (GRAD_ROWS + ROWS - 1) / ROWS;
 
 template <typename T> struct Backward {
@@ -16,7 +17,9 @@ template <typename T> struct Backward {
   Scaling scaling;
   int64_t width, value_width;  // d and d_v, padded to panels
   int64_t heads_a_group, chunks, key_blocks, scratch_bytes;
-  float* partial;              // [chunks, b, h, n, width]
+  Learned learned;
+  int64_t groups, first_batch, first_kv;  // of a wave
+  float* partial;              // [chunks, heads of a wave, n, width]
   char* scratch;
   Queue queue;
   bool all_finite_needed, values_only;
@@ -25,15 +28,17 @@ template <typename T> struct Backward {
   struct Memory {
     float *keys_for_scores, *values_for_scores, *keys, *grad_keys, *grad_values;
     float *queries, *query_panels, *grads, *grad_panels, *scores, *slopes, *bend;
+    Learned::Block learned;
     bool rows_broken[GRAD_ROWS];
   };
 
   explicit Backward(const headwise_backward_call& call)
       : call(call), scaling(scaling_of<false>(call.rule)), width(padded(call.d, PANEL)),
         value_width(padded(call.d_v, PANEL)), heads_a_group(call.h / call.h_kv),
-        key_blocks(blocks(call.m, GRAD_KEYS)), queue{0}, broken{0} {
+        key_blocks(blocks(call.m, GRAD_KEYS)), learned(call), queue{0}, broken{0} {
     values_only = !call.grad_q.data;
-    chunks = most(1, least(key_blocks, 8 / most(1, call.b * call.h_kv)));
+    groups = learned.wave_batches * learned.wave_kvs;
+    chunks = most(1, least(key_blocks, 8 / most(1, groups)));
   }
 
   int64_t lay_out(char* memory, Memory* m) const {
@@ -50,6 +55,7 @@ template <typename T> struct Backward {
     m->scores = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
     m->slopes = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
     m->bend = arena.take<float>(call.rule.soft_cap > 0 ? GRAD_KEYS : 0);
+    learned.lay_out(arena, m->learned);
     return arena.next - memory;
   }
 
@@ -72,15 +78,19 @@ template <typename T> struct Backward {
   void chunk_of_keys(int worker) {
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
-    for (int64_t task; (task = queue.take()) < call.b * call.h_kv * chunks;) {
+    for (int64_t task; (task = queue.take()) < groups * chunks;) {
       const int64_t group = task / chunks, chunk = task % chunks;
-      for (int64_t block = chunk; block < key_blocks; block += chunks)
-        keys(group / call.h_kv, group % call.h_kv, block * GRAD_KEYS, partial + chunk * call.b * call.h * call.n * width, m);
+      for (int64_t block = chunk; block < key_blocks; block += chunks) keys(group, chunk, block * GRAD_KEYS, m);
     }
   }
 
+  // Of the wave's groups, as its tasks count them.
+  int64_t batch_of(int64_t group) const { return first_batch + group / learned.wave_kvs; }
+  int64_t kv_of(int64_t group) const { return first_kv + group % learned.wave_kvs; }
+
   // One block of keys, against all queries.
-  void keys(int64_t batch, int64_t kv, int64_t from, float* grad_queries, Memory& m) {
+  void keys(int64_t group, int64_t chunk, int64_t from, Memory& m) {
+    const int64_t batch = batch_of(group), kv = kv_of(group);
     const int64_t to = least(from + GRAD_KEYS, call.m), count = to - from;
     Ints check = {};
     for (int64_t j = 0; j < count; j += PANEL) {
@@ -95,8 +105,10 @@ template <typename T> struct Backward {
     __builtin_memset(m.grad_values, 0, (size_t)(GRAD_KEYS * value_width) * 4);
     for (int64_t g = 0; g < heads_a_group; g++) {
       const int64_t head = kv * heads_a_group + g;
+      float* grad_queries = partial + ((chunk * groups + group) * heads_a_group + g) * call.n * width;
+      float* copy = learned.copy_of(group, chunk, chunks, g);
       for (int64_t query = 0; query < call.n; query += GRAD_ROWS)
-        queries(batch, head, query, from, to, grad_queries + ((batch * call.h + head) * call.n + query) * width, m);
+        queries(batch, head, query, chunk, from, to, grad_queries + query * width, copy, m);
     }
     for (int64_t j = 0; j < count; j++) {
       T* grad_v = (T*)at(call.grad_v, batch, kv, from + j);
@@ -109,7 +121,8 @@ template <typename T> struct Backward {
     }
   }
 
-  void queries(int64_t batch, int64_t head, int64_t query, int64_t from, int64_t to, float* grad_queries, Memory& m) {
+  void queries(int64_t batch, int64_t head, int64_t query, int64_t chunk, int64_t from, int64_t to, float* grad_queries,
+               float* copy, Memory& m) {
     const int count = (int)least(GRAD_ROWS, call.n - query);
     Hull parts[GRAD_GROUPS], whole = {to, from};
     for (int g = 0; g * ROWS < count; g++) {
@@ -139,7 +152,9 @@ template <typename T> struct Backward {
         product<false, false, false>(rows, m.grads + g * ROWS * call.d_v, call.d_v, m.values_for_scores + p * call.d_v,
                                      m.slopes + place, GRAD_STRIDE, call.d_v, nullptr);
       }
-    for (int r = 0; r < count; r++) row(batch, head, query, r, from, low, high, parts[r / ROWS], m);
+    learned.begin(m.learned);
+    for (int r = 0; r < count; r++) row(batch, head, query, r, chunk, from, low, high, parts[r / ROWS], m);
+    learned.end(batch, head, query, from, copy, m.learned);
     high_by_low(m.scores, m.grad_panels, value_width, m.grad_values, low, least(high, to - from), count);
     if (values_only) return;
     for (int g = 0; g * ROWS < count; g++) {
@@ -163,8 +178,8 @@ template <typename T> struct Backward {
   }
 
   // Scores become weights, and dP becomes dS; both 0 where the query sees nothing.
-  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, int64_t low, int64_t high, const Hull& part,
-           Memory& m) {
+  void row(int64_t batch, int64_t head, int64_t query, int r, int64_t chunk, int64_t from, int64_t low, int64_t high,
+           const Hull& part, Memory& m) {
     float *scores = m.scores + r * GRAD_STRIDE, *slopes = m.slopes + r * GRAD_STRIDE;
     const int64_t first = part.first == part.last ? low : (part.first - from) / W * W;
     const int64_t last = part.first == part.last ? low : padded(part.last - from, W);
@@ -194,19 +209,23 @@ template <typename T> struct Backward {
         kept = choose(stays, p * keep, all(0.0f));
         slope = choose(stays, slope * keep, all(0.0f));
       }
-      slope = p * (slope - delta);
-      if (cap > 0) slope *= load(m.bend + i);
       // A weight of 0 passes nothing on, whatever the value's gradient is.
+      const Ints nothing = p == 0.0f;
+      slope = p * (slope - delta);
+      if (learned.wanted()) store(m.learned.scores + i, choose(nothing, all(0.0f), slope));
+      if (cap > 0) slope *= load(m.bend + i);
       store(scores + i, kept);
-      store(slopes + i, choose(p == 0.0f, all(0.0f), slope));
+      store(slopes + i, choose(nothing, all(0.0f), slope));
     }
+    if (learned.wanted()) learned.row(batch, head, query + r, r, chunk, from, first, last, m.learned);
   }
 
   void add_queries(int) {
-    const int64_t all_rows = call.b * call.h * call.n, share = 256;
+    const int64_t all_rows = groups * heads_a_group * call.n, share = 256;
     for (int64_t task; (task = queue.take()) < blocks(all_rows, share);)
       for (int64_t row = task * share; row < least(all_rows, (task + 1) * share); row++) {
-        T* to = (T*)at(call.grad_q, row / call.n / call.h, row / call.n % call.h, row % call.n);
+        const int64_t group = row / call.n / heads_a_group, g = row / call.n % heads_a_group;
+        T* to = (T*)at(call.grad_q, batch_of(group), kv_of(group) * heads_a_group + g, row % call.n);
         for (int64_t c = 0; c < call.d; c += W) {
           Floats total = load(partial + row * width + c);
           for (int64_t chunk = 1; chunk < chunks; chunk++) total += load(partial + (chunk * all_rows + row) * width + c);
@@ -216,19 +235,30 @@ template <typename T> struct Backward {
   }
 
   int go() {
-    const int threads = (int)least(call.threads, most(1, call.b * call.h_kv * chunks));
+    const int threads = (int)least(call.threads, most(1, groups * chunks));
     Memory unused;
     scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
-    const int64_t floats = values_only ? 0 : chunks * call.b * call.h * call.n * width;
-    char* memory = borrow((size_t)(threads * scratch_bytes + floats * 4));
+    const int64_t floats = values_only ? 0 : chunks * groups * heads_a_group * call.n * width;
+    const int64_t copies = learned.copies_floats(chunks), sums = learned.row_floats(chunks);
+    char* memory = borrow((size_t)(threads * scratch_bytes + (floats + copies + sums) * 4));
     if (!memory) return HEADWISE_NO_MEMORY;
     scratch = memory;
     partial = (float*)(memory + threads * scratch_bytes);
-    __builtin_memset(partial, 0, (size_t)floats * 4);
+    learned.copies = partial + floats;
+    learned.row_sums = learned.copies + copies;
+    __builtin_memset(learned.row_sums, 0, (size_t)sums * 4);
+    learned.clear();
     all_finite_needed = !everything_is_seen(call);
     if (!values_only) on_all<&Backward::deltas>(this, threads);
-    on_all<&Backward::chunk_of_keys>(this, threads);
-    if (!values_only) on_all<&Backward::add_queries>(this, threads);
+    for (first_batch = 0; first_batch < call.b; first_batch += learned.wave_batches)
+      for (first_kv = 0; first_kv < call.h_kv; first_kv += learned.wave_kvs) {
+        __builtin_memset(partial, 0, (size_t)(floats + copies) * 4);
+        on_all<&Backward::chunk_of_keys>(this, threads);
+        if (!values_only) on_all<&Backward::add_queries>(this, threads);
+        if (call.grad_relative) learned.add_copies(first_kv, chunks);
+      }
+    if (learned.by_row()) learned.add_rows(chunks);
+    if (call.grad_sinks) learned.sinks();
     give_back(memory);
     return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
   }

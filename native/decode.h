@@ -2,6 +2,10 @@
 // read where they lie; the queries of all heads that share them are rows of one small block, and the keys are split
 // into chunks (as many as the shape says, so that the bits do not depend on the number of threads), whose softmaxes are
 // merged in order.
+//
+// Keys and values may be eight bits and a scale a vector: k = s·x, x whole numbers of ±127. They are never made floats in
+// memory: q·k = s·(q·x), and p·v = (p·s)·x, so that a scale costs one multiplication for a key and row, and not for each
+// of its numbers.
 
 constexpr int FEW_ROWS = 16;    // queries of a key head, all its query heads together
 constexpr int FEW_KEYS = 64;    // a block
@@ -11,6 +15,32 @@ constexpr int FEW_AT_ONCE = 4;  // rows whose sums stay in registers
 static bool few_queries(const headwise_forward_call& call) {
   return call.n * (call.h / call.h_kv) <= FEW_ROWS && call.n <= 4 && !call.column_mass;
 }
+
+// Of eight bits as many as there is room for: whoever cannot go this way has to make floats of them first.
+static bool fits_eight(const headwise_forward_call& call) {
+  return call.n * (call.h / call.h_kv) <= BLOCK_ROWS && !call.column_mass;
+}
+
+struct Eight { int8_t steps; };
+
+INLINE Floats read(const Eight* x, int64_t count) {
+  Ints v = (Ints)all(0.0f);
+  if (count >= W) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+    v = (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)x));
+#elif HEADWISE_TARGET_AVX2
+    v = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x));
+#else
+    for (int i = 0; i < W; i++) v[i] = x[i].steps;
+#endif
+  } else {
+    for (int i = 0; i < count; i++) v[i] = x[i].steps;
+  }
+  return __builtin_convertvector(v, Floats);
+}
+
+template <typename K> constexpr bool IS_EIGHT = false;
+template <> constexpr bool IS_EIGHT<Eight> = true;
 
 // Sums of products of R queries with two keys.
 template <int R, typename T>
@@ -57,7 +87,8 @@ static void mixed(const float* weights, int64_t stride, const T* values, int64_t
   }
 }
 
-template <typename T, bool SPREAD, bool REACH> struct Decode {
+// T: of q and out. K: of keys and values, T or Eight.
+template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
   const headwise_forward_call& call;
   const Scaling scaling;
   const int64_t heads_a_group, size, width;  // of a query, of an output row, padded
@@ -72,7 +103,7 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
 
   struct Memory {
     Rows rows;
-    float *queries, *logits, *out;
+    float *queries, *logits, *out, *key_scales, *value_scales;
   };
 
   explicit Decode(const headwise_forward_call& call)
@@ -92,6 +123,8 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
     m.queries = arena.take<float>(rows * size);
     m.logits = arena.take<float>(rows * FEW_KEYS);
     m.out = arena.take<float>(rows * width);
+    m.key_scales = arena.take<float>(IS_EIGHT<K> ? FEW_KEYS : 0);
+    m.value_scales = arena.take<float>(IS_EIGHT<K> ? FEW_KEYS : 0);
     m.rows.ranges = arena.take<float>(call.range_count * BLOCK_ROWS);
     m.rows.classes = arena.take<float>(call.class_count * BLOCK_ROWS);
     return arena.next - memory;
@@ -133,9 +166,9 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
 
   // Logits of R rows. What is read is asked for well ahead: the values of the same keys, which are wanted next, and keys
   // AHEAD places on.
-  template <int R> void score(const T* keys, const T* values, int64_t count, int r, Memory& m) {
+  template <int R> void score(const K* keys, const K* values, int64_t count, int r, Memory& m) {
     for (int64_t j = 0; j < count; j += 2) {
-      const T* key = keys + j * call.k.row;
+      const K* key = keys + j * call.k.row;
       if (r == 0)
         for (int64_t i = j; i < j + 2; i++) {
           ask_for(keys + (i + AHEAD) * call.k.row, call.d);
@@ -145,14 +178,14 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
               m.logits + r * FEW_KEYS + j, FEW_KEYS);
     }
   }
-  static void ask_for(const T* row, int64_t size) {
-    for (int64_t c = 0; c < size; c += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + c);
+  static void ask_for(const K* row, int64_t size) {
+    for (int64_t c = 0; c < size; c += 64 / (int64_t)sizeof(K)) __builtin_prefetch(row + c);
   }
 
   void block(int64_t batch, int64_t kv, int64_t from, const Hull& seen, Memory& m) {
     const int64_t count = seen.last - from;
-    const T* keys = (const T*)call.k.data + batch * call.k.batch + kv * call.k.head + from * call.k.row;
-    const T* values = (const T*)call.v.data + batch * call.v.batch + kv * call.v.head + from * call.v.row;
+    const K* keys = (const K*)call.k.data + batch * call.k.batch + kv * call.k.head + from * call.k.row;
+    const K* values = (const K*)call.v.data + batch * call.v.batch + kv * call.v.head + from * call.v.row;
     for (int r = 0; r < rows; r += FEW_AT_ONCE) switch (rows - r) {
         case 1: score<1>(keys, values, count, r, m); break;
         case 2: score<2>(keys, values, count, r, m); break;
@@ -160,11 +193,17 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
         default: score<4>(keys, values, count, r, m);
       }
     const int64_t filled = padded(count, W);
+    if (IS_EIGHT<K>) {
+      load_scales(call.key_scales, batch, kv, from, count, m.key_scales);
+      load_scales(call.value_scales, batch, kv, from, count, m.value_scales);
+    }
     for (int r = 0; r < rows; r++) {
+      if (IS_EIGHT<K>) multiply(m.logits + r * FEW_KEYS, m.key_scales, filled);
       fill(m.logits + r * FEW_KEYS, count, filled);
       row(batch, kv * heads_a_group + r / call.n, r % call.n, r, from, filled, m);
     }
     if (!call.d_v) return;
+    for (int r = 0; r < rows && IS_EIGHT<K>; r++) multiply(m.logits + r * FEW_KEYS, m.value_scales, filled);
     for (int r = 0; r < rows; r += FEW_AT_ONCE) {
       const float* weights = m.logits + r * FEW_KEYS;
       float* out = m.out + r * width;
@@ -181,7 +220,19 @@ template <typename T, bool SPREAD, bool REACH> struct Decode {
       for (int64_t c = 0; c < call.d; c += W) check |= not_finite(read(keys + j * call.k.row + c, call.d - c));
       for (int64_t c = 0; c < call.d_v; c += W) check |= not_finite(read(values + j * call.v.row + c, call.d_v - c));
     }
+    for (int64_t j = 0; j < filled && IS_EIGHT<K>; j += W)
+      check |= not_finite(load(m.key_scales + j)) | not_finite(load(m.value_scales + j));
     if (any(check)) broken.raise();
+  }
+
+  // The scales of `count` vectors; zeros up to the next full vector.
+  static void load_scales(const headwise_tensor& scales, int64_t batch, int64_t kv, int64_t from, int64_t count, float* to) {
+    const float* x = (const float*)scales.data + batch * scales.batch + kv * scales.head + from * scales.row;
+    for (int64_t j = 0; j < count; j++) to[j] = x[j * scales.row];
+    for (int64_t j = count; j % W; j++) to[j] = 0.0f;
+  }
+  static void multiply(float* x, const float* by, int64_t filled) {
+    for (int64_t j = 0; j < filled; j += W) store(x + j, load(x + j) * load(by + j));
   }
 
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, int64_t filled, Memory& m) {

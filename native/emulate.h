@@ -67,6 +67,13 @@ EMULATED __m512i cvtepu16_epi32(__m256i a) {
   return v.integers;
 }
 
+EMULATED __m512i cvtepi8_epi32(__m128i a) {
+  Halves v;
+  v.integer_half[0] = _mm256_cvtepi8_epi32(a);
+  v.integer_half[1] = _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8));
+  return v.integers;
+}
+
 EMULATED __m512 cvtph_ps(__m256i a) {
   Halves v;
   v.half[0] = _mm256_cvtph_ps(_mm256_castsi256_si128(a));
@@ -123,6 +130,7 @@ EMULATED __m256bh cvtneps_pbh(__m512 a) {
 #define _mm512_reduce_max_ps emulated::reduce_max_ps
 #define _mm512_movepi32_mask emulated::movepi32_mask
 #define _mm512_cvtepu16_epi32 emulated::cvtepu16_epi32
+#define _mm512_cvtepi8_epi32 emulated::cvtepi8_epi32
 #define _mm512_cvtph_ps emulated::cvtph_ps
 #define _mm512_dpbf16_ps emulated::dpbf16_ps
 #define _mm512_cvtneps_pbh emulated::cvtneps_pbh

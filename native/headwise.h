@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 3
+#define HEADWISE_ABI 4
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -26,6 +26,7 @@ enum {
   HEADWISE_DONE = 0,
   HEADWISE_NO_MEMORY = 1,
   HEADWISE_NOT_FINITE = 2,  // a key or value is NaN or infinite, and some query may not see it: nothing was computed
+  HEADWISE_TOO_MANY_QUERIES = 3,  // for keys of eight bits: more than 48 of one key head, or their column mass is asked for
 };
 
 typedef struct {
@@ -73,6 +74,8 @@ typedef struct {
   int64_t class_stride, class_batch;
   float* class_mass;       // [class_count, b, h, n]
   float* column_mass;      // [b, h, m]: what each key receives
+  // With data: k and v are int8, and the numbers that they stand for are those times these, float32 [b, h_kv, m].
+  headwise_tensor key_scales, value_scales;
 } headwise_forward_call;
 
 // The gradients of q, k and v from that of out; all of them float32, bfloat16 or float16 as `dtype` says, with strides.
@@ -88,6 +91,12 @@ typedef struct {
   uint64_t seed;
   const float* lse;        // [b, h, n], from the forward call
   float* delta;            // [b, h, n]: sum(grad_out * out), also a head's importance (Michel et al. 2019) when summed
+  // The gradients of what the rule adds, float32; NULL if not wanted. Strides are 0 where one number serves all.
+  float* grad_relative;    // [h or 1, n + m - 1], contiguous
+  int64_t grad_relative_head;
+  float* grad_bias;        // [b or 1, h or 1, n or 1, m or 1], the last axis contiguous
+  int64_t grad_bias_batch, grad_bias_head, grad_bias_row, grad_bias_col;
+  float* grad_sinks;       // [h]
 } headwise_backward_call;
 
 // Weights in squares of cell × cell, those at the lower and right edge smaller: what a mask allows nothing of is 0.

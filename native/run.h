@@ -130,7 +130,9 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
 };
 
 template <bool DOT, typename T, bool SPREAD, bool REACH> static int run(const headwise_forward_call& call) {
-  if (few_queries(call)) return Decode<T, SPREAD, REACH>(call).go();
+  if (call.key_scales.data)
+    return fits_eight(call) ? Decode<T, Eight, SPREAD, REACH>(call).go() : HEADWISE_TOO_MANY_QUERIES;
+  if (few_queries(call)) return Decode<T, T, SPREAD, REACH>(call).go();
   return Run<DOT, T, SPREAD, REACH>(call).go();
 }
 

@@ -23,6 +23,7 @@ namespace HEADWISE_TARGET {
 #include "queue.h"
 #include "decode.h"
 #include "run.h"
+#include "learned.h"
 #include "backward.h"
 #include "weights.h"
 #include "pool.h"

@@ -27,6 +27,7 @@ _HOMES = {
     "positions": ["Rotary"],
     "cache": ["BudgetCache", "HeadWindows", "KVCache", "RaggedCache", "SlidingCache"],
     "kernels": ["use_kernel"],
+    "kernels.eight_bits": ["EightBits"],
     "heads.registry": ["DESIGNS"],
     "heads.base": ["AttentionLayer"],
     "heads.block": ["TransformerBlock"],
@@ -73,6 +74,7 @@ _HOMES = {
     "see": ["report"],
     "views.matrix": ["write_matrix"],
     "views.dynamics": ["write_dynamics"],
+    "telemetry.gates": ["GateGradients", "gate_gradients"],
     "telemetry": [
         "Alarm", "AttentionAlarm", "AttentionWarning", "Clipped", "DeadHeadAlarm", "EntropyAlarm", "Finding",
         "History", "JSONLines", "MaxLogitAlarm", "NonFiniteAlarm", "Record", "Reduced", "SinkAlarm", "Summary",
@@ -137,6 +139,7 @@ if TYPE_CHECKING:
     from headwise.heads.sparse_mixture import SparseHeadMixture as SparseHeadMixture
     from headwise.heads.talking_heads import TalkingHeadsAttention as TalkingHeadsAttention
     from headwise.kernels import use_kernel as use_kernel
+    from headwise.kernels.eight_bits import EightBits as EightBits
     from headwise.map import AttentionMap as AttentionMap
     from headwise.masks import (
         Causal as Causal,
@@ -246,6 +249,7 @@ if TYPE_CHECKING:
         trainer_callback as trainer_callback,
         watch as watch,
     )
+    from headwise.telemetry.gates import GateGradients as GateGradients, gate_gradients as gate_gradients
     from headwise.views.dynamics import write_dynamics as write_dynamics
     from headwise.views.matrix import write_matrix as write_matrix
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
 from headwise.kernels import run
 from headwise.kernels.call import Call
+from headwise.kernels.eight_bits import EightBits, Vectors, decoded
+from headwise.kernels.gates import anyone, hearer
 from headwise.kernels.graph import can_record, in_graph, record
 from headwise.lowering import is_value
 from headwise.map import AttentionMap
@@ -25,17 +27,17 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @overload
-def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
+def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | None = ..., scale: float | None = ...,
            score: Score | Sequence[Score] = ..., dropout_p: float = ..., return_map: Literal[False] = ...,
            measures: Sequence[str | Measure] = ..., kernel: str = ...) -> Tensor: ...  # fmt: skip
 @overload
-def attend(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask | None = ..., scale: float | None = ...,
+def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | None = ..., scale: float | None = ...,
            score: Score | Sequence[Score] = ..., dropout_p: float = ..., return_map: Literal[True],
            measures: Sequence[str | Measure] = ..., kernel: str = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
 def attend(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Vectors,
+    v: Vectors,
     *,
     mask: Mask | None = None,
     scale: float | None = None,
@@ -50,7 +52,8 @@ def attend(
     Args:
         q: [b, h, n, d] float32, bfloat16, float16 or float64. Logits and softmax are float32 (float64 for float64).
         k, v: [b, h_kv, m, d] and [b, h_kv, m, d_v], q's dtype and device. h must be a multiple of h_kv: query
-            head i reads key head i // (h / h_kv), and keys are never repeated in memory (GQA, MQA).
+            head i reads key head i // (h / h_kv), and keys are never repeated in memory (GQA, MQA). They may be
+            `EightBits` of that dtype, as a cache keeps them.
         mask: what each query may see, such as `Causal() & Window(128)`; None for everything. Queries stand at
             the *end* of the keys when there are fewer of them, as decoding needs.
         scale: factor on q·k; 1/√d by default.
@@ -74,7 +77,9 @@ def attend(
     graph = in_graph()
     rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph)
     if graph:
-        if not measures and can_record(rule):
+        k, v = decoded(k), decoded(v)
+        heard = anyone() and torch.compiler.is_dynamo_compiling()  # the operator's backward pass tells nobody
+        if not measures and not heard and can_record(rule):
             return _record(q, k, v, rule, float(dropout_p), return_map, kernel)
         if torch.compiler.is_dynamo_compiling():
             return _outside(
@@ -84,11 +89,17 @@ def attend(
     rule.mask.check(rule.grid)
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
     seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
-    call = Call(q, k, v, rule, float(dropout_p), seed, statistics_for(wanted, rule) if wanted else ())
+    dtype = q.dtype
+    if return_map and isinstance(k, EightBits):  # so that the map has the keys that were computed with
+        wide = torch.promote_types(dtype, torch.float32)
+        q, k, v = q.to(wide), k.to(wide), v.to(wide)
+    statistics = statistics_for(wanted, rule) if wanted else ()
+    call = Call(q, k, v, rule, float(dropout_p), seed, statistics, hearer())
     (out, lse, found), chosen, refusals = run(call, kernel)
     if not return_map:
         return out
-    bad_values = None if call.values_finite else _nonfinite(v)
+    out = out.to(dtype)
+    bad_values = None if call.values_finite else _nonfinite(call.v)
     amap = AttentionMap(q, k, lse, call.rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values)
     if measures:
         amap.measured = amap.measured_by(found, wanted)
@@ -116,12 +127,12 @@ def _nonfinite(v: Tensor) -> Tensor:
 
 
 def rule_of(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
+    q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
     dropout_p: float, graph: bool = False,
 ) -> Rule:  # fmt: skip
     """What the arguments say, checked but for what only the mask's data show. In a graph sizes may be no numbers."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
+        if not isinstance(x, Tensor if name == "q" else Vectors):
             raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
         if x.ndim != 4:
             raise ShapeError(f"{name}: expected [batch, heads, seq, head_dim], got shape {tuple(x.shape)}")

@@ -1,6 +1,7 @@
 """What a compiled kernel needs to know of a `Rule`: plain numbers in a fixed form, O(n) of them for most rules."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
@@ -80,11 +81,16 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
         if math.prod(shape) > held + grid.b * grid.h * (grid.n + grid.m):
             given = " and ".join(str(tuple(bias.shape)) for bias in terms.biases)
             return f"biases of shapes {given} would grow to {tuple(shape)} as one"
-    floats = [bias.to(device, torch.float32) for bias in terms.biases]
-    bias = reduce(torch.add, floats) if floats else None
+    bias = joined(bias.to(device) for bias in terms.biases)
     relative = None if terms.relative is None else terms.relative.contiguous()
     dense = None if dense is None else dense.to(device)
     return Lowered(ranges.contiguous(), dense, terms.soft_cap, relative, bias, terms.sinks)
+
+
+def joined(biases: Iterable[Tensor]) -> Tensor | None:
+    """Their sum in float32, or None if there are none."""
+    floats = [bias.float() for bias in biases]
+    return reduce(torch.add, floats) if floats else None
 
 
 def _conjuncts(mask: Mask) -> list[Mask]:

@@ -16,7 +16,7 @@ It holds q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memor
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from headwise import map_file, pooling
 from headwise.errors import ConfigError, ShapeError
+from headwise.kernels.eight_bits import Vectors, decoded
 from headwise.kernels.observe import diagonals, observe, pooled, times, transposed_times, weights
 from headwise.masks import Mask, Span
 from headwise.measures import Measure, Measurements, measure
@@ -32,7 +33,7 @@ from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
 from headwise.rule import Rule, grouped, grouped_t, own_dtypes
 from headwise.statistics import COLUMN_MASS, Squares, Statistic
-from headwise.tiles import Progress, stream, weights_at
+from headwise.tiles import Progress, Tile, stream, weights_at
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -59,7 +60,8 @@ class AttentionMap:
     logits. Weights are those before dropout.
 
     Attributes:
-        q, k: [b, h, n, d] and [b, h_kv, m, d], as they were given (no copy); lse: [b, h, n].
+        q, k: [b, h, n, d] and [b, h_kv, m, d], as they were given (no copy), in float32 if the keys came in eight bits
+            (they are kept so until they are read); lse: [b, h, n].
         rule: mask, scale and size; kernel: which one computed it; refusals: why faster ones did not.
         measured: the `Measurements` that `attend(..., measures=…)` asked for, or None.
         nonfinite_values: [b, h_kv] count of NaN and infinite entries of v, or None if there are none.
@@ -68,7 +70,7 @@ class AttentionMap:
     def __init__(
         self,
         q: Tensor,
-        k: Tensor,
+        k: Vectors,
         lse: Tensor,
         rule: Rule,
         *,
@@ -76,10 +78,16 @@ class AttentionMap:
         refusals: Mapping[str, str] | None = None,
         nonfinite_values: Tensor | None = None,
     ) -> None:
-        self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule.kept()
+        self.q, self._k, self.lse, self.rule = q.detach(), k, lse.detach(), rule.kept()
         self.kernel, self.refusals = kernel, dict(refusals or {})
         self.nonfinite_values = nonfinite_values
         self.measured: Measurements | None = None
+
+    @property
+    def k(self) -> Tensor:
+        """The keys, [b, h_kv, m, d]."""
+        self._k = decoded(self._k).detach()
+        return self._k
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -174,7 +182,11 @@ class AttentionMap:
         progress: Progress | None = None,
     ) -> Measurements:
         """As `measure`, but with statistics of the rows that a kernel has given already."""
-        result = measure(self.q, self.k, self.lse, self.rule, wanted, rows=rows, progress=progress, found=found)
+
+        def tiles() -> Iterator[Tile]:
+            return stream(self.q, self.k, self.lse, self.rule, progress=progress)
+
+        result = measure(tiles, self.lse, self.rule, wanted, rows=rows, found=found)
         result.nonfinite_values = self.nonfinite_values
         return result
 
@@ -295,7 +307,7 @@ class AttentionMap:
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape
-        size = sum(x.numel() * x.element_size() for x in (self.q, self.k, self.lse))
+        size = sum(x.numel() * x.element_size() for x in (self.q, self.lse)) + self._k.nbytes
         scores = "".join(f", {score!r}" for score in self.rule.scores)
         return (
             f"AttentionMap({b} × {h} heads, {n} queries × {m} keys, {self.rule.mask!r}{scores}, kernel {self.kernel}; "

@@ -210,7 +210,7 @@ def test_two_callers_at_once(threads: Callable[[int], None]) -> None:
         assert all(pool.map(work, (3, 60, 150, 60, 3, 150)))
 
 
-def _in_child(work: Callable[[], bool], seconds: float = 60.0) -> int | None:
+def in_child(work: Callable[[], bool], seconds: float = 60.0) -> int | None:
     """The exit code of a forked child that does the work: 0 if it is true; None if it did not end."""
 
     def main() -> None:
@@ -246,7 +246,7 @@ def test_a_forked_child_computes_the_same(threads: Callable[[int], None]) -> Non
             and torch.equal(run(q[:, :, :2], k, v).out, few.out)
         )
 
-    assert _in_child(work) == 0
+    assert in_child(work) == 0
     assert work()  # and so does the parent, afterwards
 
 
@@ -306,7 +306,7 @@ def test_nothing_is_read_beyond_the_end(dtype: torch.dtype, mask: str) -> None:
             run(q, k, v, which, bias)
         return True
 
-    assert _in_child(work) == 0
+    assert in_child(work) == 0
 
 
 def test_guards_notice() -> None:
@@ -332,4 +332,4 @@ def test_the_end_of_memory_notices() -> None:
         ctypes.string_at(x.data_ptr() + 36, 1)
         return True
 
-    assert _in_child(work) not in (0, 7, None)  # a signal, or what a sanitizer makes of it
+    assert in_child(work) not in (0, 7, None)  # a signal, or what a sanitizer makes of it

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
+from headwise.kernels.eight_bits import Vectors
 from headwise.masks import Mask
 
 
@@ -26,6 +27,13 @@ class Cache(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes of keys and values that are in use."""
+
+
+def remembered(cache: Cache, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
+    """`cache.append(k, v)` for who gives them to `attend` alone: in eight bits if the cache keeps them so and can hand
+    them out, by a method `take`, as they are."""
+    take = getattr(cache, "take", cache.append)
+    return take(k, v)
 
 
 def told(cache: Cache, **options: object) -> str:

@@ -7,6 +7,7 @@ from torch import Tensor
 from headwise.cache.base import Kind, kind_of, told, whole
 from headwise.cache.storage import Rows, storages
 from headwise.errors import ShapeError
+from headwise.kernels.eight_bits import Vectors, decoded
 
 
 class KVCache:
@@ -16,11 +17,13 @@ class KVCache:
     prefill and decoding give what one call for all tokens gives.
 
     Args:
-        stored: None, as they come, without a copy; or "float32", "bfloat16", "float16" or "int8", from which each
-            call restores them: that saves memory and costs time, as the attention itself knows no such keys. int8 has
-            a float32 scale a vector: a number x of a vector changes by at most s = max|x| / 254, a logit so by at most
-            scale·‖q‖₁·s_k =: ε, and an output by at most (e^(2ε) − 1)·max|v| + s_v. That is so in float32; in half
-            precision what is restored is rounded once more, in bfloat16 by up to |x| / 256.
+        stored: None, as they come, without a copy; or "float32", "bfloat16", "float16" or "int8". From the half
+            precisions each call restores them, which saves memory and costs time. int8 is read as it lies where the
+            compiled kernel decodes (on a CPU, without gradients), which saves both; elsewhere it is restored too. It
+            has a float32 scale a vector: a number x of a vector changes by at most s = max|x| / 254, a logit so by at
+            most scale·‖q‖₁·s_k =: ε, and an output by at most (e^(2ε) − 1)·max|v| + s_v. That is so in float32, and
+            where it is read as it lies; what is restored in half precision is rounded once more, in bfloat16 by up to
+            |x| / 256.
         key_parts: with "int8", widths of the parts of a key that get a scale each, such as (latent_dim, rope_dim) of
             `LatentAttention`.
         capacity: room for so many tokens is made at once, and more are refused.
@@ -40,6 +43,11 @@ class KVCache:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns all keys and values so far, [b, h_kv, seen, d]."""
+        found_k, found_v = self.take(k, v)
+        return decoded(found_k), decoded(found_v)
+
+    def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
+        """The same as `attend` takes them: eight bits stay as they are."""
         kind, n = kind_of(k, v, self._kind), k.shape[2]
         if self.capacity is not None and self.seen + n > self.capacity:
             raise ShapeError(
@@ -50,7 +58,7 @@ class KVCache:
         self._k.add(new_k)
         self._v.add(new_v)
         self._kind, self.seen = kind, self.seen + n
-        return self._k.read(), self._v.read()
+        return self._k.stored(), self._v.stored()
 
     def __repr__(self) -> str:
         return told(self, capacity=self.capacity)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from headwise.cache.base import Kind, kind_of, told, whole
 from headwise.cache.storage import Rows, storages
+from headwise.kernels.eight_bits import Vectors, decoded
 from headwise.masks import Mask, Sinks, Window
 
 
@@ -32,11 +33,16 @@ class SlidingCache:
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what the new queries may look at: sinks, the last window − 1 tokens before them, and them."""
+        found_k, found_v = self.take(k, v)
+        return decoded(found_k), decoded(found_v)
+
+    def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
+        """The same as `attend` takes them: eight bits stay as they are."""
         kind = kind_of(k, v, self._kind)
         found = []
         for rows, new in ((self._k, self._k.encoded(k)), (self._v, self._v.encoded(v))):
             rows.add(new)
-            found.append(rows.read())
+            found.append(rows.stored())
             rows.cut(self.sinks, self.window - 1)
         self._kind, self.seen = kind, self.seen + k.shape[2]
         return found[0], found[1]

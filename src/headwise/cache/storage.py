@@ -9,8 +9,7 @@ from torch import Tensor
 from headwise.cache.base import whole
 from headwise.costs.work import CACHE_BYTES
 from headwise.errors import ConfigError, DTypeError, ShapeError
-
-LEVELS = 127  # of eight bits, on either side of 0
+from headwise.kernels.eight_bits import EightBits, Vectors
 
 
 class Storage(Protocol):
@@ -21,6 +20,9 @@ class Storage(Protocol):
 
     def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """What `encode` kept, as [b, h, n, d] of this dtype."""
+
+    def stored(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Vectors:
+        """The same as attention can take it: what would cost the memory that was saved is left to it."""
 
     def bound(self, x: Tensor) -> Tensor:
         """How far decode(encode(x)) is from x at most, for each number, float64 [b, h, n, d]."""
@@ -35,6 +37,10 @@ class AsGiven:
 
     def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """x: no copy."""
+        return parts[0]
+
+    def stored(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """x."""
         return parts[0]
 
     def bound(self, x: Tensor) -> Tensor:
@@ -65,6 +71,10 @@ class Rounded:
         """In the dtype asked for."""
         return parts[0].to(dtype)
 
+    def stored(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """In the dtype asked for: attention computes in one."""
+        return parts[0].to(dtype)
+
     def bound(self, x: Tensor) -> Tensor:
         """u·|x|, or half of the smallest number."""
         info = torch.finfo(self.dtype)
@@ -72,8 +82,7 @@ class Rounded:
 
 
 class Eight:
-    """Each vector x as round(x / s) in eight bits and its scale s = max|x| / 127 in float32 (absmax quantisation,
-    Dettmers et al. 2022, 2208.07339, §2): an error of at most s / 2 = max|x| / 254, beside the rounding of float32.
+    """Each vector as `EightBits`: an error of at most max|x| / 254, beside the rounding of float32.
 
     Args:
         widths: the parts of a vector that get a scale each; None for one scale.
@@ -84,45 +93,32 @@ class Eight:
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """int8 [b, h, n, d] and float32 [b, h, n, parts]; DTypeError if a number is not finite."""
-        scale = self._largest(x).float() / LEVELS  # [b, h, n, parts]
-        if not bool(torch.isfinite(scale).all()):
-            count = int((~torch.isfinite(x)).sum())
-            what = f"{count} of the new numbers are infinite or NaN" if count else "a number is beyond float32"
-            raise DTypeError(f"cache: {what}, which eight bits and a scale cannot hold; use stored=None")
-        steps = x.to(torch.promote_types(x.dtype, torch.float32)) / self._over(scale, x).clamp_min(1e-45)
-        return steps.round().clamp(-LEVELS, LEVELS).to(torch.int8), scale
+        self._parts(x)
+        try:
+            kept = EightBits.of(x, self.widths)
+        except DTypeError as error:
+            raise DTypeError(f"cache: {error}; use stored=None") from None
+        return kept.steps, kept.scales
+
+    def stored(self, parts: Sequence[Tensor], dtype: torch.dtype) -> EightBits:
+        """The eight bits."""
+        steps, scales = parts
+        return EightBits(steps, scales, self._parts(steps), dtype)
 
     def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """Steps times scales."""
-        steps, scale = parts
-        return steps.to(torch.float32).mul_(self._over(scale, steps)).to(dtype)
+        return self.stored(parts, dtype).decoded()
 
     def bound(self, x: Tensor) -> Tensor:
         """max|x| / 254 of each vector, and what float32 and x's own dtype round."""
-        largest = self._over(self._largest(x).double(), x).expand(x.shape)
-        own = max(torch.finfo(torch.float32).eps, torch.finfo(x.dtype).eps)
-        return largest / (2 * LEVELS) + largest * own + LEVELS * 1e-45
+        return self.stored(self.encode(x), x.dtype).bound()
 
-    def _parts(self, x: Tensor) -> list[int]:
+    def _parts(self, x: Tensor) -> tuple[int, ...]:
         width = x.shape[-1]
-        widths = [width] if self.widths is None else self.widths
+        widths = (width,) if self.widths is None else tuple(self.widths)
         if sum(widths) != width:
-            raise ShapeError(f"cache: key_parts={tuple(widths)} are {sum(widths)} numbers, but a key has {width}")
-        return [part for part in widths if part]  # a vector without numbers has no scale
-
-    def _largest(self, x: Tensor) -> Tensor:
-        parts = self._parts(x)
-        if not parts:
-            return x.new_zeros(*x.shape[:-1], 0)
-        return torch.stack([part.abs().amax(-1) for part in x.split(parts, -1)], -1)
-
-    def _over(self, scale: Tensor, x: Tensor) -> Tensor:
-        """The scale of every number, [b, h, n, d] or what broadcasts to it."""
-        parts = self._parts(x)
-        if len(parts) == 1:
-            return scale
-        repeats = torch.tensor(parts, dtype=torch.long, device=scale.device)
-        return scale.repeat_interleave(repeats, -1)
+            raise ShapeError(f"cache: key_parts={widths} are {sum(widths)} numbers, but a key has {width}")
+        return tuple(part for part in widths if part)  # a vector without numbers has no scale
 
 
 def storages(stored: str | None, key_parts: Sequence[int] | None) -> tuple[Storage, Storage]:
@@ -175,7 +171,11 @@ class Rows:
 
     def read(self) -> Tensor:
         """All of them, [b, h, length, d]; a view where nothing has to be decoded."""
-        return self._storage.decode([part[:, :, : self.length] for part in self._parts], self._dtype)
+        return self._storage.decode(self._held(), self._dtype)
+
+    def stored(self) -> Vectors:
+        """The same as they are kept, if attention can take it."""
+        return self._storage.stored(self._held(), self._dtype)
 
     def cut(self, first: int, last: int) -> None:
         """Keep only so many at the beginning and at the end. What was read before stays as it is."""
@@ -189,6 +189,9 @@ class Rows:
     def nbytes(self) -> int:
         """Bytes in use."""
         return sum(part[:, :, : self.length].numel() * part.element_size() for part in self._parts)
+
+    def _held(self) -> list[Tensor]:
+        return [part[:, :, : self.length] for part in self._parts]
 
     def _roomy(self, i: int, new: Tensor, end: int) -> Tensor:
         held = self._parts[i] if self._parts else None

@@ -1,13 +1,13 @@
 """What all head designs share: one call, its checks, and the order of the steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend, check_mask
-from headwise.cache import Cache
+from headwise.cache import Cache, remembered
 from headwise.errors import ConfigError, ShapeError
 from headwise.heads.checks import check_cache, check_input, check_option, parameters_of, size
 from headwise.masks import Mask
@@ -132,7 +132,7 @@ class AttentionLayer(nn.Module):
         q, k, v = self.project(x, source)
         q, k = self.turn(q, k, 0 if cache is None else cache.seen)
         if cache is not None:
-            k, v = cache.append(k, v)
+            k, v = self._remembered(cache, k, v)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms may widen what projections narrowed
         heads, amap = self.attention(q, k, v, **options)
         concat = self.merge(heads, x)
@@ -157,6 +157,13 @@ class AttentionLayer(nn.Module):
     def output(self, concat: Tensor) -> Tensor:
         """y [b, n, d_model] of the concatenated heads."""
         raise NotImplementedError
+
+    def _remembered(self, cache: Cache, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The cache's keys and values with the new ones: in eight bits, if it holds such, only for a layer that gives
+        them to `attend` as they are, which reads those too."""
+        if getattr(self.attention, "__func__", None) is AttentionLayer.attention:
+            return cast(tuple[Tensor, Tensor], remembered(cache, k, v))
+        return cache.append(k, v)
 
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()

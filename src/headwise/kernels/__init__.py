@@ -13,6 +13,7 @@ from headwise.errors import ConfigError, KernelError
 from headwise.kernels.call import Call, Declined, Kernel, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
+from headwise.kernels.gates import telling
 from headwise.kernels.reference import Reference
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.kernels.torch_fused import TorchFused
@@ -53,7 +54,10 @@ def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]
     for kernel, refusals in _willing(call, name):
         try:
             with own_dtypes(call.q):
-                return kernel.run(call), kernel, dict(refusals)
+                result = kernel.run(call)
+            if call.hear is not None and not kernel.tells and result.out.requires_grad:
+                result = result._replace(out=telling(result.out, call.hear))
+            return result, kernel, dict(refusals)
         except Declined as reason:
             refusals[kernel.name] = str(reason)
     raise AssertionError("the last kernel declines nothing")

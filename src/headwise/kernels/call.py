@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from headwise.kernels.eight_bits import EightBits, Vectors, decoded
+from headwise.kernels.gates import Hearer
 from headwise.lowering import Lowered, lower, lowered
 from headwise.rule import Rule
 from headwise.statistics import Statistic
@@ -15,26 +17,39 @@ from headwise.statistics import Statistic
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is given: q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], the rule, dropout.
+    """What a kernel is given: q [b, h, n, d], keys [b, h_kv, m, d], values [b, h_kv, m, d_v], the rule, dropout.
 
+    Kernels read `k` and `v`, which are floats; only one that can do with eight bits looks at `keys` and `values`.
     `seed` drives the dropout, so that the backward pass draws the same pattern again. `statistics` are wanted beside
-    the output; a kernel gives those that it can.
+    the output; a kernel gives those that it can. `hear` is to be told δ by the backward pass (gates.py).
     """
 
     q: Tensor
-    k: Tensor
-    v: Tensor
+    keys: Vectors
+    values: Vectors
     rule: Rule
     dropout_p: float = 0.0
     seed: int = 0
     statistics: tuple[Statistic, ...] = field(default=())
+    hear: Hearer | None = None
+
+    @cached_property
+    def k(self) -> Tensor:
+        """The keys as floats."""
+        return decoded(self.keys)
+
+    @cached_property
+    def v(self) -> Tensor:
+        """The values as floats."""
+        return decoded(self.values)
 
     @cached_property
     def values_finite(self) -> bool:
         """False if k or v holds a NaN or infinity (or sums past the largest float, which only costs time)."""
         if torch.compiler.is_compiling():
             return True  # a graph without the operator, which a branch on the data would end
-        return bool(torch.isfinite(self.v.detach().sum() + self.k.detach().sum()))
+        held = [x.scales if isinstance(x, EightBits) else x.detach() for x in (self.values, self.keys)]
+        return bool(torch.isfinite(held[0].sum() + held[1].sum()))
 
     @cached_property
     def lowered(self) -> Lowered | str:
@@ -64,6 +79,7 @@ class Kernel(Protocol):
     """A way to compute attention. All of them meet the same contract and the same tests."""
 
     name: str
+    tells: bool  # whether its backward pass tells `call.hear`; if not, that is done around it
 
     def refuse(self, call: Call) -> str | None:
         """Why this kernel cannot do the call, or None if it can."""

@@ -14,6 +14,7 @@ class Reference:
     """softmax(cap(scale · q kᵀ) + biases + mask) v, line by line as it is written (Vaswani et al. 2017, eq. 1)."""
 
     name = "reference"
+    tells = False
 
     def refuse(self, call: Call) -> str | None:
         """Only dropout is refused: this kernel is for comparing, and dropout is random."""
@@ -33,7 +34,7 @@ class Reference:
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """In blocks, in float64."""
-        exact = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+        exact = replace(call, q=call.q.double(), keys=call.k.double(), values=call.v.double())
         result = TorchBlocks().run(exact)
         found = TorchBlocks().gradients(exact, result.out, result.lse, grad_out.double(), wanted)
         terms = call.rule.terms(lse[..., :0])

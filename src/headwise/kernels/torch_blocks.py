@@ -21,6 +21,7 @@ class TorchBlocks:
     """The portable kernel; it refuses nothing."""
 
     name = "torch_blocks"
+    tells = False
 
     def refuse(self, call: Call) -> str | None:
         """Every call that passed the checks of `attend` can be done."""

@@ -17,6 +17,7 @@ class TorchFused:
     """Full and causal attention on a CPU, without dropout and without scores of its own."""
 
     name = "torch_fused"
+    tells = False
 
     def refuse(self, call: Call) -> str | None:
         """The operator knows two masks, one head size, one device, no dropout and no score but the scale."""

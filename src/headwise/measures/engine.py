@@ -1,6 +1,6 @@
 """Running measures: all of them in one pass over the tiles."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from headwise.measures.registry import resolve
 from headwise.rule import Rule
 from headwise.statistics import Statistic
 from headwise.tables import as_html, as_text
-from headwise.tiles import Progress, stream
+from headwise.tiles import Tile
 
 
 class Measurements(Mapping[str, Tensor]):
@@ -92,18 +92,16 @@ def statistics_for(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, 
 
 
 def measure(
-    q: Tensor,
-    k: Tensor,
+    tiles: Callable[[], Iterable[Tile]],
     lse: Tensor,
     rule: Rule,
     wanted: Sequence[str | Measure],
     *,
     rows: bool = False,
-    progress: Progress | None = None,
     found: Mapping[Statistic, Tensor] | None = None,
 ) -> Measurements:
     """Reduce all wanted measures: those that can be made of `found`, what a kernel told of the rows, by that, and the
-    others in one pass over the tiles; see `AttentionMap.measure`."""
+    others in one pass over `tiles()`; see `AttentionMap.measure`."""
     measures = resolve(wanted)
     states = [
         m.start(rule.grid, lse, keep_rows=rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
@@ -117,7 +115,7 @@ def measure(
         else:
             by_tiles.append((m, state))
     if by_tiles:
-        for tile in stream(q, k, lse, rule, progress=progress):
+        for tile in tiles():
             for m, state in by_tiles:
                 m.update(state, tile)
     nonfinite = (torch.isnan(lse) | (lse == torch.inf)).sum(-1)

@@ -158,7 +158,7 @@ class RowGradients:
         if name == "reference":
             # Its own backward pass knows no rows whose other keys are elsewhere; this one does, in float64 too.
             name, given = "torch_blocks", (self.out.double(), self.lse.double(), self.grad_out.double())
-            call = replace(call, q=call.q.double(), k=call.k.double(), v=call.v.double())
+            call = replace(call, q=call.q.double(), keys=call.k.double(), values=call.v.double())
         with torch.no_grad(), own_dtypes(self.q):
             found = KERNELS[name].gradients(call, *given, sums.wanted)
         for total, part in zip((self.dq, dk, dv), found[:3], strict=True):

@@ -11,7 +11,7 @@ from headwise.lowering import Lowered
 from headwise.rule import Rule
 
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-DONE, NO_MEMORY, NOT_FINITE = 0, 1, 2
+DONE, NO_MEMORY, NOT_FINITE, TOO_MANY_QUERIES = 0, 1, 2, 3
 
 
 class TensorView(ctypes.Structure):
@@ -56,6 +56,7 @@ class ForwardCall(ctypes.Structure):
         ("class_count", c_int32), ("classes", c_void_p), ("class_stride", c_int64), ("class_batch", c_int64),
         ("class_mass", c_void_p),
         ("column_mass", c_void_p),
+        ("key_scales", TensorView), ("value_scales", TensorView),
     ]  # fmt: skip
 
 
@@ -71,6 +72,11 @@ class BackwardCall(ctypes.Structure):
         ("rule", RuleView),
         ("dropout", c_float), ("seed", c_uint64),
         ("lse", c_void_p), ("delta", c_void_p),
+        ("grad_relative", c_void_p), ("grad_relative_head", c_int64),
+        ("grad_bias", c_void_p),
+        ("grad_bias_batch", c_int64), ("grad_bias_head", c_int64), ("grad_bias_row", c_int64),
+        ("grad_bias_col", c_int64),
+        ("grad_sinks", c_void_p),
     ]  # fmt: skip
 
 
@@ -133,3 +139,16 @@ def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
         held.append(sinks)
         view.sinks = sinks.data_ptr()
     return held
+
+
+def write_learned(view: BackwardCall, relative: Tensor | None, bias: Tensor | None, sinks: Tensor | None) -> None:
+    """Where the gradients of what the rule adds go, contiguous float32 tensors in its terms' shapes, if wanted."""
+    if relative is not None:
+        view.grad_relative = relative.data_ptr()
+        view.grad_relative_head = relative.stride(0) if len(relative) > 1 else 0
+    if bias is not None:
+        view.grad_bias = bias.data_ptr()
+        steps = (0 if size == 1 else step for size, step in zip(bias.shape, bias.stride(), strict=True))
+        view.grad_bias_batch, view.grad_bias_head, view.grad_bias_row, view.grad_bias_col = steps
+    if sinks is not None:
+        view.grad_sinks = sinks.data_ptr()

@@ -6,7 +6,8 @@ on the threads that PyTorch has, and gives the same bits for any number of them.
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.kernels.torch_blocks import Blocks, TorchBlocks
-from headwise.lowering import Lowered
+from headwise.kernels.eight_bits import EightBits, Vectors
+from headwise.lowering import Lowered, joined
 from headwise.rule import compute
 from headwise.statistics import (
     COLUMN_MASS,
@@ -42,6 +43,7 @@ class CPU:
     """Any mask of a few key ranges or a boolean, any score, float32, bfloat16 and float16."""
 
     name = "cpu"
+    tells = True
 
     def refuse(self, call: Call) -> str | None:
         """What the machine, the dtype, dropout or the rule stand in the way of."""
@@ -52,7 +54,7 @@ class CPU:
             return f"the tensors are on {q.device.type}, and it is for the CPU"
         if q.dtype not in binding.CODES:
             return f"it computes in float32, and this is {q.dtype}"
-        if not all(map(_has_memory, (q, call.k, call.v))):
+        if not all(map(_has_memory, (q, call.keys, call.values))):
             return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
         if 0 in (grid.b, grid.n, grid.m):
             return "there are no queries or no keys"
@@ -61,65 +63,57 @@ class CPU:
             return found.reason
         if isinstance(call.lowered, str):
             return call.lowered
-        if call.dropout_p > 0 and any(
-            x is not None and x.requires_grad for x in (call.lowered.relative, call.lowered.bias)
-        ):
-            return "with dropout it has no gradients of biases"
         return None
 
     def run(self, call: Call) -> Result:
         if not (torch.is_grad_enabled() and _needs_gradient(call)):
             return Result(*forward(call))
+        call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
         terms = call.rule.terms(compute(call.q[..., :0, :]))
         statistics: dict[Statistic, Tensor] = {}
         out, lse = _Fused.apply(
-            call.q, call.k, call.v, (call, statistics), terms.soft_cap, terms.relative, terms.sinks, *terms.biases
+            call.q, call.k, call.v, (call, statistics), terms.relative, joined(terms.biases), terms.sinks
         )
         return Result(out, lse, statistics)
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """By the compiled backward pass; where biases learn, by blocks."""
+        """By the compiled backward pass."""
         of_relative, of_sinks, *of_biases = wanted
-        if of_relative or any(of_biases):
-            return TorchBlocks().gradients(call, out, lse, grad_out, wanted)
-        dq, dk, dv, delta = backward(call, out, lse, grad_out)
-        sinks = call.rule.terms(lse[..., :0]).sinks if of_sinks else None
-        d_sinks = None if sinks is None else _sink_gradient(sinks, lse, delta)
-        return [dq, dk, dv, None, d_sinks, *(None for _ in of_biases)]
+        *found, d_bias, d_sinks, _ = backward(call, out, lse, grad_out, (of_relative, any(of_biases), of_sinks))
+        d_biases = [
+            d_bias.sum_to_size(bias.shape).to(bias.dtype) if want and d_bias is not None else None
+            for bias, want in zip(call.rule.terms(lse[..., :0]).biases, of_biases, strict=True)
+        ]
+        return [*found, d_sinks, *d_biases]
 
 
-class _Fused(Blocks):
-    """The compiled forward pass."""
+class _Fused(torch.autograd.Function):
+    """The compiled forward and backward pass."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, given: tuple[Call, dict[Statistic, Tensor]], soft_cap: float,
-        relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, given: tuple[Call, dict[Statistic, Tensor]],
+        relative: Tensor | None, bias: Tensor | None, sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         call, statistics = given
         out, lse, found = forward(call)
         statistics.update(found)
-        ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases)
-        ctx.call, ctx.soft_cap = call, soft_cap
+        # The terms are those that the call has; saved, so that PyTorch notices if they are changed before backward.
+        ctx.save_for_backward(q, k, v, out, lse, relative, bias, sinks)
+        ctx.call = call
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, unused: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.needs_input_grad[5] or any(ctx.needs_input_grad[7:]):
-            return Blocks.backward(ctx, grad_out, unused)  # learned biases: their sums are made tile by tile
-        _, _, _, out, lse, _, sinks, *biases = ctx.saved_tensors
-        dq, dk, dv, delta = backward(ctx.call, out, lse, grad_out)
-        d_sinks = _sink_gradient(sinks, lse, delta) if sinks is not None and ctx.needs_input_grad[6] else None
-        return dq, dk, dv, None, None, None, d_sinks, *(None for _ in biases)
-
-
-def _sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """A sink's weight is exp(sink − lse), and its value 0: dS = p · (0 − δ)."""
-    return -(torch.exp(sinks[:, None] - lse) * delta).masked_fill(lse == -torch.inf, 0.0).sum((0, 2))
+        out, lse = ctx.saved_tensors[3:5]
+        *found, delta = backward(ctx.call, out, lse, grad_out, ctx.needs_input_grad[4:])
+        if ctx.call.hear is not None and delta is not None:
+            ctx.call.hear(delta)
+        return *found[:3], None, *found[3:]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
@@ -128,7 +122,20 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     Raises:
         Declined: if a key or value is not finite and some query may not see it.
     """
-    q, k, v = map(in_rows, (call.q, call.k, call.v))
+    found = None
+    if _has_one_scale(call.keys) and _has_one_scale(call.values):
+        found = _forward(call, call.keys.steps, call.values.steps, (call.keys.scales, call.values.scales))
+    if found is None:
+        found = _forward(call, call.k, call.v)
+    assert found is not None  # floats are never too many
+    return found
+
+
+def _forward(
+    call: Call, k: Tensor, v: Tensor, scales: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]] | None:
+    """Of floats, or of eight bits and their scales; None if floats have to be made of them."""
+    q, k, v = map(in_rows, (call.q, k, v))
     b, h, n, d = q.shape
     h_kv, m = k.shape[1], k.shape[2]
     out = torch.empty(b, h, n, v.shape[-1], dtype=q.dtype)
@@ -139,14 +146,23 @@ def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
     )  # fmt: skip
     request.lse = lse.data_ptr()
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
+    if scales is not None:
+        request.key_scales, request.value_scales = map(binding.view, scales)
     statistics, held = _ask(request, call)
-    send("headwise_forward", request, call)
+    status = send("headwise_forward", request, call)
     del held
-    return out, lse, statistics
+    return None if status == binding.TOO_MANY_QUERIES else (out, lse, statistics)
 
 
-def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, and rowsum(grad_out ∘ out) [b, h, n]."""
+def _has_one_scale(x: Vectors) -> TypeGuard[EightBits]:
+    return isinstance(x, EightBits) and len(x.parts) == 1
+
+
+def backward(
+    call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool] = (False, False, False)
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, and of the rule's relative, bias and sinks where they are wanted (float32, None elsewhere);
+    and rowsum(grad_out ∘ out) [b, h, n]."""
     q, k, v, out, grad_out = map(in_rows, (call.q, call.k, call.v, out, grad_out))
     b, h, n, d = q.shape
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
@@ -157,8 +173,12 @@ def backward(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor) -> tuple[Te
     )  # fmt: skip
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
+    assert isinstance(call.lowered, Lowered)  # refuse() has asked
+    terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
+    learned = [torch.empty(x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
+    binding.write_learned(request, *learned)
     send("headwise_backward", request, call)
-    return dq, dk, dv, delta
+    return dq, dk, dv, *learned, delta
 
 
 def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
@@ -176,8 +196,8 @@ def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
     return out
 
 
-def send(name: str, request: binding.Request, call: Call) -> None:
-    """Call `name` of the library with the call's rule in the request; raise for what it could not do."""
+def send(name: str, request: binding.Request, call: Call) -> int:
+    """Call `name` of the library with the call's rule in the request; raise for what it could not do; the status."""
     handle, lowered = library().handle, call.lowered
     assert handle is not None  # refuse() has asked
     assert isinstance(lowered, Lowered)
@@ -188,6 +208,7 @@ def send(name: str, request: binding.Request, call: Call) -> None:
         raise Declined("a key or value that some query may not see is not finite, and would poison its row")
     if status == binding.NO_MEMORY:
         raise KernelError("kernel='cpu' could not get the memory to work in; give it fewer or shorter sequences")
+    return int(status)
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -228,11 +249,13 @@ def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tens
 def _needs_gradient(call: Call) -> bool:
     lowered = call.lowered
     assert isinstance(lowered, Lowered)
-    tensors = call.q, call.k, call.v, lowered.relative, lowered.bias, lowered.sinks
-    return any(x is not None and x.requires_grad for x in tensors)
+    tensors = call.q, call.keys, call.values, lowered.relative, lowered.bias, lowered.sinks
+    return any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
-def _has_memory(x: Tensor) -> bool:
+def _has_memory(x: Vectors) -> bool:
+    if isinstance(x, EightBits):
+        return _has_memory(x.steps) and _has_memory(x.scales)
     if type(x) not in (Tensor, torch.nn.Parameter):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)

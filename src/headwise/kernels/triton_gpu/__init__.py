@@ -22,6 +22,7 @@ class TritonGPU:
     """Any mask of a few key ranges or a boolean, any score, dropout and gradients, on an NVIDIA GPU."""
 
     name = "triton_gpu"
+    tells = False
 
     def refuse(self, call: Call) -> str | None:
         """What the machine, the dtype, the sizes or the rule stand in the way of."""

@@ -25,7 +25,7 @@ class HeadImportance:
         errors: the same for the standard error of the values over what they are a mean of (`samples`), NaN where
             there is but one, None for a method that is no mean.
         samples: [batches (or rows), heads of all layers] of which the values are the mean (or its absolute value).
-        loss: mean loss of the unchanged model.
+        loss: mean loss of the unchanged model; NaN if it is not known.
     """
 
     method: str
@@ -90,7 +90,8 @@ class HeadImportance:
     def caption(self) -> str:
         """What the table shows, and its largest values with their standard errors."""
         top = ", ".join(f"{head_name(*head)} {self._told(*head)}" for head in self.order()[: -_MOST - 1 : -1])
-        return f"{self.method} ({self.unit}; loss {self.loss:.4f}); most: {top}"
+        loss = "" if np.isnan(self.loss) else f"; loss {self.loss:.4f}"
+        return f"{self.method} ({self.unit}{loss}); most: {top}"
 
     def __str__(self) -> str:
         return f"{self.caption()}\n{as_text(*self.table())}"

@@ -1,0 +1,135 @@
+"""Vectors as whole numbers of eight bits and a scale each: what a cache may keep, and `attend` take for k and v.
+
+>>> import torch, headwise as hw
+>>> q, k, v = torch.randn(1, 32, 1, 64), torch.randn(1, 8, 999, 64), torch.randn(1, 8, 999, 64)
+>>> keys, values = hw.EightBits.of(k), hw.EightBits.of(v)
+>>> out = hw.attend(q, keys, values)                      # the same as of keys.decoded(), values.decoded()
+>>> (out - hw.attend(q, k, v)).abs().max() < 0.05
+tensor(True)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from headwise.errors import DTypeError, ShapeError
+
+LEVELS = 127  # of eight bits, on either side of 0
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EightBits:
+    """Each vector x as round(x / s) in eight bits and its scale s = max|x| / 127 in float32 (absmax quantisation,
+    Dettmers et al. 2022, 2208.07339, §2): an error of at most s / 2 = max|x| / 254, beside the rounding of float32.
+
+    In `attend` and by the layers' caches it stands for its `decoded()`. Where the compiled kernel for CPUs can (few
+    queries, no gradients), the floats are never made: it reads the eight bits, a quarter of float32.
+
+    Attributes:
+        steps: int8 [b, h, m, d]. scales: float32 [b, h, m, parts].
+        parts: widths of the parts of a vector that have a scale each, without empty ones.
+        dtype: that of the vectors that they stand for.
+    """
+
+    steps: Tensor
+    scales: Tensor
+    parts: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def of(cls, x: Tensor, parts: Sequence[int] | None = None) -> "EightBits":
+        """The nearest to x [b, h, m, d].
+
+        Args:
+            parts: widths of the parts of a vector that get a scale each; None for one scale.
+        Raises:
+            DTypeError: if a number is not finite. ShapeError: if the parts are not as wide as x.
+        """
+        x = x.detach()
+        widths = _widths(x, parts)
+        scales = _largest(x, widths).float() / LEVELS
+        if not bool(torch.isfinite(scales).all()):
+            count = int((~torch.isfinite(x)).sum())
+            what = f"{count} of the new numbers are infinite or NaN" if count else "a number is beyond float32"
+            raise DTypeError(f"{what}, which eight bits and a scale cannot hold")
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        steps = wide / _over(scales, widths).clamp_min(1e-45)
+        return cls(steps.round().clamp(-LEVELS, LEVELS).to(torch.int8), scales, widths, x.dtype)
+
+    def __post_init__(self) -> None:
+        steps, scales = self.steps, self.scales
+        if steps.dtype != torch.int8 or scales.dtype != torch.float32:
+            raise DTypeError(f"EightBits: steps are {steps.dtype} and scales {scales.dtype}; expected int8 and float32")
+        if sum(self.parts) != steps.shape[-1] or scales.shape != (*steps.shape[:-1], len(self.parts)):
+            raise ShapeError(
+                f"EightBits: steps {tuple(steps.shape)} and scales {tuple(scales.shape)} do not fit parts {self.parts}"
+            )
+
+    def decoded(self) -> Tensor:
+        """Steps times scales, [b, h, m, d] of `dtype`."""
+        return self.steps.to(torch.float32).mul_(_over(self.scales, self.parts)).to(self.dtype)
+
+    def bound(self) -> Tensor:
+        """How far a number of `decoded()` is at most from what `of` was given, float64 [b, h, m, d]: half a step, and
+        what float32 and the dtype round."""
+        largest = _over(self.scales.double(), self.parts).expand(self.shape) * LEVELS
+        own = max(torch.finfo(torch.float32).eps, torch.finfo(self.dtype).eps)
+        return largest / (2 * LEVELS) + largest * own + LEVELS * 1e-45
+
+    def to(self, dtype: torch.dtype) -> "EightBits":
+        """The same for vectors of another dtype."""
+        return self if dtype == self.dtype else replace(self, dtype=dtype)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[b, h, m, d]"""
+        return self.steps.shape
+
+    @property
+    def ndim(self) -> int:
+        """4"""
+        return self.steps.ndim
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.steps.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of steps and scales."""
+        return self.steps.nbytes + self.scales.nbytes
+
+    def __repr__(self) -> str:
+        return f"EightBits({'×'.join(map(str, self.shape))} {self.dtype}, {len(self.parts)} scales a vector)"
+
+
+Vectors = Tensor | EightBits
+
+
+def decoded(x: Vectors) -> Tensor:
+    """As a tensor; itself if it is one."""
+    return x.decoded() if isinstance(x, EightBits) else x
+
+
+def _widths(x: Tensor, parts: Sequence[int] | None) -> tuple[int, ...]:
+    width = x.shape[-1]
+    widths = (width,) if parts is None else tuple(parts)
+    if sum(widths) != width:
+        raise ShapeError(f"parts={widths} are {sum(widths)} numbers, but a vector has {width}")
+    return tuple(part for part in widths if part)  # a vector without numbers has no scale
+
+
+def _largest(x: Tensor, widths: tuple[int, ...]) -> Tensor:
+    if not widths:
+        return x.new_zeros(*x.shape[:-1], 0)
+    return torch.stack([part.abs().amax(-1) for part in x.split(list(widths), -1)], -1)
+
+
+def _over(scales: Tensor, widths: tuple[int, ...]) -> Tensor:
+    """The scale of every number, [b, h, m, d] or what broadcasts to it."""
+    if len(widths) == 1:
+        return scales
+    return scales.repeat_interleave(torch.tensor(widths, dtype=torch.long, device=scales.device), -1)

@@ -1,0 +1,246 @@
+"""`gate_gradients(model)`: which heads matter to the loss, heard in the backward passes that training makes anyway.
+
+    >>> import torch, headwise as hw
+    >>> model = hw.MultiHeadAttention(24, 4)
+    >>> with hw.gate_gradients(model) as gates:
+    ...     for _ in range(3):
+    ...         model(torch.randn(2, 5, 24), mask=hw.Causal()).square().mean().backward()
+    >>> [len(layer) for layer in gates.importance().values]
+    [4]
+
+`gradient_importance` asks the same with passes of its own, over batches of your choice and with the model held still.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from threading import Lock, local
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from headwise.errors import ConfigError
+from headwise.heads.head_mixing import HeadMixingAttention
+from headwise.heads.sparse_mixture import SparseHeadMixture
+from headwise.heads.talking_heads import TalkingHeadsAttention
+from headwise.kernels.gates import begin, end
+from headwise.science.importance.values import HeadImportance
+from headwise.telemetry.places import Place, find_places, give_back, nothing_found, select, take_over
+
+Self = TypeVar("Self", bound="GateGradients")
+
+PER = ("batch", "row", "token")
+_SILENT = {
+    TalkingHeadsAttention: "its heads mix their weights, and no head has an output of its own",
+    HeadMixingAttention: "each of its heads goes on into a second attention, over heads",
+    SparseHeadMixture: "a token has some of its heads only",
+}
+
+
+def gate_gradients(model: nn.Module, *, layers: Iterable[int | str] | None = None) -> "GateGradients":
+    """The gradient of a factor ξ = 1 on every head's output, ∂L/∂ξ = Σ_t o_t·∂L/∂o_t, in each backward pass of a model
+    while it is trained; it listens within `with`, or from `start()` to `stop()`.
+
+    The backward pass of attention makes o_t·∂L/∂o_t for itself, so nothing is computed twice and the gradients do not
+    change (kernels other than "cpu" make it once more: a product a number of the output). Both the forward and the
+    backward pass must lie within.
+
+    Args:
+        model: as in `watch`: headwise's layers, nn.MultiheadAttention, models of transformers. Attention of the last
+            two is computed by headwise while it listens.
+        layers: names of attention modules (`*` stands for anything) or their indices; None for all.
+    Raises:
+        ConfigError: naming the argument, or the modules, if there is nothing to listen to.
+    Source: Michel et al. 2019, 1905.10650, eq. 2.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"gate_gradients(model): expected an nn.Module, got {type(model).__name__}")
+    places, targets, unheard = find_places(model)
+    for place in places:
+        for kind, why in _SILENT.items():
+            if isinstance(place.module, kind):
+                unheard[place.name] = why
+    places = [place for place in places if place.name not in unheard]
+    if not places:
+        raise nothing_found(model, unheard)
+    chosen = select(places, layers)
+    modules = {place.module for place in chosen}
+    needed = [target for target in targets if any(part in modules for part in target.modules())]
+    return GateGradients(chosen, needed, unheard)
+
+
+class GateGradients:
+    """What was heard of every head; `gate_gradients` makes it.
+
+    With a loss scale (`torch.amp.GradScaler`) everything is multiplied by it; passes that are not finite are counted
+    in `skipped` and left out. In distributed training each process hears its own share of the batch.
+
+    Attributes:
+        layers: names of the attention modules. unheard: name → why a module cannot be listened to.
+        passes: name → backward passes heard. skipped: name → those that were not finite.
+    """
+
+    def __init__(self, places: list[Place], targets: list[nn.Module], unheard: dict[str, str]) -> None:
+        self.layers, self.unheard = tuple(place.name for place in places), unheard
+        self._places, self._targets = places, targets
+        self._handles: list[RemovableHandle] = []
+        self._before = local()
+        self._lock = Lock()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was heard."""
+        self._sums = {name: _Sums() for name in self.layers}
+
+    @property
+    def active(self) -> bool:
+        """Whether it listens."""
+        return bool(self._handles)
+
+    def start(self: Self) -> Self:
+        """Listen from now on; what is heard adds to what was."""
+        if not self.active:
+            take_over(self._targets)
+            for place in self._places:
+                begins = partial(self._begin, place)
+                self._handles += [
+                    place.module.register_forward_pre_hook(begins),
+                    place.module.register_forward_hook(partial(self._end, place), always_call=True),
+                ]
+        return self
+
+    def stop(self) -> None:
+        """Listen no longer, and leave the model as it was."""
+        if self.active:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+            give_back(self._targets)
+
+    def __enter__(self: Self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error: Any) -> None:
+        self.stop()
+
+    @property
+    def passes(self) -> dict[str, int]:
+        """name → backward passes heard."""
+        with self._lock:
+            return {name: sums.finished().passes for name, sums in self._sums.items()}
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """name → backward passes left out, as they were not finite."""
+        with self._lock:
+            return {name: sums.finished().skipped for name, sums in self._sums.items()}
+
+    def importance(self, *, per: str = "batch", absolute: str = "each") -> HeadImportance:
+        """Of every head, by what was heard so far.
+
+        Args:
+            per: "batch": E_x|∂L/∂ξ| over backward passes x. "row": x is a row of a batch instead, for losses that are
+                a mean over rows that weigh alike. "token": E_x Σ_t|o_t·∂L/∂o_t|, as `taylor_importance`.
+            absolute: "each" for E_x|∂L/∂ξ|, "mean" for |E_x ∂L/∂ξ|; not with "token".
+        Returns:
+            HeadImportance in the loss's unit, whose `loss` is NaN, as the loss itself is not heard. A layer that was
+            not heard has NaN.
+        Raises:
+            ConfigError: for another word, or if nothing was heard.
+        """
+        if per not in PER:
+            raise ConfigError(f"per={per!r}: expected one of {', '.join(map(repr, PER))}")
+        if absolute not in ("each", "mean") or (absolute == "mean" and per == "token"):
+            raise ConfigError(f"absolute={absolute!r}: expected 'each' or 'mean', and 'each' with per='token'")
+        if not any(self.passes.values()):
+            raise ConfigError(
+                "gate_gradients: nothing was heard; run the model and loss.backward() while it listens, with gradients"
+            )
+        with self._lock:
+            found = [self._sums[place.name].told(place.module, per, absolute) for place in self._places]
+        method = {"batch": "E|dL/dξ|", "row": "E|dL/dξ|, by rows", "token": "E Σ|o·dL/do|"}[per]
+        if absolute == "mean":
+            method = method.replace("E|dL/dξ|", "|E dL/dξ|")
+        values, errors = zip(*found, strict=True)
+        return HeadImportance(f"heard in training, {method}", "loss", self.layers, values, errors, None, float("nan"))
+
+    def __repr__(self) -> str:
+        heard = max(self.passes.values(), default=0)
+        state = "listening" if self.active else "not listening"
+        return f"GateGradients({len(self.layers)} layers; {heard} backward passes heard; {state})"
+
+    @torch.compiler.disable
+    def _begin(self, place: Place, module: nn.Module, args: Any) -> None:
+        if module is place.module:  # a copy of the model has the hooks too
+            self._open().append(begin(partial(self._hear, place.name)))
+
+    @torch.compiler.disable
+    def _end(self, place: Place, module: nn.Module, args: Any, result: Any) -> None:
+        if module is place.module and self._open():
+            end(self._open().pop())
+
+    def _open(self) -> list[Any]:
+        """Who listened before, of the modules that run now, in this thread."""
+        stack: list[Any] = self._before.__dict__.setdefault("stack", [])
+        return stack
+
+    def _hear(self, name: str, delta: Tensor) -> None:
+        with self._lock, torch.no_grad():
+            self._sums[name].add(delta, torch._C._current_graph_task_id())
+
+
+class _Sums:
+    """Of one layer, over backward passes: of x, |x| and x², x being what `per` says. Sums of heads, float64."""
+
+    def __init__(self) -> None:
+        self.passes, self.rows, self.skipped = 0, 0, 0
+        self._sums: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        self._under_way: tuple[int, Tensor, Tensor] | None = None
+
+    def add(self, delta: Tensor, task: int) -> None:
+        """δ [b, h, n] of one call; calls of one backward pass belong together."""
+        rows, tokens = delta.double().sum(-1), delta.double().abs().sum((0, 2))
+        before = self._under_way
+        if before is not None and before[0] == task and before[1].shape == rows.shape:
+            rows, tokens = before[1] + rows, before[2] + tokens
+        else:
+            self.finished()
+        self._under_way = task, rows, tokens
+
+    def finished(self) -> "_Sums":
+        """With the backward pass that was under way."""
+        if self._under_way is None:
+            return self
+        _, rows, tokens = self._under_way
+        self._under_way = None
+        if not bool(torch.isfinite(rows).all()):
+            self.skipped += 1
+            return self
+        self.passes, self.rows = self.passes + 1, self.rows + len(rows)
+        # The loss is a mean over rows: a row's own gradient is so many times its part.
+        each = {"batch": rows.sum(0)[None], "row": rows * len(rows), "token": tokens[None]}
+        for per, x in each.items():
+            new = x.sum(0), x.abs().sum(0), x.square().sum(0)
+            old = self._sums.get(per)
+            self._sums[per] = new if old is None else tuple(a + b for a, b in zip(old, new, strict=True))  # type: ignore[assignment]
+        return self
+
+    def told(self, module: nn.Module, per: str, absolute: str) -> tuple[np.ndarray, np.ndarray]:
+        """Values and their standard errors, [h]."""
+        self.finished()
+        if not self.passes:
+            nothing = np.full(_heads(module), np.nan)
+            return nothing, nothing.copy()
+        count = self.rows if per == "row" else self.passes
+        signed, size, squares = (x.cpu().numpy() / count for x in self._sums[per])
+        mean = size if absolute == "each" else signed
+        spread = np.sqrt(np.maximum(squares - mean**2, 0.0) / (count - 1)) if count > 1 else np.full_like(mean, np.nan)
+        return np.abs(mean), spread
+
+
+def _heads(module: Any) -> int:
+    """Of an attention module that was never heard; 1 if it does not tell."""
+    config = getattr(module, "config", None)
+    return int(getattr(module, "num_heads", getattr(config, "num_attention_heads", 1)))
