@@ -1,6 +1,6 @@
 """Maps and the tokens that they are of, as passages of a report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,8 +91,9 @@ def of_layer(tell: Step, what: str, layer: int, layers: int) -> Progress:
     return lambda done, of: tell(what, layer * of + done, layers * of)
 
 
-def sentences(tokens: list[str]) -> list[tuple[int, int]]:
-    """Token ranges of the sentences; ends are 。！？!?… or a full stop before white space, and line ends."""
+def sentences(tokens: list[str], special: Collection[int] = ()) -> list[tuple[int, int]]:
+    """Token ranges of the sentences; ends are 。！？!?… or a full stop before white space, and line ends. Special
+    tokens at the end go with the last."""
     ends, start = [], 0
     for i, token in enumerate(tokens):
         after = tokens[i + 1] if i + 1 < len(tokens) else "\n"
@@ -102,8 +103,10 @@ def sentences(tokens: list[str]) -> list[tuple[int, int]]:
             if any(not t.isspace() for t in tokens[start : i + 1]):
                 ends.append((start, i + 1))
             start = i + 1
-    if any(not t.isspace() for t in tokens[start:]):
+    if any(not tokens[i].isspace() and i not in special for i in range(start, len(tokens))):
         ends.append((start, len(tokens)))
+    elif ends and start < len(tokens) and special:
+        ends[-1] = ends[-1][0], len(tokens)
     return ends if len(ends) > 1 else []
 
 
@@ -115,7 +118,7 @@ def _passage(
     words, special = queries.cut(cell == 1)
     other, special_keys = (None, []) if keys is None else keys.cut(cell == 1)
     return Passage(
-        title, words, means, cell, peaks, [] if keys else sentences(words), keys=other, layers=list(layers),
+        title, words, means, cell, peaks, [] if keys else sentences(words, special), keys=other, layers=list(layers),
         special=special, special_keys=special_keys,
     )  # fmt: skip
 
