@@ -5,6 +5,7 @@ where all of its keys stand after all of its queries.
 """
 
 import json
+import re
 import struct
 import threading
 import time
@@ -70,6 +71,7 @@ class Fake:
     heads: tuple[int, ...] = (4, 4, 3)
     context: int | None = 512
     limit: int = 200_000
+    words: bool = False  # tokens are words
     present: str | None = None  # the text that is read when the page opens
     delay: float = 0.0  # seconds a tile takes
     answer: Callable[[str, str], tuple[int, str] | None] = lambda method, path: None  # refusals: status and sentence
@@ -85,6 +87,11 @@ class Fake:
         self.texts[name] = {"text": text, "title": title, "left": 0, "state": "ready"}
         return name
 
+    def tokens(self, name: str) -> list[tuple[str, str]]:
+        """What stands ahead of each token, and the token: characters, or words and signs."""
+        text = self.texts[name]["text"]
+        return re.findall(r"(\s*)(\w+|[^\w\s])", text) if self.words else [("", letter) for letter in text]
+
     def tiles(self) -> list[str]:
         """The tiles that were asked for: "layer/head/cell/row/col?reduce"."""
         return [path.split("/tiles/")[1] for path in self.asked if "/tiles/" in path]
@@ -92,7 +99,7 @@ class Fake:
     def state(self, name: str) -> dict[str, Any]:
         """The account of a text."""
         entry = self.texts[name]
-        n = len(entry["text"])
+        n = len(self.tokens(name))
         if entry["state"] not in ("cancelled", "failed"):
             early = "reading" if entry["left"] > self.steps // 2 else "pooling"
             entry["state"] = "ready" if entry["left"] <= 0 else early
@@ -193,17 +200,18 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
                     self.send(200, font_path().read_bytes(), "font/otf")
                 case "GET", ["api", "texts", name, "tokens"]:
                     part = slice(int(query["from"]), int(query["to"]))
-                    self.send_json(200, {"pieces": list(fake.texts[name]["text"][part])})
+                    ahead, pieces = zip(*fake.tokens(name)[part], strict=True)
+                    self.send_json(200, {"pieces": pieces, "ahead": ahead})
                 case "GET", ["api", "texts", name, "search"]:
-                    text, word, limit = fake.texts[name]["text"], query["q"], int(query["limit"])
-                    found = [i for i in range(len(text)) if text.startswith(word, i)]
+                    pieces, word, limit = [piece for _, piece in fake.tokens(name)], query["q"], int(query["limit"])
+                    found = [i for i in range(len(pieces)) if "".join(pieces[i : i + len(word)]).startswith(word)]
                     self.send_json(200, {"positions": found[:limit], "more": len(found) > limit})
                 case "GET", ["api", "texts", name, "overview"]:
                     self.send(200, encode(overview(fake, name, int(query["cells"]), query["reduce"])))
                 case "GET", ["api", "texts", name, "tiles", *numbers]:
                     time.sleep(fake.delay)
                     layer, head, cell, row, col = map(int, numbers)
-                    n = len(fake.texts[name]["text"])
+                    n = len(fake.tokens(name))
                     most = -(-n // cell)
                     rows, cols = (range(at * SIDE, min(most, (at + 1) * SIDE)) for at in (row, col))
                     self.send(200, encode(cells(layer, head, n, cell, rows, cols, query["reduce"])[None]))
@@ -229,7 +237,7 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
 
 def overview(fake: Fake, name: str, most: int, reduce: str) -> np.ndarray:
     """Every head's small map."""
-    n = len(fake.texts[name]["text"])
+    n = len(fake.tokens(name))
     cell = 1
     while -(-n // cell) > most:
         cell *= 2

@@ -210,3 +210,23 @@ def test_every_control_has_a_name(view):
       .filter((e) => !(e.textContent.trim() || e.title || e.getAttribute("aria-label") || e.labels?.length))
       .map((e) => e.outerHTML)""")
     assert nameless == []
+
+
+def test_words_keep_their_spaces_and_find_room_on_the_axes(view, fake):
+    fake.words = True
+    page = view("layer=0&head=0&x=9&y=12&zoom=24", text="The tiger is dead, said Song. " * 40)
+    page.do("document.querySelector('#query').value = 'dead'")
+    page.do("document.querySelector('#search-form').requestSubmit()")
+    page.wait("document.querySelector('#hits mark')")
+    idle(page)
+    assert text_of(page, "#hits li .context").startswith("The tiger is dead, said Song. The")
+    page.do("document.querySelector('#map').focus()")
+    page.press("Enter")
+    page.do(IDLE)
+    contexts = page.do("[...document.querySelectorAll('#readout dd')].map((e) => e.textContent)")
+    assert all("tiger is dead, said Song" in context for context in contexts)
+    # The plot begins further right than beside single characters.
+    left = plot(page)["left"]
+    inside, margin = pixels(page, (left + 100, plot(page)["top"] + 200), (left + 41, plot(page)["top"] + 200))
+    assert inside[3] == 255
+    assert margin[3] == 0

@@ -2,6 +2,7 @@
 
 const LETTERED = 11;    // css pixels a token from which on it is written out
 const GUTTER = { left: 78, bottom: 62, top: 6, right: 8 };
+const WORDS = { left: 122, bottom: 88, top: 6, right: 8 };
 const NARROW = { left: 58, bottom: 56, top: 6, right: 4 };
 
 // As much of a label as there is room for.
@@ -36,7 +37,7 @@ class Axes {
     context.restore();
   }
 
-  get gutter() { return this.narrow ? NARROW : GUTTER; }
+  get gutter() { return this.narrow ? NARROW : this.pieces.wordy ? WORDS : GUTTER; }
 
   // The tokens of one axis; whether they had to be turned to find room.
   letters(context, side, from, to) {
@@ -100,7 +101,7 @@ class Axes {
   marks(context, view) {
     const { camera } = this, { plot } = camera, lettered = camera.zoom >= LETTERED, thick = Math.max(2, lettered ? camera.zoom : Math.min(camera.zoom, 6));
     for (const at of this.hits) {
-      const long = lettered ? 24 : at === this.hit ? 10 : 6;
+      const long = lettered ? (this.pieces.wordy ? 40 : 24) : at === this.hit ? 10 : 6;
       context.fillStyle = `rgba(${css("--looked")}, ${lettered ? (at === this.hit ? 0.5 : 0.28) : 1})`;
       if (at >= view.r0 - 1 && at < view.r1) this.inside(context, plot.left - long, camera.py(at + 0.5) - thick / 2, long, thick, "y");
       if (at >= view.c0 - 1 && at < view.c1) this.inside(context, camera.px(at + 0.5) - thick / 2, plot.top + plot.height, thick, long, "x");

@@ -3,7 +3,7 @@
 const state = { layer: null, head: null, reduce: "mean", scale: "log", low: undefined, top: 1, auto: true };
 let model = null, text = null;
 
-const pieces = new Pieces(() => { plot.draw(); search.arrived(); });
+const pieces = new Pieces((wordy) => { if (wordy) plot.layout(); plot.draw(); search.arrived(); });
 const tiles = new Tiles(() => plot.draw());
 const plot = new Plot(byId("map"), byId("map-base"), byId("map-over"), { tiles, pieces, changed: onView, ranged: onRange });
 const readout = new Readout(byId("readout"), plot, pieces);

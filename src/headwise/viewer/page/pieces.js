@@ -2,6 +2,7 @@
 
 const STRETCH = 1024;   // tokens a request
 const STRETCHES = 200;  // kept
+const WORDY = 1.8;      // characters a token from which on tokens are words and need wider margins
 
 class Pieces {
   constructor(arrived) {
@@ -11,8 +12,9 @@ class Pieces {
   open(text, n) {
     this.leave?.abort();
     this.leave = new AbortController();
-    Object.assign(this, { text, n });
+    Object.assign(this, { text, n, wordy: false });
     this.kept.clear();
+    this.at(0);
   }
 
   // The piece at a position; undefined while it is on its way.
@@ -20,15 +22,21 @@ class Pieces {
     return this.stretch(Math.floor(i / STRETCH))?.[i % STRETCH];
   }
 
-  // The text of [from, to), or null while a part of it is on its way.
-  between(from, to) {
+  // The text of [from, to), or null while a part of it is on its way; with what stands between tokens, if the server
+  // tells it: at the beginning too where the text goes on from an earlier token.
+  between(from, to, goesOn = false) {
     let text = "";
     for (let i = Math.max(0, from); i < Math.min(this.n, to); i++) {
       const piece = this.at(i);
       if (piece === undefined) return null;
-      text += piece;
+      text += (i > from || goesOn ? this.kept.get(Math.floor(i / STRETCH)).ahead?.[i % STRETCH] ?? "" : "") + piece;
     }
     return text;
+  }
+
+  // What stands between a token and the one before.
+  ahead(i) {
+    return i < this.n && this.at(i) !== undefined ? this.kept.get(Math.floor(i / STRETCH)).ahead?.[i % STRETCH] ?? "" : "";
   }
 
   stretch(number) {
@@ -44,8 +52,11 @@ class Pieces {
   async fetch(number, entry) {
     const from = number * STRETCH, to = Math.min(this.n, from + STRETCH), { signal } = this.leave;
     try {
-      entry.pieces = (await askJSON(`/api/texts/${this.text}/tokens?from=${from}&to=${to}`, { signal })).pieces;
-      this.arrived();
+      const found = await askJSON(`/api/texts/${this.text}/tokens?from=${from}&to=${to}`, { signal });
+      Object.assign(entry, found);
+      const before = this.wordy;
+      this.wordy ||= found.pieces.join("").length > WORDY * found.pieces.length;
+      this.arrived(this.wordy !== before);
     } catch (error) {
       if (signal.aborted) return;
       complain(error);

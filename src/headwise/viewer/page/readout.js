@@ -40,10 +40,10 @@ class Readout {
 
   side(word, i, cell, colour) {
     const from = i * cell, to = Math.min(this.plot.camera.n, from + cell), { pieces } = this;
-    const own = pieces.between(from, cell > 64 ? from + 64 : to), before = pieces.between(from - AROUND, from), after = pieces.between(to, to + AROUND);
+    const own = pieces.between(from, cell > 64 ? from + 64 : to), before = pieces.between(from - AROUND, from), after = pieces.between(to, to + AROUND, true);
     const marked = own === null ? "…" : cell === 1 ? shown(own) : clipped(inLine(own), LONGEST);
     const context = make("dd", { className: "context" },
-      make("span", { className: "before", textContent: inLine(before ?? "") }), make("mark", { className: colour, textContent: marked }),
+      make("span", { className: "before", textContent: inLine((before ?? "") + pieces.ahead(from)) }), make("mark", { className: colour, textContent: marked }),
       make("span", { textContent: inLine(after ?? "") }));
     return {
       said: [word, from, before, own, after],

@@ -71,7 +71,7 @@ class Search {
     if (before === null || after === null) return;
     button.filled = true;
     const length = after.toLowerCase().startsWith(q.toLowerCase()) ? q.length : 0;
-    button.lastChild.replaceChildren(inLine(before), make("mark", { className: "looked", textContent: inLine(after.slice(0, length)) }), inLine(after.slice(length)));
+    button.lastChild.replaceChildren(inLine(before + pieces.ahead(hit)), make("mark", { className: "looked", textContent: inLine(after.slice(0, length)) }), inLine(after.slice(length)));
   }
 
   arrived() {
