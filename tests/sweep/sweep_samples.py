@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -50,23 +51,31 @@ def write_jsonl(path: Path, texts: list[str], field: str = "text") -> Path:
 
 
 def _accident() -> None:
-    """HEADWISE_ACCIDENT=kill:RANK:UNITS kills this process, without a word, behind so many units of its own;
-    error:RANK:UNITS lets it fail there."""
+    """HEADWISE_ACCIDENT=kill:RANK:UNITS kills this process, without a word, when it has written so many units;
+    error:RANK:UNITS lets it fail there. The others measure one unit each and wait for what comes."""
     from headwise.errors import TextError
     from headwise.sweep.journal import Journal
+    from headwise.sweep.ranks import Ranks
 
-    what, rank, left = os.environ["HEADWISE_ACCIDENT"].split(":")
-    write, done = Journal.write, []
+    what, victim, left = os.environ["HEADWISE_ACCIDENT"].split(":")
+    write, take, done, taken = Journal.write, Ranks.take, [], []
 
     def writing(self, *args):
         write(self, *args)
         done.append(1)
-        if os.environ.get("RANK", "0") == rank and len(done) == int(left):
+        if os.environ.get("RANK", "0") == victim and len(done) == int(left):
             if what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise TextError("an accident")
 
-    Journal.write = writing
+    def taking(self, units):
+        while os.environ.get("RANK", "0") != victim and taken:
+            self.check()
+            time.sleep(0.05)
+        taken.append(1)
+        return take(self, units)
+
+    Journal.write, Ranks.take = writing, taking
 
 
 if __name__ == "__main__":

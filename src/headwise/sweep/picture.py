@@ -41,9 +41,9 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
     layers, heads = found[names[0]].shape
     wide = min(len(names), 3 if heads <= 16 else 2)
     high = math.ceil(len(names) / wide)
-    width, height = float(np.clip(0.24 * heads, 2.2, 8.0)), float(np.clip(0.24 * layers, 1.4, 8.0))
+    width, height = float(np.clip(0.24 * heads, 2.2, 5.0)), float(np.clip(0.24 * layers, 1.4, 5.0))
     figure = figure_class()(
-        figsize=(wide * (width + 1.2), high * (height + 0.8) + 0.5), layout="constrained", facecolor="white"
+        figsize=(max(4.0, wide * (width + 1.2)), high * (height + 0.8) + 0.7), layout="constrained", facecolor="white"
     )
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
     grid = figure.subplots(high, wide, squeeze=False)
@@ -58,8 +58,11 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
         axes.set_axis_off()
     files = len(found.about["files"])
     counts = f"{found.total.tokens:,} tokens of {files:,} file{'s' * (files > 1)}"
-    title = f"{found.about['model']['name']}: every head on {counts}"
-    figure.suptitle(drawable(title), x=0.01, ha="left", color=INK, fontproperties=font(12))
+    name = found.about["model"]["name"]
+    room = int(11 * figure.get_figwidth())  # letters of a line
+    shown = name if len(name) <= room else name[: room - 1] + "…"
+    title = f"{drawable(shown)}\n{drawable(f'every head on {counts}')}"
+    figure.suptitle(title, x=0.01, ha="left", color=INK, fontproperties=font(11))
     return figure
 
 
