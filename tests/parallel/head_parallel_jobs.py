@@ -164,7 +164,8 @@ def checkpoints(mesh: DeviceMesh) -> Answer:
     parallelize_module(planned, mesh, hw.head_parallel_plan(planned))
     x = normal(2, 5, 24, seed=6)
     return {
-        "same": same, "differ": differ, "first": first, "loaded": _far(other(ids), model(ids)),
+        "same": same and spread.config == model.config, "differ": differ, "first": first,
+        "loaded": _far(other(ids), model(ids)),
         "plan": _far(planned(x), model.blocks[0].attention(x)),
         "own": {name: list(x.to_local().shape) for name, x in planned.state_dict().items()},
         "config": str(hw.held_heads(planned)),

@@ -16,6 +16,7 @@ from headwise.heads.forms import MultiHeadForm
 from headwise.heads.named import build, design_of, options_of
 from headwise.masks import Causal, Mask
 from headwise.measures import Measure
+from headwise.parallel.heads_held import held_heads
 
 # What the decoder sets itself. Its dropout is on the residual branches, not on the weights: the fused kernel stays in
 # use while training.
@@ -229,8 +230,11 @@ class Decoder(nn.Module):
 
 
 def _sizes(attention: AttentionLayer) -> dict[str, int]:
-    """The sizes of a layer that surgery may change, or that a changed one needs to be told."""
-    return {name: getattr(attention, name) for name in SIZES if hasattr(attention, name)}
+    """The sizes of a layer that surgery may change, or that a changed one needs to be told; those of the whole layer
+    where its heads are spread over ranks."""
+    held = held_heads(attention)
+    whole = {} if held is None else {name: getattr(held, name) for name in OF_LAYER}
+    return {name: getattr(attention, name) for name in SIZES if hasattr(attention, name)} | whole
 
 
 def _own_weights(attention: AttentionLayer) -> list[Tensor]:
