@@ -9,8 +9,10 @@ import cases
 import headwise as hw
 from headwise import parallel
 from headwise.masks import Grid, Span
+from headwise.measures.registry import resolve
 from headwise.parallel.blocks import Way
 from headwise.parallel.layout import CHUNKS, Layout
+from headwise.parallel.ring_measures import wanted_of_kernels
 from headwise.parallel.ring_plan import plan
 from headwise.parallel.ulysses_exchange import shares
 from headwise.rule import Rule
@@ -77,6 +79,14 @@ def test_blocks_that_are_seen_wholly_let_go_of_their_place():
     assert Way(rule).call(x, x, x, Span(6, 9), Span(0, 3)).rule.grid.at_end
     biased = Rule(hw.Causal(), 1.0, Grid(1, 1, 12, 12), (hw.ALiBi([1.0]),))
     assert Way(biased).call(x, x, x, Span(6, 9), Span(0, 3)).rule.grid.shift == 6
+
+
+def test_kernels_of_gpus_are_not_asked_for_distances():
+    rule = Rule(hw.Causal(), 1.0, Grid(1, 1, 12, 12))
+    wanted = resolve(["entropy", "mean_distance", "local_mass", "received_mass"])
+    here, there = (wanted_of_kernels(wanted, rule, torch.device(kind)) for kind in ("cpu", "cuda"))
+    assert [one.name for one in here] == ["entropy", "distance", "range_mass"]
+    assert [one.name for one in there] == ["entropy"]
 
 
 def test_one_process_alone_is_told():

@@ -61,7 +61,7 @@ class Way:
     def _part(self, rows: Span, cols: Span) -> Rule:
         """Of a block that is seen wholly and knows no distances, its place is let go: more kernels can do it then."""
         part = self.rule.part(rows, cols)
-        placed = any(isinstance(score, Relative) for score in part.scores) or any(map(_is_placed, self.statistics))
+        placed = any(isinstance(score, Relative) for score in part.scores) or any(map(is_placed, self.statistics))
         if placed or not part.is_full():
             return part
         return replace(part, mask=Everything(), grid=replace(part.grid, first=None))
@@ -197,7 +197,7 @@ class ScoreSums:
                 total[cell(total, rows, cols)] += part
 
 
-def _is_placed(statistic: Statistic) -> bool:
+def is_placed(statistic: Statistic) -> bool:
     """Whether the statistic asks where queries and keys stand to each other."""
     return statistic in (DISTANCE, DISTANCE_VARIANCE) or (isinstance(statistic, RangeMass) and statistic.relative)
 

@@ -117,7 +117,13 @@ def _gathered(facts: dict[str, int], who: Members, device: torch.device) -> list
     assert len(numbers) == FACTS
     mine = torch.tensor(numbers, dtype=torch.int64, device=device)
     rows = [torch.empty_like(mine) for _ in range(who.ranks)]
-    dist.all_gather(rows, mine, group=who.group)
+    try:
+        dist.all_gather(rows, mine, group=who.group)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {who.rank} of {who.ranks} waited in vain for all ranks to make this call; look there for the first "
+            f"error: {error}"
+        ) from error
     found = torch.stack(rows).tolist()
     return [None if row[0] else row for row in found]
 
