@@ -1,5 +1,6 @@
 """`headwise view` from the outside: the address it prints, ports, Ctrl-C; and how long a text may be."""
 
+import inspect
 import json
 import re
 import signal
@@ -18,6 +19,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx2")
 from server_samples import PATIENCE, small_subject, until
 
+from headwise.cli.view import view
 from headwise.errors import ConfigError
 from headwise.viewer import limits as limits_module, server as server_module
 from headwise.viewer.limits import bytes_a_token, free_memory, limits_of
@@ -181,3 +183,7 @@ def test_a_text_beyond_the_limit_says_why():
         session.open("虎" * 11)
     assert session.present is None
     assert session.close()
+
+
+def test_the_command_and_the_library_agree_on_the_longest_text():
+    assert inspect.signature(view).parameters["max_tokens"].default == limits_module.MAX_TOKENS
