@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from threading import Event, Thread
 from typing import Any
 
@@ -50,15 +52,8 @@ class Ranks:
         """As torchrun's environment says. ConfigError if it says half of it, or the store does not answer."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:
             return cls()
-        import torch.distributed as dist
-
-        if not dist.is_available():
-            raise ConfigError("WORLD_SIZE is set, but this PyTorch has no torch.distributed; unset it for one process")
-        try:
-            store, rank, world = next(dist.rendezvous("env://", timeout=JOINING))
-        except (ValueError, RuntimeError) as error:
-            raise ConfigError(f"the processes could not be joined ({error}); start them with torchrun") from None
-        return cls(rank, world, dist.PrefixStore(SPACE, store))
+        store, rank, world, prefixed = _met()
+        return cls(rank, world, prefixed(f"{SPACE}{next(_sweeps)}/", store))
 
     @property
     def first(self) -> bool:
@@ -142,3 +137,21 @@ class Ranks:
             return getattr(self._store, what)(*args)
         except RuntimeError:
             raise Deserted("the other processes are gone; the same command goes on") from None
+
+
+_sweeps = count()  # each has words of its own, in the same order in all processes
+
+
+@cache
+def _met() -> tuple[Any, int, int, Any]:
+    """The store that all processes share, the rank and the number of them; and what gives words a space of their
+    own."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise ConfigError("WORLD_SIZE is set, but this PyTorch has no torch.distributed; unset it for one process")
+    try:
+        store, rank, world = next(dist.rendezvous("env://", timeout=JOINING))
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"the processes could not be joined ({error}); start them with torchrun") from None
+    return store, rank, world, dist.PrefixStore
