@@ -102,6 +102,14 @@ class RowMeasure(Measure):
         """The joined partials of all rows, made of what a kernel told; goes with `needs`."""
         raise NotImplementedError(f"{type(self).__name__} says what it needs but not what it makes of it")
 
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor | None]:
+        """Values of all rows, [b, h, n], and which of them count, broadcasting to that; None: those that see something.
+
+        What `from_rows`, `value` and `counted` give; a measure says it by itself where it can be had with less work.
+        """
+        total = self.from_rows(found, lse, rule)
+        return self.value(total, lse), self.counted(total, lse)
+
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False) -> RowState:
         zero = torch.zeros(grid.b, grid.h, dtype=torch.float64, device=like.device)
         total = torch.full_like(zero, -torch.inf) if self.reduce == "max" else zero
@@ -116,13 +124,21 @@ class RowMeasure(Measure):
             state.current = None
 
     def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
-        self._close(state, self.from_rows(found, lse, rule), lse, 0)
+        value, counted = self.told(found, lse, rule)
+        self._add(state, value, counted, lse, 0)
 
     def _close(self, state: RowState, total: Tensor, lse: Tensor, first: int) -> None:
         """Add rows whose partials are complete, the first of them being row `first`."""
-        counted, value = self.counted(total, lse), self.value(total, lse)
+        self._add(state, self.value(total, lse), self.counted(total, lse), lse, first)
+
+    def _add(self, state: RowState, value: Tensor, counted: Tensor | None, lse: Tensor, first: int) -> None:
         # A look at all rows costs less than masking each of them, but for a device that would have to be waited for.
-        every = counted.device.type == "cpu" and bool(counted.all())
+        every = value.device.type == "cpu"
+        if counted is None:
+            every = every and value.numel() > 0 and bool(lse.amin() > -torch.inf)
+            counted = lse if every else lse != -torch.inf
+        else:
+            every = every and bool(counted.all())
         if not every:
             value = value.masked_fill(~counted, -torch.inf if self.reduce == "max" else 0.0)
         if state.rows is not None:
@@ -132,7 +148,7 @@ class RowMeasure(Measure):
             state.total = torch.maximum(state.total, value.amax(-1).double())
         else:
             state.total = state.total + value.sum(-1).double()  # float32 sums of a block are cascaded
-        state.count = state.count + (counted.shape[-1] if every else counted.sum(-1))
+        state.count = state.count + (value.shape[-1] if every else counted.sum(-1))
 
     def merge(self, one: RowState, other: RowState) -> RowState:
         totals = torch.cat((one.total, other.total))
@@ -140,8 +156,9 @@ class RowMeasure(Measure):
         return RowState(total, torch.cat((one.count, other.count)).sum(0, keepdim=True))
 
     def finish(self, state: RowState) -> Tensor:
-        value = state.total if self.reduce == "max" else state.total / state.count.clamp_min(1)
-        return value.masked_fill(state.count == 0, 0.0).float()
+        if self.reduce == "max":
+            return state.total.masked_fill(state.count == 0, 0.0).float()
+        return (state.total / state.count.clamp_min(1)).float()
 
 
 def row_measure(

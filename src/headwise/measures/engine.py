@@ -118,5 +118,5 @@ def measure(
         for tile in tiles():
             for m, state in by_tiles:
                 m.update(state, tile)
-    nonfinite = (torch.isnan(lse) | (lse == torch.inf)).sum(-1)
+    nonfinite = (~(lse < torch.inf)).sum(-1)
     return Measurements(measures, states, nonfinite)

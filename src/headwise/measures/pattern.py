@@ -55,8 +55,11 @@ class _Diagonal(RowMeasure):
         return (self._range(),) if ranges(rule) is not None else None
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        weight = found[self._range()]
-        return torch.stack((weight, sees_offset(rule, self.offset, lse).to(weight.dtype)), -1)
+        weight, eligible = self.told(found, lse, rule)
+        return torch.stack((weight, eligible.to(weight.dtype).expand(weight.shape)), -1)
+
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+        return found[self._range()], sees_offset(rule, self.offset, lse)
 
     def _range(self) -> RangeMass:
         return RangeMass(self.offset, self.offset + 1, relative=True)

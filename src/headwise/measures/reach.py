@@ -25,7 +25,7 @@ class MeanDistance(RowMeasure):
         return (DISTANCE,)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[DISTANCE].double()
+        return found[DISTANCE]
 
 
 class DistanceVariance(RowMeasure):
@@ -47,6 +47,9 @@ class DistanceVariance(RowMeasure):
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return torch.stack((torch.ones_like(lse), torch.zeros_like(lse), found[DISTANCE_VARIANCE]), -1).double()
+
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+        return found[DISTANCE_VARIANCE], None
 
 
 class LocalMass(RowMeasure):

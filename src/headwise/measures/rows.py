@@ -18,18 +18,17 @@ def ranges(rule: Rule) -> Tensor | None:
 
 
 def allowed_keys(rule: Rule, like: Tensor) -> Tensor:
-    """How many keys each query may see, [b, h, n]."""
+    """How many keys each query may see, [b or 1, 1, n]."""
     spans = _known(rule)
-    counts = (spans[..., 1] - spans[..., 0]).sum(-1)[:, None]
-    return counts.to(like).expand(like.shape)
+    return (spans[..., 1] - spans[..., 0]).sum(-1)[:, None].to(like)
 
 
 def sees_offset(rule: Rule, offset: int, like: Tensor) -> Tensor:
-    """Whether each query may see the key at its position + offset, boolean [b, h, n]."""
+    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n]."""
     key = torch.arange(rule.grid.n) + rule.grid.shift + offset
     spans = _known(rule)
     inside = ((key[:, None] >= spans[..., 0]) & (key[:, None] < spans[..., 1])).any(-1)[:, None]
-    return inside.to(like.device).expand(like.shape)
+    return inside.to(like.device)
 
 
 def queries_of_keys(rule: Rule, like: Tensor) -> Tensor:

@@ -39,6 +39,9 @@ class MaxLogit(RowMeasure):
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return found[LARGEST] - lse
 
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+        return found[LARGEST] - lse + lse, None  # NaN where a score is
+
 
 class LogSumExp(RowMeasure):
     """LSE_i = ln Σ_j exp S_ij, mean over queries; it bounds the largest logit: LSE − ln m ≤ max ≤ LSE.
@@ -60,6 +63,9 @@ class LogSumExp(RowMeasure):
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return torch.zeros_like(lse)
+
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+        return lse, None
 
 
 class Entropy(RowMeasure):
@@ -101,7 +107,11 @@ class NormalizedEntropy(RowMeasure):
         return (ENTROPY,) if ranges(rule) is not None else None
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return torch.stack((found[ENTROPY], allowed_keys(rule, lse)), -1)
+        return torch.stack((found[ENTROPY], allowed_keys(rule, lse).expand(lse.shape)), -1)
+
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+        keys = allowed_keys(rule, lse)
+        return found[ENTROPY] / keys.clamp_min(2).log(), keys >= 2
 
 
 class EffectiveKeys(RowMeasure):
@@ -125,6 +135,12 @@ class EffectiveKeys(RowMeasure):
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return torch.stack((row_mass(rule, lse), found[SQUARES]), -1)
+
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+        squares = found[SQUARES]
+        if rule.terms(lse[..., :0]).sinks is None:
+            return squares.reciprocal(), None  # 0 only in rows that do not count
+        return row_mass(rule, lse).square() / squares.masked_fill(squares == 0, 1.0), None
 
 
 class LearnedSinkMass(RowMeasure):
