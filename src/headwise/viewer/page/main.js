@@ -49,6 +49,7 @@ async function fetchSmall() {
 function openHead(layer, head, { push = true } = {}) {
   const first = state.layer === null;
   Object.assign(state, { layer, head });
+  say("alert", "");
   if (state.auto) begin();
   document.body.classList.add("deep");
   for (const [id, hidden] of [["map-panel", false], ["search-panel", false], ["close", false], ["heads-title", true]]) byId(id).hidden = hidden;

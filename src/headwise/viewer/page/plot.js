@@ -143,7 +143,7 @@ class Plot {
     context.rect(x0, y0, x1 - x0, y1 - y0);
     context.clip();
     this.hatch ??= hatching(context, ratio);
-    this.hatch.setTransform(new DOMMatrix().translate(x0 % 4096, y0 % 4096));
+    this.hatch.setTransform(new DOMMatrix().translate(x0 % hatchSize(ratio), y0 % hatchSize(ratio)));
     context.fillStyle = this.hatch;
     context.fillRect(plot.left * ratio, plot.top * ratio, plot.width * ratio, plot.height * ratio);
     const piece = (tile, r0, r1, c0, c1) => {  // cells of the tile's own level, counted from the map's corner
@@ -293,8 +293,9 @@ function covering(tile, { cell, r0, r1, c0, c1 }) {
 }
 
 // Fine slanted lines: nothing is allowed here.
+const hatchSize = (ratio) => Math.round(8 * ratio);
 function hatching(context, ratio) {
-  const size = Math.round(8 * ratio), canvas = make("canvas", { width: size, height: size }), pen = canvas.getContext("2d");
+  const size = hatchSize(ratio), canvas = make("canvas", { width: size, height: size }), pen = canvas.getContext("2d");
   pen.fillStyle = css("--masked");
   pen.fillRect(0, 0, size, size);
   pen.strokeStyle = css("--line");
