@@ -16,7 +16,7 @@ from headwise.sweep.journal import Journal
 HERE = Path(__file__).parent
 PROGRAM = str(HERE / "sweep_samples.py")
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
-LIMIT = 300  # seconds; far more than it takes
+LIMIT = 600  # seconds; far more than it takes
 
 
 def environment(**more):
