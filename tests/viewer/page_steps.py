@@ -26,9 +26,9 @@ def idle(page: Page) -> None:
 
 
 def fragment_of(page: Page) -> dict[str, str]:
-    """What the address keeps, once it has been written."""
+    """What the address keeps; it is written at once where a link is wanted."""
     page.do(IDLE)
-    page.do("new Promise((done) => setTimeout(done, 400))")
+    page.do("document.querySelector('#link').click()")
     return dict(parse_qsl(page.do("location.hash").removeprefix("#")))
 
 
