@@ -306,3 +306,14 @@ def test_watching_is_measured_small() -> None:
     assert told | {("GPT-2 of transformers, inference", n) for n in ("33", "66")} <= set(times)
     peaks = {row[0]: [float(cell) for cell in row[1:3]] for row in rows if len(row) == 4 and row[3].endswith("%")}
     assert peaks["training step"][0] > peaks["inference"][0] > 0
+
+
+def test_a_measured_corpus_is_timed_small(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20, encoding="utf-8")
+    command = [sys.executable, "-m", "benchmarks.corpus", str(tmp_path / "a.txt"), "--quick", "--seconds", "0.01"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "8 measures of 32 heads" in done.stdout
+    row = done.stdout.splitlines()[-3].strip("| ").split(" | ")
+    assert row[:2] == ["32", "8"]
+    assert float(row[4]) > 0

@@ -1,0 +1,69 @@
+"""What measuring a corpus costs beside reading it: `measure_corpus` against the model's own forward on as many windows.
+
+    python -m benchmarks.corpus FILE --model DIR     # a Markdown row; --quick for a small size, which says nothing
+
+Both go in turns in one process. Measuring reads, cuts and tokenises the files and writes the table; the forward is
+given its ids, and does nothing else.
+"""
+
+import argparse
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import headwise as hw
+from benchmarks.machine import examine
+from benchmarks.timing import interleaved
+from headwise.sweep.asked import DEFAULT
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="UTF-8 text")
+    parser.add_argument("--model", help="as `headwise measure --model`; the embedded decoder if left out")
+    parser.add_argument("--window", type=int, default=256, help="tokens")
+    parser.add_argument("--batch", type=int, default=8, help="windows")
+    parser.add_argument("--tokens", type=int, default=40_000)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    args = parser.parse_args()
+    window, tokens = (32, 500) if args.quick else (args.window, args.tokens)
+    subject = hw.open_subject(args.model)
+    ids = subject.read(args.file.read_text(encoding="utf-8")[: 8 * tokens]).ids[:tokens]
+    batches = list(ids[: len(ids) // window * window].view(-1, window).split(args.batch))
+    machine = examine(0.1)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = partial(
+            hw.measure_corpus, subject, [args.file], Path(folder) / "out.csv", window=window, batch=args.batch,
+            max_tokens=len(ids), restart=True,
+        )  # fmt: skip
+        begun = time.perf_counter()
+        found = measured()
+        estimate = time.perf_counter() - begun
+        turns = {"forward": [partial(_forward, subject, batches)], "measured": [measured]}
+        times, _ = interleaved(turns, estimates=dict.fromkeys(turns, estimate), rounds=99, seconds=args.seconds)
+    plain, whole = (times[name].median for name in ("forward", "measured"))
+    spread = max(one.spread or 0.0 for one in times.values())
+    print(f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians, turn by turn.\n")
+    print(f"{subject.about}; {len(ids):,} tokens, {len(DEFAULT)} measures of {found['entropy'].numel()} heads.\n")
+    print("| window | batch | forward, tokens/s | measured, tokens/s | ratio | spread |")
+    print("| ---: | ---: | ---: | ---: | ---: | ---: |")
+    rates = f"{len(ids) / plain:,.0f} | {len(ids) / whole:,.0f}"
+    print(f"| {window} | {args.batch} | {rates} | {whole / plain:.2f} | {spread:.0%} |")
+    if args.quick:
+        print("\nSmall sizes: these times say nothing.")
+
+
+@torch.no_grad()
+def _forward(subject: hw.Subject, batches: list[Tensor]) -> None:
+    for batch in batches:
+        subject.model(batch)
+
+
+if __name__ == "__main__":
+    main()
