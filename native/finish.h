@@ -46,6 +46,8 @@ static float finish_row(const headwise_forward_call& call, int64_t head, int64_t
   }
   for (int i = 0; i < call.range_count; i++) call.range_mass[i * all_rows + at] = ranges[i * stride] * inverse;
   for (int i = 0; i < call.class_count; i++) call.class_mass[i * all_rows + at] = classes[i * stride] * inverse;
+  classes += call.class_count * stride;
+  for (int i = 0; i < call.match_count; i++) call.match_mass[i * all_rows + at] = classes[i * stride] * inverse;
   return inverse;
 }
 

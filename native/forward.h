@@ -50,6 +50,7 @@ struct Scratch {
   Rows rows;
   Floats fold[BLOCK_ROWS];
   float *queries, *out, *logits, *strip, *tops, *columns;
+  TopKeys best;
 };
 
 struct Arena {
@@ -73,7 +74,10 @@ template <bool DOT> static int64_t lay_out(const headwise_forward_call& call, co
   it.tops = arena.take<float>(s.strip ? BLOCK_ROWS * s.key_blocks : 0);
   it.columns = arena.take<float>(s.strip ? s.key_blocks * BLOCK_KEYS : 0);
   it.rows.ranges = arena.take<float>(call.range_count * BLOCK_ROWS);
-  it.rows.classes = arena.take<float>(call.class_count * BLOCK_ROWS);
+  it.rows.classes = arena.take<float>((call.class_count + call.match_count) * BLOCK_ROWS);
+  it.best.wanted = call.top_count;
+  it.best.room = TopKeys::room_for(call.top_count);
+  it.best.list = arena.take<Ranked>(it.best.room * BLOCK_ROWS);
   *out = t;
   return arena.next - memory;
 }
@@ -135,7 +139,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     const int count = (int)least(BLOCK_ROWS, call.n - query);
     const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
     load_queries<DOT>(q, call.q.row, count, call.d, scaling, shape.words, t.queries, t.rows.broken);
-    clear_rows(t.rows, count, call.range_count, call.class_count);
+    clear_rows(t.rows, count, call.range_count, call.class_count + call.match_count);
+    t.best.clear(count);
     __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
     for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS) {
@@ -195,18 +200,21 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     }
     if (scaling.adjusted || !sees_all(call, batch, query + r, begin, end)) {
       if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
-      top = largest(s.logits, s.from, s.to) * factor;
+      top = largest(s.logits, s.from, s.to);
     } else {
-      top = maximum(t.fold[r]) * factor;
+      top = maximum(t.fold[r]);
     }
+    if (call.top_count) t.best.take(r, s, top);
+    top *= factor;
     if (top > t.rows.top[r]) {
       const float centre = REACH ? distance_of(s, factor, top) : 0.0f;
-      raise<SPREAD, REACH>(t.rows, r, top, centre, call.range_count, call.class_count, t.out + r * shape.width,
-                           shape.width);
+      raise<SPREAD, REACH>(t.rows, r, top, centre, call.range_count, call.class_count + call.match_count,
+                           t.out + r * shape.width, shape.width);
     }
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = t.rows.top[r];
     top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
     add_classes(call, batch, s, factor, top, t.rows, r);
+    add_matches(call, batch, query + r, s, factor, top, t.rows, r);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     const bool exact = !DOT && call.dropout == 0;
@@ -240,6 +248,12 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       const int64_t at = (batch * call.h + head) * call.n + query + r;
       scale[r] = finish_row<SPREAD, REACH>(call, head, at, sums_of(t.rows, r), t.rows.ranges + r, t.rows.classes + r, BLOCK_ROWS,
                                            t.rows.broken[r]);
+      if (call.top_count) {
+        const float top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
+        t.best.finish(r, scaling.adjusted ? 1.0f : scaling.factor, top, scale[r],
+                      call.top_weights ? call.top_weights + at * call.top_count : nullptr,
+                      call.top_keys ? call.top_keys + at * call.top_count : nullptr);
+      }
       if (!call.d_v) continue;
       T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + (query + r) * call.out.row;
       write_row(out, t.out + r * shape.width, scale[r] * keep, call.d_v);

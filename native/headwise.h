@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 4
+#define HEADWISE_ABI 5
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -26,7 +26,7 @@ enum {
   HEADWISE_DONE = 0,
   HEADWISE_NO_MEMORY = 1,
   HEADWISE_NOT_FINITE = 2,  // a key or value is NaN or infinite, and some query may not see it: nothing was computed
-  HEADWISE_TOO_MANY_QUERIES = 3,  // for keys of eight bits: more than 48 of one key head, or their column mass is asked for
+  HEADWISE_TOO_MANY_QUERIES = 3,  // for keys of eight bits: more than 48 of one key head, or what decoding does not tell of them
 };
 
 typedef struct {
@@ -39,6 +39,13 @@ typedef struct {
   int64_t start, stop;
   int32_t relative;
 } headwise_range;
+
+// Mass on the keys before position + ahead whose label is the query's; -1 is nobody's.
+typedef struct {
+  const int32_t *keys, *queries;  // [b or 1, m] and [b or 1, n]
+  int64_t key_batch, query_batch; // strides; 0 if all batch entries share them
+  int64_t ahead;
+} headwise_match;
 
 // What a score is: scale * q.k, then the soft cap, then what is added, then the mask.
 typedef struct {
@@ -76,6 +83,12 @@ typedef struct {
   float* column_mass;      // [b, h, m]: what each key receives
   // With data: k and v are int8, and the numbers that they stand for are those times these, float32 [b, h_kv, m].
   headwise_tensor key_scales, value_scales;
+  int32_t match_count;
+  const headwise_match* matches;
+  float* match_mass;       // [match_count, b, h, n]
+  int32_t top_count;
+  float* top_weights;      // [b, h, n, top_count], the largest first, of equal ones the lower key; 0 beyond what a query sees
+  int64_t* top_keys;       // their keys; -1 beyond
 } headwise_forward_call;
 
 // The gradients of q, k and v from that of out; all of them float32, bfloat16 or float16 as `dtype` says, with strides.

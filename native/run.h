@@ -130,9 +130,10 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
 };
 
 template <bool DOT, typename T, bool SPREAD, bool REACH> static int run(const headwise_forward_call& call) {
+  const bool more = call.match_count || call.top_count;  // than decoding tells
   if (call.key_scales.data)
-    return fits_eight(call) ? Decode<T, Eight, SPREAD, REACH>(call).go() : HEADWISE_TOO_MANY_QUERIES;
-  if (few_queries(call)) return Decode<T, T, SPREAD, REACH>(call).go();
+    return fits_eight(call) && !more ? Decode<T, Eight, SPREAD, REACH>(call).go() : HEADWISE_TOO_MANY_QUERIES;
+  if (few_queries(call) && !more) return Decode<T, T, SPREAD, REACH>(call).go();
   return Run<DOT, T, SPREAD, REACH>(call).go();
 }
 

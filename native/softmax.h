@@ -22,7 +22,7 @@ constexpr double LN2 = 0.69314718055994530942;
 struct Rows {
   float top[BLOCK_ROWS], centre[BLOCK_ROWS];
   Floats total[BLOCK_ROWS], entropy[BLOCK_ROWS], squares[BLOCK_ROWS], first[BLOCK_ROWS], second[BLOCK_ROWS];
-  float *ranges, *classes;  // [count][BLOCK_ROWS]
+  float *ranges, *classes;  // [count][BLOCK_ROWS]; matches follow the classes
   bool broken[BLOCK_ROWS];  // the query holds a NaN or an infinity
 };
 

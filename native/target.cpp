@@ -19,6 +19,7 @@ namespace HEADWISE_TARGET {
 #include "softmax.h"
 #include "rule.h"
 #include "finish.h"
+#include "top.h"
 #include "forward.h"
 #include "queue.h"
 #include "decode.h"

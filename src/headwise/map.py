@@ -32,7 +32,7 @@ from headwise.measures import Measure, Measurements, measure
 from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
 from headwise.rule import Rule, grouped, grouped_t, own_dtypes
-from headwise.statistics import COLUMN_MASS, Squares, Statistic
+from headwise.statistics import COLUMN_MASS, Squares, Statistic, TopKeys, TopWeights
 from headwise.tiles import Progress, Tile, stream, weights_at
 
 if TYPE_CHECKING:
@@ -227,10 +227,14 @@ class AttentionMap:
 
     @_read
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
-        """The k largest weights of each row and their keys, both [b, h, n, k]; weight 0 and key −1 beyond what
-        the row may see."""
+        """The k largest weights of each row and their keys, both [b, h, n, k], largest first and the lower key first
+        where scores are equal; weight 0 and key −1 beyond what the row may see, NaN and −1 where it is no number."""
         if not 1 <= k <= self.shape[3]:
             raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
+        wanted = TopWeights(k), TopKeys(k)
+        found = observe(self.q, self.k, self.rule, wanted, progress)
+        if found.keys() >= set(wanted):
+            return found[wanted[0]], found[wanted[1]]
         return pooling.top_keys(self.q, self.k, self.lse, self.rule, k, progress)
 
     @_read

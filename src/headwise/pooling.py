@@ -40,21 +40,19 @@ def top_keys(
 ) -> tuple[Tensor, Tensor]:
     """The `count` largest weights of each row and their keys, [b, h, n, count], largest first.
 
-    Where a row may see fewer keys, the weights are 0 and the keys −1.
+    Where scores are equal the lower key comes first. Where a row may see fewer keys, the weights are 0 and the keys −1.
     """
     b, h, n, _ = rule.grid
-    weights = lse.new_full((b, h, n, count), -1.0)
+    logs = lse.new_full((b, h, n, count), -torch.inf)
     keys = torch.full((b, h, n, count), -1, dtype=torch.long, device=lse.device)
     for tile in stream(q, k, lse, rule, progress=progress):
         rows = slice(tile.rows.start, tile.rows.stop)
-        here = tile.weights if tile.allowed is None else tile.weights.masked_fill(~tile.allowed, -1.0)
-        best, index = here.topk(min(count, here.shape[-1]))
-        both = torch.cat((weights[:, :, rows], best), -1)
-        names = torch.cat((keys[:, :, rows], index + tile.cols.start), -1)
-        best, order = both.topk(count)
-        weights[:, :, rows], keys[:, :, rows] = best, names.gather(-1, order)
-    missing = weights < 0
-    return weights.masked_fill(missing, 0.0), keys.masked_fill(missing, -1)
+        both = torch.cat((logs[:, :, rows], tile.log_weights), -1)
+        names = torch.cat((keys[:, :, rows], tile.keys.expand(tile.shape)), -1)
+        best, order = both.sort(dim=-1, descending=True, stable=True)
+        logs[:, :, rows], keys[:, :, rows] = best[..., :count], names.gather(-1, order[..., :count])
+    bad = lse.isnan()[..., None]
+    return logs.exp().masked_fill(bad, torch.nan), keys.masked_fill(bad, -1)
 
 
 def column_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:

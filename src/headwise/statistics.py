@@ -5,16 +5,20 @@ logarithms, weights before dropout, 0 for a query that sees nothing). Measures s
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A number per query, or per key."""
+    """A number per query, or per key.
+
+    adds_up: whether those of two sets of keys can be joined by each one's share of the row's mass.
+    """
 
     name: str
+    adds_up: ClassVar[bool] = True
 
 
 LARGEST = Statistic("largest")  # max_j S_ij; −∞ for a query that sees nothing
@@ -49,6 +53,52 @@ class KeyWeights(Statistic):
         object.__setattr__(self, "weights", weights)
 
     # Not those of Statistic, which compare the name alone.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+@dataclass(frozen=True)
+class TopWeights(Statistic):
+    """The `count` largest p_ij of a query, largest first: [b, h, n, count], 0 beyond what it may see."""
+
+    count: int
+    adds_up: ClassVar[bool] = False
+
+    def __init__(self, count: int) -> None:
+        object.__setattr__(self, "name", "top_weights")
+        object.__setattr__(self, "count", count)
+
+
+@dataclass(frozen=True)
+class TopKeys(Statistic):
+    """The keys of the `count` largest p_ij of a query, int64 [b, h, n, count]: largest first, the lower key first where
+    scores are equal, −1 beyond what it may see."""
+
+    count: int
+    adds_up: ClassVar[bool] = False
+
+    def __init__(self, count: int) -> None:
+        object.__setattr__(self, "name", "top_keys")
+        object.__setattr__(self, "count", count)
+
+
+@dataclass(frozen=True, eq=False)
+class SameLabel(Statistic):
+    """Σ p_ij over the keys j < position + ahead that have the query's label.
+
+    Labels are int32, of the keys [1 or b, m] and of the queries [1 or b, n]; −1 is the same as none. Two of these are
+    the same only if they are one object.
+    """
+
+    keys: Tensor
+    queries: Tensor
+    ahead: int
+    adds_up: ClassVar[bool] = False
+
+    def __init__(self, keys: Tensor, queries: Tensor, ahead: int) -> None:
+        for field, value in (("name", "same_label"), ("keys", keys), ("queries", queries), ("ahead", ahead)):
+            object.__setattr__(self, field, value)
+
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 

@@ -15,7 +15,7 @@ from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import kernel, matrix
 from headwise.kernels.cpu.kernel import CPU
 from headwise.rule import Rule
-from headwise.statistics import KeyWeights, Squares, Statistic
+from headwise.statistics import KeyWeights, SameLabel, Squares, Statistic
 from headwise.tiles import Progress
 
 Result = TypeVar("Result")
@@ -41,7 +41,8 @@ def observe(
         for statistic in wanted:
             if here[statistic] in told:
                 found[statistic].append(told[here[statistic]])
-    return {s: torch.cat(parts, 1).view(b, h, -1) for s, parts in found.items() if len(parts) == b * h}
+    whole = {s: torch.cat(parts) for s, parts in found.items() if len(parts) == b * h}
+    return {s: x.view(b, h, *x.shape[2:]) for s, x in whole.items()}
 
 
 def _observe(call: Call) -> dict[Statistic, Tensor]:
@@ -71,6 +72,9 @@ def _only(statistic: Statistic, batch: int) -> Statistic:
     """The statistic as one batch entry has it."""
     if isinstance(statistic, KeyWeights) and len(statistic.weights) > 1:
         return KeyWeights(statistic.weights[batch : batch + 1])
+    if isinstance(statistic, SameLabel):
+        keys, queries = (x if len(x) == 1 else x[batch : batch + 1] for x in (statistic.keys, statistic.queries))
+        return SameLabel(keys, queries, statistic.ahead)
     return statistic
 
 

@@ -42,6 +42,26 @@ def queries_of_keys(rule: Rule, like: Tensor) -> Tensor:
     return change.cumsum(1)[:, None, :m].to(like.device).expand(b, h, m)
 
 
+def same_label(rule: Rule, keys: Tensor, queries: Tensor, ahead: int, like: Tensor) -> Tensor:
+    """How many of the keys j < position + ahead that each query may see have its label, [b or 1, 1, n].
+
+    Args:
+        keys, queries: integer labels [b or 1, m] and [b or 1, n]; −1 is no label.
+    """
+    spans = _known(rule).long()
+    b, m = max(len(spans), len(keys)), rule.grid.m
+    stop = torch.minimum(spans[..., 1], (rule.grid.positions() + ahead)[:, None])
+    # A label and a place as one number: those of a label lie together, in the order of their places.
+    places = (keys.long() * (m + 1) + torch.arange(m)).sort(-1).values.expand(b, -1).contiguous()
+    labels = queries.long()[..., None] * (m + 1)
+    first, last = (
+        torch.searchsorted(places, (labels + ends).expand(b, -1, -1).flatten(1).contiguous())
+        for ends in (spans[..., 0], torch.maximum(stop, spans[..., 0]))
+    )
+    count = (last - first).view(b, *spans.shape[1:3]).sum(-1) * (queries >= 0)
+    return count[:, None].to(like)
+
+
 def row_mass(rule: Rule, lse: Tensor) -> Tensor:
     """Σ_j p_ij, [b, h, n]: 1, or what a learned sink leaves; 0 for a query that sees nothing."""
     sees = (lse != -torch.inf).to(lse.dtype)

@@ -10,7 +10,7 @@ from headwise.errors import ConfigError
 from headwise.measures.base import RowMeasure
 from headwise.measures.rows import allowed_keys, ranges, row_mass
 from headwise.rule import Rule
-from headwise.statistics import ENTROPY, LARGEST, SQUARES, Statistic
+from headwise.statistics import ENTROPY, LARGEST, SQUARES, Statistic, TopWeights
 from headwise.tiles import Tile
 
 
@@ -204,3 +204,9 @@ class TopKMass(RowMeasure):
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return total.sum(-1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (TopWeights(min(self.k, rule.grid.m)),)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[TopWeights(min(self.k, rule.grid.m))]

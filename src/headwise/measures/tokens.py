@@ -1,11 +1,16 @@
 """Weight on keys that match the query's token: repeats, and what followed them."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from headwise.errors import ShapeError
 from headwise.masks import Grid
 from headwise.measures.base import RowMeasure
+from headwise.measures.rows import allowed_keys, ranges, same_label
+from headwise.rule import Rule
+from headwise.statistics import SameLabel, Statistic
 from headwise.tiles import Tile
 
 
@@ -25,6 +30,7 @@ class _Match(RowMeasure):
         self.uniform = uniform
         if uniform:
             self.name = f"{self.name}_uniform"
+        self._statistic: tuple[Grid, SameLabel] | None = None
 
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
         b, m = self.ids.shape
@@ -48,6 +54,25 @@ class _Match(RowMeasure):
             return torch.stack((found, found, tile.allowed_keys), -1)
         mass = (tile.weights * match).sum(-1) if bool(match.any()) else torch.zeros_like(tile.lse)
         return torch.stack((mass, found), -1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        if ranges(rule) is None or not rule.grid.at_end or not 0 <= rule.grid.shift < rule.grid.m == self.ids.shape[1]:
+            return None
+        return () if self.uniform else (self._labels(rule.grid),)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        labels = self._labels(rule.grid)
+        count = same_label(rule, labels.keys, labels.queries, self.shift, lse)
+        parts = (count, count, allowed_keys(rule, lse)) if self.uniform else (found[labels], count)
+        return torch.stack([part.expand(lse.shape) for part in parts], -1)
+
+    def _labels(self, grid: Grid) -> SameLabel:
+        """The tokens as labels, a key having that of the token `shift` before it; one object for each grid."""
+        if self._statistic is None or self._statistic[0] != grid:
+            labels = self.ids.cpu().unique(return_inverse=True)[1].int()
+            keys = torch.nn.functional.pad(labels, (self.shift, 0), value=-1)[:, : grid.m]
+            self._statistic = grid, SameLabel(keys, labels[:, grid.shift :], self.shift)
+        return self._statistic[1]
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return total[..., 0] / total[..., 2].clamp_min(1) if self.uniform else total[..., 0]

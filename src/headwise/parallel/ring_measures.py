@@ -44,7 +44,7 @@ def wanted_of_kernels(measures: Sequence[Measure], rule: Rule, device: torch.dev
     return tuple(
         statistic
         for statistic in statistics_for(rows, rule)
-        if statistic != COLUMN_MASS and not (device.type == "cuda" and is_placed(statistic))
+        if statistic.adds_up and statistic != COLUMN_MASS and not (device.type == "cuda" and is_placed(statistic))
     )
 
 

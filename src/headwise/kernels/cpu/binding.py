@@ -26,6 +26,14 @@ class Range(ctypes.Structure):
     _fields_ = [("start", c_int64), ("stop", c_int64), ("relative", c_int32)]
 
 
+class Match(ctypes.Structure):
+    """headwise_match"""
+
+    _fields_ = [
+        ("keys", c_void_p), ("queries", c_void_p), ("key_batch", c_int64), ("query_batch", c_int64), ("ahead", c_int64),
+    ]  # fmt: skip
+
+
 class RuleView(ctypes.Structure):
     """headwise_rule"""
 
@@ -57,6 +65,8 @@ class ForwardCall(ctypes.Structure):
         ("class_mass", c_void_p),
         ("column_mass", c_void_p),
         ("key_scales", TensorView), ("value_scales", TensorView),
+        ("match_count", c_int32), ("matches", POINTER(Match)), ("match_mass", c_void_p),
+        ("top_count", c_int32), ("top_weights", c_void_p), ("top_keys", c_void_p),
     ]  # fmt: skip
 
 

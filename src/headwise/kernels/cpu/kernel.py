@@ -29,12 +29,17 @@ from headwise.statistics import (
     SQUARES,
     KeyWeights,
     RangeMass,
+    SameLabel,
     Statistic,
+    TopKeys,
+    TopWeights,
 )
 
 # Statistics with a place of their own in the call.
 FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", DISTANCE: "distance",
           DISTANCE_VARIANCE: "variance"}  # fmt: skip
+
+LARGEST_TOP = 512  # weights that are kept of a row
 
 ALMOST_ALL = 1.0 - 2.0**-24  # the largest share of dropped weights that is not 1 in the kernel's float32
 
@@ -151,6 +156,11 @@ def _forward(
     statistics, held = _ask(request, call)
     status = send("headwise_forward", request, call)
     del held
+    if request.top_count:
+        bad = lse.isnan()[..., None]
+        for statistic, x in statistics.items():
+            if isinstance(statistic, TopWeights | TopKeys):
+                x.masked_fill_(bad, torch.nan if isinstance(statistic, TopWeights) else -1)
     return None if status == binding.TOO_MANY_QUERIES else (out, lse, statistics)
 
 
@@ -243,7 +253,27 @@ def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tens
         held.append(classes)
         request.class_count, request.classes, request.class_mass = len(weights), classes.data_ptr(), masses.data_ptr()
         request.class_stride, request.class_batch = b * m, m
+    if matches := [s for s in call.statistics if isinstance(s, SameLabel)]:
+        masses = torch.empty(len(matches), b, h, n)
+        found.update(zip(matches, masses, strict=True))
+        request.matches = (binding.Match * len(matches))(*(_match(s, held) for s in matches))
+        request.match_count, request.match_mass = len(matches), masses.data_ptr()
+    tops = [s for s in call.statistics if isinstance(s, TopWeights | TopKeys) and s.count <= LARGEST_TOP]
+    request.top_count = max((s.count for s in tops), default=0)
+    for kind, field, dtype in (TopWeights, "top_weights", torch.float32), (TopKeys, "top_keys", torch.int64):
+        if here := [s for s in tops if isinstance(s, kind)]:
+            largest = torch.empty(b, h, n, request.top_count, dtype=dtype)
+            setattr(request, field, largest.data_ptr())
+            found.update((s, largest[..., : s.count]) for s in here)
+            held.append(largest)
     return found, held
+
+
+def _match(statistic: SameLabel, held: list[Tensor]) -> binding.Match:
+    labels = [x.int().contiguous() for x in (statistic.keys, statistic.queries)]
+    held.extend(labels)
+    key_batch, query_batch = (x.stride(0) if len(x) > 1 else 0 for x in labels)
+    return binding.Match(*(x.data_ptr() for x in labels), key_batch, query_batch, statistic.ahead)
 
 
 def _needs_gradient(call: Call) -> bool:
