@@ -12,6 +12,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 Model = Annotated[
     Path | None, typer.Option("--model", help="Checkpoint folder or file; the embedded model if left out.")
 ]
+AnyModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        help="A checkpoint of headwise, or a folder of Hugging Face transformers with config.json, *.safetensors and "
+        "its tokenizer; the embedded model if left out.",
+    ),
+]
 
 
 def load(model: Path | None) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import progress
+from headwise.cli.given import AnyModel, progress
 from headwise.errors import ConfigError
 
 SAMPLE = (
@@ -15,20 +15,10 @@ SAMPLE = (
     "禅和子道：“却是苦也！”智深便道：“团鱼大腹，又肥甜了，好吃，那得‘苦也’？”"
 )
 
-Subject = Annotated[
-    Path | None,
-    typer.Option(
-        "--model",
-        help="A checkpoint of headwise, or a folder of Hugging Face transformers with config.json, *.safetensors and "
-        "its tokenizer; the embedded model if left out.",
-    ),
-]
-
-
 def see(
     text: Annotated[str | None, typer.Argument(help="The text; a passage of Water Margin if left out.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,
-    model: Subject = None,
+    model: AnyModel = None,
     out: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option("--png", help="Also write heat maps into this folder.")] = None,
     sort: Annotated[str | None, typer.Option("--sort", help="Sort the table by this statistic.")] = None,

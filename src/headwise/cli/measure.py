@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import Model, progress
+from headwise.cli.given import AnyModel, progress
 from headwise.errors import ConfigError, HeadwiseError
 
 
@@ -20,7 +20,7 @@ def measure(
         list[str], typer.Option("--file", help="UTF-8 text, .jsonl, .parquet, a folder or a pattern; again for more.")
     ],
     out: Annotated[Path, typer.Option("--out", help="The table: .parquet, .csv or .jsonl.")],
-    model: Model = None,
+    model: AnyModel = None,
     measures: Annotated[
         str | None, typer.Option("--measures", help="Names, with commas; `headwise measures` lists them.")
     ] = None,

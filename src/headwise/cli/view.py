@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from headwise.cli.given import AnyModel
+
 
 def view(
-    model: Annotated[
-        Path | None,
-        typer.Option("--model", help="A checkpoint, or a folder of transformers; the embedded model if left out."),
-    ] = None,
+    model: AnyModel = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read this UTF-8 file at once.")] = None,
     port: Annotated[int, typer.Option("--port", help="0 takes any that is free.")] = 0,
     no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,
