@@ -120,3 +120,16 @@ def test_a_model_that_fails_is_told_of_and_the_server_goes_on(error, told):
     again = client.post("/api/texts", json={"text": "abc"}).json()["id"]
     assert settled(session.find(again)) == "ready"
     assert session.close(60)
+
+
+def test_a_text_that_fails_while_it_is_pooled_takes_no_memory_any_more(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(session_module, "head_pyramid", fail)
+    session = Session(small_subject())
+    text = session.open("abc" * 20)
+    assert settled(text) == "failed"
+    until(lambda: not text.heads and not text.reading.pieces)
+    assert (text.n, text.error) == (60, "RuntimeError: odd")
+    assert session.close(60)
