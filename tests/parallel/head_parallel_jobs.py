@@ -26,7 +26,7 @@ from headwise.costs.communication import Way, head_parallel, heads_by_ring, ring
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.parallel import ring_attend, sequence_parallel, shard
+from headwise.parallel import ring_attend, sequence_parallel, shard, sum_gradients
 from headwise.parallel.ulysses import ulysses_attend
 
 Answer = dict[str, Any]
@@ -353,10 +353,9 @@ def meshes(mesh: DeviceMesh) -> Answer:
             part = shard(x, "zigzag", dim=1, group=both["sequence"])
             y = spread(part, mask=hw.Causal(), score=score)
             y.backward(shard(d_y, "zigzag", dim=1, group=both["sequence"]))
+        sum_gradients(spread, both["sequence"])
         far = _far(y, shard(layer(x, mask=hw.Causal(), score=score), "zigzag", dim=1, group=both["sequence"]))
         for (name, one), (_, many) in zip(layer.named_parameters(), spread.named_parameters(), strict=True):
-            grad = many.grad.to_local() if isinstance(many.grad, DTensor) else many.grad
-            dist.all_reduce(grad, group=both["sequence"].get_group())
             whole = many.grad.full_tensor() if isinstance(many.grad, DTensor) else many.grad
             least = 1e-2 if name.endswith("k_proj.bias") else 1e-9
             far = max(far, _far(whole, one.grad, least))

@@ -15,6 +15,7 @@ SAMPLE = (
     "禅和子道：“却是苦也！”智深便道：“团鱼大腹，又肥甜了，好吃，那得‘苦也’？”"
 )
 
+
 def see(
     text: Annotated[str | None, typer.Argument(help="The text; a passage of Water Margin if left out.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,

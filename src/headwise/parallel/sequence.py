@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from headwise.errors import ConfigError
 from headwise.heads.base import AttentionLayer
@@ -152,7 +153,7 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
     """Add up each parameter's gradient over the ranks, in place, where every rank has a share of it. All ranks call it.
 
     Sends 2·(1 − 1/R) times the bytes of all gradients, one message a dtype. A parameter that has no gradient on a rank
-    counts as 0 there.
+    counts as 0 there. Of a weight that is spread over another dimension of a mesh, each rank sums its own part.
     """
     who = members(group)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -160,8 +161,12 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     for dtype in dict.fromkeys(parameter.dtype for parameter in learning):
-        gradients = [p.grad for p in learning if p.dtype == dtype and p.grad is not None]
+        gradients = [_local(p.grad) for p in learning if p.dtype == dtype and p.grad is not None]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(flat, group=who.group)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(part.view(gradient.shape))
+
+
+def _local(x: Tensor) -> Tensor:
+    return x.to_local() if isinstance(x, DTensor) else x
