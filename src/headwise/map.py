@@ -107,8 +107,7 @@ class AttentionMap:
         Only the rows and columns asked for are computed; a missing index means all of that axis.
         """
         ranges = self._ranges(index)
-        tile = self._compiled_tile(*ranges)
-        if tile is None:
+        if (tile := self._compiled_tile(*ranges)) is None:
             tile = weights_at(self.q, self.k, self.lse, self.rule, *ranges)
         for axis, part in reversed(list(enumerate(self._parts(index)))):
             if isinstance(part, int):
@@ -122,8 +121,7 @@ class AttentionMap:
             found = torch.empty(*map(len, (batch, heads, rows, cols)))
             for i, b in enumerate(batch):
                 for j, h in enumerate(heads):
-                    one = self.head(b, h)._compiled_tile(range(1), range(1), rows, cols)
-                    if one is None:
+                    if (one := self.head(b, h)._compiled_tile(range(1), range(1), rows, cols)) is None:
                         return None
                     found[i, j] = one[0, 0]
             return found
@@ -220,10 +218,9 @@ class AttentionMap:
         """
         if cell < 1:
             raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
-        sides = (
-            _side(name, x, size) for name, x, size in zip(("rows", "cols"), (rows, cols), self.shape[2:], strict=True)
-        )
-        return _squares(*self._rectangle(*sides), cell, progress)
+        n, m = self.shape[2:]
+        part = self._rectangle(pooling.side("rows", rows, n), pooling.side("cols", cols, m))
+        return _squares(*part, cell, progress)
 
     @_read
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
@@ -360,16 +357,6 @@ class AttentionMap:
 def _squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None) -> Squares:
     found = pooled(q, k, lse, rule, cell, progress)
     return pooling.squares(q, k, lse, rule, cell, progress) if found is None else found
-
-
-def _side(name: str, given: range | slice, size: int) -> range:
-    """Rows or columns as a range within the matrix."""
-    side = range(*given.indices(size)) if isinstance(given, slice) else given
-    if not isinstance(side, range) or side.step != 1 or not 0 <= side.start < side.stop <= size:
-        raise ShapeError(
-            f"pooled({name}={given!r}): expected a range or slice with step 1, not empty and within 0 to {size}"
-        )
-    return side
 
 
 class TransposedMap:

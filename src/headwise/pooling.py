@@ -6,6 +6,7 @@ Each is one pass over the tiles and keeps O(n) or the size of its result.
 import torch
 from torch import Tensor
 
+from headwise.errors import ShapeError
 from headwise.lowering import lowered
 from headwise.masks import Span
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
@@ -27,6 +28,16 @@ def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: 
         allowed = torch.ones(1, 1, *tile.shape[2:], device=lse.device) if tile.allowed is None else tile.allowed.float()
         count[place] += _squares(allowed, cell).sum((3, 5), dtype=torch.int64)
     return Squares(total / count.clamp_min(1), largest, count)
+
+
+def side(name: str, given: range | slice, size: int) -> range:
+    """Rows or columns as a range within the matrix."""
+    side = range(*given.indices(size)) if isinstance(given, slice) else given
+    if not isinstance(side, range) or side.step != 1 or not 0 <= side.start < side.stop <= size:
+        raise ShapeError(
+            f"pooled({name}={given!r}): expected a range or slice with step 1, not empty and within 0 to {size}"
+        )
+    return side
 
 
 def _squares(x: Tensor, cell: int) -> Tensor:
