@@ -110,7 +110,7 @@ class _Api:
             raise HTTPException(
                 400, f"from={start}, to={stop}: expected a range of 0 to {text.n} with at most {asked.PIECES} tokens"
             )
-        return JSONResponse({"pieces": text.reading.pieces[start:stop]})
+        return JSONResponse({"pieces": text.reading.pieces[start:stop], "ahead": text.ahead(start, stop)})
 
     async def search(self, request: Request) -> Response:
         text = self._present(request)

@@ -99,6 +99,18 @@ class Text:
             "notes": [*self.subject.remarks(self.n), *self.reading.remarks, *self.warnings],
         }
 
+    def ahead(self, start: int, stop: int) -> list[str]:
+        """What stands before each of these tokens and is in none: blanks that the tokenizer drops, mostly nothing."""
+        spans, first = self.reading.spans, start
+        while first > 0 and spans[first - 1][0] == spans[first - 1][1]:  # special tokens stand nowhere
+            first -= 1
+        end = spans[first - 1][1] if first else 0
+        found = []
+        for begin, after in spans[start:stop]:
+            found.append(self.reading.text[end:begin] if begin < after else "")
+            end = max(end, after) if begin < after else end
+        return found
+
     def find(self, wanted: str, limit: int) -> tuple[list[int], bool]:
         """Tokens at which `wanted` begins in the text, whatever its case, ascending, and whether there are more."""
         spans = self.reading.spans
