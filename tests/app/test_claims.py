@@ -240,7 +240,7 @@ BROKEN: list[tuple[str, Any, str, Any]] = [
     ("blockwise-is-exact", memory, "attend", lambda q, k, v, *, kernel, **o: attend(
         q * (1.0 + 1e-3 * (kernel == "torch_blocks")), k, v, kernel=kernel, **o)),
     ("mixed-precision", memory, "attend", lambda q, k, v, **o: attend(q, k, v, **o) + 0.1 * (q.dtype.itemsize < 4)),
-    ("kv-cache", KVCache, "append", _forgetful),
+    ("kv-cache", KVCache, "take", _forgetful),
     ("shared-keys-cache", KVCache, "nbytes", 1000),
     ("mqa-parameters", counts, "_size", lambda module: sum(p.numel() for p in module.parameters()) + 1),
     ("residual-norm", forms.nn.LayerNorm, "forward", lambda self, x: x),

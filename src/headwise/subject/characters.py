@@ -87,7 +87,8 @@ def _bytes(token: str) -> bytes:
         return int(token[3:5], 16).to_bytes(1, "little")
     if token.startswith("##") and len(token) > 2:
         token = token[2:]
-    return token.removesuffix("</w>").removesuffix("@@").translate({ord(c): " " for c in BLANK}).encode(errors="replace")
+    shown = token.removesuffix("</w>").removesuffix("@@").translate({ord(c): " " for c in BLANK})
+    return shown.encode(errors="replace")
 
 
 def _found(text: str, at: int, said: str) -> tuple[int, int]:

@@ -126,10 +126,12 @@ class Ranks:
             raise Deserted(f"process {rank} of {self.world} gives no sign of life; the same command goes on")
 
     def _beat(self) -> None:
-        while not self._end.wait(BEAT):
+        while True:  # the first one at once: a process that was never heard is waited for much longer
             try:
                 self._call("add", f"beat{self.rank}", 1)
             except HeadwiseError:
+                return
+            if self._end.wait(BEAT):
                 return
 
     def _call(self, what: str, *args: Any) -> Any:
