@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from statistics import median
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | ---: |")
     print("\n".join(ratios))
     print(f"\nWeights alone tell {len(OF_WEIGHTS)} of the six measures: not the largest logit.\n")
-    _memory(size, n, machine.threads)
+    _memory(size, n, machine.threads, 1 if args.quick else 5)
     if args.quick:
         print("\nSmall sizes: these times say nothing.")
 
@@ -92,13 +93,14 @@ def _print_row(what: str, n: int, median: dict[str, float], spread: float) -> No
     )
 
 
-def _memory(size: Size, n: int, threads: int) -> None:
-    """Peaks of a step with and without a watch."""
+def _memory(size: Size, n: int, threads: int, runs: int) -> None:
+    """Peaks of a step with and without a watch, each the median of so many processes."""
     print("| peak of a step, MB | unwatched | watched | more |")
     print("| --- | ---: | ---: | ---: |")
     for what, training in (("inference", False), ("training step", True)):
         try:
-            plain, watched = (peak_of(partial(prepared, size, n, on, training), threads) for on in (False, True))
+            peaks = ((peak_of(partial(prepared, size, n, on, training), threads) for _ in range(runs)) for on in (0, 1))
+            plain, watched = map(median, peaks)
         except Skip as reason:
             print(f"| {what} | {reason} | | |")
             continue
