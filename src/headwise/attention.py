@@ -99,7 +99,7 @@ def attend(
     if not return_map:
         return out
     out = out.to(dtype)
-    bad_values = None if call.values_finite else _nonfinite(call.v)
+    bad_values = None if call.values_finite else nonfinite(call.v)
     amap = AttentionMap(q, k, lse, call.rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values)
     if measures:
         amap.measured = amap.measured_by(found, wanted)
@@ -113,7 +113,7 @@ def _record(
     out, lse = record(q, k, v, rule, dropout_p, kernel)
     if not return_map:
         return out
-    return out, AttentionMap(q, k, lse, rule, kernel=kernel, nonfinite_values=_nonfinite(v))
+    return out, AttentionMap(q, k, lse, rule, kernel=kernel, nonfinite_values=nonfinite(v))
 
 
 @torch.compiler.disable
@@ -122,7 +122,8 @@ def _outside(*args: Any, **options: Any) -> Any:
     return attend(*args, **options)
 
 
-def _nonfinite(v: Tensor) -> Tensor:
+def nonfinite(v: Tensor) -> Tensor:
+    """NaN and infinite entries of v [b, h_kv, m, d_v], counted for each head: [b, h_kv]."""
     return (~torch.isfinite(v.detach())).sum((-1, -2))
 
 

@@ -117,10 +117,14 @@ class Rule:
         for start in range(0, n, height):
             yield Span(start, min(start + height, n))
 
-    def tiles(self, rows: Span, width: int = KEY_BLOCK) -> Iterator[tuple[Span, State]]:
-        """The tiles of `width` keys that these rows can see something of, in order; empty ones are skipped."""
-        for start in range(0, self.grid.m, width):
-            cols = Span(start, min(start + width, self.grid.m))
+    def tiles(
+        self, rows: Span, width: int = KEY_BLOCK, within: Span | None = None
+    ) -> Iterator[tuple[Span, State]]:  # fmt: skip
+        """The tiles of `width` keys, of all keys or those `within`, that these rows can see something of, in order;
+        empty ones are skipped."""
+        first, last = (0, self.grid.m) if within is None else within
+        for start in range(first, last, width):
+            cols = Span(start, min(start + width, last))
             state = self.mask.state(rows, cols, self.grid)
             if state is not State.EMPTY:
                 yield cols, state
@@ -213,6 +217,15 @@ def diagonal_sums(x: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(x.flip(2), (0, r))
     skewed = padded.reshape(b, h, r * (r + c))[..., : r * (r + c - 1)].view(b, h, r, r + c - 1)
     return skewed.sum(2)
+
+
+def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """The gradient of learned sinks [h], of rows with these log-sum-exps and δ = Σ dO∘O, both [b, h, n].
+
+    A sink's weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ).
+    """
+    weight = torch.exp(sinks.detach()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
+    return -(weight * delta).sum((0, 2))
 
 
 def own_dtypes(x: Tensor) -> AbstractContextManager[object]:

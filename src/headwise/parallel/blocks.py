@@ -14,7 +14,7 @@ from torch import Tensor
 from headwise.kernels import KERNELS, run
 from headwise.kernels.call import Call
 from headwise.masks import Everything, Span, State
-from headwise.rule import Rule, Terms, compute, own_dtypes
+from headwise.rule import Rule, Terms, compute, own_dtypes, sink_gradient
 from headwise.scores import Relative, cell
 from headwise.statistics import (
     DISTANCE,
@@ -167,10 +167,8 @@ class RowGradients:
         sums.take(found[3], found[5:], self.rows, cols)
 
     def sinks(self, sinks: Tensor) -> Tensor:
-        """The gradient of the learned sinks [h]: a sink's weight is exp(sink − lse) and its value 0."""
-        delta = (compute(self.grad_out) * compute(self.out)).sum(-1)
-        weight = torch.exp(sinks[:, None] - self.lse).masked_fill(self.lse == -torch.inf, 0.0)
-        return -(weight * delta).sum((0, 2))
+        """The gradient of the learned sinks [h]."""
+        return sink_gradient(sinks, self.lse, (compute(self.grad_out) * compute(self.out)).sum(-1))
 
 
 class ScoreSums:

@@ -8,6 +8,7 @@ Under a causal mask a late query sees many keys and an early one few: in the zig
 so any length fits any number of ranks; chunks may be empty.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -132,6 +133,14 @@ def lengths(own: int, who: Members, device: torch.device) -> list[int]:
     found = [torch.empty_like(mine) for _ in range(who.ranks)]
     dist.all_gather(found, mine, group=who.group)
     return [int(one) for one in found]
+
+
+def reduce_together(tensors: Sequence[Tensor], who: Members, operation: Any, dtype: torch.dtype) -> None:
+    """All-reduce tensors in place, in one message of that dtype; operation is a `ReduceOp`."""
+    flat = torch.cat([x.to(dtype).flatten() for x in tensors])
+    dist.all_reduce(flat, operation, group=who.group)
+    for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
+        x.copy_(part.view(x.shape))
 
 
 def check_held(name: str, held: list[int], layout: Layout) -> None:

@@ -19,14 +19,13 @@ from torch.autograd.function import once_differentiable
 from headwise.errors import KernelError
 from headwise.masks import Mask, Span
 from headwise.measures import Measure
-from headwise.measures.registry import resolve
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
 from headwise.parallel.layout import Members, members
 from headwise.parallel.ring_map import RingMap
-from headwise.parallel.ring_measures import check_measures, wanted_of_kernels
+from headwise.parallel.ring_measures import wanted_of_kernels
 from headwise.parallel.ring_plan import Plan, plan
 from headwise.parallel.ring_travel import Gradients, Held, split, travel
-from headwise.parallel.sequence_call import Asked, agree
+from headwise.parallel.sequence_call import agree
 from headwise.rule import Terms, compute
 from headwise.scores import Score
 
@@ -86,13 +85,9 @@ def ring_attend(
             return_map=return_map, measures=measures, kernel=kernel,
         )  # fmt: skip
     who = members(group)
-
-    def check() -> Asked:
-        wanted = resolve(measures) if measures else []
-        check_measures(wanted, return_map)
-        return Asked(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
-
-    asked, queries, keys, rule = agree(who, "ring_attend", q, check)
+    asked, queries, keys, rule = agree(
+        who, "ring_attend", q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, measures
+    )
     terms = rule.terms(compute(q[..., :0, :]))
     learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
     if dropout_p > 0 and learned:

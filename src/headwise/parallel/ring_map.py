@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from headwise.map import AttentionMap
@@ -12,10 +11,11 @@ from headwise.parallel.layout import Members, unshard
 from headwise.parallel.ring_measures import Found, check_measures, measured, rows_of
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split
+from headwise.parallel.spread_map import SpreadMap
 from headwise.rule import Rule
 
 
-class RingMap:
+class RingMap(SpreadMap):
     """The rows of one rank: its queries, its keys, and each query's log-sum-exp over the keys of *all* ranks.
 
     What it holds is local; `measure`, `maps` and `gather` need the keys of other ranks, so all ranks must call them.
@@ -31,23 +31,10 @@ class RingMap:
         self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, *,
         kernels: Sequence[str], refusals: Mapping[str, str],
     ) -> None:  # fmt: skip
-        self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule.kept()
+        super().__init__(q, k, v, lse, rule, who)
         self.rows = plan.queries.pieces(who.rank)
         self.kernels, self.refusals = tuple(kernels), dict(refusals)
-        self.measured: Measurements | None = None
-        self._plan, self._who = plan, who
-        self._bad_values = (~torch.isfinite(v.detach())).sum((-1, -2))  # [b, h_kv]
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(b, h, n, m) of the whole matrix."""
-        b, h, n, m = self.rule.grid
-        return b, h, n, m
-
-    @property
-    def nonfinite_values(self) -> Tensor | None:
-        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none, or nothing was measured."""
-        return None if self.measured is None else self.measured.nonfinite_values
+        self._plan = plan
 
     def measure(self, *wanted: str | Measure, rows: bool = False) -> Measurements:
         """Per-head statistics over the rows of all ranks, the same on each: name → [b, h]. All ranks call it.

@@ -8,16 +8,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.masks import Span, State
+from headwise.masks import Span
 from headwise.measures import Measure, Measurements, RowMeasure
 from headwise.measures.base import RowState
 from headwise.measures.engine import statistics_for
 from headwise.measures.pattern import ColumnState, ReceivedMass
 from headwise.parallel.blocks import is_placed
-from headwise.parallel.layout import Members
+from headwise.parallel.layout import Members, reduce_together
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split, travel
-from headwise.rule import KEY_BLOCK, Rule, own_dtypes
+from headwise.rule import Rule, own_dtypes
 from headwise.scores import SinkLogits
 from headwise.statistics import COLUMN_MASS, Statistic
 from headwise.tiles import Scratch, Tile
@@ -121,7 +121,7 @@ def _by_tiles(
     which its keys do, so what a measure has of it waits meanwhile."""
     blocks = list(_row_blocks(rule, plan.rows(who.rank)))
     order = [cols for hop in range(who.ranks) for cols in plan.arriving(who.rank, hop)]
-    left = {rows: sum(len(list(_tiles(rule, rows, cols))) for cols in order) for rows, _ in blocks}
+    left = {rows: sum(len(list(rule.tiles(rows, within=cols))) for cols in order) for rows, _ in blocks}
     waiting: dict[tuple[int, Span], Tensor | None] = {}
     scratch, terms, own = Scratch(), rule.terms(lse), plan.cols(who.rank)
     parts = dict(zip(own, ((part,) for part in split(k, own)), strict=True))
@@ -129,7 +129,7 @@ def _by_tiles(
         for cols, (keys,) in held.items():
             for rows, here in blocks:
                 queries, row_lse = q[:, :, here], lse[:, :, here]
-                for at, state_of in _tiles(rule, rows, cols):
+                for at, state_of in rule.tiles(rows, within=cols):
                     tile_keys = keys[:, :, at.start - cols.start : at.stop - cols.start]
                     tile = Tile(queries, tile_keys, row_lse, rule, terms, rows, at, state_of, scratch)
                     left[rows] -= 1
@@ -151,15 +151,6 @@ def _row_blocks(rule: Rule, runs: Sequence[Span]) -> Iterator[tuple[Span, slice]
         first += run.stop - run.start
 
 
-def _tiles(rule: Rule, rows: Span, cols: Span) -> Iterator[tuple[Span, State]]:
-    """The tiles of these rows and columns that are not empty."""
-    for start in range(cols.start, cols.stop, KEY_BLOCK):
-        here = Span(start, min(start + KEY_BLOCK, cols.stop))
-        state = rule.mask.state(rows, here, rule.grid)
-        if state is not State.EMPTY:
-            yield here, state
-
-
 def _reduce(
     states: Sequence[RowState | ColumnState], wanted: Sequence[Measure], counts: Sequence[Tensor], who: Members
 ) -> None:
@@ -174,7 +165,4 @@ def _reduce(
             sums += [state.mass, state.eligible]
     for tensors, operation in ((largest, dist.ReduceOp.MAX), (sums, dist.ReduceOp.SUM)):
         if tensors:
-            flat = torch.cat([x.double().flatten() for x in tensors])
-            dist.all_reduce(flat, operation, group=who.group)
-            for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
-                x.copy_(part.view(x.shape))
+            reduce_together(tensors, who, operation, torch.float64)

@@ -35,11 +35,11 @@ class Plan:
 
     def rows(self, rank: int) -> tuple[Span, ...]:
         """The runs of queries that a rank holds."""
-        return tuple(Span(piece.start, piece.stop) for piece in self.queries.pieces(rank))
+        return _spans(self.queries, rank)
 
     def cols(self, rank: int) -> tuple[Span, ...]:
         """The pieces of keys that a rank holds at first."""
-        return tuple(Span(piece.start, piece.stop) for piece in self.keys.pieces(rank))
+        return _spans(self.keys, rank)
 
     def arriving(self, rank: int, hop: int) -> tuple[Span, ...]:
         """The pieces that a rank has after so many hops; they come from rank − hop."""
@@ -55,7 +55,7 @@ class Plan:
 def plan(queries: Layout, keys: Layout, way: Way) -> Plan:
     """The same on every rank, from the mask alone; nothing is sent."""
     ranks = keys.ranks
-    rows = [tuple(Span(piece.start, piece.stop) for piece in queries.pieces(rank)) for rank in range(ranks)]
+    rows = [_spans(queries, rank) for rank in range(ranks)]
 
     def far(source: int, cols: Span) -> int:
         """The last rank on the way that needs the piece."""
@@ -64,7 +64,10 @@ def plan(queries: Layout, keys: Layout, way: Way) -> Plan:
                 return hop
         return 0
 
-    hops = tuple(
-        tuple(far(source, Span(piece.start, piece.stop)) for piece in keys.pieces(source)) for source in range(ranks)
-    )
+    hops = tuple(tuple(far(source, cols) for cols in _spans(keys, source)) for source in range(ranks))
     return Plan(queries, keys, hops)
+
+
+def _spans(layout: Layout, rank: int) -> tuple[Span, ...]:
+    """The pieces of a rank."""
+    return tuple(Span(piece.start, piece.stop) for piece in layout.pieces(rank))

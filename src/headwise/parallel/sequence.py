@@ -29,7 +29,7 @@ from headwise.heads.head_mixing import HeadMixingAttention
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.heads.per_head import PerHeadAttention
 from headwise.heads.single_head import SingleHeadAttention
-from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths, members
+from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths, members, reduce_together
 from headwise.parallel.ring import ring_attend
 from headwise.parallel.ulysses import ulysses_attend
 
@@ -162,10 +162,7 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
             parameter.grad = torch.zeros_like(parameter)
     for dtype in dict.fromkeys(parameter.dtype for parameter in learning):
         gradients = [_local(p.grad) for p in learning if p.dtype == dtype and p.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat, group=who.group)
-        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-            gradient.copy_(part.view(gradient.shape))
+        reduce_together(gradients, who, dist.ReduceOp.SUM, dtype)
 
 
 def _local(x: Tensor) -> Tensor:

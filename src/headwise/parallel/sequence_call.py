@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels.written import write
 from headwise.masks import Mask
 from headwise.measures import Measure
+from headwise.measures.registry import resolve
 from headwise.parallel.layout import Layout, Members, check_held, check_layout
+from headwise.parallel.ring_measures import check_measures
 from headwise.rule import Rule
 from headwise.scores import Score, check_scores
 
@@ -38,8 +40,9 @@ class Asked:
     return_map: bool
     measures: Sequence[Measure]
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raise for what this rank sees by itself."""
+        check_measures(self.measures, self.return_map)
         check_layout(self.layout)
         check_mask(self.mask)
         grid = rule_of(self.q, self.k, self.v, None, self.scale, (), self.dropout_p).grid
@@ -62,12 +65,16 @@ class Asked:
 
 
 def agree(
-    who: Members, name: str, like: object, check: Callable[[], Asked]
+    who: Members, name: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None,
+    score: Score | Sequence[Score], dropout_p: float, layout: str, kernel: str, return_map: bool,
+    measures: Sequence[str | Measure],
 ) -> tuple[Asked, Layout, Layout, Rule]:  # fmt: skip
     """The call as all ranks make it: what was asked here, the layouts of queries and keys, and the rule of the whole.
 
-    One collective of FACTS numbers a rank, on the device of `like`. A rank whose own check fails tells the others.
+    One collective of FACTS numbers a rank, on the device of q. A rank whose own check fails tells the others.
 
+    Args:
+        name: of the function that is called; the rest is what it was given.
     Raises:
         HeadwiseError: on every rank, for what any of them was given wrongly, or if they differ.
     """
@@ -75,12 +82,12 @@ def agree(
     asked: Asked | None = None
     facts: dict[str, int] = {}
     try:
-        asked = check()
-        asked.check()
+        wanted = resolve(measures) if measures else []
+        asked = Asked(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
         facts = {"failed": 0, "n": asked.q.shape[2], "m": asked.k.shape[2], **asked.facts()}
     except Exception as error:  # whatever it is, the others must not wait for this rank
         own = error
-    everyone = _gathered(facts, who, device_of(who, like))
+    everyone = _gathered(facts, who, device_of(who, q))
     failed = [rank for rank, row in enumerate(everyone) if row is None]
     if failed:
         _raise_together(who, name, own, failed)

@@ -11,17 +11,16 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from headwise.attention import nonfinite
 from headwise.kernels import run
 from headwise.kernels.call import Call
 from headwise.map import AttentionMap
 from headwise.masks import Mask
 from headwise.measures import Measure
 from headwise.measures.engine import statistics_for
-from headwise.measures.registry import resolve
 from headwise.parallel.heads_rule import mask_of_heads, scores_of_heads
 from headwise.parallel.layout import members
-from headwise.parallel.ring_measures import check_measures
-from headwise.parallel.sequence_call import Asked, agree
+from headwise.parallel.sequence_call import agree
 from headwise.parallel.ulysses_exchange import Exchange, ToHeads, ToRows, shares
 from headwise.parallel.ulysses_map import UlyssesMap
 from headwise.rule import Rule
@@ -81,13 +80,9 @@ def ulysses_attend(
             return_map=return_map, measures=measures, kernel=kernel,
         )  # fmt: skip
     who = members(group)
-
-    def check() -> Asked:
-        wanted = resolve(measures) if measures else []
-        check_measures(wanted, return_map)
-        return Asked(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
-
-    asked, queries, keys, rule = agree(who, "ulysses_attend", q, check)
+    asked, queries, keys, rule = agree(
+        who, "ulysses_attend", q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, measures
+    )
     of_ranks = shares(rule.grid.h, k.shape[1], who.ranks)
     of_queries, of_keys = tuple(one.queries for one in of_ranks), tuple(one.keys for one in of_ranks)
     own = of_ranks[who.rank]
@@ -105,7 +100,7 @@ def ulysses_attend(
     (out,) = ToRows.apply(Exchange(who, (of_queries,), (queries,)), heads)
     if not return_map:
         return out
-    bad_values = None if call.values_finite else (~torch.isfinite(v_own.detach())).sum((-1, -2))
+    bad_values = None if call.values_finite else nonfinite(v_own)
     own_map = AttentionMap(
         q_own, k_own, lse, own_rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values
     )  # fmt: skip

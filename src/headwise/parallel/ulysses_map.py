@@ -13,10 +13,11 @@ from headwise.measures.pattern import ColumnState
 from headwise.measures.registry import resolve
 from headwise.parallel.layout import Members
 from headwise.parallel.ring_measures import check_measures
+from headwise.parallel.spread_map import SpreadMap
 from headwise.rule import Rule
 
 
-class UlyssesMap:
+class UlyssesMap(SpreadMap):
     """The heads of one rank, over the whole sequence.
 
     Attributes:
@@ -30,22 +31,8 @@ class UlyssesMap:
     def __init__(
         self, own: AttentionMap, heads: range, q: Tensor, k: Tensor, v: Tensor, rule: Rule, who: Members
     ) -> None:  # fmt: skip
-        self.own, self.heads, self.lse = own, heads, own.lse
-        self.q, self.k, self.rule = q.detach(), k.detach(), rule.kept()
-        self.measured: Measurements | None = None
-        self._who = who
-        self._bad_values = (~torch.isfinite(v.detach())).sum((-1, -2))  # [b, h_kv]
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(b, h, n, m) of all heads."""
-        b, h, n, m = self.rule.grid
-        return b, h, n, m
-
-    @property
-    def nonfinite_values(self) -> Tensor | None:
-        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none, or nothing was measured."""
-        return None if self.measured is None else self.measured.nonfinite_values
+        super().__init__(q, k, v, own.lse, rule, who)
+        self.own, self.heads = own, heads
 
     def measure(self, *wanted: str | Measure) -> Measurements:
         """Per-head statistics of the heads of all ranks, the same on each: name → [b, h]. All ranks call it; nothing

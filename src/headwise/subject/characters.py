@@ -35,6 +35,8 @@ def by_offsets(text: str, tokens: Sequence[str], offsets: Spans, special: Sequen
             spans.append((at, at))
             continue
         end = max(at, min(end, after))
+        if end == at and token and not token.strip(BLANK):  # trimmed to nothing, as blanks at the head of a text are
+            end = min(after, at + len(token)) if text[at:after].isspace() else at
         start = at if token[:1] in BLANK and text[at:start].isspace() else min(max(start, at), end)
         said = text[start:end]
         # A blank that the tokenizer put before the text stands nowhere in it.

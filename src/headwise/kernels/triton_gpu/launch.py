@@ -29,6 +29,7 @@ from headwise.kernels.triton_gpu.forward import attend_kernel, merge_kernel
 from headwise.kernels.triton_gpu.plan import Plan, key_blocks, key_range, query_blocks
 from headwise.kernels.triton_gpu.score_gradients import bias_gradient_kernel, relative_gradient_kernel
 from headwise.kernels.triton_gpu.sums import MASSES, SHARES
+from headwise.rule import sink_gradient
 
 LOG2E = math.log2(math.e)
 INTERPRETED = not isinstance(attend_kernel, triton.JITFunction)
@@ -200,7 +201,8 @@ def backward(
         want_relative, want_bias, want_sinks = score_gradients
         relative = _relative_gradient(problem, size, common, given, flags) if want_relative else None
         bias = _bias_gradient(problem, size, common, given, flags) if want_bias else None
-        sinks = _sink_gradient(problem, lse, delta) if want_sinks else None
+        assert problem.sinks is not None or not want_sinks
+        sinks = sink_gradient(problem.sinks, lse, delta) if problem.sinks is not None and want_sinks else None
     return Gradients(dq, dk, dv, relative, bias, sinks, delta)
 
 
@@ -242,13 +244,6 @@ def _bias_gradient(
         row_steps, col_steps, row_blocks, col_blocks, ALL_ROWS=own_n == 1, ALL_COLS=own_m == 1, **flags,
     )  # fmt: skip
     return result
-
-
-def _sink_gradient(problem: Problem, lse: Tensor, delta: Tensor) -> Tensor:
-    """Of the sink logits [h]: a sink's weight has no value, so its dS is −p δ."""
-    assert problem.sinks is not None
-    weight = torch.exp(problem.sinks.detach()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)  # [b, h, n]
-    return -(weight * delta).sum((0, 2))
 
 
 def _backward_size(problem: Problem) -> Blocks:

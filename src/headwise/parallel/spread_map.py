@@ -1,0 +1,29 @@
+"""What the map of one rank knows of the whole attention matrix, however it is spread."""
+
+from torch import Tensor
+
+from headwise.attention import nonfinite
+from headwise.measures import Measurements
+from headwise.parallel.layout import Members
+from headwise.rule import Rule
+
+
+class SpreadMap:
+    """The base of `RingMap` and `UlyssesMap`; given is this rank's part of the sequence, and the rule of the whole."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, who: Members) -> None:
+        self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule.kept()
+        self.measured: Measurements | None = None
+        self._who = who
+        self._bad_values = nonfinite(v)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(b, h, n, m) of the whole matrix, all heads."""
+        b, h, n, m = self.rule.grid
+        return b, h, n, m
+
+    @property
+    def nonfinite_values(self) -> Tensor | None:
+        """NaN and infinite entries of v on all ranks, [b, h_kv]; None if there are none, or nothing was measured."""
+        return None if self.measured is None else self.measured.nonfinite_values
