@@ -11,6 +11,7 @@ from headwise.subject.characters import by_decoding, readable
 TEXTS = [
     "hello  world 武龘😀x\n y ", "Hello, café naïve", "武松打虎，龘龘", "  two  ", "a\u0301e\u0301",
     "👩\u200d👩\u200d👧!", "it wasn't unbelievable!", "\tx\r\ny", "İstanbul ﬁne", "<|endoftext|> [SEP] </s>",
+    " ", "   ", " \n", "\n ",
 ]  # fmt: skip
 
 
