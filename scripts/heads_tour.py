@@ -24,9 +24,10 @@ from torch import Tensor
 import headwise as hw
 from headwise.files import atomic_path
 from headwise.lm.checkpoint import load_pretrained
-from headwise.lm.corpus import Corpus, read_text
+from headwise.lm.corpus import Corpus
 from headwise.lm.loss import mean_loss
 from headwise.lm.probes import frequent_characters, probe_repeats
+from headwise.lm.text_files import read_text
 from headwise.lm.watch_heads import HEADS_FILE
 from headwise.science.given import head_name
 from headwise.science.roles import DEFINITIONS

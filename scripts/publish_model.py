@@ -18,10 +18,11 @@ import torch
 
 from headwise.lm.baselines import baseline_losses
 from headwise.lm.checkpoint import load_model, save_model
-from headwise.lm.corpus import Corpus, read_text
+from headwise.lm.corpus import Corpus
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder
 from headwise.lm.probes import HeadScores, RepeatProbe, frequent_characters, probe_repeats
+from headwise.lm.text_files import read_text
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import heldout_loss
 from headwise.views.png import loss_curve

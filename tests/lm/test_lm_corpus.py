@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headwise.errors import ConfigError, TextError
-from headwise.lm.corpus import Corpus, read_text
+from headwise.lm.corpus import Corpus
 
 CONTEXT = 11
 
@@ -76,18 +76,6 @@ def test_heldout_windows_cover_the_held_out_part_in_order(files: list[Path]) -> 
         assert torch.equal(targets, stream[1 : 1 + len(targets)])
         assert len(stream) - len(targets) <= CONTEXT
     assert all(len(windows) == 1 for windows in corpus.heldout_windows(CONTEXT, most=1))
-
-
-def test_line_ends_are_made_one_and_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:
-    (tmp_path / "t").write_bytes(b"\xef\xbb\xbfa\r\nb\rc\n\nd")
-    assert read_text(tmp_path / "t") == "a\nb\nc\n\nd"
-
-
-def test_bytes_that_are_no_utf8_are_told_with_file_and_offset(tmp_path: Path) -> None:
-    # 水 is CB AE in GB 18030, which happens to be UTF-8 too; 浒, E4 B0, is not.
-    (tmp_path / "gb.txt").write_bytes("abc水浒".encode("gb18030"))
-    with pytest.raises(TextError, match=r"gb\.txt.*0xe4 at offset 5"):
-        read_text(tmp_path / "gb.txt")
 
 
 @pytest.mark.parametrize(("content", "problem"), [("", "is empty"), ("abc" * 50, "150 characters.*at least 240")])

@@ -29,7 +29,7 @@ def see(
     lang: Annotated[str, typer.Option("--lang", help="Language of the page: en or zh.")] = "en",
 ) -> None:
     """Show what every head attends to in a text: a table here, and an HTML report."""
-    from headwise.lm.corpus import read_text
+    from headwise.lm.text_files import read_text
     from headwise.see import see as look
     from headwise.subject import open_subject
     from headwise.views.html import write_report

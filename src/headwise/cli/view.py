@@ -18,7 +18,7 @@ def view(
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest text.")] = 131_072,
 ) -> None:
     """Look at all heads on a text of up to 100,000 tokens, and zoom into each: a page in the browser, served here."""
-    from headwise.lm.corpus import read_text
+    from headwise.lm.text_files import read_text
     from headwise.subject import open_subject
     from headwise.viewer import serve
 

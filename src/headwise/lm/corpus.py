@@ -1,4 +1,4 @@
-"""Reading texts, holding some out, and cutting random windows for training."""
+"""Texts to train on: read, held out in part, and cut into random windows."""
 
 import os
 from collections.abc import Sequence
@@ -9,24 +9,10 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, TextError
+from headwise.lm.text_files import read_text
 from headwise.lm.tokenizer import CharTokenizer
 
 HELD_OUT = 0.05  # the last share of each file
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    """A UTF-8 file as text with \\n line ends. Raises TextError naming the byte that is not UTF-8."""
-    data = Path(path).read_bytes()
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise TextError(
-            f"{os.fspath(path)!r} is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}; convert it, "
-            f"for example with iconv -f GB18030 -t UTF-8"
-        ) from None
-    if not text:
-        raise TextError(f"{os.fspath(path)!r} is empty")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def step_seed(seed: int, step: int) -> int:

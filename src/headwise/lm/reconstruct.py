@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headwise.errors import TextError
 from headwise.heads.multi_head import MultiHeadAttention
-from headwise.lm.corpus import read_text
+from headwise.lm.text_files import read_text
 from headwise.masks import Lengths
 from headwise.views.data import Passage, Report, Statistic
 

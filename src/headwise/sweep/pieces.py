@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headwise.errors import TextError
+from headwise.lm.text_files import decoded
 from headwise.sweep.parquet import rows
-from headwise.sweep.sources import Source, not_utf8
+from headwise.sweep.sources import Source
 
 REACH = 1 << 16  # bytes behind a cut in which a line end is looked for
-MARK = b"\xef\xbb\xbf"  # some editors put it before UTF-8
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Doc
         return
     with open(source.path, "rb") as file:
         file.seek(start)
-        text = _text(file.read(stop - start), source, start)
+        text = decoded(file.read(stop - start), source.path, start)
     if text:
         yield Document(text, f"byte {start:,}")
 
@@ -73,7 +73,7 @@ def _lines(source: Source, start: int, stop: int, field: str) -> Iterator[Docume
     with open(source.path, "rb") as file:
         file.seek(start)
         while start < stop and (line := file.readline()):
-            text = _text(line, source, start)
+            text = decoded(line, source.path, start)
             where, start = f"byte {start:,}", start + len(line)
             if text.strip():
                 said = _said(text, source.path, where, field)
@@ -95,16 +95,6 @@ def _said(line: str, path: str, where: str, field: str) -> str:
     if said is not None and not isinstance(said, str):
         raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(said).__name__}, expected a string")
     return said or ""
-
-
-def _text(data: bytes, source: Source, start: int) -> str:
-    if start == 0 and data.startswith(MARK):
-        data, start = data[len(MARK) :], len(MARK)
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise not_utf8(source.path, data[error.start], start + error.start) from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _cut(source: Source, target: int, step: int) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import ConfigError, TextError
+from headwise.lm.text_files import not_utf8
 from headwise.sweep.parquet import check_column, row_groups
 
 BLOCK = 1 << 22  # bytes read at once
@@ -112,14 +113,6 @@ def changed(known: Print, upto: int) -> str | None:
     for block in blocks(known.path, upto):
         digest.update(block)
     return None if digest.hexdigest() == known.sha256 else f"{known.path!r} has other content"
-
-
-def not_utf8(path: str, byte: int, offset: int) -> TextError:
-    """The error for a byte that is not UTF-8."""
-    return TextError(
-        f"{path!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with "
-        f"iconv -f GB18030 -t UTF-8"
-    )
 
 
 def blocks(path: str, upto: int) -> Iterator[bytes]:
