@@ -12,7 +12,9 @@ from headwise.errors import ConfigError, DTypeError, ShapeError, TextError
 from headwise.map import AttentionMap
 from headwise.measures import Measure
 from headwise.subject.reading import Reading
+from headwise.subject.remarks import Remark, remark
 
+Seen = Callable[[str, AttentionMap], None]  # a layer's name, and its map
 LossFunction = Callable[[nn.Module, Tensor], Tensor]  # (model, windows [w, tokens + 1]) to nats a token
 Maps = dict[str, AttentionMap]
 
@@ -61,8 +63,9 @@ class Subject(ABC):
 
     @abstractmethod
     def _run(
-        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool
-    ) -> tuple[Maps, Callable[[], float | None]]:
+        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
+        seen: Seen | None = None,
+    ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         """Maps, and what then gives the loss if it is asked for. ids [b, n]; mask [b, n] or None."""
 
     @property
@@ -71,12 +74,20 @@ class Subject(ABC):
         """(model, windows [w, tokens + 1]) to the mean next-token loss in nats a token, with its graph where gradients
         are on; None for a model that predicts no next token."""
 
-    @abstractmethod
-    def remarks(self, tokens: int) -> list[str]:
+    def remarks(self, tokens: int) -> list[Remark]:
         """What to know when a text of so many tokens is read by this model."""
+        found = []
+        if self.context is not None and tokens > self.context:
+            found.append(remark("untrained_length", trained=self.context))
+        if self.loss_fn is None:
+            found.append(remark("no_next_token"))
+        return found
 
     @torch.no_grad()
-    def maps(self, ids: Tensor, mask: Tensor | None = None, *, measures: Sequence[str | Measure] = ()) -> Maps:
+    def maps(
+        self, ids: Tensor, mask: Tensor | None = None, *, measures: Sequence[str | Measure] = (),
+        seen: Seen | None = None,
+    ) -> Maps:  # fmt: skip
         """The map of every layer, in forward order.
 
         Args:
@@ -84,12 +95,13 @@ class Subject(ABC):
             mask: [b, n] boolean, True where a token stands; padding goes behind the tokens. Padded queries see nothing
                 in the maps.
             measures: added up in the same pass, as each map's `measured`.
+            seen: told each layer's map as soon as it is there; the model goes on when it returns.
         Returns:
             name → map [b, heads, n, n], lazy: q, k and the log-sum-exp.
         Raises:
             ShapeError, DTypeError: for ids or a mask that do not fit. TextError: for more tokens than `limit`.
         """
-        return self._run(*self._checked(ids, mask), measures, False)[0]
+        return self._run(*self._checked(ids, mask), measures, False, seen)[0]
 
     @torch.no_grad()
     def loss(self, ids: Tensor) -> float | None:

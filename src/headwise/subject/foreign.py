@@ -13,10 +13,11 @@ from headwise.adapters.huggingface.library import library
 from headwise.adapters.observer import Observation, observe
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.measures import Measure
-from headwise.subject.base import LossFunction, Maps, Subject, described, text_of
+from headwise.subject.base import LossFunction, Maps, Seen, Subject, described, text_of
 from headwise.subject.characters import by_decoding, by_offsets
 from headwise.subject.files import check_weights, one_line, quiet, read_config, read_tokenizer
 from headwise.subject.reading import Reading
+from headwise.subject.remarks import Remark, remark
 
 LOGITS = 1 << 26  # logits held at once, 256 MB in float32
 # Parts that no attention reads: they may be missing from the weights.
@@ -78,32 +79,15 @@ class TransformersSubject(Subject):
         """As in `Subject`."""
         return _mean_loss if self._predicts else None
 
-    def remarks(self, tokens: int) -> list[str]:
-        """As in `Subject`."""
-        found = []
-        if self.context is not None and tokens > self.context:
-            found.append(
-                f"The model was trained on {self.context:,} tokens at a time; what it does further apart was never "
-                f"trained."
-            )
-        if not self._predicts:
-            found.append(
-                "The model predicts no next token, so there is no loss that would say how much each head matters."
-            )
-        return found
-
-    def _remarks_on(self, ids: list[int], pieces: list[str]) -> tuple[str, ...]:
+    def _remarks_on(self, ids: list[int], pieces: list[str]) -> tuple[Remark, ...]:
         said = []
         unknown = self._tokenizer.unk_token_id
         missing = 0 if unknown is None else ids.count(unknown)
         if missing:
-            said.append(
-                f"Not in the model's vocabulary: {missing} of the {len(ids)} tokens; the model reads "
-                f"{self._tokenizer.unk_token} for each, here the text stands."
-            )
+            said.append(remark("unknown_tokens", count=missing, of=len(ids), sign=str(self._tokenizer.unk_token)))
         parts = sum(not piece for piece in pieces)
         if parts:
-            said.append(f"Characters of several tokens are shown whole: {parts} tokens end inside a character.")
+            said.append(remark("parts_of_characters", count=parts))
         return tuple(said)
 
     @property
@@ -112,8 +96,9 @@ class TransformersSubject(Subject):
 
     @torch.no_grad()
     def _run(
-        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool
-    ) -> tuple[Maps, Callable[[], float | None]]:
+        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
+        seen: Seen | None = None,
+    ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         maps: Maps = {}
 
         def keep(call: Observation) -> None:
@@ -122,6 +107,8 @@ class TransformersSubject(Subject):
                 times += 1
                 name = f"{call.name}#{times}"
             maps[name] = call.map
+            if seen is not None:
+                seen(name, call.map)
 
         padding = {} if mask is None else {"attention_mask": mask.long()}
         wants = with_loss and self._predicts and ids.shape[1] > 1
@@ -130,7 +117,7 @@ class TransformersSubject(Subject):
         with observe(keep, model=self.model, measures=measures):
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
         if whole:
-            said = float(_cross_entropy(found.logits, ids))
+            said = float(_nats(found.logits[:, :-1], ids[:, 1:]))
             return maps, lambda: said
         return maps, lambda: self._long_loss(ids) if wants else None
 
@@ -143,8 +130,7 @@ class TransformersSubject(Subject):
             part = ids[:, start : start + rows]
             logits = self.model(input_ids=part, past_key_values=cache, use_cache=True).logits
             targets = ids[:, start + 1 : start + rows + 1]
-            logits = logits[:, : targets.shape[1]].flatten(0, 1).float()
-            total += float(cross_entropy(logits, targets.flatten(), reduction="sum"))
+            total += float(_nats(logits[:, : targets.shape[1]], targets, reduction="sum"))
         return total / (b * (n - 1))
 
     def _tried(self) -> Maps:
@@ -202,8 +188,9 @@ def _positions(model: nn.Module) -> int | None:
 def _mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
     """Nats a token on windows [w, tokens + 1]."""
     logits = model(input_ids=windows[:, :-1], use_cache=False).logits
-    return cross_entropy(logits.flatten(0, 1).float(), windows[:, 1:].flatten())
+    return _nats(logits, windows[:, 1:])
 
 
-def _cross_entropy(logits: Tensor, ids: Tensor) -> Tensor:
-    return cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+def _nats(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """The loss of logits [b, n, vocabulary] for the tokens that came, [b, n]."""
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)

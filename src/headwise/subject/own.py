@@ -1,6 +1,9 @@
 """A decoder of headwise as a subject."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,18 +13,9 @@ from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.masks import Lengths
 from headwise.measures import Measure
-from headwise.subject.base import LossFunction, Maps, Subject, described, text_of
+from headwise.subject.base import LossFunction, Maps, Seen, Subject, described, text_of
 from headwise.subject.reading import Reading
-
-# What a map shows, of designs where it is not all that acts on the values.
-_UNCHOSEN = "A row without weights is a token that did not choose the head; the gate's weight on a head is not shown."
-MEANING = {
-    "talking_heads": "Weights are those of the softmax; the heads are mixed once more before they reach the values.",
-    "head_mixing": "Weights are those over the text; afterwards the heads of each token attend to one another.",
-    "gated_output": "Weights are those before the gate, which may silence a head for a token.",
-    "sparse_mixture": _UNCHOSEN,
-    "mixture_of_heads": _UNCHOSEN,
-}
+from headwise.subject.remarks import SENTENCES, Remark, remark
 
 
 class DecoderSubject(Subject):
@@ -49,26 +43,18 @@ class DecoderSubject(Subject):
             pieces += [""] * more + [character]
             spans += [(i, i)] * more + [(i, i + 1)]
             in_bytes += more > 0
-        said = (
-            f"Not in the model's vocabulary and read as UTF-8 bytes: {in_bytes} of the characters; each is shown whole."
-        )
-        return Reading(text, ids, pieces, spans, [False] * len(pieces), (said,) if in_bytes else ())
+        remarks = (remark("read_as_bytes", count=in_bytes),) if in_bytes else ()
+        return Reading(text, ids, pieces, spans, [False] * len(pieces), remarks)
 
     @property
     def loss_fn(self) -> LossFunction:
         """As in `Subject`."""
         return mean_loss
 
-    def remarks(self, tokens: int) -> list[str]:
+    def remarks(self, tokens: int) -> list[Remark]:
         """As in `Subject`."""
-        config = self.model.config
-        found = [MEANING[config.design]] if config.design in MEANING else []
-        if tokens > config.context:
-            found.append(
-                f"The model was trained on {config.context} tokens at a time; what it does further apart was never "
-                f"trained."
-            )
-        return found
+        design = self.model.config.design
+        return [*([remark(design)] if design in SENTENCES else []), *super().remarks(tokens)]
 
     @property
     def _vocabulary(self) -> int:
@@ -76,10 +62,15 @@ class DecoderSubject(Subject):
 
     @torch.no_grad()
     def _run(
-        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool
-    ) -> tuple[Maps, Callable[[], float | None]]:
+        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
+        seen: Seen | None = None,
+    ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         padding = None if mask is None else Lengths(mask.sum(-1), mask.sum(-1))
-        hidden, maps = self.model.hidden(ids, mask=padding, return_maps=True, measures=measures)
+        with ExitStack() as hooks:
+            for name in self.layers if seen is not None else ():
+                tell = partial(_tell, seen, name)
+                hooks.enter_context(self.model.get_submodule(name).register_forward_hook(tell))
+            hidden, maps = self.model.hidden(ids, mask=padding, return_maps=True, measures=measures)
 
         def loss() -> float | None:
             if ids.shape[1] < 2:
@@ -95,3 +86,8 @@ class DecoderSubject(Subject):
         extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} of keys and values"]
         kind = f" ({', '.join(extras)})" if extras else ""
         return f"{described(self.heads)}{kind}, d_model {c.d_model}, {self.model.num_parameters / 1e6:.1f} M weights"
+
+
+def _tell(seen: Seen, name: str, module: Any, given: Any, found: Any) -> None:
+    """A hook: (y, map) is what an attention layer gave."""
+    seen(name, found[1])
