@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from headwise.subject.remarks import Remark
+
 
 @dataclass(frozen=True, eq=False)
 class Reading:
@@ -25,7 +27,7 @@ class Reading:
     pieces: list[str]
     spans: list[tuple[int, int]]
     special: list[bool]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pieces)
