@@ -104,6 +104,12 @@ class Rule:
         scores = tuple(score.part(rows, cols) for score in self.scores if not isinstance(score, SinkLogits))
         return Rule(self.mask.part(rows, cols, self.grid), self.scale, self.grid.part(rows, cols), scores)
 
+    def rows(self, rows: Span) -> "Rule":
+        """The rule of some rows and all keys, for q[:, :, rows], learned sinks included."""
+        sinks = tuple(score for score in self.scores if isinstance(score, SinkLogits))
+        part = self.part(rows, Span(0, self.grid.m))
+        return replace(part, scores=(*part.scores, *sinks))
+
     def kept(self) -> "Rule":
         """The rule as a map keeps it: without graph, its numbers safe from the next step of training."""
         return Rule(self.mask, self.scale, self.grid, tuple(score.kept() for score in self.scores))

@@ -8,7 +8,7 @@ from headwise.map import AttentionMap
 from headwise.measures import Measure, Measurements
 from headwise.measures.registry import resolve
 from headwise.parallel.layout import Members, unshard
-from headwise.parallel.ring_measures import Found, check_measures, measured, rows_of
+from headwise.parallel.ring_measures import Found, check_measures, measured
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split
 from headwise.parallel.spread_map import SpreadMap
@@ -59,7 +59,7 @@ class RingMap(SpreadMap):
         keys = self._whole(self.k, whole.kind)
         spans = self._plan.rows(self._who.rank)
         parts = zip(split(self.q, spans), split(self.lse, spans), spans, strict=True)
-        return tuple(self._map(q, keys, lse, rows_of(self.rule, rows)) for q, lse, rows in parts)
+        return tuple(self._map(q, keys, lse, self.rule.rows(rows)) for q, lse, rows in parts)
 
     def gather(self) -> AttentionMap:
         """The map of the whole sequence on every rank, O(n) memory on each. All ranks call it."""

@@ -1,7 +1,6 @@
 """Statistics of a sequence that lies on many ranks: the numbers that one process would get, the same on every rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -18,7 +17,6 @@ from headwise.parallel.layout import Members, reduce_together
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split, travel
 from headwise.rule import Rule, own_dtypes
-from headwise.scores import SinkLogits
 from headwise.statistics import COLUMN_MASS, Statistic
 from headwise.tiles import Scratch, Tile
 
@@ -48,13 +46,6 @@ def wanted_of_kernels(measures: Sequence[Measure], rule: Rule, device: torch.dev
     )
 
 
-def rows_of(rule: Rule, rows: Span) -> Rule:
-    """The rule of some rows and all keys, learned sinks included."""
-    sinks = tuple(score for score in rule.scores if isinstance(score, SinkLogits))
-    part = rule.part(rows, Span(0, rule.grid.m))
-    return replace(part, scores=(*part.scores, *sinks))
-
-
 @torch.no_grad()
 def measured(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, wanted: Sequence[Measure], *,
@@ -76,7 +67,7 @@ def measured(
         for m in wanted
     ]
     lses = lse.split([run.stop - run.start for run in runs], 2)
-    rules = [rows_of(rule, run) for run in runs]
+    rules = [rule.rows(run) for run in runs]
     told = [_enough(m, rules, found) for m in wanted]
     missing = torch.tensor([int(not enough) for enough in told], device=lse.device)
     dist.all_reduce(missing, dist.ReduceOp.MAX, group=who.group)
@@ -146,7 +137,7 @@ def _row_blocks(rule: Rule, runs: Sequence[Span]) -> Iterator[tuple[Span, slice]
     """Blocks of a rank's rows: where they stand in the sequence, and where they lie among the rank's own."""
     first = 0
     for run in runs:
-        for block in rows_of(rule, run).row_blocks():
+        for block in rule.rows(run).row_blocks():
             yield Span(run.start + block.start, run.start + block.stop), slice(first + block.start, first + block.stop)
         first += run.stop - run.start
 
