@@ -6,7 +6,20 @@ from hypothesis import given, settings, strategies as st
 from samples import MASKS
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.masks import Causal, Dense, Documents, Grid, Lengths, Sinks, Span, State, Window
+from headwise.masks import (
+    Causal,
+    Dense,
+    Documents,
+    Everything,
+    Grid,
+    Lengths,
+    Sinks,
+    Span,
+    State,
+    Window,
+    conjuncts,
+    is_causal,
+)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -44,6 +57,24 @@ def test_one_entry_of_a_mask(name: str) -> None:
     mask = MASKS[name](2, 17, 23)
     whole = mask.to_dense(17, 23, batch=2, heads=3).expand(2, 3, 17, 23)
     assert torch.equal(mask.only(1, 2).to_dense(17, 23)[0, 0], whole[1, 2])
+
+
+def test_a_mask_that_is_called_causal_hides_what_comes_after() -> None:
+    for name, make in MASKS.items():
+        for mask in (make(2, 17, 23), Causal() & make(2, 17, 23), Causal() | make(2, 17, 23)):
+            after = mask.to_dense(17, 23, batch=2, heads=3).triu(23 - 17 + 1).any()
+            assert not (is_causal(mask) and after), (name, mask)
+        assert is_causal(make(2, 17, 23) & Causal())
+    known = (Causal(), Window(3), (Window(3) | Causal()) & Sinks(2), Causal() & (Window(3, 1) | Sinks(2)))
+    unknown = (None, Everything(), Sinks(2), Window(3, 1), Causal() | Sinks(2))
+    assert [is_causal(mask) for mask in known + unknown] == [True] * 4 + [False] * 5
+
+
+def test_conjuncts_are_the_masks_that_must_all_allow() -> None:
+    either = Window(3) | Sinks(1)
+    assert conjuncts(Causal()) == [Causal()]
+    assert conjuncts(either) == [either]
+    assert conjuncts((Causal() & either) & Lengths([4]))[:2] == [Causal(), either]
 
 
 def test_empty_and_full_tiles_are_known_where_it_pays() -> None:

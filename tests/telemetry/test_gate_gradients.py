@@ -226,9 +226,11 @@ def test_the_model_is_left_as_it_was_and_errors_leave_nothing_open():
         gates.importance(per="head")
     with pytest.raises(hw.ConfigError, match="absolute="):
         gates.importance(per="token", absolute="mean")
-    with pytest.raises(hw.ConfigError, match="has no attention"):
+    with pytest.raises(hw.ConfigError, match=r"gate_gradients\(model\): Linear has no attention"):
         hw.gate_gradients(nn.Linear(3, 3))
-    with pytest.raises(hw.ConfigError, match="expected an nn"):
+    with pytest.raises(hw.ConfigError, match=r"gate_gradients\(model\): .*the model: its heads mix their weights"):
+        hw.gate_gradients(hw.TalkingHeadsAttention(12, 3))
+    with pytest.raises(hw.ConfigError, match=r"gate_gradients\(model\): expected an nn"):
         hw.gate_gradients("gpt2")
     with pytest.raises(hw.ConfigError, match="no such layer"):
         hw.gate_gradients(model, layers=["nowhere"])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.masks import And, Causal, Dense, Lengths, Mask, Sinks
+from headwise.masks import Causal, Dense, Lengths, Mask, Sinks
 from headwise.scores import Bias, Score
 
 
@@ -21,13 +21,6 @@ def both(*masks: Mask | None) -> Mask | None:
     for mask in given[1:]:
         result = result & mask
     return result
-
-
-def is_causal(mask: Mask | None) -> bool:
-    """Whether no query sees a key after it."""
-    if isinstance(mask, And):
-        return is_causal(mask.left) or is_causal(mask.right)
-    return isinstance(mask, Causal)
 
 
 def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:

@@ -5,18 +5,21 @@ the same. But those rows are no data. In self attention a query that stands on a
 mask says which they are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from headwise.map import AttentionMap
-from headwise.masks import And, Dense, Documents, Grid, Lengths, Mask
+from headwise.masks import And, Dense, Documents, Grid, Lengths, Mask, conjuncts
 from headwise.measures import Measure, Measurements, RowMeasure
 from headwise.measures.base import RowState
 from headwise.rule import Rule
 from headwise.statistics import Statistic
 from headwise.tiles import Tile
+
+Made = TypeVar("Made")
 
 
 class OverTokens(RowMeasure):
@@ -93,28 +96,38 @@ def token_map(amap: AttentionMap, measures: Sequence[Measure]) -> AttentionMap:
 
 
 def token_queries(mask: Mask, grid: Grid) -> Tensor | None:
-    """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are."""
-    if grid.n > grid.m:
-        return None
-    real: Tensor | None = None
-    for part in _parts(mask):
-        if _is_padding(part):
-            keys = part.allowed(torch.zeros(1, dtype=torch.long), torch.arange(grid.m), grid)[:, 0, 0]
-            here = keys[:, grid.m - grid.n :]
-            real = here if real is None else real & here
-    return None if real is None or bool(real.all()) else real
+    """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are. Made once for each mask and
+    size, as `token_mask`."""
+    return _kept("_token_queries", _queries, mask, grid)
 
 
 def token_mask(mask: Mask, grid: Grid) -> Mask:
     """The mask of self attention under which queries that are padding see nothing. It is made once for each mask and
     size, so that layers which share a mask share this one too."""
-    kept = mask.__dict__.get("_of_tokens")
+    return _kept("_token_mask", _blinded, mask, grid)
+
+
+def _kept(name: str, make: Callable[[Mask, Grid], Made], mask: Mask, grid: Grid) -> Made:
+    """What is made of a mask, kept with it for the size that was asked for last."""
     size = grid.n, grid.m
+    kept = mask.__dict__.get(name)
     if kept is None or kept[0] != size:
-        kept = size, _blinded(mask, grid)
-        object.__setattr__(mask, "_of_tokens", kept)
-    found: Mask = kept[1]
-    return found
+        kept = size, make(mask, grid)
+        object.__setattr__(mask, name, kept)
+    made: Made = kept[1]
+    return made
+
+
+def _queries(mask: Mask, grid: Grid) -> Tensor | None:
+    if grid.n > grid.m:
+        return None
+    real: Tensor | None = None
+    for part in conjuncts(mask):
+        if _is_padding(part):
+            keys = part.allowed(torch.zeros(1, dtype=torch.long), torch.arange(grid.m), grid)[:, 0, 0]
+            here = keys[:, grid.m - grid.n :]
+            real = here if real is None else real & here
+    return None if real is None or bool(real.all()) else real
 
 
 def _blinded(mask: Mask, grid: Grid) -> Mask:
@@ -129,10 +142,6 @@ def _blinded(mask: Mask, grid: Grid) -> Mask:
     # Padding with holes: one document, in O(n) where a boolean of rows and columns would be n×m.
     real = mask.allowed(torch.zeros(1, dtype=torch.long), torch.arange(grid.m), grid)[:, 0, 0]
     return Documents(real.long() - 1)
-
-
-def _parts(mask: Mask) -> list[Mask]:
-    return [*_parts(mask.left), *_parts(mask.right)] if isinstance(mask, And) else [mask]
 
 
 def _is_padding(mask: Mask) -> bool:

@@ -80,8 +80,9 @@ class AttentionLayer(nn.Module):
     @classmethod
     def build(cls: type[Design], d_model: int, num_heads: int, **options: Any) -> Design:
         """The design at the given size; options as in its constructor, ConfigError for one that it does not take."""
+        known = parameters_of(cls)
         for option, value in options.items():
-            check_option(cls.__name__, option, value, parameters_of(cls))
+            check_option(cls.__name__, option, value, known)
         return cls(d_model, num_heads, **options)
 
     def forward(

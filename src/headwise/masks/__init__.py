@@ -29,6 +29,13 @@ from headwise.masks.base import (
     Part as Part,
     Span as Span,
     State as State,
+    conjuncts as conjuncts,
 )
 from headwise.masks.given import Dense as Dense, Documents as Documents, Lengths as Lengths
-from headwise.masks.positional import Causal as Causal, Everything as Everything, Sinks as Sinks, Window as Window
+from headwise.masks.positional import (
+    Causal as Causal,
+    Everything as Everything,
+    Sinks as Sinks,
+    Window as Window,
+    is_causal as is_causal,
+)

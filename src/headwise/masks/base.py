@@ -195,6 +195,11 @@ class Part(Mask):
         return f"{self.whole!r}[{i}:{j}, {r}:{c}]"
 
 
+def conjuncts(mask: Mask) -> list[Mask]:
+    """The masks that all must allow a key: those that `&` joined, or the mask alone."""
+    return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
+
+
 def _kept_spans(mask: Mask, grid: Grid) -> Tensor | None:
     """The ranges of a whole mask, made once for many rectangles of it and kept with it."""
     kept = mask.__dict__.get("_spans")

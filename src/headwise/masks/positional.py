@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import spans
-from headwise.masks.base import Grid, Mask, Span, State
+from headwise.masks.base import And, Grid, Mask, Or, Span, State
 
 
 class _Anywhere(Mask):
@@ -108,3 +108,12 @@ class Sinks(Mask):
 
     def spans(self, grid: Grid) -> Tensor:
         return spans.one(torch.zeros(1, grid.n, dtype=torch.long), torch.tensor(self.count), grid.m)
+
+
+def is_causal(mask: Mask | None) -> bool:
+    """Whether no query sees a key after it, as far as the mask's kind tells."""
+    if isinstance(mask, And):
+        return is_causal(mask.left) or is_causal(mask.right)
+    if isinstance(mask, Or):
+        return is_causal(mask.left) and is_causal(mask.right)
+    return isinstance(mask, Causal) or (isinstance(mask, Window) and mask.right == 0)

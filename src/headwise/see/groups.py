@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headwise.adapters.foreign_masks import is_causal
 from headwise.adapters.observer import crosses
 from headwise.map import AttentionMap
+from headwise.masks import is_causal
 from headwise.telemetry.pictures import Picture
 
 Kept = AttentionMap | Picture

@@ -27,12 +27,12 @@ from headwise.heads.sparse_mixture import SparseHeadMixture
 from headwise.heads.talking_heads import TalkingHeadsAttention
 from headwise.kernels.gates import begin, end
 from headwise.science.importance.values import HeadImportance
-from headwise.telemetry.places import Place, find_places, give_back, nothing_found, select, take_over
+from headwise.telemetry.places import Place, asked, give_back, take_over
 
 Self = TypeVar("Self", bound="GateGradients")
 
 PER = ("batch", "row", "token")
-_SILENT = {
+_SILENT: dict[type[nn.Module], str] = {
     TalkingHeadsAttention: "its heads mix their weights, and no head has an output of its own",
     HeadMixingAttention: "each of its heads goes on into a second attention, over heads",
     SparseHeadMixture: "a token has some of its heads only",
@@ -55,20 +55,7 @@ def gate_gradients(model: nn.Module, *, layers: Iterable[int | str] | None = Non
         ConfigError: naming the argument, or the modules, if there is nothing to listen to.
     Source: Michel et al. 2019, 1905.10650, eq. 2.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"gate_gradients(model): expected an nn.Module, got {type(model).__name__}")
-    places, targets, unheard = find_places(model)
-    for place in places:
-        for kind, why in _SILENT.items():
-            if isinstance(place.module, kind):
-                unheard[place.name] = why
-    places = [place for place in places if place.name not in unheard]
-    if not places:
-        raise nothing_found(model, unheard)
-    chosen = select(places, layers)
-    modules = {place.module for place in chosen}
-    needed = [target for target in targets if any(part in modules for part in target.modules())]
-    return GateGradients(chosen, needed, unheard)
+    return GateGradients(*asked(model, layers, "gate_gradients", _SILENT))
 
 
 class GateGradients:
@@ -192,16 +179,17 @@ class GateGradients:
 
 
 class _Sums:
-    """Of one layer, over backward passes: of x, |x| and x², x being what `per` says. Sums of heads, float64."""
+    """Of one layer, over backward passes: sums [3, h] of x, |x| and x² in float64, x being what `per` says."""
 
     def __init__(self) -> None:
         self.passes, self.rows, self.skipped = 0, 0, 0
-        self._sums: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        self._sums: dict[str, Tensor] = {}
         self._under_way: tuple[int, Tensor, Tensor] | None = None
 
     def add(self, delta: Tensor, task: int) -> None:
         """δ [b, h, n] of one call; calls of one backward pass belong together."""
-        rows, tokens = delta.double().sum(-1), delta.double().abs().sum((0, 2))
+        delta = delta.double()
+        rows, tokens = delta.sum(-1), delta.abs().sum((0, 2))
         before = self._under_way
         if before is not None and before[0] == task and before[1].shape == rows.shape:
             rows, tokens = before[1] + rows, before[2] + tokens
@@ -222,9 +210,9 @@ class _Sums:
         # The loss is a mean over rows: a row's own gradient is so many times its part.
         each = {"batch": rows.sum(0)[None], "row": rows * len(rows), "token": tokens[None]}
         for per, x in each.items():
-            new = x.sum(0), x.abs().sum(0), x.square().sum(0)
+            new = torch.stack((x, x.abs(), x.square())).sum(1)
             old = self._sums.get(per)
-            self._sums[per] = new if old is None else tuple(a + b for a, b in zip(old, new, strict=True))  # type: ignore[assignment]
+            self._sums[per] = new if old is None else old + new
         return self
 
     def told(self, module: nn.Module, per: str, absolute: str) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +222,7 @@ class _Sums:
             nothing = np.full(_heads(module), np.nan)
             return nothing, nothing.copy()
         count = self.rows if per == "row" else self.passes
-        signed, size, squares = (x.cpu().numpy() / count for x in self._sums[per])
+        signed, size, squares = self._sums[per].cpu().numpy() / count
         mean = size if absolute == "each" else signed
         spread = np.sqrt(np.maximum(squares - mean**2, 0.0) / (count - 1)) if count > 1 else np.full_like(mean, np.nan)
         return np.abs(mean), spread

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,9 +31,37 @@ class Place:
     kind: str
 
 
-def find_places(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
-    """What can be watched, in the order of registration; whose attention headwise has to compute for that (modules for
-    `take_over`); and what cannot be watched, name → why."""
+def asked(
+    model: nn.Module,
+    layers: Iterable[int | str] | None,
+    caller: str,
+    silent: Mapping[type[nn.Module], str] | None = None,
+) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
+    """What a caller is to watch of a model, in the order of registration; whose attention headwise has to compute for
+    that (modules for `take_over`); and what cannot be watched, name → why.
+
+    Args:
+        layers: names of attention modules (`*` stands for anything) or their indices; None for all.
+        caller: the function that was called, for errors. silent: classes that it can hear nothing of, and why.
+    Raises:
+        ConfigError: naming the argument, or the modules, if there is nothing that can be watched.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{caller}(model): expected an nn.Module, got {type(model).__name__}")
+    places, targets, unwatched = _find(model)
+    for kind, why in (silent or {}).items():
+        unwatched |= {place.name: why for place in places if isinstance(place.module, kind)}
+    places = [place for place in places if place.name not in unwatched]
+    if not places:
+        raise _nothing_found(model, caller, unwatched)
+    chosen = _select(places, layers)
+    modules = {place.module for place in chosen}
+    needed = [target for target in targets if any(part in modules for part in target.modules())]
+    return chosen, needed, unwatched
+
+
+def _find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
+    """All that can be watched, and the rest as in `asked`."""
     roots, refused = _transformers_models(model)
     places: list[Place] = []
     unwatched = dict(refused)
@@ -49,8 +77,8 @@ def find_places(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[st
     return places, targets, unwatched
 
 
-def select(places: list[Place], layers: Iterable[int | str] | None) -> list[Place]:
-    """The places of that index or name; a name may hold `*`."""
+def _select(places: list[Place], layers: Iterable[int | str] | None) -> list[Place]:
+    """The places of that index or name."""
     if layers is None:
         return places
     layers = [layers] if isinstance(layers, int | str) else list(layers)
@@ -161,10 +189,10 @@ def _within(name: str, other: str) -> bool:
     return other == "" or name.startswith(f"{other}.")
 
 
-def nothing_found(model: nn.Module, unwatched: dict[str, str]) -> ConfigError:
+def _nothing_found(model: nn.Module, caller: str, unwatched: dict[str, str]) -> ConfigError:
     """For a model of which nothing can be watched."""
     why = "".join(f"; {name or 'the model'}: {reason}" for name, reason in _first(unwatched.items()))
-    return ConfigError(f"watch(model): {type(model).__name__} has no attention that can be watched ({_KNOWN}){why}")
+    return ConfigError(f"{caller}(model): {type(model).__name__} has no attention that can be watched ({_KNOWN}){why}")
 
 
 def _first(items: Iterable[Any]) -> Iterator[Any]:

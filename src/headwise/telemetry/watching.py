@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from headwise.errors import ConfigError
 from headwise.measures import Measure
 from headwise.telemetry.alarms import Alarm
 from headwise.telemetry.options import MEASURES, options
-from headwise.telemetry.places import find_places, nothing_found, select
+from headwise.telemetry.places import asked
 from headwise.telemetry.record import Record
 
 
@@ -56,16 +55,8 @@ def watch(
     Raises:
         ConfigError: naming the argument, or the modules, if there is nothing that can be watched.
     """
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"watch(model): expected an nn.Module, got {type(model).__name__}")
     how = options(
         measures=measures, every=every, heads=heads, maps=maps, history=history, steps=steps, during=during,
         alarms=alarms,
     )  # fmt: skip
-    places, targets, unwatched = find_places(model)
-    if not places:
-        raise nothing_found(model, unwatched)
-    chosen = select(places, layers)
-    modules = {place.module for place in chosen}
-    needed = [t for t in targets if any(part in modules for part in t.modules())]
-    return Record(model, chosen, needed, unwatched, how)
+    return Record(model, *asked(model, layers, "watch"), how)

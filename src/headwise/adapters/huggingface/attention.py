@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.adapters.foreign_masks import both, is_causal as mask_is_causal, of_additive, of_boolean
+from headwise.adapters.foreign_masks import both, of_additive, of_boolean
 from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.adapters.observer import attended
 from headwise.adapters.weights import AttentionWeights
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.masks import Causal, Documents, Grid, Mask, Window
+from headwise.masks import Causal, Documents, Grid, Mask, Window, is_causal as mask_is_causal
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 

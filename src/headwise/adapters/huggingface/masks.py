@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.adapters.foreign_masks import both, is_causal, of_boolean, of_padding
+from headwise.adapters.foreign_masks import both, of_boolean, of_padding
 from headwise.adapters.huggingface.library import library
 from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.adapters.huggingface.patterns import MaskFunction, Place, Unknown, read
-from headwise.masks import Everything, Mask
+from headwise.masks import Everything, Mask, is_causal
 
 
 def make_mask(

@@ -25,9 +25,8 @@ class Ranked:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Header and cells, a row a head."""
-        score = next(iter(self.columns.values()))
-        known = int(np.isfinite(score).sum())
-        first = np.argsort(-np.nan_to_num(score, nan=-np.inf).ravel(), kind="stable")[: min(MOST, known)]
+        score = self._score
+        first = np.argsort(-np.nan_to_num(score, nan=-np.inf).ravel(), kind="stable")[: self._listed]
         body = [
             [head_name(*at), *(_cell(x[at]) for x in self.columns.values())]
             for at in zip(*np.unravel_index(first, score.shape), strict=True)
@@ -36,8 +35,8 @@ class Ranked:
 
     def note(self) -> str:
         """How many heads are not in the table."""
-        score = next(iter(self.columns.values()))
-        more = score.size - len(self.table()[1])
+        score = self._score
+        more = score.size - self._listed
         if more == score.size:
             return f"of no head is it known on this input ({score.size} heads)"
         return f"and {more} more of {score.size} heads" if more else ""
@@ -49,6 +48,15 @@ class Ranked:
     def html(self) -> str:
         """The same for a notebook."""
         return as_html(*self.table(), "; ".join(filter(None, (self.caption, self.note()))))
+
+    @property
+    def _score(self) -> np.ndarray:
+        return next(iter(self.columns.values()))
+
+    @property
+    def _listed(self) -> int:
+        """How many heads the table has."""
+        return min(MOST, int(np.isfinite(self._score).sum()))
 
 
 def _cell(x: Any) -> str:
