@@ -17,7 +17,7 @@ from torch import Tensor
 
 import headwise as hw
 from benchmarks.machine import examine
-from benchmarks.timing import interleaved
+from benchmarks.timing import medians
 from headwise.sweep.asked import DEFAULT
 
 
@@ -45,10 +45,9 @@ def main() -> None:
         begun = time.perf_counter()
         found = measured()
         estimate = time.perf_counter() - begun
-        turns = {"forward": [partial(_forward, subject, batches)], "measured": [measured]}
-        times, _ = interleaved(turns, estimates=dict.fromkeys(turns, estimate), rounds=99, seconds=args.seconds)
-    plain, whole = (times[name].median for name in ("forward", "measured"))
-    spread = max(one.spread or 0.0 for one in times.values())
+        calls = {"forward": partial(_forward, subject, batches), "measured": measured}
+        median, spread = medians(calls, estimate=estimate, seconds=args.seconds)
+    plain, whole = median["forward"], median["measured"]
     print(f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians, turn by turn.\n")
     print(f"{subject.about}; {len(ids):,} tokens, {len(DEFAULT)} measures of {found['entropy'].numel()} heads.\n")
     print("| window | batch | forward, tokens/s | measured, tokens/s | ratio | spread |")

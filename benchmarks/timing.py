@@ -31,6 +31,13 @@ class Times:
         return (third - first) / self.median
 
 
+def medians(calls: dict[str, Callable[[], Any]], *, estimate: float, seconds: float) -> tuple[dict[str, float], float]:
+    """Seconds of each call, and the widest spread of any; `estimate` is about how long one of them takes."""
+    turns = {name: [call] for name, call in calls.items()}
+    found, _ = interleaved(turns, estimates=dict.fromkeys(calls, estimate), rounds=99, seconds=seconds)
+    return {name: times.median for name, times in found.items()}, max(times.spread or 0.0 for times in found.values())
+
+
 def interleaved(
     calls: dict[str, Sequence[Callable[[], Any]]], *, estimates: dict[str, float], rounds: int, seconds: float
 ) -> tuple[dict[str, Times], dict[str, tuple[int, Any]]]:

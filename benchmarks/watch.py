@@ -19,7 +19,7 @@ import headwise as hw
 from benchmarks.contestants import Skip
 from benchmarks.machine import examine
 from benchmarks.memory import peak_of
-from benchmarks.timing import interleaved
+from benchmarks.timing import medians
 from benchmarks.watched import OF_WEIGHTS, Size, answer, blocks, gpt2, prepared, train, with_weights
 
 
@@ -81,9 +81,7 @@ def _timed(calls: dict[str, Callable[[], Any]], seconds: float) -> tuple[dict[st
     expected = calls["peer"]()
     estimate = time.perf_counter() - begun
     torch.testing.assert_close(calls["watched"](), expected, rtol=1e-3, atol=1e-3)
-    turns = {name: [call] for name, call in calls.items()}
-    found, _ = interleaved(turns, estimates=dict.fromkeys(calls, estimate), rounds=99, seconds=seconds)
-    return {name: times.median for name, times in found.items()}, max(times.spread or 0.0 for times in found.values())
+    return medians(calls, estimate=estimate, seconds=seconds)
 
 
 def _print_row(what: str, n: int, median: dict[str, float], spread: float) -> None:

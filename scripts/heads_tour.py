@@ -8,7 +8,6 @@ The texts are held out as in training: the last 5 % of each. The encoder reads t
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import blocks
 import numpy as np
 import torch
 from torch import Tensor
 
 import headwise as hw
-from headwise.files import atomic_path
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.corpus import Corpus
 from headwise.lm.loss import mean_loss
@@ -293,14 +292,6 @@ def pairs(found: dict[str, HeadSimilarity]) -> str:
     return table(list(found), list(zip(*cells, strict=True)))
 
 
-def put(text: str, name: str, made: str) -> str:
-    """The page with a section's block replaced."""
-    begin, end = BEGIN.format(name, name), END.format(name)
-    if begin not in text or end not in text:
-        raise SystemExit(f"{DOC}: has no {begin} … {end}")
-    return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: f"{begin}\n{made}\n{end}", text, flags=re.DOTALL)
-
-
 def _mean(x: HeadSimilarity) -> float:
     values = x.matrix.numpy()
     return float(values[~np.eye(len(values), dtype=bool)].mean())
@@ -308,7 +299,7 @@ def _mean(x: HeadSimilarity) -> float:
 
 def _best(values: np.ndarray, count: int) -> str:
     at = [np.unravel_index(k, values.shape) for k in np.argsort(-values, axis=None)[:count]]
-    return ", ".join(f"L{i}H{j} {values[i, j]:.2f}" for i, j in at)
+    return ", ".join(f"{head_name(*x)} {values[x]:.2f}" for x in at)
 
 
 def main() -> int:
@@ -326,8 +317,7 @@ def main() -> int:
         made = SECTIONS[name](tour)
         print(f"## {name}\n\n{made}\n", flush=True)
         if given.write:
-            with atomic_path(DOC) as temporary:
-                temporary.write_text(put(DOC.read_text(encoding="utf-8"), name, made), encoding="utf-8")
+            blocks.write(DOC, BEGIN.format(name, name), END.format(name), made)
     return 0
 
 

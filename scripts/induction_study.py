@@ -22,6 +22,7 @@ from headwise.heads.multi_head import MultiHeadAttention
 from headwise.map import AttentionMap
 from headwise.masks import Causal
 from headwise.measures import InductionMass
+from headwise.science.given import head_name
 from headwise.science.importance import Head, losses_without
 
 VOCAB, LONGEST, SHORTEST = 64, 32, 8
@@ -145,7 +146,8 @@ def _above(mass: Tensor) -> list[Head]:
 
 
 def _heads(heads: list[Head], mass: Tensor) -> str:
-    return " ".join(f"L{i}H{h} {float(mass[i, h]):.2f}" for i, h in heads) or f"none (most {float(mass.max()):.2f})"
+    named = " ".join(f"{head_name(*head)} {float(mass[head]):.2f}" for head in heads)
+    return named or f"none (most {float(mass.max()):.2f})"
 
 
 def row(one: Study) -> str:

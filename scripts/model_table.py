@@ -10,6 +10,8 @@ import sys
 import warnings
 from pathlib import Path
 
+import blocks
+
 ROOT = Path(__file__).parent.parent
 DOC = ROOT / "docs" / "models.md"
 BEGIN, END = "<!-- table: python scripts/model_table.py --write -->", "<!-- end of table -->"
@@ -25,8 +27,6 @@ def main() -> int:
     import family_checks as checks
     from model_families import Family
     from transformers.utils import logging
-
-    from headwise.files import atomic_path
 
     logging.set_verbosity_error()
     failed = []
@@ -46,9 +46,7 @@ def main() -> int:
     print(table)
     print(*failed, sep="\n", file=sys.stderr)
     if write and not failed:
-        before, _, rest = DOC.read_text(encoding="utf-8").partition(BEGIN)
-        with atomic_path(DOC) as temporary:
-            temporary.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        blocks.write(DOC, BEGIN, END, table)
     return bool(failed)
 
 

@@ -11,6 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from blocks import replaced
+
 from headwise.configs import find
 from headwise.costs import Work, counts_of
 from headwise.costs.communication import (
@@ -118,10 +120,7 @@ def page(text: str) -> str:
     """The page's text with tables as they are now."""
     for make in TABLES:
         begin, end = BEGIN.format(make.__name__), END.format(make.__name__)
-        before, found, rest = text.partition(begin)
-        if not found or end not in rest:
-            raise SystemExit(f"{DOC} lacks {begin} … {end}")
-        text = f"{before}{begin}\n\n{markdown_table(make())}\n{end}{rest.partition(end)[2]}"
+        text = replaced(text, begin, end, f"\n{markdown_table(make())}", DOC)
     return text
 
 

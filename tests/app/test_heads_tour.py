@@ -1,6 +1,6 @@
 """docs/heads.md and the script that makes it; `headwise train --watch-heads`, whose record it shows."""
 
-import importlib.util
+import importlib
 import json
 import os
 import random
@@ -106,16 +106,20 @@ def test_pictures_and_sections_of_the_page_are_there() -> None:
     assert all(text.strip() and "Not run" not in text for text in blocks(page).values())
 
 
-def test_a_block_of_the_page_is_replaced_and_a_missing_one_told() -> None:
-    spec = importlib.util.spec_from_file_location("heads_tour", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    tour: Any = importlib.util.module_from_spec(spec)
-    sys.modules["heads_tour"] = tour
-    spec.loader.exec_module(tour)
+def test_a_block_of_the_page_is_replaced_and_a_missing_one_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    marked: Any = importlib.import_module("blocks")
+    tour: Any = importlib.import_module("heads_tour")
     assert tuple(tour.SECTIONS) == SECTIONS
-    page = f"a\n{tour.BEGIN.format('roles', 'roles')}\nold \\1\n{tour.END.format('roles')}\nb\n"
-    new = tour.put(page, "roles", r"| new \1 |")
-    assert new == page.replace("old \\1", r"| new \1 |")
-    with pytest.raises(SystemExit, match="alike"):
-        tour.put(page, "alike", "x")
+    marks = tour.BEGIN.format("roles", "roles"), tour.END.format("roles")
+    page, file = f"a\n{marks[0]}\nold \\1\n{marks[1]}\nb {marks[1]}\n", tmp_path / "page.md"
+    file.write_text(page, encoding="utf-8")
+    marked.write(file, *marks, r"| new \1 |")
+    assert file.read_text(encoding="utf-8") == page.replace("old \\1", r"| new \1 |")
+    for begin, end in (("<!-- alike -->", marks[1]), (marks[0], "<!-- end of alike -->"), (marks[1], marks[0])):
+        with pytest.raises(SystemExit, match=r"page\.md lacks"):
+            marked.write(file, begin, end, "x")
+    for name in ("heads_tour", "blocks"):
+        sys.modules.pop(name)
