@@ -151,12 +151,24 @@ def test_layers_of_t5_share_a_bias_and_lose_no_head() -> None:
     assert {part.name for part in find_heads(model)[0].parts() if part.letter == "bias"} == {"weight"}
 
 
-def test_queries_and_keys_of_t5_are_not_clipped() -> None:
-    model, given = made("t5")
-    with hw.watch(model, measures=["max_logit"]) as record:
+@pytest.mark.parametrize("name", KINDS)
+def test_queries_and_keys_are_clipped(name: str) -> None:
+    """To τ; with T5's bias, which clipping leaves, nearer to it."""
+    model, given = made(name)
+    with hw.watch(model, measures=["max_logit"], layers=[0]) as record:
         run(model, given)
-    with pytest.raises(ConfigError, match=r"encoder\.block\.0.*a bias is added"):
-        hw.qk_clip(model, record, tau=1e-3)
+        before = record.latest["max_logit"][0].double()
+        tau = float(before[before > 0].mean() / 2)
+        clipped = hw.qk_clip(model, record, tau=tau)
+        run(model, given)
+    after, over = record.latest["max_logit"][0].double(), before > tau
+    assert over.any()
+    assert len(clipped.heads) == int(over.sum())
+    torch.testing.assert_close(after[~over], before[~over], rtol=1e-5, atol=1e-6)
+    if KINDS[name][1] == "t5":
+        assert bool((after[over] < before[over]).all())
+    else:
+        torch.testing.assert_close(after[over], torch.full_like(after[over], tau), rtol=1e-4, atol=1e-5)
 
 
 def test_importance_is_asked_of_an_encoder_and_a_decoder() -> None:

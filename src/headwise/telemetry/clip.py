@@ -136,8 +136,6 @@ def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
             return "its heads are spread over ranks, and its norm is one for all of them"
     if isinstance(site.module, TalkingHeadsAttention):
         return "its scores are mixtures of all heads' products"
-    if site.kind == "t5":
-        return "a bias is added to its products, which smaller queries and keys leave as it is"
     try:
         letters = {part.letter for part in site.parts()}
     except ConfigError as error:
