@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headwise.errors import KernelError
+from headwise.kernels.eager import eager
 from headwise.masks import Mask, Span
 from headwise.measures import Measure
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
@@ -104,7 +105,7 @@ def ring_attend(
     return out, amap
 
 
-@torch.compiler.disable
+@eager
 def _outside(*args: Any, **options: Any) -> Any:
     """`ring_attend` between two graphs of torch.compile."""
     return ring_attend(*args, **options)
