@@ -59,7 +59,7 @@ def test_text_is_read_to_the_end(client, ready, session):
     assert (told["state"], told["title"], told["n"], told["error"]) == ("ready", "a fox", len(TEXT), None)
     assert told["done"] == told["of"] > 0
     assert (told["base"], told["coarsest"]) == (4, 64)
-    assert any("64 tokens" in note for note in told["notes"])
+    assert any("64 tokens" in note["text"] for note in told["notes"])
     assert list(told["statistics"]) == list(STATISTICS)
     maps = session.subject.maps(session.present.reading.ids)
     for name, statistic in told["statistics"].items():

@@ -12,6 +12,9 @@ from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headwise.subject.remarks import Remark
+from headwise.viewer.refusals import error_body
+
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -49,7 +52,7 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope)
-        app = self.app if refusal is None else JSONResponse({"error": refusal}, 403)
+        app = self.app if refusal is None else JSONResponse(error_body(Remark("not_allowed", refusal)), 403)
         await app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> str | None:
