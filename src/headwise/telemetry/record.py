@@ -95,7 +95,7 @@ class Record:
             handle.remove()
         self._handles.clear()
         give_back(self._targets)
-        if self._how.steps == "manual":
+        if self._how.steps == "manual" and self.ledger.pending:
             self.step()
 
     def __enter__(self: Self) -> Self:
