@@ -94,7 +94,7 @@ def ring_attend(
     if dropout_p > 0 and learned:
         kernel = _with_dropout_and_biases(kernel)
     seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
-    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(asked.measures, rule, q.device))
+    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(asked.measures, rule))
     ring = _Ring(way, plan(queries, keys, way), who)
     out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)
     if not return_map:
