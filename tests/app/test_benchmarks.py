@@ -289,8 +289,8 @@ def test_designs_are_trained_alike_and_written_down(run: Run, tmp_path: Path) ->
     sizes = {"steps": 2, "d-model": 16, "num-layers": 1, "num-heads": 4, "d-ff": 40, "context": 56, "batch-size": 2}
     some = ["mqa", "sparse_mixture, 2 of 8"]
     options = ["--pages", tmp_path, "--seeds", 2, *(f"--{name}={size}" for name, size in sizes.items())]
-    for _ in range(2):  # the second time finds the runs
-        done = run("designs", *texts, "--out", tmp_path / "runs", *options, "--only", *some)
+    for more in (["--train-only"], []):  # the second time finds the runs
+        done = run("designs", *texts, "--out", tmp_path / "runs", *options, *more, "--only", *some)
         assert done.code == 0, done.err
     page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in page.splitlines() if line.count(" | ") > 8}
