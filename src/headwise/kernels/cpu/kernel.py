@@ -164,6 +164,21 @@ def _forward(
     return None if status == binding.TOO_MANY_QUERIES else (out, lse, statistics)
 
 
+def like(
+    q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call
+) -> tuple[binding.ForwardCall, list[Any]]:  # fmt: skip
+    """What headwise_again is given for calls with q, k and v as these and an output [b, h, n, d_v] in one piece; and what
+    has to outlive it."""
+    assert isinstance(call.lowered, Lowered)  # refuse() has asked
+    b, h, n, d_v = shape
+    nowhere = (binding.TensorView(None, *x.stride()[:3]) for x in (q, k, v))
+    request = binding.ForwardCall(
+        binding.CODES[q.dtype], 0, b, h, k.shape[1], n, k.shape[2], q.shape[3], d_v,
+        *nowhere, binding.TensorView(None, h * n * d_v, n * d_v, d_v),
+    )  # fmt: skip
+    return request, binding.write_rule(request.rule, call.lowered, call.rule)
+
+
 def _has_one_scale(x: Vectors) -> TypeGuard[EightBits]:
     return isinstance(x, EightBits) and len(x.parts) == 1
 
