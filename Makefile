@@ -1,22 +1,36 @@
 # `make see` and `make test` do all the set-up, once, and compile the kernels where there is a compiler.
-# Variables: PYTHON, VENV, TEXT (for see), ARGS (more options, for see, test, bench and sanitize).
+# Variables: PYTHON, VENV, TEXT (for see), ARGS (more options, for see, test, triton, bench and sanitize).
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.headwise-ready
+# A worker a core, at most four, each with one thread for PyTorch: tests that are about threads set their own.
+PYTEST = OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses 4 --dist worksteal
+# PyTorch's CUDA builds ask for a Triton of their own, and torch.compile takes whichever it finds: this one lies apart.
+TRITON := triton==3.9.0
+TRITON_FOLDER := $(VENV)/$(TRITON)
 export TEXT
 # -c alone does not reach the packages that build ours: older pips take the first of these for them, newer the second.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test lint format bench native native-if-possible sanitize clean
+.PHONY: see test triton lint format bench native native-if-possible sanitize clean
 
 see: native-if-possible
 	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
 
-# A worker a core, at most four, each with one thread for PyTorch: tests that are about threads set their own.
 test: native-if-possible
-	OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+	$(PYTEST) $(ARGS)
+
+# The GPU kernels' tests in Triton's interpreter, on the CPU: a few of each feature. ARGS="-m ''" runs all, many minutes.
+triton: $(READY)
+	@test -f "$(TRITON_FOLDER)/ready" || { rm -rf "$(TRITON_FOLDER)"; \
+	  $(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-compile --target "$(TRITON_FOLDER)" \
+	    '$(TRITON)' && PYTHONPATH="$(TRITON_FOLDER)" $(VENV)/bin/python -c 'import triton' && \
+	  touch "$(TRITON_FOLDER)/ready"; } || \
+	  echo '$(TRITON) could not be had here; the tests of the GPU kernels are left out.'
+	@test ! -f "$(TRITON_FOLDER)/ready" || \
+	  PYTHONPATH="$(TRITON_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" TRITON_INTERPRET=1 $(PYTEST) tests/gpu $(ARGS)
 
 lint: $(READY)
 	$(RUN) ruff check .

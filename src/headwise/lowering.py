@@ -64,17 +64,18 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
     grid = rule.grid
     ranges: Tensor | None = None
     dense: Tensor | None = None
-    for mask in _conjuncts(rule.mask):
-        found = mask.spans(grid)
-        if found is not None:
-            ranges = found if ranges is None else spans.intersect(ranges, found)
-        elif (boolean := _as_dense(mask, grid)) is not None:
-            dense = boolean if dense is None else dense & boolean
-        else:
-            return f"the keys that a query may see are not a few ranges under {mask!r}"
-    if ranges is None:
-        ranges = torch.tensor([0, grid.m], dtype=torch.int32).expand(1, grid.n, 1, 2)
-    terms = rule.terms(torch.empty(0, device=device))
+    with torch.device("cpu"):  # whatever PyTorch's default is
+        for mask in _conjuncts(rule.mask):
+            found = mask.spans(grid)
+            if found is not None:
+                ranges = found if ranges is None else spans.intersect(ranges, found)
+            elif (boolean := _as_dense(mask, grid)) is not None:
+                dense = boolean if dense is None else dense & boolean
+            else:
+                return f"the keys that a query may see are not a few ranges under {mask!r}"
+        if ranges is None:
+            ranges = torch.tensor([0, grid.m], dtype=torch.int32).expand(1, grid.n, 1, 2)
+    terms = rule.terms(torch.empty(0, dtype=torch.float32, device=device))
     if len(terms.biases) > 1:
         shape = torch.broadcast_shapes(*(bias.shape for bias in terms.biases))
         held = sum(bias.numel() for bias in terms.biases)

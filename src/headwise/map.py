@@ -194,9 +194,7 @@ class AttentionMap:
 
         "mean" is over the allowed cells of each square, "max" keeps peaks that a mean hides.
         """
-        if size < 1 or reduce not in ("mean", "max"):
-            raise ConfigError(f"pool(size={size}, reduce={reduce!r}): expected size >= 1 and 'mean' or 'max'")
-        cell = max(1, -(-max(self.shape[2:]) // size))
+        cell = pooling.cell_for(size, reduce, *self.shape[2:])
         found = _squares(self.q, self.k, self.lse, self.rule, cell, progress)
         return found.mean if reduce == "mean" else found.largest
 

@@ -6,7 +6,7 @@ Each is one pass over the tiles and keeps O(n) or the size of its result.
 import torch
 from torch import Tensor
 
-from headwise.errors import ShapeError
+from headwise.errors import ConfigError, ShapeError
 from headwise.lowering import lowered
 from headwise.masks import Span
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
@@ -28,6 +28,13 @@ def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: 
         allowed = torch.ones(1, 1, *tile.shape[2:], device=lse.device) if tile.allowed is None else tile.allowed.float()
         count[place] += _squares(allowed, cell).sum((3, 5), dtype=torch.int64)
     return Squares(total / count.clamp_min(1), largest, count)
+
+
+def cell_for(size: int, reduce: str, n: int, m: int) -> int:
+    """The cells of a picture at most `size` wide and high, of `AttentionMap.pool`; ConfigError for what it is not."""
+    if size < 1 or reduce not in ("mean", "max"):
+        raise ConfigError(f"pool(size={size}, reduce={reduce!r}): expected size >= 1 and 'mean' or 'max'")
+    return max(1, -(-max(n, m) // size))
 
 
 def side(name: str, given: range | slice, size: int) -> range:

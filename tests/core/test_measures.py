@@ -209,10 +209,12 @@ def test_parameters_of_measures() -> None:
 
 
 def test_classes_from_the_tokens_themselves() -> None:
-    tokens = ["武", "，", " ", "\n", "“", "a", "!?", ""]
-    assert ClassMass.of_tokens(tokens).members.tolist() == [[False, True, False, False, True, False, True, False]]
+    tokens = ["武", "，", " ", "\n", "“", "a", "!?", "", " ,", ".\n", " ,a", "\u3000"]
+    marks = ClassMass.of_tokens(tokens).members[0].tolist()
+    assert [token for token, mark in zip(tokens, marks, strict=True) if mark] == ["，", "“", "!?", " ,", ".\n"]
     separators = ClassMass.of_tokens(tokens, "separator")
-    assert separators.members.tolist() == [[False, False, True, True, False, False, False, False]]
+    blanks = separators.members[0].tolist()
+    assert [token for token, blank in zip(tokens, blanks, strict=True) if blank] == [" ", "\n", "\u3000"]
     assert separators.name == "separator_mass"
 
 

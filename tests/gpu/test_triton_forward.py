@@ -6,15 +6,13 @@ from formula import error, output, rule, weights
 from hypothesis import given, settings, strategies as st
 from samples import MASKS, SCORES, qkv
 from torch import Tensor
-
-pytest.importorskip("triton", reason="the GPU kernel is written in Triton")
+from triton_here import DEVICE, mostly_slow, slow
 
 from headwise.kernels.call import Call
-from headwise.kernels.triton_gpu import TritonGPU
+from headwise.kernels.triton_gpu import TritonGPU, blocks
 from headwise.masks import Causal, Dense, Everything, Lengths, Mask
 from headwise.scores import Bias, Score, SoftCap
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 
 
@@ -43,10 +41,10 @@ def test_outputs_and_lse_follow_the_formula(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["causal", "window and sinks", "dense"])
+@pytest.mark.parametrize("name", mostly_slow(["causal", "window and sinks", "dense"], "causal", "dense"))
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
-    q, k, v = qkv(1, 4, 2, 150, 163, dtype=dtype)
-    mask = MASKS[name](1, 150, 163)
+    q, k, v = qkv(1, 2, 1, 131, 149, dtype=dtype)  # a block and a little more, of queries and of keys
+    mask = MASKS[name](1, 131, 149)
     p, expected = weights(q, k, mask)
     out, lse = run(q, k, v, mask)
     assert out.dtype == dtype
@@ -55,8 +53,8 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(lse.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", SCORES)
-@pytest.mark.parametrize("mask", ["everything", "nothing for some"])
+@pytest.mark.parametrize("name", mostly_slow(SCORES, "soft cap", "relative", "bias", "sinks", "all"))
+@pytest.mark.parametrize("mask", mostly_slow(["everything", "nothing for some"], "nothing for some"))
 @pytest.mark.parametrize("n", [37, 2])
 def test_scores_follow_the_formula(name: str, mask: str, n: int) -> None:
     q, k, v = qkv(h=3, h_kv=1, n=n)
@@ -67,7 +65,7 @@ def test_scores_follow_the_formula(name: str, mask: str, n: int) -> None:
     torch.testing.assert_close(lse.double(), expected.detach(), rtol=1e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("factor", [1e-3, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("factor", [1e-3, slow(0.1), slow(1.0), 10.0])
 def test_a_soft_cap_is_exact_near_0_and_far_out(factor: float) -> None:
     """A score error of ε becomes a weight error of ε, so the cap's tanh must hold float32's precision."""
     q, k, v = qkv(1, 2, 1, 19, 41)
@@ -79,6 +77,7 @@ def test_a_soft_cap_is_exact_near_0_and_far_out(factor: float) -> None:
     assert error(out, output(p, v)) <= 2e-6 + 50 * 2**-24 * min(1.0, factor)
 
 
+@pytest.mark.slow
 @settings(deadline=None, derandomize=True, max_examples=25)
 @given(data=st.data())
 def test_any_sizes(data: st.DataObject) -> None:
@@ -91,7 +90,14 @@ def test_any_sizes(data: st.DataObject) -> None:
     assert error(run(q, k, v, mask)[0], output(p, v)) <= 2e-6
 
 
-@pytest.mark.parametrize(("d", "e"), [(16, 256), (256, 16), (129, 65), (96, 96)])
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (17, 17), (64, 64), (65, 97)])
+def test_sizes_at_the_edges_of_blocks(n: int, m: int) -> None:
+    q, k, v = qkv(1, 2, 1, n, m, 1, 3)
+    p, _ = weights(q, k, Causal())
+    assert error(run(q, k, v, Causal())[0], output(p, v)) <= 2e-6
+
+
+@pytest.mark.parametrize(("d", "e"), [(16, 256), slow(256, 16), (129, 65), slow(96, 96)])
 def test_head_sizes(d: int, e: int) -> None:
     q, k, v = qkv(1, 2, 1, 33, 47, d, e)
     p, _ = weights(q, k, Causal())
@@ -100,19 +106,23 @@ def test_head_sizes(d: int, e: int) -> None:
 
 @pytest.mark.parametrize("n", [1, 5])
 @pytest.mark.parametrize("name", ["everything", "causal window", "nothing for some", "dense"])
-def test_decoding_over_split_keys(n: int, name: str) -> None:
-    """1,337 keys are cut into three ranges, with dark ranges under the window and dark rows under the lengths."""
-    q, k, v = qkv(h=4, h_kv=2, n=n, m=1337)
-    mask = MASKS[name](2, n, 1337)
+@pytest.mark.parametrize(("split", "m"), [(64, 167), slow(512, 1337)])
+def test_decoding_over_split_keys(n: int, name: str, split: int, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys are cut into three ranges, with dark ranges under the window and dark rows under the lengths."""
+    monkeypatch.setattr(blocks, "SPLIT_KEYS", split)
+    q, k, v = qkv(h=4, h_kv=2, n=n, m=m)
+    assert blocks.splits(m, 4) == 3
+    mask = MASKS[name](2, n, m)
     p, expected = weights(q, k, mask)
     out, lse = run(q, k, v, mask)
     assert error(out, output(p, v)) <= 2e-6
     torch.testing.assert_close(lse.double(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_decoding_equals_the_last_rows_of_a_full_pass() -> None:
-    q, k, v = qkv(1, 4, 2, n=40, m=700, d=16)
-    score = SCORES["sinks"](1, 4, 40, 700)
+def test_decoding_equals_the_last_rows_of_a_full_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "SPLIT_KEYS", 64)
+    q, k, v = qkv(1, 4, 2, n=40, m=167, d=16)
+    score = SCORES["sinks"](1, 4, 40, 167)
     whole, whole_lse = run(q, k, v, Causal(), score)
     for n in (1, 7, 16):
         out, lse = run(q[:, :, -n:], k, v, Causal(), score)
@@ -121,8 +131,8 @@ def test_decoding_equals_the_last_rows_of_a_full_pass() -> None:
 
 
 def test_rows_that_see_nothing() -> None:
-    q, k, v = qkv()
-    for score in ((), SCORES["sinks"](2, 6, 37, 53)):
+    q, k, v = qkv(h=3, h_kv=1)
+    for score in ((), SCORES["sinks"](2, 3, 37, 53)):
         out, lse = run(q, k, v, Lengths([0, 53], [37, 11]), score)
         assert (out[0] == 0).all()
         assert (out[1, :, 11:] == 0).all()
@@ -136,7 +146,7 @@ def test_rows_that_see_nothing() -> None:
     assert torch.isfinite(out).all()
 
 
-@pytest.mark.parametrize("factor", [30.0, 1e4, -1e4])
+@pytest.mark.parametrize("factor", [slow(30.0), 1e4, slow(-1e4)])
 @pytest.mark.parametrize("n", [53, 2])
 def test_big_logits_stay_exact_to_their_rounding(factor: float, n: int) -> None:
     q, k, v = qkv(h=3, h_kv=1, n=n)
@@ -154,7 +164,7 @@ def test_big_logits_stay_exact_to_their_rounding(factor: float, n: int) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NumPy's, of the interpreter
 @pytest.mark.parametrize("n", [41, 2])
 @pytest.mark.parametrize("where", ["k", "v"])
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bad", [torch.nan, slow(torch.inf)])
 def test_what_is_not_finite_stays_where_it_is_seen(n: int, where: str, bad: float) -> None:
     q, k, v = qkv(1, 4, 2, n, 41)
     seen = torch.arange(n) + 41 - n >= 40  # the last row alone sees the last key
@@ -184,21 +194,22 @@ def test_any_strides(n: int) -> None:
     assert torch.equal(run(q, *one, Causal())[0], run(q, *(x.contiguous() for x in one), Causal())[0])
 
 
-def test_the_same_call_gives_the_same_bits() -> None:
-    q, k, v = qkv(1, 4, 2, n=53, m=700)
+def test_the_same_call_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "SPLIT_KEYS", 64)
+    q, k, v = qkv(1, 4, 2, n=53, m=167)
     for n in (53, 2):
         first, second = (run(q[:, :, -n:], k, v, Causal()) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def test_dropout_repeats_with_its_seed_and_has_its_share() -> None:
-    q, k = torch.zeros(1, 2, 64, 4), torch.zeros(1, 1, 256, 4)
-    v = torch.eye(256)[None, None]
-    for n in (64, 8):
+    q, k = torch.zeros(1, 2, 64, 4), torch.zeros(1, 1, 128, 4)
+    v = torch.eye(128)[None, None]
+    for n in (64, 15):
         kept, lse = run(q[:, :, :n], k, v, Everything(), dropout_p=0.25, seed=5)
         assert float((kept > 0).float().mean()) == pytest.approx(0.75, abs=0.02)
-        torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 1 / 256 / 0.75))
-        torch.testing.assert_close(lse, torch.full_like(lse, 256).log())  # weights before dropout
+        torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 1 / 128 / 0.75))
+        torch.testing.assert_close(lse, torch.full_like(lse, 128).log())  # weights before dropout
         assert torch.equal(kept, run(q[:, :, :n], k, v, Everything(), dropout_p=0.25, seed=5)[0])
         for seed in (6, 5 + (1 << 35)):
             assert not torch.equal(kept, run(q[:, :, :n], k, v, Everything(), dropout_p=0.25, seed=seed)[0])

@@ -12,6 +12,7 @@ from samples import MASKS, qkv
 from test_kernel_conduct import at_the_end, forks, guarded, in_child, same, threads as threads
 from torch import Tensor
 
+from headwise import lowering
 from headwise.kernels import observe
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
@@ -19,7 +20,7 @@ from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Dense, Grid, Span
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, SoftCap
-from headwise.statistics import SameLabel, TopKeys, TopWeights
+from headwise.statistics import COLUMN_MASS, ENTROPY, RangeMass, SameLabel, TopKeys, TopWeights
 
 pytestmark = pytest.mark.usefixtures("target")
 
@@ -51,6 +52,55 @@ def test_the_same_bits_for_any_number_of_threads(dtype: torch.dtype, threads: Ca
     for count in (2, 3, 8):
         threads(count)
         assert same(everything(dtype), first), count
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["everything", "window and sinks", "lengths", "documents"])
+def test_pytorchs_default_dtype_and_device_change_nothing(dtype: torch.dtype, name: str) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv(2, 6, 3, 37, 53, 20, 24))
+    bias, labels, grad = (
+        torch.linspace(-1, 1, 53).view(1, 1, 1, 53),
+        torch.arange(53)[None] % 5,
+        torch.ones(2, 6, 37, 24),
+    )
+    mask, score = MASKS[name](2, 37, 53), (ALiBi([0.01, 0.3, 1.0, 3.0, 0.1, 0.0]), Bias(bias.requires_grad_()))
+    asked = [
+        ENTROPY,
+        COLUMN_MASS,
+        RangeMass(0, 3, relative=False),
+        SameLabel(labels, labels[:, 16:], 1),
+        TopWeights(3),
+        TopKeys(3),
+    ]
+    rule = Rule(mask, 20**-0.5, Grid(2, 6, 37, 53), tuple(one.kept() for one in score))
+
+    def found() -> list[Tensor]:
+        told = run(q, k, v, mask, score, statistics=asked)
+        whole = q.detach(), k.detach(), told.lse, rule
+        squares = observe.pooled(*whole, 4)
+        parts = [
+            told.out.detach(),
+            told.lse,
+            *told.statistics.values(),
+            *torch.autograd.grad(told.out, (q, k, v, bias), grad),
+        ]
+        return [
+            *parts,
+            *(squares or ()),
+            *(x for x in (observe.weights(*whole), observe.diagonals(*whole)) if x is not None),
+        ]
+
+    first = found()
+    assert len(first) == 2 + len(asked) + 4 + 3 + 2
+    lowering._lowered_mask.cache_clear()
+    del rule.__dict__["_lowered"]
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device("meta"):
+            again = found()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same(again, first)
 
 
 def test_what_an_earlier_call_left_in_memory_changes_nothing() -> None:

@@ -92,6 +92,36 @@ def maps_of_a_ring(rank: int, ranks: int) -> None:
             assert "entropy" in repr(later)
 
 
+def pictures_of_a_ring(rank: int, ranks: int) -> None:
+    """Squares that begin and end within a rank's rows and pieces of keys; the same on every rank as in one process."""
+    q, k, v = qkv(2, 4, 2, N, N)
+    for mask, scores in (("causal", "sinks"), ("window and sinks", "alibi"), ("nothing for some", "all"),
+                         ("dense", "relative")):  # fmt: skip
+        for layout in ("zigzag", "contiguous"):
+            own, whole = compare("ring", q, k, v, mask=MASKS[mask](2, N, N), scores=SCORES[scores], layout=layout)
+            for size, reduce in ((1, "mean"), (5, "mean"), (6, "max"), (N, "max"), (100, "mean")):
+                close(f"pool {size} {reduce}", own.pool(size, reduce), whole.pool(size, reduce), 1e-6)
+            for rows, cols, cell in ((slice(None), slice(None), 4), (range(3, 30), range(11, 12), 7),
+                                     (range(9, 10), slice(2, None), 1), (slice(5, 36), slice(1, 34), 50)):  # fmt: skip
+                one, other = own.pooled(rows, cols, cell), whole.pooled(rows, cols, cell)
+                assert torch.equal(one.allowed, other.allowed)
+                close("mean", one.mean, other.mean, 1e-6)
+                close("largest", one.largest, other.largest, 1e-6)
+    q, k, v = qkv(1, 2, 1, 9, 40)  # other tokens than the queries'
+    own, whole = compare("ring", q, k, v, mask=hw.Causal())
+    close("cross", own.pool(7), whole.pool(7), 1e-6)
+    q, k, v = qkv(1, 2, 1, N, N)
+    q[0, 1, 20, 0] = torch.nan
+    _, whole = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
+    _, own = parallel.ring_attend(*(parallel.shard(x) for x in (q, k, v)), mask=hw.Causal(), return_map=True)
+    for one, other in zip(*(amap.pooled(slice(None), slice(None), 8) for amap in (own, whole)), strict=True):
+        assert torch.equal(one.isnan(), other.isnan())
+    own, _ = compare("ring", *qkv(1, 2, 1, 5, 5), mask=hw.Causal())
+    raises(hw.ConfigError, "size >= 1 and 'mean' or 'max'", own.pool, 0)
+    raises(hw.ConfigError, "expected cell >= 1", own.pooled, slice(None), slice(None), 0)
+    raises(hw.ShapeError, "within 0 to 5", own.pooled, range(2, 7), slice(None), 2)
+
+
 def maps_of_ulysses(rank: int, ranks: int) -> None:
     q, k, v = qkv(2, 6, 3, N, N)
     own, whole = compare("ulysses", q, k, v, mask=hw.Causal(), scores=SCORES["all"])
@@ -113,6 +143,7 @@ def measures_that_cannot_be_joined(rank: int, ranks: int) -> None:
 CASES = {
     case.__name__: case
     for case in (
-        every_measure, few_tokens, long_rows, maps_of_a_ring, maps_of_ulysses, measures_that_cannot_be_joined,
+        every_measure, few_tokens, long_rows, maps_of_a_ring, pictures_of_a_ring, maps_of_ulysses,
+        measures_that_cannot_be_joined,
     )
 }  # fmt: skip

@@ -20,6 +20,7 @@ from headwise.science.importance import (
     rank_agreement,
 )
 from headwise.science.importance.agreement import ranks
+from headwise.surgery import prune
 
 HEADS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
 
@@ -183,3 +184,23 @@ def test_progress_is_told_to_the_end() -> None:
         progress=lambda *done: told.append(done),
     )  # fmt: skip
     assert told == [(i + 1, 3 + 3 * (1 + 3 * 2)) for i in range(24)]
+
+
+def test_orders_may_empty_a_layer_which_then_gives_its_bias_alone() -> None:
+    """So do 3 of the 40 random orders here."""
+    model, batches = stack(bias=True), vectors()
+    order = [(0, 2), (0, 0), (0, 1), *((1, head) for head in range(5))]
+    curve = pruning_curve(model, batches, square_loss, order, points=[3, 8], random_orders=40)
+
+    def loss(empty: set[int]) -> float:
+        def edit(layer: int, concat: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(concat) if layer in empty else concat
+
+        with torch.no_grad():
+            return float(np.mean([(model.by_hand(x, edit) - y).square().mean() for x, y in batches]))
+
+    assert curve.loss[1:] == pytest.approx([loss({0}), loss({0, 1})], rel=1e-9)
+    assert np.isfinite(curve.random).all()
+    assert np.isclose(curve.random[:, 1], loss({0}), rtol=1e-9).sum() == 3
+    with pytest.raises(ConfigError, match="all 3 heads would go; expected to leave at least one"):
+        prune(model, order[:3])

@@ -13,6 +13,7 @@ from headwise.cli import main
 from headwise.see import heads as see_heads, see
 from headwise.see.heads import _windows
 from headwise.subject import open_subject
+from headwise.sweep import measure_corpus
 from headwise.views.data import Report
 
 TEXT = "The quick brown fox jumps. 武松打虎，再来？"
@@ -54,6 +55,24 @@ def test_a_causal_model_is_seen_with_its_loss(tmp_path: Path) -> None:
         logits = subject.model(input_ids=reading.ids[None]).logits[0, :-1]
     without = float(cross_entropy(logits, reading.ids[1:])) - loss
     assert report.importance[0].values[1, 2] == pytest.approx(without, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "tokenizer"), [("GPT2", "LMHeadModel", byte_level), ("Bert", "Model", word_piece)]
+)
+def test_a_corpus_and_a_text_give_the_same_mass_on_punctuation(kind, head, tokenizer, tmp_path: Path) -> None:
+    """Also where a sign's token has a blank in it, as " ,"."""
+    text = "The fox jumps , it wasn't lazy !"
+    reader = tokenizer()
+    if kind == "GPT2":
+        reader.add_tokens(" ,")
+    subject = open_subject(saved(tmp_path / "model", kind, head, reader))
+    assert {" ,", ","} & set(subject.read(text).pieces)
+    (tmp_path / "text.txt").write_text(text)
+    corpus = measure_corpus(subject, tmp_path / "text.txt", tmp_path / "out.csv", measures=["punctuation_mass"])
+    seen = {statistic.name: statistic.values for statistic in see(text, subject).statistics}
+    np.testing.assert_allclose(corpus["punctuation_mass"].numpy(), seen["punctuation_mass"], rtol=1e-5)
+    assert float(corpus["punctuation_mass"].min()) > 0
 
 
 def test_an_encoder_is_seen_both_ways_and_without_importance(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 transformers = pytest.importorskip("transformers", reason="transformers is not installed (the hf extra)")
 
 VOCAB = 53
-CAUSAL = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"]
-ENCODERS = ["bert", "roberta", "electra"]
+CAUSAL = ["gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"]
+ENCODERS = ["bert", "roberta", "electra", "distilbert"]
 
 
 def _config(name: str, changes: dict[str, Any]) -> Any:
@@ -19,6 +19,13 @@ def _config(name: str, changes: dict[str, Any]) -> Any:
     if name == "gpt2":
         sizes: dict[str, Any] = {"n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 40}
         return transformers.GPT2Config(**(common | sizes | changes))
+    if name == "distilbert":
+        sizes = {"dim": 24, "n_layers": 3, "n_heads": 4, "hidden_dim": 29, "max_position_embeddings": 40}
+        return transformers.DistilBertConfig(**(common | sizes | changes))
+    if name == "opt":
+        sizes = {"hidden_size": 24, "word_embed_proj_dim": 24, "num_hidden_layers": 3, "num_attention_heads": 4}
+        sizes |= {"ffn_dim": 29, "max_position_embeddings": 40}
+        return transformers.OPTConfig(**(common | sizes | changes))
     sizes = {
         "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 29,
         "max_position_embeddings": 40,

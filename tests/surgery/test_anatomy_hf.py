@@ -7,6 +7,9 @@ from torch import Tensor
 
 from headwise.anatomy import HeadSite, find_heads, record_heads, scale_heads
 
+KINDS = {"gpt2": "gpt2", "opt": "bart", "distilbert": "distilbert"}
+VALUES = {"gpt2": "c_attn", "distilbert": "v_lin"}
+
 every_hf = pytest.mark.parametrize("name", [*ENCODERS, *CAUSAL])
 
 
@@ -20,7 +23,7 @@ def test_heads_of_transformers_are_found_recorded_and_scaled(name: str) -> None:
     model, tokens = hf_model(name), ids()
     sites = find_heads(model)
     assert len(sites) == 3
-    kind = "bert" if name in ENCODERS else "gpt2" if name == "gpt2" else "llama"
+    kind = KINDS.get(name, "bert" if name in ENCODERS else "llama")
     grouped = kind == "llama"
     assert {(s.kind, s.num_heads, s.num_kv_heads, s.head_dim) for s in sites} == {(kind, 4, 2 if grouped else 4, 6)}
     assert all(model.get_submodule(site.name) is site.module for site in sites)
@@ -48,7 +51,7 @@ def test_matrices_of_transformers_give_the_heads(name: str) -> None:
     model, tokens = hf_model(name), ids(1)
     site = find_heads(model)[0]
     given_x: list[Tensor] = []
-    owner = site.module.get_submodule("c_attn" if name == "gpt2" else "value" if name in ENCODERS else "v_proj")
+    owner = site.module.get_submodule(VALUES.get(name, "value" if name in ENCODERS else "v_proj"))
     with owner.register_forward_pre_hook(lambda _, args: given_x.append(args[0])), record_heads([site]) as heads:
         hidden(model, tokens)
     v = torch.einsum("bne,hed->bhnd", given_x[0], site.weights()["v"])

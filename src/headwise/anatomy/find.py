@@ -3,6 +3,7 @@
 from torch import nn
 
 from headwise.anatomy.bert import BertKind
+from headwise.anatomy.four_maps import BartKind, DistilBertKind, T5Kind
 from headwise.anatomy.gpt2 import Gpt2Kind
 from headwise.anatomy.headwise_designs import HeadwiseKind
 from headwise.anatomy.llama import LlamaKind
@@ -10,7 +11,9 @@ from headwise.anatomy.site import HeadSite, Kind
 from headwise.anatomy.torch_attention import TorchKind
 from headwise.errors import ConfigError
 
-KINDS: tuple[Kind, ...] = (HeadwiseKind(), TorchKind(), BertKind(), Gpt2Kind(), LlamaKind())
+KINDS: tuple[Kind, ...] = (
+    HeadwiseKind(), TorchKind(), BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), DistilBertKind(), T5Kind(),
+)  # fmt: skip
 
 
 def find_heads(model: nn.Module) -> list[HeadSite]:

@@ -1,6 +1,7 @@
 """The command line: every command is one call into the library."""
 
 import sys
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -15,7 +16,6 @@ from headwise.errors import HeadwiseError
 
 app = typer.Typer(
     help="Multi-head attention you can see.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -42,22 +42,27 @@ def main() -> None:
     """Run; what the user can mend comes as one line, with exit code 2."""
     try:
         # Some versions of typer give the code of an Exit back instead of raising it.
-        if code := app(standalone_mode=False):
+        if code := app(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False):
             sys.exit(code)
     except HeadwiseError as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     except typer.Exit as leaving:
         sys.exit(leaving.exit_code)
     except Exception as error:
-        show = getattr(error, "show", None)  # typer's own usage errors know how to print themselves
-        if show is None:
+        if not hasattr(error, "format_message"):
             raise
-        show()
-        sys.exit(getattr(error, "exit_code", 2))
+        _fail(_of_typer(error))
+
+
+def _of_typer(error: Any) -> str:
+    """What typer has against the arguments, of whatever version it is, as our own errors say it."""
+    said = " ".join(error.format_message().split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    return said if context is None else f"{said}; {context.command_path} -h says what it takes"
 
 
 def _fail(message: str) -> None:

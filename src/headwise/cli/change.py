@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import Model, progress
+from headwise.cli.given import Model, check_file, progress
 from headwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def prune(
     choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))
     if heads is not None and (by is not None or png is not None):
         raise ConfigError("--heads names the heads: there is no --by and no curve for --png then")
+    check_file("--json", json, "pruned.json")
+    check_file("--png", png, "curve.png")
     if png is not None:
         figure_class()  # says what is missing before anything takes long
     source, texts = _opened(model, file, out, context, windows, force=force, dry_run=dry_run, heal=heal)
@@ -102,6 +104,7 @@ def convert(
     """Let heads share keys and values (GQA, MQA): a smaller cache, with healing by some training."""
     from headwise.refit import plan_conversion
 
+    check_file("--json", json, "converted.json")
     source, texts = _opened(model, file, out, context, windows, force=force, dry_run=dry_run, heal=heal)
     with progress() as step:
         plan = plan_conversion(source, texts, num_kv_heads, step, method=method)
@@ -135,8 +138,9 @@ def budget(
     source = open_source(model)
     beside = Path() if model is None else source.file.parent
     target = beside / "budget.json" if out is None else out
-    if not dry_run and target.is_dir():
-        raise ConfigError(f"--out {str(target)!r}: is a folder; expected the name of a JSON file")
+    check_file("--json", json, "budget_plan.json")
+    if not dry_run:
+        check_file("--out", target, "budget.json")
     if not dry_run and target.exists() and (not force or target.resolve() == source.file.resolve()):
         raise ConfigError(f"--out {str(target)!r}: is there already; give another name, or --force to replace a budget")
     texts = split_text(file, source.tokenizer, context=_context(source, context), windows=windows)

@@ -1,4 +1,4 @@
-"""What commands share: the model that is asked for, and a bar that says how far they are."""
+"""What commands share: the model that is asked for, the files that they write, and a bar that says how far they are."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headwise.errors import ConfigError
 
 Model = Annotated[
     Path | None, typer.Option("--model", help="Checkpoint folder or file; the embedded model if left out.")
@@ -20,6 +22,12 @@ AnyModel = Annotated[
         "its tokenizer; the embedded model if left out.",
     ),
 ]
+
+
+def check_file(option: str, path: Path | None, example: str) -> None:
+    """Raise, before anything takes long, where a file is to be written and a folder stands."""
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{option} {str(path)!r}: is a folder; expected the name of a file, such as {example}")
 
 
 def load(model: Path | None) -> Any:

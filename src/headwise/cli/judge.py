@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.given import progress
+from headwise.cli.given import check_file, progress
 from headwise.errors import ConfigError
 
 
@@ -48,6 +48,7 @@ def plan(
         raise ConfigError("give --json or --markdown, not both")
     if plot is not None and not trade_off:
         raise ConfigError("--plot draws the trade-off: give --trade-off too")
+    check_file("--plot", plot, "heads.png")
     named = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     found = answer(
         config=config, design=design, sizes=named, more=sizes or [], seq=seq, batch=batch, causal=causal, window=window,
@@ -81,8 +82,7 @@ def claims(
         raise ConfigError("give --json or --markdown, not both")
     if only and every:
         raise ConfigError("give --only or --all, not both")
-    if html is not None and html.is_dir():
-        raise ConfigError(f"--html {str(html)!r}: is a folder; give the name of a file, such as claims.html")
+    check_file("--html", html, "claims.html")
     from headwise.claims import choose, print_findings, run, to_json, to_markdown, write_page
 
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)

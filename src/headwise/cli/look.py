@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import AnyModel, progress
+from headwise.cli.given import AnyModel, check_file, progress
 from headwise.errors import ConfigError
 
+WIDE = 110  # columns of a terminal from which on a measure has room for all it says side by side
 SAMPLE = (
     "话说鲁智深回到丛林选佛场中禅床上扑倒头便睡。上下肩两个禅和子推他起来，说道：“使不得，既要出家，如何不学坐禅？”"
     "智深道：“洒家自睡，干你甚事？”禅和子道：“善哉！”智深裸袖道：“团鱼洒家也吃，甚么‘鳝哉’？”"
@@ -40,6 +41,7 @@ def see(
         raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
     if text is not None and file is not None:
         raise ConfigError("give the text or --file, not both")
+    check_file("--out", out, "report.html")
     if file is not None:
         text = read_text(file)
     text = SAMPLE if text is None else text
@@ -86,17 +88,25 @@ def trace(
 def measures() -> None:
     """List the statistics that can be asked for by name."""
     from rich.table import Table
+    from rich.text import Text
 
     from headwise.measures import GIVEN, MEASURES
 
+    console = Console()
+    wide = console.width >= WIDE
     table = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in ("name", "unit", "range", "what it is", "source"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for column in ("name", "unit", "range") if wide else ("name",):
+        table.add_column(column, no_wrap=True)
+    for column in ("what it is", "source") if wide else ("what it is; unit, range; source",):
+        table.add_column(column, overflow="fold")
     kinds: dict[str, Any] = {**MEASURES, **{name: kind for name, (kind, _) in GIVEN.items()}}
     for name, kind in kinds.items():
-        what = " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-        table.add_row(name, kind.unit, kind.range, what, kind.source)
-    Console().print(table)
+        what = Text(" ".join((kind.__doc__ or "").split("\n\n")[0].split()))
+        if wide:
+            table.add_row(name, kind.unit, kind.range, what, Text(kind.source, style="dim"))
+        else:
+            table.add_row(name, what.append(f"\n{kind.unit}, {kind.range}; {kind.source}", style="dim"))
+    console.print(table)
 
 
 def _title(text: str, file: Path | None) -> str:

@@ -111,15 +111,17 @@ class ClassMass(RowMeasure):
 
     @classmethod
     def of_tokens(cls, tokens: list[str], kind: str = "punctuation") -> "ClassMass":
-        """The class from the tokens' text: "punctuation" or "separator" (white space), by Unicode category."""
+        """The class from the tokens' text: "punctuation" or "separator" (white space), by Unicode category.
+
+        A blank beside a sign, as in " ,", is no matter: what is all signs but for white space is punctuation.
+        """
         letters = {"punctuation": "P", "separator": "Z"}
         if kind not in letters:
             raise ConfigError(f"ClassMass.of_tokens(kind={kind!r}): expected 'punctuation' or 'separator'")
 
         def belongs(token: str) -> bool:
-            marks = [
-                unicodedata.category(c)[0] == letters[kind] or (kind == "separator" and c.isspace()) for c in token
-            ]
+            said = token if kind == "separator" else token.strip()
+            marks = [unicodedata.category(c)[0] == letters[kind] or (kind == "separator" and c.isspace()) for c in said]
             return bool(marks) and all(marks)
 
         return cls(torch.tensor([belongs(token) for token in tokens]), name=f"{kind}_mass")

@@ -4,21 +4,26 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from headwise import pooling
+from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.measures import Measure, Measurements
 from headwise.measures.registry import resolve
 from headwise.parallel.layout import Members, unshard
 from headwise.parallel.ring_measures import Found, check_measures, measured
 from headwise.parallel.ring_plan import Plan
+from headwise.parallel.ring_pooling import squares
 from headwise.parallel.ring_travel import split
 from headwise.parallel.spread_map import SpreadMap
 from headwise.rule import Rule
+from headwise.statistics import Squares
 
 
 class RingMap(SpreadMap):
     """The rows of one rank: its queries, its keys, and each query's log-sum-exp over the keys of *all* ranks.
 
-    What it holds is local; `measure`, `maps` and `gather` need the keys of other ranks, so all ranks must call them.
+    What it holds is local; `measure`, `pool`, `pooled`, `maps` and `gather` need the keys of other ranks, so all ranks
+    must call them.
 
     Attributes:
         q, k: this rank's, as they were given; lse: [b, h, n_r].
@@ -51,6 +56,23 @@ class RingMap(SpreadMap):
             self.q, self.k, self.lse, self.rule, self._plan, self._who, wanted, bad_values=self._bad_values,
             found=found, keep_rows=rows,
         )  # fmt: skip
+
+    def pool(self, size: int, reduce: str = "mean") -> Tensor:
+        """A picture of the whole matrix as `AttentionMap.pool` gives it, the same on every rank: [b, h, ⌈n/cell⌉,
+        ⌈m/cell⌉] with cell = ⌈max(n, m)/size⌉. All ranks call it; keys go once round the ring."""
+        cell = pooling.cell_for(size, reduce, *self.shape[2:])
+        found = self.pooled(slice(None), slice(None), cell)
+        return found.mean if reduce == "mean" else found.largest
+
+    def pooled(self, rows: range | slice, cols: range | slice, cell: int) -> Squares:
+        """A rectangle of the whole matrix in squares, as `AttentionMap.pooled` gives it, the same on every rank. All
+        ranks call it alike; keys go once round the ring, and no rank holds more than its own rows and a piece of
+        keys."""
+        n, m = self.shape[2:]
+        if cell < 1:
+            raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
+        sides = pooling.side("rows", rows, n), pooling.side("cols", cols, m)
+        return squares(self.q, self.k, self.lse, self.rule, self._plan, self._who, *sides, cell)
 
     def maps(self) -> tuple[AttentionMap, ...]:
         """This rank's rows over all keys, one `AttentionMap` a chunk; whatever is read from them is local. All ranks

@@ -17,6 +17,7 @@ from headwise.plan.tables import Plan
 from headwise.plan.trade_off import trade_off as weigh
 
 WORDS = ("bias", "gate", "per")  # sizes that are words
+FLAGS = ("bias", "qk_norm", "latent_norm")  # that are true or false
 SPREAD = ("multi_head", "mqa", "gqa", "single_head", "gated_output")  # designs that --devices counts
 
 
@@ -173,13 +174,17 @@ def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: 
     return Machine(peak, bandwidth)
 
 
-def _assigned(text: str) -> tuple[str, int | str]:
-    name, sign, value = text.partition("=")
+def _assigned(text: str) -> tuple[str, int | str | bool]:
+    name, sign, value = (part.strip() for part in text.partition("="))
     if not sign or not name or not value:
         raise ConfigError(f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512")
-    name = name.strip().replace("-", "_")
+    name = name.replace("-", "_")
+    if name in FLAGS and value.lower() in ("true", "false", "1", "0"):
+        return name, value.lower() in ("true", "1")
     if name in WORDS and not value.isdigit():
-        return name, value.strip()
+        return name, value
+    if name in FLAGS:
+        raise ConfigError(f"--set {text!r}: expected true or false for {name}")
     try:
         return name, int(value)
     except ValueError:

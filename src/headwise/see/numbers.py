@@ -29,7 +29,7 @@ def wanted(causal: bool, pieces: list[list[str]] | None, special: list[list[bool
     found: list[str | Measure] = list(SHOWN if causal else BOTH_WAYS)
     if pieces is None:
         return found
-    marks = [ClassMass.of_tokens([piece.strip() for piece in row]).members for row in pieces]
+    marks = [ClassMass.of_tokens(row).members for row in pieces]
     found.append(ClassMass(torch.cat(marks) & ~torch.tensor(special), "punctuation_mass"))
     if any(map(any, special)):
         found.append(ClassMass(torch.tensor(special), "special_mass"))

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,12 @@ def check_independent(site: HeadSite) -> None:
             f"hold fewer heads. Mask them instead: headwise.scale_heads(headwise.find_heads(model), gates), with 0 for "
             f"a head. Where your own code calls the module, prune(headwise.MultiHeadAttention.from_torch(module), "
             f"[…]) is called layer(x, mask=…) in its place; nn.TransformerEncoderLayer and its like cannot call it"
+        )
+    if site.kind == "t5" and "position_bias" in signature(kind.forward).parameters:
+        raise ConfigError(
+            f"{place(site)}: the layers of {kind.__name__} hand on one relative bias [1, heads, n, m], so that none "
+            f"can hold fewer heads than the others. Mask them instead: "
+            f"headwise.scale_heads(headwise.find_heads(model), gates), with 0 for a head"
         )
     if not isinstance(site.module, AttentionLayer):
         return

@@ -57,6 +57,9 @@ def set_sizes(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         "headwise": {"num_heads": num_heads, "num_kv_heads": num_kv_heads},
         "bert": {"num_attention_heads": num_heads, "all_head_size": width},
         "gpt2": {"num_heads": num_heads, "split_size": width},
+        "bart": {"num_heads": num_heads},
+        "distilbert": {"n_heads": num_heads, "dim": width},
+        "t5": {"n_heads": num_heads, "inner_dim": width},
         "llama": {
             "num_key_value_groups": num_heads // num_kv_heads, "num_heads": num_heads,
             "num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads,

@@ -143,8 +143,8 @@ def _forward(
     q, k, v = map(in_rows, (call.q, k, v))
     b, h, n, d = q.shape
     h_kv, m = k.shape[1], k.shape[2]
-    out = torch.empty(b, h, n, v.shape[-1], dtype=q.dtype)
-    lse = torch.empty(b, h, n)
+    out = q.new_empty(b, h, n, v.shape[-1])
+    lse = floats(b, h, n)
     request = binding.ForwardCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, h_kv, n, m, d, v.shape[-1],
         binding.view(q), binding.view(k), binding.view(v), binding.view(out),
@@ -190,8 +190,8 @@ def backward(
     and rowsum(grad_out ∘ out) [b, h, n]."""
     q, k, v, out, grad_out = map(in_rows, (call.q, call.k, call.v, out, grad_out))
     b, h, n, d = q.shape
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype) for x in (q, k, v))
-    delta = torch.empty(b, h, n)
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    delta = floats(b, h, n)
     request = binding.BackwardCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, v.shape[-1],
         *map(binding.view, (q, k, v, out, grad_out, dq, dk, dv)),
@@ -200,7 +200,7 @@ def backward(
     request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
     assert isinstance(call.lowered, Lowered)  # refuse() has asked
     terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
-    learned = [torch.empty(x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
+    learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
     binding.write_learned(request, *learned)
     send("headwise_backward", request, call)
     return dq, dk, dv, *learned, delta
@@ -210,7 +210,7 @@ def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
     """Weightsᵀ @ y for y [b, h, n, e] in q's dtype: [b, h_kv, m, e], summed over the query heads of a key head."""
     q, k, y, lse = in_rows(call.q), in_rows(call.k), in_rows(y), lse.contiguous()
     b, h, n, d = q.shape
-    out = torch.empty(b, k.shape[1], k.shape[2], y.shape[-1], dtype=q.dtype)
+    out = q.new_empty(b, k.shape[1], k.shape[2], y.shape[-1])
     nothing = binding.TensorView()
     request = binding.BackwardCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, y.shape[-1],
@@ -236,6 +236,11 @@ def send(name: str, request: binding.Request, call: Call) -> int:
     return int(status)
 
 
+def floats(*sizes: int) -> Tensor:
+    """What the library writes: float32 on the CPU, whatever PyTorch's defaults are."""
+    return torch.empty(sizes, dtype=torch.float32, device="cpu")
+
+
 def in_rows(x: Tensor) -> Tensor:
     """Detached, each row in one piece."""
     x = x.detach()
@@ -251,25 +256,25 @@ def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tens
     weights = [s for s in call.statistics if isinstance(s, KeyWeights)]
     for statistic in call.statistics:
         if field := FIELDS.get(statistic):
-            found[statistic] = torch.empty(b, h, n)
+            found[statistic] = floats(b, h, n)
             setattr(request, field, found[statistic].data_ptr())
         elif statistic == COLUMN_MASS and call.dropout_p == 0:
-            found[statistic] = torch.empty(b, h, m)
+            found[statistic] = floats(b, h, m)
             request.column_mass = found[statistic].data_ptr()
     if ranges:
-        masses = torch.empty(len(ranges), b, h, n)
+        masses = floats(len(ranges), b, h, n)
         found.update(zip(ranges, masses, strict=True))
         request.ranges = (binding.Range * len(ranges))(*(binding.Range(s.start, s.stop, s.relative) for s in ranges))
         request.range_count, request.range_mass = len(ranges), masses.data_ptr()
     if weights:
-        masses = torch.empty(len(weights), b, h, n)
+        masses = floats(len(weights), b, h, n)
         found.update(zip(weights, masses, strict=True))
         classes = torch.stack([s.weights.detach().float().expand(b, m) for s in weights]).contiguous()
         held.append(classes)
         request.class_count, request.classes, request.class_mass = len(weights), classes.data_ptr(), masses.data_ptr()
         request.class_stride, request.class_batch = b * m, m
     if matches := [s for s in call.statistics if isinstance(s, SameLabel)]:
-        masses = torch.empty(len(matches), b, h, n)
+        masses = floats(len(matches), b, h, n)
         found.update(zip(matches, masses, strict=True))
         request.matches = (binding.Match * len(matches))(*(_match(s, held) for s in matches))
         request.match_count, request.match_mass = len(matches), masses.data_ptr()
@@ -277,7 +282,7 @@ def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tens
     request.top_count = max((s.count for s in tops), default=0)
     for kind, field, dtype in (TopWeights, "top_weights", torch.float32), (TopKeys, "top_keys", torch.int64):
         if here := [s for s in tops if isinstance(s, kind)]:
-            largest = torch.empty(b, h, n, request.top_count, dtype=dtype)
+            largest = torch.empty(b, h, n, request.top_count, dtype=dtype, device="cpu")
             setattr(request, field, largest.data_ptr())
             found.update((s, largest[..., : s.count]) for s in here)
             held.append(largest)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.kernels.call import Call
 from headwise.kernels.cpu import binding
-from headwise.kernels.cpu.kernel import in_rows, send
+from headwise.kernels.cpu.kernel import floats, in_rows, send
 
 
 def weights(call: Call, lse: Tensor) -> Tensor:
@@ -31,7 +31,9 @@ def _squares(call: Call, lse: Tensor, cell: int, *wanted: str) -> list[Tensor]:
     )
     request.lse, request.cell = lse.data_ptr(), cell
     shape = b, h, -(-n // cell), -(-m // cell)
-    found = [torch.empty(shape, dtype=torch.int64 if name == "allowed" else torch.float32) for name in wanted]
+    found = [
+        torch.empty(shape, dtype=torch.int64, device="cpu") if name == "allowed" else floats(*shape) for name in wanted
+    ]
     for name, x in zip(wanted, found, strict=True):
         setattr(request, name, x.data_ptr())
     send("headwise_pool", request, call)
@@ -42,7 +44,7 @@ def diagonals(call: Call, lse: Tensor) -> Tensor:
     """Weights added up along the diagonals, [b, h, n + m − 1]; cell (i, j) lies on diagonal j − i + n − 1."""
     b, h, n, m = call.rule.grid
     q, k, lse = in_rows(call.q), in_rows(call.k), lse.contiguous()
-    mass = torch.empty(b, h, n + m - 1)
+    mass = floats(b, h, n + m - 1)
     request = binding.DiagonalsCall(
         binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, m, q.shape[-1], *map(binding.view, (q, k))
     )

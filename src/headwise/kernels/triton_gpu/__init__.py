@@ -35,8 +35,6 @@ class TritonGPU:
             return f"it computes in float32, and this is {q.dtype}"
         if 0 in (grid.b, grid.n, grid.m):
             return "there are no queries or no keys"
-        if not grid.at_end:
-            return "it counts distances from the end of the keys, and this is a rectangle of a larger matrix"
         for size, what in ((q.shape[-1], "head"), (call.v.shape[-1], "value")):
             if not 1 <= size <= LARGEST_HEAD:
                 return f"the {what} size is {size}, and it is for 1 to {LARGEST_HEAD}"

@@ -53,6 +53,7 @@ def attend(call: Call) -> Result:
         distance=DISTANCE in asked or DISTANCE_VARIANCE in asked,
         ranges=tuple((part.start, part.stop, part.relative) for part in ranges),
         classes=_classes(weights, call.q) if weights else None,
+        shift=call.rule.grid.shift,
     )
     out, planes = _Attend.apply(
         call.q, call.k, call.v, lowered.relative, lowered.bias, lowered.sinks, problem, wanted

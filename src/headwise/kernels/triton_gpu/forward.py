@@ -69,14 +69,14 @@ def _step(
     return acc, new_top, total, tilt, squares, origin, first, second, masses
 
 
-@triton.jit(do_not_specialize=["seed"])
+@triton.jit(do_not_specialize=["seed", "shift"])
 def attend_kernel(
     q, k, v, qb, qh, qi, qd, kb, kh, kj, kd, vb, vh, vj, vd, h, h_kv, n, m,
     factor, cap2, rel, rel_h, bias, bias_b, bias_h, bias_i, bias_j,
     spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, sinks, seed, drop,
     full, full_b, full_count, mixed, mixed_b, mixed_count,
     out, results, partial, partial_out, row_blocks, row_count, chunk,
-    ranges, range_count, classes, classes_b, class_stride, class_count,
+    ranges, range_count, classes, classes_b, class_stride, class_count, shift,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     HAS_SINKS: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr,
@@ -95,7 +95,7 @@ def attend_kernel(
         heads = tl.where(live, heads, 0)
         head_2d = heads[:, None]
         walk = 0
-        i_first, i_last = m - n, m - 1
+        i_first, i_last = shift, shift + n - 1
     else:
         batch, heads = lane // h, lane % h
         head_kv = heads // group
@@ -103,7 +103,7 @@ def attend_kernel(
         live = r < n
         head_2d = heads
         walk = which
-        i_first, i_last = which * BM + m - n, which * BM + BM - 1 + m - n
+        i_first, i_last = which * BM + shift, which * BM + BM - 1 + shift
     b64 = batch.to(tl.int64)
     row = (b64 * h + heads) * n + i  # number of the row among all b·h·n
     column = tl.arange(0, DP)
@@ -120,7 +120,7 @@ def attend_kernel(
     spans += batch * spans_b
     if HAS_CLASSES:
         classes += batch * classes_b
-    position = i + (m - n)
+    position = i + shift
     acc = tl.zeros([BM, DVP], tl.float32)
     top = tl.full([BM], -float("inf"), tl.float32)
     total = tl.zeros([BM], tl.float32)

@@ -43,6 +43,7 @@ class Wanted(NamedTuple):
     Attributes:
         ranges: (start, stop, relative) of each mass on a range of keys.
         classes: float32 [count, b or 1, m], contiguous: the weight of each key in each class.
+        shift: position of query 0 on the key axis, from which distances are counted.
     """
 
     entropy: bool = False
@@ -50,6 +51,7 @@ class Wanted(NamedTuple):
     distance: bool = False
     ranges: tuple[tuple[int, int, bool], ...] = ()
     classes: Tensor | None = None
+    shift: int = 0
 
     @property
     def busy(self) -> bool:
@@ -144,7 +146,7 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
         attend_kernel[(programs, parts)](
             *_inputs(problem), *_score_inputs(problem), problem.sinks, problem.seed, problem.drop, *_walk(plan),
             out, results, partial, partial_out, row_blocks, rows, -(-cols // parts),
-            ranges, len(wanted.ranges), classes, _stride(classes, 1), _stride(classes, 0), class_count,
+            ranges, len(wanted.ranges), classes, _stride(classes, 1), _stride(classes, 0), class_count, wanted.shift,
             **_constants(problem, size), **flags,
             HAS_CLASSES=classes is not None, FOLD=fold, SPLIT=parts > 1, **_launch(size, busy=wanted.busy),
         )  # fmt: skip

@@ -140,7 +140,8 @@ def pruning_curve(
     """The loss as heads are taken away one after the other, and the same in random orders.
 
     Nothing is trained again in between, and the order is fixed beforehand, not made anew after each step. Judge it on
-    batches other than those that it was made on.
+    batches other than those that it was made on. Heads are masked, so an order, a random one too, may empty a layer,
+    which then gives its output bias alone; at the last point all are empty. `prune`, which takes heads out, leaves one.
 
     Args:
         model, batches, loss_fn, by, reference, sites, progress: as in `ablation_importance`.

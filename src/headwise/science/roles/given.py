@@ -58,7 +58,7 @@ def classes(pieces: Sequence[Sequence[str]]) -> dict[str, Tensor]:
         clean = [plain(piece) for piece in row]
         marker = torch.tensor([is_marker(piece) for piece in row])
         blank = ClassMass.of_tokens(clean, "separator").members[0]
-        marks = ClassMass.of_tokens([text.strip() for text in clean], "punctuation").members[0]
+        marks = ClassMass.of_tokens(clean, "punctuation").members[0]
         found["separator"].append(blank | marker)
         found["punctuation"].append(marks & ~marker)
     return {name: torch.stack(rows) for name, rows in found.items()}
