@@ -1,9 +1,10 @@
 """Small calls that come again, as from every layer of a model: from their arguments straight to compiled code.
 
-Whether a plain call (no scores, dropout, statistics or gradients) is good, which kernel gets it and what that kernel is
-told follow from shapes, strides, dtypes, mask, scale and the kernel that was asked for: all but the addresses. So once a
-call has gone the whole way, `keep` keeps what was decided, and `again` does the next one like it, in a tenth of the time
-that deciding takes. A call that is new, or in any way out of the ordinary, finds nothing here and goes the whole way.
+Whether a plain call (no scores, dropout, statistics or gradients) is good, which kernel gets it and what that kernel
+is told follow from shapes, strides, dtypes, mask, scale and the kernel that was asked for: all but the addresses. So
+once a call has gone the whole way, `keep` keeps what was decided, and `again` does the next one like it, in a tenth of
+the time that deciding takes. A call that is new, or in any way out of the ordinary, finds nothing here and goes the
+whole way.
 """
 
 import ctypes
@@ -26,7 +27,8 @@ KINDS = 512  # of calls that are kept
 
 
 class _Decided(NamedTuple):
-    """shape: of the output. again: headwise_again. request: what it is given, never changed. held: what that points to."""
+    """shape: of the output. again: headwise_again. request: what it is given, never changed. held: what that points
+    to."""
 
     shape: tuple[int, ...]
     again: Callable[..., int]

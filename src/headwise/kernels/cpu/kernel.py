@@ -167,8 +167,8 @@ def _forward(
 def like(
     q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call
 ) -> tuple[binding.ForwardCall, list[Any]]:  # fmt: skip
-    """What headwise_again is given for calls with q, k and v as these and an output [b, h, n, d_v] in one piece; and what
-    has to outlive it."""
+    """What headwise_again is given for calls with q, k and v as these and an output [b, h, n, d_v] in one piece; and
+    what has to outlive it."""
     assert isinstance(call.lowered, Lowered)  # refuse() has asked
     b, h, n, d_v = shape
     nowhere = (binding.TensorView(None, *x.stride()[:3]) for x in (q, k, v))
