@@ -182,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "dtype": "bfloat16",
         "quick": args.quick,
     }
-    print(", ".join(str(x) for x in machine.values()), flush=True)
+    print(f"{machine['device']}; torch {torch.__version__}, triton {triton.__version__}, bfloat16", flush=True)
 
     def write(rows: Sequence[Row], left_out: Sequence[str]) -> None:
         report = {

@@ -25,7 +25,7 @@ from headwise.lm.tokenizer import CharTokenizer
 from headwise.masks import Causal, Span, State
 from headwise.subject.own import DecoderSubject
 from headwise.viewer.app import computed, make_app
-from headwise.viewer.pyramid import BUDGET, Levels
+from headwise.viewer.pyramid import BUDGET
 from headwise.viewer.server import HOST, bind, hosts_of, made_server
 from headwise.viewer.session import Session
 from headwise.viewer.text import Text
@@ -78,9 +78,9 @@ def _read(session: Session, n: int) -> Text:
     begun = time.perf_counter()
     text = session.open("".join(random.Random(0).choices(LETTERS, k=n)))
     pooled = 0.0
-    while text.state in ("reading", "pooling"):
+    while text.state == "reading":
         time.sleep(0.01)
-        if text.state == "pooling" and not pooled:
+        if text.what == "drawing" and not pooled:
             pooled = time.perf_counter()
     if text.state != "ready":
         raise SystemExit(text.error)
@@ -91,14 +91,9 @@ def _read(session: Session, n: int) -> Text:
 
 def _rows(text: Text) -> Iterator[tuple[int, bool]]:
     """Cell sizes, and whether their tiles are kept."""
-    levels = _levels(text)
+    levels = text.levels
     yield from ((cell, False) for cell in CELLS if cell < levels.base)
     yield levels.base, True
-
-
-def _levels(text: Text) -> Levels:
-    assert text.levels is not None  # it is ready
-    return text.levels
 
 
 def _places(text: Text, cell: int) -> list[tuple[int, int]]:

@@ -3,19 +3,34 @@
 //   P = exp(S − lse)    dP = dO Vᵀ    dS = P ∘ (dP − δ),  δ = rowsum(dO ∘ O)
 //   dV = Pᵀ dO          dK = scale · dSᵀ Q                dQ = scale · dS K
 //
-// A task is a chunk of the keys of one key head. It walks over blocks of GRAD_KEYS keys, and for each over the queries of all
-// heads that share them, so that dK and dV are complete when a block is done; dQ is added up in one copy for each
-// chunk, and the copies in order at the end. How many chunks there are follows from the shape alone, so the bits do not
-// depend on the number of threads. Tasks run together but for those that would add to one place of a bias's gradient: these are
-// in waves, one after the other (learned.h).
+//                 GRAD_KEYS keys: K, V, dK, dV stay in the L2 cache
+//              ┌────────┬────────┬──────
+//   GRAD_ROWS  │ S, dP  │        │          1. two products, weights from them, and dS
+//    queries   ├────────┤ after  │          2. dV += Pᵀ dO, dK += dSᵀ Q: complete at the foot of the stripe
+//      ↓       │        │        │          3. dQ += dS K: a part of it, added up in one copy for each chunk of stripes
+//
+// A task is a chunk of the keys of one key head: every chunks-th stripe. It walks down each over the queries of all heads that
+// share the keys; the copies of dQ are added up in order at the end. How many chunks there are follows from the shape
+// alone, so the bits do not depend on the number of threads. Tasks run together but for those that would add to one place
+// of a bias's gradient: these are in waves, one after the other (learned.h).
 
 constexpr int GRAD_STRIDE = GRAD_KEYS + 16;
 constexpr int GRAD_GROUPS = (GRAD_ROWS + ROWS - 1) / ROWS;
 
+// Whether Q Kᵀ and dO Vᵀ, whose numbers are as they came, are products of bfloat16, as the forward pass has them. P and dS would
+// have to be rounded for that, so the three products with them are of float32 in every dtype.
+template <typename T> constexpr bool DOTS = false;
+#if HEADWISE_TARGET_AVX512BF16
+template <> constexpr bool DOTS<Brain> = true;
+#endif
+
 template <typename T> struct Backward {
+  static constexpr bool DOT = DOTS<T>;
+
   const headwise_backward_call& call;
   Scaling scaling;
   int64_t width, value_width;  // d and d_v, padded to panels
+  int64_t words, value_words;  // d and d_v, as the first two products read them
   int64_t heads_a_group, chunks, key_blocks, scratch_bytes;
   Learned learned;
   int64_t groups, first_batch, first_kv;  // of a wave
@@ -33,8 +48,9 @@ template <typename T> struct Backward {
   };
 
   explicit Backward(const headwise_backward_call& call)
-      : call(call), scaling(scaling_of<false>(call.rule)), width(padded(call.d, PANEL)),
-        value_width(padded(call.d_v, PANEL)), heads_a_group(call.h / call.h_kv),
+      : call(call), scaling(scaling_of<DOT>(call.rule)), width(padded(call.d, PANEL)),
+        value_width(padded(call.d_v, PANEL)), words(DOT ? (call.d + 1) / 2 : call.d),
+        value_words(DOT ? (call.d_v + 1) / 2 : call.d_v), heads_a_group(call.h / call.h_kv),
         key_blocks(blocks(call.m, GRAD_KEYS)), learned(call), queue{0}, broken{0} {
     values_only = !call.grad_q.data;
     groups = learned.wave_batches * learned.wave_kvs;
@@ -43,14 +59,14 @@ template <typename T> struct Backward {
 
   int64_t lay_out(char* memory, Memory* m) const {
     Arena arena = {memory};
-    m->keys_for_scores = arena.take<float>(GRAD_KEYS * call.d);
-    m->values_for_scores = arena.take<float>(GRAD_KEYS * call.d_v);
+    m->keys_for_scores = arena.take<float>(GRAD_KEYS * words);
+    m->values_for_scores = arena.take<float>(GRAD_KEYS * value_words);
     m->keys = arena.take<float>(GRAD_KEYS * width);
     m->grad_keys = arena.take<float>(GRAD_KEYS * width);
     m->grad_values = arena.take<float>(GRAD_KEYS * value_width);
-    m->queries = arena.take<float>(GRAD_ROWS * call.d);
+    m->queries = arena.take<float>(GRAD_ROWS * words);
     m->query_panels = arena.take<float>(GRAD_ROWS * width);
-    m->grads = arena.take<float>(GRAD_ROWS * call.d_v);
+    m->grads = arena.take<float>(GRAD_ROWS * value_words);
     m->grad_panels = arena.take<float>(GRAD_ROWS * value_width);
     m->scores = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
     m->slopes = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
@@ -94,10 +110,10 @@ template <typename T> struct Backward {
     const int64_t to = least(from + GRAD_KEYS, call.m), count = to - from;
     Ints check = {};
     for (int64_t j = 0; j < count; j += PANEL) {
-      pack_keys<false>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * call.d, check);
+      pack_keys<DOT>(at(call.k, batch, kv, from + j), call.k.row, count - j, call.d, m.keys_for_scores + j * words, check);
       if (!values_only)
-        pack_keys<false>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v,
-                         m.values_for_scores + j * call.d_v, check);
+        pack_keys<DOT>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v,
+                       m.values_for_scores + j * value_words, check);
     }
     if (!values_only) pack_values<false>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
     if (all_finite_needed && any(check)) broken.raise();
@@ -136,8 +152,8 @@ template <typename T> struct Backward {
     const T* grad = at(call.grad_out, batch, head, query);
     Ints unused = {};
     const Scaling plain = {1.0f, 1.0f, false, false};
-    load_queries<false>(q, call.q.row, count, call.d, scaling, call.d, m.queries, m.rows_broken);
-    load_queries<false>(grad, call.grad_out.row, count, call.d_v, plain, call.d_v, m.grads, m.rows_broken);
+    load_queries<DOT>(q, call.q.row, count, call.d, scaling, words, m.queries, m.rows_broken);
+    load_queries<DOT>(grad, call.grad_out.row, count, call.d_v, plain, value_words, m.grads, m.rows_broken);
     if (!values_only) pack_values<false>(q, call.q.row, count, call.d, 0, count, GRAD_ROWS, m.query_panels, unused);
     pack_values<false>(grad, call.grad_out.row, count, call.d_v, 0, count, GRAD_ROWS, m.grad_panels, unused);
     const int64_t low = (whole.first - from) / PANEL * PANEL, high = padded(whole.last - from, PANEL);
@@ -146,11 +162,11 @@ template <typename T> struct Backward {
         if (parts[g].last <= from + p || parts[g].first >= from + p + PANEL) continue;
         const int rows = (int)least(ROWS, count - g * ROWS);
         const int64_t place = g * ROWS * GRAD_STRIDE + p;
-        product<false, false, false>(rows, m.queries + g * ROWS * call.d, call.d, m.keys_for_scores + p * call.d,
-                                     m.scores + place, GRAD_STRIDE, call.d, nullptr);
+        product<DOT, false, false>(rows, m.queries + g * ROWS * words, words, m.keys_for_scores + p * words,
+                                   m.scores + place, GRAD_STRIDE, words, nullptr);
         if (values_only) continue;
-        product<false, false, false>(rows, m.grads + g * ROWS * call.d_v, call.d_v, m.values_for_scores + p * call.d_v,
-                                     m.slopes + place, GRAD_STRIDE, call.d_v, nullptr);
+        product<DOT, false, false>(rows, m.grads + g * ROWS * value_words, value_words, m.values_for_scores + p * value_words,
+                                   m.slopes + place, GRAD_STRIDE, value_words, nullptr);
       }
     learned.begin(m.learned);
     for (int r = 0; r < count; r++) row(batch, head, query, r, chunk, from, low, high, parts[r / ROWS], m);
@@ -188,12 +204,16 @@ template <typename T> struct Backward {
     if (first == last) return;
     Stretch s = {scores, first, last, from, query + r + call.rule.shift};
     const float cap = call.rule.soft_cap;
+    float factor = DOT ? scaling.factor : 1.0f;
     if (cap > 0)
       for (int64_t i = first; i < last; i += W) {
-        const Floats t = tanh(load(scores + i) * (1.0f / cap));
+        const Floats t = tanh(load(scores + i) * factor * (1.0f / cap));
         store(m.bend + i, 1.0f - t * t);
       }
-    if (scaling.adjusted) adjust(call, batch, head, query + r, s, 1.0f);
+    if (scaling.adjusted) {
+      adjust(call, batch, head, query + r, s, factor);
+      factor = 1.0f;
+    }
     if (!sees_all(call, batch, query + r, from + first, from + last)) hide(call, batch, head, query + r, s);
     const int64_t at = (batch * call.h + head) * call.n + query + r;
     const float lse = call.lse[at] == NOTHING ? -NOTHING : call.lse[at] * LOG2E;
@@ -202,7 +222,7 @@ template <typename T> struct Backward {
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     for (int64_t i = first; i < last; i += W) {
-      const Floats p = exp2(load(scores + i) - lse);
+      const Floats p = exp2(load(scores + i) * factor - lse);
       Floats kept = p, slope = load(slopes + i);
       if (dropout.threshold) {
         const Ints stays = noise(dropout.seed, from + i) >= dropout.threshold;
@@ -264,8 +284,4 @@ template <typename T> struct Backward {
   }
 };
 
-static int backward(const headwise_backward_call& call) {
-  if (call.dtype == HEADWISE_BFLOAT16) return Backward<Brain>(call).go();
-  if (call.dtype == HEADWISE_FLOAT16) return Backward<Half>(call).go();
-  return Backward<float>(call).go();
-}
+static int backward(const headwise_backward_call& call) { return by_dtype<Backward>(call); }

@@ -75,20 +75,7 @@ template <typename T> struct Diagonals {
     for (; count > 0; count--) *to++ += *x++;
   }
 
-  int go() {
-    const int threads = (int)least(call.threads, most(1, call.b * call.h * blocks(all, stripe)));
-    Memory unused;
-    scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
-    scratch = borrow((size_t)(threads * scratch_bytes));
-    if (!scratch) return HEADWISE_NO_MEMORY;
-    on_all<&Diagonals::work>(this, threads);
-    give_back(scratch);
-    return HEADWISE_DONE;
-  }
+  int go() { return do_all(*this, call.b * call.h * blocks(all, stripe)); }
 };
 
-static int diagonals(const headwise_diagonals_call& call) {
-  if (call.dtype == HEADWISE_BFLOAT16) return Diagonals<Brain>(call).go();
-  if (call.dtype == HEADWISE_FLOAT16) return Diagonals<Half>(call).go();
-  return Diagonals<float>(call).go();
-}
+static int diagonals(const headwise_diagonals_call& call) { return by_dtype<Diagonals>(call); }

@@ -161,21 +161,7 @@ template <typename T> struct Pool {
     for (int64_t i = 0; i < cols && whole; i++) allowed[i] += whole * (least(end, begin + (i + 1) * call.cell) - begin - i * call.cell);
   }
 
-  int go() {
-    const int64_t tasks = call.b * call.h * blocks(height, task_rows) * blocks(width, task_cols);
-    const int threads = (int)least(call.threads, most(1, tasks));
-    Memory unused;
-    scratch_bytes = padded(lay_out(nullptr, &unused), 4096);
-    scratch = borrow((size_t)(threads * scratch_bytes));
-    if (!scratch) return HEADWISE_NO_MEMORY;
-    on_all<&Pool::work>(this, threads);
-    give_back(scratch);
-    return HEADWISE_DONE;
-  }
+  int go() { return do_all(*this, call.b * call.h * blocks(height, task_rows) * blocks(width, task_cols)); }
 };
 
-static int pool(const headwise_pool_call& call) {
-  if (call.dtype == HEADWISE_BFLOAT16) return Pool<Brain>(call).go();
-  if (call.dtype == HEADWISE_FLOAT16) return Pool<Half>(call).go();
-  return Pool<float>(call).go();
-}
+static int pool(const headwise_pool_call& call) { return by_dtype<Pool>(call); }

@@ -24,6 +24,7 @@ namespace HEADWISE_TARGET {
 #include "queue.h"
 #include "decode.h"
 #include "run.h"
+#include "job.h"
 #include "learned.h"
 #include "backward.h"
 #include "weights.h"

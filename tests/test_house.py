@@ -114,7 +114,8 @@ def test_type_checkers_see_the_same_front_door():
     ("module", "heavy"),
     [
         ("headwise", {"torch", "numpy", "scipy", "matplotlib", "typer", "rich"}),
-        ("headwise.attention", {"scipy", "matplotlib", "typer", "rich", "fontTools"}),
+        ("headwise.attention", {"scipy", "matplotlib", "typer", "rich", "fontTools", "torch._dynamo"}),
+        ("headwise.lm.model, headwise.parallel, headwise.telemetry", {"scipy", "matplotlib", "torch._dynamo"}),
         ("headwise.cli", {"torch", "numpy", "scipy", "matplotlib"}),
     ],
 )

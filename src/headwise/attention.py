@@ -11,6 +11,7 @@ from torch import Tensor
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
 from headwise.kernels import run
 from headwise.kernels.call import Call
+from headwise.kernels.eager import eager
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import anyone, hearer
 from headwise.kernels.graph import can_record, in_graph, record
@@ -122,7 +123,7 @@ def _record(
     return out, AttentionMap(q, k, lse, rule, kernel=kernel, nonfinite_values=nonfinite(v))
 
 
-@torch.compiler.disable
+@eager
 def _outside(*args: Any, **options: Any) -> Any:
     """`attend` between two graphs of torch.compile, for what does not fit into one."""
     return attend(*args, **options)

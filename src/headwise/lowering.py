@@ -8,7 +8,7 @@ from functools import lru_cache, reduce
 import torch
 from torch import Tensor
 
-from headwise.masks import And, Causal, Dense, Everything, Grid, Mask, Or, Sinks, Window, spans
+from headwise.masks import And, Causal, Dense, Everything, Grid, Mask, Or, Sinks, Window, conjuncts, spans
 from headwise.rule import Rule
 
 
@@ -65,7 +65,7 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
     ranges: Tensor | None = None
     dense: Tensor | None = None
     with torch.device("cpu"):  # whatever PyTorch's default is
-        for mask in _conjuncts(rule.mask):
+        for mask in conjuncts(rule.mask):
             found = mask.spans(grid)
             if found is not None:
                 ranges = found if ranges is None else spans.intersect(ranges, found)
@@ -92,10 +92,6 @@ def joined(biases: Iterable[Tensor]) -> Tensor | None:
     """Their sum in float32, or None if there are none."""
     floats = [bias.float() for bias in biases]
     return reduce(torch.add, floats) if floats else None
-
-
-def _conjuncts(mask: Mask) -> list[Mask]:
-    return [*_conjuncts(mask.left), *_conjuncts(mask.right)] if isinstance(mask, And) else [mask]
 
 
 def _as_dense(mask: Mask, grid: Grid) -> Tensor | None:

@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import Command
 from hypothesis import given, strategies as st
 from rich.console import Console
 
@@ -44,7 +44,6 @@ from headwise.claims.evidence import Check, Role, at_least, at_most, difference,
 from headwise.claims.registry import GROUPS, grouped
 from headwise.claims.samples import layer, normal
 from headwise.claims.show import summary
-from headwise.cli import main
 from headwise.errors import ConfigError
 from headwise.heads.block_diagonal import BlockDiagonalAttention
 from headwise.heads.convolution import from_conv1d
@@ -404,31 +403,12 @@ def test_the_page_in_the_documentation_has_the_claims_and_verdicts_of_today() ->
 
 # The command.
 
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def headwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """The command line in this process: exit code, output, errors."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headwise", "claims", *args])
-        monkeypatch.setenv("COLUMNS", "80")
-        try:
-            main()
-            code = 0
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return code, *capsys.readouterr()
-
-    return call
-
 
 def test_command_runs_the_claims_it_is_given(headwise: Command) -> None:
-    code, out, _ = headwise("--only", "mqa-parameters,splitting", "--only", "gpt-2-small-layer", "--json")
+    code, out, _ = headwise("claims", "--only", "mqa-parameters,splitting", "--only", "gpt-2-small-layer", "--json")
     assert code == 0
     assert [one["id"] for one in json.loads(out)] == ["mqa-parameters", "splitting", "gpt-2-small-layer"]
-    code, out, _ = headwise("--only", "splitting", "--markdown")
+    code, out, _ = headwise("claims", "--only", "splitting", "--markdown")
     assert code == 0
     assert _rows(out) == _rows(to_markdown(run(choose(["splitting"]))))
     assert _rows(out)
@@ -439,7 +419,7 @@ def test_command_fails_if_a_verdict_is_not_the_expected_one(
     headwise: Command, form: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counts, "_size", lambda module: 1)
-    code, out, _ = headwise("--only", "mqa-parameters,splitting", *form)
+    code, out, _ = headwise("claims", "--only", "mqa-parameters,splitting", *form)
     assert code == 1
     assert form == ["--json"] or "Not as expected: mqa-parameters." in out
 
@@ -454,7 +434,7 @@ def test_command_fails_if_a_verdict_is_not_the_expected_one(
     ],
 )
 def test_bad_options_are_one_line(headwise: Command, args: list[str], words: str) -> None:
-    code, out, err = headwise(*args)
+    code, out, err = headwise("claims", *args)
     assert code == 2
     assert words in err
     assert out == ""

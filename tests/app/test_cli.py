@@ -1,90 +1,84 @@
 """Commands as people type them; what they can mend comes as one line and exit code 2."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-
-def headwise(*args: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "120", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "headwise", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=env, encoding="utf-8", **options)  # type: ignore[call-overload, no-any-return]
+from commands import Command, program
 
 
 def test_see_prints_every_head_and_writes_the_page_and_pictures(model_folder: Path, tmp_path: Path) -> None:
     out, png = tmp_path / "r.html", tmp_path / "png"
-    done = headwise("see", "武松打虎😀。", "--model", model_folder, "--out", out, "--png", png)
-    assert done.returncode == 0, done.stderr
-    heads = re.findall(r"^ *(\d) +(\d) ", done.stdout, re.MULTILINE)
+    done = program("see", "武松打虎😀。", "--model", model_folder, "--out", out, "--png", png)
+    assert done.code == 0, done.err
+    heads = re.findall(r"^ *(\d) +(\d) ", done.out, re.MULTILINE)
     assert heads == [(str(layer), str(head)) for layer in range(2) for head in range(5)]
     assert "武松打虎" in out.read_text(encoding="utf-8")
     assert len(list(png.glob("*.png"))) == 11
 
 
-def test_see_reads_a_file_and_sorts(model_folder: Path, tmp_path: Path) -> None:
+def test_see_reads_a_file_and_sorts(headwise: Command, model_folder: Path, tmp_path: Path) -> None:
     text = tmp_path / "in.txt"
     text.write_text("武松打虎。\r\nThe tiger!", encoding="utf-8")
     done = headwise("see", "--file", text, "--model", model_folder, "--out", tmp_path / "r.html", "--sort", "entropy")
-    assert done.returncode == 0, done.stderr
-    entropies = [float(x) for x in re.findall(r"^ *\d +\d +([\d.]+)", done.stdout, re.MULTILINE)]
+    assert done.code == 0, done.err
+    entropies = [float(x) for x in re.findall(r"^ *\d +\d +([\d.]+)", done.out, re.MULTILINE)]
     assert entropies == sorted(entropies, reverse=True)
     assert len(entropies) == 10
 
 
-def test_train_then_see_and_write_with_the_result(tmp_path: Path) -> None:
+def test_train_then_see_and_write_with_the_result(headwise: Command, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("武松打虎，林冲夜奔。" * 60, encoding="utf-8")
     out = tmp_path / "run"
     sizes = ("--d-model", "16", "--num-layers", "1", "--num-heads", "2", "--d-ff", "20", "--context", "12")
     done = headwise("train", text, "--out", out, "--steps", "6", "--eval-every", "3", "--batch-size", "4", *sizes)
-    assert done.returncode == 0, done.stderr
-    assert "held-out loss, all" in done.stdout
+    assert done.code == 0, done.err
+    assert "held-out loss, all" in done.out
     assert [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()] == [3, 6]
     written = [headwise("write", "--model", out, "--prompt", "武", "--length", "9", "--seed", "1") for _ in range(2)]
-    assert written[0].returncode == 0, written[0].stderr
-    assert written[0].stdout == written[1].stdout
-    assert len(written[0].stdout.rstrip("\n")) == 10
-    assert headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html").returncode == 0
+    assert written[0].code == 0, written[0].err
+    assert written[0].out == written[1].out
+    assert len(written[0].out.rstrip("\n")) == 10
+    assert headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html").code == 0
 
 
-def test_train_another_design_then_see_and_write_with_it(tmp_path: Path) -> None:
+def test_train_another_design_then_see_and_write_with_it(headwise: Command, tmp_path: Path) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("武松打虎，林冲夜奔。" * 60, encoding="utf-8")
     sizes = ("--d-model", "16", "--num-layers", "1", "--num-heads", "4", "--d-ff", "20", "--context", "12")
     design = ("--design", "sparse_mixture", "--num-kv-heads", "2", "--set", "top-k=2", "--order", "post")
     done = headwise("train", text, "--out", out, "--steps", "4", "--batch-size", "4", *sizes, *design)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     written = headwise("write", "--model", out, "--prompt", "武", "--length", "9", "--seed", "1")
-    assert len(written.stdout.rstrip("\n")) == 10, written.stderr
+    assert len(written.out.rstrip("\n")) == 10, written.err
     seen = headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html")
-    assert seen.returncode == 0, seen.stderr
-    assert "1 layers × 4 heads (sparse_mixture, 2 of keys and values)" in seen.stdout
+    assert seen.code == 0, seen.err
+    assert "1 layers × 4 heads (sparse_mixture, 2 of keys and values)" in seen.out
     assert "did not choose the head" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
-def test_reconstruct_writes_its_report(tmp_path: Path) -> None:
+def test_reconstruct_writes_its_report(headwise: Command, tmp_path: Path) -> None:
     text = tmp_path / "s.txt"
     text.write_text("武松打虎\n林冲\n", encoding="utf-8")
     done = headwise("train", text, "--experiment", "reconstruct", "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert "mass stolen by padding" in done.stdout
+    assert done.code == 0, done.err
+    assert "mass stolen by padding" in done.out
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_trace_and_measures_print() -> None:
+def test_trace_and_measures_print(headwise: Command) -> None:
     done = headwise("trace", "--seq", "3", "--causal", "--lang", "zh")
-    assert "加权和" in done.stdout
-    latent = headwise("trace", "--design", "latent", "--set", "latent-dim=3", "--num-heads", "4").stdout
+    assert "加权和" in done.out
+    latent = headwise("trace", "--design", "latent", "--set", "latent-dim=3", "--num-heads", "4").out
     assert "W_DKV" in latent
     assert "[1 × 4 × 3]" in latent
     from headwise.measures import GIVEN, MEASURES
 
-    listed = headwise("measures").stdout
+    listed = headwise("measures").out
     assert all(name in listed for name in [*MEASURES, *GIVEN])
 
 
@@ -115,7 +109,11 @@ def test_trace_and_measures_print() -> None:
         (["trace", "--d-model", "7", "--num-heads", "2"], ["d_model=7 is not divisible by num_heads=2"]),
     ],
 )
-def test_bad_input_is_one_clear_line(args: list[str], words: list[str], model_folder: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_clear_line(
+    headwise: Command, args: list[str], words: list[str], model_folder: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "empty.txt").write_bytes(b"")
     (tmp_path / "short.txt").write_text("武松" * 20, encoding="utf-8")
@@ -124,12 +122,20 @@ def test_bad_input_is_one_clear_line(args: list[str], words: list[str], model_fo
     (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
     if args[0] in ("see", "write") and "--model" not in args:
         args = [*args, "--model", str(model_folder)]
-    done = headwise(*args, cwd=tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    done = headwise(*args)
+    assert done.code == 2, done.out + done.err
+    assert "Traceback" not in done.err
+    assert len(done.err.strip().splitlines()) == 1
     for word in words:
-        assert word in done.stderr, done.stderr
+        assert word in done.err, done.err
+
+
+def test_a_program_that_was_given_bad_input_ends_with_one_clear_line(tmp_path: Path) -> None:
+    done = program("see", "--file", tmp_path / "missing.txt", "--out", tmp_path / "r.html")
+    assert (done.code, done.out) == (2, "")
+    assert "missing.txt" in done.err
+    assert len(done.err.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_leaves_no_half_report(model_folder: Path, tmp_path: Path) -> None:

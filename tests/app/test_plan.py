@@ -2,15 +2,13 @@
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from commands import Command, program
 from rich.console import Console
 
 from headwise.configs import CONFIGS, find
@@ -46,12 +44,6 @@ PLANS = {
     "trade-off": trade_off(4096, Work(1, 8192, 8192)),
     "designs": compare_designs(4096, 32, Work(1, 8192, 8192)),
 }  # fmt: skip
-
-
-def headwise(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    command = [sys.executable, "-m", "headwise", "plan", *map(str, args)]
-    return subprocess.run(command, capture_output=True, text=True, env=env, encoding="utf-8")
 
 
 def text(plan: Plan, width: int) -> str:
@@ -225,30 +217,30 @@ def test_the_documentation_shows_the_tables_of_today(page: str, table: Table) ->
     assert markdown_table(table) in path.read_text(encoding="utf-8")
 
 
-def test_command_prints_markdown_and_json() -> None:
-    found = headwise("--config", "gpt-2-small", "--seq", "1024", "--json", "--peak", "1e12", "--bandwidth", "5e10")
-    assert found.returncode == 0, found.stderr
+def test_command_prints_markdown_and_json(headwise: Command) -> None:
+    found = headwise("plan", "--config", "gpt-2-small", "--seq", 1024, "--json", "--peak", 1e12, "--bandwidth", 5e10)
+    assert found.code == 0, found.err
     expected = plan_model(find("gpt-2-small"), Load(1, 1024), machine=MACHINE)
-    assert found.stdout == to_json(expected)
-    found = headwise("--design", "gqa", "--d-model", 4096, "--num-heads", 32, "--num-kv-heads", 8, "--markdown")
-    assert found.stdout == to_markdown(plan_design("gqa", GQA, Work(1, 2048, 2048)))
+    assert found.out == to_json(expected)
+    found = headwise("plan", "--design", "gqa", "--d-model", 4096, "--num-heads", 32, "--num-kv-heads", 8, "--markdown")
+    assert found.out == to_markdown(plan_design("gqa", GQA, Work(1, 2048, 2048)))
 
 
-def test_command_prints_text() -> None:
-    found = headwise("--config", "llama_2_70B", "--seq", "4096", "--batch", "1")
-    assert found.returncode == 0, found.stderr
-    assert found.stdout.splitlines()[0] == "llama-2-70b: 68,976,648,192 parameters"
-    assert re.search(r"cache, all tokens +1\.34 GB", found.stdout)
-    assert "deepseek-v2" in headwise("--list").stdout
+def test_command_prints_text(headwise: Command) -> None:
+    found = program("plan", "--config", "llama_2_70B", "--seq", "4096", "--batch", "1")
+    assert found.code == 0, found.err
+    assert found.out.splitlines()[0] == "llama-2-70b: 68,976,648,192 parameters"
+    assert re.search(r"cache, all tokens +1\.34 GB", found.out)
+    assert "deepseek-v2" in headwise("plan", "--list").out
 
 
-def test_command_draws_the_trade_off(tmp_path: Path) -> None:
+def test_command_draws_the_trade_off(headwise: Command, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
     out = tmp_path / "new" / "t.png"
-    found = headwise("--trade-off", "--d-model", "768", "--plot", out, "--json")
-    assert found.returncode == 0, found.stderr
-    assert len(json.loads(found.stdout)["tables"]["trade_off"]) == 9
+    found = headwise("plan", "--trade-off", "--d-model", "768", "--plot", out, "--json")
+    assert found.code == 0, found.err
+    assert len(json.loads(found.out)["tables"]["trade_off"]) == 9
     picture = imread(out)
     assert picture.shape[0] > 400
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20
@@ -306,13 +298,13 @@ def test_other_sizes_reach_the_design() -> None:
         (["--trade-off", "--d-model", "8", "--num-heads", "2"], ["--trade-off", "--d-model"]),
     ],
 )
-def test_bad_options_are_one_clear_line(args: list[str], words: list[str]) -> None:
-    found = headwise(*args)
-    assert found.returncode == 2, found.stdout
-    assert found.stdout == ""
-    assert len(found.stderr.strip().splitlines()) == 1
+def test_bad_options_are_one_clear_line(headwise: Command, args: list[str], words: list[str]) -> None:
+    found = headwise("plan", *args)
+    assert found.code == 2, found.out
+    assert found.out == ""
+    assert len(found.err.strip().splitlines()) == 1
     for word in words:
-        assert word in found.stderr, found.stderr
+        assert word in found.err, found.err
 
 
 def test_library_raises_the_same() -> None:

@@ -1,6 +1,5 @@
 """headwise prune, convert and budget: what they plan is what they write, and the source stays as it was."""
 
-import io
 import json
 import random
 import subprocess
@@ -14,7 +13,6 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import headwise as hw
-from headwise.cli import main
 from headwise.lm.checkpoint import load_model, save_model
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
@@ -25,12 +23,6 @@ from headwise.refit.sizes import counts_in, expected_cache_bytes, expected_param
 from headwise.views.pruning import pruning_figure
 
 WORDS = ["话说", "武松", "打虎。", "The tiger", " sleeps!", "又来", "再来？\n"]
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture(scope="session")
@@ -51,24 +43,6 @@ def shared_folder(model: tuple[Decoder, CharTokenizer], tmp_path_factory: pytest
     )
     save_model(folder / "model.safetensors", Decoder(config), model[1], {"step": 3}, dtype=torch.float16)
     return folder
-
-
-@pytest.fixture
-def headwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """The command line, in this process."""
-    monkeypatch.setenv("COLUMNS", "130")
-
-    def run(*args: object, answer: str | None = "") -> Done:
-        monkeypatch.setattr(sys, "argv", ["headwise", *map(str, args)])
-        monkeypatch.setattr(sys, "stdin", None if answer is None else io.StringIO(answer))
-        code = 0
-        try:
-            main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return Done(code, *capsys.readouterr())
-
-    return run
 
 
 def numbers(path: Path) -> Any:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 OWNER = re.compile(r"8headwise(?:8(portable)|4(avx2)|6(avx512)|10(avx512bf16))(?![a-z])")
 
 
+@cache  # the same instructions come again and again
 def level(code: bytes, text: str) -> str:
     """What an instruction needs: its bytes, and objdump's words for it."""
     mnemonic = next(
@@ -63,12 +65,12 @@ def functions(listing: str) -> dict[str, dict[str, str]]:
     return dict(found)
 
 
-def too_high(listing: str, limit: str) -> list[str]:
-    """The functions that need more than `limit`, as "function: instruction (level)"."""
+def too_high(found: dict[str, dict[str, str]], limit: str) -> list[str]:
+    """Of `functions`, those that need more than `limit`, as "function: instruction (level)"."""
     allowed = LEVELS[: LEVELS.index(limit) + 1]
     return [
         f"{name}: {text} ({needed})"
-        for name, needs in functions(listing).items()
+        for name, needs in found.items()
         for needed, text in needs.items()
         if needed not in allowed
     ]

@@ -33,15 +33,16 @@ def pattern(q: Tensor, k: Tensor, mask: Mask | None, p: float, seed: int) -> Ten
 
 
 def compare(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, score: Iterable[Score] = (), dropout: float = 0.0
-) -> None:
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, score: Iterable[Score] = (), dropout: float = 0.0,
+    scale: float | None = None,
+) -> None:  # fmt: skip
     """Output, and gradients of q, k and v under a random gradient of the output."""
     score = tuple(score)
     kept = pattern(q, k, mask, dropout, 11) if dropout else 1.0
     given = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    out = run(*given, mask, score, dropout=dropout, seed=11).out
-    expected = (truth(exact[0], exact[1], mask, score).p * kept) @ exact[2].repeat_interleave(
+    out = run(*given, mask, score, scale=scale, dropout=dropout, seed=11).out
+    expected = (truth(exact[0], exact[1], mask, score, scale).p * kept) @ exact[2].repeat_interleave(
         q.shape[1] // v.shape[1], 1
     )
     assert error(out, expected) <= LIMITS[q.dtype]
@@ -66,6 +67,15 @@ def test_gradients_under_masks(name: str, dtype: torch.dtype) -> None:
 def test_gradients_under_scores(name: str) -> None:
     for mask in ("everything", "window and sinks", "nothing for some", "dense"):
         compare(*qkv(), MASKS[mask](2, 37, 53), fixed(SCORES[name](2, 6, 37, 53)))
+
+
+@pytest.mark.parametrize("scale", [-0.6, 0.0, 0.9])
+@pytest.mark.parametrize("name", ["none", "soft cap", "all"])
+def test_gradients_under_any_scale(name: str, scale: float) -> None:
+    for dtype in LIMITS:
+        inputs = qkv(2, 6, 3, 37, 150, 21, 35, dtype=dtype)
+        score = () if name == "none" else fixed(SCORES[name](2, 6, 37, 150))
+        compare(*inputs, MASKS["window and sinks"](2, 37, 150), score, scale=scale)
 
 
 @settings(deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -60,21 +60,35 @@ def check_squares(found: Squares | None, p: Tensor, allowed: Tensor, cell: int) 
     close(found.largest, in_squares(p, cell).amax(-1))
 
 
-def check(whole: Whole, rows: Span, cols: Span, cell: int) -> None:
+def in_diagonals(x: Tensor) -> Tensor:
+    """Sums over the diagonals, lower left to upper right: [b, h, n + m - 1]."""
+    n, m = x.shape[2:]
+    # Rows from below, each one place further to the right.
+    longer = torch.nn.functional.pad(x.flip(2), (0, n)).flatten(2)[..., : n * (n + m - 1)]
+    return longer.unflatten(2, (n, n + m - 1)).sum(2)
+
+
+def check(whole: Whole, rows: Span, cols: Span, *cells: int) -> None:
     given_, p, allowed = whole.part(rows, cols)
     tile = observe.weights(*given_)
     close(tile, p)
     assert tile is not None
     assert (tile[~allowed] == 0).all()
-    check_squares(observe.pooled(*given_, cell), p, allowed, cell)
+    for cell in cells:
+        check_squares(observe.pooled(*given_, cell), p, allowed, cell)
     mass = observe.diagonals(*given_)
     n, m = p.shape[2:]
-    sums = torch.stack([p.diagonal(i, 2, 3).sum(-1) for i in range(1 - n, m)], -1)
+    sums = in_diagonals(p)
     close(mass, sums, near=1e-6)
-    cells = torch.stack([allowed.diagonal(i, 2, 3).sum(-1) for i in range(1 - n, m)], -1)
     offsets, means = diagonal_means(*given_, mass)
-    close(means, sums / cells.clamp_min(1), near=1e-6)
+    close(means, sums / in_diagonals(allowed.long()).clamp_min(1), near=1e-6)
     assert offsets.tolist() == [x + cols.start - rows.start - whole.rule.grid.shift for x in range(1 - n, m)]
+
+
+def test_diagonals_are_those_of_torch() -> None:
+    p = torch.randn(2, 3, 7, 5, dtype=torch.float64)
+    expected = torch.stack([p.diagonal(i, 2, 3).sum(-1) for i in range(-6, 5)], -1)
+    torch.testing.assert_close(in_diagonals(p), expected)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -82,8 +96,7 @@ def check(whole: Whole, rows: Span, cols: Span, cell: int) -> None:
 def test_masks(name: str, dtype: torch.dtype) -> None:
     q, k, _ = qkv(dtype=dtype)
     whole = Whole(q, k, MASKS[name](2, 37, 53))
-    for cell in (1, 3, 8, 16, 60):
-        check(whole, Span(0, 37), Span(0, 53), cell)
+    check(whole, Span(0, 37), Span(0, 53), 1, 3, 8, 16, 60)
     check(whole, Span(5, 30), Span(9, 52), 4)
 
 
@@ -117,8 +130,7 @@ def test_many_blocks(n: int, m: int) -> None:
     q, k, _ = qkv(1, 2, 1, n, m, 16)
     for mask in (Causal(), Window(33, 5)):
         whole = Whole(q, k, mask)
-        for cell in (7, 45, 100, 650):
-            check(whole, Span(0, n), Span(0, m), cell)
+        check(whole, Span(0, n), Span(0, m), 7, 45, 100, 650)
 
 
 def test_strides() -> None:

@@ -50,9 +50,10 @@ LIBRARY = ROOT / "src" / "headwise" / "kernels" / "cpu" / NAME
 def test_levels_are_told_apart(code: str, text: str, needed: str) -> None:
     assert level(bytes.fromhex(code), text) == needed
     listing = f"0000000000000000 <f>:\n   0:\t{code} \t{text}\n"
-    assert functions(listing) == {"f": {needed: text}}
-    assert too_high(listing, needed) == []
-    assert (too_high(listing, BASELINE) == []) == (needed == BASELINE)
+    found = functions(listing)
+    assert found == {"f": {needed: text}}
+    assert too_high(found, needed) == []
+    assert (too_high(found, BASELINE) == []) == (needed == BASELINE)
 
 
 @pytest.mark.parametrize(
@@ -75,10 +76,10 @@ def test_objects_stay_within_their_target(target: str) -> None:
     files = sorted((OBJECTS / f"headwise_{target}.dir").rglob("*.o"))
     if not files:
         pytest.skip(f"no object files of {target}: `make native` compiles, if the compiler knows that target")
-    listings = [disassemble(file) for file in files]
-    assert [line for listing in listings for line in too_high(listing, LEVEL_OF[target])] == []
+    found = [functions(disassemble(file)) for file in files]
+    assert [line for one in found for line in too_high(one, LEVEL_OF[target])] == []
     # It is also worth its name: the flags reached the compiler, and the code uses what they allow.
-    used = {needed for listing in listings for needs in functions(listing).values() for needed in needs}
+    used = {needed for one in found for needs in one.values() for needed in needs}
     assert LEVEL_OF[target] in used
 
 
@@ -86,22 +87,16 @@ def test_dispatch_runs_on_any_cpu() -> None:
     files = sorted((OBJECTS / "headwise.dir").rglob("*.o"))
     if not files:
         pytest.skip("no object files: `make native` compiles them")
-    assert [line for file in files for line in too_high(disassemble(file), BASELINE)] == []
+    assert [line for file in files for line in too_high(functions(disassemble(file)), BASELINE)] == []
 
 
 def test_library_uses_vectors_in_their_namespaces_only() -> None:
     """An inline function that two targets share is linked once, from any of them: so none may be shared."""
     if not LIBRARY.exists():
         pytest.skip(f"there is no {NAME}: `make native` compiles it")
-    listing = disassemble(LIBRARY)
-    sections: dict[str | None, list[str]] = {}
-    where = None
-    for line in listing.splitlines():
-        if line.endswith(">:"):
-            where = owner(line)
-        sections.setdefault(where, []).append(line)
-    if set(sections) == {None}:
+    found = functions(disassemble(LIBRARY))
+    if {owner(name) for name in found} == {None}:
         pytest.skip("the library's symbols are stripped")
-    wrong = [line for name, lines in sections.items()
-             for line in too_high("\n".join(lines), LEVEL_OF[name] if name else BASELINE)]  # fmt: skip
+    wrong = [line for name, needs in found.items()
+             for line in too_high({name: needs}, LEVEL_OF.get(owner(name) or "", BASELINE))]  # fmt: skip
     assert wrong == []

@@ -1,4 +1,4 @@
-"""Heads of models with an encoder and a decoder, or of images: BART, Whisper, T5, UMT5, CLIP."""
+"""Heads of models with an encoder and a decoder, or of images: BART, Whisper, T5, UMT5, CLIP, ViT."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +23,10 @@ T5_SIZES = {
     "vocab_size": VOCAB, "d_model": 20, "d_kv": 6, "d_ff": 29, "num_layers": 2, "num_heads": 4, "pad_token_id": 0,
     "decoder_start_token_id": 1, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16,
 }  # fmt: skip
+VISION = {
+    "hidden_size": 24, "intermediate_size": 29, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 12,
+    "patch_size": 4,
+}  # fmt: skip
 
 
 def bart() -> tuple[Any, dict[str, Any]]:
@@ -44,9 +48,12 @@ def umt5() -> tuple[Any, dict[str, Any]]:
 
 
 def clip() -> tuple[Any, dict[str, Any]]:
-    sizes = {"hidden_size": 24, "intermediate_size": 29, "num_hidden_layers": 2, "num_attention_heads": 4}
     pictures = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    return transformers.CLIPVisionConfig(**sizes, image_size=12, patch_size=4), {"pixel_values": pictures}
+    return transformers.CLIPVisionConfig(**VISION), {"pixel_values": pictures}
+
+
+def vit() -> tuple[Any, dict[str, Any]]:
+    return transformers.ViTConfig(**VISION), clip()[1]
 
 
 KINDS: dict[str, tuple[Callable[[], tuple[Any, dict[str, Any]]], str, list[int]]] = {
@@ -55,6 +62,7 @@ KINDS: dict[str, tuple[Callable[[], tuple[Any, dict[str, Any]]], str, list[int]]
     "t5": (t5, "t5", [4] * 6),
     "umt5": (umt5, "t5", [4] * 6),
     "clip": (clip, "bart", [4, 4]),
+    "vit": (vit, "vit", [4, 4]),
 }
 CUT = [name for name in KINDS if name != "t5"]
 

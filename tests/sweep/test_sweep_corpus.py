@@ -37,13 +37,18 @@ def test_files_folders_and_patterns_each_file_once(tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [("gone.txt", "does not exist"), ("*.foo", "no file is so called"), ("a.gz", "unpack it"), ("a.json", "JSON lines"),
-     ("folder", "holds no texts"), ("broken.parquet", "no Parquet file"), ("empty.txt", "the corpus is empty")],
+     ("folder", "holds no texts"), ("broken.parquet", "no Parquet file"), ("empty.txt", "the corpus is empty"),
+     ("pipe", "a pipe or a device")],
 )  # fmt: skip
 def test_what_is_no_corpus_is_named(tmp_path, name, says):
     (tmp_path / "folder").mkdir()
     for file in ("a.gz", "a.json", "broken.parquet"):
         (tmp_path / file).write_text("x" * 50)
     (tmp_path / "empty.txt").touch()
+    if name == "pipe":
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("no pipes with names here")
+        os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TextError, match=says):
         find_sources([tmp_path / name])
     with pytest.raises(ConfigError, match="at least one file"):

@@ -230,7 +230,7 @@ def test_a_text_without_tokens_is_an_empty_corpus(model_folder, tmp_path):
 
 def test_half_a_surrogate_pair_is_named_by_its_line(model_folder, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n{"text": "\\ud800"}\n', encoding="utf-8")
-    with pytest.raises(TextError, match=r"a\.jsonl', text at byte 15: .*half of a surrogate pair"):
+    with pytest.raises(TextError, match=r"a\.jsonl', line at byte 15: .*half of a surrogate pair"):
         measure_corpus(model_folder, tmp_path / "a.jsonl", tmp_path / "out.csv", **SMALL)
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from sweep_samples import WINDOW, said, write_jsonl
 
+import headwise.sweep.ranks as ranks
+from headwise.cli import main
 from headwise.sweep.journal import Journal
 
 HERE = Path(__file__).parent
@@ -44,6 +46,20 @@ def run(processes, *args, **more):
 
 
 @pytest.fixture
+def alone(monkeypatch, small_pieces):
+    """alone(*args): by one process, this one, to the end."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["headwise", "measure", *map(str, args)])
+        main()
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the programs have it
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def options(model_folder, tmp_path):
     """A corpus of uneven units: lines, many of them in one, and texts."""
     (tmp_path / "a.txt").write_text(said(9000, 1), encoding="utf-8")
@@ -69,21 +85,19 @@ def test_two_and_four_processes_give_the_bits_of_one(options, tmp_path):
     assert len(tables[1].splitlines()) == 1 + 3 * 6 * 3
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_killed_in_the_middle_and_started_again(options, tmp_path, killed):
-    """By two processes, then by four, then by one: each takes up what the last one left."""
+def test_killed_in_the_middle_and_started_again(options, alone, tmp_path):
+    """By two processes, then by four, then by one: each takes up what the last one left, whichever was killed."""
     whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
-    assert run(1, *options, "--out", whole).returncode == 0
+    alone(*options, "--out", whole)
     before = 0
-    for processes, accident in ((2, f"kill:{killed}:2"), (4, f"kill:{killed}:1")):
+    for processes, accident in ((2, "kill:0:2"), (4, "kill:1:1")):
         done = run(processes, *options, "--out", parts, HEADWISE_ACCIDENT=accident)
         assert done.returncode != 0
         assert not parts.exists()
         now, of = Journal(parts).so_far()
         assert before < now < of, done.stderr
         before = now
-    done = run(1, *options, "--out", parts)
-    assert done.returncode == 0, done.stderr
+    alone(*options, "--out", parts)
     assert parts.read_bytes() == whole.read_bytes()
 
 
@@ -106,7 +120,7 @@ def test_what_the_user_can_mend_is_said_once(options, tmp_path):
     assert not Journal(out).folder.exists()
 
 
-def test_who_is_left_without_a_launcher_ends_too(options, tmp_path):
+def test_who_is_left_without_a_launcher_ends_too(options, alone, tmp_path):
     """Two processes that nobody looks after: one is killed, the other sees that it gives no sign of life."""
     out, port = tmp_path / "out.csv", str(20000 + os.getpid() % 20000)
     address = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port, "HEADWISE_SILENCE": "15"}
@@ -121,7 +135,8 @@ def test_who_is_left_without_a_launcher_ends_too(options, tmp_path):
     (_, said_by_first), _ = (job.communicate(timeout=LIMIT) for job in jobs)
     assert [job.returncode for job in jobs] == [2, -signal.SIGKILL]
     assert "process 1 of 2 gives no sign of life; the same command goes on" in said_by_first
-    assert run(1, *options, "--out", out).returncode == 0
+    alone(*options, "--out", out)
+    assert out.exists()
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -144,7 +159,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(options, tmp_path, sent, code):
     assert not list(Journal(out).folder.glob(".*.tmp"))
 
 
-def test_a_full_disk_is_told_and_nothing_is_lost(options, tmp_path):
+def test_a_full_disk_is_told_and_nothing_is_lost(options, alone, tmp_path):
     """A file may not grow beyond some bytes: the manifest fits, and so does no unit."""
     resource = pytest.importorskip("resource", reason="no limits of files here")
     out = tmp_path / "out.csv"
@@ -161,4 +176,21 @@ def test_a_full_disk_is_told_and_nothing_is_lost(options, tmp_path):
     assert "3 finished units are safe there, and the same command goes on" in full.stderr
     assert "Traceback" not in full.stderr
     assert Journal(out).so_far() == before
-    assert run(1, *options, "--out", out).returncode == 0
+    alone(*options, "--out", out)
+    assert out.exists()
+
+
+def test_the_store_is_asked_now_and_then_however_small_the_batches_are(monkeypatch):
+    store = torch.distributed.HashStore()
+    asked = []
+    for name in ("check", "add"):
+        monkeypatch.setattr(store, name, lambda *args, name=name: asked.append(name) or 0, raising=False)
+    monkeypatch.setattr(ranks, "BEAT", 1e6)
+    one = ranks.Ranks(1, 3, store)
+    begun = time.monotonic()
+    for _ in range(1000):
+        one.check()
+    looks = 1 + (time.monotonic() - begun) // ranks.LOOK
+    assert asked.count("check") <= looks
+    assert asked.count("add") <= 1 + 2 * looks  # its own sign of life, and those of the other two
+    one._end.set()

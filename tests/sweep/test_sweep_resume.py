@@ -7,7 +7,8 @@ import pytest
 import torch
 from sweep_samples import WINDOW, make_model, said
 
-from headwise.errors import CheckpointError, ConfigError
+import headwise.sweep.run as run
+from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.sweep import measure_corpus
 from headwise.sweep.journal import Journal
 
@@ -142,7 +143,7 @@ def test_one_run_at_a_time(model_folder, corpus, tmp_path):
     out = tmp_path / "out.csv"
     begun(model_folder, corpus, out)
     first = Journal(out)
-    first.open(restart=False)
+    first.open()
     with pytest.raises(ConfigError, match=rf"measured by another run \(process {os.getpid()}\)"):
         measure_corpus(model_folder, corpus, out, **OPTIONS)
     first.close()
@@ -170,3 +171,47 @@ def test_a_broken_manifest_or_unit_is_told(model_folder, corpus, tmp_path):
     assert torch.equal(
         found.total.numbers, measure_corpus(model_folder, corpus, tmp_path / "w.csv", **OPTIONS).total.numbers
     )
+
+
+def test_what_is_wrong_with_names_is_told_before_a_model_is_loaded(model_folder, corpus, tmp_path, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(run, "open_subject", loaded.append)
+    (tmp_path / "there.csv").write_text("a table")
+    with pytest.raises(ConfigError, match=r"there\.csv' is there already"):
+        measure_corpus(model_folder, corpus, tmp_path / "there.csv", **OPTIONS)
+    with pytest.raises(TextError, match=r"absent\.txt' does not exist"):
+        measure_corpus(model_folder, [*corpus, tmp_path / "absent.txt"], tmp_path / "out.csv", **OPTIONS)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        measure_corpus(model_folder, corpus, tmp_path / "there.csv" / "out.csv", **OPTIONS)
+    assert loaded == []
+    assert not Journal(tmp_path / "out.csv").folder.exists()
+
+
+def test_restart_keeps_what_was_done_until_the_model_is_there(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    before = begun(model_folder, corpus, out)
+    with pytest.raises(CheckpointError, match="absent"):
+        measure_corpus(tmp_path / "absent", corpus, out, **OPTIONS, restart=True)
+    assert Journal(out).so_far()[0] == before > 0
+
+
+def test_a_corpus_that_changes_while_it_is_measured_is_told(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    other = corpus[1].read_text(encoding="utf-8").replace("松", "武")
+
+    def step(what, done, of):
+        if what.startswith("measuring"):
+            corpus[1].write_text(other, encoding="utf-8")
+
+    with pytest.raises(TextError, match=r"changed while it was measured: .*b\.txt"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS, step=step)
+    assert not out.exists()
+    with pytest.raises(ConfigError, match=r"b\.txt"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    measure_corpus(model_folder, corpus, out, **OPTIONS, restart=True)
+
+
+def test_heads_that_are_none_are_told(model_folder, corpus, tmp_path):
+    for none in ({"layers": []}, {"heads": []}):
+        with pytest.raises(ConfigError, match=r"no head of .* is meant"):
+            measure_corpus(model_folder, corpus, tmp_path / "out.csv", **OPTIONS, **none)

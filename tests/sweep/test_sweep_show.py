@@ -93,7 +93,8 @@ def test_the_command_writes_table_and_picture(tmp_path):
 @pytest.mark.parametrize(
     ("more", "says"),
     [(["--sort", "entropie"], "sort='entropie'"), (["--png", "heads.jpg"], "png='heads.jpg'"),
-     (["--layers", "1,x"], "--layers '1,x'"), (["--heads", "-3"], "--heads '-3'")],
+     (["--layers", "1,x"], "--layers '1,x'"), (["--heads", "-3"], "--heads '-3'"),
+     (["--layers", "2-0"], "--layers '2-0'")],
 )  # fmt: skip
 def test_options_of_the_command_are_checked_first(tmp_path, more, says):
     (tmp_path / "a.txt").write_text(said(30, 1), encoding="utf-8")

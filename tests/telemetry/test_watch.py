@@ -132,6 +132,7 @@ def test_micro_batches_of_a_step_are_one_batch():
             model(part)
         summary = record.step()
         assert record.step() is None  # nothing has run since
+    assert repr(record) == "Record(3 layers; 1 of 2 steps measured; not watching)"  # there was none to be ended
     with hw.watch(model) as whole:
         model(x(b=6))
     assert summary is record.latest
@@ -162,6 +163,24 @@ def test_totals_are_the_mean_over_all_rows():
         model(torch.cat((x(b=2, seed=1), x(b=5, seed=2))))
     assert_close(record.totals.numbers, whole.latest.numbers, rtol=1e-5, atol=1e-6)
     assert record.table().steps == 2
+
+
+def test_a_step_under_way_ends_when_the_watching_does():
+    model = mixed()
+    with hw.watch(model, steps="manual") as record:
+        model(x(seed=1))
+        record.step()
+        model(x(seed=2))
+    assert record.ledger.index == record.totals.steps == len(record.history) == 2
+    record.start().stop()
+    assert record.ledger.index == 2
+
+
+def test_tables_have_four_digits_in_every_cell():
+    with hw.watch(mixed()) as record:
+        record.model(x())
+    cells = [cell for row in record.table().table()[1] for cell in row[2:]]
+    assert all(len(cell.replace(".", "").lstrip("-0")) == 4 or float(cell) == 0 for cell in cells)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -446,5 +465,8 @@ def test_arguments_that_will_not_do_are_named(options, message):
 
 
 def test_no_module_at_all_is_told():
+    for layers in ([], 2.5, [0, 1.5], True, [None], {}):
+        with pytest.raises(hw.ConfigError, match=r"layers=.*: expected names of attention modules or their indices"):
+            hw.watch(hw.MultiHeadAttention(12, 3), layers=layers)
     with pytest.raises(hw.ConfigError, match=r"expected an nn\.Module, got str"):
         hw.watch("model")

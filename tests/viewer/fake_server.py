@@ -79,12 +79,13 @@ class Fake:
     asked: list[str] = field(default_factory=list)  # method and path with query, without the token
     steps: int = 2  # polls that a reading takes
     url: str = ""
+    notes: list[dict[str, Any]] = field(default_factory=lambda: [{"text": "A note.", "code": "a_note", "values": {}}])
     cut: int = 0  # tiles whose reader had gone before they were sent
 
     def add(self, text: str, title: str = "") -> str:
         """A text that is ready at once."""
         name = f"t{len(self.texts)}"
-        self.texts[name] = {"text": text, "title": title, "left": 0, "state": "ready"}
+        self.texts[name] = {"text": text, "title": title, "left": 0, "state": "ready", "drawn": sum(self.heads)}
         return name
 
     def tokens(self, name: str) -> list[tuple[str, str]]:
@@ -101,9 +102,10 @@ class Fake:
         entry = self.texts[name]
         n = len(self.tokens(name))
         if entry["state"] not in ("cancelled", "failed"):
-            early = "reading" if entry["left"] > self.steps // 2 else "pooling"
-            entry["state"] = "ready" if entry["left"] <= 0 else early
+            entry["state"] = "ready" if entry["left"] <= 0 else "reading"
             entry["left"] -= 1
+        done = self.steps - max(0, entry["left"] + 1)
+        entry["drawn"] = sum(self.heads) * done // self.steps  # heads
         coarsest = 1
         while -(-n // coarsest) > SIDE:
             coarsest *= 2
@@ -118,9 +120,9 @@ class Fake:
             "mean_distance": {"unit": "token", "about": "How far back.", "values": spread},
         }
         return {
-            "id": name, "state": entry["state"], "what": "layer 1", "done": self.steps - entry["left"],
-            "of": self.steps + 1, "error": entry.get("error"), "title": entry["title"], "n": n, "coarsest": coarsest,
-            "base": min(16, coarsest), "statistics": statistics, "notes": ["A note."],
+            "id": name, "state": entry["state"], "what": "drawing" if done % 2 else "reading", "layer": 0, "done": done,
+            "of": self.steps, "drawn": entry["drawn"], "error": entry.get("error"), "title": entry["title"], "n": n,
+            "coarsest": coarsest, "base": min(16, coarsest), "statistics": statistics, "notes": self.notes,
         }  # fmt: skip
 
 
@@ -243,4 +245,4 @@ def overview(fake: Fake, name: str, most: int, reduce: str) -> np.ndarray:
         cell *= 2
     every = range(-(-n // cell))
     heads = [(layer, head) for layer, count in enumerate(fake.heads) for head in range(count)]
-    return np.stack([cells(*place, n, cell, every, every, reduce) for place in heads])
+    return np.stack([cells(*place, n, cell, every, every, reduce) for place in heads[: fake.texts[name]["drawn"]]])

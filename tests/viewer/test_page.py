@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import ConfigError
+from headwise.measures import MEASURES
+from headwise.subject.remarks import SENTENCES
 from headwise.viewer import words as viewer_words
 from headwise.viewer.page import SCRIPTS, viewer_page
+from headwise.viewer.said import IN_CHINESE
+from headwise.viewer.text import STATISTICS
 from headwise.views.words import LANGUAGES
 
 FOLDER = Path(viewer_words.__file__).parent / "page"
@@ -22,7 +26,7 @@ def test_every_word_that_is_asked_for_is_there_and_every_word_is_asked_for():
     there = set(viewer_words.words("en"))
     in_document = set(re.findall(r'data-t(?:-\w+)?="(\w+)"', OWN["view.html"]))
     in_scripts = set(re.findall(r"\bT\.(\w+)", CODE))
-    built = {f"state_{state}" for state in ("reading", "pooling")} | {"linear", "sqrt", "log"}  # T[name]
+    built = {f"state_{state}" for state in ("reading", "drawing")} | {"linear", "sqrt", "log"}  # T[name]
     assert in_document | in_scripts | built == there
 
 
@@ -32,6 +36,18 @@ def test_marks_of_a_word_are_the_same_in_both_languages(lang):
     for name in english:
         assert sorted(re.findall(r"\{\w+\}", table[name])) == sorted(re.findall(r"\{\w+\}", english[name])), name
         assert table[name].strip() == table[name] != ""
+
+
+def test_all_that_the_server_says_is_said_in_chinese():
+    """Each code has a sentence, with no mark that its values do not fill; and there is no sentence without its code."""
+    server = "\n".join(path.read_text(encoding="utf-8") for path in FOLDER.parent.glob("*.py"))
+    codes = {*re.findall(r'Remark\(\s*"(\w+)"', server), *SENTENCES} - {"not_allowed"}  # 403: the page's own words
+    told = {f"{kind}_{name}" for kind in ("name", "about") for name in STATISTICS}
+    told |= {f"unit_{MEASURES[name]().unit}" for name in STATISTICS}
+    assert set(IN_CHINESE) == codes | told
+    for code, sentence in SENTENCES.items():
+        marks = {mark.partition(":")[0] for mark in re.findall(r"\{([^}]+)\}", sentence)}
+        assert set(re.findall(r"\{(\w+)\}", IN_CHINESE[code])) == marks
 
 
 def test_what_the_report_says_is_not_said_twice():

@@ -112,8 +112,10 @@ def test_a_file_is_read_and_one_that_is_no_text_is_refused(page, fake, tmp_path)
     page.wait("document.querySelector('#text').value")
     assert page.do("document.querySelector('#text').value") == "武松打虎\n"
     page.do("document.querySelector('#form').requestSubmit()")
-    page.wait("!document.querySelector('#stage').hidden")
-    assert fake.texts["t0"] == {"text": "武松打虎\n", "title": "水浒.txt", "left": -1, "state": "ready"}
+    page.wait("document.querySelector('#progress').hidden && !document.querySelector('#stage').hidden")
+    assert fake.texts["t0"] == {
+        "text": "武松打虎\n", "title": "水浒.txt", "left": -1, "state": "ready", "drawn": 11,
+    }  # fmt: skip
 
 
 def test_an_empty_text_is_not_sent(page, fake):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fake_server import overview
-from page_steps import TEXT, change, fragment_of, idle, text_of
+from page_steps import IDLE, TEXT, change, fragment_of, idle, text_of
 
 pytestmark = pytest.mark.browser
 
@@ -18,10 +18,10 @@ def test_a_text_is_read_with_progress_and_all_heads_are_shown(chromium, fake):
     page.do("document.querySelector('#read').click()")
     said = set()
     page.wait("!document.querySelector('#progress').hidden")
-    while page.do("document.querySelector('#stage').hidden"):
+    while not page.do("document.querySelector('#progress').hidden"):
         said.add(text_of(page, "#doing"))
-    assert any(line.startswith("Reading") for line in said)
-    assert "Drawing small maps · layer 1" in said
+    assert "Drawing layer 1 of 3 · 2 of 11 heads drawn" in said
+    assert "Reading layer 1 of 3 · 5 of 11 heads drawn" in said
     page.wait("[...document.querySelectorAll('.thumb canvas')].every((c) => c.width === 52)")  # cells of 64 tokens
     assert page.do("document.querySelectorAll('.thumb').length") == 11
     assert text_of(page, "#reading-facts") == "fake · 3,300 tokens"
@@ -37,16 +37,75 @@ def test_reading_can_be_cancelled_and_a_failure_is_told(chromium, fake):
     page.open(fake.url)
     page.wait("document.querySelector('#model').textContent")
     page.do("document.querySelector('#text').value = '虎'; document.querySelector('#read').click()")
-    page.wait("document.querySelector('#doing').textContent.includes('layer 1')")
+    page.wait("document.querySelector('#doing').textContent.includes('layer 1 of 3')")
     page.do("document.querySelector('#cancel').click()")
     page.wait("document.querySelector('#progress').hidden")
     assert text_of(page, "#alert") == "Reading was cancelled."
     page.wait("!document.querySelector('#read').disabled")
     assert fake.texts["t0"]["state"] == "cancelled"
     page.do("document.querySelector('#read').click()")
-    page.wait("document.querySelector('#doing').textContent.includes('layer 1')")
-    fake.texts["t1"] |= {"state": "failed", "error": "there is no memory left"}
+    page.wait("document.querySelector('#doing').textContent.includes('layer 1 of 3')")
+    failed = {"text": "there is no memory left", "code": "no_memory", "values": {}}
+    fake.texts["t1"] |= {"state": "failed", "error": failed}
     page.wait("document.querySelector('#alert').textContent.includes('there is no memory left')")
+    page.do("document.querySelector('#language').click()")
+    assert text_of(page, "#alert") == "无法读取这段文字：内存不足以读这段文字；请换一段较短的。"
+    assert page.said() == []
+    page.close()
+
+
+def test_heads_can_be_opened_before_all_are_drawn(chromium, fake):
+    page = chromium.page()
+    fake.steps, heads = 10_000, "[...document.querySelectorAll('.thumb')]"
+    page.open(fake.url)
+    page.wait("document.querySelector('#model').textContent")
+    page.do(f"document.querySelector('#text').value = {TEXT!r}; document.querySelector('#read').click()")
+    page.wait("document.querySelector('#doing').textContent.includes('layer 1 of 3')")
+    assert page.do("document.querySelector('#stage').hidden")
+    fake.texts["t0"]["left"] = 7000
+    page.wait(f"{heads}.filter((t) => !t.disabled).length === 3")
+    assert not page.do("document.querySelector('#progress').hidden")
+    page.do(f"{heads}[2].click()")
+    idle(page)
+    page.press("]")  # the next that is drawn
+    assert text_of(page, "#map-title") == "Layer 0 · head 0"
+    fake.texts["t0"]["left"] = 5000
+    page.wait(f"{heads}.filter((t) => !t.disabled).length === 5")
+    idle(page)
+    assert text_of(page, "#map-title") == "Layer 0 · head 0"  # what is looked at stays
+    page.open(fake.url + "#text=t0&layer=2&head=1&x=900&y=950&zoom=20")
+    page.wait(f"{heads}.length === 11")
+    page.do(IDLE)
+    assert page.do("document.querySelector('#map-panel').hidden")
+    fake.texts["t0"]["left"] = 0
+    page.wait("!document.querySelector('#map-panel').hidden")
+    page.wait("document.querySelector('#progress').hidden")
+    assert fragment_of(page)["zoom"] == "20"
+    page.open(fake.url + "#text=t0")
+    page.wait("!document.querySelector('#stage').hidden")
+    fake.texts["t0"]["state"] = "cancelled"
+    assert page.said() == []
+    page.close()
+
+
+def test_a_text_that_is_taken_away_while_it_is_drawn_is_told_of(chromium, fake):
+    page = chromium.page()
+    fake.steps = 10_000
+    fake.notes = [{"text": "Long ago.", "code": "untrained_length", "values": {"trained": 1024}}]
+    page.open(fake.url)
+    page.wait("document.querySelector('#model').textContent")
+    page.do(f"document.querySelector('#text').value = {TEXT!r}; document.querySelector('#read').click()")
+    page.wait("document.querySelector('#doing').textContent.includes('layer 1 of 3')")
+    fake.texts["t0"]["left"] = 7000
+    page.wait("!document.querySelector('#stage').hidden")
+    assert text_of(page, "#notes") == "Long ago."
+    page.do("document.querySelector('#language').click()")
+    assert text_of(page, "#notes") == "此模型训练时每次读 1,024 个词元；更远处的行为未经训练。"
+    assert "共 3 层" in text_of(page, "#doing")
+    fake.texts["t0"]["state"] = "cancelled"
+    page.wait("document.querySelector('#stage').hidden")
+    assert text_of(page, "#alert") == "这段文字已放弃：已被取消，或被更新的文字取代。"
+    page.wait("document.querySelector('#progress').hidden")
     assert page.said() == []
     page.close()
 

@@ -178,6 +178,7 @@ def test_keys_move_zoom_turn_and_read(view, fake):
     assert "zoom" not in fragment_of(page)
     page.press("Escape")
     assert page.do("document.querySelector('#map-panel').hidden")
+    assert page.do("[document.activeElement.layer, document.activeElement.head]") == [0, 3]  # and on from there
 
 
 def test_both_languages_and_both_themes(view):

@@ -10,11 +10,12 @@ import torch
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("httpx2")
-from server_samples import client_of, live, refused, settled, small_subject
+from server_samples import HOST, TOKEN, client_of, live, refused, settled, small_subject
 from starlette.testclient import TestClient
 from tile_samples import close, dense, pooled
 
 from headwise.viewer import app as app_module, wire
+from headwise.viewer.app import make_app
 from headwise.viewer.session import Session
 from headwise.viewer.text import STATISTICS
 
@@ -54,12 +55,30 @@ def test_model_is_described(client, ready):
     assert told["text"] == ready.rpartition("/")[2]
 
 
+@pytest.mark.parametrize("lang", [None, "en", "zh"])
+def test_page_begins_in_the_language_that_was_asked_for(session, lang):
+    app = make_app(session, TOKEN, {HOST}, lang)
+    page = TestClient(app, base_url=f"http://{HOST}").get(f"/?token={TOKEN}").text
+    assert f'<html lang="{lang or "en"}">' in page
+    assert f'"lang":{json.dumps(lang)}' in page
+
+
+def test_refusals_have_a_code_and_the_numbers(client):
+    told = client.post("/api/texts", json={"text": "虎" * 667}).json()  # three tokens each
+    assert (told["code"], told["values"]["n"], told["values"]["tokens"]) == ("too_many_tokens", 2001, 2000)
+    assert told["values"]["why"] == {"text": "--max-tokens sets it", "code": "limit_of_option", "values": {}}
+    assert "2,001 tokens" in told["error"]
+    told = client.get("/api/texts/nobody").json()
+    assert (told["code"], told["values"]) == ("no_text", {})
+    assert client.get("/nowhere").json()["code"] == "misfit"
+
+
 def test_text_is_read_to_the_end(client, ready, session):
     told = client.get(ready).json()
     assert (told["state"], told["title"], told["n"], told["error"]) == ("ready", "a fox", len(TEXT), None)
     assert told["done"] == told["of"] > 0
     assert (told["base"], told["coarsest"]) == (4, 64)
-    assert any("64 tokens" in note for note in told["notes"])
+    assert any("64 tokens" in note["text"] for note in told["notes"])
     assert list(told["statistics"]) == list(STATISTICS)
     maps = session.subject.maps(session.present.reading.ids)
     for name, statistic in told["statistics"].items():

@@ -81,6 +81,7 @@ def test_ctrl_c_does_not_wait_for_a_long_text(tmp_path):
         (["--model", "nowhere"], "nowhere"),
         (["--max-tokens", "5", "--file", "{long}"], "12 characters; at most 5"),
         (["--file", "{empty}"], "empty"),
+        (["--lang", "fr"], "lang='fr': expected 'en' or 'zh'"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, options, told):

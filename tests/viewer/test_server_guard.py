@@ -41,6 +41,14 @@ def test_without_the_token_nothing_is_told(bare, path, query):
     refused(bare.get(path + query), 403, "token")
 
 
+def test_a_browser_is_told_in_words(bare):
+    answer = bare.get("/?token=wrong", headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    assert (answer.status_code, answer.headers["content-type"]) == (403, "text/plain; charset=utf-8")
+    assert answer.text.startswith("headwise: the token is missing or wrong; open the address that was printed")
+    assert "令牌" in answer.text
+    assert TOKEN not in answer.text
+
+
 @pytest.mark.parametrize("method", ["post", "delete", "put", "options", "head"])
 def test_nor_by_another_method(bare, session, method):
     answer = getattr(bare, method)("/api/texts?token=wrong")

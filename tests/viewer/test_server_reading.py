@@ -12,7 +12,8 @@ pytest.importorskip("httpx2")
 from server_samples import Gate, client_of, refused, settled, small_subject, until
 
 from headwise.errors import CheckpointError
-from headwise.viewer import session as session_module, wire
+from headwise.kernels import pauses
+from headwise.viewer import reader as reader_module, text as text_module, wire
 from headwise.viewer.session import Session
 
 
@@ -24,11 +25,11 @@ def test_a_forward_pass_is_given_up_before_the_next_layer():
     name = client.post("/api/texts", json={"text": "武松打虎" * 9}).json()["id"]
     assert gate.reached.wait(60)
     told = client.get(f"/api/texts/{name}").json()
-    assert (told["state"], told["done"], told["of"]) == ("reading", 1, 3)
-    for path in ("tiles/0/0/1/0/0", "overview"):
-        answer = client.get(f"/api/texts/{name}/{path}")
-        refused(answer, 409, "still being read")
-        assert int(answer.headers["retry-after"]) >= 1
+    assert (told["state"], told["layer"], told["drawn"], 3 * told["done"]) == ("reading", 1, 2, told["of"])
+    assert client.get(f"/api/texts/{name}/tiles/0/1/1/0/0").status_code == 200  # the first layer is there
+    answer = client.get(f"/api/texts/{name}/tiles/1/0/1/0/0")
+    refused(answer, 409, "still being read")
+    assert int(answer.headers["retry-after"]) >= 1
     assert client.delete(f"/api/texts/{name}").json()["state"] == "cancelled"
     assert client.get("/api/model").json()["text"] is None
     gate.opened.set()
@@ -52,29 +53,36 @@ def test_a_newer_text_does_not_wait_for_the_rest_of_the_older():
     assert session.close(60)
 
 
-def test_heads_show_as_they_are_pooled(monkeypatch):
+def test_heads_show_as_they_are_drawn(monkeypatch):
     subject = small_subject()
     session = Session(subject)
     client = client_of(session)
-    made, go_on = [], threading.Semaphore(2)
-    whole = session_module.head_pyramid
+    made, go_on = [], threading.Semaphore(0)
+    whole = reader_module.head_pyramid
 
     def one(*given):
         assert go_on.acquire(timeout=60)
         made.append(whole(*given))
         return made[-1]
 
-    monkeypatch.setattr(session_module, "head_pyramid", one)
+    monkeypatch.setattr(reader_module, "head_pyramid", one)
     name = client.post("/api/texts", json={"text": "abcdefgh" * 80}).json()["id"]
     text = session.find(name)
+    until(lambda: text.what == "drawing")
+    refused(client.get(f"/api/texts/{name}/overview"), 409, "still")
+    assert client.get(f"/api/texts/{name}/tiles/0/1/1/1/0").status_code == 200  # finer than what is kept
+    refused(client.get(f"/api/texts/{name}/tiles/0/1/4/0/0"), 409, "still")
+    go_on.release(2)
     until(lambda: len(text.pyramids) == 2)
     told = client.get(f"/api/texts/{name}").json()
-    assert told["state"] == "pooling"
-    assert told["statistics"]
+    assert (told["state"], told["what"], told["drawn"]) == ("reading", told["what"], 2)
+    assert len(told["statistics"]["entropy"]["values"]) in (1, 2)
     assert wire.decode(client.get(f"/api/texts/{name}/overview").content).shape[0] == 2
     assert client.get(f"/api/texts/{name}/tiles/0/1/4/0/0").status_code == 200
     refused(client.get(f"/api/texts/{name}/tiles/1/0/4/0/0"), 409, "still")
-    assert client.get(f"/api/texts/{name}/tiles/2/1/1/1/0").status_code == 200  # finer than what is pooled
+    go_on.release()
+    until(lambda: len(text.pyramids) == 3)
+    assert session.find(name).status()["statistics"]["entropy"]["values"][1][0] > 0
     go_on.release(100)
     assert settled(text) == "ready"
     assert wire.decode(client.get(f"/api/texts/{name}/overview").content).shape[0] == 6
@@ -91,8 +99,10 @@ def test_a_head_whose_scores_are_not_finite_is_told_of():
     name = client.post("/api/texts", json={"text": "abcdefgh"}).json()["id"]
     assert settled(session.find(name)) == "ready"
     told = client.get(f"/api/texts/{name}").json()
-    assert any("Layer 1, head 1" in note and "8 queries" in note for note in told["notes"])
-    assert not any("Layer 0" in note or "head 0" in note for note in told["notes"] if "layer 2" not in note.lower())
+    said = [note["text"] for note in told["notes"]]
+    assert any("Layer 1, head 1" in note and "8 queries" in note for note in said)
+    assert not any("Layer 0" in note or "head 0" in note for note in said if "layer 2" not in note.lower())
+    assert {"layer": 1, "head": 1, "count": 8} in [note["values"] for note in told["notes"]]
     assert told["statistics"]["entropy"]["values"][1][0] is not None
     assert np.isnan(wire.decode(client.get(f"/api/texts/{name}/tiles/1/1/1/0/0").content)).all()
     assert session.close(60)
@@ -114,7 +124,7 @@ def test_a_model_that_fails_is_told_of_and_the_server_goes_on(error, told):
     handle = subject.model.blocks[1].register_forward_pre_hook(fail)
     name = client.post("/api/texts", json={"text": "abc"}).json()["id"]
     assert settled(session.find(name)) == "failed"
-    assert told in client.get(f"/api/texts/{name}").json()["error"]
+    assert told in client.get(f"/api/texts/{name}").json()["error"]["text"]
     refused(client.get(f"/api/texts/{name}/overview"), 409, told)
     handle.remove()
     again = client.post("/api/texts", json={"text": "abc"}).json()["id"]
@@ -126,10 +136,37 @@ def test_a_text_that_fails_while_it_is_pooled_takes_no_memory_any_more(monkeypat
     def fail(*_):
         raise RuntimeError("odd")
 
-    monkeypatch.setattr(session_module, "head_pyramid", fail)
+    monkeypatch.setattr(reader_module, "head_pyramid", fail)
     session = Session(small_subject())
     text = session.open("abc" * 20)
     assert settled(text) == "failed"
     until(lambda: not text.heads and not text.reading.pieces)
     assert (text.n, text.error) == (60, "RuntimeError: odd")
+    assert session.close(60)
+
+
+def test_a_layer_is_given_up_between_blocks_of_queries(monkeypatch):
+    """What is under way is one layer of the model, and nothing of it is waited for but the block."""
+    monkeypatch.setattr(pauses, "PAIRS", 1)
+    subject = small_subject(layers=1)
+    session = Session(subject)
+    blocks = []
+    held, let_go = threading.Event(), threading.Event()
+
+    def tell(self, what, done, of, layer):
+        blocks.append(done)
+        if what == "reading" and 0 < done < of // 3:
+            held.set()
+            assert let_go.wait(60)
+
+    monkeypatch.setattr(text_module.Text, "tell", tell)
+    text = session.open("武松打虎" * 500)
+    assert held.wait(60)
+    newer = session.open("abc")
+    let_go.set()
+    monkeypatch.setattr(text_module.Text, "tell", lambda *_: None)
+    assert settled(newer) == "ready"
+    assert text.state == "cancelled"
+    assert not text.heads
+    assert 0 < max(blocks) < 2 * 3 * 2000 // 2
     assert session.close(60)

@@ -22,7 +22,7 @@ const colours = (canvas) => {
 };
 const units = () => all("#strip > [data-unit]");
 const ready = () => until(() => colours(one("#map-base")) > 8);
-// Everything the tooltip says, with the pointer taken over the whole map.
+// Everything the tooltip says, with the pointer taken over the whole map. Each step draws: three to a cell are enough.
 const sweep = async (steps) => {
   const over = one("#map-over"), box = over.getBoundingClientRect(), said = new Set();
   for (let i = 0; i < steps; i++) for (let j = 0; j < steps; j++) {

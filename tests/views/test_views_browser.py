@@ -70,7 +70,7 @@ def test_page_opens_from_disk_without_a_word_in_the_console(tmp_path, text):
 
 
 def test_pointing_at_the_map_tells_every_weight(tmp_path, chinese):
-    out = played(chinese, tmp_path, "await ready(); out.said = await sweep(60);", "#layer=1&head=2")
+    out = played(chinese, tmp_path, "await ready(); out.said = await sweep(27);", "#layer=1&head=2")
     said = {}
     for line in out["said"]:
         # "query|武 0|0|key|松 1|1|0.123weight", with each b's own number inside it too
@@ -200,18 +200,18 @@ def test_sentence_and_drag_zoom_and_escape_goes_back(tmp_path, chinese):
       await ready();
       choose("#sentence", "1");
       await pause(50);
-      out.said = await sweep(40);
+      out.said = await sweep(12);
       out.faint = units().map((u) => u.classList.contains("out"));
       out.button = one("#unzoom").hidden;
       press(document.body, "Escape");
       await pause(50);
-      out.back = [one("#unzoom").hidden, one("#sentence").value, (await sweep(60)).length];
+      out.back = [one("#unzoom").hidden, one("#sentence").value, (await sweep(27)).length];
       const over = one("#map-over"), box = over.getBoundingClientRect();
       const drag = (type, x, y) =>
         point(over, type, { clientX: box.left + x * box.width, clientY: box.top + y * box.height });
       drag("pointerdown", 0.3, 0.2); drag("pointermove", 0.7, 0.6); drag("pointerup", 0.7, 0.6);
       await pause(50);
-      out.dragged = [one("#unzoom").hidden, (await sweep(60)).length];
+      out.dragged = [one("#unzoom").hidden, (await sweep(27)).length];
     """
     out = played(chinese, tmp_path, steps)
     assert len(out["said"]) == 16
@@ -227,10 +227,10 @@ def test_pooled_cells_say_mean_or_maximum_and_their_texts(tmp_path):
     pooled = report_of(passage("话说大宋仁宗天子在位，嘉佑三年", cell=4))
     steps = """
       await ready();
-      out.mean = await sweep(40);
+      out.mean = await sweep(12);
       choose("#kind", "peak");
       await pause(50);
-      out.peak = await sweep(40);
+      out.peak = await sweep(12);
       out.hint = text("#cell-hint");
       out.units = units().map((u) => u.textContent);
     """

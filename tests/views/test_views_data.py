@@ -35,6 +35,15 @@ def test_pooled_passage_needs_its_maxima():
         Passage(pooled.title, pooled.tokens, pooled.maps, pooled.cell)
 
 
+def test_a_report_says_what_it_holds_in_one_line():
+    one, two = passage("abc"), passage("defghij")
+    count = one.maps.shape[1]
+    layers, heads = len(one.maps), len(one.maps) * count
+    assert repr(report_of(one)) == f"Report('A report': {layers} layers, {heads} heads; 1 passage, 3 tokens)"
+    fewer = report_of(one, two, title="武松", counts=[count] * (layers - 1) + [1])
+    assert repr(fewer) == f"Report('武松': {layers} layers, {heads - count + 1} heads; 2 passages, 10 tokens)"
+
+
 def test_report_whose_parts_differ_is_refused():
     two, three = passage("abc"), passage("abc", heads=2)
     for parts in (

@@ -9,9 +9,15 @@ from fontTools.ttLib import TTFont
 from headwise.views.fonts import SIGNS, covered, font_face, font_path
 
 
-def drawn(face: str) -> set[int]:
-    code = re.search(r"base64,([^)]+)\)", face)[1]
-    return set(TTFont(io.BytesIO(base64.b64decode(code))).getBestCmap())
+def drawn(rules: str) -> dict[str, set[int]]:
+    """Family → the code points that a browser takes from it."""
+    found = {}
+    for family, code, span in re.findall(r'font-family:"([^"]+)".*?base64,([^)]+)\).*?unicode-range:([^;]+);', rules):
+        parts = [part.removeprefix("U+").partition("-") for part in span.split(",")]
+        ends = [(int(first, 16), int(last or first, 16)) for first, _, last in parts]
+        points = TTFont(io.BytesIO(base64.b64decode(code))).getBestCmap()
+        found[family] = {p for p in points if any(first <= p <= last for first, last in ends)}
+    return found
 
 
 def test_font_draws_what_chinese_is_written_with():
@@ -30,12 +36,14 @@ def test_font_is_free_to_ship_and_not_heavy():
 
 
 def test_page_brings_its_own_chinese_and_no_latin():
-    points = drawn(font_face("Water 水浒“传” é"))
-    assert points == set(map(ord, "水浒传“”" + SIGNS))
+    face = font_face("Water 水浒“传” é…")
+    assert drawn(face) == {"Headwise Han": set(map(ord, "水浒传" + SIGNS)), "Headwise Han Quotes": set(map(ord, "“”…"))}
+    text = "武水、Ａ—‘’“”…·"
+    assert set.union(*drawn(font_face(text)).values()) == set(map(ord, text + SIGNS))
 
 
 def test_quotation_marks_stay_narrow_where_there_is_no_chinese():
-    assert drawn(font_face("“quoted” — 🐯")) == set(map(ord, SIGNS))
+    assert drawn(font_face("“quoted” — 🐯")) == {"Headwise Han": set(map(ord, SIGNS))}
 
 
 def test_page_with_every_character_stays_small():

@@ -3,7 +3,7 @@
 from torch import nn
 
 from headwise.anatomy.bert import BertKind
-from headwise.anatomy.four_maps import BartKind, DistilBertKind, T5Kind
+from headwise.anatomy.four_maps import BartKind, DistilBertKind, T5Kind, ViTKind
 from headwise.anatomy.gpt2 import Gpt2Kind
 from headwise.anatomy.headwise_designs import HeadwiseKind
 from headwise.anatomy.llama import LlamaKind
@@ -12,7 +12,8 @@ from headwise.anatomy.torch_attention import TorchKind
 from headwise.errors import ConfigError
 
 KINDS: tuple[Kind, ...] = (
-    HeadwiseKind(), TorchKind(), BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), DistilBertKind(), T5Kind(),
+    HeadwiseKind(), TorchKind(), BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), ViTKind(),
+    DistilBertKind(), T5Kind(),
 )  # fmt: skip
 
 

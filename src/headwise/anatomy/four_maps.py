@@ -45,6 +45,21 @@ class BartKind(FourMapsKind):
     size = "head_dim"
 
 
+class ViTKind(FourMapsKind):
+    """ViT: maps called as in Llama, but a key head for every query head."""
+
+    name = "vit"
+    about = "ViT-like models of transformers (q_proj, k_proj, v_proj, o_proj, num_attention_heads)"
+    maps = ("q_proj", "k_proj", "v_proj", "o_proj")
+    size = "head_dim"
+
+    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+        """As in `Kind`; what has groups of heads is of the kind "llama", and headwise's own has another name for h."""
+        if hasattr(module, "num_key_value_groups") or not isinstance(getattr(module, "num_attention_heads", None), int):
+            return None
+        return super().site(name, module)
+
+
 class DistilBertKind(FourMapsKind):
     """DistilBERT."""
 

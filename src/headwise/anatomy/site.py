@@ -45,7 +45,8 @@ class HeadSite:
     Attributes:
         name: the attention module's qualified name, such as "blocks.0.attention"; "" for the model itself.
         module: the attention module.
-        kind: what made it, such as "headwise", "torch", "bert", "gpt2", "llama", "bart", "distilbert", "t5".
+        kind: what made it, such as "headwise", "torch", "bert", "gpt2", "llama", "bart", "vit", "distilbert",
+            "t5".
         num_heads, num_kv_heads: query heads, and key and value heads.
         head_dim, value_dim: size of a query and key, and of a value.
         output: the projection whose input is Concat(head_1 … head_h) [..., n, h·d_v]. None where no module is called

@@ -114,16 +114,11 @@ def _signals() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise  # and leave them ignored
-    except BaseException:
-        _put_back(before)
+        before.clear()  # they stay ignored
         raise
-    _put_back(before)
-
-
-def _put_back(handlers: dict[signal.Signals, Any]) -> None:
-    for each, handler in handlers.items():
-        signal.signal(each, handler)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 def _say_how_to_go_on(out: Path) -> None:
@@ -144,7 +139,7 @@ def _numbers(name: str, given: str | None) -> list[int] | None:
     found: list[int] = []
     for part in given.split(","):
         first, _, last = part.strip().partition("-")
-        if not first.isdigit() or not (last or first).isdigit():
+        if not first.isdigit() or not (last or first).isdigit() or int(last or first) < int(first):
             raise ConfigError(f"--{name} {given!r}: expected numbers such as 0,4-7")
         found += range(int(first), int(last or first) + 1)
     return found

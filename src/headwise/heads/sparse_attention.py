@@ -12,6 +12,7 @@ from headwise.heads.base import attend_to
 from headwise.heads.chosen import Picked, Rows
 from headwise.heads.gating import Gates
 from headwise.heads.projected import normed, split
+from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
 from headwise.positions import Rotary
@@ -61,7 +62,7 @@ class Picks:
         return entry, heads, positions
 
 
-@torch.compiler.disable  # which heads are computed is known only when it runs
+@eager  # which heads are computed is known only when it runs
 def by_sequence(call: SparseCall) -> Result:
     """The same heads for every token of a sequence: their matrices are gathered, the others are not touched."""
     layer, x = call.layer, call.x
@@ -86,7 +87,7 @@ def by_sequence(call: SparseCall) -> Result:
     return y, extras.map(), extras.concat()
 
 
-@torch.compiler.disable  # how many queries each head has is known only when it runs
+@eager  # how many queries each head has is known only when it runs
 def by_token(call: SparseCall) -> Result:
     """Every query its own heads: queries are grouped by head, heads with like loads are computed together."""
     layer, x = call.layer, call.x

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from headwise.errors import KernelError
+from headwise.kernels.eager import eager
 from headwise.masks import Mask, Span
 from headwise.measures import Measure
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
@@ -93,7 +94,7 @@ def ring_attend(
     if dropout_p > 0 and learned:
         kernel = _with_dropout_and_biases(kernel)
     seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
-    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(asked.measures, rule, q.device))
+    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(asked.measures, rule))
     ring = _Ring(way, plan(queries, keys, way), who)
     out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)
     if not return_map:
@@ -104,7 +105,7 @@ def ring_attend(
     return out, amap
 
 
-@torch.compiler.disable
+@eager
 def _outside(*args: Any, **options: Any) -> Any:
     """`ring_attend` between two graphs of torch.compile."""
     return ring_attend(*args, **options)

@@ -12,7 +12,6 @@ from headwise.measures import Measure, Measurements, RowMeasure
 from headwise.measures.base import RowState
 from headwise.measures.engine import statistics_for
 from headwise.measures.pattern import ColumnState, ReceivedMass
-from headwise.parallel.blocks import is_placed
 from headwise.parallel.layout import Members, reduce_together
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split, travel
@@ -35,14 +34,11 @@ def check_measures(wanted: Sequence[Measure], return_map: bool) -> None:
             )
 
 
-def wanted_of_kernels(measures: Sequence[Measure], rule: Rule, device: torch.device) -> tuple[Statistic, ...]:
-    """What kernels are to tell of each block. Not what keys receive: that needs the log-sum-exps of whole rows. On
-    GPUs no distances either: their kernel does blocks only where they may let go of their place."""
+def wanted_of_kernels(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:
+    """What kernels are to tell of each block. Not what keys receive: that needs the log-sum-exps of whole rows."""
     rows = [measure for measure in measures if isinstance(measure, RowMeasure)]
     return tuple(
-        statistic
-        for statistic in statistics_for(rows, rule)
-        if statistic.adds_up and statistic != COLUMN_MASS and not (device.type == "cuda" and is_placed(statistic))
+        statistic for statistic in statistics_for(rows, rule) if statistic.adds_up and statistic != COLUMN_MASS
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from headwise.attention import nonfinite
 from headwise.kernels import run
 from headwise.kernels.call import Call
+from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask
 from headwise.measures import Measure
@@ -116,7 +117,7 @@ def _of_heads(rule: Rule, heads: range) -> Rule:
     return Rule(mask_of_heads(rule.mask, heads, h), rule.scale, replace(rule.grid, h=len(heads)), scores)
 
 
-@torch.compiler.disable
+@eager
 def _outside(*args: Any, **options: Any) -> Any:
     """`ulysses_attend` between two graphs of torch.compile."""
     return ulysses_attend(*args, **options)

@@ -8,8 +8,8 @@ SENTENCES = {
     "untrained_length": "The model was trained on {trained:,} tokens at a time; what it does further apart was never "
     "trained.",
     "no_next_token": "The model predicts no next token, so there is no loss that would say how much each head matters.",
-    "read_as_bytes": "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is shown "
-    "whole.",
+    "read_as_bytes": "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is "
+    "shown whole.",
     "unknown_tokens": "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model reads {sign} for each, "
     "here the text stands.",
     "parts_of_characters": "Characters of several tokens are shown whole: {count:,} tokens end inside a character.",
@@ -35,7 +35,7 @@ class Remark(str):
     code: str
     values: Mapping[str, int | str]
 
-    def __new__(cls, code: str, sentence: str, **values: int | str) -> "Remark":
+    def __new__(cls, code: str, sentence: str, /, **values: int | str) -> "Remark":
         """`sentence` with its values in it, as str.format puts them."""
         made = super().__new__(cls, sentence.format(**values))
         made.code, made.values = code, values
@@ -47,6 +47,6 @@ class Remark(str):
         return {"text": str(self), "code": self.code, "values": values}
 
 
-def remark(code: str, **values: int | str) -> Remark:
+def remark(code: str, /, **values: int | str) -> Remark:
     """One of SENTENCES with its numbers."""
     return Remark(code, SENTENCES[code], **values)

@@ -58,6 +58,7 @@ def set_sizes(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         "bert": {"num_attention_heads": num_heads, "all_head_size": width},
         "gpt2": {"num_heads": num_heads, "split_size": width},
         "bart": {"num_heads": num_heads},
+        "vit": {"num_attention_heads": num_heads},
         "distilbert": {"n_heads": num_heads, "dim": width},
         "t5": {"n_heads": num_heads, "inner_dim": width},
         "llama": {

@@ -87,16 +87,19 @@ def chosen(subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] 
     """The heads that are kept: of these layers, with these numbers; None for all.
 
     Raises:
-        ConfigError: for a layer or a head that the model does not have.
+        ConfigError: for a layer or a head that the model does not have, or if none is left.
     """
     count, most = len(subject.layers), max(subject.heads)
     for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
         for number in wanted or ():
             if not 0 <= number < there:
                 raise ConfigError(f"{what}: {number} is not among those of {subject.name}, 0 to {there - 1}")
-    return [
+    kept = [
         Head(i, name, head)
         for i, (name, width) in enumerate(zip(subject.layers, subject.heads, strict=True))
         for head in range(width)
         if (layers is None or i in layers) and (heads is None or head in heads)
     ]
+    if not kept:
+        raise ConfigError(f"layers={layers}, heads={heads}: no head of {subject.name} is meant")
+    return kept

@@ -15,7 +15,7 @@ from headwise.sweep.plan import Unit, units
 from headwise.sweep.ranks import Ranks
 from headwise.sweep.result import CorpusMeasures
 from headwise.sweep.rows import columns
-from headwise.sweep.sources import find_sources
+from headwise.sweep.sources import Source, find_sources
 from headwise.sweep.survey import survey, total
 from headwise.sweep.work import Work
 
@@ -34,12 +34,29 @@ class Begun:
     left: Sequence[int]
 
 
+def look(given: Sequence[Any], journal: Journal, restart: bool, ranks: Ranks) -> list[Source]:
+    """The files, before a model is loaded or anything is read: what is wrong with their names or with the output is
+    told at once. The first process looks, and takes the output for this run; the others get no files.
+
+    Raises:
+        ConfigError: if the output is there already, or another run writes it. TextError: for files that are not there.
+        CheckpointError: if the output cannot be written.
+    """
+    if not ranks.first:
+        return []
+    if journal.out.exists() and not journal.exists and not restart:
+        raise ConfigError(f"{str(journal.out)!r} is there already; give another --out, or --restart to measure anew")
+    sources = find_sources(given)
+    journal.open()
+    return sources
+
+
 def begin(
-    work: Work, given: Sequence[Any], journal: Journal, options: Mapping[str, Any], max_tokens: int | None,
-    restart: bool, ranks: Ranks, tell: Any,
+    work: Work, journal: Journal, options: Mapping[str, Any], max_tokens: int | None, restart: bool, ranks: Ranks,
+    tell: Any,
 ) -> Begun:  # fmt: skip
-    """Read what is there, or look at the corpus and write down what will be measured. The first process decides, the
-    others follow.
+    """Read what is there, or look into the corpus and write down what will be measured. The first process decides, the
+    others follow. work: with the files that `look` gave.
 
     Raises:
         ConfigError: if what is there was begun with something else. TextError: for what cannot be read.
@@ -49,7 +66,7 @@ def begin(
         "versions": {name: metadata.version(name) for name in ("headwise", "torch")},
     }  # fmt: skip
     if ranks.first:
-        manifest = _decided(work, given, journal, options, model, max_tokens, restart, tell)
+        manifest = _decided(work, journal, options, model, max_tokens, restart, tell)
         left = None
     else:
         said = ranks.hear("plan")
@@ -64,8 +81,14 @@ def begin(
 
 
 def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str, Any], tell: Any) -> CorpusMeasures:
-    """Merge the units in their order, write the table, and remove what was kept to go on from."""
+    """Merge the units in their order, write the table, and remove what was kept to go on from.
+
+    Raises:
+        TextError: if the corpus has no text, or is otherwise now than when it was checked.
+    """
     work = begun.work
+    if found := written.changes(begun.manifest):
+        raise TextError(f"the corpus has changed while it was measured: {'; '.join(found)}; --restart measures anew")
     sums, hows = work.nothing(), []
     for number in range(len(begun.units)):
         tell("merging", number, len(begun.units))
@@ -103,20 +126,16 @@ def _by_file(begun: Begun, journal: Journal, result: CorpusMeasures) -> Iterator
 
 
 def _decided(
-    work: Work, given: Sequence[Any], journal: Journal, options: Mapping[str, Any], model: Mapping[str, Any],
-    max_tokens: int | None, restart: bool, tell: Any,
+    work: Work, journal: Journal, options: Mapping[str, Any], model: Mapping[str, Any], max_tokens: int | None,
+    restart: bool, tell: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    if journal.out.exists() and not journal.exists and not restart:
-        raise ConfigError(f"{str(journal.out)!r} is there already; give another --out, or --restart to measure anew")
-    sources = find_sources(given)
-    journal.open(restart)
+    journal.clean(restart)
     if journal.exists:
         then = journal.read()
-        if found := written.differences(then, options, model, sources) or written.changes(then):
+        if found := written.differences(then, options, model, work.sources) or written.changes(then):
             raise written.refuse(str(journal.out), found)
         return then
-    work = replace(work, sources=sources)
-    of, done = total(sources), 0
+    of, done = total(work.sources), 0
 
     def read(more: int) -> None:
         nonlocal done
@@ -124,8 +143,8 @@ def _decided(
         tell("checking the files", done, of)
 
     prints, checked, limit = survey(work, max_tokens, read)
-    count = len(units(sources, work.step, limit))
-    journal.begin(written.written(options, model, sources, prints, checked, work.step, limit, count))
+    count = len(units(work.sources, work.step, limit))
+    journal.begin(written.written(options, model, work.sources, prints, checked, work.step, limit, count))
     return journal.read()
 
 

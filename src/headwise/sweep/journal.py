@@ -43,8 +43,8 @@ class Journal:
         """Whether there is something to go on from."""
         return (self.folder / MANIFEST).is_file()
 
-    def open(self, restart: bool) -> None:
-        """Make the folder and take it for this run; what killed runs left half written is removed. By rank 0.
+    def open(self) -> None:
+        """Make the folder and take it for this run. By rank 0.
 
         Raises:
             ConfigError: if another run has it. CheckpointError: if it cannot be written.
@@ -53,6 +53,10 @@ class Journal:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._take()
             self._opened = True
+
+    def clean(self, restart: bool) -> None:
+        """Remove what killed runs left half written; with `restart`, all that there is."""
+        with self._writing():
             for path in self.folder.iterdir():
                 if path.name.endswith(".tmp") or (restart and path.suffix in (".safetensors", ".json")):
                     path.unlink()

@@ -6,6 +6,7 @@ up, so they are not kept.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class Varied(Measure):
     """A measure with its moments; its state's `numbers` are [b, 5, h], one entry for each entry of the batch."""
 
     per: str
+    largest: bool  # whether the measure is its largest value, and not the mean of its values
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
@@ -71,6 +73,14 @@ class Varied(Measure):
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
         return self.measure.needs(rule)
 
+    def merge(self, one: State, other: State) -> State:
+        entries = torch.cat((one.numbers, other.numbers)).split(1)
+        return State(reduce(joined, entries))
+
+    def finish(self, state: State) -> Tensor:
+        at = FIELDS.index("largest" if self.largest else "mean")
+        return state.numbers[:, at].masked_fill(state.numbers[:, 0] == 0, 0.0).float()
+
 
 class OfRows(Varied):
     """Over the queries that a measure of rows counts."""
@@ -78,10 +88,9 @@ class OfRows(Varied):
     per = "query"
     measure: RowMeasure
 
-    @property
-    def largest(self) -> bool:
-        """Whether the measure is its largest value, and not the mean of its values."""
-        return self.measure.reduce == "max"
+    def __init__(self, measure: RowMeasure) -> None:
+        super().__init__(measure)
+        self.largest = measure.reduce == "max"
 
     def start(self, grid: Grid, like: Tensor) -> State:
         self.measure.start(grid, like)  # which checks what it was told of the tokens
@@ -91,21 +100,16 @@ class OfRows(Varied):
         part = self.measure.partial(tile)
         state.current = part if tile.first or state.current is None else self.measure.combine(state.current, part)
         if tile.last:
-            self._close(state, state.current, tile.lse)
+            total = state.current
+            self._add(state, self.measure.value(total, tile.lse), self.measure.counted(total, tile.lse))
             state.current = None
 
     def take(self, state: State, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
-        self._close(state, self.measure.from_rows(found, lse, rule), lse)
+        value, counted = self.measure.told(found, lse, rule)
+        self._add(state, value, lse != -torch.inf if counted is None else counted)
 
-    def _close(self, state: State, total: Tensor, lse: Tensor) -> None:
-        rows = of_values(self.measure.value(total, lse), self.measure.counted(total, lse))
-        state.numbers = joined(state.numbers, rows)
-
-    def merge(self, one: State, other: State) -> State:
-        return State(_pooled(one.numbers, other.numbers))
-
-    def finish(self, state: State) -> Tensor:
-        return state.numbers[:, 4 if self.largest else 1].masked_fill(state.numbers[:, 0] == 0, 0.0).float()
+    def _add(self, state: State, value: Tensor, counted: Tensor) -> None:
+        state.numbers = joined(state.numbers, of_values(value, counted.expand_as(value)))
 
 
 class OfWindows(Varied):
@@ -129,22 +133,9 @@ class OfWindows(Varied):
         value = self.measure.finish(state.inner)[..., None]
         state.numbers = of_values(value, torch.ones_like(value, dtype=torch.bool))
 
-    def merge(self, one: State, other: State) -> State:
-        return State(_pooled(one.numbers, other.numbers))
-
-    def finish(self, state: State) -> Tensor:
-        return state.numbers[:, 4].masked_fill(state.numbers[:, 0] == 0, 0.0).float()
-
 
 def varied(measure: Measure) -> OfRows | OfWindows:
     """A measure with its moments."""
-    own = isinstance(measure, RowMeasure) and type(measure).update is RowMeasure.update
-    return OfRows(measure) if own else OfWindows(measure)
-
-
-def _pooled(one: Tensor, other: Tensor) -> Tensor:
-    entries = torch.cat((one, other)).split(1)
-    total = entries[0]
-    for entry in entries[1:]:
-        total = joined(total, entry)
-    return total
+    if isinstance(measure, RowMeasure) and type(measure).update is RowMeasure.update:
+        return OfRows(measure)
+    return OfWindows(measure)

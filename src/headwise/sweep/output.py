@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def _parquet(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> 
     words = {"headwise": json.dumps(about, ensure_ascii=False)}
     schema = pyarrow.schema([(name, kinds[COLUMNS[name]]) for name in first], metadata=words)
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        for columns in _chain(first, parts):
+        for columns in chain([first], parts):
             writer.write_table(pyarrow.table(dict(columns), schema=schema))
 
 
@@ -75,7 +76,7 @@ def _csv(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> None
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(first)
-        for columns in _chain(first, parts):
+        for columns in chain([first], parts):
             writer.writerows(zip(*columns.values(), strict=True))
 
 
@@ -85,11 +86,6 @@ def _jsonl(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> No
             for row in zip(*columns.values(), strict=True):
                 entry = dict(zip(columns, row, strict=True))
                 file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def _chain(first: Columns, parts: Iterator[Columns]) -> Iterator[Columns]:
-    yield first
-    yield from parts
 
 
 _WRITERS = {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}

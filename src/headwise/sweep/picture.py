@@ -9,7 +9,7 @@ import numpy as np
 from headwise.errors import ConfigError
 from headwise.sweep.result import CorpusMeasures
 from headwise.views.colours import stops
-from headwise.views.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
+from headwise.views.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,10 +50,7 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
     for axes, measure in zip(grid.flat, found.measures, strict=False):
         image = _panel(axes, found[measure.name].numpy(), colours)
         axes.set_title(drawable(measure.name.replace("_", " ")), loc="left", color=INK, fontproperties=font(10))
-        bar = figure.colorbar(image, ax=axes, fraction=0.05, pad=0.03)
-        bar.outline.set_edgecolor(LINE)
-        bar.set_label(drawable(measure.unit), color=MUTED, fontproperties=font(9))
-        plain(bar.ax)
+        colour_bar(figure, image, axes, measure.unit, size=9)
     for axes in grid.flat[len(names) :]:
         axes.set_axis_off()
     files = len(found.about["files"])

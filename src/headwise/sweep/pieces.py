@@ -6,6 +6,7 @@ any process can read any piece, and nobody reads what others read.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from headwise.lm.text_files import decoded
 from headwise.sweep.parquet import rows
 from headwise.sweep.sources import Source
 
+HALVES = re.compile("[\ud800-\udfff]")  # JSON can spell them
 REACH = 1 << 16  # bytes behind a cut in which a line end is looked for
 
 
@@ -94,6 +96,8 @@ def _said(line: str, path: str, where: str, field: str) -> str:
     said = entry[field]
     if said is not None and not isinstance(said, str):
         raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(said).__name__}, expected a string")
+    if said and HALVES.search(said):
+        raise TextError(f"{path!r}, line at {where}: field {field!r} has half of a surrogate pair, which is no text")
     return said or ""
 
 

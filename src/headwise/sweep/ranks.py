@@ -21,6 +21,7 @@ BEAT = 2.0  # seconds between two signs of life
 SILENCE = 120.0  # seconds without one after which a process is taken for dead
 JOINING = timedelta(minutes=30)  # models take their time to load
 PAUSE = 0.05  # seconds between two looks while waiting
+LOOK = 0.5  # seconds between two looks at all the others
 SPACE = "headwise/measure/"
 
 
@@ -44,6 +45,7 @@ class Ranks:
         self._alone: dict[str, float] = {}
         self._end = Event()
         self._heard: dict[int, tuple[int, float]] = {}
+        self._looked = -LOOK
         if store is not None:
             Thread(target=self._beat, daemon=True).start()
 
@@ -85,9 +87,11 @@ class Ranks:
         return int(self._call("add", what, more))
 
     def check(self) -> None:
-        """Stopped if a process has failed; Deserted if one has given no sign of life for long."""
-        if self._store is None:
+        """Stopped if a process has failed; Deserted if one has given no sign of life for long. It may be called at any
+        time: the store is asked once in a while."""
+        if self._store is None or time.monotonic() - self._looked < LOOK:
             return
+        self._looked = time.monotonic()
         if self._call("check", ["failed"]):
             raise Stopped(json.loads(self._call("get", "failed")))
         for rank in range(self.world):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,14 @@ class CorpusMeasures(Mapping[str, Tensor]):
 
     def column(self, name: str, column: str) -> Tensor:
         """A column of the table for one measure, [layers, heads]: value, mean, std, min, max or count."""
+        table = torch.full((self.layers[-1] + 1, max(head.head for head in self.heads) + 1), torch.nan).double()
+        places = torch.tensor([(head.layer, head.head) for head in self.heads])
+        table[places[:, 0], places[:, 1]] = self.of_heads(name, column)
+        return table
+
+    def of_heads(self, name: str, column: str = "value") -> Tensor:
+        """A column of the table for one measure and the heads that were kept, [heads]; NaN where nothing was
+        counted."""
         names = list(self)
         if name not in names:
             raise ConfigError(f"{name!r} was not measured; there are {', '.join(names)}")
@@ -58,12 +67,8 @@ class CorpusMeasures(Mapping[str, Tensor]):
         if column not in numbers:
             raise ConfigError(f"column={column!r}: expected one of {', '.join(numbers)}")
         at = names.index(name)
-        counted = numbers["count"][at]
-        table = torch.full((self.layers[-1] + 1, max(head.head for head in self.heads) + 1), torch.nan).double()
-        for i, head in enumerate(self.heads):
-            if column == "count" or counted[i]:
-                table[head.layer, head.head] = numbers[column][at, i]
-        return table
+        found = numbers[column][at]
+        return found if column == "count" else found.masked_fill(numbers["count"][at] == 0, torch.nan)
 
     @property
     def layers(self) -> Sequence[int]:
@@ -78,12 +83,8 @@ class CorpusMeasures(Mapping[str, Tensor]):
         """Header and rows as text, a row a measure: the mean over the heads, and the least and the largest of them."""
         body = []
         for measure in self.measures:
-            table = self[measure.name]
-            known = [
-                (float(table[head.layer, head.head]), head)
-                for head in self.heads
-                if bool(table[head.layer, head.head].isfinite())
-            ]
+            values = self.of_heads(measure.name).tolist()
+            known = [(value, head) for value, head in zip(values, self.heads, strict=True) if isfinite(value)]
             low, high = (pick(known, key=lambda one: one[0], default=None) for pick in (min, max))
             mean = f"{sum(value for value, _ in known) / len(known):.4g}" if known else "—"
             body.append([measure.name, measure.unit, mean, *_told(low), *_told(high)])
@@ -91,10 +92,9 @@ class CorpusMeasures(Mapping[str, Tensor]):
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows as text, a row a head: the value of every measure."""
-        tables = [self[name] for name in self]
+        values = zip(*(self.of_heads(name).tolist() for name in self), strict=True)
         body = [
-            [str(head.layer), str(head.head), *(_number(float(table[head.layer, head.head])) for table in tables)]
-            for head in self.heads
+            [str(head.layer), str(head.head), *map(_number, row)] for head, row in zip(self.heads, values, strict=True)
         ]
         return ["layer", "head", *self], body
 

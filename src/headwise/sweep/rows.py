@@ -23,11 +23,12 @@ def columns(
     counted."""
     found: dict[str, list[Any]] = {name: [] for name in COLUMNS if name != "file" or file is not None}
     numbers = {name: value.T.tolist() for name, value in finished(tally.numbers, measures).items()}
+    nonfinite = tally.lost[0].long().tolist()
     for i, head in enumerate(heads):
         for j, measure in enumerate(measures):
             row = {
                 "layer": head.layer, "module": head.name, "head": head.head, "measure": measure.name,
-                "unit": measure.unit, "per": measure.per, "nonfinite": int(tally.lost[0, i]),
+                "unit": measure.unit, "per": measure.per, "nonfinite": nonfinite[i],
                 **({} if file is None else {"file": file}),
             }  # fmt: skip
             count = int(numbers["count"][i][j])

@@ -9,7 +9,7 @@ import torch
 from headwise.errors import ConfigError
 from headwise.subject import Subject, open_subject
 from headwise.sweep.asked import DEFAULT, Asked, chosen
-from headwise.sweep.ends import Begun, begin, finish
+from headwise.sweep.ends import Begun, begin, finish, look
 from headwise.sweep.journal import Journal
 from headwise.sweep.output import Output
 from headwise.sweep.plan import step_for
@@ -21,7 +21,7 @@ from headwise.sweep.work import Work
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER = ("all", "file")
 BATCH = 8
-WAIT = 0.2  # seconds between two looks at how far the others are
+WAIT = 0.2  # seconds between two times that processes tell one another how far they are
 Step = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
 
 
@@ -79,8 +79,11 @@ def measure_corpus(
     _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks
+    journal = Journal(output.path)
     try:
         tell = step or _tell_nobody
+        given = [files] if isinstance(files, str | os.PathLike) else list(files)
+        sources = look(given, journal, restart, ranks)
         subject = _placed(model, device, dtype, ranks)
         frame = Frame.of(subject)
         length = length_of(window, subject, frame)
@@ -90,54 +93,68 @@ def measure_corpus(
             raise ConfigError(
                 f"stride={stride}: a window has room for {room} tokens of the text; some would be left out"
             )
-        given = [files] if isinstance(files, str | os.PathLike) else list(files)
         options = {
             "measures": list(asked.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
             "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
             "dtype": _dtype(subject),
         }  # fmt: skip
         work = Work(
-            subject=subject, sources=(), asked=asked, heads=chosen(subject, layers, heads), frame=frame,
+            subject=subject, sources=sources, asked=asked, heads=chosen(subject, layers, heads), frame=frame,
             step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
         )  # fmt: skip
-        journal = Journal(output.path)
-        try:
-            begun = begin(work, given, journal, options, max_tokens, restart, ranks, tell)
-            _measure(begun, journal, ranks, tell)
-            if not ranks.first:
-                return CorpusMeasures.of(begun.work, output.path, work.nothing(), {})
-            return finish(begun, journal, output, options, tell)
-        finally:
-            journal.close()
+        begun = begin(work, journal, options, max_tokens, restart, ranks, tell)
+        _measure(begun, journal, ranks, tell)
+        if not ranks.first:
+            return CorpusMeasures.of(begun.work, output.path, work.nothing(), {})
+        return finish(begun, journal, output, options, tell)
     except Exception as error:
         if own:
             ranks.fail(str(error))
         raise
     finally:
+        journal.close()
         if own:
             ranks.leave()
 
 
 def _measure(begun: Begun, journal: Journal, ranks: Ranks, tell: Step) -> None:
     """Take units as long as there are any, then wait until the others have finished theirs."""
-    size = sum(unit.size for unit in begun.units)
-    before = size - sum(begun.units[number].size for number in begun.left)
-    since = time.monotonic()
-
-    def told(share: float, tokens: int) -> None:
-        ranks.check()
-        done, all_tokens = before + ranks.count("bytes", round(share)), ranks.count("tokens", tokens)
-        if ranks.first:
-            speed = all_tokens / max(time.monotonic() - since, 1e-9)
-            tell(f"measuring, {speed:,.0f} tokens/s", min(done, size), size)
-
-    told(0, 0)
+    progress = _Progress(begun, ranks, tell)
+    progress.say()
     while (number := ranks.take(begun.left)) is not None:
-        journal.write(number, begun.work.measure(begun.units[number], told), begun.work.how())
+        journal.write(number, begun.work.measure(begun.units[number], progress.more), begun.work.how())
+        progress.say()
         ranks.count("units", 1)
     while ranks.first and ranks.count("units", 0) < len(begun.left):
-        told(0, 0)
         time.sleep(WAIT)
+        progress.say()
+
+
+class _Progress:
+    """How far all processes are, together."""
+
+    def __init__(self, begun: Begun, ranks: Ranks, tell: Step) -> None:
+        self._ranks, self._tell = ranks, tell
+        self._size = sum(unit.size for unit in begun.units)
+        self._before = self._size - sum(begun.units[number].size for number in begun.left)
+        self._bytes, self._tokens = 0.0, 0  # that the others do not know of yet
+        self._since = self._said = time.monotonic()
+
+    def more(self, size: float, tokens: int) -> None:
+        """So many bytes and tokens are done. Batches are many: other processes are told now and then."""
+        self._bytes, self._tokens = self._bytes + size, self._tokens + tokens
+        if self._ranks.world == 1 or time.monotonic() - self._said >= WAIT:
+            self.say()
+
+    def say(self) -> None:
+        """Tell the others; by the first process, also whoever looks on. Stopped or Deserted as `Ranks.check`."""
+        self._ranks.check()
+        size, self._said = round(self._bytes), time.monotonic()
+        done, tokens = self._before + self._ranks.count("bytes", size), self._ranks.count("tokens", self._tokens)
+        self._bytes, self._tokens = self._bytes - size, 0
+        if self._ranks.first:
+            speed = tokens / max(self._said - self._since, 1e-9)
+            self._tell(f"measuring, {speed:,.0f} tokens/s", min(done, self._size), self._size)
 
 
 def _placed(
@@ -166,7 +183,7 @@ def _dtype(subject: Subject) -> str:
 def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:
     for name, value, known in (("per", per, PER), ("dtype", dtype, (None, *DTYPES))):
         if value not in known:
-            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
+            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(repr(one) for one in known if one)}")
     for name, number in numbers.items():
         if number is not None and (type(number) is not int or number < 1):
             raise ConfigError(f"{name}={number!r}: expected a whole number of at least 1")

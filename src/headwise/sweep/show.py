@@ -1,5 +1,6 @@
 """A sweep's numbers in a terminal: what was measured, each measure over the heads, and the first heads."""
 
+import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -42,11 +43,9 @@ def print_measures(
     console.print()
     head, body = found.table()
     if sort is not None:
-        values = found[sort]
-        order = sorted(
-            range(len(body)), key=lambda i: -float(values[found.heads[i].layer, found.heads[i].head].nan_to_num(-1e300))
-        )
-        body = [body[i] for i in order]
+        body = [
+            body[i] for i in found.of_heads(sort).nan_to_num(-math.inf).argsort(descending=True, stable=True).tolist()
+        ]
     fits = _fitting(head, body, console.width, sort)
     shown = as_text([head[i] for i in fits], [[row[i] for i in fits] for row in body[:SHOWN]], gap="  ")
     _print_table(console, shown)

@@ -154,9 +154,11 @@ def _shown(path: Path, folder: str) -> bool:
 
 
 def _source(path: str) -> Source:
+    if not os.path.isfile(path):
+        raise TextError(f"{path!r} is a pipe or a device; give a file: a corpus is read at many places at once")
     suffix = Path(path).suffix.lower()
     if suffix in PACKED:
-        raise TextError(f"{path!r} is packed; unpack it first: ranks read a corpus at many places at once")
+        raise TextError(f"{path!r} is packed; unpack it first: a corpus is read at many places at once")
     if suffix == ".json":
         raise TextError(f"{path!r}: expected JSON lines (.jsonl), one object a line, or a text")
     kind = KINDS.get(suffix, "text")

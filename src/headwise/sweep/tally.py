@@ -67,53 +67,74 @@ class Tally:
         self.kernels |= other.kernels
 
 
+Bad = tuple[int, tuple[int, ...], str]  # the number of a layer, heads of it, and what of them is NaN or infinite
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a window gave.
+
+    Attributes:
+        numbers: [measures, 5, heads] float64, moments of the heads that are kept. rows: [heads] float64, their queries
+            with NaN or infinite scores.
+        bad: the first layer with NaN or infinity, the heads there, and what has them; None if all is well. All layers
+            and heads are looked at, whichever are kept.
+    """
+
+    numbers: Tensor
+    rows: Tensor
+    bad: Bad | None
+
+
 class Batch:
     """The numbers of a batch, layer by layer as the model computes them; on the CPU when all are there.
 
+    Args:
+        layers: names of all of them, in order. heads: that are kept.
+
     Attributes:
-        kept: of each layer, the numbers of the heads that are kept. kernels: that computed the attention.
+        kernels: that computed the attention.
     """
 
-    def __init__(self, heads: Sequence[Head], measures: Sequence[OfRows | OfWindows]) -> None:
-        self._measures = measures
+    def __init__(self, layers: Sequence[str], heads: Sequence[Head], measures: Sequence[OfRows | OfWindows]) -> None:
+        self._layers, self._heads, self._measures = layers, heads, measures
         self.kernels: set[str] = set()
-        self.kept: dict[str, list[int]] = {}
-        for head in heads:
-            self.kept.setdefault(head.name, []).append(head.head)
-        self._found: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
+        self._found: dict[str, tuple[Tensor, Tensor]] = {}
 
     def see(self, name: str, amap: AttentionMap) -> None:
         """Take the measures of a layer."""
         measured = amap.measured
         assert measured is not None  # they were asked for
         numbers = torch.stack([measured.states[measure.name].numbers for measure in self._measures], 1)
-        values = amap.nonfinite_values
-        if values is not None:
+        scores, values = measured.nonfinite, amap.nonfinite_values
+        if values is None:
+            values = torch.zeros_like(scores)
+        else:
             values = values.repeat_interleave(amap.shape[1] // values.shape[1], dim=1)
         self.kernels.add(amap.kernel)
-        self._found[name] = (numbers, measured.nonfinite, values)
+        self._found[name] = numbers, torch.stack((scores, values), 1)
 
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """[b, measures, 5, heads] and the rows with NaN or infinite scores [b, heads] of the heads that are kept."""
-        parts = [(self._found[name], heads) for name, heads in self.kept.items()]
-        numbers = torch.cat([found[0][..., heads].cpu() for found, heads in parts], -1)
-        rows = torch.cat([found[1][:, heads].cpu() for found, heads in parts], -1).double()
-        return numbers, rows
+    def windows(self) -> list[Seen]:
+        """What each window gave. The device is waited for once, here."""
+        found = [self._found[name] for name in self._layers]
+        every = torch.cat([torch.cat((numbers.flatten(1, 2), bad.double()), 1) for numbers, bad in found], -1).cpu()
+        numbers, bad = every[:, :-2].unflatten(1, (len(self._measures), -1)), every[:, -2:]
+        widths = [part.shape[-1] for _, part in found]
+        kept = torch.tensor([sum(widths[: head.layer]) + head.head for head in self._heads])
+        return [
+            Seen(numbers[i][..., kept], bad[i, 0, kept], _first_bad(bad[i].split(widths, -1)))
+            for i in range(len(every))
+        ]
 
-    def troubles(self, layers: Sequence[str]) -> list[tuple[int, tuple[int, ...], str] | None]:
-        """Of each window, the first layer with NaN or infinity, the heads there, and what has them; None if all is
-        well. All layers and heads are looked at, whichever are kept."""
-        count = len(next(iter(self._found.values()))[0])
-        first: list[tuple[int, tuple[int, ...], str] | None] = [None] * count
-        for i, name in enumerate(layers):
-            _, rows, values = self._found[name]
-            for what, bad in (("scores", rows), ("values", values)):
-                if bad is None or not bool(bad.any()):
-                    continue
-                for entry in bad.any(-1).nonzero().flatten().tolist():
-                    if first[entry] is None:
-                        first[entry] = (i, tuple(bad[entry].nonzero().flatten().tolist()), what)
-        return first
+
+def _first_bad(layers: Sequence[Tensor]) -> Bad | None:
+    """layers: of each, queries with bad scores and entries of bad values, [2, heads]."""
+    for layer, counts in enumerate(layers):
+        for what, count in zip(("scores", "values"), counts, strict=True):
+            heads = tuple(count.nonzero().flatten().tolist())
+            if heads:
+                return layer, heads, what
+    return None
 
 
 def counted(numbers: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

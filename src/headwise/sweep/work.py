@@ -110,17 +110,12 @@ class Work:
         ids, mask = stacked(batch)
         ids, mask = ids.to(self._device), None if mask is None else mask.to(self._device)
         measures = self.asked.measures(ids, batch)
-        seen = Batch(self.heads, measures)
+        seen = Batch(self.subject.layers, self.heads, measures)
         for name, amap in self.subject.maps(ids, mask, measures=measures).items():
             seen.see(name, amap)
-        numbers, rows = seen.moments()
-        troubles = seen.troubles(self.subject.layers)
-        for i, window in enumerate(batch):
-            kept, lost = counted(numbers[i], rows[i])
+        for window, one in zip(batch, seen.windows(), strict=True):
+            kept, lost = counted(one.numbers, one.rows)
             place = window.source if self.by_file else ALL
             tally = found.setdefault(place, self.nothing())
-            trouble = self._trouble(window, troubles[i])
+            trouble = [] if one.bad is None else [Trouble(self.sources[window.source].path, str(window), *one.bad)]
             tally.add(Tally(kept, lost, 1, window.content, trouble, frozenset(seen.kernels)))
-
-    def _trouble(self, window: Window, bad: tuple[int, tuple[int, ...], str] | None) -> list[Trouble]:
-        return [] if bad is None else [Trouble(self.sources[window.source].path, str(window), *bad)]

@@ -25,6 +25,7 @@ from headwise.errors import ConfigError
 from headwise.heads.head_mixing import HeadMixingAttention
 from headwise.heads.sparse_mixture import SparseHeadMixture
 from headwise.heads.talking_heads import TalkingHeadsAttention
+from headwise.kernels.eager import eager
 from headwise.kernels.gates import begin, end
 from headwise.science.importance.values import HeadImportance
 from headwise.telemetry.places import Place, asked, give_back, take_over
@@ -158,12 +159,12 @@ class GateGradients:
         state = "listening" if self.active else "not listening"
         return f"GateGradients({len(self.layers)} layers; {heard} backward passes heard; {state})"
 
-    @torch.compiler.disable
+    @eager
     def _begin(self, place: Place, module: nn.Module, args: Any) -> None:
         if module is place.module:  # a copy of the model has the hooks too
             self._open().append(begin(partial(self._hear, place.name)))
 
-    @torch.compiler.disable
+    @eager
     def _end(self, place: Place, module: nn.Module, args: Any, result: Any) -> None:
         if module is place.module and self._open():
             end(self._open().pop())

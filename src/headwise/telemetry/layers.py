@@ -7,11 +7,11 @@ the result again unless the caller wanted them too.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.adapters.observer import Observation, in_backward
+from headwise.kernels.eager import eager
 from headwise.measures import Measure
 
 
@@ -61,7 +61,7 @@ class LayerHooks:
             return None
         return self._ask(args, kwargs)
 
-    @torch.compiler.disable
+    @eager
     def _ask(self, args: Any, kwargs: dict[str, Any]) -> Any:
         crosses = (args[1] if len(args) > 1 else kwargs.get("context")) is not None
         before = kwargs.get("measures", ())
@@ -77,7 +77,7 @@ class LayerHooks:
             asked = asked.before
         return self._take(module, asked, result) if isinstance(asked, _Asked) else None
 
-    @torch.compiler.disable
+    @eager
     def _take(self, module: nn.Module, asked: _Asked, result: Any) -> Any:
         y, amap, *rest = result
         if not in_backward():  # gradient checkpointing repeats the call

@@ -50,6 +50,11 @@ class Ledger:
         return self.latest
 
     @property
+    def pending(self) -> bool:
+        """Whether the step under way has numbers."""
+        return bool(self._under_way.layers)
+
+    @property
     def totals(self) -> Summary:
         """The summary of all steps."""
         return self._summary(self.total, self.latest.step, self.steps)

@@ -81,9 +81,11 @@ def _select(places: list[Place], layers: Iterable[int | str] | None) -> list[Pla
     """The places of that index or name."""
     if layers is None:
         return places
-    layers = [layers] if isinstance(layers, int | str) else list(layers)
+    wishes: list[Any] = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+    if not wishes or any(isinstance(wish, bool) or not isinstance(wish, int | str) for wish in wishes):
+        raise ConfigError(f"layers={layers!r}: expected names of attention modules or their indices; None for all")
     chosen: set[str] = set()
-    for wanted in layers:
+    for wanted in wishes:
         found = _matching(places, wanted)
         if not found:
             names = ", ".join(place.name or "(the model)" for place in places[:6]) + ", …" * (len(places) > 6)

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from headwise.adapters.observer import Observation, in_backward, observe
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
+from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.measures import Measure
 from headwise.telemetry.alarms import Alarm, Alarms
@@ -94,7 +95,7 @@ class Record:
             handle.remove()
         self._handles.clear()
         give_back(self._targets)
-        if self._how.steps == "manual":
+        if self._how.steps == "manual" and self.ledger.pending:
             self.step()
 
     def __enter__(self: Self) -> Self:
@@ -196,7 +197,7 @@ class Record:
     def _asks(self) -> bool:
         return self._asking
 
-    @torch.compiler.disable
+    @eager
     def _before(self, module: nn.Module, args: Any) -> None:
         """The model is called, or a part of it; by a call from outside a forward begins."""
         if module not in self._entrances or in_backward():  # a copy of a watched model has the hooks too
@@ -208,7 +209,7 @@ class Record:
             if self.ledger.index % self._how.every == 0:
                 self._begin_forward()
 
-    @torch.compiler.disable
+    @eager
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
         """It is done, or has failed."""
         if module not in self._entrances or in_backward() or not self._depth:
@@ -247,7 +248,7 @@ class Record:
         self._asking = False
         self._observing.close()
 
-    @torch.compiler.disable
+    @eager
     @torch.no_grad()
     def _see(self, call: Observation, measures: Sequence[Measure]) -> None:
         """One attention call."""

@@ -70,7 +70,7 @@ class Summary(Mapping[str, Tensor]):
         body = []
         for i, (layer, number) in enumerate(self.places):
             counts = [str(int(self.nonfinite[i, NONFINITE.index(name)])) for name in bad]
-            body.append([layer, str(number), *(f"{x:.4g}" for x in self.numbers[i].tolist()), *counts])
+            body.append([layer, str(number), *map(_cell, self.numbers[i].tolist()), *counts])
         return head, body
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,6 +103,11 @@ class Summary(Mapping[str, Tensor]):
         if name not in self.names:
             raise ConfigError(f"{name!r} was not measured; there are {', '.join(self.names) or 'no measures'}")
         return self.names.index(name)
+
+
+def _cell(x: float) -> str:
+    """Four digits, also where the last of them are zeros, so that columns stand straight."""
+    return f"{x:#.4g}".rstrip(".")
 
 
 class History(Sequence[Summary]):

@@ -17,9 +17,11 @@ from starlette.routing import Route
 
 from headwise.errors import TextError
 from headwise.map import AttentionMap
+from headwise.subject.remarks import Remark
 from headwise.viewer import asked, wire
 from headwise.viewer.guard import Guard
 from headwise.viewer.page import viewer_page
+from headwise.viewer.refusals import Refusal, error_body, misfit
 from headwise.viewer.session import Session, TooLong
 from headwise.viewer.text import Text
 from headwise.viewer.tiles import Unwanted, Wanted, rectangle, tile_spans
@@ -34,13 +36,14 @@ BINARY = "application/octet-stream"
 log = logging.getLogger(__name__)
 
 
-def make_app(session: Session, token: str, hosts: Iterable[str]) -> Guard:
+def make_app(session: Session, token: str, hosts: Iterable[str], lang: str | None = None) -> Guard:
     """The application, behind its token.
 
     Args:
         session: what is read. token: asked of every request. hosts: values of the Host header that are ours.
+        lang: of the page, as in `viewer_page`.
     """
-    api = _Api(session)
+    api = _Api(session, lang)
     one = "/api/texts/{id}"
     routes = [
         Route("/", api.page),
@@ -61,14 +64,14 @@ def make_app(session: Session, token: str, hosts: Iterable[str]) -> Guard:
 
 
 class _Api:
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, lang: str | None) -> None:
+        self.session, self.lang = session, lang
         self.workers = Workers(THREADS, QUEUE)
         self.asides = Workers(2, QUEUE)  # small answers, which do not wait behind tiles
         self.kept: Kept[tuple[str, asked.TileAsked]] = Kept(KEPT)
 
     async def page(self, request: Request) -> Response:
-        html = viewer_page(None)
+        html = viewer_page(self.lang)
         return HTMLResponse(html, headers={"Content-Security-Policy": policy_of(html)})
 
     async def font(self, request: Request) -> Response:
@@ -88,9 +91,9 @@ class _Api:
         try:
             opened = await self.asides.run(request, lambda _: self.session.open(text, title))
         except TooLong as error:
-            raise HTTPException(413, str(error)) from None
+            raise Refusal(413, error.says) from None
         except TextError as error:
-            raise HTTPException(400, str(error)) from None
+            raise Refusal(400, Remark("unreadable", "{sentence}", sentence=str(error))) from None
         self.kept.drop(lambda key: key[0] != opened.id)
         return JSONResponse({"id": opened.id}, 202)
 
@@ -107,8 +110,8 @@ class _Api:
         text = self._present(request)
         start, stop = asked.whole(request, "from", 0), asked.whole(request, "to", text.n)
         if not start <= stop <= text.n or stop - start > asked.PIECES:
-            raise HTTPException(
-                400, f"from={start}, to={stop}: expected a range of 0 to {text.n} with at most {asked.PIECES} tokens"
+            raise misfit(
+                "from", f"from={start}, to={stop}: expected a range of 0 to {text.n} with at most {asked.PIECES} tokens"
             )
         return JSONResponse({"pieces": text.reading.pieces[start:stop], "ahead": text.ahead(start, stop)})
 
@@ -116,9 +119,7 @@ class _Api:
         text = self._present(request)
         wanted, limit = request.query_params.get("q", ""), asked.whole(request, "limit", 100)
         if not 1 <= len(wanted) <= asked.WANTED or not 1 <= limit <= asked.POSITIONS:
-            raise HTTPException(
-                400, f"q: expected 1 to {asked.WANTED} characters; limit: 1 to {asked.POSITIONS}, got {limit}"
-            )
+            raise misfit("q", f"q: expected 1 to {asked.WANTED} characters; limit: 1 to {asked.POSITIONS}, got {limit}")
         positions, more = await self.asides.run(request, lambda _: text.find(wanted, limit))
         return JSONResponse({"positions": positions, "more": more})
 
@@ -126,7 +127,7 @@ class _Api:
         text = self._present(request)
         cells, reduce = asked.whole(request, "cells", 64), asked.reduce_of(request)
         if not asked.CELLS[0] <= cells <= asked.CELLS[1]:
-            raise HTTPException(400, f"cells: expected {asked.CELLS[0]} to {asked.CELLS[1]}, got {cells}")
+            raise misfit("cells", f"cells: expected {asked.CELLS[0]} to {asked.CELLS[1]}, got {cells}")
         if not text.pyramids:
             raise asked.not_yet(text)
         return Response(await self.asides.run(request, lambda _: _overview(text, reduce, cells)), media_type=BINARY)
@@ -134,7 +135,6 @@ class _Api:
     async def tile(self, request: Request) -> Response:
         text = self._present(request)
         tile = asked.tile_of(request, text)
-        assert text.levels is not None  # tile_of has asked
         if tile.cell >= text.levels.base:
             pyramid = text.pyramids.get((tile.layer, tile.head))
             if pyramid is None:
@@ -158,7 +158,8 @@ class _Api:
     def _text(self, request: Request) -> Text:
         text = self.session.find(request.path_params["id"])
         if text is None:
-            raise HTTPException(404, "there is no text of this name; the viewer may have been started anew")
+            sentence = "there is no text of this name; the viewer may have been started anew"
+            raise Refusal(404, Remark("no_text", sentence))
         return text
 
     def _present(self, request: Request) -> Text:
@@ -177,7 +178,7 @@ def computed(head: AttentionMap, cell: int, row: int, col: int, wanted: Wanted) 
 def _overview(text: Text, reduce: str, cells: int) -> bytes:
     """The heads that are pooled so far, each at the finest level of at most `cells` cells along a side."""
     levels, pyramids = text.levels, text.pyramids
-    if levels is None or not pyramids:
+    if not pyramids:
         raise Unwanted
     cell = levels.base
     while max(levels.n, levels.m) > cells * cell:
@@ -198,14 +199,15 @@ def policy_of(html: str) -> str:
 
 
 async def _refuse(request: Request, error: HTTPException) -> Response:
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+    says = error.says if isinstance(error, Refusal) else misfit("path", error.detail).says  # the framework's own
+    return JSONResponse(error_body(says), error.status_code, error.headers)
 
 
 async def _nobody(request: Request, error: Unwanted) -> Response:
     """The client went away, or the text did."""
-    return JSONResponse({"error": "this text was given up"}, 404)
+    return JSONResponse(error_body(Remark("given_up", "this text was given up")), 404)
 
 
 async def _break(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse({"error": "the viewer failed at this; the terminal says more"}, 500)
+    return JSONResponse(error_body(Remark("broke", "the viewer failed at this; the terminal says more")), 500)

@@ -4,9 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from headwise.subject.remarks import Remark
+from headwise.viewer.refusals import Refusal, misfit
 from headwise.viewer.text import CANCELLED, FAILED, Text
 from headwise.viewer.tiles import REDUCES, tile_spans
 
@@ -36,7 +37,7 @@ def whole(request: Request, name: str, default: int | None = None) -> int:
     if given is None and default is not None:
         return default
     if given is None or not given.isascii() or not given.isdigit() or len(given) > 12:
-        raise HTTPException(400, f"{name}: expected a whole number of at least 0, got {_short(given)}")
+        raise misfit(name, f"{name}: expected a whole number of at least 0, got {_short(given)}")
     return int(given)
 
 
@@ -44,7 +45,7 @@ def reduce_of(request: Request) -> str:
     """mean (if nothing is said) or max."""
     given = request.query_params.get("reduce", "mean")
     if given not in REDUCES:
-        raise HTTPException(400, f"reduce: expected {' or '.join(REDUCES)}, got {_short(given)}")
+        raise misfit("reduce", f"reduce: expected {' or '.join(REDUCES)}, got {_short(given)}")
     return given
 
 
@@ -53,35 +54,37 @@ def tile_of(request: Request, text: Text) -> TileAsked:
     layer, head, cell, row, col = (whole(request, name) for name in ("layer", "head", "cell", "row", "col"))
     heads = text.subject.heads
     if layer >= len(heads) or head >= heads[layer]:
-        raise HTTPException(404, f"there is no head {head} in layer {layer}")
-    if text.levels is None or (layer, head) not in text.heads:
+        raise Refusal(404, Remark("no_head", "there is no head {head} in layer {layer}", head=head, layer=layer))
+    if (layer, head) not in text.heads:
         raise not_yet(text)
     levels = text.levels
     if cell & (cell - 1) or not 1 <= cell <= levels.coarsest:
-        raise HTTPException(400, f"cell: expected a power of two from 1 to {levels.coarsest}, got {cell}")
+        raise misfit("cell", f"cell: expected a power of two from 1 to {levels.coarsest}, got {cell}")
     if any(span.start == span.stop for span in tile_spans(levels.n, levels.m, cell, row, col)):
-        raise HTTPException(
-            400, f"tile ({row}, {col}) of cells of {cell} lies outside the map of {levels.n} × {levels.m} tokens"
+        raise misfit(
+            "tile", f"tile ({row}, {col}) of cells of {cell} lies outside the map of {levels.n} × {levels.m} tokens"
         )
     return TileAsked(layer, head, cell, row, col, reduce_of(request))
 
 
-def not_yet(text: Text) -> HTTPException:
+def not_yet(text: Text) -> Refusal:
     """Why there is nothing to be had of a text."""
-    if text.state == FAILED:
-        return HTTPException(409, f"the text could not be read: {text.error}")
+    if text.state == FAILED and text.error is not None:
+        return Refusal(409, Remark("failed", "the text could not be read: {error}", error=text.error))
     if text.state == CANCELLED:
-        return HTTPException(404, "this text was given up: a newer one took its place, or it was cancelled")
-    return HTTPException(409, "the text is still being read; ask again", {"Retry-After": "1"})
+        sentence = "this text was given up: a newer one took its place, or it was cancelled"
+        return Refusal(404, Remark("given_up", sentence))
+    return Refusal(409, Remark("still_reading", "the text is still being read; ask again"), retry_after=1)
 
 
 async def text_of(request: Request, characters: int) -> tuple[str, str]:
     """Text and title of a POST, its body read only so far as a text that is short enough can be."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise HTTPException(400, f"content-type: expected application/json, got {_short(kind)}")
+        raise misfit("content-type", f"content-type: expected application/json, got {_short(kind)}")
     most = ESCAPED * characters + 4 * ESCAPED * TITLE + 1024
-    too_long = HTTPException(413, f"the request is too large: a text may have {characters:,} characters at most")
+    sentence = "the request is too large: a text may have {characters:,} characters at most"
+    too_long = Refusal(413, Remark("too_large", sentence, characters=characters))
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > most:
         raise too_long
@@ -93,12 +96,12 @@ async def text_of(request: Request, characters: int) -> tuple[str, str]:
     try:
         data: Any = json.loads(bytes(body))
     except (ValueError, RecursionError):
-        raise HTTPException(400, "the body is no JSON; expected {text, title?}") from None
+        raise misfit("body", "the body is no JSON; expected {text, title?}") from None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
-        raise HTTPException(400, "the body: expected an object with a text, {text, title?}")
+        raise misfit("body", "the body: expected an object with a text, {text, title?}")
     title = data.get("title") or ""
     if not isinstance(title, str):
-        raise HTTPException(400, "title: expected a text")
+        raise misfit("title", "title: expected a text")
     return data["text"], title.encode("utf-8", "replace").decode()[:TITLE]
 
 

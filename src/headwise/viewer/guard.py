@@ -9,10 +9,14 @@ import hmac
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from headwise.subject.remarks import Remark
+from headwise.viewer.refusals import error_body
+
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+OPEN_ANOTHER = "headwise：请打开 headwise view 启动时打印的地址，其中含有令牌。"
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -49,7 +53,7 @@ class Guard:
             await send(message)
 
         refusal = self._refusal(scope)
-        app = self.app if refusal is None else JSONResponse({"error": refusal}, 403)
+        app = self.app if refusal is None else _answer(refusal, Headers(scope=scope))
         await app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Scope) -> str | None:
@@ -77,3 +81,10 @@ class Guard:
     def _given(scope: Scope) -> bytes:
         found = QueryParams(scope["query_string"]).getlist("token")
         return found[0].encode("utf-8", "replace") if len(found) == 1 else b""
+
+
+def _answer(refusal: str, headers: Headers) -> Response:
+    """For who opens an address in a browser in words, else as all errors travel."""
+    if "text/html" in headers.get("accept", ""):
+        return PlainTextResponse(f"headwise: {refusal}.\n\n{OPEN_ANOTHER}\n", 403)
+    return JSONResponse(error_body(Remark("not_allowed", refusal)), 403)

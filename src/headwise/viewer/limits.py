@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from headwise.subject import Subject
+from headwise.subject.remarks import Remark
 
 MAX_TOKENS = 1 << 17
 SHARE = 0.5  # of the free memory that the largest text may take
@@ -27,19 +28,21 @@ class Limits:
 
     tokens: int
     characters: int
-    why: str
+    why: Remark
 
 
 def limits_of(subject: Subject, max_tokens: int = MAX_TOKENS) -> Limits:
     """The limits of a model on this machine. Runs the model on a single token, to see what its maps hold."""
-    tokens, why = max_tokens, "--max-tokens sets it"
+    tokens, why = max_tokens, Remark("limit_of_option", "--max-tokens sets it")
     if subject.limit is not None and subject.limit < tokens:
-        tokens, why = subject.limit, f"{subject.name} has learned positions for no more"
+        tokens = subject.limit
+        why = Remark("limit_of_positions", "{name} has learned positions for no more", name=subject.name)
     free = free_memory()
     if free is not None:
         fits = int(SHARE * free / bytes_a_token(subject))
         if fits < tokens:
-            tokens, why = max(1, fits), "more would not fit into this machine's free memory"
+            tokens = max(1, fits)
+            why = Remark("limit_of_memory", "more would not fit into this machine's free memory")
     return Limits(tokens, tokens if subject.kind == "headwise" else CHARACTERS * tokens, why)
 
 

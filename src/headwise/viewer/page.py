@@ -9,6 +9,7 @@ import json
 from functools import cache
 
 from headwise.errors import ConfigError
+from headwise.viewer.said import IN_CHINESE
 from headwise.viewer.words import words
 from headwise.views.colours import stops
 from headwise.views.fonts import QUOTES, font_face
@@ -37,14 +38,11 @@ def viewer_page(lang: str | None = None) -> str:
     settings = {
         "lang": lang,
         "words": {name: words(name) for name in LANGUAGES},
+        "said": {"zh": IN_CHINESE},
         "colours": {theme: stops(theme) for theme in ("light", "dark")},
     }
     # Its own words can be drawn at once; the whole font, for any text, is asked of the server.
-    style = (
-        font_face("".join(c for c in "".join(words("zh").values()) if ord(c) not in QUOTES))
-        + source("base.css")
-        + _own("view.css")
-    )
+    style = _own_letters() + source("base.css") + _own("view.css")
     early = source("theme.js")
     own = [_own("words.js"), source("palette.js"), *map(_own, SCRIPTS)]
     script = joined([*map(source, FROM_REPORT), *own])
@@ -67,7 +65,8 @@ def viewer_page(lang: str | None = None) -> str:
 @cache
 def _own_letters() -> str:
     """The font for the page's own words, drawn at once; the whole one, for any text, is asked of the server."""
-    letters = {letter for word in words("zh").values() for letter in word if ord(letter) not in QUOTES}
+    said = [*words("zh").values(), *IN_CHINESE.values()]
+    letters = {letter for word in said for letter in word if ord(letter) not in QUOTES}
     return font_face("".join(sorted(letters)))
 
 

@@ -5,7 +5,7 @@ than are of use; what is finer is computed where someone looks. Coarser levels a
 pairs that the mask allows, a largest weight as it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.map import AttentionMap
-from headwise.masks import Span, State
+from headwise.masks import Span
 from headwise.statistics import Squares
 from headwise.viewer import wire
 from headwise.viewer.tiles import REDUCES, SIDE, Wanted, always, rectangle, tile_spans
@@ -42,30 +42,31 @@ class Levels:
         return found
 
 
-def choose_levels(maps: Sequence[AttentionMap], budget: int = BUDGET) -> Levels:
-    """The finest base whose tiles, of all heads and both reductions, take at most `budget` bytes."""
-    n, m = maps[0].shape[2:]
+def choose_levels(n: int, heads: int, causal: bool, budget: int = BUDGET) -> Levels:
+    """The finest base whose tiles, of so many heads of n × n and both reductions, take at most `budget` bytes.
+
+    It is chosen before the model runs, so that the first layer can be drawn before the last is read: windows, which
+    would take less, are not known yet.
+    """
     coarsest = 1
-    while max(n, m) > LEAST_CELLS * coarsest:
+    while n > LEAST_CELLS * coarsest:
         coarsest *= 2
     base = 1
-    while base < FINE and max(n, m) > SIDE * base:
+    while base < FINE and n > SIDE * base:
         base *= 2
-    while base < coarsest and sum(_bytes(amap, base, coarsest) for amap in maps) > budget:
+    while base < coarsest and heads * _bytes(n, causal, base, coarsest) > budget:
         base *= 2
-    return Levels(n, m, base, coarsest)
+    return Levels(n, n, base, coarsest)
 
 
-def _bytes(amap: AttentionMap, base: int, coarsest: int) -> int:
-    """What the pyramid of a layer's heads takes; tiles in which nothing is allowed are not kept."""
-    _, heads, n, m = amap.shape
+def _bytes(n: int, causal: bool, base: int, coarsest: int) -> int:
+    """What a head's pyramid takes; tiles in which nothing is allowed are not kept."""
     total, cell = 0, base
     while cell <= coarsest:
-        for row, col in _tiles(n, m, cell):
-            rows, cols = tile_spans(n, m, cell, row, col)
-            if amap.mask.state(rows, cols, amap.rule.grid) is not State.EMPTY:
-                high, wide = (-(-(span.stop - span.start) // cell) for span in (rows, cols))
-                total += len(REDUCES) * heads * (wire.HEADER.size + 2 * high * wide)
+        for row, col in _tiles(n, n, cell):
+            if not causal or col <= row:
+                high, wide = (-(-(span.stop - span.start) // cell) for span in tile_spans(n, n, cell, row, col))
+                total += len(REDUCES) * (wire.HEADER.size + 2 * high * wide)
         cell *= 2
     return total
 

@@ -34,16 +34,17 @@ def serve(
     port: int = 0,
     open_browser: bool = True,
     max_tokens: int = MAX_TOKENS,
+    lang: str | None = None,
     say: Callable[[str], None],
 ) -> bool:
     """Serve the viewer of a model on 127.0.0.1, until it is interrupted.
 
     Args:
         text: read at once, if given; title: its name. port: 0 for any that is free.
-        open_browser: also open the page. max_tokens: the longest text.
+        open_browser: also open the page. max_tokens: the longest text. lang: of the page, as in `viewer_page`.
         say: told the address, with the token that every request needs.
     Returns:
-        Whether its thread has ended; if not, it is in the middle of a layer of a long text.
+        Whether its thread has ended; if not, it is in the middle of what cannot be interrupted.
     Raises:
         ConfigError: if starlette or uvicorn is not installed, or the port cannot be had.
         TextError, TooLong: for a text that cannot be read.
@@ -61,7 +62,7 @@ def serve(
             if text is not None:
                 session.open(text, title)
             token = secrets.token_urlsafe(32)
-            app = make_app(session, token, hosts_of(port))
+            app = make_app(session, token, hosts_of(port), lang)
             address = f"http://{HOST}:{port}/?token={token}"
             listening.listen(128)  # from here on a browser may connect: it waits until the server takes it
             say(address)

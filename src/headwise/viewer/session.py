@@ -1,22 +1,29 @@
 """The one text that is being looked at: read and pooled by a thread, given up as soon as a newer one comes."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.subject import Subject
+from headwise.subject.remarks import Remark
 from headwise.viewer.limits import MAX_TOKENS, limits_of
-from headwise.viewer.pyramid import BUDGET, choose_levels, head_pyramid
-from headwise.viewer.text import POOLING, READY, STATISTICS, Text, statistics_of, warnings_of
+from headwise.viewer.pyramid import BUDGET, choose_levels
+from headwise.viewer.reader import Reader
+from headwise.viewer.text import READY, Text
 from headwise.viewer.tiles import Unwanted
 
 REMEMBERED = 16  # texts of which the state is still told
 
 
 class TooLong(HeadwiseError):
-    """A text of more tokens or characters than are read."""
+    """A text of more tokens or characters than are read.
+
+    Attributes:
+        says: the sentence.
+    """
+
+    def __init__(self, says: Remark) -> None:
+        super().__init__(says)
+        self.says = says
 
 
 class Session:
@@ -45,14 +52,17 @@ class Session:
         """
         limits = self.limits
         if len(text) > limits.characters:
-            raise TooLong(
-                f"the text has {len(text):,} characters; at most {limits.characters:,} are looked at, and "
-                f"{limits.tokens:,} tokens read: {limits.why}"
+            sentence = (
+                "the text has {n:,} characters; at most {characters:,} are looked at, and {tokens:,} tokens read: {why}"
             )
+            known: dict[str, int | str] = {"characters": limits.characters, "tokens": limits.tokens, "why": limits.why}
+            raise TooLong(Remark("too_many_characters", sentence, n=len(text), **known))
         reading = self.subject.read(text)
         if len(reading) > limits.tokens:
-            raise TooLong(f"the text has {len(reading):,} tokens; at most {limits.tokens:,} are read: {limits.why}")
-        new = Text(self.subject, reading, title)
+            sentence = "the text has {n:,} tokens; at most {tokens:,} are read: {why}"
+            raise TooLong(Remark("too_many_tokens", sentence, n=len(reading), tokens=limits.tokens, why=limits.why))
+        levels = choose_levels(len(reading), sum(self.subject.heads), self.subject.causal, self.budget)
+        new = Text(self.subject, reading, title, levels)
         with self._change:
             self._give_up(self.present)
             self.present = self._next = self._told[new.id] = new
@@ -96,7 +106,8 @@ class Session:
                 if self._closed or text is None:
                     return
             try:
-                self._read(text)
+                Reader(self.subject, text).read()
+                text.advance(READY)
             except Unwanted:
                 pass
             except Exception as error:  # the model's code may fail in any way; the server goes on
@@ -104,57 +115,12 @@ class Session:
             if not text.wanted():
                 text.let_go()
 
-    def _read(self, text: Text) -> None:
-        layers = len(self.subject.layers)
-        text.tell("reading", 0, layers)
-        with _watched(self.subject, text):
-            found = self.subject.maps(text.reading.ids, measures=STATISTICS)
-        maps = list(found.values())
-        text.statistics, text.warnings = statistics_of(maps), warnings_of(maps)
-        text.levels = choose_levels(maps, self.budget)
-        text.heads = {(i, j): amap.head(0, j) for i, amap in enumerate(maps) for j in range(amap.shape[1])}
-        text.advance(POOLING)
-        n, of = text.n, len(text.heads)
-        done = 0
 
-        def tell(rows: int, _: int) -> None:
-            text.tell("pooling", done * n + rows, of * n)
-
-        for done, (place, head) in enumerate(text.heads.items()):  # noqa: B007 - tell reads it
-            pyramid = head_pyramid(head, text.levels, tell, text.wanted)
-            text.pyramids = {**text.pyramids, place: pyramid}
-        text.tell("ready", of * n, of * n)
-        text.advance(READY)
-
-
-@contextmanager
-def _watched(subject: Subject, text: Text) -> Iterator[None]:
-    """Within it the model tells of each layer that is done, and stops before the next module once nobody waits."""
-    done = 0
-
-    def stop(*_: Any) -> None:
-        if not text.wanted():
-            raise Unwanted
-
-    def tell(*_: Any) -> None:
-        nonlocal done
-        done += 1
-        text.tell("reading", min(done, len(subject.layers)), len(subject.layers))
-
-    handles = [module.register_forward_pre_hook(stop) for module in subject.model.modules()]
-    names = dict.fromkeys(layer.partition("#")[0] for layer in subject.layers)
-    handles += [subject.model.get_submodule(name).register_forward_hook(tell) for name in names]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _told(error: Exception) -> str:
+def _told(error: Exception) -> Remark:
     """An error as one sentence."""
-    if isinstance(error, HeadwiseError):
-        return str(error)
-    if isinstance(error, MemoryError) or "alloc" in str(error):
-        return "there was not enough memory for this text; give a shorter one"
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    if isinstance(error, MemoryError) or (not isinstance(error, HeadwiseError) and "alloc" in str(error)):
+        return Remark("no_memory", "there was not enough memory for this text; give a shorter one")
+    sentence = str(error)
+    if not isinstance(error, HeadwiseError):
+        sentence = f"{type(error).__name__}: {' '.join(sentence.split())[:300]}"
+    return Remark("failure", "{sentence}", sentence=sentence)

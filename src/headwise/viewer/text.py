@@ -10,6 +10,7 @@ from typing import Any
 from headwise.map import AttentionMap
 from headwise.measures import MEASURES
 from headwise.subject import Reading, Subject
+from headwise.subject.remarks import Remark
 from headwise.viewer.pyramid import HeadPyramid, Levels
 from headwise.viewer.tiles import Unwanted
 
@@ -17,27 +18,30 @@ STATISTICS = (
     "entropy", "normalized_entropy", "effective_keys", "max_logit", "mean_distance", "local_mass", "sink_mass",
     "previous_mass", "self_mass",
 )  # fmt: skip
-READING, POOLING, READY, FAILED, CANCELLED = "reading", "pooling", "ready", "failed", "cancelled"
+READING, READY, FAILED, CANCELLED = "reading", "ready", "failed", "cancelled"
 Head = tuple[int, int]  # layer, head
 
 
 class Text:
     """What a worker thread finds out about a text, and what the server tells of it.
 
-    `state` goes from reading over pooling to ready, or ends in failed or cancelled. Every attribute is written by the
-    worker alone and only ever replaced, so that the server reads without a lock.
+    `state` goes from reading to ready, or ends in failed or cancelled. Every attribute is written by the worker alone
+    and only ever replaced, so that the server reads without a lock.
+
+    Attributes:
+        heads: the maps of the layers that have been read. pyramids: the levels of those that are drawn, in this order.
     """
 
-    def __init__(self, subject: Subject, reading: Reading, title: str) -> None:
+    def __init__(self, subject: Subject, reading: Reading, title: str, levels: Levels) -> None:
         self.id = secrets.token_urlsafe(9)
-        self.subject, self.reading, self.title = subject, reading, title
-        self.state, self.what, self.error = READING, "waiting", ""
+        self.subject, self.reading, self.title, self.levels = subject, reading, title, levels
+        self.state, self.what, self.layer = READING, "waiting", 0
+        self.error: Remark | None = None
         self.done, self.of = 0, 1
-        self.levels: Levels | None = None
         self.heads: dict[Head, AttentionMap] = {}
         self.pyramids: dict[Head, HeadPyramid] = {}
         self.statistics: dict[str, dict[str, Any]] = {}
-        self.warnings: list[str] = []
+        self.warnings: list[Remark] = []
         self.n = len(reading)
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -57,7 +61,7 @@ class Text:
         """Ask the worker to give it up; one that has failed stays so."""
         self._end(CANCELLED)
 
-    def fail(self, error: str) -> None:
+    def fail(self, error: Remark) -> None:
         """It cannot be read; one that was cancelled stays so."""
         self._end(FAILED, error)
 
@@ -66,20 +70,25 @@ class Text:
         self.heads, self.pyramids = {}, {}
         self.reading = Reading("", self.reading.ids[:0], [], [], [], self.reading.remarks)
 
-    def _end(self, state: str, error: str = "") -> None:
+    def add_layer(self, layer: int, amap: AttentionMap) -> None:
+        """The next layer has been read."""
+        self.statistics = with_layer(self.statistics, amap)
+        self.warnings = [*self.warnings, *warnings_of(layer, amap)]
+        self.heads = {**self.heads, **{(layer, head): amap.head(0, head) for head in range(amap.shape[1])}}
+
+    def add_pyramid(self, place: Head, pyramid: HeadPyramid) -> None:
+        """The next head is drawn."""
+        self.pyramids = {**self.pyramids, place: pyramid}
+
+    def _end(self, state: str, error: Remark | None = None) -> None:
         with self._lock:
             if not self._ended.is_set():
                 self._ended.set()
                 self.state, self.error = state, error
 
-    def tell(self, what: str, done: int, of: int) -> None:
-        """Progress."""
-        self.what, self.done, self.of = what, done, of
-
-    @property
-    def order(self) -> list[Head]:
-        """All heads, by layer and head."""
-        return [(layer, head) for layer, count in enumerate(self.subject.heads) for head in range(count)]
+    def tell(self, what: str, done: int, of: int, layer: int) -> None:
+        """Progress: what is being done, in which layer, and how much of all that there is to do."""
+        self.what, self.done, self.of, self.layer = what, done, of, layer
 
     def status(self) -> dict[str, Any]:
         """As the page polls it."""
@@ -90,13 +99,15 @@ class Text:
             "what": self.what,
             "done": self.done,
             "of": self.of,
-            "error": self.error or None,
+            "layer": self.layer,
+            "drawn": len(self.pyramids),
+            "error": None if self.error is None else self.error.told(),
             "title": self.title,
             "n": self.n,
-            "base": levels.base if levels else None,
-            "coarsest": levels.coarsest if levels else None,
+            "base": levels.base,
+            "coarsest": levels.coarsest,
             "statistics": self.statistics,
-            "notes": [*self.subject.remarks(self.n), *self.reading.remarks, *self.warnings],
+            "notes": [note.told() for note in (*self.subject.remarks(self.n), *self.reading.remarks, *self.warnings)],
         }
 
     def ahead(self, start: int, stop: int) -> list[str]:
@@ -128,28 +139,28 @@ class Text:
         return found, False
 
 
-def statistics_of(maps: list[AttentionMap]) -> dict[str, dict[str, Any]]:
-    """name → unit, what it is, and values [layers][heads], of what was measured with the maps; None for NaN."""
+def with_layer(so_far: dict[str, dict[str, Any]], amap: AttentionMap) -> dict[str, dict[str, Any]]:
+    """name → unit, what it is, and values [layers][heads], of what was measured with the maps of the layers so far and
+    the next one; None for NaN."""
     found = {}
     for name in STATISTICS:
         measure: Any = MEASURES[name]()
-        values = [amap.measured[name][0].tolist() if amap.measured is not None else [] for amap in maps]
+        values = amap.measured[name][0].tolist() if amap.measured is not None else []
         about = " ".join((type(measure).__doc__ or "").split("\n\n")[0].split())
-        found[name] = {"unit": measure.unit, "about": about, "values": [[_number(x) for x in row] for row in values]}
+        before = so_far[name]["values"] if so_far else []
+        found[name] = {"unit": measure.unit, "about": about, "values": [*before, [_number(x) for x in values]]}
     return found
 
 
-def warnings_of(maps: list[AttentionMap]) -> list[str]:
+def warnings_of(layer: int, amap: AttentionMap) -> list[Remark]:
     """A sentence for each head whose scores are not all finite: its map shows such queries as if they saw nothing."""
-    found = []
-    for layer, amap in enumerate(maps):
-        bad = (amap.lse.isnan() | (amap.lse == float("inf"))).sum((0, 2)).tolist()
-        found += [
-            f"Layer {layer}, head {head}: the scores of {count} queries are NaN or infinite; nothing is shown of them."
-            for head, count in enumerate(bad)
-            if count
-        ]
-    return found
+    bad = (amap.lse.isnan() | (amap.lse == float("inf"))).sum((0, 2)).tolist()
+    sentence = (
+        "Layer {layer}, head {head}: the scores of {count:,} queries are NaN or infinite; nothing is shown of them."
+    )
+    return [
+        Remark("not_finite", sentence, layer=layer, head=head, count=count) for head, count in enumerate(bad) if count
+    ]
 
 
 def _number(value: float) -> float | None:

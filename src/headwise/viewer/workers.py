@@ -7,9 +7,10 @@ from functools import partial
 from typing import Generic, TypeVar
 
 import anyio
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from headwise.subject.remarks import Remark
+from headwise.viewer.refusals import Refusal
 from headwise.viewer.tiles import Unwanted, Wanted
 
 Result = TypeVar("Result")
@@ -35,11 +36,11 @@ class Workers:
         """What `work` returns; it is given a function that says whether the client is still there.
 
         Raises:
-            HTTPException: 503 if too many wait already.
+            Refusal: 503 if too many wait already.
             Unwanted: if the client went away, or `work` raised it.
         """
         if self.waiting >= self._queue:
-            raise HTTPException(503, "too many tiles are asked for at once; ask again", {"Retry-After": "1"})
+            raise Refusal(503, Remark("busy", "too many tiles are asked for at once; ask again"), retry_after=1)
         gone = threading.Event()
         outcome: list[Result | Exception] = []
 

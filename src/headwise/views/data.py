@@ -153,6 +153,12 @@ class Report:
                     f"{len(self.heads)} that there are"
                 )
 
+    def __repr__(self) -> str:
+        layers, count = self.shape[0], len(self.heads)
+        passages = f"{len(self.passages)} passage" + "s" * (len(self.passages) > 1)
+        tokens = sum(len(passage.tokens) for passage in self.passages)
+        return f"Report({self.title!r}: {layers} layers, {count} heads; {passages}, {tokens} tokens)"
+
     @property
     def heads(self) -> list[tuple[int, int]]:
         """(layer, head) of every head that there is."""

@@ -1,6 +1,7 @@
 """What all pictures share: colours, a font that has Chinese, quiet axes, and files that are whole. Needs matplotlib."""
 
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,20 @@ def plain(axes: "Axes") -> None:
     axes.tick_params(color=LINE, labelcolor=MUTED, length=3)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_fontproperties(font(9))
+
+
+def colour_bar(
+    figure: "Figure", image: Any, axes: "Axes", label: str, *, ticks: Mapping[float, str] | None = None,
+    size: float = 10,
+) -> None:  # fmt: skip
+    """The scale of an image beside its axes. ticks: value → what stands there; size: of the label, in points."""
+    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, ticks=None if ticks is None else list(ticks))
+    if ticks is not None:
+        bar.ax.set_yticklabels(list(ticks.values()))
+        bar.ax.minorticks_off()
+    bar.outline.set_edgecolor(LINE)
+    bar.set_label(drawable(label), color=MUTED, fontproperties=font(size))
+    plain(bar.ax)
 
 
 def font(size: float) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 from headwise.errors import ConfigError
 from headwise.science.similarity import HeadSimilarity
 from headwise.views.colours import stops
-from headwise.views.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
+from headwise.views.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,10 +61,7 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
         axes.set_ylabel("writes", color=MUTED, fontproperties=font(10))
     if size > 1:
         _tell_diagonal(axes, directed)
-    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02)
-    bar.outline.set_edgecolor(LINE)
-    bar.set_label(drawable(similarity.unit), color=MUTED, fontproperties=font(10))
-    plain(bar.ax)
+    colour_bar(figure, image, axes, similarity.unit)
     axes.set_title(drawable(title or similarity.title), loc="left", pad=10, color=INK, fontproperties=font(12))
     return figure
 

@@ -14,7 +14,7 @@ import numpy as np
 from headwise.errors import ConfigError
 from headwise.views.colours import stops
 from headwise.views.data import Passage, Report, visible
-from headwise.views.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
+from headwise.views.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 from headwise.views.ranges import colour_top, finite, halves, reduced
 
 if TYPE_CHECKING:
@@ -157,17 +157,11 @@ def _draw(axes: "Axes", weights: np.ndarray, causal: bool, limit: int = 1600) ->
 
 
 def _bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> None:
-    top = image.norm.vmax
-    ticks = top * np.linspace(0, 1, 6) ** 2  # evenly spaced along a bar of square roots
-    bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, ticks=ticks)
-    words = [f"{tick:.3g}" for tick in ticks]
+    values = image.norm.vmax * np.linspace(0, 1, 6) ** 2  # evenly spaced along a bar of square roots
+    ticks = {value: f"{value:.3g}" for value in values.tolist()}
     if cut:
-        words[-1] = f"≥ {words[-1]}"
-    bar.ax.set_yticklabels(words)
-    bar.ax.minorticks_off()
-    bar.outline.set_edgecolor(LINE)
-    bar.set_label(label, color=MUTED, fontproperties=font(10))
-    plain(bar.ax)
+        ticks[max(ticks)] = f"≥ {ticks[max(ticks)]}"
+    colour_bar(figure, image, axes, label, ticks=ticks)
 
 
 def _values(axes: "Axes", image: Any, weights: np.ndarray, causal: bool) -> None:

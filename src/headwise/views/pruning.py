@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
 from headwise.science.importance import PruningCurve
 from headwise.views.colours import stops
-from headwise.views.figure import INK, LINE, MUTED, figure_class
+from headwise.views.figure import INK, LINE, MUTED, figure_class, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,9 +22,7 @@ def write_pruning(
     curve: PruningCurve, path: str | os.PathLike[str], *, chosen: int | None = None, limit: float | None = None
 ) -> None:
     """Write what `pruning_figure` draws as a PNG."""
-    figure = pruning_figure(curve, chosen=chosen, limit=limit)
-    with atomic_path(Path(path)) as temporary:
-        figure.savefig(temporary, dpi=130, format="png")
+    save(pruning_figure(curve, chosen=chosen, limit=limit), Path(path))
 
 
 def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: float | None = None) -> "Figure":

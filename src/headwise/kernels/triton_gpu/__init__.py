@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels.call import Call, Result
+from headwise.kernels.eager import eager
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
@@ -40,7 +41,7 @@ class TritonGPU:
                 return f"the {what} size is {size}, and it is for 1 to {LARGEST_HEAD}"
         return call.lowered if isinstance(call.lowered, str) else None
 
-    @torch.compiler.disable
+    @eager
     def run(self, call: Call) -> Result:
         # Imported here: the kernels are compiled by Triton, which not everyone has.
         from headwise.kernels.triton_gpu.binding import attend

@@ -28,10 +28,26 @@ class Heads {
   // The statistics to choose from.
   names() {
     const names = Object.keys(this.text.statistics ?? {});
-    byId("statistic").replaceChildren(new Option(T.none, ""), ...names.map((name) => new Option(name.replaceAll("_", " "), name)));
+    byId("statistic").replaceChildren(new Option(T.none, ""), ...names.map((name) => new Option(statisticName(name), name)));
   }
 
-  // The small maps of all heads, in order of layers and heads.
+  total(model) { return model.layers.reduce((sum, layer) => sum + layer.heads, 0); }
+
+  // More of the same text: more heads are drawn, more is measured.
+  update(text) {
+    const before = Object.keys(this.text.statistics ?? {}).length;
+    this.text = text;
+    if (Object.keys(text.statistics ?? {}).length !== before) this.names();
+    this.arrange();
+  }
+
+  // Whether a head is drawn: they come in order of layers and heads.
+  has(layer, head) {
+    const thumb = this.thumbs.find((one) => one.layer === layer && one.head === head);
+    return Boolean(thumb) && thumb.index < (this.maps?.count ?? 0);
+  }
+
+  // The small maps of the heads that are drawn, in order of layers and heads.
   show(maps) {
     let cell = 1;
     while (Math.ceil(this.text.n / cell) > maps.rows) cell *= 2;
@@ -42,14 +58,14 @@ class Heads {
   // Each head's own range on the scale of the day.
   scaled() {
     const { maps } = this, whole = maps && { r0: 0, r1: maps.rows, c0: 0, c1: maps.cols };
-    this.ranges = maps && this.thumbs.map((_, i) => rangeOf(sampled(maps, whole, CELLS * CELLS, i), this.scale));
+    this.ranges = maps && Array.from({ length: maps.count }, (_, i) => rangeOf(sampled(maps, whole, CELLS * CELLS, i), this.scale));
     this.draw();
   }
 
   // One head's small map, as the plot shows it until tiles arrive.
   small(layer, head) {
     const index = this.thumbs.findIndex((thumb) => thumb.layer === layer && thumb.head === head);
-    return this.maps && { ...this.maps, index, range: this.ranges[index] };
+    return index < (this.maps?.count ?? 0) ? { ...this.maps, index, range: this.ranges[index] } : null;
   }
 
   thumb(layer, head, index) {
@@ -95,23 +111,24 @@ class Heads {
 
   words(chosen) {
     const known = chosen ? this.thumbs.map((thumb) => this.value(thumb)).filter((v) => v !== null) : [];
-    const low = Math.min(...known), high = Math.max(...known);
+    const low = Math.min(...known), high = Math.max(...known), own = SETTINGS.said[language] ?? {};
     for (const thumb of this.thumbs) {
       const value = chosen && this.value(thumb), name = fill(T.head_name, thumb);
-      const numbers = Object.keys(this.text.statistics ?? {}).map((key) => `${key.replaceAll("_", " ")} ${fixed(this.value(thumb, key))}`);
+      const numbers = Object.keys(this.text.statistics ?? {}).map((key) => `${statisticName(key)} ${fixed(this.value(thumb, key))}`);
       thumb.title = [name, ...numbers].join("\n");
-      thumb.setAttribute("aria-label", chosen ? `${name}, ${this.statistic.replaceAll("_", " ")} ${fixed(value)}` : name);
+      thumb.setAttribute("aria-label", chosen ? `${name}, ${statisticName(this.statistic)} ${fixed(value)}` : name);
       thumb.querySelector(".caption").textContent = chosen ? `${fill(T.short_name, thumb)} · ${fixed(value)}` : "";
       thumb.querySelector("i").style.display = chosen ? "" : "none";
       thumb.style.setProperty("--kind", value === null || !known.length ? "transparent" : `rgb(${colourAt(high > low ? (value - low) / (high - low) : 1)})`);
     }
     byId("statistic-says").textContent = known.length
-      ? `${chosen.about} ${fill(T.statistic_bar, { name: this.statistic.replaceAll("_", " "), low: fixed(low), high: fixed(high), unit: chosen.unit })}`.trim() : "";
+      ? `${own[`about_${this.statistic}`] ?? chosen.about} ${fill(T.statistic_bar, { name: statisticName(this.statistic), low: fixed(low), high: fixed(high), unit: own[`unit_${chosen.unit}`] ?? chosen.unit })}`.trim() : "";
   }
 
   // Draw again with these settings: at once what is in view, the rest when it comes.
   draw() {
     if (!this.maps) return;
+    for (const thumb of this.thumbs) thumb.disabled = thumb.index >= this.maps.count;
     const top = Math.max(...this.ranges.map((range) => range.top)) || 1, lows = this.ranges.map((range) => range.low).filter(Boolean);
     const all = { top, low: lows.length ? Math.max(bottom(top, this.scale), Math.min(...lows)) : undefined };
     this.inks = (index) => {
@@ -124,7 +141,7 @@ class Heads {
   }
 
   paint(thumb) {
-    if (!this.maps || thumb.turn === this.turn) return;
+    if (!this.maps || thumb.index >= this.maps.count || thumb.turn === this.turn) return;
     thumb.turn = this.turn;
     this.inks(thumb.index).paint(this.maps, thumb.querySelector("canvas"), thumb.index);
   }
@@ -152,3 +169,5 @@ class Heads {
     if (far(next) < Infinity) { next.tabIndex = 0; next.focus(); }
   }
 }
+
+function statisticName(name) { return SETTINGS.said[language]?.[`name_${name}`] ?? name.replaceAll("_", " "); }

@@ -2,6 +2,7 @@
 
 const state = { layer: null, head: null, reduce: "mean", scale: "log", low: undefined, top: 1, auto: true };
 let model = null, text = null;
+let awaited = null;  // the view of a link whose head is not drawn yet
 
 const pieces = new Pieces((wordy) => { if (wordy) plot.layout(); plot.draw(); search.arrived(); });
 const tiles = new Tiles(() => plot.draw());
@@ -9,15 +10,16 @@ const plot = new Plot(byId("map"), byId("map-base"), byId("map-over"), { tiles, 
 const readout = new Readout(byId("readout"), plot, pieces);
 const heads = new Heads(byId("grid"), (layer, head) => openHead(layer, head));
 const controls = new Controls(change);
-const reading = new Reading({ ready: openText });
+const reading = new Reading({ ready: openText, more: moreHeads, left: leaveText });
 const search = new Search({ pieces, found: (hits) => { Object.assign(plot.axes, { hits, hit: null }); plot.draw(); }, jumped: jump });
 new Hand(byId("map-over"), plot, {
   seen: (point) => { if (!plot.pinned) putCursor(point && plot.cellAt(point.x, point.y)); },
   chosen: (point) => pin(plot.cellAt(point.x, point.y)),
 });
 
-// A text is ready: its heads, and the view that the address names.
+// The first heads of a text are drawn: they are shown, and the view that the address names.
 async function openText(found) {
+  const kept = recall();
   text = found;
   tellText();
   tiles.open(text.id);
@@ -27,8 +29,24 @@ async function openText(found) {
   plot.camera.fit();
   putCursor(null);
   heads.open(model, text);
-  const kept = recall();
-  if (kept.text !== text.id) closeHead(); else restore(kept);
+  awaited = kept.text === text.id && kept.layer !== undefined ? kept : null;
+  closeHead({ quiet: Boolean(awaited) });
+  await fetchSmall();
+}
+
+// A newer text takes its place: nothing of it is asked for any more.
+function leaveText() {
+  plot.hide();
+  pieces.leave?.abort();
+  text = null;
+}
+
+// More heads of it are drawn.
+async function moreHeads(found) {
+  if (found.id !== text?.id) return;
+  text = found;
+  tellText();
+  heads.update(text);
   await fetchSmall();
 }
 
@@ -37,17 +55,22 @@ async function fetchSmall() {
   const { id } = text, { reduce } = state;
   try {
     const maps = await askMaps(`/api/texts/${id}/overview?reduce=${reduce}&cells=${CELLS}`);
-    if (id !== text.id || reduce !== state.reduce) return;
+    if (id !== text?.id || reduce !== state.reduce) return;
     Object.assign(heads, { scale: state.scale, reduce });
     heads.show(maps);
-    if (state.layer !== null) showHead();
+    if (awaited && (heads.has(awaited.layer, awaited.head) || !(awaited.head < model.layers[awaited.layer]?.heads))) {
+      const kept = awaited;
+      awaited = null;
+      restore(kept);
+    } else if (state.layer !== null) showHead();
   } catch (error) {
-    complain(error);
+    if (id === text?.id) complain(error);
   }
 }
 
 function openHead(layer, head, { push = true } = {}) {
   const first = state.layer === null;
+  awaited = null;
   Object.assign(state, { layer, head });
   say("alert", "");
   if (state.auto) begin();
@@ -67,14 +90,17 @@ function begin() {
 }
 
 // Back to all heads.
-function closeHead() {
+function closeHead({ quiet = false } = {}) {
+  const shown = heads.thumbs.find((thumb) => thumb.layer === state.layer && thumb.head === state.head);
+  const focused = byId("map-panel").contains(document.activeElement) || document.activeElement === byId("close");
   Object.assign(state, { layer: null, head: null });
   plot.hide();
   document.body.classList.remove("deep");
   for (const [id, hidden] of [["map-panel", true], ["search-panel", true], ["close", true], ["heads-title", false]]) byId(id).hidden = hidden;
   heads.select(null, null);
+  if (focused && shown) shown.focus();  // the keyboard goes on from there
   controls.show(state);
-  remember();
+  if (!quiet) remember();
 }
 
 function showHead() {
@@ -140,8 +166,8 @@ function jump(hit) {
 
 // The next or previous head, over the ends of layers.
 function turnHead(by) {
-  const at = heads.thumbs.findIndex((thumb) => thumb.layer === state.layer && thumb.head === state.head);
-  const { layer, head } = heads.thumbs[(at + by + heads.thumbs.length) % heads.thumbs.length];
+  const drawn = heads.thumbs.slice(0, heads.maps?.count), at = drawn.findIndex((thumb) => thumb.layer === state.layer && thumb.head === state.head);
+  const { layer, head } = drawn[(at + by + drawn.length) % drawn.length];
   openHead(layer, head);
 }
 
@@ -201,7 +227,7 @@ function onKey(event) {
 function savePicture() {
   const { cell } = plot.level(), { r0, r1, c0, c1 } = plot.camera.view(), whole = (from, to) => `${grouped(Math.floor(from))}–${grouped(Math.ceil(to) - 1)}`;
   const says = `${byId("level").textContent} · ${T.query} ${whole(r0, r1)} · ${T.key} ${whole(c0, c1)} · ${T[state.scale]}`;
-  const picture = pictureOf(plot, { title: `${clipped(inLine(text.title || ""), 60)} — ${fill(T.head_name, state)}`, says, foot: `headwise · ${model.name} · ${fill(T.tokens, { n: grouped(text.n) })}` });
+  const picture = pictureOf(plot, { title: `${clipped(inLine(text.title || ""), 60)} — ${fill(T.head_name, state)}`, says, foot: `headwise · ${model.name} · ${inTokens(text.n)}` });
   download(picture, `layer${state.layer}-head${state.head}-${cell === 1 ? "exact" : state.reduce + cell}.png`);
 }
 
@@ -209,9 +235,9 @@ async function copyLink() {
   writeAddress();
   try {
     await navigator.clipboard.writeText(location.href);
-    say("status", T.linked);
+    say("status", () => T.linked);
   } catch {
-    say("status", T.link_by_hand);
+    say("status", () => T.link_by_hand);
   }
   setTimeout(() => { if ([T.linked, T.link_by_hand].includes(byId("status").textContent)) say("status", ""); }, 2500);
 }
@@ -246,13 +272,13 @@ function changeTheme(name, keep) {
 
 function tellText() {
   byId("reading-title").textContent = byId("reading-title").title = text.title || text.id;
-  byId("reading-facts").textContent = `${model.name} · ${fill(T.tokens, { n: grouped(text.n) })}`;
-  byId("notes").replaceChildren(...(text.notes ?? []).map((note) => make("li", { textContent: note })));
+  byId("reading-facts").textContent = `${model.name} · ${inTokens(text.n)}`;
+  byId("notes").replaceChildren(...(text.notes ?? []).map((note) => make("li", { textContent: said(note) })));
 }
 
 function tellModel() {
   if (!model) return;
-  const total = model.layers.reduce((sum, layer) => sum + layer.heads, 0);
+  const total = heads.total(model);
   byId("model").textContent = fill(T.model_facts, { name: model.name, layers: model.layers.length, heads: total });
   byId("model").title = model.context ? fill(T.trained, { n: grouped(model.context) }) : "";
   reading.count();
@@ -279,7 +305,7 @@ function listen() {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => changeTheme(event.matches ? "dark" : "light", false));
   addEventListener("stage", () => plot.layout());
   addEventListener("popstate", () => { const kept = recall(); if (kept.text === text?.id) { if (kept.layer === undefined) closeHead(); else restore(kept); } });
-  addEventListener("language", () => { tellModel(); if (!text) return; tellText(); heads.names(); heads.arrange(); controls.show(state); search.words(); if (state.layer !== null) showHead(); });
+  addEventListener("language", () => { tellModel(); reading.tell(); if (!text) return; tellText(); heads.names(); heads.arrange(); controls.show(state); search.words(); if (state.layer !== null) showHead(); });
 }
 
 async function start() {

@@ -3,9 +3,10 @@
 const TITLE = 28;       // characters of a text's beginning that name it
 
 class Reading {
-  // `ready(text)` is told the server's account of a text whose maps can be asked for.
-  constructor({ ready }) {
-    Object.assign(this, { ready, id: null, open: false, name: "" });
+  // `ready(text)` is told the server's account of a text as soon as the first heads are drawn, `more(text)` when there are
+  // more of them, `left()` when a newer text takes its place.
+  constructor({ ready, more, left }) {
+    Object.assign(this, { ready, more, left, id: null, open: false, name: "", account: {} });
     byId("form").addEventListener("submit", (event) => { event.preventDefault(); this.submit(); });
     byId("text").addEventListener("input", () => { this.name = ""; this.count(); });
     byId("text").addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.submit(); });
@@ -56,23 +57,27 @@ class Reading {
       this.name = file.name;
       say("alert", "");
     } catch {
-      say("alert", fill(T.bad_file, { name: file.name }));
+      say("alert", () => fill(T.bad_file, { name: file.name }));
     }
     this.count();
   }
 
   async submit() {
     const text = byId("text").value, n = this.length();
-    if (!text.trim()) { say("alert", T.empty_text); return; }
-    if (this.most && n > this.most) { say("alert", fill(T.too_long, { n: grouped(n), limit: grouped(this.most) })); return; }
+    if (!text.trim()) { say("alert", () => T.empty_text); return; }
+    if (this.most && n > this.most) { say("alert", () => fill(T.too_long, { n: grouped(n), limit: grouped(this.most) })); return; }
     say("alert", "");
     const title = this.name || clipped(inLine(text.trim().slice(0, 200)), TITLE);
     const { signal } = this.begin();
+    byId("read").disabled = true;
     try {
-      const { id } = await askJSON("/api/texts", { method: "POST", body: { text, title }, signal });
+      const { id } = await askJSON("/api/texts", { method: "POST", body: { text, title }, signal }).finally(() => { byId("read").disabled = false; });
+      this.open = false;  // the server keeps one text
+      this.left();
+      byId("keep").hidden = true;
       await this.follow(id, signal);
     } catch (error) {
-      complain(error);
+      this.over(error, signal);
     } finally {
       this.end(signal);
     }
@@ -84,61 +89,73 @@ class Reading {
     try {
       await this.follow(id, signal);
     } catch (error) {
-      if (signal.aborted) return;
-      if (error.status === 404) say("alert", T.gone); else complain(error);
-      this.ask(true);
+      this.over(error, signal, true);
     } finally {
       this.end(signal);
     }
   }
 
+  // A text will not come to its end: back to the form, unless an older one is on show.
+  over(error, signal, linked = false) {
+    if (signal.aborted) return;
+    if (linked && error.status === 404) say("alert", () => T.gone); else complain(error);
+    if (linked || this.id === this.shown) { this.open = false; this.ask(true); }
+  }
+
   begin() {
     this.leave?.abort();
     this.leave = new AbortController();
-    this.id = null;
+    Object.assign(this, { id: null, account: {}, since: null });
     byId("progress").hidden = false;
-    byId("read").disabled = true;
-    this.tell("reading", {});
+    this.tell();
     return this.leave;
   }
 
   end(signal) {
-    if (this.leave?.signal !== signal) return;
-    byId("progress").hidden = true;
-    byId("read").disabled = false;
+    if (this.leave?.signal === signal) byId("progress").hidden = true;
   }
 
-  // Ask how far it is until it is there.
+  // Ask how far it is until all of it is there; its heads are shown as they come.
   async follow(id, signal) {
-    this.id = id;
-    for (let wait = 120; ; wait = Math.min(500, wait * 1.3)) {
+    Object.assign(this, { id, shown: null });
+    for (let wait = 120, drawn = 0; ; wait = Math.min(drawn ? 2000 : 500, wait * 1.3)) {
       const text = await askJSON(`/api/texts/${id}`, { signal });
-      if (text.state === "ready") {
-        this.open = true;
-        this.ask(false);
-        this.ready(text);
-        return;
+      if (text.state === "failed") throw new Complaint(() => fill(T.failed, { error: said(text.error) }));
+      if (text.state === "cancelled") throw new Complaint(() => T.taken);
+      this.tell(text);
+      if (text.drawn > drawn) {
+        if (drawn) this.more(text);
+        else {
+          Object.assign(this, { open: true, shown: id });
+          this.ask(false);
+          this.ready(text);
+        }
+        ({ drawn } = text);
       }
-      if (text.state === "failed") throw new Error(fill(T.failed, { error: text.error }));
-      if (text.state === "cancelled") throw new Error(T.cancelled);
-      this.tell(text.state, text);
+      if (text.state === "ready") return;
       await pause(wait, signal);
     }
   }
 
-  tell(state, { what, done, of }) {
-    byId("doing").textContent = [T[`state_${state}`] ?? state, what !== state && what].filter(Boolean).join(" · ");
-    const bar = byId("done");
+  // What is being done, and how long it will take at the pace so far.
+  tell(account = this.account) {
+    const { what, done, of, layer, drawn } = (this.account = account), bar = byId("done"), now = performance.now();
+    const facts = { layer: layer + 1, layers: model?.layers.length, drawn: drawn ?? 0, heads: model && heads.total(model) };
+    byId("doing").textContent = what === "drawing" || what === "reading" ? fill(T[`state_${what}`], facts) : T.state_waiting;
     if (of > 0) { bar.max = of; bar.value = done; } else bar.removeAttribute("value");
+    if (done > 0) this.since ??= { done, now };
+    const seconds = this.since && done > this.since.done ? ((of - done) * (now - this.since.now)) / (done - this.since.done) / 1000 : 0;
+    const patient = this.since && now - this.since.now > 3000 && seconds > 5;
+    byId("left").textContent = !patient ? "" : seconds < 90 ? fill(T.seconds_left, { n: Math.ceil(seconds / 10) * 10 }) : fill(T.minutes_left, { n: Math.round(seconds / 60) });
   }
 
   cancel() {
     const { id } = this;
     this.leave?.abort();
     byId("progress").hidden = true;
-    byId("read").disabled = false;
     say("status", "");
-    say("alert", T.cancelled);
+    say("alert", () => T.cancelled);
     if (id) ask(`/api/texts/${id}`, { method: "DELETE" }).catch(complain);
+    if (id === this.shown) { this.open = false; this.ask(true); }
   }
 }

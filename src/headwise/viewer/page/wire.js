@@ -3,18 +3,33 @@
 const TOKEN = new URLSearchParams(location.search).get("token") ?? "";
 const PATIENCE = 8;  // how often a busy server is asked again
 
-class Refusal extends Error {
-  constructor(status, sentence) {
-    super(sentence);
-    this.status = status;
+// What went wrong, told in the language of the day.
+class Complaint extends Error {
+  constructor(sentence, status) {
+    super(sentence());
+    Object.assign(this, { sentence, status });
   }
 }
 
-// One line at the top of the page: `alert` says what went wrong, `status` what is being waited for.
+// One line at the top of the page: `alert` says what went wrong, `status` what is being waited for. A function says it
+// again in another language.
+const lines = {};
+
 function say(kind, sentence) {
-  const line = byId(kind);
-  if (line.textContent !== sentence) line.textContent = sentence;
-  line.hidden = !sentence;
+  const line = byId(kind), words = typeof sentence === "function" ? sentence() : sentence;
+  lines[kind] = sentence;
+  if (line.textContent !== words) line.textContent = words;
+  line.hidden = !words;
+}
+
+addEventListener("language", () => { for (const kind in lines) say(kind, lines[kind]); });
+
+// A sentence of the server's, {text, code, values}, in the page's language; values may be sentences themselves.
+function said(given) {
+  const { text, code, values } = given ?? { text: "" }, own = SETTINGS.said[language]?.[code];
+  if (!own) return text;
+  const shown = (value) => (typeof value === "number" ? grouped(value) : value?.code ? said(value) : value);
+  return fill(own, Object.fromEntries(Object.entries(values).map(([name, value]) => [name, shown(value)])));
 }
 
 const pause = (ms, signal) => new Promise((done, fail) => {
@@ -27,7 +42,7 @@ const waiting = { lost: 0, busy: 0 };
 
 function tellWaiting(why, by) {
   waiting[why] += by;
-  say("status", waiting.lost ? T.lost : waiting.busy ? T.busy : "");
+  say("status", () => (waiting.lost ? T.lost : waiting.busy ? T.busy : ""));
 }
 
 // The response to a request; lost connections and a busy server are waited for, other refusals are thrown.
@@ -45,7 +60,7 @@ async function ask(path, { method = "GET", body, signal } = {}) {
     }
     if (response) {
       if (![429, 503].includes(response.status)) throw await refusal(response);
-      if (++busy > PATIENCE) throw new Refusal(response.status, T.still_busy);
+      if (++busy > PATIENCE) throw new Complaint(() => T.still_busy, response.status);
       why = "busy";
       const asked = Number(response.headers.get("Retry-After"));
       if (asked > 0) delay = Math.min(30000, 1000 * asked);
@@ -56,10 +71,11 @@ async function ask(path, { method = "GET", body, signal } = {}) {
 }
 
 async function refusal(response) {
-  if (response.status === 403) return new Refusal(403, T.wrong_token);
-  let sentence = "";
-  try { sentence = (await response.json()).error; } catch { /* no JSON: the status must do */ }
-  return new Refusal(response.status, sentence || fill(T.refused, { status: response.status }));
+  const { status } = response;
+  if (status === 403) return new Complaint(() => T.wrong_token, status);
+  let told = {};
+  try { told = await response.json(); } catch { /* no JSON: the status must do */ }
+  return new Complaint(() => said({ ...told, text: told.error }) || fill(T.refused, { status }), status);
 }
 
 const askJSON = async (path, options) => (await ask(path, options)).json();
@@ -67,7 +83,7 @@ const askJSON = async (path, options) => (await ask(path, options)).json();
 // Show what was refused; a request that was aborted on purpose is nothing to speak of.
 function complain(error) {
   if (error?.name === "AbortError") return;
-  say("alert", String(error?.message ?? error));
+  say("alert", error?.sentence ?? String(error?.message ?? error));
 }
 
 // 16 bytes, little endian: float32 lo, hi, uint16 rows, cols, uint32 count; then halves: lo + (hi - lo)·x.

@@ -31,4 +31,5 @@ function firstLanguage() {
   return SETTINGS.lang ?? (navigator.language.startsWith("zh") ? "zh" : "en");
 }
 
+const inTokens = (n) => (n === 1 ? T.one_token : fill(T.tokens, { n: grouped(n) }));
 const grouped = (number) => number.toLocaleString("en-US");  // 20,000 in both languages

@@ -4,6 +4,7 @@ const state = { tab: "maps", passage: 0, layer: 0, head: 0, sentence: -1, kind: 
 let pinned = null;      // the unit that stays
 let pointed = null;     // the unit under the pointer
 let current = null;     // the map on show
+let told = [];          // what the tip was made of
 let turn = 0;
 
 const passage = () => REPORT.passages[state.passage];
@@ -118,8 +119,11 @@ function pin(unit) {
   remember();
 }
 
+// Within a cell that is told already, only the tip moves.
 function onCell(cell) {
-  const tip = byId("tip"), place0 = passage();
+  const tip = byId("tip"), place0 = passage(), now = [current, pinned, state.view, cell?.r, cell?.c];
+  if (cell && !tip.hidden && now.every((part, i) => part === told[i])) { beside(tip, cell.x, cell.y); return; }
+  told = now;
   pointed = cell ? unitAt(place0.q, cell.r) : null;
   tell();
   tip.hidden = !cell;

@@ -1,0 +1,19 @@
+// A job whose tasks need nothing but memory of their thread: how it is done, and for which dtype it is compiled.
+
+// All tasks of a job with `lay_out`, `scratch`, `queue` and `work`, as Pool and Diagonals are.
+template <typename Job> static int do_all(Job& job, int64_t tasks) {
+  const int threads = (int)least(job.call.threads, most(1, tasks));
+  typename Job::Memory unused;
+  job.scratch_bytes = padded(job.lay_out(nullptr, &unused), 4096);
+  job.scratch = borrow((size_t)(threads * job.scratch_bytes));
+  if (!job.scratch) return HEADWISE_NO_MEMORY;
+  on_all<&Job::work>(&job, threads);
+  give_back(job.scratch);
+  return HEADWISE_DONE;
+}
+
+template <template <typename> class Job, typename Call> static int by_dtype(const Call& call) {
+  if (call.dtype == HEADWISE_BFLOAT16) return Job<Brain>(call).go();
+  if (call.dtype == HEADWISE_FLOAT16) return Job<Half>(call).go();
+  return Job<float>(call).go();
+}

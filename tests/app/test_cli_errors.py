@@ -1,0 +1,123 @@
+"""What is wrong with the arguments comes as one line and exit code 2, whoever finds it; a bare command shows help."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from commands import Command
+
+from headwise.cli import app
+from headwise.cli.look import WIDE, measures
+from headwise.measures import GIVEN, MEASURES
+
+NAMES = [command.callback.__name__ for command in app.registered_commands if command.callback is not None]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_option_that_no_command_has(headwise: Command, name: str) -> None:
+    done = headwise(name, "--wings")
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(rf"error: No such option: --wings.*; headwise {name} -h says what it takes\n", done.err)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["sea"], ["No such command 'sea'", "; headwise -h"]),
+        (["--wings"], ["No such option: --wings", "; headwise -h"]),
+        (["train", "--out", "o"], ["Missing argument", "; headwise train -h"]),
+        (["train", "a.txt"], ["Missing option", "--out", "; headwise train -h"]),
+        (["see", "--cells", "5"], ["--cells", "8", "; headwise see -h"]),
+        (["trace", "--seq", "1.5"], ["--seq", "integer"]),
+        (["plan", "--seq"], ["--seq", "requires an argument"]),
+        (["plan", "gpt-3"], ["extra argument", "gpt-3"]),
+        (["claims", "--htm", "x"], ["--htm", "--html"]),
+    ],
+)
+def test_what_typer_finds_is_one_line_too(headwise: Command, args: list[str], words: list[str]) -> None:
+    done = headwise(*args)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert len(done.err.splitlines()) == 1
+    for word in words:
+        assert word in done.err, done.err
+
+
+def test_a_bare_command_shows_its_help(headwise: Command) -> None:
+    bare, asked = headwise(), headwise("--help")
+    assert bare == asked
+    assert bare.code == 0
+    assert all(name in bare.out for name in NAMES)
+
+
+def test_an_interruption_that_typer_turns_into_its_own_is_one(
+    headwise: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object, **options: object) -> None:
+        raise typer.Abort
+
+    monkeypatch.setattr("headwise.cli.app", interrupted)
+    assert headwise("measures") == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["see", "武", "--out", "folder"],
+        ["plan", "--trade-off", "--d-model", "64", "--plot", "folder"],
+        ["claims", "--html", "folder"],
+        ["prune", "--file", "x", "--remove", "1", "--dry-run", "--png", "folder"],
+        ["prune", "--file", "x", "--remove", "1", "--dry-run", "--json", "folder"],
+        ["convert", "--file", "x", "--num-kv-heads", "1", "--dry-run", "--json", "folder"],
+        ["budget", "--file", "x", "--out", "folder"],
+        ["budget", "--file", "x", "--dry-run", "--json", "folder"],
+    ],
+)
+def test_a_folder_where_a_file_is_to_be_written_is_told_before_anything_else(
+    headwise: Command, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    done = headwise(*args)
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch(
+        r"error: --\w+ 'folder': is a folder; expected the name of a file, such as \w+\.\w+\n", done.err
+    )
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+@pytest.mark.parametrize(("word", "more"), [("true", 4 * 64), ("True", 256), ("1", 256), ("qo", 128), ("FALSE", 0)])
+def test_what_is_true_or_false_may_be_written_so(headwise: Command, word: str, more: int) -> None:
+    layer = ("plan", "--d-model", "64", "--num-heads", "4")
+    done = headwise(*layer, "--set", f"bias={word}", "--set", "qk-norm = true", "--markdown")
+    assert done.code == 0, done.err
+    assert f"{4 * 64 * 64 + more + 2 * 16:,} parameters" in done.out
+    for wrong in ("qk_norm=2", "qk_norm=yes", "bias=perhaps"):
+        done = headwise(*layer, "--set", wrong)
+        assert (done.code, done.out) == (2, "")
+        assert len(done.err.splitlines()) == 1
+        assert "true" in done.err.lower()
+        assert wrong.partition("=")[2] in done.err
+
+
+@pytest.mark.parametrize("columns", [60, 80, 109, 110, 200])
+def test_measures_are_whole_at_any_width(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    measures()
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    kinds: dict[str, Any] = {**MEASURES, **{name: kind for name, (kind, _) in GIVEN.items()}}
+    assert [line.split()[0] for line in lines[1:] if line[1] != " "] == list(kinds)  # a name is never cut
+    cells = [re.split(r" {2,}", line.strip()) for line in lines]
+    words = " ".join(cell for row in cells for cell in row[1 if row[0] in kinds else 0 :])
+    assert "…" not in words
+    if columns < WIDE:  # one column beside the names, so that its lines join to what was said
+        for kind in kinds.values():
+            assert f"{kind.unit}, {kind.range}; {kind.source}" in words
+    else:
+        for kind in kinds.values():
+            assert any(kind.unit in row and kind.range in row for row in cells)
