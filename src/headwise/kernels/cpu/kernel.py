@@ -41,6 +41,8 @@ FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", DISTANCE: 
 
 LARGEST_TOP = 512  # weights that are kept of a row
 
+MOST_KEYS = 2**31 - 1
+
 ALMOST_ALL = 1.0 - 2.0**-24  # the largest share of dropped weights that is not 1 in the kernel's float32
 
 
@@ -63,6 +65,8 @@ class CPU:
             return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
         if 0 in (grid.b, grid.n, grid.m):
             return "there are no queries or no keys"
+        if grid.m > MOST_KEYS:
+            return f"it counts keys in 32 bits, and these are {grid.m}"
         found = library()
         if found.reason:
             return found.reason
