@@ -8,6 +8,9 @@ from hypothesis import settings
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# How long an example takes says nothing on a machine that does other things too.
+settings.register_profile("new-examples", deadline=None)
+settings.load_profile("new-examples")
 # Where a change is judged, the examples are the same each time: what fails there fails by the change. Elsewhere each
 # run looks for new ones.
 settings.register_profile("same-examples", derandomize=True, deadline=None, database=None)

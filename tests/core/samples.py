@@ -74,10 +74,7 @@ def dense_truth(q: Tensor, k: Tensor, mask: Mask, scale: float | None = None) ->
     keys = k.double().repeat_interleave(h // k.shape[1], 1)
     scores = torch.einsum("bhnd,bhmd->bhnm", q.double(), keys) * (d**-0.5 if scale is None else scale)
     allowed = mask.to_dense(n, m, batch=b, heads=h).expand(b, h, n, m)
-    weights = torch.zeros_like(scores)
-    for row in allowed.any(-1).nonzero():
-        at = tuple(row.tolist())
-        weights[at][allowed[at]] = scores[at][allowed[at]].softmax(0)
+    weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1).masked_fill(~allowed, 0.0)
     return weights, allowed, scores
 
 

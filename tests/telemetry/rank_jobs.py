@@ -1,4 +1,4 @@
-"""What each rank of a small distributed job does; run by test_ranks.py in processes of their own."""
+"""What each rank of small distributed jobs does, job after job; run by test_ranks.py in processes of their own."""
 
 import json
 import sys
@@ -66,10 +66,10 @@ def apart(rank: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    job, rank, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    answer = {"ddp": ddp, "fsdp": fsdp, "apart": apart}[job](rank)
-    (folder / f"{rank}.json").write_text(json.dumps(answer))
+    answers = {job.__name__: job(rank) for job in (ddp, fsdp, apart)}
+    (folder / f"{rank}.json").write_text(json.dumps(answers))
     dist.barrier()
     dist.destroy_process_group()

@@ -15,11 +15,14 @@ HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 
 
-def run(job, folder):
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """What both ranks say of every job: one start of processes for all."""
+    folder = tmp_path_factory.mktemp("ranks")
     environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     jobs = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(HERE / "rank_jobs.py"), job, str(rank), str(folder)],
+            [sys.executable, "-W", "ignore", str(HERE / "rank_jobs.py"), str(rank), str(folder)],
             env=environment, stderr=subprocess.PIPE, text=True,
         )
         for rank in (0, 1)
@@ -29,8 +32,8 @@ def run(job, folder):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 
-def test_ranks_of_ddp_together_are_one_batch(tmp_path):
-    one, two = run("ddp", tmp_path)
+def test_ranks_of_ddp_together_are_one_batch(answers):
+    one, two = (answer["ddp"] for answer in answers)
     with hw.watch(mixed().train()) as whole:
         whole.model(x(b=5))
     for answer in (one, two):
@@ -43,8 +46,8 @@ def test_ranks_of_ddp_together_are_one_batch(tmp_path):
     assert one["weight"] == two["weight"]
 
 
-def test_sharded_weights_are_watched_and_clipped(tmp_path):
-    one, two = run("fsdp", tmp_path)
+def test_sharded_weights_are_watched_and_clipped(answers):
+    one, two = (answer["fsdp"] for answer in answers)
     assert one == two
     before, after = torch.tensor(one["before"]), torch.tensor(one["after"])
     assert_close(after, before.clamp_max(one["tau"]), rtol=1e-5, atol=1e-6)
@@ -55,9 +58,9 @@ def test_sharded_weights_are_watched_and_clipped(tmp_path):
     assert_close(before, record.latest["max_logit"][0], rtol=1e-5, atol=1e-6)
 
 
-def test_ranks_that_measured_different_layers_are_told_on_each(tmp_path):
-    for answer in run("apart", tmp_path):
-        assert "the ranks have not measured the same layers" in answer["error"]
+def test_ranks_that_measured_different_layers_are_told_on_each(answers):
+    for answer in answers:
+        assert "the ranks have not measured the same layers" in answer["apart"]["error"]
 
 
 def test_one_process_alone_is_told():

@@ -67,9 +67,10 @@ class DecoderSubject(Subject):
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         padding = None if mask is None else Lengths(mask.sum(-1), mask.sum(-1))
         with ExitStack() as hooks:
-            for name in self.layers if seen is not None else ():
-                tell = partial(_tell, seen, name)
-                hooks.enter_context(self.model.get_submodule(name).register_forward_hook(tell))
+            if seen is not None:
+                for name in self.layers:
+                    tell = partial(_tell, seen, name)
+                    hooks.enter_context(self.model.get_submodule(name).register_forward_hook(tell))
             hidden, maps = self.model.hidden(ids, mask=padding, return_maps=True, measures=measures)
 
         def loss() -> float | None:

@@ -87,8 +87,8 @@ def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str,
         TextError: if the corpus has no text, or is otherwise now than when it was checked.
     """
     work = begun.work
-    if found := written.changes(begun.manifest):
-        raise TextError(f"the corpus has changed while it was measured: {'; '.join(found)}; --restart measures anew")
+    if changed := written.changes(begun.manifest):
+        raise TextError(f"the corpus has changed while it was measured: {'; '.join(changed)}; --restart measures anew")
     sums, hows = work.nothing(), []
     for number in range(len(begun.units)):
         tell("merging", number, len(begun.units))
