@@ -267,4 +267,6 @@ def _same_device(name: str, values: Tensor, device: torch.device) -> None:
 def _kept(values: Tensor) -> Tensor:
     """Detached; copied if it is a parameter or a view of one, which the next step of training would change."""
     still = values.detach()
-    return still.clone() if values.requires_grad and (values.is_leaf or values._is_view()) else still
+    # torch.compile cannot ask what is a view.
+    shared = values.is_leaf or torch.compiler.is_dynamo_compiling() or values._is_view()
+    return still.clone() if values.requires_grad and shared else still

@@ -1,15 +1,18 @@
 """The benchmarks run and agree; how fast things are is for their full sizes on a quiet machine to say."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from commands import Done
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -37,23 +40,46 @@ def no_grad() -> Iterator[None]:
         yield
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": ""})
+def program(*arguments: object) -> Done:
+    """`python -m benchmarks`, as people start it."""
+    command = [sys.executable, "-m", "benchmarks", *map(str, arguments)]
+    env = {**os.environ, "PYTHONWARNINGS": ""}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=env)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
-def test_every_case_runs_small_and_is_told_of(tmp_path: Path) -> None:
-    done = run("--quick", "--no-memory", "--markdown", "--json", str(tmp_path / "all.json"))
-    assert done.returncode == 0, done.stderr
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """run(module, *arguments): a benchmark in this process."""
+
+    def call(module: str, *arguments: object) -> Done:
+        monkeypatch.setattr(sys, "argv", [module, *map(str, arguments)])
+        try:
+            with warnings.catch_warnings(), torch.enable_grad():
+                warnings.simplefilter("ignore")
+                code = importlib.import_module(f"benchmarks.{module}").main() or 0
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        return Done(code, *capsys.readouterr())
+
+    return call
+
+
+def test_every_case_runs_small_and_is_told_of(run: Run, tmp_path: Path) -> None:
+    done = program("--quick", "--no-memory", "--markdown", "--json", tmp_path / "all.json")
+    assert done.code == 0, done.err
     data = json.loads((tmp_path / "all.json").read_text())
     assert {row["case"] for row in data["rows"]} == set(CASES)
     for row in data["rows"]:
         assert (row["median"] is None) == (row["skipped"] is not None or not CASES[row["case"]].timed), row
         assert row["skipped"] is not None or row["error"] < 1e-2  # float64 was there to compare with
-    assert done.stdout.count("| `") == len(CASES)
-    assert "these times say nothing" in done.stdout
-    again = run("--read", str(tmp_path / "all.json"), "--markdown")
-    assert again.stdout == done.stdout
+    assert done.out.count("| `") == len(CASES)
+    assert "these times say nothing" in done.out
+    again = run("__main__", "--read", tmp_path / "all.json", "--markdown")
+    assert again.out == done.out
 
 
 @pytest.mark.parametrize(
@@ -73,11 +99,11 @@ def test_memory_that_cannot_be_measured_has_a_reason() -> None:
         memory.peak(CASES["memory-32768-window"].quick(), "torch_fused", threads=1)
 
 
-def test_picture_is_drawn_small(tmp_path: Path) -> None:
+def test_picture_is_drawn_small(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "n.png"
-    done = run("--quick", "--only-plot", "--no-memory", "--peer", "sdpa", "--plot", str(path))
-    assert done.returncode == 0, done.stderr
+    done = run("__main__", "--quick", "--only-plot", "--no-memory", "--peer", "sdpa", "--plot", path)
+    assert done.code == 0, done.err
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -89,10 +115,10 @@ def test_picture_is_drawn_small(tmp_path: Path) -> None:
         (("--peer", "nobody"), "sdpa"),
     ],
 )
-def test_wrong_name_is_told(arguments: tuple[str, ...], told: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert told in done.stderr
+def test_wrong_name_is_told(run: Run, arguments: tuple[str, ...], told: str) -> None:
+    done = run("__main__", *arguments)
+    assert done.code == 2
+    assert told in done.err
 
 
 def test_cases_are_chosen_by_name_family_and_pattern() -> None:
@@ -256,18 +282,16 @@ def test_labels_stand_apart_and_near_their_lines(wanted: list[float], expected: 
     assert plot.spaced(wanted, 0.1) == pytest.approx(expected)
 
 
-def test_designs_are_trained_alike_and_written_down(tmp_path: Path) -> None:
+def test_designs_are_trained_alike_and_written_down(run: Run, tmp_path: Path) -> None:
     texts = [tmp_path / name for name in ("one.txt", "two.txt")]
     for k, text in enumerate(texts):
         text.write_text("".join("武松打虎。The tiger "[(i * i + k) % 16] for i in range(3000)), encoding="utf-8")
     sizes = {"steps": 2, "d-model": 16, "num-layers": 1, "num-heads": 4, "d-ff": 40, "context": 56, "batch-size": 2}
     some = ["mqa", "sparse_mixture, 2 of 8"]
-    command = [sys.executable, "-m", "benchmarks.designs", *map(str, texts), "--out", str(tmp_path / "runs")]
-    command += ["--pages", str(tmp_path), "--seeds", "2", *(f"--{name}={size}" for name, size in sizes.items())]
-    command += ["--only", *some]
+    options = ["--pages", tmp_path, "--seeds", 2, *(f"--{name}={size}" for name, size in sizes.items())]
     for _ in range(2):  # the second time finds the runs
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
+        done = run("designs", *texts, "--out", tmp_path / "runs", *options, "--only", *some)
+        assert done.code == 0, done.err
     page = (tmp_path / "comparison.md").read_text(encoding="utf-8")
     rows = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in page.splitlines() if line.count(" | ") > 8}
     rows.pop("---")
@@ -278,29 +302,24 @@ def test_designs_are_trained_alike_and_written_down(tmp_path: Path) -> None:
     assert (tmp_path / "pictures" / "designs_trained.png").stat().st_size > 10_000
 
 
-def test_every_module_row_runs_small() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.modules", "--quick", "--seconds", "0.01"], capture_output=True, text=True,
-        cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert {line.split(" | ")[0].strip("| ") for line in done.stdout.splitlines() if "≤" in line} == set(MODULES)
+def test_every_module_row_runs_small(run: Run) -> None:
+    done = run("modules", "--quick", "--seconds", 0.01)
+    assert done.code == 0, done.err
+    assert {line.split(" | ")[0].strip("| ") for line in done.out.splitlines() if "≤" in line} == set(MODULES)
 
 
-def test_every_question_is_timed_small() -> None:
-    command = [sys.executable, "-m", "benchmarks.questions", "--quick", "--rounds", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    rows = dict(line.strip("| ").split(" | ")[:2] for line in done.stdout.splitlines() if line.startswith("| "))
+def test_every_question_is_timed_small(run: Run) -> None:
+    done = run("questions", "--quick", "--rounds", 1)
+    assert done.code == 0, done.err
+    rows = dict(line.strip("| ").split(" | ")[:2] for line in done.out.splitlines() if line.startswith("| "))
     together = sum(float(rows[name]) for name in COUNTED)
     assert float(rows["**roles, likeness, information together**"]) == pytest.approx(together, abs=0.03)
 
 
-def test_watching_is_measured_small() -> None:
-    command = [sys.executable, "-m", "benchmarks.watch", "--quick", "--seconds", "0.01"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+def test_watching_is_measured_small(run: Run) -> None:
+    done = run("watch", "--quick", "--seconds", 0.01)
+    assert done.code == 0, done.err
+    rows = [line.strip("| ").split(" | ") for line in done.out.splitlines() if line.startswith("| ")]
     times = {(row[0], row[1]): row for row in rows if len(row) == 7}
     told = {(name, n) for name in ("inference", "training step") for n in ("33",)}
     assert told | {("GPT-2 of transformers, inference", n) for n in ("33", "66")} <= set(times)
@@ -308,12 +327,11 @@ def test_watching_is_measured_small() -> None:
     assert peaks["training step"][0] > peaks["inference"][0] > 0
 
 
-def test_a_measured_corpus_is_timed_small(tmp_path: Path) -> None:
+def test_a_measured_corpus_is_timed_small(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20, encoding="utf-8")
-    command = [sys.executable, "-m", "benchmarks.corpus", str(tmp_path / "a.txt"), "--quick", "--seconds", "0.01"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert "8 measures of 32 heads" in done.stdout
-    row = done.stdout.splitlines()[-3].strip("| ").split(" | ")
+    done = run("corpus", tmp_path / "a.txt", "--quick", "--seconds", 0.01)
+    assert done.code == 0, done.err
+    assert "8 measures of 32 heads" in done.out
+    row = done.out.splitlines()[-3].strip("| ").split(" | ")
     assert row[:2] == ["32", "8"]
     assert float(row[4]) > 0

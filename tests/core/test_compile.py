@@ -27,9 +27,9 @@ from headwise.kernels.graph import can_record
 from headwise.kernels.operator import attend as forward_operator, attend_backward
 from headwise.kernels.written import KINDS, read, write
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.masks import Causal, Dense, Documents, Everything, Grid, Lengths, Mask, Sinks, State, Window
+from headwise.masks import Causal, Documents, Everything, Grid, Lengths, Mask, Sinks, State, Window
 from headwise.rule import Rule, compute
-from headwise.scores import ALiBi, Bias, Relative, SinkLogits
+from headwise.scores import ALiBi, Bias, Relative, SinkLogits, t5_bias
 
 OPERATOR = torch.ops.headwise.attend.default
 BACKWARD = torch.ops.headwise.attend_backward.default
@@ -235,6 +235,18 @@ def test_lengths_that_change_need_no_new_graph_and_are_checked() -> None:
         torch.compile(lambda q, k, v: attend(q, v, v), backend="aot_eager")(*inputs)
 
 
+def test_lengths_may_be_made_within_a_graph_which_checks_them_when_it_runs() -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+        return attend(q, k, v, mask=Causal() & Lengths(lengths))
+
+    one, inputs = whole(call), qkv()
+    for lengths in (torch.tensor([53, 7]), torch.tensor([0, 20])):
+        assert torch.equal(one(*inputs, lengths), call(*inputs, lengths))
+    for lengths, said in ((torch.tensor([3, -2]), "lengths >= 0"), (torch.tensor([54, 2]), "exceeds the 53 keys")):
+        with pytest.raises(ShapeError, match=said):
+            one(*inputs, lengths)
+
+
 class EveryOther(Mask):
     """A mask of somebody's own."""
 
@@ -282,6 +294,21 @@ def test_a_map_from_a_graph_is_the_map(name: str) -> None:
     assert torch.equal(one.measure("entropy")["entropy"], two.measure("entropy")["entropy"])
     assert one.kernel == "auto"  # which it is is chosen when the graph runs
     assert (one.nonfinite_values == 0).all()
+
+
+def test_a_map_from_a_graph_keeps_a_bias_that_is_learned() -> None:
+    weight = torch.randn(32, 6, generator=torch.Generator().manual_seed(2)).requires_grad_()
+
+    def call(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Any:
+        return attend(q, k, v, mask=Causal(), score=t5_bias(weight, bidirectional=False), return_map=True)
+
+    inputs = *leaf_qkv(), weight
+    (ours, one), (theirs, two) = whole(call)(*inputs), call(*inputs)
+    assert torch.equal(ours, theirs)
+    weights = two[:]
+    with torch.no_grad():
+        weight.mul_(-2.0)  # a step of training
+    assert torch.equal(one[:], weights)
 
 
 def test_a_map_from_a_graph_counts_bad_values_and_names_a_named_kernel() -> None:
@@ -357,60 +384,6 @@ def test_a_mask_is_read_as_it_was_written(name: str) -> None:
 def test_every_mask_of_the_library_can_be_written() -> None:
     found = {type(MASKS[name](2, 37, 53)) for name in MASKS} | {type(Causal() | Window(2)), Sinks}
     assert found <= set(KINDS)
-
-
-@pytest.mark.parametrize("name", MASKS)
-def test_vmap_is_one_call_after_another(name: str) -> None:
-    mask = MASKS[name](2, 37, 53)
-    inputs = [torch.stack([x, 2 * x, -x], 1) for x in qkv()]
-    found = torch.vmap(lambda q, k, v: attend(q, k, v, mask=mask), in_dims=1, out_dims=1)(*inputs)
-    each = [attend(*(x[:, i] for x in inputs), mask=mask) for i in range(3)]
-    assert torch.equal(found, torch.stack(each, 1))
-
-
-def test_vmap_over_masks_biases_and_shared_keys() -> None:
-    q, k, v = qkv()
-    generator = torch.Generator().manual_seed(2)
-    dense, bias = (
-        torch.rand(3, 2, 1, 37, 53, generator=generator) > 0.4,
-        torch.randn(3, 1, 6, 1, 53, generator=generator),
-    )
-    found = torch.vmap(lambda x, y: attend(q, k, v, mask=Dense(x), score=Bias(y)))(dense, bias)
-    each = [attend(q, k, v, mask=Dense(x), score=Bias(y)) for x, y in zip(dense, bias, strict=True)]
-    assert torch.equal(found, torch.stack(each))
-
-
-@pytest.mark.parametrize("name", ["everything", "documents", "dense"])
-def test_gradients_by_torch_func(name: str) -> None:
-    mask, q, k, v = MASKS[name](2, 37, 53), *leaf_qkv()
-    sinks, bias = torch.linspace(-1, 1, 6, requires_grad=True), torch.ones(1, 6, 1, 53, requires_grad=True)
-
-    def loss(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, bias: Tensor) -> Tensor:
-        return attend(q, k, v, mask=mask, score=(SinkLogits(sinks), Bias(bias))).square().sum()
-
-    inputs = q, k, v, sinks, bias
-    found = torch.func.grad(loss, argnums=(0, 1, 2, 3, 4))(*(x.detach() for x in inputs))
-    for ours, theirs in zip(found, torch.autograd.grad(loss(*inputs), inputs), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
-
-
-def test_gradients_of_each_sample() -> None:
-    q, k, v = qkv()
-
-    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attend(q[None], k[None], v[None], mask=Causal()).square().sum()
-
-    found = torch.vmap(torch.func.grad(loss, argnums=(0, 1, 2)))(q, k, v)
-    for i in range(2):
-        one = [x[i].clone().requires_grad_() for x in (q, k, v)]
-        for ours, theirs in zip(found, torch.autograd.grad(loss(*one), one), strict=True):
-            assert torch.equal(ours[i], theirs)
-
-
-def test_a_second_derivative_is_refused_and_not_zero() -> None:
-    q, k, v = qkv(1, 2, 1, 3, 3, 4, 4)
-    with pytest.raises(KernelError, match="no second derivative"):
-        torch.func.grad(lambda x: torch.func.grad(lambda y: attend(y, k, v).square().sum())(x).square().sum())(q)
 
 
 @pytest.mark.parametrize("name", ["causal window", "lengths", "documents"])

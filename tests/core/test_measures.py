@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
+from headwise.kernels.observe import observe
 from headwise.measures import (
     GIVEN,
     MEASURES,
@@ -22,6 +23,8 @@ from headwise.measures import (
     TopKMass,
     row_measure,
 )
+from headwise.measures.engine import statistics_for
+from headwise.measures.registry import resolve
 from headwise.tiles import Tile
 
 Dense = tuple[Tensor, Tensor, Tensor]  # weights, allowed, scores: [b, h, n, m] float64
@@ -182,6 +185,31 @@ def _counted(name: str, dense: list[Dense]) -> Tensor:
         on = same & (j - shift >= 0) & (j - shift < at[:, None])
         return (allowed & on[:, None]).any(-1).double()
     return allowed.any(-1).double()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("broken", [False, True])
+def test_together_is_one_after_the_other(mask: str, broken: bool) -> None:
+    """Measures of rows are taken at once where a kernel told all of them: the same bits as each by itself."""
+    q, k, v = qkv()
+    if broken:
+        q[0, 1, 4, 0] = torch.nan
+    names = [name for name in FORMULAS if name != "topk_mass"]
+    _, amap = attend(q, k, v, mask=MASKS[mask](2, 37, 53), return_map=True)
+    wanted = resolve([ready(name, 53) for name in names])
+    found = observe(amap.q, amap.k, amap.rule, statistics_for(wanted, amap.rule))
+    result = amap.measured_by(found, wanted)
+    for one in wanted:
+        state = one.start(amap.rule.grid, amap.lse)
+        needed = one.needs(amap.rule)
+        if needed is None or not found.keys() >= set(needed):
+            continue
+        one.take(state, found, amap.lse, amap.rule)
+        torch.testing.assert_close(result[one.name], one.finish(state), rtol=0.0, atol=0.0, equal_nan=True)
+        if isinstance(one, RowMeasure):
+            together = result.states[one.name]
+            torch.testing.assert_close(together.total, state.total, rtol=0.0, atol=0.0, equal_nan=True)
+            assert torch.equal(together.count, state.count)
 
 
 def test_rows_are_each_querys_own_value() -> None:

@@ -19,6 +19,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx2")
 from server_samples import PATIENCE, small_subject, until
 
+from headwise.cli import main
 from headwise.cli.view import view
 from headwise.errors import ConfigError
 from headwise.viewer import limits as limits_module, server as server_module
@@ -84,15 +85,18 @@ def test_ctrl_c_does_not_wait_for_a_long_text(tmp_path):
         (["--lang", "fr"], "lang='fr': expected 'en' or 'zh'"),
     ],
 )
-def test_what_cannot_be_is_one_line(tmp_path, options, told):
+def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, told):
     (tmp_path / "long").write_text("a" * 12, encoding="utf-8")
     (tmp_path / "empty").write_text("", encoding="utf-8")
     options = [option.format(long=tmp_path / "long", empty=tmp_path / "empty") for option in options]
-    done = subprocess.run(command("--no-open", *options), capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert told in done.stderr
+    monkeypatch.setattr(sys, "argv", ["headwise", "view", "--no-open", *options])
+    with pytest.raises(SystemExit) as leaving:
+        main()
+    assert leaving.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert told in err
 
 
 def test_a_port_that_is_taken_is_told_with_the_way_out():

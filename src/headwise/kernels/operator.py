@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.errors import KernelError
 from headwise.kernels import KERNELS, run
 from headwise.kernels.call import Call
 from headwise.kernels.written import read
@@ -26,6 +27,7 @@ _RULE = (
 _FORWARD = f"({_RULE}, str kernel) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = f"({_RULE}, Tensor out, Tensor lse, Tensor ran, Tensor grad_out, bool[] wanted) -> Tensor[]"
 _NAMES = tuple(KERNELS)
+ONCE = "attention has no second derivative; torch.func.jacrev and grad can be taken of it once"
 
 
 def _call(
@@ -111,6 +113,24 @@ def spread(found: Iterable[Tensor], wanted: Sequence[bool]) -> list[Tensor | Non
 
 
 attend.register_autograd(_backward, setup_context=_setup)
+
+
+# torch.compile writes down derivatives that may never be asked for, so that there is none must be an operator too.
+# Nobody looks for a derivative of this one: hence no custom_op.
+torch.library.define("headwise::second_derivative", "(Tensor x, Tensor grad) -> Tensor")
+
+
+@torch.library.impl("headwise::second_derivative", "CompositeExplicitAutograd")
+def _(x: Tensor, grad: Tensor) -> Tensor:
+    raise KernelError(ONCE)
+
+
+@torch.library.register_fake("headwise::second_derivative")
+def _(x: Tensor, grad: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+second_derivative = torch.ops.headwise.second_derivative.default
 
 
 def _one_by_one(operator: Any) -> Any:

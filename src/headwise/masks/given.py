@@ -52,8 +52,11 @@ class Lengths(Mask):
                 continue
             if len(lengths) != grid.b:
                 raise ShapeError(f"mask=Lengths({name}=…): {len(lengths)} lengths for a batch of {grid.b}")
-            if int(lengths.max()) > size:
-                raise ShapeError(f"mask=Lengths({name}=…): length {int(lengths.max())} exceeds the {size} {name}")
+            low, high = int(lengths.min()), int(lengths.max())
+            if low < 0:
+                raise ShapeError(f"mask=Lengths({name}=…): length {low}, expected lengths >= 0")
+            if high > size:
+                raise ShapeError(f"mask=Lengths({name}=…): length {high} exceeds the {size} {name}")
 
     def only(self, batch: int, head: int) -> Mask:
         queries = None if self.queries is None else self.queries[batch : batch + 1]
@@ -176,6 +179,8 @@ class Dense(Mask):
 
 def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:
     lengths = torch.as_tensor(value).cpu()
-    if lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point() or int(lengths.min()) < 0:
+    wrong = lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point()
+    # In a graph there are no numbers yet: check() asks again, when it runs.
+    if wrong or (not torch.compiler.is_compiling() and int(lengths.min()) < 0):
         raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one a sequence, got {value!r}")
     return lengths

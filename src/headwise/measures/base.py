@@ -81,6 +81,7 @@ class RowMeasure(Measure):
     """
 
     reduce: ClassVar[str] = "mean"
+    blank: ClassVar[bool] = False  # whether a row that does not count has the value 0, where its scores are finite
 
     @abstractmethod
     def partial(self, tile: Tile) -> Tensor:
@@ -108,7 +109,8 @@ class RowMeasure(Measure):
         What `from_rows`, `value` and `counted` give; a measure says it by itself where it can be had with less work.
         """
         total = self.from_rows(found, lse, rule)
-        return self.value(total, lse), self.counted(total, lse)
+        usual = type(self).counted is RowMeasure.counted
+        return self.value(total, lse), None if usual else self.counted(total, lse)
 
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False) -> RowState:
         zero = torch.zeros(grid.b, grid.h, dtype=torch.float64, device=like.device)

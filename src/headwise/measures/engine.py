@@ -9,6 +9,7 @@ from torch import Tensor
 from headwise.errors import ConfigError
 from headwise.measures.base import Measure, RowMeasure
 from headwise.measures.registry import resolve
+from headwise.measures.together import goes_together, take_together
 from headwise.rule import Rule
 from headwise.statistics import Statistic
 from headwise.tables import as_html, as_text
@@ -24,9 +25,15 @@ class Measurements(Mapping[str, Tensor]):
         nonfinite_values: [b, h_kv], NaN and infinite entries of v, or None if there are none.
     """
 
-    def __init__(self, measures: Sequence[Measure], states: Sequence[Any], nonfinite: Tensor) -> None:
+    def __init__(
+        self, measures: Sequence[Measure], states: Sequence[Any], nonfinite: Tensor, known: Mapping[str, Tensor] = {}
+    ) -> None:
+        """`known`: what measures give of their states, where that is known already."""
         self._measures, self._states, self.nonfinite = tuple(measures), tuple(states), nonfinite
-        self._values = {measure.name: measure.finish(state) for measure, state in zip(measures, states, strict=True)}
+        self._values = {
+            measure.name: known[measure.name] if measure.name in known else measure.finish(state)
+            for measure, state in zip(measures, states, strict=True)
+        }
         self.nonfinite_values: Tensor | None = None
         self.rows: dict[str, Tensor] = {
             measure.name: state.rows
@@ -103,20 +110,40 @@ def measure(
     """Reduce all wanted measures: those that can be made of `found`, what a kernel told of the rows, by that, and the
     others in one pass over `tiles()`; see `AttentionMap.measure`."""
     measures = resolve(wanted)
-    states = [
-        m.start(rule.grid, lse, keep_rows=rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
-        for m in measures
-    ]
-    by_tiles = []
-    for m, state in zip(measures, states, strict=True):
-        needed = None if found is None else m.needs(rule)
-        if found is not None and needed is not None and all(statistic in found for statistic in needed):
-            m.take(state, found, lse, rule)
+    told: Mapping[Statistic, Tensor] = {} if found is None else found
+    known = {m.name for m in measures if found is not None and _is_told(m, told, rule)}
+    every, nonfinite = _look_at(lse)
+    together = [] if rows else [m for m in measures if m.name in known and goes_together(m)]
+    taken = take_together(together, told, lse, rule, every)
+    states, by_tiles = [], []
+    for m in measures:
+        if m.name in taken:
+            states.append(taken[m.name][0])
+            continue
+        state = m.start(rule.grid, lse, keep_rows=rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
+        states.append(state)
+        if m.name in known:
+            m.take(state, told, lse, rule)
         else:
             by_tiles.append((m, state))
     if by_tiles:
         for tile in tiles():
             for m, state in by_tiles:
                 m.update(state, tile)
-    nonfinite = (~(lse < torch.inf)).sum(-1)
-    return Measurements(measures, states, nonfinite)
+    return Measurements(measures, states, nonfinite, {name: value for name, (_, value) in taken.items()})
+
+
+def _is_told(m: Measure, told: Mapping[Statistic, Tensor], rule: Rule) -> bool:
+    """Whether it can be made of what a kernel told."""
+    needed = m.needs(rule)
+    return needed is not None and all(statistic in told for statistic in needed)
+
+
+def _look_at(lse: Tensor) -> tuple[bool, Tensor]:
+    """Whether each row is known to see something, and how many are not finite, [b, h]. One look at all of them costs
+    less than a mask, but for a device that would have to be waited for."""
+    if lse.device.type == "cpu" and lse.numel():
+        least, largest = map(float, torch.aminmax(lse))
+        if -torch.inf < least and largest < torch.inf:
+            return True, torch.zeros(lse.shape[:2], dtype=torch.int64)
+    return False, (~(lse < torch.inf)).sum(-1)

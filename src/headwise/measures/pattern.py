@@ -48,6 +48,7 @@ class _Diagonal(RowMeasure):
     """Weight on the key at a fixed offset, per eligible query (one that may see such a key)."""
 
     offset: int
+    blank = True  # a key that a query may not see has no weight
     unit, range = "mass", "0 to 1"
     source = "Voita et al. 2019, 1905.09418 (positional heads)"
 

@@ -24,11 +24,18 @@ def allowed_keys(rule: Rule, like: Tensor) -> Tensor:
 
 
 def sees_offset(rule: Rule, offset: int, like: Tensor) -> Tensor:
-    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n]."""
-    key = torch.arange(rule.grid.n) + rule.grid.shift + offset
-    spans = _known(rule)
-    inside = ((key[:, None] >= spans[..., 0]) & (key[:, None] < spans[..., 1])).any(-1)[:, None]
-    return inside.to(like.device)
+    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n].
+
+    Made once for rules that share their spans, as those of calls alike do.
+    """
+    found = lowered(rule)
+    kept: dict[tuple[int, int], Tensor] = found.__dict__.setdefault("_sees_offset", {})
+    place = offset, rule.grid.shift
+    if place not in kept:
+        key = torch.arange(rule.grid.n, device="cpu") + rule.grid.shift + offset
+        spans = _known(rule)
+        kept[place] = ((key[:, None] >= spans[..., 0]) & (key[:, None] < spans[..., 1])).any(-1)[:, None]
+    return kept[place].to(like.device)
 
 
 def queries_of_keys(rule: Rule, like: Tensor) -> Tensor:

@@ -138,7 +138,7 @@ class EffectiveKeys(RowMeasure):
 
     def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         squares = found[SQUARES]
-        if rule.terms(lse[..., :0]).sinks is None:
+        if not rule.scores or rule.terms(lse[..., :0]).sinks is None:
             return squares.reciprocal(), None  # 0 only in rows that do not count
         return row_mass(rule, lse).square() / squares.masked_fill(squares == 0, 1.0), None
 

@@ -44,7 +44,7 @@ class Heads {
   // Whether a head is drawn: they come in order of layers and heads.
   has(layer, head) {
     const thumb = this.thumbs.find((one) => one.layer === layer && one.head === head);
-    return Boolean(thumb) && thumb.index < (this.maps?.count ?? 0);
+    return Boolean(thumb) && thumb.index < this.text.drawn;
   }
 
   // The small maps of the heads that are drawn, in order of layers and heads.

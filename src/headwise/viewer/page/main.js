@@ -29,9 +29,19 @@ async function openText(found) {
   plot.camera.fit();
   putCursor(null);
   heads.open(model, text);
-  awaited = kept.text === text.id && kept.layer !== undefined ? kept : null;
-  closeHead({ quiet: Boolean(awaited) });
+  awaited = null;
+  if (kept.text !== text.id) closeHead();
+  else if (!isComing(kept)) restore(kept);
+  else {
+    awaited = kept;
+    closeHead({ quiet: true });
+  }
   await fetchSmall();
+}
+
+// Whether there is such a head, but it is not drawn yet.
+function isComing({ layer, head }) {
+  return head < model.layers[layer]?.heads && !heads.has(layer, head);
 }
 
 // A newer text takes its place: nothing of it is asked for any more.
@@ -58,7 +68,7 @@ async function fetchSmall() {
     if (id !== text?.id || reduce !== state.reduce) return;
     Object.assign(heads, { scale: state.scale, reduce });
     heads.show(maps);
-    if (awaited && (heads.has(awaited.layer, awaited.head) || !(awaited.head < model.layers[awaited.layer]?.heads))) {
+    if (awaited && !isComing(awaited)) {
       const kept = awaited;
       awaited = null;
       restore(kept);

@@ -123,6 +123,7 @@ class Reading {
       if (text.state === "failed") throw new Complaint(() => fill(T.failed, { error: said(text.error) }));
       if (text.state === "cancelled") throw new Complaint(() => T.taken);
       this.tell(text);
+      if (text.state === "ready") byId("progress").hidden = true;  // before the map is laid out
       if (text.drawn > drawn) {
         if (drawn) this.more(text);
         else {
