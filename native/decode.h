@@ -155,7 +155,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     }
     for (int r = 0; r < rows; r++) {
       float* to = part(group, index, r);
-      const Sums sums = sums_of(m.rows, r);
+      const Sums sums = sums_of<SPREAD, REACH>(m.rows, r);
       __builtin_memcpy(to, &sums, sizeof sums);
       to += sizeof(Sums) / 4;
       for (int i = 0; i < call.range_count; i++) *to++ = m.rows.ranges[i * BLOCK_ROWS + r];

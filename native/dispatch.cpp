@@ -181,6 +181,16 @@ void headwise_set_openmp(void (*gomp_parallel)(void (*)(void*), void*, unsigned,
 }
 
 int headwise_forward(const headwise_forward_call* call) { return target().forward(*call); }
+int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out) {
+  headwise_forward_call call = *like;
+  call.threads = threads;
+  call.q.data = q;
+  call.k.data = k;
+  call.v.data = v;
+  call.out.data = out;
+  call.lse = nullptr;
+  return target().forward(call);
+}
 int headwise_backward(const headwise_backward_call* call) { return target().backward(*call); }
 int headwise_pool(const headwise_pool_call* call) { return target().pool(*call); }
 int headwise_diagonals(const headwise_diagonals_call* call) { return target().diagonals(*call); }

@@ -4,9 +4,11 @@ struct Sums {
   float top, centre, total, entropy, squares, first, second;
 };
 
-static Sums sums_of(const Rows& rows, int r) {
-  return {rows.top[r],          rows.centre[r],     sum(rows.total[r]), sum(rows.entropy[r]),
-          sum(rows.squares[r]), sum(rows.first[r]), sum(rows.second[r])};
+template <bool SPREAD, bool REACH> static Sums sums_of(const Rows& rows, int r) {
+  Sums s = {rows.top[r], rows.centre[r], sum(rows.total[r]), 0.0f, 0.0f, 0.0f, 0.0f};
+  if (SPREAD) s.entropy = sum(rows.entropy[r]), s.squares = sum(rows.squares[r]);
+  if (REACH) s.first = sum(rows.first[r]), s.second = sum(rows.second[r]);
+  return s;
 }
 
 // Writes log-sum-exp and statistics of the row `at` ([b, h, n] counted through), and returns what turns an unnormalised p into
@@ -26,7 +28,7 @@ static float finish_row(const headwise_forward_call& call, int64_t head, int64_t
       whole = keys * shrink + exp2(all(sink - highest))[0];
     }
     inverse = shrink / whole;
-    log_sum = (float)(highest * LN2 + __builtin_logf(whole));
+    if (call.lse) log_sum = (float)(highest * LN2 + __builtin_logf(whole));
     if (broken) inverse = log_sum = __builtin_nanf("");
   }
   if (call.lse) call.lse[at] = log_sum;
@@ -53,6 +55,11 @@ static float finish_row(const headwise_forward_call& call, int64_t head, int64_t
 
 // A row that sees nothing (scale 0) is 0, even if NaN values were multiplied with its zeros.
 template <typename T> INLINE void write_row(T* out, const float* sums, float scale, int64_t width) {
-  for (int64_t c = 0; c < width; c += W)
-    write(out + c, scale == 0.0f ? all(0.0f) : load(sums + c) * scale, width - c);
+  const int64_t whole = width / W * W;
+  if (scale == 0.0f) {
+    for (int64_t c = 0; c < width; c += W) write(out + c, all(0.0f), width - c);
+    return;
+  }
+  for (int64_t c = 0; c < whole; c += W) write(out + c, load(sums + c) * scale, W);
+  if (whole < width) write(out + whole, load(sums + whole) * scale, width - whole);
 }

@@ -98,22 +98,29 @@ template <bool DOT> static Scaling scaling_of(const headwise_rule& rule) {
   return s;
 }
 
+template <bool DOT> INLINE Floats scaled(Floats x, const Scaling& scaling) {
+  if (!DOT) return x * scaling.query;
+  if (scaling.flip) x = (Floats)((Words)x ^ 0x80008000u);
+  return scaling.query == 0.0f ? all(0.0f) : x;
+}
+
 template <bool DOT, typename T>
 static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const Scaling& scaling, int64_t size,
                          float* queries, bool* broken) {
+  const int64_t whole = whole_words<DOT>(d);
   for (int r = 0; r < rows; r++) {
+    const T* from = q + r * stride;
+    float* to = queries + r * size;
     Ints check = {};
-    for (int64_t c = 0; c < size; c += W) {
-      Floats x = words<DOT>(q + r * stride, c, d);
-      if (DOT) {
-        check |= not_finite((Floats)((Words)x << 16)) | not_finite((Floats)((Words)x & 0xffff0000u));
-        if (scaling.flip) x = (Floats)((Words)x ^ 0x80008000u);
-        if (scaling.query == 0.0f) x = all(0.0f);
-      } else {
-        check |= not_finite(x);
-        x *= scaling.query;
-      }
-      write(queries + r * size + c, x, size - c);
+    for (int64_t c = 0; c < whole; c += W) {
+      const Floats x = whole_word<DOT>(from, c);
+      check |= not_finite_words<DOT>(x);
+      store(to + c, scaled<DOT>(x, scaling));
+    }
+    if (whole < size) {
+      const Floats x = words<DOT>(from, whole, d);
+      check |= not_finite_words<DOT>(x);
+      write(to + whole, scaled<DOT>(x, scaling), size - whole);
     }
     broken[r] = any(check);
   }
@@ -246,8 +253,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     const float keep = 1.0f / (1.0f - call.dropout);
     for (int r = 0; r < count; r++) {
       const int64_t at = (batch * call.h + head) * call.n + query + r;
-      scale[r] = finish_row<SPREAD, REACH>(call, head, at, sums_of(t.rows, r), t.rows.ranges + r, t.rows.classes + r, BLOCK_ROWS,
-                                           t.rows.broken[r]);
+      scale[r] = finish_row<SPREAD, REACH>(call, head, at, sums_of<SPREAD, REACH>(t.rows, r), t.rows.ranges + r,
+                                           t.rows.classes + r, BLOCK_ROWS, t.rows.broken[r]);
       if (call.top_count) {
         const float top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
         t.best.finish(r, scaling.adjusted ? 1.0f : scaling.factor, top, scale[r],

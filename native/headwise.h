@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 5
+#define HEADWISE_ABI 6
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -138,6 +138,9 @@ typedef struct {
 
 // out, log-sum-exp and statistics.
 HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
+
+// A call like another one: its shapes, strides and rule, these tensors, and no result but out.
+HEADWISE_EXPORT int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out);
 
 // The gradients; the same bits for any number of threads.
 HEADWISE_EXPORT int headwise_backward(const headwise_backward_call* call);

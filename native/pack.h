@@ -141,28 +141,47 @@ template <bool DOT, typename T> INLINE Floats words(const T* row, int64_t c, int
   return load((const float*)pad);
 }
 
+// The same where there are full vectors of them, and how many words of a row are.
+template <bool DOT, typename T> INLINE Floats whole_word(const T* row, int64_t c) {
+  return DOT ? load((const float*)(row + 2 * c)) : read(row + c, W);
+}
+template <bool DOT> INLINE int64_t whole_words(int64_t size) { return (DOT ? size / 2 : size) / W * W; }
+
+template <bool DOT> INLINE Ints not_finite_words(Floats x) {
+  if (!DOT) return not_finite(x);
+  return not_finite((Floats)((Words)x << 16)) | not_finite((Floats)((Words)x & 0xffff0000u));
+}
+
 // One panel of keys, [word][PANEL], from `rows` rows (the rest are zeros). Lanes of `check` that met a NaN or an infinity
 // are set.
 template <bool DOT, typename T>
 static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Ints& check) {
-  const int64_t size = DOT ? (d + 1) / 2 : d;
+  const int64_t size = DOT ? (d + 1) / 2 : d, whole = whole_words<DOT>(d);
+  Ints met = check;
   for (int64_t j = 0; j < PANEL; j += W) {
+    const T* from = keys + j * stride;
     for (int64_t c = 0; c < size; c += W) {
       Floats tile[W];
+      if (c < whole && j + W <= rows) {
 #pragma GCC unroll 16
-      for (int r = 0; r < W; r++) tile[r] = j + r < rows ? words<DOT>(keys + (j + r) * stride, c, d) : all(0.0f);
-      for (int r = 0; r < W; r++) {
-        if (DOT) {
-          check |= not_finite((Floats)((Words)tile[r] << 16)) | not_finite((Floats)((Words)tile[r] & 0xffff0000u));
-        } else {
-          check |= not_finite(tile[r]);
-        }
+        for (int r = 0; r < W; r++) tile[r] = whole_word<DOT>(from + r * stride, c);
+      } else {
+#pragma GCC unroll 16
+        for (int r = 0; r < W; r++) tile[r] = j + r < rows ? words<DOT>(from + r * stride, c, d) : all(0.0f);
       }
+#pragma GCC unroll 16
+      for (int r = 0; r < W; r++) met |= not_finite_words<DOT>(tile[r]);
       transpose(tile);
-      const int64_t count = least(W, size - c);
-      for (int64_t r = 0; r < count; r++) store(panel + (c + r) * PANEL + j, tile[r]);
+      float* to = panel + c * PANEL + j;
+      if (c < whole) {
+#pragma GCC unroll 16
+        for (int r = 0; r < W; r++) store(to + r * PANEL, tile[r]);
+      } else {
+        for (int64_t r = 0; r < size - c; r++) store(to + r * PANEL, tile[r]);
+      }
     }
   }
+  check = met;
 }
 
 // Rows [from, to) of values into all panels of columns; `height` is the padded number of keys. Rows at and beyond m are
@@ -170,22 +189,27 @@ static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, fl
 template <bool DOT, typename T>
 static void pack_values(const T* values, int64_t stride, int64_t m, int64_t d, int64_t from, int64_t to, int64_t height,
                         float* panels, Ints& check) {
+  constexpr int AT_ONCE = DOT ? 2 : 1;
+  Ints met = check;
   for (int64_t p = 0; p * PANEL < d; p++) {
-    float* panel = panels + p * PANEL * (DOT ? height / 2 : height);
-    for (int64_t j = from; j < to; j += DOT ? 2 : 1) {
-      float* row = panel + (DOT ? j / 2 : j) * PANEL;
-      for (int v = 0; v < VECTORS; v++) {
-        const int64_t c = p * PANEL + v * W;
-        const Floats here = j < m && c < d ? read(values + j * stride + c, d - c) : all(0.0f);
-        check |= not_finite(here);
+    float* panel = panels + p * PANEL * height / AT_ONCE;
+    const bool whole = (p + 1) * PANEL <= d;
+    for (int64_t j = from; j < to; j += AT_ONCE) {
+      const T* here = values + j * stride + p * PANEL;
+      float* row = panel + j / AT_ONCE * PANEL;
+      for (int64_t v = 0; v < PANEL; v += W) {
+        const int64_t left = whole ? W : d - p * PANEL - v;
+        const Floats upper = j < m && left > 0 ? read(here + v, left) : all(0.0f);
+        met |= not_finite(upper);
         if (!DOT) {
-          store(row + v * W, here);
+          store(row + v, upper);
           continue;
         }
-        const Floats below = j + 1 < m && c < d ? read(values + (j + 1) * stride + c, d - c) : all(0.0f);
-        check |= not_finite(below);
-        store(row + v * W, (Floats)(((Words)here >> 16) | ((Words)below & 0xffff0000u)));
+        const Floats lower = j + 1 < m && left > 0 ? read(here + stride + v, left) : all(0.0f);
+        met |= not_finite(lower);
+        store(row + v, (Floats)(((Words)upper >> 16) | ((Words)lower & 0xffff0000u)));
       }
     }
   }
+  check = met;
 }

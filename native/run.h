@@ -6,6 +6,7 @@
 
 constexpr int64_t LOCAL_BYTES = 512 << 10;
 constexpr int64_t WAVE_BYTES = 64 << 20;
+constexpr int64_t A_THREADS_WORK = 1 << 18;  // multiply-adds: fewer take less time than a thread does to start
 
 template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   typedef Forward<DOT, T, SPREAD, REACH> Blocks;
@@ -104,7 +105,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     head_bytes = s.key_bytes + s.value_bytes;
     Scratch* unused;
     scratch_bytes = padded(lay_out<DOT>(call, s, nullptr, &unused), 4096);
-    const int threads = (int)least(call.threads, most(1, groups * heads_a_group * s.query_blocks));
+    const int64_t work = call.b * call.h * call.n * call.m * (call.d + call.d_v) / A_THREADS_WORK;
+    const int threads = (int)least(call.threads, least(1 + work, most(1, groups * heads_a_group * s.query_blocks)));
     local = threads == 1 || (groups >= 4 * threads && head_bytes <= LOCAL_BYTES);
     const int64_t a_wave = local ? threads : most(1, least(groups, WAVE_BYTES / most(1, head_bytes)));
     const int64_t partial_bytes = s.strip ? padded(call.b * call.h * s.chunks * call.m * 4, 64) : 0;

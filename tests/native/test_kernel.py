@@ -232,3 +232,10 @@ def test_what_is_refused_and_sizes_of_nothing() -> None:
         even = run(q[:, :, :n, :0], k[..., :0], v, Lengths([53, 20]), scale=1.0)
         check(even, truth(q[:, :, :n, :0], k[..., :0], Lengths([53, 20]), scale=1.0), v)
         assert run(q[:, :0, :n], k, v).out.shape == (2, 0, n, 5)
+
+
+def test_more_keys_than_it_can_count_are_refused() -> None:
+    q, one = torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1)
+    many = one.expand(1, 1, 2**31, 1)
+    with pytest.raises(KernelError, match="32 bits, and these are 2147483648"):
+        attend(q, many, many, kernel="cpu")

@@ -64,9 +64,14 @@ def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]
     raise AssertionError("the last kernel declines nothing")
 
 
+def named(name: str) -> str:
+    """The kernel that a call with kernel=`name` is to have, or "auto"."""
+    return (_forced.get() or os.environ.get(FORCED) or name) if name == "auto" else name
+
+
 def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
     """The kernels that do not refuse, best first, and the refusals so far; raises where there are none left."""
-    name = (_forced.get() or os.environ.get(FORCED) or name) if name == "auto" else name
+    name = named(name)
     refusals: dict[str, str] = {}
     if name != "auto":
         _known(name, "kernel")

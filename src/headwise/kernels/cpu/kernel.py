@@ -41,6 +41,8 @@ FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", DISTANCE: 
 
 LARGEST_TOP = 512  # weights that are kept of a row
 
+MOST_KEYS = 2**31 - 1
+
 ALMOST_ALL = 1.0 - 2.0**-24  # the largest share of dropped weights that is not 1 in the kernel's float32
 
 
@@ -63,6 +65,8 @@ class CPU:
             return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
         if 0 in (grid.b, grid.n, grid.m):
             return "there are no queries or no keys"
+        if grid.m > MOST_KEYS:
+            return f"it counts keys in 32 bits, and these are {grid.m}"
         found = library()
         if found.reason:
             return found.reason
@@ -162,6 +166,21 @@ def _forward(
             if isinstance(statistic, TopWeights | TopKeys):
                 x.masked_fill_(bad, torch.nan if isinstance(statistic, TopWeights) else -1)
     return None if status == binding.TOO_MANY_QUERIES else (out, lse, statistics)
+
+
+def like(
+    q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call
+) -> tuple[binding.ForwardCall, list[Any]]:  # fmt: skip
+    """What headwise_again is given for calls with q, k and v as these and an output [b, h, n, d_v] in one piece; and
+    what has to outlive it."""
+    assert isinstance(call.lowered, Lowered)  # refuse() has asked
+    b, h, n, d_v = shape
+    nowhere = (binding.TensorView(None, *x.stride()[:3]) for x in (q, k, v))
+    request = binding.ForwardCall(
+        binding.CODES[q.dtype], 0, b, h, k.shape[1], n, k.shape[2], q.shape[3], d_v,
+        *nowhere, binding.TensorView(None, h * n * d_v, n * d_v, d_v),
+    )  # fmt: skip
+    return request, binding.write_rule(request.rule, call.lowered, call.rule)
 
 
 def _has_one_scale(x: Vectors) -> TypeGuard[EightBits]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headwise.errors import KernelError
 
-ABI = 5  # HEADWISE_ABI in native/headwise.h
+ABI = 6  # HEADWISE_ABI in native/headwise.h
 NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
 OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
 
@@ -66,6 +66,7 @@ def load(path: Path) -> Library:
         return Library(path, None, f"it has interface {version}, and this headwise needs {ABI}: build it again")
     handle.headwise_target_name.restype = ctypes.c_char_p
     handle.headwise_targets.restype = ctypes.c_char_p
+    handle.headwise_again.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4]
     handle.headwise_peak.restype = handle.headwise_bandwidth.restype = ctypes.c_double
     _share_threads(handle)
     return Library(path, handle, None)

@@ -1,0 +1,97 @@
+"""Small calls that come again, as from every layer of a model: from their arguments straight to compiled code.
+
+Whether a plain call (no scores, dropout, statistics or gradients) is good, which kernel gets it and what that kernel
+is told follow from shapes, strides, dtypes, mask, scale and the kernel that was asked for: all but the addresses. So
+once a call has gone the whole way, `keep` keeps what was decided, and `again` does the next one like it, in a tenth of
+the time that deciding takes. A call that is new, or in any way out of the ordinary, finds nothing here and goes the
+whole way.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.kernels import named
+from headwise.kernels.call import Call, Kernel
+from headwise.kernels.cpu import binding
+from headwise.kernels.cpu.kernel import like
+from headwise.kernels.cpu.library import library
+from headwise.lowering import is_value
+from headwise.masks import Mask
+
+PAIRS = 1 << 21  # of query and key, all heads together: in larger calls deciding takes no time beside computing
+KINDS = 512  # of calls that are kept
+
+
+class _Decided(NamedTuple):
+    """shape: of the output; None: it is made like q. again: headwise_again. request: what it is given, never changed.
+    held: what that points to."""
+
+    shape: tuple[int, ...] | None
+    again: Callable[..., int]
+    request: Any
+    held: list[Any]
+
+
+_decided: dict[Any, _Decided] = {}
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+
+
+def again(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, kernel: str) -> Tensor | None:
+    """The output [b, h, n, d_v] of a plain call like one before; None for any other. Not to be asked in a graph.
+
+    Nothing is known of the arguments yet.
+    """
+    if not (type(q) is type(k) is type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
+        return None
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return None
+    if torch._C._len_torch_dispatch_stack() or _wrapped(q) or _wrapped(k) or _wrapped(v):
+        return None
+    try:
+        found = _decided.get(_kind(q, k, v, mask, scale, kernel))
+    except TypeError:  # an argument that is none, and has no hash
+        return None
+    if found is None:
+        return None
+    shape, compiled, request, _ = found
+    out = torch.empty_like(q) if shape is None else q.new_empty(shape)  # the first takes half the time
+    threads = torch.get_num_threads()
+    if compiled(request, threads, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()) == binding.DONE:
+        return out
+    return None  # whoever goes the whole way learns why, and finds another kernel
+
+
+def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, kernel: str) -> None:
+    """Keep what was decided of a call that `chosen` has done, if it is one that `again` can do."""
+    q, k, v, rule = call.q, call.keys, call.values, call.rule
+    b, h, n, m = rule.grid
+    if chosen.name != "cpu" or b * h * n * m > PAIRS or call.dropout_p > 0 or call.statistics or rule.scores:
+        return
+    if not (type(q) is type(k) is type(v) is Tensor and is_value(rule.mask) and type(scale) in (float, type(None))):
+        return
+    if not q.stride(3) == k.stride(3) == v.stride(3) == 1:  # the kernel was given copies
+        return
+    handle = library().handle
+    assert handle is not None  # the kernel has run
+    shape = (b, h, n, v.shape[3])
+    request, held = like(q, k, v, shape, call)
+    if len(_decided) >= KINDS:
+        _decided.clear()
+    _decided[_kind(q, k, v, mask, scale, kernel)] = _Decided(
+        None if q.shape == shape and q.is_contiguous() else shape,
+        handle.headwise_again,
+        ctypes.byref(request),
+        [request, *held],
+    )
+
+
+def _kind(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, kernel: str) -> tuple[Any, ...]:
+    """All that decides of a plain call."""
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, mask, scale,
+        named(kernel),
+    )  # fmt: skip

@@ -1,0 +1,199 @@
+"""Small plain calls that come again: from their arguments straight to compiled code, and nothing else is different."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from samples import MASKS, kernels_here, qkv
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from headwise.attention import attend
+from headwise.errors import ConfigError, KernelError, ShapeError
+from headwise.kernels import quick, use_kernel
+from headwise.masks import Causal, Dense, Mask, Window
+from headwise.scores import SoftCap
+
+pytestmark = pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
+
+SIZES = ((2, 6, 3, 17, 23, 20, 12), (1, 2, 2, 1, 41, 8, 8), (3, 4, 1, 5, 5, 7, 3))
+WAYS = {"None": None, "causal": Causal(), "window": Causal() & Window(3)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> None:
+    quick._decided.clear()
+
+
+def came_again(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, scale: float | None = None) -> Tensor | None:
+    return quick.again(q, k, v, mask, scale, "auto")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("scale", [None, -0.3])
+def test_the_same_bits_as_the_first_time(
+    dtype: torch.dtype, mask: Mask | None, size: tuple[int, ...], scale: float | None
+) -> None:
+    first, second = (qkv(*size, dtype=dtype, seed=seed) for seed in (1, 2))
+    whole_way, _ = attend(*second, mask=mask, scale=scale, return_map=True)
+    assert came_again(*second, mask, scale) is None
+    attend(*first, mask=mask, scale=scale)
+    found = came_again(*second, mask, scale)
+    assert found is not None
+    assert found.dtype == dtype
+    assert found.is_contiguous()
+    assert torch.equal(found, whole_way)
+    assert torch.equal(attend(*second, mask=mask, scale=scale), whole_way)
+
+
+def test_strides_are_part_of_what_a_call_is() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    plain = attend(q, k, v)
+    turned = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    every_other = [torch.stack([x, x + 9], -1).flatten(-2)[..., ::2] for x in (q, k, v)]
+    for strange in (turned, every_other):
+        assert came_again(*strange) is None
+        assert all(torch.equal(attend(*strange), plain) for _ in range(2))
+    assert came_again(*turned) is not None
+    assert came_again(*every_other) is None  # the kernel reads copies of these
+
+
+def test_bad_input_is_named_as_ever() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    attend(q, k, v)
+    for bad in ((q, k[:, :, :9], v), (q, k, v[:1]), (q[:, :5], k, v)):
+        with pytest.raises(ShapeError):
+            attend(*bad)
+    with pytest.raises(ConfigError, match="scale=nan"):
+        attend(q, k, v, scale=torch.nan)
+    with pytest.raises(ConfigError, match="dropout_p=1"):
+        attend(q, k, v, dropout_p=1.0)
+    with pytest.raises(ConfigError, match="return_map=True"):
+        attend(q, k, v, measures=("entropy",))
+    with pytest.raises(ConfigError, match="expected 'auto'"):
+        attend(q, k, v, kernel=["auto"])  # type: ignore[arg-type]
+
+
+def test_what_is_asked_besides_is_not_forgotten() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    plain = attend(q, k, v)
+    assert not torch.allclose(attend(q, k, v, score=SoftCap(0.5)), plain)
+    assert not torch.allclose(attend(q, k, v, dropout_p=0.5), plain)
+    assert not torch.allclose(attend(q, k, v, scale=0.01), plain)
+    assert not torch.allclose(attend(q, k, v, mask=Causal()), plain)
+    assert torch.equal(attend(q, k, v, return_map=True)[0], plain)
+    tensor = torch.tensor(0.5)
+    before = attend(q, k, v, scale=tensor)  # type: ignore[arg-type]
+    assert not torch.allclose(attend(q, k, v, scale=tensor.mul_(9)), before)
+
+
+def test_masks_that_hold_tensors_go_the_whole_way() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    seen = torch.ones(17, 23, dtype=torch.bool)
+    mask = Dense(seen)
+    attend(q, k, v, mask=mask)
+    assert came_again(q, k, v, mask) is None
+    for name in ("documents", "lengths"):
+        given = MASKS[name](2, 17, 23)
+        attend(q, k, v, mask=given)
+        assert came_again(q, k, v, given) is None
+
+
+def test_gradients_go_the_whole_way() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    attend(q, k, v)
+    for at in range(3):
+        given = [x.clone().requires_grad_(i == at) for i, x in enumerate((q, k, v))]
+        out = attend(*given)
+        out.sum().backward()
+        assert given[at].grad is not None
+        with torch.no_grad():
+            assert torch.equal(attend(*given), out)
+
+
+def test_a_kernel_that_is_named_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    attend(q, k, v, mask=Window(3))
+    with use_kernel("torch_fused"), pytest.raises(KernelError, match="knows no mask"):
+        attend(q, k, v, mask=Window(3))
+    with pytest.raises(KernelError, match="knows no mask"):
+        attend(q, k, v, mask=Window(3), kernel="torch_fused")
+    monkeypatch.setenv("HEADWISE_KERNEL", "torch_fused")
+    with pytest.raises(KernelError, match="knows no mask"):
+        attend(q, k, v, mask=Window(3))
+
+
+def test_what_the_data_show_goes_to_the_next_kernel() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 17, 8, 8)
+    wanted = attend(q, k, v, mask=Causal())
+    v[0, 0, 12] = torch.nan  # which the first queries may not see
+    assert came_again(q, k, v, Causal()) is None
+    out = attend(q, k, v, mask=Causal())
+    assert torch.allclose(out[0, :2, :12], wanted[0, :2, :12], atol=1e-6)
+    assert out[0, :2, 12:].isnan().all()
+    with pytest.raises(KernelError, match="not finite"):
+        attend(q, k, v, mask=Causal(), kernel="cpu")
+
+
+def test_torch_func_and_graphs_go_their_own_way() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    plain = attend(q, k, v)
+    assert torch.allclose(torch.func.vmap(attend)(*(x[:, None] for x in (q, k, v)))[:, 0], plain, atol=1e-6)
+    traced = make_fx(lambda q, k, v: attend(q, k, v))(q, k, v)
+    assert "headwise.attend" in traced.code
+    assert torch.equal(traced(q, k, v), plain)
+
+
+def test_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "KINDS", 5)
+    for m in range(1, 20):
+        q, k, v = qkv(1, 1, 1, 1, m, 4, 4)
+        attend(q, k, v)
+        assert came_again(q, k, v) is not None
+        assert len(quick._decided) <= 5
+
+
+def test_large_calls_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quick, "PAIRS", 2 * 17 * 23)
+    for heads, kept in ((2, True), (3, False)):
+        q, k, v = qkv(1, heads, 1, 17, 23, 4, 4)
+        attend(q, k, v)
+        assert (came_again(q, k, v) is not None) is kept
+
+
+def test_callers_at_once_do_not_meet() -> None:
+    calls = [qkv(2, 6, 3, 17, 23, 8, 8, seed=seed) for seed in range(6)]
+    wanted = [attend(*call) for call in calls]
+
+    def work(at: int) -> bool:
+        return all(torch.equal(attend(*calls[at]), wanted[at]) for _ in range(200))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(pool.map(work, range(6)))
+
+
+def test_the_same_bits_for_any_number_of_threads() -> None:
+    before = torch.get_num_threads()
+    q, k, v = qkv(4, 4, 4, 16, 16, 128, 128)
+    found = []
+    try:
+        for threads in (1, 1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            found.append(attend(q, k, v))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(out, found[0]) for out in found)
+
+
+def test_defaults_for_new_tensors_do_not_matter() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    wanted = attend(q, k, v)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("meta"):
+            assert torch.equal(attend(q, k, v), wanted)
+    finally:
+        torch.set_default_dtype(before)
