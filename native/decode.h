@@ -240,8 +240,8 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     if (scaling.adjusted) adjust(call, batch, head, query, s, 1.0f);
     if (!sees_all(call, batch, query, from, from + filled)) hide(call, batch, head, query, s);
     float top = largest(s.logits, 0, filled);
-    if (top > m.rows.top[r])
-      raise<SPREAD, REACH>(m.rows, r, top, REACH ? distance_of(s, 1.0f, top) : 0.0f, call.range_count, call.class_count,
+    if (rises(m.rows, r, top))
+      raise<SPREAD, REACH>(m.rows, r, top, REACH ? distance_of(s, top) : 0.0f, call.range_count, call.class_count,
                            m.out + r * width, width);
     top = m.rows.top[r] == NOTHING ? 0.0f : m.rows.top[r];
     add_classes(call, batch, s, 1.0f, top, m.rows, r);
@@ -273,6 +273,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
       const float top = sums.top > more.top ? sums.top : more.top;
       const float centre = sums.top > more.top ? sums.centre : more.centre;
       const float a = move(sums, top, centre), b = move(more, top, centre);
+      sums.largest = sums.largest > more.largest ? sums.largest : more.largest;
       sums.total += more.total;
       sums.entropy += more.entropy;
       sums.squares += more.squares;

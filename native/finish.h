@@ -1,14 +1,14 @@
 // A row's sums made into its results.
 
 struct Sums {
-  float top, centre, total, entropy, squares, first, second;
+  float top, largest, centre, total, entropy, squares, first, second;
 };
 
-template <bool SPREAD, bool REACH> static Sums sums_of(const Rows& rows, int r) {
-  Sums s = {rows.top[r], rows.centre[r], sum(rows.total[r]), 0.0f, 0.0f, 0.0f, 0.0f};
-  if (SPREAD) s.entropy = sum(rows.entropy[r]), s.squares = sum(rows.squares[r]);
-  if (REACH) s.first = sum(rows.first[r]), s.second = sum(rows.second[r]);
-  return s;
+template <bool SPREAD, bool REACH> INLINE Sums sums_of(const Rows& rows, int r) {
+  Sums sums = {rows.top[r], rows.largest[r], rows.centre[r], sum(rows.total[r]), 0.0f, 0.0f, 0.0f, 0.0f};
+  if (SPREAD) sums.entropy = sum(rows.entropy[r]), sums.squares = sum(rows.squares[r]);
+  if (REACH) sums.first = sum(rows.first[r]), sums.second = sum(rows.second[r]);
+  return sums;
 }
 
 // Writes log-sum-exp and statistics of the row `at` ([b, h, n] counted through), and returns what turns an unnormalised p into
@@ -18,7 +18,7 @@ static float finish_row(const headwise_forward_call& call, int64_t head, int64_t
                         const float* ranges, const float* classes, int64_t stride, bool broken) {
   const int64_t all_rows = call.b * call.h * call.n;
   const float top = sums.top, keys = sums.total;
-  float whole = keys, inverse = 0.0f, log_sum = NOTHING;
+  float whole = keys, inverse = 0.0f, log_sum = NOTHING, log_inverse = 0.0f;
   if (top != NOTHING || keys != 0.0f) {
     float shrink = 1.0f, highest = top;
     if (call.rule.sinks) {
@@ -28,21 +28,22 @@ static float finish_row(const headwise_forward_call& call, int64_t head, int64_t
       whole = keys * shrink + exp2(all(sink - highest))[0];
     }
     inverse = shrink / whole;
-    if (call.lse) log_sum = (float)(highest * LN2 + __builtin_logf(whole));
+    const float log_whole = SPREAD || call.lse ? __builtin_logf(whole) : 0.0f;
+    log_sum = (float)(highest * LN2 + log_whole);
+    log_inverse = (float)((top - highest) * LN2) - log_whole;
     if (broken) inverse = log_sum = __builtin_nanf("");
   }
   if (call.lse) call.lse[at] = log_sum;
-  if (call.largest) call.largest[at] = (float)(top * LN2);
+  if (call.largest) call.largest[at] = (float)(sums.largest * LN2);
   if (SPREAD) {
     // -ln p = -ln 2 · (z - top) - ln(inverse)
-    const float entropy = inverse * (float)(-LN2 * sums.entropy) -
-                          (inverse == 0.0f ? 0.0f : keys * inverse * __builtin_logf(inverse));
+    const float entropy = inverse * (float)(-LN2 * sums.entropy) - (inverse == 0.0f ? 0.0f : keys * inverse * log_inverse);
     if (call.entropy) call.entropy[at] = entropy < 0.0f ? 0.0f : entropy;
     if (call.squares) call.squares[at] = sums.squares * inverse * inverse;
   }
   if (REACH) {
-    const float safe = keys == 0.0f ? 1.0f : keys;
-    const float first = sums.first / safe, variance = sums.second / safe - first * first;
+    const float even = keys == 0.0f ? 1.0f : 1.0f / keys;
+    const float first = sums.first * even, variance = sums.second * even - first * first;
     if (call.distance) call.distance[at] = (sums.centre + first) * keys * inverse;
     if (call.variance) call.variance[at] = variance < 0.0f ? 0.0f : variance;
   }

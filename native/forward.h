@@ -212,9 +212,10 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       top = maximum(t.fold[r]);
     }
     if (call.top_count) t.best.take(r, s, top);
+    const float highest = top;
     top *= factor;
-    if (top > t.rows.top[r]) {
-      const float centre = REACH ? distance_of(s, factor, top) : 0.0f;
+    if (rises(t.rows, r, top)) {
+      const float centre = REACH ? distance_of(s, highest) : 0.0f;
       raise<SPREAD, REACH>(t.rows, r, top, centre, call.range_count, call.class_count + call.match_count,
                            t.out + r * shape.width, shape.width);
     }

@@ -27,6 +27,7 @@ enum {
   HEADWISE_NO_MEMORY = 1,
   HEADWISE_NOT_FINITE = 2,  // a key or value is NaN or infinite, and some query may not see it: nothing was computed
   HEADWISE_TOO_MANY_QUERIES = 3,  // for keys of eight bits: more than 48 of one key head, or what decoding does not tell of them
+  HEADWISE_FINITE = 4,  // done, and every key and value is finite; HEADWISE_DONE says nothing of that
 };
 
 typedef struct {

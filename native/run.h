@@ -17,7 +17,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   int64_t wave, wave_end;
   bool local, all_finite_needed;
   Queue queue;
-  Flag broken;
+  Flag broken;         // a key or value is not finite
 
   explicit Run(const headwise_forward_call& call)
       : forward{call, shape_of<DOT>(call), scaling_of<DOT>(call.rule)}, queue{0}, broken{0} {}
@@ -28,11 +28,12 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     return *t;
   }
 
+  // Whether to go on after packing.
   bool finite(Ints check) {
-    if (!all_finite_needed || !any(check)) return true;
-    broken.raise();
-    return false;
+    if (any(check)) broken.raise();
+    return !(all_finite_needed && any(check));
   }
+  bool stopped() const { return all_finite_needed && broken.value; }
 
   // One chunk of one head's query blocks: chunk, chunk + chunks, … last first, since those see most keys.
   void chunk(int64_t batch, int64_t head, int64_t index, const char* packed_head, Scratch& t) {
@@ -119,15 +120,15 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     if (local) {
       on_all<&Run::attend_local>(this, threads);
     } else {
-      for (wave = 0; wave < groups && !broken.value; wave = wave_end) {
+      for (wave = 0; wave < groups && !stopped(); wave = wave_end) {
         wave_end = least(groups, wave + a_wave);
         on_all<&Run::pack_wave>(this, threads);
-        if (!broken.value) on_all<&Run::attend_wave>(this, threads);
+        if (!stopped()) on_all<&Run::attend_wave>(this, threads);
       }
     }
-    if (s.strip && !broken.value) on_all<&Run::add_columns>(this, threads);
+    if (s.strip && !stopped()) on_all<&Run::add_columns>(this, threads);
     give_back(all_memory);
-    return broken.value ? HEADWISE_NOT_FINITE : HEADWISE_DONE;
+    return stopped() ? HEADWISE_NOT_FINITE : broken.value ? HEADWISE_DONE : HEADWISE_FINITE;
   }
 };
 

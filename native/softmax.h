@@ -1,13 +1,14 @@
 // The online softmax of a few rows over one block of keys after another (Milakov & Gimelshein 2018), and what it tells
 // about the rows on the way.
 //
-// For each row: `top` is the largest logit so far, `total` the sum of p = 2^(z - top), z being logits in units of ln 2.
+// For each row: `top` is the largest logit so far, or little below, `total` the sum of p = 2^(z - top), z being logits in
+// units of ln 2.
 // Sums are kept per lane and added up at the end; when the top rises, what was summed is scaled down. With them:
 //
 //   entropy              Σ p·(z - top)
 //   effective keys       Σ p²
 //   distance, variance   Σ p·w and Σ p·w², w = |position - key| - centre, where the centre is the distance of the key
-//                        with the largest logit: so that a head that looks 50,000 keys back with a spread of two still
+//                        whose logit became the top: so that a head that looks 50,000 keys back with a spread of two still
 //                        has a variance
 //   mass on ranges       Σ p over a few keys, read where a block holds some of them
 
@@ -20,7 +21,7 @@ constexpr double LN2 = 0.69314718055994530942;
 #define NOTHING (-__builtin_inff())
 
 struct Rows {
-  float top[BLOCK_ROWS], centre[BLOCK_ROWS];
+  float top[BLOCK_ROWS], largest[BLOCK_ROWS], centre[BLOCK_ROWS];
   Floats total[BLOCK_ROWS], entropy[BLOCK_ROWS], squares[BLOCK_ROWS], first[BLOCK_ROWS], second[BLOCK_ROWS];
   float *ranges, *classes;  // [count][BLOCK_ROWS]; matches follow the classes
   bool broken[BLOCK_ROWS];  // the query holds a NaN or an infinity
@@ -28,7 +29,7 @@ struct Rows {
 
 static void clear_rows(Rows& rows, int count, int range_count, int class_count) {
   for (int r = 0; r < count; r++) {
-    rows.top[r] = NOTHING;
+    rows.top[r] = rows.largest[r] = NOTHING;
     rows.centre[r] = 0.0f;
     rows.total[r] = rows.entropy[r] = rows.squares[r] = rows.first[r] = rows.second[r] = all(0.0f);
   }
@@ -94,24 +95,33 @@ INLINE float largest(const float* s, int64_t from, int64_t to) {
   return maximum(larger(a, b));
 }
 
-// The distance |position - key| of the first key whose logit is `value`.
-INLINE float distance_of(const Stretch& row, float factor, float value) {
-  constexpr int AT_ONCE = 4 * W;
+// The distance |position - key| of the first key whose logit is `value`. All are looked at, 32 keys at a time: leaving at the
+// first one would be a branch that nothing foretells.
+INLINE float distance_of(const Stretch& row, float value) {
+  constexpr int AT_ONCE = 32;
   const Floats wanted = all(value);
-  int64_t i = row.from;
-  for (; i + AT_ONCE < row.to; i += AT_ONCE) {
-    const float* x = row.logits + i;
-    const Ints low = (load(x) * factor >= wanted) | (load(x + W) * factor >= wanted);
-    const Ints high = (load(x + 2 * W) * factor >= wanted) | (load(x + 3 * W) * factor >= wanted);
-    if (any(low | high)) break;
+  int64_t place = -1, i = row.to - W;
+  for (; (i + W - row.from) % AT_ONCE; i -= W) place = any(load(row.logits + i) >= wanted) ? i : place;
+  for (i -= AT_ONCE - W; i >= row.from; i -= AT_ONCE) {
+    Floats best = load(row.logits + i);
+    for (int part = W; part < AT_ONCE; part += W) best = larger(best, load(row.logits + i + part));
+    place = any(best >= wanted) ? i : place;
   }
-  for (; i < row.to; i += W) {
-    const unsigned found = bits(load(row.logits + i) * factor >= wanted);
-    if (!found) continue;
-    const int64_t far = row.position - (row.key + i + __builtin_ctz(found));
-    return (float)(far < 0 ? -far : far);
-  }
-  return 0.0f;
+  if (place < 0) return 0.0f;
+  uint32_t found = 0;
+  for (int part = AT_ONCE - W; part >= 0; part -= W)
+    found = found << W | bits(load(row.logits + least(place + part, row.to - W)) >= wanted);
+  const int64_t far = row.position - (row.key + place + __builtin_ctz(found));
+  return (float)(far < 0 ? -far : far);
+}
+
+// Whether the top of row r has to be raised for a stretch whose largest logit is `value`. A little above it is no matter: then
+// some p are above 1, and no sum has to be scaled. More would leave the centre behind.
+INLINE bool rises(Rows& rows, int r, float value) {
+  constexpr float ABOVE = 4.0f;
+  if (!(value > rows.largest[r])) return false;
+  rows.largest[r] = value;
+  return value > rows.top[r] + ABOVE;
 }
 
 // Raises the top of row r to `value`, scaling what was summed so far, and the row of `out` (width floats).
@@ -152,15 +162,15 @@ static float mass(const Stretch& row, float factor, float top, int64_t start, in
   }
   return sum(found);
 }
-static float mass(const float* weights, int64_t start, int64_t stop) {
-  float found = 0.0f;
-  if (stop - start >= 2 * W) {
-    Floats many = all(0.0f);
-    for (; start + W <= stop; start += W) many += load(weights + start);
-    found = sum(many);
+INLINE float mass(const float* weights, int64_t start, int64_t stop) {
+  if (stop - start == 1) return weights[start];
+  Floats found = all(0.0f);
+  const Floats lane = ramp();
+  for (int64_t i = start / W * W; i < stop; i += W) {
+    const Ints inside = (lane >= (float)(start - i)) & (lane < (float)(stop - i));
+    found += (Floats)((Ints)load(weights + i) & inside);
   }
-  for (; start < stop; start++) found += weights[start];
-  return found;
+  return sum(found);
 }
 
 static float class_mass(const Stretch& row, float factor, float top, const float* weights, int64_t m) {
@@ -172,37 +182,62 @@ static float class_mass(const Stretch& row, float factor, float top, const float
 
 enum Side { BEFORE, AFTER, AROUND };  // where the keys of a stretch lie, seen from the query
 
-// Weights of one stretch: the sums of row r, and p (0 where dropped) to `weights`: float32, or bfloat16 for DOT.
-template <bool DOT, bool SPREAD, bool REACH, bool DROP, int SIDE>
-static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
-  const Floats top = all(rows.top[r] == NOTHING ? 0.0f : rows.top[r]);
-  // The stretch is summed apart: adding one number to a long sum thousands of times rounds the same way each time.
-  Floats total = all(0.0f), entropy = total, squares = total, first = total, second = total;
-  const float centre = rows.centre[r];
-  // Copies, since the stores below could be to anything.
-  const float* logits = row.logits;
-  const int64_t key = row.key, to = row.to;
-  Floats ahead = (float)(row.position - row.key - row.from) - ramp();  // position - key
-  Floats away = (SIDE == AFTER ? -ahead : ahead) - centre;
-#pragma GCC unroll 2
-  for (int64_t i = row.from; i < to; i += W) {
-    const Floats z = not_below(load(logits + i) * factor - top);
-    Floats p = exp2<DOT>(z, true);
-    total += p;
+// What a stretch adds to the sums of row r beside the total: of its p, and z where SPREAD. Two vectors at a time, each with sums
+// of its own, since one sum could take a vector no sooner than every fourth cycle.
+template <bool SPREAD, bool REACH, int SIDE>
+static void add_up(Rows& rows, int r, const Stretch& row, const float* p, const Floats* z) {
+  Floats entropy[2], squares[2], first[2], second[2];
+  for (int v = 0; v < 2; v++) entropy[v] = squares[v] = first[v] = second[v] = all(0.0f);
+  const Floats centre = all(rows.centre[r]);
+  const float step = SIDE == AFTER ? (float)W : -(float)W;
+  const Floats ahead = (float)(row.position - row.key - row.from) - ramp();  // position - key
+  Floats away = SIDE == AROUND ? ahead : (SIDE == AFTER ? -ahead : ahead) - centre;
+  const auto add = [&](int v, Floats weight, Floats depth, Floats far) __attribute__((always_inline)) {
     if (SPREAD) {
-      entropy += p * z;
-      squares += p * p;
+      entropy[v] += weight * depth;
+      squares[v] += weight * weight;
     }
     if (REACH) {
-      if (SIDE == AROUND) {
-        away = magnitude(ahead) - centre;
-        ahead -= (float)W;
-      }
-      const Floats moment = p * away;
-      first += moment;
-      second += moment * away;
-      if (SIDE != AROUND) away += SIDE == AFTER ? (float)W : -(float)W;
+      if (SIDE == AROUND) far = magnitude(far) - centre;
+      const Floats moment = weight * far;
+      first[v] += moment;
+      second[v] += moment * far;
     }
+  };
+  const Floats none = all(0.0f);
+  const int64_t vectors = (row.to - row.from) / W;
+  int64_t i = 0;
+  for (; i + 2 <= vectors; i += 2) {
+    add(0, load(p + i * W), SPREAD ? z[i] : none, away);
+    add(1, load(p + i * W + W), SPREAD ? z[i + 1] : none, away + step);
+    away += 2 * step;
+  }
+  if (i < vectors) add(0, load(p + i * W), SPREAD ? z[i] : none, away);
+  if (SPREAD) rows.entropy[r] += entropy[0] + entropy[1], rows.squares[r] += squares[0] + squares[1];
+  if (REACH) rows.first[r] += first[0] + first[1], rows.second[r] += second[0] + second[1];
+}
+
+// Weights of one stretch: p (0 where dropped) to `weights`: float32, or bfloat16 for DOT; and the sums of row r. The other sums
+// follow in a loop of their own: beside the exponentials they would wait for them in the scheduler, and fill it.
+template <bool DOT, bool SPREAD, bool REACH, bool DROP>
+static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
+  constexpr bool EXACT = !DOT && !DROP;
+  constexpr int VECTORS_OF_ALL = BLOCK_KEYS / W;
+  Floats depths[SPREAD ? VECTORS_OF_ALL : 1], exact[EXACT || !(SPREAD || REACH) ? 1 : VECTORS_OF_ALL];
+  const Floats top = all(rows.top[r] == NOTHING ? 0.0f : rows.top[r]);
+  // The stretch is summed apart: adding one number to a long sum thousands of times rounds the same way each time.
+  Floats total = all(0.0f);
+  // Copies, since the stores below could be to anything.
+  const float* logits = row.logits;
+  const int64_t key = row.key, from = row.from, to = row.to;
+#pragma GCC unroll 2
+  for (int64_t i = from; i < to; i += W) {
+    const Floats s = load(logits + i);
+    const Floats z = not_below((DOT ? s * factor : s) - top);  // others have a factor of 1
+    Floats p = exp2<DOT>(z, true);
+    total += p;
+    if (SPREAD) depths[(i - from) / W] = z;
+    if (!EXACT && (SPREAD || REACH)) exact[(i - from) / W] = p;
     if (DROP) p = choose(noise(dropout.seed, key + i) >= dropout.threshold, p, all(0.0f));
     if (DOT) {
       write((Brain*)weights + i, p, W);
@@ -211,15 +246,15 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
     }
   }
   rows.total[r] += total;
-  if (SPREAD) rows.entropy[r] += entropy, rows.squares[r] += squares;
-  if (REACH) rows.first[r] += first, rows.second[r] += second;
+  if (!SPREAD && !REACH) return;
+  const float* p = EXACT ? (const float*)weights + from : (const float*)exact;
+  if (!REACH || key + from > row.position) return add_up<SPREAD, REACH, AFTER>(rows, r, row, p, depths);
+  if (key + to <= row.position + 1) return add_up<SPREAD, REACH, BEFORE>(rows, r, row, p, depths);
+  add_up<SPREAD, REACH, AROUND>(rows, r, row, p, depths);
 }
 
 template <bool DOT, bool SPREAD, bool REACH>
 INLINE void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
-  const int64_t begin = row.key + row.from, end = row.key + row.to;
-  if (dropout.threshold) return weigh<DOT, SPREAD, REACH, true, AROUND>(rows, r, row, factor, weights, dropout);
-  if (!REACH || begin > row.position) return weigh<DOT, SPREAD, REACH, false, AFTER>(rows, r, row, factor, weights, dropout);
-  if (end <= row.position + 1) return weigh<DOT, SPREAD, REACH, false, BEFORE>(rows, r, row, factor, weights, dropout);
-  weigh<DOT, SPREAD, REACH, false, AROUND>(rows, r, row, factor, weights, dropout);
+  if (dropout.threshold) return weigh<DOT, SPREAD, REACH, true>(rows, r, row, factor, weights, dropout);
+  weigh<DOT, SPREAD, REACH, false>(rows, r, row, factor, weights, dropout);
 }

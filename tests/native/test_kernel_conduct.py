@@ -170,7 +170,7 @@ def test_only_its_own_results_are_written(dtype: torch.dtype, gaps: bool, n: int
         request.column_mass = memory_m.data_ptr()
     handle = library().handle
     assert handle is not None
-    assert handle.headwise_forward(ctypes.byref(request)) == binding.DONE
+    assert handle.headwise_forward(ctypes.byref(request)) in (binding.DONE, binding.FINITE)
     assert all(check() for check in (*checks, check_r, check_c, *((check_m,) if columns else ())))
 
 

@@ -155,7 +155,7 @@ def test_only_its_own_results_are_written(dtype: torch.dtype, n: int, m: int, d:
     call.top_count, call.top_weights, call.top_keys = 5, weights.data_ptr(), keys.data_ptr()
     call.match_count, call.matches, call.match_mass = 2, (binding.Match * 2)(match, match), matched.data_ptr()
     held = binding.write_rule(call.rule, lowered, rule)
-    assert handle.headwise_forward(ctypes.byref(call)) == binding.DONE
+    assert handle.headwise_forward(ctypes.byref(call)) in (binding.DONE, binding.FINITE)
     assert all(check() for check in (one, two, three))
 
 

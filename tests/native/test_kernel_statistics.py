@@ -8,7 +8,10 @@ from kernel_formula import run, truth
 from samples import MASKS, SCORES, qkv
 from torch import Tensor
 
-from headwise.masks import Causal, Everything, Mask, Window
+from headwise.kernels import KERNELS
+from headwise.kernels.call import Call
+from headwise.masks import Causal, Everything, Grid, Mask, Window
+from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits
 from headwise.statistics import (
     COLUMN_MASS,
@@ -154,6 +157,58 @@ def test_variance_of_a_head_that_looks_at_one_distance(n: int, far: int) -> None
     found, expected = run(q, k, v, score=score, statistics=ROWS), truth(q, k, score=score)
     for statistic in ROWS:
         close(found.statistics[statistic], expected.of(statistic), near=1e-5 if statistic == LARGEST else 0.0)
+
+
+@pytest.mark.parametrize("n", [2, 7])
+@pytest.mark.parametrize("step", [0.3, 1.9, 2.7, 3.5])
+def test_logits_that_rise_from_block_to_block(n: int, step: float) -> None:
+    """By less, about and more than what a row's top may lie below its largest logit; the last keys see the most."""
+    m = 2053
+    q, k = torch.ones(1, 1, n, 1), qkv(1, 1, 1, n, m, 1, 4)[1] * 0.2
+    k += (torch.arange(m) // 64 * step).view(m, 1)
+    v = qkv(1, 1, 1, n, m, 1, 4)[2]
+    wanted = (*ROWS, *RANGES, *key_weights(1, m))
+    for mask in (Everything(), Causal()):
+        found, expected = run(q, k, v, mask, scale=1.0, statistics=wanted), truth(q, k, mask, scale=1.0)
+        close(found.out, expected.out(v), limit=2e-5, near=1e-5)
+        for statistic in wanted:
+            close(found.statistics[statistic], expected.of(statistic), 4e-5, near=4e-6)
+        columns = run(q, k, v, mask, scale=1.0, statistics=[COLUMN_MASS]).statistics[COLUMN_MASS]
+        close(columns, expected.of(COLUMN_MASS), 4e-5)
+
+
+def test_the_largest_is_that_of_all_blocks_to_the_last_bit() -> None:
+    """Though the top that weights are made with stays behind where it rises by little."""
+    for n in (2, 9):
+        k = torch.cat([torch.full((64,), 0.25 * block) for block in range(20)]).view(1, 1, -1, 1)
+        found = run(torch.ones(1, 1, n, 1), k, k, scale=1.0, statistics=[LARGEST])
+        assert (found.statistics[LARGEST] == 4.75).all()
+        for block in range(20):
+            some = k[:, :, : 64 * block + 1]
+            part = run(torch.ones(1, 1, n, 1), some, some, scale=1.0, statistics=[LARGEST]).statistics[LARGEST]
+            torch.testing.assert_close(part, torch.full((1, 1, n), 0.25 * block), rtol=1e-7, atol=0.0)
+
+
+@pytest.mark.parametrize("n", [2, 9])
+def test_ranges_without_end(n: int) -> None:
+    q, k, v = qkv(n=n)
+    far = 2**63 - 1
+    whole = (RangeMass(-far, far, relative=True), RangeMass(0, far, relative=False), RangeMass(-far, 1, relative=True))
+    found, expected = run(q, k, v, Everything(), statistics=whole), truth(q, k, Everything())
+    for statistic in whole:
+        close(found.statistics[statistic], expected.of(statistic))
+
+
+def test_whether_all_is_finite_is_known_of_the_pass() -> None:
+    """`Call.values_finite` looks at every key and value; the kernel has seen them."""
+    for where, known in ((None, True), ("k", None), ("v", None)):
+        q, k, v = qkv(n=37)
+        if where:
+            {"k": k, "v": v}[where][1, 2, 52, 0] = math.nan
+        call = Call(q, k, v, Rule(Everything(), 0.5, Grid(*q.shape[:3], 53)))
+        KERNELS["cpu"].run(call)
+        assert call.__dict__.get("values_finite") is known
+        assert call.values_finite is (where is None)
 
 
 @pytest.mark.parametrize("n", [2, 9])

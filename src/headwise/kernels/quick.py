@@ -60,7 +60,8 @@ def again(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | Non
     shape, compiled, request, _ = found
     out = torch.empty_like(q) if shape is None else q.new_empty(shape)  # the first takes half the time
     threads = torch.get_num_threads()
-    if compiled(request, threads, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()) == binding.DONE:
+    status = compiled(request, threads, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
+    if status in (binding.DONE, binding.FINITE):
         return out
     return None  # whoever goes the whole way learns why, and finds another kernel
 

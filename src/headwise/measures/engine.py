@@ -28,8 +28,9 @@ class Measurements(Mapping[str, Tensor]):
     def __init__(
         self, measures: Sequence[Measure], states: Sequence[Any], nonfinite: Tensor, known: Mapping[str, Tensor] = {}
     ) -> None:
-        """`known`: what measures give of their states, where that is known already."""
-        self._measures, self._states, self.nonfinite = tuple(measures), tuple(states), nonfinite
+        """`known`: values that were found with the states; of those `states` has what makes them."""
+        self._measures, self._given, self.nonfinite = tuple(measures), list(states), nonfinite
+        self._late = set(known)
         self._values = {
             measure.name: known[measure.name] if measure.name in known else measure.finish(state)
             for measure, state in zip(measures, states, strict=True)
@@ -49,6 +50,14 @@ class Measurements(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    @property
+    def _states(self) -> list[Any]:
+        for i, measure in enumerate(self._measures):
+            if measure.name in self._late:
+                self._given[i] = self._given[i]()
+        self._late = set()
+        return self._given
 
     @property
     def states(self) -> dict[str, Any]:
@@ -115,7 +124,8 @@ def measure(
     every, nonfinite = _look_at(lse)
     together = [] if rows else [m for m in measures if m.name in known and goes_together(m)]
     taken = take_together(together, told, lse, rule, every)
-    states, by_tiles = [], []
+    states: list[Any] = []
+    by_tiles = []
     for m in measures:
         if m.name in taken:
             states.append(taken[m.name][0])
@@ -145,5 +155,5 @@ def _look_at(lse: Tensor) -> tuple[bool, Tensor]:
     if lse.device.type == "cpu" and lse.numel():
         least, largest = map(float, torch.aminmax(lse))
         if -torch.inf < least and largest < torch.inf:
-            return True, torch.zeros(lse.shape[:2], dtype=torch.int64)
+            return True, torch.zeros(lse.shape[:2], dtype=torch.int64, device=lse.device)
     return False, (~(lse < torch.inf)).sum(-1)

@@ -11,7 +11,7 @@ from headwise.lowering import Lowered
 from headwise.rule import Rule
 
 CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-DONE, NO_MEMORY, NOT_FINITE, TOO_MANY_QUERIES = 0, 1, 2, 3
+DONE, NO_MEMORY, NOT_FINITE, TOO_MANY_QUERIES, FINITE = range(5)
 
 
 class TensorView(ctypes.Structure):

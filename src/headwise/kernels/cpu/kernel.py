@@ -40,6 +40,7 @@ FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", DISTANCE: 
           DISTANCE_VARIANCE: "variance"}  # fmt: skip
 
 LARGEST_TOP = 512  # weights that are kept of a row
+FARTHEST = 1 << 40  # no key is so far from any query; numbers near 2⁶³ would overflow
 
 MOST_KEYS = 2**31 - 1
 
@@ -160,6 +161,8 @@ def _forward(
     statistics, held = _ask(request, call)
     status = send("headwise_forward", request, call)
     del held
+    if status == binding.FINITE:
+        call.__dict__["values_finite"] = True  # as the property would find by a look at all of them
     if request.top_count:
         bad = lse.isnan()[..., None]
         for statistic, x in statistics.items():
@@ -268,7 +271,7 @@ def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tens
     if ranges:
         masses = floats(len(ranges), b, h, n)
         found.update(zip(ranges, masses, strict=True))
-        request.ranges = (binding.Range * len(ranges))(*(binding.Range(s.start, s.stop, s.relative) for s in ranges))
+        request.ranges = (binding.Range * len(ranges))(*map(_range, ranges))
         request.range_count, request.range_mass = len(ranges), masses.data_ptr()
     if weights:
         masses = floats(len(weights), b, h, n)
@@ -291,6 +294,11 @@ def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tens
             found.update((s, largest[..., : s.count]) for s in here)
             held.append(largest)
     return found, held
+
+
+def _range(statistic: RangeMass) -> binding.Range:
+    start, stop = (max(-FARTHEST, min(end, FARTHEST)) for end in (statistic.start, statistic.stop))
+    return binding.Range(start, stop, statistic.relative)
 
 
 def _match(statistic: SameLabel, held: list[Tensor]) -> binding.Match:
