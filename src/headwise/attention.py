@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
 from headwise.kernels import run
 from headwise.kernels.call import Call
-from headwise.kernels.eager import eager
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import anyone, hearer
 from headwise.kernels.graph import can_record, in_graph, record
@@ -87,8 +86,10 @@ def attend(
         if not measures and not heard and can_record(rule):
             return _record(q, k, v, rule, float(dropout_p), return_map, kernel)
         if torch.compiler.is_dynamo_compiling():
-            return _outside(
-                q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=return_map,
+            from headwise.kernels.dynamo import outside
+
+            return outside(
+                attend, q, k, v, mask=mask, scale=scale, score=score, dropout_p=dropout_p, return_map=return_map,
                 measures=measures, kernel=kernel,
             )  # fmt: skip
     rule.mask.check(rule.grid)
@@ -121,12 +122,6 @@ def _record(
     if not return_map:
         return out
     return out, AttentionMap(q, k, lse, rule, kernel=kernel, nonfinite_values=nonfinite(v))
-
-
-@eager
-def _outside(*args: Any, **options: Any) -> Any:
-    """`attend` between two graphs of torch.compile, for what does not fit into one."""
-    return attend(*args, **options)
 
 
 def nonfinite(v: Tensor) -> Tensor:

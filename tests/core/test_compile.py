@@ -334,6 +334,12 @@ def test_measures_come_between_two_graphs(names: tuple[str, ...]) -> None:
     assert all(torch.equal(one[name], two[name]) for name in names)
 
 
+@pytest.mark.parametrize("options", [{"return_map": True, "measures": ["entropy"]}, {"mask": EveryOther()}])
+def test_what_ends_a_graph_is_said_where_there_must_be_one(options: dict[str, Any]) -> None:
+    with pytest.raises(Exception, match="leave out fullgraph=True"):  # in an error of the compiler's own
+        whole(lambda q, k, v: attend(q, k, v, **options))(*qkv())
+
+
 def arguments(mask: str, score: str, dropout: float) -> tuple[Any, ...]:
     """What the operator is given for such a call."""
     q, k, v = leaf_qkv()

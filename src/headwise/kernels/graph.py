@@ -58,7 +58,7 @@ def _operator() -> Callable[..., Any]:
     if not _has_derivatives():
         return _attend
     if torch.compiler.is_dynamo_compiling():
-        from headwise.kernels.allowed import apply
+        from headwise.kernels.dynamo import apply
 
         return apply
     return Attend.apply
