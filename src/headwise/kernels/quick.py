@@ -19,6 +19,7 @@ from headwise.kernels.call import Call, Kernel
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.kernel import like
 from headwise.kernels.cpu.library import library
+from headwise.kernels.eight_bits import Vectors
 from headwise.lowering import is_value
 from headwise.masks import Mask
 
@@ -40,12 +41,12 @@ _decided: dict[Any, _Decided] = {}
 _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
-def again(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, kernel: str) -> Tensor | None:
+def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, kernel: str) -> Tensor | None:
     """The output [b, h, n, d_v] of a plain call like one before; None for any other. Not to be asked in a graph.
 
     Nothing is known of the arguments yet.
     """
-    if not (type(q) is type(k) is type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
+    if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
         return None
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return None
@@ -72,7 +73,13 @@ def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, ker
     b, h, n, m = rule.grid
     if chosen.name != "cpu" or b * h * n * m > PAIRS or call.dropout_p > 0 or call.statistics or rule.scores:
         return
-    if not (type(q) is type(k) is type(v) is Tensor and is_value(rule.mask) and type(scale) in (float, type(None))):
+    if not (
+        type(q) is Tensor
+        and type(k) is Tensor
+        and type(v) is Tensor
+        and is_value(rule.mask)
+        and type(scale) in (float, type(None))
+    ):
         return
     if not q.stride(3) == k.stride(3) == v.stride(3) == 1:  # the kernel was given copies
         return
