@@ -202,7 +202,7 @@ def grouped(weights: Tensor, values: Tensor) -> Tensor:
     """weights [b, h, r, c] times values [b, h_kv, c, e], each value head shared by h / h_kv heads: [b, h, r, e]."""
     b, h, r, c = weights.shape
     h_kv, e = values.shape[1], values.shape[-1]
-    out = torch.bmm(weights.reshape(b * h_kv, h // h_kv * r, c), compute(values).reshape(b * h_kv, c, e))
+    out = torch.bmm(weights.reshape(b * h_kv, h // max(1, h_kv) * r, c), compute(values).reshape(b * h_kv, c, e))
     return out.view(b, h, r, e)
 
 
@@ -210,8 +210,9 @@ def grouped_t(weights: Tensor, rows: Tensor, h_kv: int) -> Tensor:
     """weightsᵀ [b, h, c, r] times rows [b, h, r, e], summed over the heads of a group: [b, h_kv, c, e]."""
     b, h, r, c = weights.shape
     e = rows.shape[-1]
-    left = weights.reshape(b * h_kv, h // h_kv * r, c).transpose(1, 2)
-    out = torch.bmm(left, compute(rows).reshape(b * h_kv, h // h_kv * r, e))
+    group = h // max(1, h_kv)
+    left = weights.reshape(b * h_kv, group * r, c).transpose(1, 2)
+    out = torch.bmm(left, compute(rows).reshape(b * h_kv, group * r, e))
     return out.view(b, h_kv, c, e)
 
 

@@ -326,3 +326,16 @@ def test_progress_reaches_its_end() -> None:
     assert told[-1] == (900, 900)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert len(told) > 1
+
+
+@pytest.mark.parametrize("heads", [0, 2, 6])
+@pytest.mark.parametrize(("n", "m"), [(0, 53), (37, 0), (5, 7)])
+def test_no_queries_no_keys_and_no_heads_can_be_asked(n: int, m: int, heads: int) -> None:
+    q, k, v = torch.randn(3, heads, n, 8), torch.randn(3, 2, m, 8), torch.randn(3, 2, m, 5)
+    out, amap = attend(q, k, v, return_map=True)
+    found = amap.measure(*MEASURES)
+    for name in MEASURES:
+        assert found[name].shape == (3, heads)
+    assert m or (found["received_mass"] == 0).all()
+    assert (amap.T @ out).shape == (3, heads, m, 5)
+    assert (amap @ v).shape == (3, heads, n, 5)

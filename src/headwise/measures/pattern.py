@@ -199,4 +199,5 @@ class ReceivedMass(Measure):
     def _largest(self, state: ColumnState) -> Tensor:
         if state.largest is not None:
             return state.largest
-        return (state.mass / state.eligible.clamp_min(1)).amax(-1)
+        received = state.mass / state.eligible.clamp_min(1)
+        return received.amax(-1) if received.shape[-1] else received.sum(-1)  # no keys receive 0

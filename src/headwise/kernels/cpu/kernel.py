@@ -66,6 +66,8 @@ class CPU:
             return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
         if 0 in (grid.b, grid.n, grid.m):
             return "there are no queries or no keys"
+        if call.keys.shape[1] == 0:
+            return "there are no heads of keys"
         if grid.m > MOST_KEYS:
             return f"it counts keys in 32 bits, and these are {grid.m}"
         found = library()
