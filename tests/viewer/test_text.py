@@ -7,6 +7,7 @@ pytest.importorskip("starlette")
 from server_samples import small_subject
 
 from headwise.subject import Reading
+from headwise.viewer.pyramid import Levels
 from headwise.viewer.text import Text
 
 SPANS = [(0, 0), (0, 5), (5, 6), (7, 10), (12, 17), (0, 0)]
@@ -20,4 +21,4 @@ PIECES = ["[CLS]", "Speak", ".", "All", "right", "[SEP]"]
 def test_what_stands_ahead_of_a_token(start: int, stop: int, expected: list[str]) -> None:
     special = [not begin < end for begin, end in SPANS]
     reading = Reading("Speak. All  right", torch.zeros(6, dtype=torch.long), PIECES, SPANS, special)
-    assert Text(small_subject(), reading, "").ahead(start, stop) == expected
+    assert Text(small_subject(), reading, "", Levels(6, 6, 1, 1)).ahead(start, stop) == expected
