@@ -197,3 +197,10 @@ def test_defaults_for_new_tensors_do_not_matter() -> None:
             assert torch.equal(attend(q, k, v), wanted)
     finally:
         torch.set_default_dtype(before)
+
+
+def test_signs_that_pytorch_keeps_in_a_bit_are_read() -> None:
+    q, k, v = torch.randn(3, 2, 3, 7, 5)
+    signs = (q, k, v), (torch._neg_view(q), k, v), (q, torch._neg_view(k), v), (q, k, torch._neg_view(v))
+    for x, y, z in (*signs, *signs):
+        assert torch.equal(attend(x, y, z), attend(x.clone(), y.clone(), z.clone()))

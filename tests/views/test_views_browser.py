@@ -291,7 +291,8 @@ def test_packaged_font_is_used(tmp_path, chinese):
       await document.fonts.load('16px "Headwise Han"', "虎");
       out.fonts = [...document.fonts].map((f) => [f.family.replaceAll('"', ""), f.status]);
     """
-    assert played(chinese, tmp_path, steps)["fonts"] == [["Headwise Han", "loaded"], ["Headwise Han Quotes", "unloaded"]]
+    fonts = played(chinese, tmp_path, steps)["fonts"]
+    assert fonts == [["Headwise Han", "loaded"], ["Headwise Han Quotes", "unloaded"]]
 
 
 def test_link_keeps_what_was_chosen_and_survives_nonsense(tmp_path, chinese):

@@ -52,6 +52,8 @@ def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | N
         return None
     if torch._C._len_torch_dispatch_stack() or _wrapped(q) or _wrapped(k) or _wrapped(v):
         return None
+    if q.is_neg() or k.is_neg() or v.is_neg():  # what lies at the address has the other sign
+        return None
     try:
         found = _decided.get(_kind(q, k, v, mask, scale, kernel))
     except TypeError:  # an argument that is none, and has no hash

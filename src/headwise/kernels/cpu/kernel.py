@@ -251,8 +251,8 @@ def floats(*sizes: int) -> Tensor:
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """Detached, each row in one piece."""
-    x = x.detach()
+    """Detached, each row in one piece, the signs in memory: PyTorch may keep the minus of z.conj().imag in a bit."""
+    x = x.detach().resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()
 
 
