@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headwise.kernels import quick
 from headwise.kernels.cpu.library import library
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "core"))  # samples
@@ -23,10 +24,12 @@ def _targets() -> list[object]:
 
 @pytest.fixture(params=_targets())
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Calls within the test run on this target."""
+    """Calls within the test run on this target, and know nothing of what was decided on another."""
     handle = library().handle
     assert handle is not None
     before = handle.headwise_target_name()
     assert handle.headwise_set_target(request.param.encode()) == 0
+    quick._decided.clear()
     yield request.param
+    quick._decided.clear()
     handle.headwise_set_target(before)
