@@ -27,7 +27,7 @@ def main() -> int:
             print(f"{case.name:<38} {'; '.join(map(str, case.goals)) or 'no goal':<16} {tables.describe(case)}")
         return 0
     if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot needs matplotlib: pip install 'headwise[view]'")
+        parser.error("--plot requires matplotlib: pip install matplotlib")
     say = _to_stderr if args.markdown else _to_stdout
     if args.read:
         report = Report.read(args.read)

@@ -183,3 +183,21 @@ def test_examples_in_docstrings_run(module):
 def test_python_m_headwise_is_the_command_line():
     done = subprocess.run([sys.executable, "-m", "headwise", "--help"], capture_output=True, text=True, check=True)
     assert "see" in done.stdout
+
+
+NAMED = re.findall(r"`(_?[A-Z][A-Z_]+)`,? (?:in|of) `([\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+
+
+@pytest.mark.parametrize(("name", "path"), NAMED)
+def test_contributing_names_what_is_there(name, path):
+    (found,) = {file for file in (ROOT / path, SOURCE / path, SOURCE.parent / path) if file.exists()}
+    assert re.search(rf"^{name}\b.*=", found.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_contributing_names_registries():
+    assert {"KERNELS", "MEASURES", "DESIGNS"} <= {name for name, _ in NAMED}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_no_message_advises_an_extra_of_a_package_that_no_index_has(module):
+    assert not re.search(r"pip install .?headwise\b", MODULES[module].read_text(encoding="utf-8"))

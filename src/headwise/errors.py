@@ -1,5 +1,7 @@
 """What headwise raises when it is asked for something that cannot be: one family, one clear line each."""
 
+import shlex
+
 
 class HeadwiseError(ValueError):
     """Base of all errors that a caller can mend; the message names the argument, what came and what fits."""
@@ -31,3 +33,8 @@ class TextError(HeadwiseError):
 
 class CheckpointError(HeadwiseError):
     """A checkpoint that is missing, truncated, or of another model."""
+
+
+def not_installed(what: str, *packages: str) -> ConfigError:
+    """The error for a feature that requires packages which are not installed; the message names the first."""
+    return ConfigError(f"{what} requires {packages[0]}: pip install {shlex.join(packages)}")

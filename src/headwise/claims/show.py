@@ -33,7 +33,7 @@ A check is a number beside what it should be: ✓ it is so, ✗ it is not. The v
 - **does not hold**: no check holds.
 - **faithful but misleading**: what is told is so, what it suggests is not.
 
-Each claim also has controls, which are not shown: they make sure that the measurement could have come out otherwise.
+Some claims also have controls, checks that the measurement could have come out otherwise. They are not shown.
 Errors are the largest difference over the largest entry, in float64 unless told otherwise. "5.3.1" and "§5.3" are a
 mathematical treatment of multi-head attention, "ch. 11" a chapter of a textbook on Transformers; the other sources are
 named."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, not_installed
 from headwise.map import AttentionMap
 from headwise.science.given import checked_maps
 from headwise.science.rollout import shares
@@ -74,5 +74,5 @@ def _scipy() -> tuple[Any, Any]:
         from scipy import sparse
         from scipy.sparse import csgraph
     except ImportError:
-        raise ConfigError("attention_flow needs SciPy: pip install 'headwise[scipy]'") from None
+        raise not_installed("attention_flow", "scipy") from None
     return csgraph, sparse

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, not_installed
 from headwise.files import atomic_path
 from headwise.tables import as_html, as_text
 
@@ -217,7 +217,7 @@ def _hierarchy() -> Any:
     try:
         from scipy.cluster import hierarchy
     except ImportError:
-        raise ConfigError("groups of heads need SciPy: pip install 'headwise[scipy]'") from None
+        raise not_installed("groups()", "scipy") from None
     return hierarchy
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headwise.anatomy import HeadSite, find_heads
-from headwise.errors import CheckpointError, ConfigError
+from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.surgery.resize import make_room
 
 WEIGHTS_FILE, CONFIG_FILE, HEADS_FILE = "model.safetensors", "config.json", "heads.json"
@@ -98,7 +98,7 @@ def _empty_model(folder: Path, name: str) -> Any:
     try:
         import transformers
     except ImportError:
-        raise ConfigError("load_pruned needs transformers: pip install 'headwise[hf]'") from None
+        raise not_installed("load_pruned()", "transformers>=5") from None
     kind = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise CheckpointError(f"{str(folder / HEADS_FILE)!r}: {name!r} is no model class of this transformers")

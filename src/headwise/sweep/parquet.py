@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from headwise.errors import ConfigError, TextError
+from headwise.errors import TextError, not_installed
 
 ROWS = 256  # read at once
 
@@ -14,7 +14,7 @@ def arrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ConfigError("Parquet files need pyarrow: pip install 'headwise[parquet]'") from None
+        raise not_installed("Parquet", "pyarrow") from None
     return pyarrow
 
 

@@ -14,7 +14,7 @@ import webbrowser
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, not_installed
 from headwise.subject import Subject
 from headwise.viewer.limits import MAX_TOKENS
 from headwise.viewer.session import Session
@@ -53,8 +53,8 @@ def serve(
         import uvicorn  # noqa: F401
 
         from headwise.viewer.app import make_app
-    except ImportError as error:
-        raise ConfigError(f"the viewer needs {error.name}: pip install 'headwise[view]'") from None
+    except ImportError:
+        raise not_installed("the viewer", "starlette", "uvicorn") from None
     with bind(port) as listening:
         port = listening.getsockname()[1]
         session = Session(subject, max_tokens=max_tokens)

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.errors import ConfigError
+from headwise.errors import not_installed
 from headwise.files import atomic_path
 from headwise.views.fonts import FAMILY, covered, font_path
 
@@ -22,7 +22,7 @@ def figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("pictures need matplotlib: pip install 'headwise[view]'") from None
+        raise not_installed("writing pictures", "matplotlib") from None
     return Figure
 
 

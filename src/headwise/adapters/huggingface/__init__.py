@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers with their attention computed by headwise (`pip install 'headwise[hf]'`).
+"""Models of Hugging Face transformers with their attention computed by headwise (`pip install 'transformers>=5'`).
 
     import headwise as hw
     hw.switch(model)                                   # a loaded model; hw.restore(model) puts back what was there

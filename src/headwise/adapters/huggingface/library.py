@@ -16,5 +16,5 @@ def library(name: str) -> Any:
         return import_module(f"transformers.{name}")
     except ImportError as error:
         raise ConfigError(
-            f"this needs Hugging Face transformers, version 5 or newer: pip install 'headwise[hf]' ({error})"
+            f"this requires Hugging Face transformers, version 5 or newer: pip install 'transformers>=5' ({error})"
         ) from None

@@ -20,7 +20,7 @@ def install() -> None:
     Both of its registers are told: attention, and how to make the masks for it. Calling it again changes nothing.
 
     Raises:
-        ConfigError: if transformers is not installed: `pip install 'headwise[hf]'`.
+        ConfigError: if transformers is not installed: `pip install 'transformers>=5'`.
     """
     # torch.compile cannot look into masks that are read from closures; it compiles what lies between.
     library("modeling_utils").AttentionInterface.register(NAME, torch.compiler.disable(attention_forward))
