@@ -57,6 +57,27 @@ def test_with_a_compiler_the_wheel_holds_the_library_too(tmp_path: Path) -> None
     assert shipped(wheel) == package_files() | {LIBRARY}
 
 
+def test_a_checkout_on_the_path_precedes_an_editable_install(tmp_path: Path) -> None:
+    """The editable wheel holds a path and nothing that Python would import at its start."""
+    wheel = build("editable", tmp_path)
+    archive = zipfile.ZipFile(wheel)
+    assert shipped(wheel) == {"headwise.pth"}
+    assert archive.read("headwise.pth").decode() == f"{ROOT / 'src'}\n"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", tmp_path / "site", wheel],
+        check=True,
+    )
+    script = "import sys, site; site.addsitedir(sys.argv[1]); import headwise; print(headwise.__file__)"
+    other = tmp_path / "other"
+    (other / "headwise").mkdir(parents=True)
+    (other / "headwise" / "__init__.py").touch()
+    for folder, path in ((ROOT / "src", ""), (other, str(other))):
+        command = [sys.executable, "-S", "-c", script, tmp_path / "site"]
+        env = {**os.environ, "PYTHONPATH": path}
+        found = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.strip()
+        assert Path(found) == folder / "headwise" / "__init__.py"
+
+
 def test_source_archive_holds_what_it_takes_to_build_and_test(tmp_path: Path) -> None:
     archive = build("sdist", tmp_path)
     with tarfile.open(archive) as tar:
