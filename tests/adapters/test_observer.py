@@ -27,7 +27,7 @@ def test_calls_are_told_in_order_with_maps_and_measures(model):
     with hw.observe(seen.append, model=model, measures=["entropy", "max_logit"]):
         after = model(X)
     model(X)
-    assert torch.equal(before, after)
+    torch.testing.assert_close(after, before)  # another kernel may compute the statistics too
     assert [observation.name for observation in seen] == ["layers.0.self_attn", "layers.1.self_attn"]
     for observation in seen:
         assert observation.module is model.get_submodule(observation.name)

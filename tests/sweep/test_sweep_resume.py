@@ -99,7 +99,7 @@ def test_other_files_and_models_are_named(model_folder, corpus, tmp_path):
     with pytest.raises(ConfigError, match="another order"):
         measure_corpus(model_folder, corpus[::-1], out, **OPTIONS)
     other = make_model(tmp_path / "other", seed=4)
-    with pytest.raises(ConfigError, match="the model: model0 and other have other weights"):
+    with pytest.raises(ConfigError, match=f"the model: {model_folder.name} and other have other weights"):
         measure_corpus(other, corpus, out, **OPTIONS)
     text = corpus[1].read_text("utf-8")
     corpus[1].write_text(text[:-1] + "!", encoding="utf-8")
