@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import Hearer
-from headwise.lowering import Lowered, lower, lowered
+from headwise.lowering import Lowered, is_value, lower, lowered
 from headwise.rule import Rule
 from headwise.statistics import Statistic
 
@@ -54,13 +54,14 @@ class Call:
     @cached_property
     def lowered(self) -> Lowered | str:
         """The rule as tensors, or why it has no such form; see `lowering.lower`."""
-        return lowered(self.rule) if self.q.device.type == "cpu" else lower(self.rule, self.q.device)
+        plain = not self.rule.scores and is_value(self.rule.mask)  # nothing of it lies on a device
+        return lowered(self.rule) if plain or self.q.device.type == "cpu" else lower(self.rule, self.q.device)
 
 
 class Result(NamedTuple):
     """What a kernel returns.
 
-    out: [b, h, n, d_v] in q's dtype, differentiable.
+    out: [b, h, n, d_v] in q's dtype.
     lse: log-sum-exp [b, h, n], float32 (float64 for float64 inputs), natural log, detached; −∞ where a query sees
         nothing.
     statistics: those of `call.statistics` that the kernel computed, detached.
@@ -79,7 +80,8 @@ class Kernel(Protocol):
     """A way to compute attention. All of them meet the same contract and the same tests."""
 
     name: str
-    tells: bool  # whether its backward pass tells `call.hear`; if not, that is done around it
+    tells: bool  # whether its `gradients` tell `call.hear`; if not, that is done around it
+    by_autograd: bool  # whether `run` is differentiable as it is, twice too; if not, `gradients` is its backward pass
 
     def refuse(self, call: Call) -> str | None:
         """Why this kernel cannot do the call, or None if it can."""
@@ -90,7 +92,7 @@ class Kernel(Protocol):
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """The backward pass of a call that `run` did, by itself, for graphs in which it is an operator.
+        """The backward pass of a call that `run` did.
 
         Args:
             out, lse: what `run` gave.

@@ -15,6 +15,7 @@ class Reference:
 
     name = "reference"
     tells = False
+    by_autograd = True
 
     def refuse(self, call: Call) -> str | None:
         """Only dropout is refused: this kernel is for comparing, and dropout is random."""

@@ -6,20 +6,17 @@ on the threads that PyTorch has, and gives the same bits for any number of them.
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.eight_bits import EightBits, Vectors
-from headwise.lowering import Lowered, joined
-from headwise.rule import compute
+from headwise.lowering import Lowered
 from headwise.statistics import (
     COLUMN_MASS,
     DISTANCE,
@@ -52,6 +49,7 @@ class CPU:
 
     name = "cpu"
     tells = True
+    by_autograd = False
 
     def refuse(self, call: Call) -> str | None:
         """What the machine, the dtype, dropout or the rule stand in the way of."""
@@ -78,54 +76,21 @@ class CPU:
         return None
 
     def run(self, call: Call) -> Result:
-        if not (torch.is_grad_enabled() and _needs_gradient(call)):
-            return Result(*forward(call))
-        call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
-        terms = call.rule.terms(compute(call.q[..., :0, :]))
-        statistics: dict[Statistic, Tensor] = {}
-        out, lse = _Fused.apply(
-            call.q, call.k, call.v, (call, statistics), terms.relative, joined(terms.biases), terms.sinks
-        )
-        return Result(out, lse, statistics)
+        return Result(*forward(call))
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
         """By the compiled backward pass."""
         of_relative, of_sinks, *of_biases = wanted
-        *found, d_bias, d_sinks, _ = backward(call, out, lse, grad_out, (of_relative, any(of_biases), of_sinks))
+        *found, d_bias, d_sinks, delta = backward(call, out, lse, grad_out, (of_relative, any(of_biases), of_sinks))
+        if call.hear is not None and delta is not None:
+            call.hear(delta)
         d_biases = [
             d_bias.sum_to_size(bias.shape).to(bias.dtype) if want and d_bias is not None else None
             for bias, want in zip(call.rule.terms(lse[..., :0]).biases, of_biases, strict=True)
         ]
         return [*found, d_sinks, *d_biases]
-
-
-class _Fused(torch.autograd.Function):
-    """The compiled forward and backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, given: tuple[Call, dict[Statistic, Tensor]],
-        relative: Tensor | None, bias: Tensor | None, sinks: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        call, statistics = given
-        out, lse, found = forward(call)
-        statistics.update(found)
-        # The terms are those that the call has; saved, so that PyTorch notices if they are changed before backward.
-        ctx.save_for_backward(q, k, v, out, lse, relative, bias, sinks)
-        ctx.call = call
-        ctx.mark_non_differentiable(lse)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, unused: Tensor) -> tuple[Tensor | None, ...]:
-        out, lse = ctx.saved_tensors[3:5]
-        *found, delta = backward(ctx.call, out, lse, grad_out, ctx.needs_input_grad[4:])
-        if ctx.call.hear is not None and delta is not None:
-            ctx.call.hear(delta)
-        return *found[:3], None, *found[3:]
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
@@ -308,13 +273,6 @@ def _match(statistic: SameLabel, held: list[Tensor]) -> binding.Match:
     held.extend(labels)
     key_batch, query_batch = (x.stride(0) if len(x) > 1 else 0 for x in labels)
     return binding.Match(*(x.data_ptr() for x in labels), key_batch, query_batch, statistic.ahead)
-
-
-def _needs_gradient(call: Call) -> bool:
-    lowered = call.lowered
-    assert isinstance(lowered, Lowered)
-    tensors = call.q, call.keys, call.values, lowered.relative, lowered.bias, lowered.sinks
-    return any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
 
 
 def _has_memory(x: Vectors) -> bool:

@@ -24,6 +24,7 @@ class TritonGPU:
 
     name = "triton_gpu"
     tells = False
+    by_autograd = False
 
     def refuse(self, call: Call) -> str | None:
         """What the machine, the dtype, the sizes or the rule stand in the way of."""
