@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
-from headwise.kernels import run
+from headwise.kernels import named, run
 from headwise.kernels.call import Call
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import anyone, hearer
@@ -64,7 +64,8 @@ def attend(
             weights before dropout.
         return_map: also return the `AttentionMap`: O(n) memory, detached from the graph.
         measures: names or `Measure`s to reduce at once; they need `return_map=True` and lie in `map.measured`.
-        kernel: "auto", or the name of one ("torch_fused", "torch_blocks", "reference"), which then runs or raises.
+        kernel: "auto", or the name of one ("torch_fused", "torch_blocks", "reference"), which then runs or raises, and
+            reads the map as it computed it.
     Returns:
         [b, h, n, d_v] in q's dtype, differentiable in q, k, v and the tensors of `score`; with `return_map`, also the
         `AttentionMap`. A query that may see nothing gets zeros.
@@ -108,7 +109,9 @@ def attend(
         return out
     out = out.to(dtype)
     bad_values = None if call.values_finite else nonfinite(call.v)
-    amap = AttentionMap(q, k, lse, call.rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values)
+    amap = AttentionMap(
+        q, k, lse, call.rule, kernel=chosen.name, named=named(kernel), refusals=refusals, nonfinite_values=bad_values
+    )  # fmt: skip
     if measures:
         amap.measured = amap.measured_by(found, wanted)
     return out, amap
@@ -121,7 +124,7 @@ def _record(
     out, lse = record(q, k, v, rule, dropout_p, kernel)
     if not return_map:
         return out
-    return out, AttentionMap(q, k, lse, rule, kernel=kernel, nonfinite_values=nonfinite(v))
+    return out, AttentionMap(q, k, lse, rule, kernel=kernel, named=kernel, nonfinite_values=nonfinite(v))
 
 
 def nonfinite(v: Tensor) -> Tensor:

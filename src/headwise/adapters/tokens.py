@@ -80,7 +80,7 @@ def token_map(amap: AttentionMap, measures: Sequence[Measure]) -> AttentionMap:
     rule = amap.rule
     seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
     result = AttentionMap(
-        amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, refusals=amap.refusals,
+        amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, named=amap.named, refusals=amap.refusals,
         nonfinite_values=amap.nonfinite_values,
     )  # fmt: skip
     if amap.measured is not None:

@@ -1,23 +1,26 @@
 """Gradients of all kernels that bring a backward pass of their own: one `autograd.Function` around them.
 
-All that the backward pass reads is saved by `save_for_backward`: q, k, v, output and log-sum-exp, and the tensors of the
-mask and the scores. So PyTorch notices what is changed in place between the two passes, and saved-tensor hooks
+All that the backward pass reads is saved by `save_for_backward`: q, k, v, output, log-sum-exp, and the tensors of mask
+and scores. So PyTorch notices what is changed in place between the two passes, and saved-tensor hooks
 (`torch.autograd.graph.save_on_cpu`, gradient checkpointing) see every one of them; the call is made again of what they
 return.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.kernels.call import Call, Kernel, Result
+from headwise.kernels.call import Call, Result
+from headwise.kernels.kernel import Kernel
 from headwise.kernels.once import once
 from headwise.lowering import is_value
 from headwise.masks import Grid, Mask
 from headwise.masks.tensors import put_tensors, take_tensors
 from headwise.rule import Rule, Terms, compute, own_dtypes
+from headwise.scores import SoftCap
 from headwise.statistics import Statistic
 
 
@@ -38,7 +41,9 @@ def differentiable(kernel: Kernel, call: Call) -> Result:
     call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
     terms = _terms(call)
     statistics: dict[Statistic, Tensor] = {}
-    out, lse = _Attend.apply(kernel, call, statistics, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases)
+    out, lse = _Attend.apply(
+        kernel, call, statistics, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases
+    )
     return Result(out, lse, statistics)
 
 
@@ -53,17 +58,21 @@ class SavedRule:
     plain: Rule | None  # the rule itself, if it has no tensors
 
     @classmethod
-    def of(cls, rule: Rule, soft_cap: float) -> tuple["SavedRule", list[Tensor]]:
+    def of(cls, rule: Rule) -> tuple["SavedRule", list[Tensor]]:
         """Of a rule whose terms are saved apart; and the tensors of its mask, to be saved too."""
+        soft_cap = next((score.cap for score in rule.scores if isinstance(score, SoftCap)), 0.0)
         value = is_value(rule.mask)
         mask, held = (rule.mask, []) if value else take_tensors(rule.mask)
         plain = rule if value and not rule.scores else None
         return cls(mask, rule.scale, rule.grid, soft_cap, plain), held
 
-    def rule(self, terms: Terms, held: list[Tensor]) -> Rule:
+    def rule(
+        self, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor], held: Sequence[Tensor]
+    ) -> Rule:
         """The rule again, of its terms and its mask's tensors."""
         if self.plain is not None:
             return self.plain
+        terms = Terms(self.grid.n, self.soft_cap, relative, tuple(biases), sinks)
         return Rule.of_terms(put_tensors(self.mask, held), self.scale, self.grid, terms)
 
 
@@ -75,20 +84,25 @@ class _Attend(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         result = kernel.run(call)
         statistics.update(result.statistics)
-        ctx.rule, held = SavedRule.of(call.rule, _terms(call).soft_cap)
+        ctx.rule, held = SavedRule.of(call.rule)
         ctx.save_for_backward(q, k, v, result.out, result.lse, relative, sinks, *biases, *held)
         ctx.kernel, ctx.biases = kernel, len(biases)
-        ctx.dropout = call.dropout_p, call.seed
+        ctx.dropout_p, ctx.seed = call.dropout_p, call.seed
         ctx.hear, ctx.values_finite = call.hear, call.__dict__.get("values_finite")
         ctx.mark_non_differentiable(result.lse)
         return result.out, result.lse
 
     @staticmethod
-    @once(lambda ctx: f"kernel={ctx.kernel.name!r}")
+    @once(
+        lambda ctx: (
+            f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); "
+            f"kernel='reference' has, and stores the n×m matrix for it"
+        )
+    )
     def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, relative, sinks, *rest = saved
-        terms = Terms(q.shape[2], ctx.rule.soft_cap, relative, tuple(rest[: ctx.biases]), sinks)
-        call = Call(q, k, v, ctx.rule.rule(terms, rest[ctx.biases :]), *ctx.dropout, hear=ctx.hear)
+        rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
+        call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, hear=ctx.hear)
         if ctx.values_finite is not None:
             call.__dict__["values_finite"] = ctx.values_finite  # looked at already
         with own_dtypes(q):

@@ -1,9 +1,9 @@
 """One attention call, checked once at the edge; kernels trust it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -74,30 +74,3 @@ class Result(NamedTuple):
 
 class Declined(Exception):
     """Raised by `run` for what only the data show: the call goes to the next kernel, with this as the reason."""
-
-
-class Kernel(Protocol):
-    """A way to compute attention. All of them meet the same contract and the same tests."""
-
-    name: str
-    tells: bool  # whether its `gradients` tell `call.hear`; if not, that is done around it
-    by_autograd: bool  # whether `run` is differentiable as it is, twice too; if not, `gradients` is its backward pass
-
-    def refuse(self, call: Call) -> str | None:
-        """Why this kernel cannot do the call, or None if it can."""
-
-    def run(self, call: Call) -> Result:
-        """Do a call that was not refused; may raise Declined."""
-
-    def gradients(
-        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """The backward pass of a call that `run` did.
-
-        Args:
-            out, lse: what `run` gave.
-            grad_out: [b, h, n, d_v], any strides.
-            wanted: whether the rule's terms, (relative, sinks, *biases), need theirs.
-        Returns:
-            The gradients of q, k, v, relative, sinks and each bias.
-        """

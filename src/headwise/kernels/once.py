@@ -12,7 +12,7 @@ from headwise.errors import KernelError
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
-def once(what: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]:
+def once(words: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]:
     """Decorates `backward(ctx, saved, *grads)` of an `autograd.Function`, `saved` being the saved tensors.
 
     It runs without a graph. With create_graph=True what it returns depends on all that it was given, and KernelError is
@@ -20,7 +20,7 @@ def once(what: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]
     gradients need one, and otherwise leave terms out of second derivatives in silence.
 
     Args:
-        what: the words for what has no second derivative, of the context.
+        words: those of the error, of the context.
     """
 
     def decorate(backward: Backward) -> Callable[..., Any]:
@@ -31,11 +31,7 @@ def once(what: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]
                 found = backward(ctx, saved, *grads)
             if not torch.is_grad_enabled():
                 return found
-            words = (
-                f"{what(ctx)} has no second derivative (create_graph=True, double backward); kernel='reference' has: "
-                f"it stores the n×m matrix"
-            )
-            return _Refused.apply(words, len(found), *found, *saved, *grads)
+            return _Refused.apply(words(ctx), len(found), *found, *saved, *grads)
 
         return first
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels.call import Call, Result
+from headwise.kernels.tile_reads import TileReads
 from headwise.masks import Span, State
 from headwise.rule import Terms, cell, compute, diagonal_sums, grouped, grouped_t, score_tile
 
@@ -21,6 +22,7 @@ class TorchBlocks:
     name = "torch_blocks"
     tells = False
     by_autograd = False
+    reads = TileReads()
 
     def refuse(self, call: Call) -> str | None:
         """Every call that passed the checks of `attend` can be done."""

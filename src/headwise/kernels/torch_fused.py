@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels.call import Call, Declined, Result
+from headwise.kernels.reads import Matrix, Reads
 from headwise.masks import Causal
 from headwise.rule import compute
 
@@ -20,6 +21,11 @@ class TorchFused:
     name = "torch_fused"
     tells = False
     by_autograd = False
+
+    @property
+    def reads(self) -> Reads:
+        """Products from the left alone: the operator returns no weight."""
+        return _Products()
 
     def refuse(self, call: Call) -> str | None:
         """The operator knows two masks, one head size, one device, no dropout and no score but the scale."""
@@ -77,6 +83,16 @@ class TorchFused:
         return [dq, dk, dv, None, None]
 
 
+class _Products(Reads):
+    def times(self, of: Matrix, x: Tensor) -> Tensor:
+        """Attention with the values x."""
+        q, k, _, rule = of.with_keys_of(x)
+        call, kernel = Call(q, k, x, rule), TorchFused()
+        if reason := kernel.refuse(call):
+            raise Declined(reason)
+        return kernel.run(call).out
+
+
 def _wide(call: Call) -> torch.dtype:
     """The dtype of the scores."""
     return compute(call.q[..., :0]).dtype
@@ -86,7 +102,9 @@ def _scores_are_finite(call: Call) -> bool:
     """Whether no score can be NaN or infinite, from the largest entries of q and k."""
     if call.q.shape[-1] == 0:
         return True
-    largest = float(call.q.abs().amax()) * float(call.k.abs().amax()) * call.q.shape[-1] * max(1.0, abs(call.rule.scale))
+    largest = (
+        float(call.q.abs().amax()) * float(call.k.abs().amax()) * call.q.shape[-1] * max(1.0, abs(call.rule.scale))
+    )
     return largest < torch.finfo(_wide(call)).max
 
 
