@@ -1,7 +1,7 @@
 """The one door to attention."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, overload
 
@@ -13,7 +13,7 @@ from headwise.kernels import named, run
 from headwise.kernels.call import Call
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import anyone, hearer
-from headwise.kernels.graph import can_record, in_graph, record
+from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, shapes
 from headwise.kernels.quick import again, keep
 from headwise.lowering import is_value
 from headwise.map import AttentionMap
@@ -85,7 +85,7 @@ def attend(
         k, v = decoded(k), decoded(v)
         heard = anyone() and torch.compiler.is_dynamo_compiling()  # the operator's backward pass tells nobody
         if not measures and not heard and can_record(rule):
-            return _record(q, k, v, rule, float(dropout_p), return_map, kernel)
+            return _without_numbers(record, q, k, v, rule, float(dropout_p), return_map, kernel)
         if torch.compiler.is_dynamo_compiling():
             from headwise.kernels.dynamo import outside
 
@@ -94,6 +94,10 @@ def attend(
                 measures=measures, kernel=kernel,
             )  # fmt: skip
     rule.mask.check(rule.grid)
+    if has_no_numbers(q):
+        if measures:
+            raise ConfigError(f"measures=… reduces numbers, and q has none: it is on {q.device}, or a FakeTensor")
+        return _without_numbers(shapes, q, decoded(k), decoded(v), rule, float(dropout_p), return_map, kernel)
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
     seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
     dtype = q.dtype
@@ -117,11 +121,13 @@ def attend(
     return out, amap
 
 
-def _record(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, return_map: bool, kernel: str
+def _without_numbers(
+    made: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float,
+    return_map: bool, kernel: str,
 ) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
-    """The call as an operator of the graph that is being made. Which kernel it gets shows when the graph runs."""
-    out, lse = record(q, k, v, rule, dropout_p, kernel)
+    """A call whose numbers are not there, or not yet: as an operator of a graph that is being made, or shapes alone.
+    Which kernel it gets shows when the graph runs."""
+    out, lse = made(q, k, v, rule, dropout_p, kernel)
     if not return_map:
         return out
     return out, AttentionMap(q, k, lse, rule, kernel=kernel, named=kernel, nonfinite_values=nonfinite(v))

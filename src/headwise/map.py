@@ -25,9 +25,10 @@ import torch
 from torch import Tensor
 
 from headwise import map_file, pooling
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, KernelError, ShapeError
 from headwise.kernels import check_name, named as kernel_of, read
 from headwise.kernels.eight_bits import Vectors, decoded
+from headwise.kernels.graph import has_no_numbers
 from headwise.kernels.reads import Matrix
 from headwise.masks import Mask
 from headwise.measures import Measure, Measurements, measure
@@ -309,6 +310,8 @@ class AttentionMap:
 
     def _ask(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
         """What the kernel that may read this map reads of it, or of a part."""
+        if has_no_numbers(self.lse):
+            raise KernelError(f"this map has no numbers to read: it is on {self.lse.device}, or of FakeTensors")
         found, name = read(what, self._matrix if of is None else of, *given, kernel=self.named)
         self.read_by[what] = name
         return found

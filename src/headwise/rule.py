@@ -250,7 +250,8 @@ def own_dtypes(x: Tensor) -> AbstractContextManager[object]:
     """Within it products on x's device keep to the dtypes of what they are given, in an autocast block too: it would
     narrow float32 logits, and the log-sum-exp with them."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    narrows = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if narrows else nullcontext()
 
 
 def compute(x: Tensor) -> Tensor:
