@@ -1,19 +1,12 @@
-"""Files: written whole or not at all, and read with care: what is wrong with one is an error that names it."""
+"""Writing files so that a crash, a full disk or a `kill -9` never leaves half a file behind."""
 
-import json
-import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
 
-from headwise.errors import CheckpointError, HeadwiseError
-
-LARGEST = (1 << 63) - 1  # the largest whole number that a tensor can hold
-LONGEST = 300  # characters of a message of other libraries
-Read = TypeVar("Read")
+from headwise.errors import CheckpointError
 
 
 @contextmanager
@@ -24,190 +17,39 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     if it is missing.
 
     Raises:
-        CheckpointError: if the file cannot be written, for example because the disk is full.
+        CheckpointError: naming `path`, if it cannot be written, because the disk is full for example.
     """
-    target = Path(path)
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            yield temporary
-            with open(temporary, "rb") as written:
-                os.fsync(written.fileno())
-            # mkstemp makes files only the owner can read; give what a plain open() would have given.
-            umask = os.umask(0)
-            os.umask(umask)
-            temporary.chmod(0o666 & ~umask)
-            os.replace(temporary, target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    with writing(path), _whole(Path(path)) as temporary:
+        yield temporary
 
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """A block that writes `path`: what the system refuses is a CheckpointError that names it."""
+    """A block that writes `path`: what the system refuses there is a CheckpointError that names it."""
     try:
         yield
     except OSError as error:
+        why = error.strerror or " ".join(str(error).split())
         raise CheckpointError(
-            f"{os.fspath(path)!r} could not be written: {error.strerror or one_line(error)}; what was there before is "
-            f"untouched"
+            f"{os.fspath(path)!r} could not be written ({why}); what was there before is untouched"
         ) from error
 
 
 @contextmanager
-def reading(path: str | os.PathLike[str], what: str, way_out: str = "") -> Iterator[None]:
-    """A block that reads `path` and builds what it describes: a file that is missing or cannot be read, and every
-    error about its contents, is a CheckpointError that names it. Errors of other kinds are the library's own.
-
-    Args:
-        what: the kind of file. way_out: what makes such a file, or what to do without it.
-    """
-    more = f"; {way_out}" if way_out else ""
-    name = f"{what} {os.fspath(path)!r}"
+def _whole(target: Path) -> Iterator[Path]:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    os.close(handle)
+    temporary = Path(name)
     try:
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(f"{name} does not exist{more}") from None
-    except OSError as error:
-        raise CheckpointError(f"{name} cannot be read: {error.strerror or one_line(error)}{more}") from None
-    except HeadwiseError as error:
-        raise CheckpointError(f"{name} cannot be read: {one_line(error)}{more}") from None
-
-
-def text_of(path: str | os.PathLike[str]) -> str:
-    """The contents of a UTF-8 file, in a `reading` block."""
-    try:
-        return Path(path).read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"byte {error.start} is not UTF-8") from None
-
-
-def parsed(text: str) -> Any:
-    """The value of a JSON text, in a `reading` block."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:  # RecursionError: nested deeper than any file of ours
-        raise CheckpointError(f"not JSON: {one_line(error)}") from None
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error as one line that is not too long."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
-
-
-class Entry:
-    """A JSON object of a file. What is missing, of another kind or out of range is a CheckpointError that names it.
-
-    >>> Entry({"window": 64}).whole("window", least=1)
-    64
-    >>> Entry({"window": "wide"}).whole("window")
-    Traceback (most recent call last):
-    headwise.errors.CheckpointError: window: expected a whole number, got 'wide'
-
-    Args:
-        value: as JSON gave it. at: where it stands in the file, for messages.
-    """
-
-    def __init__(self, value: Any, at: str = "") -> None:
-        self._at = at
-        self._value: dict[str, Any] = _of(dict, "an object", value, at or "the file")
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._value
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._value)
-
-    def raw(self, name: str) -> Any:
-        """Any value."""
-        if name not in self._value:
-            raise CheckpointError(f"{self._path(name)} is missing")
-        return self._value[name]
-
-    def plain(self) -> dict[str, Any]:
-        """All of it."""
-        return dict(self._value)
-
-    def word(self, name: str) -> str:
-        """A string."""
-        return word(self.raw(name), self._path(name))
-
-    def whole(self, name: str, least: int = -LARGEST, most: int = LARGEST) -> int:
-        """A whole number within a range."""
-        return whole(self.raw(name), self._path(name), least, most)
-
-    def number(self, name: str, least: float = -math.inf) -> float:
-        """A finite number."""
-        return number(self.raw(name), self._path(name), least)
-
-    def entry(self, name: str) -> "Entry":
-        """An object."""
-        return Entry(self.raw(name), self._path(name))
-
-    def entries(self, name: str) -> list["Entry"]:
-        """A list of objects."""
-        return self.each(name, Entry)
-
-    def named(self, name: str, read: Callable[[Any, str], Read]) -> dict[str, Read]:
-        """An object of values alike, each given to `read` with its place."""
-        inner = self.entry(name)
-        return {key: read(inner.raw(key), inner._path(key)) for key in inner}
-
-    def each(self, name: str, read: Callable[[Any, str], Read]) -> list[Read]:
-        """A list, each of its values given to `read` with its place."""
-        return each(self.raw(name), self._path(name), read)
-
-    def _path(self, name: str) -> str:
-        return f"{self._at}.{name}" if self._at else name
-
-
-def each(value: Any, at: str, read: Callable[[Any, str], Read]) -> list[Read]:
-    """A list that stands at `at`, each of its values given to `read`."""
-    return [read(one, f"{at}[{i}]") for i, one in enumerate(_of(list, "a list", value, at))]
-
-
-def word(value: Any, at: str) -> str:
-    """A string that stands at `at`."""
-    found: str = _of(str, "a string", value, at)
-    if any(0xD800 <= ord(c) <= 0xDFFF for c in found):
-        raise CheckpointError(f"{at}: half of a surrogate pair, which is no text")
-    return found
-
-
-def whole(value: Any, at: str, least: int = -LARGEST, most: int = LARGEST) -> int:
-    """A whole number that stands at `at`."""
-    found: int = _of(int, "a whole number", value, at)
-    if not least <= found <= most:
-        raise CheckpointError(f"{at}: expected {least} to {most}, got {_shown(found)}")
-    return found
-
-
-def number(value: Any, at: str, least: float = -math.inf) -> float:
-    """A finite number that stands at `at`."""
-    found = _of(int | float, "a number", value, at)
-    if abs(found) > LARGEST if isinstance(found, int) else not math.isfinite(found):
-        raise CheckpointError(f"{at}: expected a finite number, got {_shown(found)}")
-    if found < least:
-        raise CheckpointError(f"{at}: expected at least {least}, got {_shown(found)}")
-    return float(found)
-
-
-def _of(kind: Any, expected: str, value: Any, at: str) -> Any:
-    # JSON's true and false are no numbers, though Python's are.
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise CheckpointError(f"{at}: expected {expected}, got {_shown(value)}")
-    return value
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    if isinstance(value, int) and value.bit_length() > 200:
-        return "a number that is too large"
-    text = repr(value)
-    return text if len(text) <= 40 else text[:40] + "…"
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        # mkstemp makes files only the owner can read; give what a plain open() would have given.
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

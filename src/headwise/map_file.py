@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from headwise import masks, scores
+from headwise.contents import Entry, each, number, parsed, reading, whole
 from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError
-from headwise.files import Entry, each, number, parsed, reading, whole
 from headwise.rule import Rule, check_vectors
 from headwise.scores import check_scores
 from headwise.tensor_files import read_tensors, write_tensors
@@ -79,7 +79,9 @@ def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
     q, k, lse = (tensors[name] for name in NAMES)
     check_vectors(q, k)
     if tuple(rule.grid) != (*q.shape[:3], k.shape[2]):
-        raise ShapeError(f"rule: made for {tuple(rule.grid)} (b, h, n, m), but q is {tuple(q.shape)}, k {tuple(k.shape)}")
+        raise ShapeError(
+            f"rule: made for {tuple(rule.grid)} (b, h, n, m), but q is {tuple(q.shape)}, k {tuple(k.shape)}"
+        )
     wide = torch.promote_types(q.dtype, torch.float32)
     if lse.shape != q.shape[:3] or lse.dtype != wide:
         raise ShapeError(f"lse: {lse.dtype} {tuple(lse.shape)}; expected {wide} {tuple(q.shape[:3])} as q has rows")
@@ -87,7 +89,7 @@ def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
     if counts is not None:
         if counts.shape != k.shape[:2] or counts.dtype != torch.int64:
             raise DTypeError(
-                f"{COUNTS}: {counts.dtype} {tuple(counts.shape)}; expected torch.int64 {tuple(k.shape[:2])}, one a KV head"
+                f"{COUNTS}: {counts.dtype} {tuple(counts.shape)}; expected torch.int64 {tuple(k.shape[:2])}"
             )
         if bool((counts < 0).any()):
             raise ConfigError(f"{COUNTS}: a count below 0")

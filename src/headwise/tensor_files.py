@@ -76,5 +76,5 @@ def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(sorted(header.items())).encode())
     for name, x in sorted(tensors.items()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        digest.update(x.flatten().view(torch.uint8).numpy())
+        digest.update(x.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

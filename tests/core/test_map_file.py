@@ -221,8 +221,8 @@ def test_what_does_not_fit_together_is_not_saved(tmp_path: Path) -> None:
         AttentionMap(q, k, amap.lse[:, :, 1:], amap.rule).save(tmp_path / "map")
     with pytest.raises(ShapeError, match="rule"):
         AttentionMap(q[:, :, 1:], k, amap.lse[:, :, 1:], amap.rule).save(tmp_path / "map")
+    rule = Rule(Documents(torch.zeros(N, dtype=torch.long)), 1.0, Grid(B, H, N, M))
     with pytest.raises(ShapeError, match="Documents"):
-        rule = Rule(Documents(torch.zeros(N, dtype=torch.long)), 1.0, Grid(B, H, N, M))
         AttentionMap(q, k, amap.lse, rule).save(tmp_path / "map")
     assert list(tmp_path.iterdir()) == []
 
