@@ -42,7 +42,8 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
             found = header.get("format")
             if found != form:
                 raise CheckpointError(f"it is not of the format {form}; its header says {found!r}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            # Copies: the tensors of safetensors lie in the file, and would change or vanish with it.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
         raise CheckpointError(f"it is truncated or damaged: {error}") from None
     written = header.pop(CHECKSUM, None)

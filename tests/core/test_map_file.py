@@ -106,6 +106,14 @@ def test_a_byte_that_has_changed_is_reported(file: Path, at: int) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_loaded_map_does_not_change_with_its_file(file: Path) -> None:
+    again = AttentionMap.load(file)
+    whole = file.read_bytes()
+    with open(file, "r+b") as opened:
+        opened.write(bytes(len(whole)))
+    assert torch.equal(again.to_dense(), made().to_dense())
+
+
 def test_files_without_a_checksum_are_refused_by_name(file: Path) -> None:
     with safe_open(file, framework="pt") as opened:
         header = opened.metadata()
