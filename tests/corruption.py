@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 VALUES = (
-    None, True, False, 0, -1, 0.5, 10**15, -(10**15), 10**40, float("nan"), float("inf"), "", "wings", "\ud800", [], {}, [[]],
-    [1, "a", None], {"kind": "And"}, "\x00", "9" * 5000,
+    None, True, False, 0, -1, 0.5, 10**15, -(10**15), 10**40, float("nan"), float("inf"), "", "wings", "\ud800", [],
+    {}, [[]], [1, "a", None], {"kind": "And"}, "\x00", "9" * 5000,
 )  # fmt: skip
 
 
