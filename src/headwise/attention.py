@@ -8,7 +8,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
+from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
@@ -21,10 +21,8 @@ from headwise.masks import Everything, Grid, Mask
 from headwise.measures import Measure
 from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
-from headwise.rule import Rule
+from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @overload
@@ -146,22 +144,9 @@ def rule_of(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor if name == "q" else Vectors):
             raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-        if x.ndim != 4:
-            raise ShapeError(f"{name}: expected [batch, heads, seq, head_dim], got shape {tuple(x.shape)}")
-        if x.dtype not in DTYPES:
-            raise DTypeError(f"{name}: dtype {x.dtype} is not supported; use float32, bfloat16, float16 or float64")
-        if x.dtype != q.dtype:
-            raise DTypeError(f"{name} is {x.dtype}, but q is {q.dtype}; convert them to one dtype")
-        if x.device != q.device:
-            raise DeviceError(f"{name} is on {x.device}, but q is on {q.device}; move them to one device")
+    check_vectors(q, k, v)
     b, h, n, d = q.shape
-    h_kv, m = k.shape[1], k.shape[2]
-    if k.shape != (b, h_kv, m, d):
-        raise ShapeError(f"k: shape {tuple(k.shape)} does not fit q {tuple(q.shape)}; expected ({b}, h_kv, m, {d})")
-    if v.shape[:3] != (b, h_kv, m):
-        raise ShapeError(f"v: shape {tuple(v.shape)} does not fit k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)")
-    if h_kv == 0 or h % h_kv:
-        raise ShapeError(f"q has {h} heads, not a multiple of the {h_kv} heads of k and v (num_heads, num_kv_heads)")
+    m = k.shape[2]
     check_mask(mask)
     if d == 0 and scale is None:
         raise ShapeError("q: head_dim is 0, so the default scale 1/√d does not exist; give scale=")

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headwise.errors import CheckpointError
+
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
@@ -13,8 +15,28 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     The file at `path` is at every moment either the old one or the whole new one. The folder is made
     if it is missing.
+
+    Raises:
+        CheckpointError: naming `path`, if it cannot be written, because the disk is full for example.
     """
-    target = Path(path)
+    with writing(path), _whole(Path(path)) as temporary:
+        yield temporary
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """A block that writes `path`: what the system refuses there is a CheckpointError that names it."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or " ".join(str(error).split())
+        raise CheckpointError(
+            f"{os.fspath(path)!r} could not be written ({why}); what was there before is untouched"
+        ) from error
+
+
+@contextmanager
+def _whole(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
     os.close(handle)

@@ -236,7 +236,8 @@ class AttentionMap:
         return self[:]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the map as safetensors (q, k, log-sum-exp, mask, scale, scores): O(n) bytes."""
+        """Write the map as safetensors (q, k, log-sum-exp, mask, scale, scores): O(n) bytes, whole or not at all.
+        CheckpointError if the file cannot be written, or the mask or a score is of a class of your own."""
         tensors = {"q": self.q, "k": self.k, "lse": self.lse}
         if self.nonfinite_values is not None:
             tensors["nonfinite_values"] = self.nonfinite_values
@@ -244,7 +245,8 @@ class AttentionMap:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "AttentionMap":
-        """Read what `save` wrote. Raises CheckpointError if it is missing, truncated or something else.
+        """Read what `save` wrote. CheckpointError if the file is missing, something else, or not bit for bit what was
+        written.
 
         `kernel` says which one computed it; the machine that loads it may have others, so any of them reads it.
         """

@@ -7,15 +7,18 @@ float64 reference and the tiles of an `AttentionMap` follow this file.
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from headwise.errors import DeviceError, DTypeError, ShapeError
 from headwise.masks import Grid, Mask, Span, State
 from headwise.scores import Bias, Relative, RelativeBias, Score, SinkLogits, SoftCap, cell
 
 TILE_ELEMENTS = 3 << 18  # scores held at once, all batches and heads together: 3 MB in float32
 KEY_BLOCK = 256
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,27 @@ class Rule:
         """True if every query sees every key."""
         whole = Span(0, self.grid.n), Span(0, self.grid.m)
         return self.mask.state(*whole, self.grid) is State.FULL
+
+
+def check_vectors(q: Any, k: Any, v: Any = None) -> None:
+    """Raise ShapeError, DTypeError or DeviceError if these are not the queries, keys and values of one attention."""
+    for name, x in (("q", q), ("k", k), ("v", k if v is None else v)):
+        if x.ndim != 4:
+            raise ShapeError(f"{name}: expected [batch, heads, seq, head_dim], got shape {tuple(x.shape)}")
+        if x.dtype not in DTYPES:
+            raise DTypeError(f"{name}: dtype {x.dtype} is not supported; use float32, bfloat16, float16 or float64")
+        if x.dtype != q.dtype:
+            raise DTypeError(f"{name} is {x.dtype}, but q is {q.dtype}; convert them to one dtype")
+        if x.device != q.device:
+            raise DeviceError(f"{name} is on {x.device}, but q is on {q.device}; move them to one device")
+    b, h, _, d = q.shape
+    h_kv, m = k.shape[1], k.shape[2]
+    if k.shape != (b, h_kv, m, d):
+        raise ShapeError(f"k: shape {tuple(k.shape)} does not fit q {tuple(q.shape)}; expected ({b}, h_kv, m, {d})")
+    if v is not None and v.shape[:3] != (b, h_kv, m):
+        raise ShapeError(f"v: shape {tuple(v.shape)} does not fit k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)")
+    if h_kv == 0 or h % h_kv:
+        raise ShapeError(f"q has {h} heads, not a multiple of the {h_kv} heads of k and v (num_heads, num_kv_heads)")
 
 
 def score_tile(

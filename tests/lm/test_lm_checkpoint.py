@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from headwise.errors import CheckpointError, ConfigError
 from headwise.heads.talking_heads import TalkingHeadsAttention
-from headwise.lm.checkpoint import MODEL_FILE, load_model, save_model
+from headwise.lm.checkpoint import MODEL_FILE, load_model, read, save_model, write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 
@@ -97,7 +97,7 @@ def test_a_truncated_checkpoint_is_told(file: Path, share: float) -> None:
 def test_files_of_others_are_refused(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     save_file({"weight": torch.zeros(3)}, other)
-    with pytest.raises(CheckpointError, match="not a headwise decoder"):
+    with pytest.raises(CheckpointError, match="not of the format headwise-decoder-2"):
         load_model(other)
     other.write_text("#!/bin/sh\necho this is no checkpoint at all\n")
     with pytest.raises(CheckpointError, match=r"other\.safetensors"):
@@ -105,30 +105,69 @@ def test_files_of_others_are_refused(file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "words"),
     [
-        ("config", "{"),
-        ("config", '{"vocab_size": 260, "wings": 2}'),
-        ("config", '{"vocab_size": 260, "layers": [{"wings": 2}, {}, {}, {}]}'),
-        ("config", '{"vocab_size": 260, "layers": 3}'),
-        ("tokenizer", "{}"),
-        ("info", "oh"),
+        ("config", "{", "not JSON"),
+        ("config", '{"vocab_size": 260, "wings": 2}', "unknown key 'wings'"),
+        ("config", '{"vocab_size": 260, "layers": [{"wings": 2}, {}, {}, {}]}', "'wings' is not one of those"),
+        ("config", '{"vocab_size": 260, "layers": 3}', "layers=3: expected a list"),
+        ("config", '{"vocab_size": true}', "vocab_size=True"),
+        ("config", '{"vocab_size": 260, "dropout": "much"}', "dropout='much'"),
+        ("config", '{"vocab_size": 260, "num_kv_heads": "2"}', "num_kv_heads='2'"),
+        ("config", '{"vocab_size": 260, "design": ["latent"]}', r"design=\['latent'\]"),
+        ("config", '{"vocab_size": 260, "options": 3}', "options=3"),
+        ("config", '{"vocab_size": 260, "num_layers": 1000000}', "1000000 layers"),
+        ("config", '{"vocab_size": 9223372036854775807}', "vocab_size=9223372036854775807: expected"),
+        ("config", '{"vocab_size": 16777216, "d_model": 16777216}', "no decoder can have|the sizes require"),
+        ("config", '{"vocab_size": 260, "num_layers": 2, "options": {"head_dim": 99999999}}', "expected at most"),
+        ("config", '{"vocab_size": 259}', "260 tokens, but embeddings for 259"),
+        ("config", "[" * 100000, "not JSON"),
+        ("tokenizer", "{}", "tokenizer.characters is missing"),
+        ("tokenizer", '{"characters": "\\ud800"}', "half of a surrogate pair"),
+        ("info", "oh", "not JSON"),
+        ("info", "[]", "info: expected an object"),
     ],
 )
-def test_a_broken_header_is_told(file: Path, key: str, value: str) -> None:
-    with safe_open(file, framework="pt") as opened:
-        header = opened.metadata()
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    save_file(tensors, file, metadata=header | {key: value})
-    with pytest.raises(CheckpointError):
+def test_a_broken_header_is_told(file: Path, key: str, value: str, words: str) -> None:
+    tensors, header = read(file)
+    write(file, {name: x.clone() for name, x in tensors.items()}, header | {key: value})
+    with pytest.raises(CheckpointError, match=words) as caught:
         load_model(file)
+    assert "model.safetensors" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_byte_that_has_changed_is_told(file: Path) -> None:
+    whole = file.read_bytes()
+    for at in range(0, len(whole), len(whole) // 50):
+        file.write_bytes(whole[:at] + bytes((whole[at] ^ 1 << at % 8,)) + whole[at + 1 :])
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            load_model(file)
+
+
+def test_a_tied_and_a_negated_weight_are_written(tmp_path: Path) -> None:
+    decoder = made()
+    first, second = (decoder.get_submodule(f"blocks.{i}") for i in range(2))
+    second.ff_out = first.ff_out
+    assert isinstance(first.ff_in, torch.nn.Linear)
+    turned = torch.complex(torch.zeros_like(first.ff_in.weight), first.ff_in.weight).detach().conj().imag
+    first.ff_in.weight = torch.nn.Parameter(turned)
+    assert first.ff_in.weight.is_neg()
+    save_model(tmp_path / MODEL_FILE, decoder, TOKENIZER, {})
+    again = load_model(tmp_path)[0].state_dict()
+    assert all(torch.equal(x, again[name]) for name, x in decoder.state_dict().items())
 
 
 def test_weights_that_do_not_fit_the_sizes_are_told(file: Path) -> None:
-    with safe_open(file, framework="pt") as opened:
-        header = opened.metadata()
-    save_file({"embedding.weight": torch.zeros(3, 2)}, file, metadata=header)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors.*sizes"):
+    tensors, header = read(file)
+    write(file, {"embedding.weight": torch.zeros(3, 2)}, header)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*2 layers.* 1 tensors"):
+        load_model(file)
+    write(file, tensors | {"embedding.weight": torch.zeros(3, 2)}, header)
+    with pytest.raises(CheckpointError, match=r"embedding\.weight is \(3, 2\); the sizes require \(260, 14\)"):
+        load_model(file)
+    write(file, tensors | {"more": torch.zeros(3, 2)}, header)
+    with pytest.raises(CheckpointError, match="more is no weight"):
         load_model(file)
 
 

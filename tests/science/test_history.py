@@ -71,13 +71,13 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: [], "is no record of heads"),
-        (lambda lines: ["3"], "its first line says otherwise"),
+        (lambda lines: [], "line 1: not JSON"),
+        (lambda lines: ["3"], "line 1: the file: expected an object"),
         (lambda lines: [lines[1]], "its first line says otherwise"),
-        (lambda lines: ["{"], "line 1: cannot be read"),
-        (lambda lines: [*lines[:3], lines[3][:50]], "line 4: cannot be read"),
-        (lambda lines: [lines[0], "[]"], "line 2: cannot be read"),
-        (lambda lines: [lines[0], '{"step": 1}'], "line 2: cannot be read"),
+        (lambda lines: ["{"], "line 1: not JSON"),
+        (lambda lines: [*lines[:3], lines[3][:50]], "line 4: not JSON"),
+        (lambda lines: [lines[0], "[]"], "line 2: the file: expected an object"),
+        (lambda lines: [lines[0], '{"step": 1}'], "line 2: alike is missing"),
         (lambda lines: [lines[0], lines[2], lines[1]], "steps that rise"),
     ],
 )

@@ -221,7 +221,7 @@ SPOILED: dict[str, tuple[Any, str]] = {
     ),
     "truncated": (_truncated, "cannot be loaded"),
     "unknown architecture": (lambda folder: _edit(folder / "config.json", model_type="nobody"), "no model that this"),
-    "code of its own": (_own_code, "no model that this|cannot be read"),
+    "code of its own": (_own_code, "names code of its own.*runs no code of a folder"),
     "broken config": (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
     "other sizes": (lambda folder: _edit(folder / "config.json", hidden_size=32), "loaded|sizes"),

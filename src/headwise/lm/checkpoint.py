@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from headwise.errors import CheckpointError, ConfigError, HeadwiseError
-from headwise.files import atomic_path
+from headwise.contents import Entry, one_line, parsed, reading
+from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.tensor_files import read_tensors, write_tensors
 
 MODEL_FILE = "model.safetensors"
-FORMAT = "headwise-decoder-1"
+FORMAT = "headwise-decoder-2"  # the one before it had no checksum
+WHAT = "checkpoint"
 
 
 def save_model(
@@ -50,14 +50,10 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenizer, di
     file = path / MODEL_FILE if path.is_dir() else path
     tensors, header = read(file)
     config, tokenizer, info = unpack(header, file)
-    try:
+    with reading(file, WHAT):
+        _check_sizes(config, tensors)
         decoder = Decoder(config)
-    except HeadwiseError as error:
-        raise CheckpointError(f"{str(file)!r} has sizes that no decoder can have: {error}") from None
-    try:
         decoder.load_state_dict({name: x.float() for name, x in tensors.items()})
-    except RuntimeError as error:
-        raise CheckpointError(f"{str(file)!r} does not fit its own sizes: {error}") from None
     return decoder.eval(), tokenizer, info
 
 
@@ -69,25 +65,13 @@ def load_pretrained() -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
     """A safetensors file, atomically; what was there before survives a full disk."""
-    try:
-        with atomic_path(path) as temporary:
-            save_file({name: x.contiguous() for name, x in tensors.items()}, temporary, metadata=dict(header))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{os.fspath(path)!r} could not be written ({error}); what was there before is untouched"
-        ) from error
+    write_tensors(path, tensors, header)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a safetensors file."""
-    name = os.fspath(path)
-    if not os.path.isfile(name):
-        raise CheckpointError(f"checkpoint {name!r} does not exist; `headwise train FILE --out DIR` makes one")
-    try:
-        with safe_open(name, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise CheckpointError(f"checkpoint {name!r} cannot be read, it may be truncated: {error}") from None
+    """Tensors and header of a file that `write` wrote. CheckpointError if it is missing, damaged or something else."""
+    with reading(path, WHAT, missing="`headwise train FILE --out DIR` makes one"):
+        return read_tensors(path, FORMAT)
 
 
 def header_of(config: DecoderConfig, tokenizer: CharTokenizer, info: Mapping[str, Any]) -> dict[str, str]:
@@ -103,11 +87,28 @@ def header_of(config: DecoderConfig, tokenizer: CharTokenizer, info: Mapping[str
 def unpack(
     header: Mapping[str, str], path: str | os.PathLike[str]
 ) -> tuple[DecoderConfig, CharTokenizer, dict[str, Any]]:
-    """Sizes, vocabulary and info from a header."""
-    if header.get("format") != FORMAT:
-        raise CheckpointError(f"{os.fspath(path)!r} is not a headwise decoder ({FORMAT}); its header says otherwise")
+    """Sizes, vocabulary and info from a header. CheckpointError if it does not hold them."""
+    with reading(path, WHAT):
+        text = Entry(dict(header), "header")
+        config = DecoderConfig.from_dict(Entry(parsed(text.word("config")), "config").plain())
+        tokenizer = CharTokenizer.from_json(text.word("tokenizer"))
+        if tokenizer.vocab_size > config.vocab_size:
+            raise CheckpointError(f"{tokenizer.vocab_size} tokens, but embeddings for {config.vocab_size}")
+        return config, tokenizer, Entry(parsed(text.word("info")), "info").plain()
+
+
+def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
+    """CheckpointError if these are not the weights of such a decoder, before memory is taken for one."""
+    if config.num_layers > len(tensors):
+        raise CheckpointError(f"{config.num_layers} layers in the sizes, and {len(tensors)} tensors in the file")
     try:
-        config = DecoderConfig.from_dict(json.loads(header["config"]))
-        return config, CharTokenizer.from_json(header["tokenizer"]), json.loads(header["info"])
-    except (KeyError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{os.fspath(path)!r} has a header that cannot be read: {error}") from None
+        with torch.device("meta"):
+            expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
+    except (RuntimeError, OverflowError) as error:  # PyTorch's, for sizes that no tensor can have
+        raise CheckpointError(f"sizes that no decoder can have: {one_line(error)}") from None
+    for name, shape in expected.items():
+        found = tuple(tensors[name].shape) if name in tensors else None
+        if found != shape:
+            raise CheckpointError(f"{name} is {'missing' if found is None else found}; the sizes require {shape}")
+    if strange := next((name for name in tensors if name not in expected), None):
+        raise CheckpointError(f"{strange} is no weight of a decoder of these sizes")

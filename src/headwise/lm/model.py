@@ -24,6 +24,7 @@ SET_HERE = frozenset({"num_kv_heads", "context_dim", "dropout", "rotary"})
 # What may differ from layer to layer besides a design's own options, and what surgery changes of an attention layer.
 OF_LAYER = ("num_heads", "num_kv_heads")
 SIZES = (*OF_LAYER, "head_dim", "value_dim", "latent_dim", "rope_dim")
+LARGEST = 1 << 24  # of a size, so that no product of some of them is beyond PyTorch's own numbers
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,15 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff", "context"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout={self.dropout}: expected 0 <= dropout < 1")
+            _check_size("", name, getattr(self, name))
+        if self.num_kv_heads is not None:
+            _check_size("", "num_kv_heads", self.num_kv_heads)
+        if not isinstance(self.dropout, int | float) or not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout={self.dropout!r}: expected 0 <= dropout < 1")
+        if not isinstance(self.design, str):
+            raise ConfigError(f"design={self.design!r}: expected the name of a head design")
+        if not isinstance(self.options, Mapping):
+            raise ConfigError(f"options={self.options!r}: expected a mapping")
         if self.order not in ORDERS:
             raise ConfigError(f"order={self.order!r}: expected one of {', '.join(map(repr, ORDERS))}")
         known = [name for name in options_of(self.design) if name not in SET_HERE]
@@ -70,9 +75,7 @@ class DecoderConfig:
                 raise ConfigError(f"layers[{i}]={layer!r}: expected a mapping")
             self._check(f"layers[{i}]", layer, [*OF_LAYER, *known])
             for name in (name for name in OF_LAYER if name in layer):
-                value = layer[name]
-                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                    raise ConfigError(f"layers[{i}]: {name}={value!r}: expected a whole number of at least 1")
+                _check_size(f"layers[{i}]: ", name, layer[name])
 
     def _check(self, where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
         for name, value in given.items():
@@ -80,6 +83,8 @@ class DecoderConfig:
                 raise ConfigError(f"{where}: {name!r} is not one of those that {self.design} takes: {', '.join(known)}")
             if not isinstance(value, bool | int | float | str | None):
                 raise ConfigError(f"{where}: {name}={value!r}: expected a number, a word, or nothing")
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise ConfigError(f"{where}: {name}={value!r}: expected at most {LARGEST}")
 
     def to_dict(self) -> dict[str, Any]:
         """For a checkpoint's header. Without `layers` where all are alike: earlier versions read that too."""
@@ -131,7 +136,8 @@ class Decoder(nn.Module):
         self._sizes = [_sizes(attention) for attention in self._attentions()]
         # A post-norm block ends with its norm already.
         self.norm = nn.RMSNorm(config.d_model) if config.order == "pre" else nn.Identity()
-        self._initialise()
+        if not self.embedding.weight.is_meta:  # where weights are not in memory, there is nothing to draw
+            self._initialise()
 
     @property
     def config(self) -> DecoderConfig:
@@ -227,6 +233,11 @@ class Decoder(nn.Module):
                     weight.mul_(math.sqrt(3.0))
                 for weight in (*_last_weights(block.attention), block.ff_out.weight):
                     weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
+
+
+def _check_size(where: str, name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
+        raise ConfigError(f"{where}{name}={value!r}: expected a whole number, 1 to {LARGEST}")
 
 
 def _sizes(attention: AttentionLayer) -> dict[str, int]:

@@ -6,7 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from headwise.errors import CheckpointError, ConfigError, TextError
+from headwise.contents import Entry, parsed
+from headwise.errors import ConfigError, TextError
 
 BYTES = 256  # ids 0..255 are the bytes, whatever the vocabulary
 
@@ -78,11 +79,8 @@ class CharTokenizer:
 
     @classmethod
     def from_json(cls, code: str) -> "CharTokenizer":
-        """What `to_json` gave."""
-        try:
-            return cls(json.loads(code)["characters"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"the checkpoint's vocabulary cannot be read: {error}") from None
+        """What `to_json` gave. CheckpointError if it is something else."""
+        return cls(Entry(parsed(code), "tokenizer").word("characters"))
 
     @cached_property
     def _ids(self) -> np.ndarray:

@@ -21,6 +21,7 @@ from headwise.lm.corpus import Corpus, step_seed
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.schedule import learning_rate_factor, read_shares, share_at
+from headwise.lm.training_state import training_state
 from headwise.lm.watch_heads import HeadWatcher
 
 TRAINING_FILE = "training.safetensors"
@@ -242,20 +243,20 @@ class _Run:
         tensors, header = read(path)
         config, tokenizer, info = unpack(header, path)
         same = config == self.decoder.config and tokenizer.characters == self.corpus.tokenizer.characters
-        differ = [key for key, value in self.settings.items() if info["settings"].get(key) != value]
+        then = info.get("settings")
+        settings = then if isinstance(then, dict) else {}
+        differ = [key for key, value in self.settings.items() if settings.get(key) != value]
         if not same or differ:
             what = ", ".join(differ) or "the model's sizes or its vocabulary"
             raise CheckpointError(
                 f"{str(path)!r} is a run with other settings ({what}); give the same ones, another --out, or --fresh"
             )
-        self.decoder.load_state_dict(
-            {k.removeprefix("model."): x for k, x in tensors.items() if k.startswith("model.")}
-        )
-        for i, parameter in enumerate(self._parameters()):
-            prefix = f"optimizer.{i}."
-            state = {k.removeprefix(prefix): x for k, x in tensors.items() if k.startswith(prefix)}
-            self.optimizer.state[parameter] = state
-        self.step, self.best, self.log, self.seconds = info["step"], info["best"], info["log"], info["seconds"]
+        parameters = list(self._parameters())
+        state = training_state(path, tensors, info, self.decoder.state_dict(), parameters)
+        self.decoder.load_state_dict(state.model)
+        for parameter, moments in zip(parameters, state.optimizer, strict=True):
+            self.optimizer.state[parameter] = moments
+        self.step, self.best, self.log, self.seconds = state.step, state.best, state.log, state.seconds
 
     def _parameters(self) -> Iterator[Tensor]:
         for group in self.optimizer.param_groups:

@@ -125,10 +125,11 @@ class Documents(Mask):
         return spans.one(start[:, grid.shift :], stop[:, grid.shift :], grid.m)
 
     def check(self, grid: Grid) -> None:
-        if self.ids.shape[1] != grid.m or self.ids.shape[0] not in (1, grid.b) or grid.n > grid.m:
+        inside = 0 <= grid.shift <= grid.m - grid.n
+        if self.ids.shape[1] != grid.m or self.ids.shape[0] not in (1, grid.b) or not inside:
             raise ShapeError(
                 f"mask=Documents(ids): ids have shape {tuple(self.ids.shape)}, expected ({grid.m},) or "
-                f"({grid.b}, {grid.m}) for {grid.n} queries and {grid.m} keys"
+                f"({grid.b}, {grid.m}) for {grid.n} queries and {grid.m} keys, with each query at the place of a key"
             )
 
     def only(self, batch: int, head: int) -> Mask:

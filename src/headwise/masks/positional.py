@@ -47,7 +47,7 @@ class Causal(_Anywhere):
         return spans.one(torch.tensor(0), grid.positions()[None] + 1, grid.m)
 
     def check(self, grid: Grid) -> None:
-        if grid.n > grid.m:
+        if grid.first is None and grid.n > grid.m:
             raise ShapeError(
                 f"mask=Causal(): {grid.n} queries stand at the end of {grid.m} keys, so there must be at most as "
                 f"many queries as keys; for cross attention leave Causal() out"

@@ -2,12 +2,12 @@
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from headwise.errors import CheckpointError, HeadwiseError
+from headwise.contents import Entry, number, parsed, reading, text_of, whole
+from headwise.errors import CheckpointError
 from headwise.files import atomic_path
 from headwise.surgery.budgets import Budget
 
@@ -33,23 +33,24 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
 
     CheckpointError if the file is missing or is something else.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise CheckpointError(f"budget {str(file)!r} does not exist; `headwise budget --file TEXT` makes one")
-    try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, expected {FORMAT!r}")
-        layers = content["layers"]
+    with reading(path, "budget", missing="`headwise budget --file TEXT` makes one"):
+        content = Entry(parsed(text_of(path)))
+        if content.word("format") != FORMAT:
+            raise CheckpointError(f"it is not of the format {FORMAT}; it says {content.word('format')!r}")
+        layers = content.entries("layers")
         found = Budget(
-            tuple(tuple(None if w is None else int(w) for w in layer["windows"]) for layer in layers),
-            tuple(torch.tensor(layer["kept"], dtype=torch.float64) for layer in layers),
-            int(content["window"]), int(content["sinks"]), float(content["threshold"]),
-            tuple((int(layer["key_width"]), int(layer["value_width"])) for layer in layers), int(content["tokens"]),
+            tuple(tuple(layer.each("windows", _window)) for layer in layers),
+            tuple(torch.tensor(layer.each("kept", number), dtype=torch.float64) for layer in layers),
+            content.whole("window", least=1), content.whole("sinks", least=0), content.number("threshold"),
+            tuple((layer.whole("key_width", least=1), layer.whole("value_width", least=1)) for layer in layers),
+            content.whole("tokens", least=0),
         )  # fmt: skip
-        found.caches()  # says what is out of range
-    except HeadwiseError as error:
-        raise CheckpointError(f"budget {str(file)!r} is out of range: {error}") from None
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise CheckpointError(f"budget {str(file)!r} cannot be read: {type(error).__name__}: {error}") from None
-    return found
+        for i, (windows, kept) in enumerate(zip(found.windows, found.kept, strict=True)):
+            if not windows or len(kept) == 0 or len(kept) % len(windows):
+                raise CheckpointError(f"layers[{i}]: {len(kept)} heads are no multiple of {len(windows)} KV heads")
+        found.caches()  # says what else is out of range
+        return found
+
+
+def _window(value: Any, at: str) -> int | None:
+    return None if value is None else whole(value, at, least=1)

@@ -8,12 +8,14 @@ their roles.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
+from headwise.contents import Entry, each, number, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path
 from headwise.science.given import head_name
@@ -23,6 +25,7 @@ from headwise.tables import as_html, as_text
 FORMAT = "headwise-heads-1"
 DIGITS = 5  # of the numbers in a file
 NO_ROLE = "none"
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class HeadLook:
     labels: list[list[list[str]]]
     alike: dict[str, Alike] = field(default_factory=dict)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(layers, heads)"""
+        return len(self.labels), len(self.labels[0]) if self.labels else 0
+
     def to_json(self) -> str:
         """One line."""
         content = {
@@ -77,18 +85,19 @@ class HeadLook:
 
     @classmethod
     def from_json(cls, line: str) -> "HeadLook":
-        """What `to_json` gave. KeyError, TypeError or ValueError if it is something else."""
-        found = json.loads(line)
-        alike = {
-            name: Alike(
-                _number(x["mean"]), _number(x["within"]), tuple((str(n), _number(v)) for n, v in x["nearest"])
-            )
-            for name, x in found["alike"].items()
-        }  # fmt: skip
-        passage, repeats = (
-            {name: np.array(x, np.float64) for name, x in found[part].items()} for part in ("passage", "repeats")
-        )
-        return cls(int(found["step"]), float(found["seconds"]), passage, repeats, found["labels"], alike)
+        """What `to_json` gave. CheckpointError if it is something else."""
+        found = Entry(parsed(line))
+        alike = {}
+        for name in (measures := found.entry("alike")):
+            one = measures.entry(name)
+            nearest = tuple(one.each("nearest", _neighbour))
+            alike[name] = Alike(_number(one.raw("mean"), "mean"), _number(one.raw("within"), "within"), nearest)
+        labels = found.each("labels", lambda rows, at: each(rows, at, lambda names, at: each(names, at, word)))
+        if len({len(row) for row in labels}) > 1:
+            raise CheckpointError("labels: expected as many heads in each layer")
+        shape = (len(labels), len(labels[0]) if labels else 0)
+        passage, repeats = (found.named(part, lambda x, at: _numbers(x, at, shape)) for part in ("passage", "repeats"))
+        return cls(found.whole("step", least=0), found.number("seconds"), passage, repeats, labels, alike)
 
 
 class HeadHistory:
@@ -107,7 +116,7 @@ class HeadHistory:
     @property
     def shape(self) -> tuple[int, int]:
         """(layers, heads); (0, 0) before the first look."""
-        return (len(self.looks[0].labels), len(self.looks[0].labels[0])) if self.looks else (0, 0)
+        return self.looks[0].shape if self.looks else (0, 0)
 
     @property
     def steps(self) -> np.ndarray:
@@ -195,34 +204,27 @@ class HeadHistory:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "HeadHistory":
         """From a file that `write` made. CheckpointError if it is missing or something else, naming the line."""
-        name = os.fspath(path)
-        try:
-            with open(name, encoding="utf-8") as file:
-                lines = file.read().splitlines()
-        except FileNotFoundError:
-            raise CheckpointError(f"{name!r} does not exist; `headwise train … --watch-heads` writes it") from None
-        except UnicodeDecodeError:
-            raise CheckpointError(f"{name!r} is not UTF-8, so it is no record of heads") from None
-        read = [_read(name, number, line) for number, line in enumerate(lines, 1)]
-        if not read or not isinstance(read[0], dict) or read[0].pop("format", None) != FORMAT:
-            raise CheckpointError(f"{name!r} is no record of heads ({FORMAT}): its first line says otherwise")
-        try:
-            return cls(read[0], read[1:])
-        except ConfigError as error:
-            raise CheckpointError(f"{name!r} cannot be a record of heads: {error}") from None
+        missing = "`headwise train … --watch-heads` writes it"
+        with reading(path, "record of heads", missing=missing, way_out="move the file away"):
+            first, *looks = text_of(path).splitlines() or [""]
+            about = _at_line(1, lambda: Entry(parsed(first)).plain())
+            if about.pop("format", None) != FORMAT:
+                raise CheckpointError(f"it is not of the format {FORMAT}: its first line says otherwise")
+            read = [_at_line(i, partial(HeadLook.from_json, line)) for i, line in enumerate(looks, 2)]
+            if len({look.shape for look in read}) > 1:
+                raise CheckpointError("its looks are at other numbers of layers and heads")
+            return cls(about, read)
 
     def _stacked(self, part: str, role: str) -> np.ndarray:
         return np.array([getattr(x, part).get(role, np.full(self.shape, np.nan)) for x in self.looks])
 
 
-def _read(name: str, number: int, line: str) -> Any:
-    """What the record is about from its first line, looks from the others."""
+def _at_line(number: int, read: Callable[[], Read]) -> Read:
+    """What is read from a line; an error says which one it is."""
     try:
-        return json.loads(line) if number == 1 else HeadLook.from_json(line)
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{name!r}, line {number}: cannot be read ({type(error).__name__}: {error}); move the file away"
-        ) from None
+        return read()
+    except CheckpointError as error:
+        raise CheckpointError(f"line {number}: {error}") from None
 
 
 def _plain(x: Any) -> Any:
@@ -232,5 +234,21 @@ def _plain(x: Any) -> Any:
     return None if not np.isfinite(x) else round(float(x), DIGITS)
 
 
-def _number(x: Any) -> float:
-    return float("nan") if x is None else float(x)
+def _number(x: Any, at: str) -> float:
+    """A number, or NaN for null."""
+    return float("nan") if x is None else number(x, at)
+
+
+def _numbers(x: Any, at: str, shape: tuple[int, int]) -> np.ndarray:
+    """[layers, heads]"""
+    rows = each(x, at, lambda row, at: each(row, at, _number))
+    if [len(row) for row in rows] != [shape[1]] * shape[0]:
+        raise CheckpointError(f"{at}: expected {shape[0]} × {shape[1]} numbers, as there are labels")
+    return np.array(rows, np.float64).reshape(shape)
+
+
+def _neighbour(x: Any, at: str) -> tuple[str, float]:
+    pair = each(x, at, lambda value, at: value)
+    if len(pair) != 2:
+        raise CheckpointError(f"{at}: expected a head and a number")
+    return word(pair[0], at), _number(pair[1], at)

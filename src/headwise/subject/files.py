@@ -1,16 +1,19 @@
 """What has to be in a folder of transformers before anything of it is loaded, and the messages for what is not."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
+
 from headwise.adapters.huggingface.library import library
+from headwise.contents import Entry, one_line, parsed, reading, text_of, word
 from headwise.errors import CheckpointError
+from headwise.trust import WEIGHTS, check_config, check_folder
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
-INDEX = "model.safetensors.index.json"
+INDEX = WEIGHTS[1]
 
 
 @contextmanager
@@ -28,18 +31,27 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def check_weights(folder: Path) -> None:
-    """CheckpointError if there are no safetensors, or a part of them is missing or lies elsewhere."""
-    if (folder / "model.safetensors").is_file():
-        return
+def check_weights(folder: Path, config: Any) -> None:
+    """CheckpointError if there are no safetensors, a part of them is missing, damaged or lies elsewhere, or they cannot
+    be those of so many layers."""
+    tensors = sum(_tensors(folder / name) for name in _files(folder))
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > tensors:
+        raise CheckpointError(f"{str(folder)!r}: {layers} layers by its config.json, but {tensors} weights")
+
+
+def _files(folder: Path) -> list[str]:
+    if (folder / WEIGHTS[0]).is_file():
+        return [WEIGHTS[0]]
     index = folder / INDEX
     if index.is_file():
-        for name in sorted(_parts(index)):
+        names = sorted(_parts(index))
+        for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise CheckpointError(f"{str(index)!r} names {name!r}, which is no safetensors file of this folder")
             if not (folder / name).is_file():
                 raise CheckpointError(f"{str(folder)!r}: {name} is missing, which {INDEX} names")
-        return
+        return names
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         raise CheckpointError(
@@ -49,26 +61,47 @@ def check_weights(folder: Path) -> None:
     raise CheckpointError(f"{str(folder)!r} has no weights: expected model.safetensors, or {INDEX} and its parts")
 
 
+def _tensors(path: Path) -> int:
+    """How many tensors a file holds."""
+    with reading(path, "weights"):
+        try:
+            with safe_open(path, framework="pt") as file:
+                return len(list(file.keys()))
+        except SafetensorError as error:
+            raise CheckpointError(f"truncated or damaged, so the model cannot be loaded: {error}") from None
+
+
 def _parts(index: Path) -> set[str]:
-    try:
-        parts = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        if not parts or not all(isinstance(name, str) for name in parts):
-            raise ValueError("weight_map names no files")
-        return parts
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{str(index)!r} cannot be read: {error}") from None
-
-
-def one_line(error: BaseException) -> str:
-    """The first lines of a message of theirs, as one that is not too long."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else text[:300] + "…"
+    with reading(index, "index"):
+        parts = Entry(parsed(text_of(index))).named("weight_map", word)
+        if not parts:
+            raise CheckpointError("weight_map names no files")
+        return set(parts.values())
 
 
 def read_config(folder: Path) -> Any:
     """The configuration. CheckpointError if it cannot be read, is not known, or is of a model that is no one text
     model."""
     auto = library("models.auto")
+    check_folder(folder)
+    path = folder / "config.json"
+    with reading(path, "configuration"):
+        given = Entry(parsed(text_of(path))).plain()
+    try:
+        with quiet():
+            # Another file, where the configuration names one for this version of transformers.
+            followed, _ = library("configuration_utils").PreTrainedConfig.get_config_dict(
+                str(folder), local_files_only=True
+            )
+    except Exception as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {one_line(error)}") from None
+    for values in (given, followed):
+        check_config(values, path)
+        if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
+            raise CheckpointError(
+                f"{str(path)!r}: auto_map={values['auto_map']!r} names code of its own for a model that this version "
+                f"of transformers does not know; headwise runs no code of a folder"
+            )
     try:
         with quiet():
             config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)

@@ -11,11 +11,12 @@ from torch.nn.functional import cross_entropy
 from headwise.adapters.huggingface import switch
 from headwise.adapters.huggingface.library import library
 from headwise.adapters.observer import Observation, call_name, observe
+from headwise.contents import one_line
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.measures import Measure
 from headwise.subject.base import LossFunction, Maps, Seen, Subject, described, text_of
 from headwise.subject.characters import by_decoding, by_offsets
-from headwise.subject.files import check_weights, one_line, quiet, read_config, read_tokenizer
+from headwise.subject.files import check_weights, quiet, read_config, read_tokenizer
 from headwise.subject.reading import Reading
 from headwise.subject.remarks import Remark, remark
 
@@ -34,7 +35,7 @@ class TransformersSubject(Subject):
         self.name = folder.resolve().name
         self._folder = str(folder)
         config = read_config(folder)
-        check_weights(folder)
+        check_weights(folder, config)
         self._tokenizer = read_tokenizer(folder)
         self.model, self._predicts = _load(folder, config)
         try:
@@ -59,10 +60,13 @@ class TransformersSubject(Subject):
         whole = text_of(text)
         tokenizer = self._tokenizer
         fast = bool(tokenizer.is_fast)
-        found = tokenizer(
-            whole, return_offsets_mapping=fast, return_special_tokens_mask=True, truncation=False, padding=False,
-            verbose=False,
-        )  # fmt: skip
+        try:
+            found = tokenizer(
+                whole, return_offsets_mapping=fast, return_special_tokens_mask=True, truncation=False, padding=False,
+                verbose=False,
+            )  # fmt: skip
+        except Exception as error:  # it is their code that runs, with values from a file
+            raise CheckpointError(f"{self._folder!r}: its tokenizer cannot read a text: {one_line(error)}") from None
         ids = list(found["input_ids"])
         if not ids:
             raise TextError("text: the model's tokenizer makes no token of it; give a text with letters")

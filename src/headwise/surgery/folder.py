@@ -8,21 +8,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headwise.anatomy import HeadSite, find_heads
+from headwise.contents import Entry, one_line, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.surgery.resize import make_room
+from headwise.tensor_files import read_tensors, save_tensors
+from headwise.trust import check_config
 
 WEIGHTS_FILE, CONFIG_FILE, HEADS_FILE = "model.safetensors", "config.json", "heads.json"
-FORMAT = "headwise-heads-1"
+FORMAT = "headwise-pruned-2"
+WEIGHTS_FORMAT = "pt"  # as transformers has it
 
 
 def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
@@ -47,7 +49,7 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     held: Any = model
     generation = getattr(held, "generation_config", None)
     with _new_folder(Path(folder)) as temporary:
-        save_file(tensors, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
+        save_tensors(temporary / WEIGHTS_FILE, tensors, {"format": WEIGHTS_FORMAT})
         (temporary / CONFIG_FILE).write_text(held.config.to_json_string(use_diff=False), encoding="utf-8")
         if generation is not None:
             (temporary / "generation_config.json").write_text(generation.to_json_string(), encoding="utf-8")
@@ -62,53 +64,78 @@ def load_pruned(folder: str | os.PathLike[str]) -> Any:
             transformers.
     """
     folder = Path(folder)
-    heads = _json(folder / HEADS_FILE)
-    if heads.get("format") != FORMAT:
-        raise CheckpointError(f"{str(folder / HEADS_FILE)!r} is not of the format {FORMAT}")
-    model = _empty_model(folder, str(heads.get("class")))
-    sites = {site.name: site for site in find_heads(model)}
+    file, weights = folder / HEADS_FILE, folder / WEIGHTS_FILE
+    with reading(
+        file, "list of heads", missing="save_pruned writes it; transformers' own from_pretrained reads others"
+    ):
+        heads = Entry(parsed(text_of(file)))
+        if heads.word("format") != FORMAT:
+            raise CheckpointError(f"it is not of the format {FORMAT}; it says {heads.word('format')!r}")
+        name = heads.word("class")
+    kind = _kind(name, file)
+    config = _config(folder / CONFIG_FILE, kind)
+    with reading(weights, "weights"):
+        tensors, _ = read_tensors(weights, WEIGHTS_FORMAT)
+    _check_layers(config, tensors, folder / CONFIG_FILE)
     try:
-        if set(sites) != set(heads["sites"]):
-            raise ValueError(f"its modules are not those of {heads['class']}")
-        for name, sizes in heads["sites"].items():
-            _resize(sites[name], sizes["num_heads"], sizes["num_kv_heads"])
-        same = dict(heads["same"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{str(folder / HEADS_FILE)!r} does not fit the model: {error}") from None
-    tensors = _tensors(folder / WEIGHTS_FILE)
+        model = kind._from_config(config)
+    except Exception as error:  # their code, with sizes from a file
+        raise CheckpointError(f"{str(folder / CONFIG_FILE)!r} makes no {kind.__name__}: {one_line(error)}") from None
+    with reading(file, "list of heads"):
+        sites = {site.name: site for site in find_heads(model)}
+        sizes = heads.entry("sites")
+        if set(sites) != set(sizes):
+            raise CheckpointError(f"it does not fit the model: its modules are not those of {kind.__name__}")
+        for name, site in sites.items():
+            one = sizes.entry(name)
+            _resize(site, one.whole("num_heads", least=1), one.whole("num_kv_heads", least=1))
+        same = heads.named("same", word)
+        if missing := [name for name in same.values() if name not in tensors]:
+            raise CheckpointError(f"same: {missing[0]!r} is not among the weights")
     try:
         model.load_state_dict(tensors | {name: tensors[of] for name, of in same.items()}, assign=True)
-    except (RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{str(folder / WEIGHTS_FILE)!r} does not fit its own sizes: {error}") from None
+    except RuntimeError as error:
+        raise CheckpointError(f"{str(weights)!r} does not fit its own sizes: {one_line(error)}") from None
     model.tie_weights()
     return model.eval()
 
 
 def _resize(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-    for name, value in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{site.name}: {name}={value!r}")
-    if num_heads % num_kv_heads:
-        raise ValueError(f"{site.name}: {num_heads} heads are no multiple of {num_kv_heads}")
+    if num_heads > site.num_heads or num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"{site.name}: num_heads={num_heads}, num_kv_heads={num_kv_heads}; expected a multiple of the KV heads, "
+            f"and at most {site.num_heads}"
+        )
     if (num_heads, num_kv_heads) != (site.num_heads, site.num_kv_heads):
         make_room(site, num_heads, num_kv_heads)
 
 
-def _empty_model(folder: Path, name: str) -> Any:
+def _kind(name: str, file: Path) -> Any:
     try:
         import transformers
     except ImportError:
         raise not_installed("load_pruned()", "transformers>=5") from None
-    kind = getattr(transformers, name, None)
+    kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
-        raise CheckpointError(f"{str(folder / HEADS_FILE)!r}: {name!r} is no model class of this transformers")
-    if not (folder / CONFIG_FILE).is_file():
-        raise CheckpointError(f"{str(folder / CONFIG_FILE)!r} does not exist")
-    try:
-        made: Any = kind
-        return made._from_config(made.config_class.from_json_file(folder / CONFIG_FILE))
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise CheckpointError(f"{str(folder / CONFIG_FILE)!r} cannot be read: {error}") from None
+        raise CheckpointError(f"{str(file)!r}: {name!r} is no model class of this transformers")
+    return kind
+
+
+def _config(path: Path, kind: Any) -> Any:
+    with reading(path, "configuration"):
+        values = Entry(parsed(text_of(path))).plain()
+        check_config(values, path)
+        try:
+            return kind.config_class(**values)
+        except Exception as error:  # their code, with values from a file
+            raise CheckpointError(one_line(error)) from None
+
+
+def _check_layers(config: Any, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """CheckpointError for more layers than there are weights, before any is made."""
+    layers = getattr(config, "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > len(tensors):
+        raise CheckpointError(f"{str(path)!r}: {layers} layers, and {len(tensors)} weights in {WEIGHTS_FILE}")
 
 
 def _apart(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -122,7 +149,7 @@ def _apart(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
             same[name] = first[key]
         else:
             first[key] = name
-            tensors[name] = x.detach().contiguous()
+            tensors[name] = x
     return tensors, same
 
 
@@ -140,33 +167,8 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         os.umask(umask)
         temporary.chmod(0o777 & ~umask)
         os.replace(temporary, folder)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise CheckpointError(f"{str(folder)!r} could not be written ({error}); nothing is left of it") from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(
-            f"{str(path)!r} does not exist; save_pruned writes it, and a folder without it is read by transformers' "
-            f"own from_pretrained"
-        )
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{str(path)!r} holds {type(found).__name__}; expected an object")
-    return found
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise CheckpointError(f"{str(path)!r} does not exist")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read, it may be truncated: {error}") from None

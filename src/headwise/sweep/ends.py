@@ -92,7 +92,7 @@ def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str,
     sums, hows = work.nothing(), []
     for number in range(len(begun.units)):
         tell("merging", number, len(begun.units))
-        found, how = journal.tallies(number)
+        found, how = journal.tallies(number, work.nothing())
         for tally in found.values():
             sums.add(tally)
         hows += [how] if how not in hows else []
@@ -116,7 +116,7 @@ def _by_file(begun: Begun, journal: Journal, result: CorpusMeasures) -> Iterator
     sources = begun.work.sources
     place, under_way = 0, begun.work.nothing()
     for number in range(len(begun.units)):
-        for source, tally in journal.tallies(number)[0].items():
+        for source, tally in journal.tallies(number, begun.work.nothing())[0].items():
             if source != place and under_way.windows:
                 yield columns(under_way, result.heads, result.measures, sources[place].path)
                 under_way = begun.work.nothing()

@@ -5,6 +5,7 @@ that it measures the same, and measures the units that have no file yet.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -15,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from headwise.contents import Entry, parsed, reading, text_of, whole, word
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path
 from headwise.sweep.tally import Tally, Trouble
+from headwise.tensor_files import CHECKSUM, read_tensors, write_tensors
 
-FORMAT = "headwise-measure-1"
+FORMAT = "headwise-measure-2"
 MANIFEST = "manifest.json"
 
 
@@ -62,20 +63,22 @@ class Journal:
                     path.unlink()
 
     def read(self) -> dict[str, Any]:
-        """The manifest."""
+        """The manifest. CheckpointError if it is damaged, or of another version."""
         path = self.folder / MANIFEST
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{str(path)!r} cannot be read ({error}); --restart measures anew") from None
-        if found.get("format") != FORMAT:
-            raise CheckpointError(f"{str(path)!r} is not of this version of headwise; --restart measures anew")
-        return found
+        with reading(path, "manifest", way_out="--restart measures anew"):
+            found = Entry(parsed(text_of(path)))
+            if found.word("format") != FORMAT:
+                raise CheckpointError("it is not of this version of headwise")
+            manifest = {name: found.raw(name) for name in found if name not in ("format", CHECKSUM)}
+            if found.word(CHECKSUM) != _checksum(manifest):
+                raise CheckpointError("it is damaged: its contents do not have its checksum")
+            return manifest
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest."""
         with self._writing(), atomic_path(self.folder / MANIFEST) as temporary:
-            temporary.write_text(json.dumps({"format": FORMAT, **manifest}, ensure_ascii=False, indent=1), "utf-8")
+            content = {"format": FORMAT, CHECKSUM: _checksum(manifest), **manifest}
+            temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), "utf-8")
 
     def finished(self) -> set[int]:
         """The numbers of the units that are there."""
@@ -96,22 +99,23 @@ class Journal:
                 "troubles": [asdict(trouble) for trouble in tally.troubles],
             }  # fmt: skip
         header = {"format": FORMAT, "sums": json.dumps(sums, ensure_ascii=False), "how": json.dumps(how)}
-        with self._writing(), atomic_path(self._path(unit)) as temporary:
-            save_file({name: x.contiguous() for name, x in tensors.items()}, temporary, metadata=header)
+        with self._writing():
+            write_tensors(self._path(unit), tensors, header)
 
-    def tallies(self, unit: int) -> tuple[dict[int, Tally], dict[str, Any]]:
-        """What a unit gave, and how it was measured."""
+    def tallies(self, unit: int, like: Tally) -> tuple[dict[int, Tally], dict[str, Any]]:
+        """What a unit gave, and how it was measured. like: a tally of its size."""
         path = self._path(unit)
-        try:
-            with safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            sums = json.loads(header["sums"])
-            return {int(source): _tally(source, sums[source], tensors) for source in sums}, json.loads(header["how"])
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise CheckpointError(
-                f"{str(path)!r} cannot be read ({error}); remove it, and the same command measures this unit again"
-            ) from None
+        way_out = "remove it, and the same command measures this unit again"
+        with reading(path, "finished unit", way_out=way_out):
+            tensors, header = read_tensors(path, FORMAT)
+            text = Entry(dict(header))
+            sums = Entry(parsed(text.word("sums")), "sums")
+            found = {}
+            for source in sums:
+                if not source.removeprefix("-").isdecimal():
+                    raise CheckpointError(f"sums: {source!r} is no number of a file")
+                found[int(source)] = _tally(sums.entry(source), source, tensors, like)
+            return found, Entry(parsed(text.word("how")), "how").plain()
 
     def remove(self) -> None:
         """The result is written: the folder has done its work."""
@@ -158,14 +162,31 @@ class Journal:
     def _writing(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, SafetensorError) as error:
-            why = getattr(error, "strerror", None) or error
+        except (OSError, CheckpointError) as error:
+            why = error.strerror or error if isinstance(error, OSError) else error
             done = len(self.finished()) if self.folder.is_dir() else 0
             kept = f"; {done} finished units are safe there, and the same command goes on" if done else ""
             raise CheckpointError(f"{str(self.folder)!r} cannot be written: {why}{kept}") from None
 
 
-def _tally(source: str, sums: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Tally:
-    troubles = [Trouble(**{**one, "heads": tuple(one["heads"])}) for one in sums["troubles"]]
-    numbers, lost = tensors[f"{source}.numbers"], tensors[f"{source}.lost"]
-    return Tally(numbers, lost, sums["windows"], sums["tokens"], troubles, frozenset(sums["kernels"]))
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _tally(sums: Entry, source: str, tensors: Mapping[str, torch.Tensor], like: Tally) -> Tally:
+    both = []
+    for name, expected in ((f"{source}.numbers", like.numbers), (f"{source}.lost", like.lost)):
+        x = tensors.get(name)
+        if x is None or x.shape != expected.shape or x.dtype != expected.dtype:
+            came = "is missing" if x is None else f"is {x.dtype} {tuple(x.shape)}"
+            raise CheckpointError(f"{name} {came}; expected {expected.dtype} {tuple(expected.shape)}")
+        both.append(x)
+    troubles = [
+        Trouble(
+            one.word("path"), one.word("where"), one.whole("layer", least=0), tuple(one.each("heads", whole)),
+            one.word("what"),
+        )
+        for one in sums.entries("troubles")
+    ]  # fmt: skip
+    kernels = frozenset(sums.each("kernels", word))
+    return Tally(both[0], both[1], sums.whole("windows", least=0), sums.whole("tokens", least=0), troubles, kernels)

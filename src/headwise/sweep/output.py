@@ -51,10 +51,10 @@ class Output:
             if self.about != self.path:
                 with atomic_path(self.about) as temporary:
                     temporary.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
+        except CheckpointError as error:
             raise CheckpointError(
-                f"{str(self.path)!r} cannot be written: {error.strerror or error}; all that was measured is safe in "
-                f"{str(self.path) + '.partial'!r}, and the same command goes on"
+                f"{error}; all that was measured is safe in {str(self.path) + '.partial'!r}, and the same command goes "
+                f"on"
             ) from None
 
 

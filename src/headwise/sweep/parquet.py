@@ -1,8 +1,10 @@
 """Corpora in Parquet files: a text a row. Needs pyarrow, the `parquet` extra."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from headwise.contents import one_line
 from headwise.errors import TextError, not_installed
 
 ROWS = 256  # read at once
@@ -20,14 +22,16 @@ def arrow() -> Any:
 
 def row_groups(path: str) -> tuple[int, ...]:
     """Bytes of each row group, the parts of a file that can be read by themselves."""
-    meta = _opened(path).metadata
-    return tuple(max(1, meta.row_group(i).total_byte_size) for i in range(meta.num_row_groups))
+    with _reading(path):
+        meta = arrow().parquet.ParquetFile(path).metadata
+        return tuple(max(1, meta.row_group(i).total_byte_size) for i in range(meta.num_row_groups))
 
 
 def check_column(path: str, field: str) -> None:
     """TextError if there is no column of that name, or it holds no strings."""
     pyarrow = arrow()
-    schema = _opened(path).schema_arrow
+    with _reading(path):
+        schema = pyarrow.parquet.ParquetFile(path).schema_arrow
     if field not in schema.names:
         raise TextError(f"{path!r} has no column {field!r}; it has {', '.join(schema.names)}: give --field")
     kind = schema.field(field).type
@@ -37,18 +41,28 @@ def check_column(path: str, field: str) -> None:
 
 def rows(path: str, group: int, field: str) -> Iterator[tuple[int, str]]:
     """(row in the file, text) of a row group; empty ones and null are left out."""
-    file = _opened(path)
-    row = sum(file.metadata.row_group(i).num_rows for i in range(group))
-    for batch in file.iter_batches(batch_size=ROWS, row_groups=[group], columns=[field]):
-        for text in batch.column(0).to_pylist():
+    with _reading(path):
+        file = arrow().parquet.ParquetFile(path)
+        row = sum(file.metadata.row_group(i).num_rows for i in range(group))
+        batches = file.iter_batches(batch_size=ROWS, row_groups=[group], columns=[field])
+    while True:
+        with _reading(path):
+            batch = next(batches, None)
+            texts = [] if batch is None else batch.column(0).to_pylist()
+        if batch is None:
+            return
+        for text in texts:
             if text:
                 yield row, text
             row += 1
 
 
-def _opened(path: str) -> Any:
-    pyarrow = arrow()
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """A block that reads a Parquet file by pyarrow, which has no one class for what may be wrong with it."""
     try:
-        return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, ValueError) as error:
-        raise TextError(f"{path!r} is no Parquet file, or a broken one: {error}") from None
+        yield
+    except FileNotFoundError:
+        raise
+    except (arrow().ArrowException, OSError, ValueError, OverflowError) as error:
+        raise TextError(f"{path!r} is no Parquet file, or a damaged one: {one_line(error)}") from None

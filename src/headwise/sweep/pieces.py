@@ -5,12 +5,12 @@ JSON-lines file between lines; a Parquet file between its row groups. Where the 
 any process can read any piece, and nobody reads what others read.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headwise.errors import TextError
+from headwise.contents import parsed
+from headwise.errors import CheckpointError, TextError
 from headwise.lm.text_files import decoded
 from headwise.sweep.parquet import rows
 from headwise.sweep.sources import Source
@@ -85,9 +85,9 @@ def _lines(source: Source, start: int, stop: int, field: str) -> Iterator[Docume
 
 def _said(line: str, path: str, where: str, field: str) -> str:
     try:
-        entry = json.loads(line)
-    except ValueError as error:
-        raise TextError(f"{path!r}, line at {where}: not JSON: {error}") from None
+        entry = parsed(line)
+    except CheckpointError as error:
+        raise TextError(f"{path!r}, line at {where}: {error}") from None
     if not isinstance(entry, dict):
         raise TextError(f"{path!r}, line at {where}: expected a JSON object, got {type(entry).__name__}")
     if field not in entry:

@@ -71,7 +71,8 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
             seen.add(real)
             found.append(_source(path))
     if not any(source.size for source in found):
-        raise TextError(f"the corpus is empty: {len(found)} file{'s' * (len(found) > 1)} of 0 bytes")
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise TextError(f"the corpus is empty: {found[0].path!r}{more} of 0 bytes")
     return found
 
 

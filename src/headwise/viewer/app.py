@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -57,7 +57,9 @@ def make_app(session: Session, token: str, hosts: Iterable[str], lang: str | Non
         Route(f"{one}/overview", api.overview),
         Route(one + "/tiles/{layer}/{head}/{cell}/{row}/{col}", api.tile),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _refuse, Unwanted: _nobody, Exception: _break}
+    handlers: dict[Any, Any] = {
+        HTTPException: _refuse, Unwanted: _nobody, ClientDisconnect: _nobody, Exception: _break
+    }  # fmt: skip
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.workers = api.workers
     return Guard(app, token, hosts)
@@ -203,7 +205,7 @@ async def _refuse(request: Request, error: HTTPException) -> Response:
     return JSONResponse(error_body(says), error.status_code, error.headers)
 
 
-async def _nobody(request: Request, error: Unwanted) -> Response:
+async def _nobody(request: Request, error: Exception) -> Response:
     """The client went away, or the text did."""
     return JSONResponse(error_body(Remark("given_up", "this text was given up")), 404)
 

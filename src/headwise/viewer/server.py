@@ -77,12 +77,15 @@ def serve(
 
 
 def made_server(app: "ASGIApp") -> "Server":
-    """A server that writes no log of requests, whose addresses hold the token, and does not say what it is."""
+    """A server that writes no log of requests, whose addresses hold the token, does not say what it is, and waits for
+    nobody without end."""
     import uvicorn
 
+    from headwise.viewer.connections import HEAD, Connection
+
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False, ws="none", lifespan="off",
-        timeout_graceful_shutdown=2,
+        app, http=Connection, h11_max_incomplete_event_size=HEAD, log_level="warning", access_log=False,
+        server_header=False, ws="none", lifespan="off", timeout_graceful_shutdown=2,
     )  # fmt: skip
     return uvicorn.Server(config)
 

@@ -1,0 +1,77 @@
+"""What a training run continues from, read from its file and held against the run."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from headwise.contents import Entry, reading
+from headwise.errors import CheckpointError
+from headwise.lm.checkpoint import WHAT
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size, beside the number of steps
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """A run as it was when it was saved.
+
+    Attributes:
+        model: its state. optimizer: that of each parameter, in order.
+        step, seconds: done. best: held-out losses of the best model. log: an entry an evaluation.
+    """
+
+    model: dict[str, Tensor]
+    optimizer: list[dict[str, Tensor]]
+    step: int
+    seconds: float
+    best: dict[str, float]
+    log: list[dict[str, Any]]
+
+
+def training_state(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], info: Mapping[str, Any], model: Mapping[str, Tensor],
+    parameters: Sequence[Tensor],
+) -> TrainingState:  # fmt: skip
+    """The state in a file, for a model with such a state and an optimizer of such parameters.
+
+    Raises:
+        CheckpointError: if something is missing, or has other sizes.
+    """
+    with reading(path, WHAT, way_out="--fresh trains anew"):
+        entry = Entry(dict(info), "info")
+        log = entry.entries("log")
+        for one in log:
+            one.number("heldout_loss")
+        best = entry.numbers("best")
+        if best and "all" not in best:
+            raise CheckpointError("info.best: expected the loss of all files")
+        return TrainingState(
+            {name: _of(tensors, f"model.{name}", x) for name, x in model.items()},
+            [_moments(tensors, i, parameter) for i, parameter in enumerate(parameters)],
+            entry.whole("step", least=0), entry.number("seconds", least=0.0), best,
+            [one.plain() for one in log],
+        )  # fmt: skip
+
+
+def _moments(tensors: Mapping[str, Tensor], i: int, parameter: Tensor) -> dict[str, Tensor]:
+    prefix = f"optimizer.{i}."
+    names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
+    if not names:  # saved before the first step
+        return {}
+    found = {name: _of(tensors, f"{prefix}{name}", parameter) for name in MOMENTS}
+    step = tensors.get(f"{prefix}step")
+    if step is None or step.shape != ():
+        raise CheckpointError(f"{prefix}step: expected one number")
+    return {"step": step, **found}
+
+
+def _of(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """The tensor of that name, of the same size and dtype as another."""
+    found = tensors.get(name)
+    if found is None or found.shape != like.shape or found.dtype != like.dtype:
+        came = "is missing" if found is None else f"is {found.dtype} {tuple(found.shape)}"
+        raise CheckpointError(f"{name} {came}; expected {like.dtype} {tuple(like.shape)}")
+    return found

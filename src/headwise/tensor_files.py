@@ -1,0 +1,81 @@
+"""Tensors as safetensors files, never pickle: written whole, and read only where every byte is what was written."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headwise.errors import CheckpointError
+from headwise.files import atomic_path
+
+CHECKSUM = "checksum"  # in the header: SHA-256 of the rest of the header and of all tensors
+
+
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
+    """Write a file whole or not at all. CheckpointError if it cannot be written."""
+    with atomic_path(path) as temporary:
+        save_tensors(temporary, tensors, header)
+
+
+def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
+    """Write a file in place, for a caller that renames it. OSError if that is not possible."""
+    plain = _apart({name: _plain(x) for name, x in tensors.items()})
+    try:
+        save_file(plain, path, metadata={**header, CHECKSUM: _checksum(plain, header)})
+    except SafetensorError as error:  # the disk is full, for example; it has no class of its own
+        raise OSError(str(error)) from error
+
+
+def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and header as `write_tensors` was given them, in a `reading` block. CheckpointError if the file is not
+    of the format `form`, as its header calls it, or if a byte of it has changed."""
+    if os.path.isdir(path):
+        raise CheckpointError("it is a folder")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            found = header.get("format")
+            if found != form:
+                raise CheckpointError(f"it is not of the format {form}; its header says {found!r}")
+            # Copies: the tensors of safetensors lie in the file, and would change or vanish with it.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
+    except SafetensorError as error:
+        raise CheckpointError(f"it is truncated or damaged: {error}") from None
+    written = header.pop(CHECKSUM, None)
+    if written is None or written != _checksum(tensors, header):
+        raise CheckpointError(f"it is damaged: its contents do not have the {CHECKSUM} that its header holds")
+    return tensors, header
+
+
+def _plain(x: Tensor) -> Tensor:
+    """The numbers of a tensor as they lie in memory: signs that PyTorch keeps in a bit beside them are carried out."""
+    return x.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors in memory of their own, as safetensors requires."""
+    found = {}
+    taken: dict[int, list[tuple[int, int]]] = {}
+    for name, x in tensors.items():
+        start = x.data_ptr()
+        stop = start + x.nbytes
+        spans = taken.setdefault(x.untyped_storage().data_ptr(), [])
+        if any(start < last and first < stop for first, last in spans):
+            x = x.clone()
+        else:
+            spans.append((start, stop))
+        found[name] = x
+    return found
+
+
+def _checksum(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(sorted(header.items())).encode())
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        digest.update(x.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
