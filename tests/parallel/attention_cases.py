@@ -132,6 +132,20 @@ def the_kernel_that_is_named_reads_the_map(rank: int, ranks: int) -> None:
             close("even", own.using("auto").measure(even)["even"], whole.measure(even)["even"], 1e-5)
 
 
+def what_is_changed_between_the_passes_is_noticed(rank: int, ranks: int) -> None:
+    """The tensors of masks and scores too; and second derivatives are refused."""
+    q, k, v = (parallel.shard(x, "contiguous").requires_grad_() for x in qkv(1, 4, 2, 32, 32))
+    seen, bias = torch.ones(32, 32, dtype=torch.bool).tril(), torch.zeros(1, 4, 32, 32)
+    for given in (seen, bias):
+        mask, score = (hw.Dense(seen), ()) if given is seen else (None, hw.Bias(bias))
+        out = parallel.ring_attend(q, k, v, mask=mask, score=score, layout="contiguous")
+        given.copy_(given.roll(1, -1))
+        raises(RuntimeError, "modified by an inplace operation", out.sum().backward)
+    out = parallel.ring_attend(q, k, v, mask=hw.Causal(), layout="contiguous")
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    raises(hw.KernelError, "ring_attend has no second derivative", dq.square().sum().backward)
+
+
 def plain_blocks_know_no_place(rank: int, ranks: int) -> None:
     """Blocks of a causal call are full or stand on the diagonal, which PyTorch's own operator can do."""
     q, k, v = qkv(1, 4, 4, 32, 32, 8, 8)
@@ -214,7 +228,8 @@ CASES = {
     for case in (
         every_mask, every_score, random_shapes, heads_that_ranks_cut_unevenly, dark_rows_and_large_scores,
         numbers_that_are_none, half_precision, float64_and_kernels_by_name,
-        the_kernel_that_is_named_reads_the_map, plain_blocks_know_no_place, dropout,
+        the_kernel_that_is_named_reads_the_map, what_is_changed_between_the_passes_is_noticed,
+        plain_blocks_know_no_place, dropout,
         groups_and_meshes, there_and_back, between_graphs,
     )
 }  # fmt: skip
