@@ -33,7 +33,7 @@ from headwise.sweep.sources import check, find_sources
 from headwise.sweep.tally import Tally, Trouble
 
 TIMES = 200
-FEW = 40  # of what transformers reads, which takes longer
+FEW = 25  # of what transformers reads, which takes longer
 STEP = 1 << 10
 TOKENIZER = CharTokenizer("水浒武松")
 TENSORS = frozenset({"map", "checkpoint", "training state", "manifest", "finished unit"})  # that have a checksum

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from headwise.adapters.huggingface.library import library
 from headwise.contents import Entry, one_line, parsed, reading, text_of, word
-from headwise.errors import CheckpointError
+from headwise.errors import CheckpointError, HeadwiseError
 from headwise.trust import WEIGHTS, check_config, check_folder
 
 PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
@@ -29,6 +29,18 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def theirs(folder: Path | str, what: str) -> Iterator[None]:
+    """A block of calls of transformers, with values from files: there may be anything wrong with them, in any class.
+    CheckpointError that says so."""
+    try:
+        yield
+    except HeadwiseError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{str(folder)!r}: {what}: {one_line(error)}") from None
 
 
 def check_weights(folder: Path, config: Any) -> None:
@@ -87,14 +99,10 @@ def read_config(folder: Path) -> Any:
     path = folder / "config.json"
     with reading(path, "configuration"):
         given = Entry(parsed(text_of(path))).plain()
-    try:
-        with quiet():
-            # Another file, where the configuration names one for this version of transformers.
-            followed, _ = library("configuration_utils").PreTrainedConfig.get_config_dict(
-                str(folder), local_files_only=True
-            )
-    except Exception as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read: {one_line(error)}") from None
+    with theirs(folder, "its config.json cannot be read"), quiet():
+        # Another file, where the configuration names one for this version of transformers.
+        kind = library("configuration_utils").PreTrainedConfig
+        followed, _ = kind.get_config_dict(str(folder), local_files_only=True)
     for values in (given, followed):
         check_config(values, path)
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
@@ -102,14 +110,9 @@ def read_config(folder: Path) -> Any:
                 f"{str(path)!r}: auto_map={values['auto_map']!r} names code of its own for a model that this version "
                 f"of transformers does not know; headwise runs no code of a folder"
             )
-    try:
-        with quiet():
-            config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # a file of others may be wrong in any way
-        raise CheckpointError(
-            f"{str(folder)!r}: its config.json is of no model that this version of transformers knows, or cannot be "
-            f"read: {one_line(error)}"
-        ) from None
+    unknown = "its config.json is of no model that this version of transformers knows, or cannot be read"
+    with theirs(folder, unknown), quiet():
+        config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(
             f"{str(folder)!r} is an encoder with a decoder ({config.model_type}), which needs two texts; open models "
@@ -121,12 +124,10 @@ def read_config(folder: Path) -> Any:
 def read_tokenizer(folder: Path) -> Any:
     """The tokenizer. CheckpointError if there is none."""
     auto = library("models.auto")
-    try:
-        with quiet():
-            tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        raise CheckpointError(f"{str(folder)!r}: it has no tokenizer that can be read: {one_line(error)}") from None
-    if not len(tokenizer) > len(tokenizer.added_tokens_decoder):
+    with theirs(folder, "it has no tokenizer that can be read"), quiet():
+        tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        empty = not len(tokenizer) > len(tokenizer.added_tokens_decoder)
+    if empty:
         raise CheckpointError(
             f"{str(folder)!r}: it has no tokenizer, such as tokenizer.json or vocab.txt; save one with "
             f"tokenizer.save_pretrained(…)"

@@ -11,12 +11,11 @@ from torch.nn.functional import cross_entropy
 from headwise.adapters.huggingface import switch
 from headwise.adapters.huggingface.library import library
 from headwise.adapters.observer import Observation, call_name, observe
-from headwise.contents import one_line
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.measures import Measure
 from headwise.subject.base import LossFunction, Maps, Seen, Subject, described, text_of
 from headwise.subject.characters import by_decoding, by_offsets
-from headwise.subject.files import check_weights, quiet, read_config, read_tokenizer
+from headwise.subject.files import check_weights, quiet, read_config, read_tokenizer, theirs
 from headwise.subject.reading import Reading
 from headwise.subject.remarks import Remark, remark
 
@@ -60,39 +59,27 @@ class TransformersSubject(Subject):
         whole = text_of(text)
         tokenizer = self._tokenizer
         fast = bool(tokenizer.is_fast)
-        try:
+        with theirs(self._folder, "its tokenizer cannot read a text"):
             found = tokenizer(
                 whole, return_offsets_mapping=fast, return_special_tokens_mask=True, truncation=False, padding=False,
                 verbose=False,
             )  # fmt: skip
-        except Exception as error:  # it is their code that runs, with values from a file
-            raise CheckpointError(f"{self._folder!r}: its tokenizer cannot read a text: {one_line(error)}") from None
-        ids = list(found["input_ids"])
+            ids = list(found["input_ids"])
+            tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+            special = [bool(mark) for mark in found["special_tokens_mask"]]
+            unknown = tokenizer.unk_token_id, str(tokenizer.unk_token)
         if not ids:
             raise TextError("text: the model's tokenizer makes no token of it; give a text with letters")
-        tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
-        special = [bool(mark) for mark in found["special_tokens_mask"]]
         if fast:
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
             pieces, spans = by_decoding(whole, tokens, special)
-        return Reading(whole, torch.tensor(ids), pieces, spans, special, self._remarks_on(ids, pieces))
+        return Reading(whole, torch.tensor(ids), pieces, spans, special, _remarks_on(ids, pieces, *unknown))
 
     @property
     def loss_fn(self) -> LossFunction | None:
         """As in `Subject`."""
         return _mean_loss if self._predicts else None
-
-    def _remarks_on(self, ids: list[int], pieces: list[str]) -> tuple[Remark, ...]:
-        said = []
-        unknown = self._tokenizer.unk_token_id
-        missing = 0 if unknown is None else ids.count(unknown)
-        if missing:
-            said.append(remark("unknown_tokens", count=missing, of=len(ids), sign=str(self._tokenizer.unk_token)))
-        parts = sum(not piece for piece in pieces)
-        if parts:
-            said.append(remark("parts_of_characters", count=parts))
-        return tuple(said)
 
     @property
     def _vocabulary(self) -> int:
@@ -136,32 +123,36 @@ class TransformersSubject(Subject):
 
     def _tried(self) -> Maps:
         """The maps of two tokens: they tell layers, heads, and whether the model is causal."""
-        last = self._vocabulary - 1
-        try:
+        with theirs(self._folder, f"{type(self.model).__name__} cannot be run on token ids alone"):
+            last = self._vocabulary - 1
             maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
-        except Exception as error:  # it is their code that runs
-            raise CheckpointError(
-                f"{self._folder!r}: {type(self.model).__name__} cannot be run on token ids alone: {one_line(error)}"
-            ) from None
         if not maps:
             raise CheckpointError(f"{self._folder!r}: {type(self.model).__name__} has no attention that can be seen")
         return maps
+
+
+def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Remark, ...]:
+    said = []
+    missing = 0 if unknown is None else ids.count(unknown)
+    if missing:
+        said.append(remark("unknown_tokens", count=missing, of=len(ids), sign=sign))
+    parts = sum(not piece for piece in pieces)
+    if parts:
+        said.append(remark("parts_of_characters", count=parts))
+    return tuple(said)
 
 
 def _load(folder: Path, config: Any) -> tuple[Any, bool]:
     """The model in eval mode, and whether it has a head that predicts the next token."""
     auto = library("models.auto")
     names = set(library("models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
-    headed = any(name in names for name in getattr(config, "architectures", None) or ())
-    kind = auto.AutoModelForCausalLM if headed else auto.AutoModel
-    try:
-        with quiet():
-            model, info = kind.from_pretrained(
-                str(folder), config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-                dtype=torch.float32, output_loading_info=True,
-            )  # fmt: skip
-    except Exception as error:  # a file of others may be wrong in any way
-        raise CheckpointError(f"{str(folder)!r}: the model cannot be loaded: {one_line(error)}") from None
+    with theirs(folder, "the model cannot be loaded"), quiet():
+        headed = any(name in names for name in getattr(config, "architectures", None) or ())
+        kind = auto.AutoModelForCausalLM if headed else auto.AutoModel
+        model, info = kind.from_pretrained(
+            str(folder), config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+            dtype=torch.float32, output_loading_info=True,
+        )  # fmt: skip
     missing = sorted(name for name in info["missing_keys"] if not any(part in name for part in UNREAD))
     if missing or info["mismatched_keys"]:
         wrong = missing or sorted(str(key[0]) for key in info["mismatched_keys"])

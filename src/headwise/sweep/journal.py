@@ -105,8 +105,8 @@ class Journal:
     def tallies(self, unit: int, like: Tally) -> tuple[dict[int, Tally], dict[str, Any]]:
         """What a unit gave, and how it was measured. like: a tally of its size."""
         path = self._path(unit)
-        way_out = "remove it, and the same command measures this unit again"
-        with reading(path, "finished unit", way_out=way_out):
+        again = "the same command measures this unit again"
+        with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
             tensors, header = read_tensors(path, FORMAT)
             text = Entry(dict(header))
             sums = Entry(parsed(text.word("sums")), "sums")
