@@ -17,8 +17,9 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.baselines import baseline_losses
 from headwise.lm.checkpoint import MODEL_FILE, load_model, read
 from headwise.lm.corpus import Corpus
+from headwise.lm.run import LOG_FILE, TRAINING_FILE
 from headwise.lm.schedule import read_shares, share_at
-from headwise.lm.train import LOG_FILE, TRAINING_FILE, Outcome, Progress, heldout_loss, train
+from headwise.lm.train import Outcome, Progress, heldout_loss, train
 
 SMALL: dict[str, Any] = {
     "d_model": 28, "num_layers": 2, "num_heads": 7, "d_ff": 33, "context": 17, "dropout": 0.1, "batch_size": 5,

@@ -16,6 +16,7 @@ from headwise.errors import CheckpointError, ConfigError, HeadwiseError
 from headwise.files import atomic_path
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.seeds import seeded
 
 MODEL_FILE = "model.safetensors"
 FORMAT = "headwise-decoder-1"
@@ -51,7 +52,8 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenizer, di
     tensors, header = read(file)
     config, tokenizer, info = unpack(header, file)
     try:
-        decoder = Decoder(config)
+        with seeded(0):  # which draws weights that are replaced at once
+            decoder = Decoder(config)
     except HeadwiseError as error:
         raise CheckpointError(f"{str(file)!r} has sizes that no decoder can have: {error}") from None
     try:

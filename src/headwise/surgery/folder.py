@@ -6,8 +6,6 @@ loaded again. Here a third file says how many heads each module has.
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from headwise.anatomy import HeadSite, find_heads
 from headwise.errors import CheckpointError, ConfigError
+from headwise.files import atomic_folder, sweep
 from headwise.surgery.resize import make_room
 
 WEIGHTS_FILE, CONFIG_FILE, HEADS_FILE = "model.safetensors", "config.json", "heads.json"
@@ -131,20 +130,12 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     """A folder that is not there before, and there with all its files after; or nothing changes."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{str(folder)!r} is not empty; expected a new folder, as no model is overwritten")
-    temporary: Path | None = None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)
-        os.replace(temporary, folder)
+        sweep(folder.parent)
+        with atomic_folder(folder) as temporary:
+            yield temporary
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{str(folder)!r} could not be written ({error}); nothing is left of it") from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _json(path: Path) -> dict[str, Any]:
