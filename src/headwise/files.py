@@ -92,6 +92,15 @@ def is_at(handle: int, path: Path) -> bool:
         return False
 
 
+def sha256_of(path: str | os.PathLike[str]) -> str:
+    """Of all bytes of a file."""
+    digest = sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def short_name(name: str) -> str:
     """The name, or a part of it with a checksum where it is so long that a name made of it might be too long."""
     whole = os.fsencode(name)

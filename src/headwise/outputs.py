@@ -28,6 +28,8 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
     """
     target = Path(path)
     try:
+        if folder and target.is_file():
+            raise _refused(target, option, "it is a file; expected a folder")
         home, missing = _there(target if folder else target.parent)
         for name in [*missing, *([] if folder else [target.name])]:
             with suppress(FileNotFoundError):

@@ -144,7 +144,7 @@ def test_one_run_at_a_time(model_folder, corpus, tmp_path):
     begun(model_folder, corpus, out)
     first = Journal(out)
     first.open()
-    with pytest.raises(ConfigError, match=rf"measured by another run \(process {os.getpid()}\)"):
+    with pytest.raises(ConfigError, match=rf"another run \(process {os.getpid()}\) is writing it"):
         measure_corpus(model_folder, corpus, out, **OPTIONS)
     first.close()
     measure_corpus(model_folder, corpus, out, **OPTIONS)

@@ -1,5 +1,6 @@
 """What commands share: the model that is asked for, the files that they write, and a bar that says how far they are."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.errors import ConfigError
+from headwise.outputs import check_writable
 
 Model = Annotated[
     Path | None, typer.Option("--model", help="Checkpoint folder or file; the embedded model if left out.")
@@ -25,9 +27,12 @@ AnyModel = Annotated[
 
 
 def check_file(option: str, path: Path | None, example: str) -> None:
-    """Raise, before anything takes long, where a file is to be written and a folder stands."""
-    if path is not None and path.is_dir():
+    """Raise, before anything takes long, where a file is to be written and cannot be."""
+    if path is None:
+        return
+    if os.path.isdir(path):
         raise ConfigError(f"{option} {str(path)!r}: is a folder; expected the name of a file, such as {example}")
+    check_writable(path, option)
 
 
 def load(model: Path | None) -> Any:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import AnyModel, progress
+from headwise.cli.given import AnyModel, check_file, progress
 from headwise.errors import ConfigError, HeadwiseError
 
 
@@ -86,13 +86,18 @@ def _measure(
     check_sort(sort, names)
     if png is not None:
         check_picture(png)
+    if ranks.first:
+        check_file("--png", png, "measures.png")
     since = time.monotonic()
     with progress() if ranks.first else nullcontext() as step:
         found = measure_corpus(model, files, out, measures=names, ranks=ranks, step=step, **options)
     if not ranks.first:
         return
     console = Console()
-    print_measures(found, console, sort=sort, seconds=time.monotonic() - since)
+    print_measures(found, console, sort=sort, seconds=time.monotonic() - since if found.new else None)
+    if not found.new:
+        said = f"{out} is the finished table of this command, from before; --restart measures anew."
+        console.print(said, markup=False, highlight=False)
     if png is not None:
         console.print(f"[bold]{write_picture(found, png)}[/bold] shows every measure.", highlight=False)
 

@@ -70,10 +70,12 @@ def load_pretrained() -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """A safetensors file, atomically; what was there before survives a full disk."""
+    """A safetensors file, atomically; what was there before survives a full disk. The same content gives the same
+    bytes."""
     try:
         with atomic_path(path) as temporary:
             save_file({name: x.contiguous() for name, x in tensors.items()}, temporary, metadata=dict(header))
+            _put_in_order(temporary)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"{os.fspath(path)!r} could not be written ({error}); what was there before is untouched"
@@ -90,6 +92,28 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as error:
         raise CheckpointError(f"checkpoint {name!r} cannot be read, it may be truncated: {error}") from None
+
+
+def read_header(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The header of a safetensors file alone; CheckpointError if it is missing or truncated."""
+    name = os.fspath(path)
+    try:
+        with safe_open(name, framework="pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"checkpoint {name!r} cannot be read, it may be truncated: {error}") from None
+
+
+def _put_in_order(file: Path) -> None:
+    """Sort the header of a safetensors file, in place: its texts come in another order at each save."""
+    with open(file, "r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+        header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        if len(ordered) == size:  # the same characters, as JSON has it; spaces at the end are part of the format
+            opened.seek(8)
+            opened.write(ordered)
 
 
 def header_of(config: DecoderConfig, tokenizer: CharTokenizer, info: Mapping[str, Any]) -> dict[str, str]:
