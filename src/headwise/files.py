@@ -21,18 +21,19 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.headwise\.tmp", re.DOTALL)
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; rename it over `path` if the block succeeds, remove it if not.
+    """Yield a temporary path; rename it over `path` if the block succeeds, remove it if not.
 
-    The file at `path` is at every moment either the old one or the whole new one. The folder is made
-    if it is missing. A temporary file that a killed process left is removed by `sweep`.
+    The file at `path` is at every moment either the old one or the whole new one. The folder is made if it is missing.
+    The temporary path is in a folder of its own beside `path`, as some writers make temporary files of their own beside
+    the one that they are given. What a killed process leaves of it is removed by `sweep`.
     """
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _held(target, folder=False) as temporary:
+    with _beside(target) as folder:
+        temporary = folder / target.name
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
-        # mkstemp makes files only the owner can read; give what a plain open() would have given.
+        # Some writers make files that only the owner can read; give what a plain open() would have given.
         temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, target)
 
@@ -41,15 +42,15 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """As `atomic_path`, for a folder that is not there yet, or is empty."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with _held(target, folder=True) as temporary:
+    with _beside(target) as folder:
+        temporary = folder / target.name
+        temporary.mkdir()
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
         os.replace(temporary, target)
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files that killed processes left in a folder, those of `atomic_path` and `atomic_folder`.
+    """Remove what killed processes left in a folder: temporary files of `atomic_path` and `atomic_folder`.
 
     Each is locked by the process that writes it, and the system releases the lock when that process ends; nothing is
     removed where the file system has no locks.
@@ -60,7 +61,7 @@ def sweep(folder: Path) -> None:
                 handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
                 try:
                     if lock(handle):
-                        remove(path)
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
                 finally:
                     os.close(handle)
 
@@ -107,40 +108,28 @@ def short_name(name: str) -> str:
     return name if len(whole) <= LONGEST else f"{name[: LONGEST // 8]}-{sha256(whole).hexdigest()[:16]}"
 
 
-def remove(path: Path) -> None:
-    """Remove a file or a folder with all that it holds."""
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
 @contextmanager
-def _held(target: Path, *, folder: bool) -> Iterator[Path]:
-    """A new temporary file or folder beside the target, locked while the block runs, and gone if it fails."""
-    handle, temporary = _begun(target, folder)
+def _beside(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, locked while the block runs, and gone afterwards."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, folder = _begun(target)
     try:
-        yield temporary
-    except BaseException:
-        remove(temporary)
-        raise
+        yield folder
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         if handle is not None:
             os.close(handle)
 
 
-def _begun(target: Path, folder: bool) -> tuple[int | None, Path]:
-    prefix, suffix = f".{short_name(target.name)}.", ".headwise.tmp"
+def _begun(target: Path) -> tuple[int | None, Path]:
     while True:
-        if folder:
-            path = Path(tempfile.mkdtemp(suffix, prefix, target.parent))
-        else:
-            made, name = tempfile.mkstemp(suffix, prefix, target.parent)
-            os.close(made)
-            path = Path(name)
-        if fcntl is None:  # nor could an open file be renamed there
-            return None, path
+        folder = Path(tempfile.mkdtemp(".headwise.tmp", f".{short_name(target.name)}.", target.parent))
+        if fcntl is None:
+            return None, folder
         with contextlib.suppress(FileNotFoundError):  # a sweep came between its making and its lock
-            handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
-            if lock(handle) is not False and is_at(handle, path):
-                return handle, path
+            handle = os.open(folder, os.O_RDONLY)
+            if lock(handle) is not False and is_at(handle, folder):
+                return handle, folder
             os.close(handle)
 
 
