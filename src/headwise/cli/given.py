@@ -44,8 +44,23 @@ def load(model: Path | None) -> Any:
 
 @contextmanager
 def progress() -> Iterator[Any]:
-    """A progress bar for a call that says what it is doing; gone when it is done."""
+    """A progress bar for a call that says what it is doing; there from the first step on, so that an error before it
+    stands alone, and gone when it is done."""
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
+
+    def step(what: str, done: int, of: int) -> None:
+        bar.start()
+        bar.update(task, description=what, completed=done, total=of)
+
+    try:
+        yield step
+    finally:
+        stop(bar)
+
+
+def stop(bar: Progress) -> None:
+    """End a bar; one that was never started leaves no empty line."""
+    if bar.live.is_started:
+        bar.stop()

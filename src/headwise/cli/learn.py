@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.given import Model, load, progress
+from headwise.cli.given import Model, load, progress, stop
 from headwise.errors import ConfigError, TextError
 
 
@@ -89,7 +89,7 @@ def train(
             save_seconds=save_seconds, resume=not fresh, resumed=resumed, watch=watch, watch_heads=watch_heads,
         )  # fmt: skip
     finally:
-        bar.stop()
+        stop(bar)
     for name, loss in outcome.heldout.items():
         console.print(f"held-out loss, {name}: {loss:.4f} nats a token", highlight=False)
     if watch_heads:

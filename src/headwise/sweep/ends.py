@@ -46,11 +46,12 @@ def look(given: Sequence[Any], journal: Journal, output: Output, restart: bool, 
     """
     if not ranks.first:
         return []
+    for path in (output.path, output.about):
+        check_writable(path, "out")
     if _finished(journal, output, restart) and output.read_about() is None:
         raise ConfigError(f"{str(output.path)!r} is there already; give another --out, or --restart to measure anew")
     sources = find_sources(given)
     journal.open()
-    check_writable(output.about, "out")
     return sources
 
 

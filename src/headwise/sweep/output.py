@@ -31,7 +31,7 @@ class Output:
         target = Path(path)
         if target.suffix.lower() not in SUFFIXES:
             raise ConfigError(f"out={str(path)!r}: expected a name that ends in {', '.join(SUFFIXES)}")
-        if target.is_dir():
+        if os.path.isdir(target):
             raise ConfigError(f"out={str(path)!r}: is a folder")
         if target.suffix.lower() == ".parquet":
             arrow()
