@@ -59,7 +59,7 @@ def measure(
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         if ranks.first:
-            _say_how_to_go_on(out)
+            _say_how_to_go_on(out, restart)
         else:
             atexit.unregister(ranks.leave)  # all are to end at once
         raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
@@ -126,14 +126,15 @@ def _signals() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _say_how_to_go_on(out: Path) -> None:
+def _say_how_to_go_on(out: Path, restart: bool) -> None:
     from headwise.sweep.journal import Journal
 
     so_far = Journal(out).so_far()
     if so_far is None:
         said = "Stopped before anything was measured."
     else:
-        said = f"Stopped; {so_far[0]} of {so_far[1]} units are done, and the same command goes on from there."
+        same = f"the same command{' without --restart' * restart}"
+        said = f"Stopped; {so_far[0]} of {so_far[1]} units are done, and {same} goes on from there."
     Console(stderr=True).print(said, highlight=False)
 
 
