@@ -34,3 +34,10 @@ def plain(x: np.ndarray) -> Any:
     values = x.astype(object)
     values[~np.isfinite(x)] = None
     return values.tolist()
+
+
+def duration(seconds: float) -> str:
+    """A time in words: 1.5 s, 2 min 12 s, 3 h 4 min."""
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"

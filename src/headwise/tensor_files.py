@@ -23,10 +23,12 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], h
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write a file in place, for a caller that renames it. OSError if that is not possible."""
+    """Write a file in place, for a caller that renames it: the same contents give the same bytes. OSError if that is
+    not possible."""
     plain = _apart({name: _plain(x) for name, x in tensors.items()})
     try:
         save_file(plain, path, metadata={**header, CHECKSUM: _checksum(plain, header)})
+        _put_in_order(path)
     except SafetensorError as error:  # the disk is full, for example; it has no class of its own
         raise OSError(str(error)) from error
 
@@ -50,6 +52,18 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
     if written is None or written != _checksum(tensors, header):
         raise CheckpointError(f"it is damaged: its contents do not have the {CHECKSUM} that its header holds")
     return tensors, header
+
+
+def _put_in_order(file: str | os.PathLike[str]) -> None:
+    """Sort the header of a safetensors file, in place: its texts come in another order at each save."""
+    with open(file, "r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        header = json.loads(opened.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        if len(ordered) == size:  # the same characters, as JSON has it; spaces at the end are part of the format
+            opened.seek(8)
+            opened.write(ordered)
 
 
 def _plain(x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """What is wrong with the arguments comes as one line and exit code 2, whoever finds it; a bare command shows help."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from commands import Command
 from headwise.cli import app
 from headwise.cli.look import WIDE, measures
 from headwise.measures import GIVEN, MEASURES
+from headwise.outputs import taken
 
 NAMES = [command.callback.__name__ for command in app.registered_commands if command.callback is not None]
 
@@ -86,6 +88,71 @@ def test_a_folder_where_a_file_is_to_be_written_is_told_before_anything_else(
         r"error: --\w+ 'folder': is a folder; expected the name of a file, such as \w+\.\w+\n", done.err
     )
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+OUTPUTS = [
+    ["see", "武", "--model", "absent", "--out"],
+    ["see", "武", "--model", "absent", "--png"],
+    ["train", "absent.txt", "--out"],
+    ["train", "absent.txt", "--experiment", "reconstruct", "--out"],
+    ["measure", "--file", "text.txt", "--model", "absent", "--out"],
+    ["measure", "--file", "text.txt", "--model", "absent", "--out", "new.csv", "--png"],
+    ["plan", "--config", "absent", "--trade-off", "--plot"],
+    ["claims", "--only", "absent", "--html"],
+    *(
+        [*command, "--file", "absent.txt", "--model", "absent", *more]
+        for command in (["prune", "--remove", "1"], ["convert", "--num-kv-heads", "1"], ["budget"])
+        for more in (["--out"], ["--out", "new", "--json"])
+    ),
+    ["prune", "--remove", "1", "--file", "absent.txt", "--model", "absent", "--out", "new", "--png"],
+]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of another kind")
+@pytest.mark.parametrize("args", OUTPUTS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("text.txt/new/out.csv", "'text.txt' is not a folder"),
+        ("y" * 252 + ".csv", "File name too long"),
+        ("/proc/headwise/out.csv", "No such file or directory"),
+    ],
+    ids=["below a file", "too long", "proc"],
+)
+def test_what_cannot_be_written_is_told_before_anything_is_read(
+    headwise: Command, args: list[str], path: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("武松打虎" * 99, encoding="utf-8")
+    path = path.replace(".csv", ".png") if args[-1] == "--png" else path
+    done = headwise(*args, path)
+    assert (done.code, done.out) == (2, "")
+    assert "cannot be written" in done.err
+    assert why in done.err
+    assert args[-1].removeprefix("--") in done.err
+    assert len(done.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="no such locks")
+@pytest.mark.parametrize(
+    "args",
+    # Without budget, which opens the model first, and reconstruct, whose result is a file in the folder.
+    [args for args in OUTPUTS if args[-1] == "--out" and args[0] != "budget" and "--experiment" not in args],
+    ids=" ".join,
+)
+def test_a_place_that_another_run_holds_is_refused(
+    headwise: Command, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text("武松打虎" * 99, encoding="utf-8")
+    folder = args[0] in ("train", "prune", "convert")
+    out = tmp_path / ("out" if folder else "out.csv")
+    with taken(out, "--out", folder=folder):
+        done = headwise(*args, out)
+    assert (done.code, done.out) == (2, "")
+    assert f"another run (process {os.getpid()}) is writing it" in done.err
+    assert len(done.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(("word", "more"), [("true", 4 * 64), ("True", 256), ("1", 256), ("qo", 128), ("FALSE", 0)])

@@ -15,8 +15,9 @@ from headwise.heads.named import NAMES, design_of
 from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained, save_model
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
+from headwise.lm.run import TRAINING_FILE
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.lm.train import TRAINING_FILE, train
+from headwise.lm.train import train
 from headwise.see import see
 from headwise.subject.own import DecoderSubject
 

@@ -1,5 +1,6 @@
 """Training learns, can be stopped at any moment, and goes on as if it had not been."""
 
+import inspect
 import json
 import os
 import random
@@ -17,8 +18,10 @@ from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.baselines import baseline_losses
 from headwise.lm.checkpoint import MODEL_FILE, load_model, read
 from headwise.lm.corpus import Corpus
+from headwise.lm.run import LOG_FILE, TRAINING_FILE, Resumed
 from headwise.lm.schedule import read_shares, share_at
-from headwise.lm.train import LOG_FILE, TRAINING_FILE, Outcome, Progress, heldout_loss, train
+from headwise.lm.train import Outcome, Progress, heldout_loss, train
+from headwise.outputs import taken
 
 SMALL: dict[str, Any] = {
     "d_model": 28, "num_layers": 2, "num_heads": 7, "d_ff": 33, "context": 17, "dropout": 0.1, "batch_size": 5,
@@ -97,6 +100,96 @@ def test_a_run_that_is_interrupted_and_resumed_equals_one_that_is_not(file: Path
     same_files(tmp_path / "whole", tmp_path / "parts")
 
 
+class Crash(Exception):
+    """As a kill: nothing is saved on the way out."""
+
+
+def crash_at(step: int) -> Any:
+    def watch(progress: Progress) -> None:
+        if progress.step == step:
+            raise Crash
+
+    return watch
+
+
+@pytest.mark.parametrize("step", [1, 7, 11])
+def test_a_run_is_saved_by_time_between_evaluations(file: Path, tmp_path: Path, step: int) -> None:
+    run(file, tmp_path / "whole")
+    with pytest.raises(Crash):
+        run(file, tmp_path / "parts", watch=crash_at(step), save_seconds=0.0)
+    since: list[Resumed] = []
+    _, seen = run(file, tmp_path / "parts", resumed=since.append)
+    assert [p.step for p in seen] == list(range(step + 1, 13))
+    assert [(one.step, one.steps) for one in since] == [(step, 12)]
+    assert 0 <= since[0].seconds < 60
+    same_files(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_by_default_a_run_is_saved_within_a_minute(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("headwise.lm.run.time.monotonic", lambda: now[0])
+    saved = []
+
+    def watch(progress: Progress) -> None:
+        path = tmp_path / "out" / TRAINING_FILE
+        saved.append(json.loads(read(path)[1]["info"])["step"] if path.exists() else 0)
+        now[0] += 7.0
+
+    run(file, tmp_path / "out", watch=watch, eval_every=100)
+    assert saved == [0, 0, 0, 0, 0, 6, 6, 6, 6, 6, 11, 12]  # after 35 s, 70 s, and the last one
+    assert inspect.signature(train).parameters["save_seconds"].default <= 60
+
+
+def test_a_finished_run_is_known_and_left_alone(file: Path, tmp_path: Path) -> None:
+    run(file, tmp_path / "out")
+    before = (tmp_path / "out" / MODEL_FILE).read_bytes()
+    since: list[Resumed] = []
+    outcome, seen = run(file, tmp_path / "out", resumed=since.append)
+    assert outcome.finished
+    assert not seen
+    assert since[0].step == since[0].steps == 12
+    assert (tmp_path / "out" / MODEL_FILE).read_bytes() == before
+
+
+def test_a_model_of_something_else_is_not_replaced(file: Path, tmp_path: Path) -> None:
+    run(file, tmp_path / "out")
+    (tmp_path / "out" / TRAINING_FILE).unlink()
+    before = (tmp_path / "out" / MODEL_FILE).read_bytes()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors' is of a run with other settings \(lr\).*--fresh"):
+        run(file, tmp_path / "out", lr=1e-3)
+    assert (tmp_path / "out" / MODEL_FILE).read_bytes() == before
+    run(file, tmp_path / "out")  # of this run: as after a kill between its first evaluation and its first save
+    assert (tmp_path / "out" / MODEL_FILE).read_bytes() == before
+    run(file, tmp_path / "out", lr=1e-3, resume=False)
+    assert (tmp_path / "out" / MODEL_FILE).read_bytes() != before
+
+
+def test_a_run_is_not_continued_on_another_text(file: Path, tmp_path: Path) -> None:
+    run(file, tmp_path / "out", watch=interrupt_at(5))
+    text = file.read_text("utf-8")
+    at = text.index("heroes")
+    file.write_text(f"{text[:at]}seroeh{text[at + 6 :]}", "utf-8")  # of the same length and characters
+    with pytest.raises(CheckpointError, match=r"other settings \(sha256\)"):
+        run(file, tmp_path / "out")
+
+
+def test_training_leaves_the_generator_of_the_caller_alone(file: Path, tmp_path: Path) -> None:
+    before = torch.get_rng_state()
+    run(file, tmp_path / "out")
+    load_model(tmp_path / "out")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_one_run_at_a_time_writes_to_a_folder(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fcntl", reason="no locks of files here")
+    with (
+        taken(tmp_path / "out", "out", folder=True),
+        pytest.raises(ConfigError, match=rf"another run \(process {os.getpid()}\) is writing it"),
+    ):
+        run(file, tmp_path / "out")
+    assert run(file, tmp_path / "out")[0].finished
+
+
 def test_an_interrupt_at_the_last_step_is_a_finished_run(file: Path, tmp_path: Path) -> None:
     outcome, _ = run(file, tmp_path / "out", watch=interrupt_at(12))
     assert outcome.finished
@@ -147,6 +240,7 @@ def test_a_loss_that_is_no_number_stops_the_run(file: Path, tmp_path: Path) -> N
         ({"batch_size": 0}, "batch_size=0"),
         ({"eval_every": -1}, "eval_every=-1"),
         ({"lr": 0.0}, "lr=0.0"),
+        ({"save_seconds": -1.0}, r"save_seconds=-1\.0"),
         ({"precision": "float8"}, "precision='float8'"),
         ({"repeat_share": 1.5}, "repeat_share=1.5"),
         ({"d_model": 30}, "d_model=30 is not divisible by num_heads=7"),

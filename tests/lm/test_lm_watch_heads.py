@@ -17,7 +17,8 @@ from headwise.heads.named import NAMES, design_of
 from headwise.lm.checkpoint import MODEL_FILE, read
 from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.lm.train import TRAINING_FILE, Outcome, Progress, train
+from headwise.lm.run import TRAINING_FILE
+from headwise.lm.train import Outcome, Progress, train
 from headwise.lm.watch_heads import HEADS_FILE, HeadWatcher
 from headwise.science.history import HeadHistory
 

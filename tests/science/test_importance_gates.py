@@ -141,6 +141,23 @@ def test_weights_are_trained_only_where_an_optimizer_is_given() -> None:
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
 
 
+def test_dropout_while_gates_are_learned_is_drawn_by_the_seed() -> None:
+    def loss_fn(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        kept = torch.nn.functional.dropout(batch[0], 0.3, model.training)
+        return square_loss(model, (kept, batch[1]))
+
+    found = []
+    for seed in (5, 5, 6):
+        model, batches = stack(dtype=torch.float32).train(), vectors(dtype=torch.float32)
+        adam = torch.optim.Adam(model.parameters(), lr=1e-2)
+        torch.manual_seed(len(found))
+        before = torch.get_rng_state()
+        learned = learn_gates(model, batches, loss_fn, 0.01, steps=11, seed=seed, optimizer=adam)
+        assert torch.equal(torch.get_rng_state(), before)
+        found.append((learned.history.tolist(), [x.tolist() for x in learned.log_alpha]))
+    assert found[0] == found[1] != found[2]
+
+
 def test_a_loss_that_ends_is_told_with_its_step() -> None:
     calls = iter(range(100))
 

@@ -138,13 +138,57 @@ def test_a_finished_table_is_not_written_over(model_folder, corpus, tmp_path):
     assert out.read_bytes() != before
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("per", ["all", "file"])
+def test_a_finished_table_is_known_and_read(model_folder, corpus, tmp_path, suffix, per):
+    """As after a kill between the last file and the exit: the folder may be half removed."""
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    out = tmp_path / f"out.{suffix}"
+    first = measure_corpus(model_folder, corpus, out, **OPTIONS, per=per)
+    before, time = out.read_bytes(), out.stat().st_mtime_ns
+    Journal(out).folder.mkdir()
+    (Journal(out).folder / "unit-000001.safetensors").write_bytes(b"a rest")
+    again = measure_corpus(model_folder, corpus, out, **OPTIONS, per=per)
+    assert (first.new, again.new) == (True, False)
+    assert (out.read_bytes(), out.stat().st_mtime_ns) == (before, time)
+    assert not Journal(out).folder.exists()
+    assert torch.equal(first.total.numbers, again.total.numbers)
+    assert torch.equal(first.total.lost, again.total.lost)
+    assert repr(first) == repr(again)
+    assert first.columns() == again.columns()
+
+
+def test_a_finished_table_of_something_else_is_named(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    measure_corpus(model_folder, corpus, out, **OPTIONS)
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match=r"is there already, measured with.*: --window: it was 13 and is 11"):
+        measure_corpus(model_folder, corpus, out, **{**OPTIONS, "window": 11})
+    other = make_model(tmp_path / "other", seed=4)
+    with pytest.raises(ConfigError, match=r"is there already.*have other weights.*--restart"):
+        measure_corpus(other, corpus, out, **OPTIONS)
+    text = corpus[1].read_text("utf-8")
+    corpus[1].write_text(text[:-1] + "!", encoding="utf-8")
+    os.utime(corpus[1], ns=(1, 1))
+    with pytest.raises(ConfigError, match=r"is there already.*b\.txt' has other content"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    corpus[1].write_text(text, encoding="utf-8")
+    out.write_bytes(before[:-1] + b" ")  # not as it was written
+    with pytest.raises(ConfigError, match="is there already; give another"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    out.write_bytes(before)
+    assert not measure_corpus(model_folder, corpus, out, **OPTIONS).new
+    assert out.read_bytes() == before
+
+
 def test_one_run_at_a_time(model_folder, corpus, tmp_path):
     pytest.importorskip("fcntl", reason="no locks of files here")
     out = tmp_path / "out.csv"
     begun(model_folder, corpus, out)
     first = Journal(out)
     first.open()
-    with pytest.raises(ConfigError, match=rf"measured by another run \(process {os.getpid()}\)"):
+    with pytest.raises(ConfigError, match=rf"another run \(process {os.getpid()}\) is writing it"):
         measure_corpus(model_folder, corpus, out, **OPTIONS)
     first.close()
     measure_corpus(model_folder, corpus, out, **OPTIONS)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from headwise.claims.evidence import Check, Role, Verdict, judge
-from headwise.claims.samples import seeded
+from headwise.seeds import seeded
 from headwise.views.curves import Curve
 
 Measure = Callable[[], Sequence[Check | Curve]]

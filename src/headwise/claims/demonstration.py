@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from headwise.claims.claim import claim
 from headwise.claims.evidence import Check, Verdict, at_least, at_most
 from headwise.claims.model import PASSAGE
-from headwise.claims.samples import seeded
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.lm.reconstruct import DROPOUT, EMBEDDING, EPOCHS, HEADS, RATE, reconstruct
 from headwise.masks import Dense, Mask
+from headwise.seeds import seeded
 from headwise.views.curves import Curve
 
 SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。").split("。") if len(part) > 4][:6]

@@ -6,11 +6,12 @@ from torch import Tensor
 from headwise.claims.claim import claim
 from headwise.claims.evidence import Check, Verdict, at_least, at_most, equal
 from headwise.claims.model import PASSAGE, losses_without, observed, trained
-from headwise.claims.samples import layer, normal, seeded
+from headwise.claims.samples import layer, normal
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.lm.model import Decoder
 from headwise.lm.probes import frequent_characters, probe_repeats
 from headwise.measures import ClassMass
+from headwise.seeds import seeded
 from headwise.views.curves import Curve
 
 Head = tuple[int, int]  # layer, and head in it

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 from headwise.attention import attend
 from headwise.claims.claim import claim
 from headwise.claims.evidence import Check, Verdict, at_least, at_most, difference, same
-from headwise.claims.samples import normal, seeded
+from headwise.claims.samples import normal
 from headwise.heads.convolution import ConvolutionAttention, from_conv1d, from_conv2d
+from headwise.seeds import seeded
 from headwise.views.curves import Curve
 
 

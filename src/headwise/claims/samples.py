@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.heads.base import AttentionLayer
 from headwise.heads.registry import DESIGNS
+from headwise.seeds import seeded
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -36,11 +37,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """torch's default generator at a seed, and as it was afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from headwise.attention import attend
 from headwise.claims.claim import claim
 from headwise.claims.evidence import Check, Verdict, at_least, at_most
-from headwise.claims.samples import normal, seeded
+from headwise.claims.samples import normal
 from headwise.heads.multi_head import MultiHeadAttention
+from headwise.seeds import seeded
 from headwise.views.curves import Curve
 
 STEPS = 300

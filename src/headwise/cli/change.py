@@ -3,19 +3,17 @@
 Each prints its plan, asks, writes, reads what it wrote, and judges it beside the model that it came from.
 """
 
-import sys
-from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from headwise.cli.given import Model, check_file, progress
+from headwise.cli.job import carry_out, is_done, is_wanted, job_of, opened, print_tables, save_json
 from headwise.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headwise.refit import Source, Texts
+from headwise.outputs import taken
 
 File = Annotated[Path, typer.Option("--file", help="A UTF-8 text: a part to decide on, another to judge on.")]
 Context = Annotated[int | None, typer.Option("--context", help="Tokens in a window; the model's own if left out.")]
@@ -27,6 +25,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="The plan alone; nothing
 Json = Annotated[Path | None, typer.Option("--json", help="Also write all numbers here.")]
 Heal = Annotated[int, typer.Option("--heal", help="Steps of training on the text afterwards.")]
 Rate = Annotated[float, typer.Option("--lr", help="Peak learning rate of healing.")]
+Seed = Annotated[int, typer.Option("--seed", help="Of all that is drawn at random: the same seed, the same result.")]
 
 
 def prune(
@@ -47,6 +46,7 @@ def prune(
     orders: Annotated[int, typer.Option("--orders", help="Random orders beside the curve.")] = 4,
     heal: Heal = 0,
     lr: Rate = 1e-4,
+    seed: Seed = 0,
     png: Annotated[Path | None, typer.Option("--png", help="Also draw the curve here.")] = None,
     context: Context = None,
     windows: Windows = 16,
@@ -67,23 +67,30 @@ def prune(
     check_file("--png", png, "curve.png")
     if png is not None:
         figure_class()  # says what is missing before anything takes long
-    source, texts = _opened(model, file, out, context, windows, force=force, dry_run=dry_run, heal=heal)
-    with progress() as step:
-        plan = plan_pruning(
-            source, texts, choice, step, by=by or "ablation", orders=orders, penalty=penalty, gate_steps=gate_steps
-        )
-    console = _print(plan)
-    if png is not None:
-        write_pruning(plan.curve, png, chosen=len(plan.heads), limit=choice.max_loss or 0.01)
-        console.print(f"\n[bold]{png}[/bold] shows the curve.", highlight=False)
-    if not plan.heads:
-        _save(json, plan.to_dict())
-        raise ConfigError(
-            f"--max-loss {max_loss}: no head can go for that: the first of the order is already above it; give a "
-            f"larger one, or --remove N"
-        )
-    change = {"prune": [list(head) for head in plan.heads], "by": plan.by}
-    _carry_out(plan, plan.apply, change, "pruned", out, heal=heal, lr=lr, yes=yes, dry_run=dry_run, json=json)
+    options = {
+        "heads": heads, "remove": remove, "share": choice.share, "max_loss": choice.max_loss, "by": by or "ablation",
+        "penalty": penalty, "gate_steps": gate_steps, "orders": orders, "heal": heal, "lr": lr, "seed": seed,
+    }  # fmt: skip
+    with opened("prune", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
+        if png is None and is_done(job, json):
+            return
+        with progress() as step:
+            plan = plan_pruning(
+                job.source, job.texts, choice, step, by=by or "ablation", orders=orders, penalty=penalty,
+                gate_steps=gate_steps, seed=seed,
+            )  # fmt: skip
+        console = print_tables(plan)
+        if png is not None:
+            write_pruning(plan.curve, png, chosen=len(plan.heads), limit=choice.max_loss or 0.01)
+            console.print(f"\n[bold]{png}[/bold] shows the curve.", highlight=False)
+        if not plan.heads:
+            save_json(json, plan.to_dict())
+            raise ConfigError(
+                f"--max-loss {max_loss}: no head can go for that: the first of the order is already above it; give a "
+                f"larger one, or --remove N"
+            )
+        change = {"prune": [list(head) for head in plan.heads], "by": plan.by}
+        carry_out(job, plan, plan.apply, change, "pruned", yes=yes, dry_run=dry_run, json=json)
 
 
 def convert(
@@ -94,6 +101,7 @@ def convert(
     method: Annotated[str, typer.Option("--method", help="svd loses least; or mean, first, cluster.")] = "svd",
     heal: Heal = 0,
     lr: Rate = 1e-4,
+    seed: Seed = 0,
     context: Context = None,
     windows: Windows = 16,
     force: Force = False,
@@ -105,12 +113,15 @@ def convert(
     from headwise.refit import plan_conversion
 
     check_file("--json", json, "converted.json")
-    source, texts = _opened(model, file, out, context, windows, force=force, dry_run=dry_run, heal=heal)
-    with progress() as step:
-        plan = plan_conversion(source, texts, num_kv_heads, step, method=method)
-    _print(plan)
-    change = {"convert": num_kv_heads, "method": method}
-    _carry_out(plan, lambda: plan.model, change, "merged", out, heal=heal, lr=lr, yes=yes, dry_run=dry_run, json=json)
+    options = {"num_kv_heads": num_kv_heads, "method": method, "heal": heal, "lr": lr, "seed": seed}
+    with opened("convert", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
+        if is_done(job, json):
+            return
+        with progress() as step:
+            plan = plan_conversion(job.source, job.texts, num_kv_heads, step, method=method)
+        print_tables(plan)
+        change = {"convert": num_kv_heads, "method": method}
+        carry_out(job, plan, lambda: plan.model, change, "merged", yes=yes, dry_run=dry_run, json=json)
 
 
 def budget(
@@ -133,120 +144,43 @@ def budget(
     json: Json = None,
 ) -> None:
     """Which heads may keep a short cache, as a file for `headwise write --budget`; what it saves and costs."""
-    from headwise.refit import Candidate, judge, open_source, plan_budget, read_budget, save_budget, split_text
+    from headwise.refit import Candidate, judge, open_source, plan_budget, read_budget, save_budget
+    from headwise.refit.made import KEY
 
+    check_file("--json", json, "budget_plan.json")
+    if not dry_run:
+        check_file("--out", out, "budget.json")
     source = open_source(model)
     beside = Path() if model is None else source.file.parent
     target = beside / "budget.json" if out is None else out
-    check_file("--json", json, "budget_plan.json")
-    if not dry_run:
-        check_file("--out", target, "budget.json")
-    if not dry_run and target.exists() and (not force or target.resolve() == source.file.resolve()):
-        raise ConfigError(f"--out {str(target)!r}: is there already; give another name, or --force to replace a budget")
-    texts = split_text(file, source.tokenizer, context=_context(source, context), windows=windows)
-    with progress() as step:
-        plan = plan_budget(
-            source, texts, step, window=window, sinks=sinks, threshold=threshold, lengths=_lengths(lengths)
-        )
-    console = _print(plan)
-    if not _wanted(target, yes=yes, dry_run=dry_run, console=console):
-        _save(json, {"plan": plan.to_dict(), "written": None})
-        return
-    save_budget(plan.found, target)
-    both = [Candidate("all tokens", source.decoder), Candidate("budget", source.decoder, read_budget(target))]
-    with progress() as step:
-        verdict = judge(both, texts, step)
-    console.print()
-    _print(verdict)
-    _save(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict()})
-    asked = "" if model is None else f" --model {model}"
-    console.print(f"\n[bold]{target}[/bold] holds it: headwise write{asked} --budget {target}", highlight=False)
-
-
-def _opened(
-    model: Path | None, file: Path, out: Path | None, context: int | None, windows: int, *, force: bool,
-    dry_run: bool, heal: int,
-) -> "tuple[Source, Texts]":  # fmt: skip
-    """The model and the text, after all that can be refused before anything takes long."""
-    from headwise.refit import check_target, open_source, split_text
-
-    if out is None and not dry_run:
-        raise ConfigError("--out is missing: a folder for the new checkpoint; or give --dry-run to see the plan")
-    if heal < 0:
-        raise ConfigError(f"--heal {heal}: expected a number of steps, or 0 for none")
-    source = open_source(model)
-    if out is not None:
-        check_target(source, out, force=force)
-    return source, split_text(file, source.tokenizer, context=_context(source, context), windows=windows)
-
-
-def _carry_out(
-    plan: Any, apply: Callable[[], Any], change: dict[str, Any], done: str, out: Path | None, *, heal: int, lr: float,
-    yes: bool, dry_run: bool, json: Path | None,
-) -> None:  # fmt: skip
-    """Ask, write, read again, judge."""
-    from headwise.refit import Candidate, judge
-    from headwise.refit.healing import healed
-    from headwise.refit.source import write_changed
-
-    console, source, texts = Console(), plan.source, plan.texts
-    if out is None or not _wanted(out, yes=yes, dry_run=dry_run, console=console):
-        _save(json, {"plan": plan.to_dict(), "written": None})
-        return
-    models: list[Candidate] = [Candidate("before", source.decoder)]
-    with progress() as step:
-        changed = apply()
-        if heal:
-            models.append(Candidate(done, changed))
-            changed = healed(changed, texts, heal, lr, step)
-            change, done = {**change, "heal": heal, "lr": lr}, "healed"
-        models.append(Candidate(done, write_changed(source, changed, out, change)))
-        verdict = judge(models, texts, step)
-    console.print()
-    _print(verdict)
-    _save(json, {"plan": plan.to_dict(), "written": str(out), "judged": verdict.to_dict()})
-    console.print(f"\n[bold]{out}[/bold] holds the new model: headwise write --model {out}", highlight=False)
-
-
-def _wanted(out: Path, *, yes: bool, dry_run: bool, console: Console) -> bool:
-    """Whether it is to be written; asked for, if that was not said. No answer is a no, and an error."""
-    if dry_run or yes:
-        return yes and not dry_run
-    console.print(f"\nwrite to {out}? [y/N] ", end="", markup=False, highlight=False)
-    sys.stdout.flush()
-    answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
-    if not answer:
+    wanted = _lengths(lengths)
+    options = {"window": window, "sinks": sinks, "threshold": threshold, "lengths": wanted}
+    with nullcontext() if dry_run else taken(target, "--out"):
+        job = job_of("budget", options, source, file, target, context, windows)
+        finished = job.finished and not (force or dry_run)
+        job = replace(job, finished=finished)
+        if not (dry_run or finished) and target.exists() and (not force or target.resolve() == source.file.resolve()):
+            raise ConfigError(
+                f"--out {str(target)!r}: is there already; give another name, or --force to replace a budget"
+            )
+        if is_done(job, json):
+            return
+        with progress() as step:
+            plan = plan_budget(source, job.texts, step, window=window, sinks=sinks, threshold=threshold, lengths=wanted)
+        console = print_tables(plan)
+        if not is_wanted(job, yes=yes, dry_run=dry_run, console=console):
+            save_json(json, {"plan": plan.to_dict(), "written": None})
+            return
+        if not finished:
+            save_budget(plan.found, target, {KEY: job.made})
+        both = [Candidate("all tokens", source.decoder), Candidate("budget", source.decoder, read_budget(target))]
+        with progress() as step:
+            verdict = judge(both, job.texts, step)
         console.print()
-        raise ConfigError("there was no answer, so nothing was written; --yes answers beforehand")
-    if answer.strip().lower() in ("y", "yes"):
-        return True
-    console.print("Nothing was written.", highlight=False)
-    return False
-
-
-def _print(result: Any) -> Console:
-    """A plan or a verdict as tables."""
-    from headwise.plan import print_plan
-
-    console = Console()
-    print_plan(result.shown(), console)
-    return console
-
-
-def _save(path: Path | None, content: dict[str, Any]) -> None:
-    if path is None:
-        return
-    from json import dumps
-
-    from headwise.files import atomic_path
-
-    with atomic_path(path) as temporary:
-        temporary.write_text(dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-
-def _context(source: "Source", given: int | None) -> int:
-    context: int = source.decoder.config.context if given is None else given
-    return context
+        print_tables(verdict)
+        save_json(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict(), KEY: job.made})
+        asked = "" if model is None else f" --model {model}"
+        console.print(f"\n[bold]{target}[/bold] holds it: headwise write{asked} --budget {target}", highlight=False)
 
 
 def _share(option: str, text: str | None) -> float | None:

@@ -1,5 +1,6 @@
 """What commands share: the model that is asked for, the files that they write, and a bar that says how far they are."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.errors import ConfigError
+from headwise.outputs import check_writable
 
 Model = Annotated[
     Path | None, typer.Option("--model", help="Checkpoint folder or file; the embedded model if left out.")
@@ -25,9 +27,12 @@ AnyModel = Annotated[
 
 
 def check_file(option: str, path: Path | None, example: str) -> None:
-    """Raise, before anything takes long, where a file is to be written and a folder stands."""
-    if path is not None and path.is_dir():
+    """Raise, before anything takes long, where a file is to be written and cannot be."""
+    if path is None:
+        return
+    if os.path.isdir(path):
         raise ConfigError(f"{option} {str(path)!r}: is a folder; expected the name of a file, such as {example}")
+    check_writable(path, option)
 
 
 def load(model: Path | None) -> Any:
@@ -39,8 +44,23 @@ def load(model: Path | None) -> Any:
 
 @contextmanager
 def progress() -> Iterator[Any]:
-    """A progress bar for a call that says what it is doing; gone when it is done."""
+    """A progress bar for a call that says what it is doing; there from the first step on, so that an error before it
+    stands alone, and gone when it is done."""
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("", total=None)
+
+    def step(what: str, done: int, of: int) -> None:
+        bar.start()
+        bar.update(task, description=what, completed=done, total=of)
+
+    try:
+        yield step
+    finally:
+        stop(bar)
+
+
+def stop(bar: Progress) -> None:
+    """End a bar; one that was never started leaves no empty line."""
+    if bar.live.is_started:
+        bar.stop()

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.given import Model, load, progress
+from headwise.cli.given import Model, load, progress, stop
 from headwise.errors import ConfigError, TextError
 
 
@@ -41,6 +41,10 @@ def train(
         str, typer.Option("--repeat-share", help="Share of windows whose text repeats itself; 0.1,0.4@500 changes it.")
     ] = "0",
     eval_every: Annotated[int, typer.Option("--eval-every", help="Steps between evaluations and checkpoints.")] = 200,
+    save_seconds: Annotated[
+        float,
+        typer.Option("--save-seconds", help="Also save when so many seconds have passed since the last time."),
+    ] = 30.0,
     seed: Annotated[int, typer.Option()] = 0,
     precision: Annotated[str, typer.Option(help="bfloat16 or float32 products.")] = "bfloat16",
     init: Annotated[Path | None, typer.Option("--init", help="Start from this model's weights and sizes.")] = None,
@@ -49,13 +53,15 @@ def train(
         bool, typer.Option("--watch-heads", help="At each evaluation, record what every head does; and a picture.")
     ] = False,
 ) -> None:
-    """Train a small character model; Ctrl-C or a crash loses nothing, the same command goes on."""
+    """Train a small character model; after Ctrl-C, a crash or a kill the same command resumes it."""
     console = Console()
     if experiment is not None:
         _experiment(experiment, files, out, seed, console)
         return
     from headwise.heads.named import read_options
+    from headwise.lm.run import Resumed
     from headwise.lm.train import Progress as Done, train as run
+    from headwise.tables import duration
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
@@ -67,16 +73,23 @@ def train(
         note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
         bar.update(task, completed=done.step, note=note)
 
+    def resumed(since: Resumed) -> None:
+        ago = f"saved {duration(since.seconds)} ago"
+        if since.step >= since.steps:
+            console.print(f"{out} holds this run, finished, {ago}; --fresh trains anew.", markup=False, highlight=False)
+        else:
+            console.print(f"Resumed after step {since.step} of {since.steps}, {ago}.", markup=False, highlight=False)
+
     try:
         outcome = run(
             files, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
             d_ff=d_ff, design=design, options=read_options(options or []), order=order, context=context,
             dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup, weight_decay=weight_decay,
             repeat_share=repeat_share, seed=seed, eval_every=eval_every, precision=precision, init=init,
-            resume=not fresh, watch=watch, watch_heads=watch_heads,
+            save_seconds=save_seconds, resume=not fresh, resumed=resumed, watch=watch, watch_heads=watch_heads,
         )  # fmt: skip
     finally:
-        bar.stop()
+        stop(bar)
     for name, loss in outcome.heldout.items():
         console.print(f"held-out loss, {name}: {loss:.4f} nats a token", highlight=False)
     if watch_heads:
@@ -136,15 +149,17 @@ def _heads(out: Path, console: Console) -> None:
 
 def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Console) -> None:
     from headwise.lm.reconstruct import reconstruct
+    from headwise.outputs import taken
     from headwise.views.html import write_report
 
     if name != "reconstruct":
         raise ConfigError(f"--experiment {name!r}: expected 'reconstruct'")
     if len(files) != 1:
         raise TextError(f"--experiment reconstruct takes one file of sentences, got {len(files)}")
-    with progress() as step:
-        report = reconstruct(files[0], seed=seed, step=step)
-    write_report(report, out / "report.html")
+    with taken(out / "report.html", "--out"):
+        with progress() as step:
+            report = reconstruct(files[0], seed=seed, step=step)
+        write_report(report, out / "report.html")
     for fact, value in report.facts:
         console.print(f"{fact}: {value}", highlight=False)
     for note in report.notes:

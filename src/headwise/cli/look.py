@@ -8,6 +8,7 @@ from rich.console import Console
 
 from headwise.cli.given import AnyModel, check_file, progress
 from headwise.errors import ConfigError
+from headwise.outputs import check_writable, taken
 
 WIDE = 110  # columns of a terminal from which on a measure has room for all it says side by side
 SAMPLE = (
@@ -33,6 +34,7 @@ def see(
     from headwise.lm.text_files import read_text
     from headwise.see import see as look
     from headwise.subject import open_subject
+    from headwise.views.figure import figure_class
     from headwise.views.html import write_report
     from headwise.views.terminal import print_report
     from headwise.views.words import LANGUAGES
@@ -42,22 +44,26 @@ def see(
     if text is not None and file is not None:
         raise ConfigError("give the text or --file, not both")
     check_file("--out", out, "report.html")
-    if file is not None:
-        text = read_text(file)
-    text = SAMPLE if text is None else text
-    subject = open_subject(model)
-    with progress() as step:
-        report = look(text, subject, title=_title(text, file), cells=cells, step=step)
-    console = Console()
-    print_report(report, console, sort=sort)
-    write_report(report, out, lang=lang)
-    console.print(f"\n[bold]{out}[/bold] shows every head; open it in a browser.", highlight=False)
     if png is not None:
-        from headwise.views.png import write_pngs
-
+        figure_class()  # raises where matplotlib is missing
+        check_writable(png, "--png", folder=True)
+    with taken(out, "--out"):
+        if file is not None:
+            text = read_text(file)
+        text = SAMPLE if text is None else text
+        subject = open_subject(model)
         with progress() as step:
-            pictures = write_pngs(report, png, step=step)
-        console.print(f"[bold]{png}[/bold] holds {len(pictures)} heat maps.", highlight=False)
+            report = look(text, subject, title=_title(text, file), cells=cells, step=step)
+        console = Console()
+        print_report(report, console, sort=sort)
+        write_report(report, out, lang=lang)
+        console.print(f"\n[bold]{out}[/bold] shows every head; open it in a browser.", highlight=False)
+        if png is not None:
+            from headwise.views.png import write_pngs
+
+            with progress() as step:
+                pictures = write_pngs(report, png, step=step)
+            console.print(f"[bold]{png}[/bold] holds {len(pictures)} heat maps.", highlight=False)
 
 
 def trace(

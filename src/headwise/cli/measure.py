@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import AnyModel, progress
+from headwise.cli.given import AnyModel, check_file, progress
 from headwise.errors import ConfigError, HeadwiseError
 
 
@@ -59,7 +59,7 @@ def measure(
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         if ranks.first:
-            _say_how_to_go_on(out)
+            _say_how_to_go_on(out, restart)
         else:
             atexit.unregister(ranks.leave)  # all are to end at once
         raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
@@ -86,13 +86,18 @@ def _measure(
     check_sort(sort, names)
     if png is not None:
         check_picture(png)
+    if ranks.first:
+        check_file("--png", png, "measures.png")
     since = time.monotonic()
     with progress() if ranks.first else nullcontext() as step:
         found = measure_corpus(model, files, out, measures=names, ranks=ranks, step=step, **options)
     if not ranks.first:
         return
     console = Console()
-    print_measures(found, console, sort=sort, seconds=time.monotonic() - since)
+    print_measures(found, console, sort=sort, seconds=time.monotonic() - since if found.new else None)
+    if not found.new:
+        said = f"{out} is the finished table of this command, from before; --restart measures anew."
+        console.print(said, markup=False, highlight=False)
     if png is not None:
         console.print(f"[bold]{write_picture(found, png)}[/bold] shows every measure.", highlight=False)
 
@@ -121,14 +126,15 @@ def _signals() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _say_how_to_go_on(out: Path) -> None:
+def _say_how_to_go_on(out: Path, restart: bool) -> None:
     from headwise.sweep.journal import Journal
 
     so_far = Journal(out).so_far()
     if so_far is None:
         said = "Stopped before anything was measured."
     else:
-        said = f"Stopped; {so_far[0]} of {so_far[1]} units are done, and the same command goes on from there."
+        same = f"the same command{' without --restart' * restart}"
+        said = f"Stopped; {so_far[0]} of {so_far[1]} units are done, and {same} goes on from there."
     Console(stderr=True).print(said, highlight=False)
 
 

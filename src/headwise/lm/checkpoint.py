@@ -14,6 +14,7 @@ from headwise.contents import Entry, one_line, parsed, reading
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.seeds import seeded
 from headwise.tensor_files import read_tensors, write_tensors
 
 MODEL_FILE = "model.safetensors"
@@ -52,7 +53,8 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenizer, di
     config, tokenizer, info = unpack(header, file)
     with reading(file, WHAT):
         _check_sizes(config, tensors)
-        decoder = Decoder(config)
+        with seeded(0):  # which draws weights that are replaced at once
+            decoder = Decoder(config)
         decoder.load_state_dict({name: x.float() for name, x in tensors.items()})
     return decoder.eval(), tokenizer, info
 
@@ -64,7 +66,8 @@ def load_pretrained() -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """A safetensors file, atomically; what was there before survives a full disk."""
+    """A safetensors file, atomically; what was there before survives a full disk. The same content gives the same
+    bytes."""
     write_tensors(path, tensors, header)
 
 

@@ -1,8 +1,10 @@
 """Texts to train on: read, held out in part, and cut into random windows."""
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -11,14 +13,9 @@ from torch import Tensor
 from headwise.errors import ConfigError, TextError
 from headwise.lm.text_files import read_text
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.seeds import step_seed
 
 HELD_OUT = 0.05  # the last share of each file
-
-
-def step_seed(seed: int, step: int) -> int:
-    """A seed of its own for each step of each run. torch's CPU generator reads 32 bits of it, so seed and step must
-    share them; runs of two seeds do not meet within a million steps."""
-    return (seed * 1_000_003 + step) % (1 << 32)
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,15 @@ class Corpus:
         ]
         heldout = [torch.from_numpy(tokenizer.encode(t[cut:])) for t, cut in zip(texts, cuts, strict=True)]
         return cls([Path(file).name for file in files], train, heldout, tokenizer)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Of all tokens, those that are held out too."""
+        digest = hashlib.sha256()
+        for stream in (*self.train, *self.heldout):
+            digest.update(str(len(stream)).encode())
+            digest.update(stream.numpy().tobytes())
+        return digest.hexdigest()
 
     def batch(self, size: int, context: int, *, seed: int, step: int, repeat_share: float = 0.0) -> Tensor:
         """[size, context + 1] windows of the training parts, each inside one file. The same for the same step, so

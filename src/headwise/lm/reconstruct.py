@@ -13,6 +13,7 @@ from headwise.errors import TextError
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.lm.text_files import read_text
 from headwise.masks import Lengths
+from headwise.seeds import seeded
 from headwise.views.data import Passage, Report, Statistic
 
 EMBEDDING, HEADS, EPOCHS, DROPOUT, RATE = 32, 4, 200, 0.1, 1e-3
@@ -50,7 +51,8 @@ def reconstruct(file: str | os.PathLike[str], *, seed: int = 0, step: Step | Non
     runs = []
     for number, masked in enumerate((False, True)):
         tell = (lambda done, k=number: step("training", k * EPOCHS + done, 2 * EPOCHS)) if step else None
-        runs.append(_train(ids, lengths, len(vocabulary) + 1, masked, seed, tell))
+        with seeded(seed):
+            runs.append(_train(ids, lengths, len(vocabulary) + 1, masked, tell))
     return _report(sentences, lengths, runs)
 
 
@@ -71,10 +73,7 @@ def _sentences(file: str | os.PathLike[str]) -> list[str]:
     return found
 
 
-def _train(
-    ids: Tensor, lengths: Tensor, size: int, masked: bool, seed: int, tell: Callable[[int], None] | None
-) -> Trained:
-    torch.manual_seed(seed)
+def _train(ids: Tensor, lengths: Tensor, size: int, masked: bool, tell: Callable[[int], None] | None) -> Trained:
     embedding = nn.Embedding(size, EMBEDDING)
     attention = MultiHeadAttention(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
     optimizer = torch.optim.Adam([*embedding.parameters(), *attention.parameters()], lr=RATE)

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,15 +15,15 @@ from headwise.surgery.budgets import Budget
 FORMAT = "headwise-budget-1"
 
 
-def save_budget(found: Budget, path: str | os.PathLike[str]) -> None:
-    """Write a budget, whole or not at all; `read_budget` reads it."""
+def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
+    """Write a budget, whole or not at all; `read_budget` reads it. more: what else the file is to hold, for JSON."""
     layers = [
         {"windows": list(windows), "kept": [float(x) for x in kept], "key_width": widths[0], "value_width": widths[1]}
         for windows, kept, widths in zip(found.windows, found.kept, found.widths, strict=True)
     ]
     content = {
         "format": FORMAT, "window": found.window, "sinks": found.sinks, "threshold": found.threshold,
-        "tokens": found.tokens, "layers": layers,
+        "tokens": found.tokens, "layers": layers, **(more or {}),
     }  # fmt: skip
     with atomic_path(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

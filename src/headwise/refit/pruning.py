@@ -174,12 +174,14 @@ def plan_pruning(
     orders: int = 4,
     penalty: float = 0.01,
     gate_steps: int = 200,
+    seed: int = 0,
 ) -> Pruning:
     """Which heads go: ranked on the part of the text to decide on, their number by `choice`, with the curve on the
     part to foretell.
 
     Heads that share a key head go together, by the sum of their importance; the last head (or group) of a layer never
-    goes. ConfigError for choices out of range and designs whose heads depend on each other.
+    goes. seed: of the random orders, and of learned gates. ConfigError for choices out of range and designs whose heads
+    depend on each other.
     """
     if by not in METHODS:
         raise ConfigError(f"--by {by!r}: expected one of {', '.join(METHODS)}")
@@ -197,12 +199,12 @@ def plan_pruning(
         prune(decoder, named)  # raises for what is not grouped evenly, before anything takes long
         rest = [(i, head) for i, site in enumerate(sites) for head in range(site.num_heads) if (i, head) not in named]
         curve = pruning_curve(
-            decoder, texts.foretell, mean_loss, [*named, *rest], points=[len(named)], random_orders=orders,
+            decoder, texts.foretell, mean_loss, [*named, *rest], points=[len(named)], random_orders=orders, seed=seed,
             progress=drawing,
         )  # fmt: skip
         return Pruning(source, texts, tuple(named), "named", None, None, curve)
     wanted = _wanted(choice, sites)
-    importance = rank(by, decoder, texts.decide, penalty=penalty, steps=gate_steps, step=step)
+    importance = rank(by, decoder, texts.decide, penalty=penalty, steps=gate_steps, seed=seed, step=step)
     order = order_of(importance.values, sites)
     counts = np.cumsum([len(unit) for unit in order.going]).tolist()
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
@@ -213,7 +215,14 @@ def plan_pruning(
         )
     points = sorted({*_spread(counts), *([wanted] if wanted else [])})
     curve = pruning_curve(
-        decoder, texts.foretell, mean_loss, order.heads, points=points, random_orders=orders, progress=drawing
+        decoder,
+        texts.foretell,
+        mean_loss,
+        order.heads,
+        points=points,
+        random_orders=orders,
+        seed=seed,
+        progress=drawing,
     )
     curve = replace(curve, method=importance.method)
     gone = curve.removable(choice.max_loss) if choice.max_loss is not None else wanted

@@ -47,9 +47,10 @@ class Order:
 
 
 def rank(
-    by: str, model: torch.nn.Module, batches: Sequence[torch.Tensor], *, penalty: float, steps: int, step: Step
+    by: str, model: torch.nn.Module, batches: Sequence[torch.Tensor], *, penalty: float, steps: int, seed: int,
+    step: Step,
 ) -> HeadImportance:  # fmt: skip
-    """Importance of every head for the loss on these batches. penalty, steps: of "gates", as in `learn_gates`."""
+    """Importance of every head for the loss on these batches. penalty, steps, seed: of "gates", as in `learn_gates`."""
     if by not in METHODS:
         raise ConfigError(f"--by {by!r}: expected one of {', '.join(METHODS)}")
 
@@ -59,7 +60,8 @@ def rank(
     if by == "ablation":
         return ablation_importance(model, batches, mean_loss, progress=progress)
     if by == "gates":
-        return learn_gates(model, batches, mean_loss, penalty, steps=steps, progress=progress).importance
+        found = learn_gates(model, batches, mean_loss, penalty, steps=steps, seed=seed, progress=progress)
+        return found.importance
     asked = gradient_importance if by == "gradient" else taylor_importance
     return asked(model, batches, mean_loss, progress=progress)
 

@@ -11,9 +11,11 @@ import torch
 
 from headwise.anatomy import find_heads
 from headwise.errors import CheckpointError
+from headwise.files import sha256_of
 from headwise.lm.checkpoint import MODEL_FILE, load_model, read, save_model
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.outputs import contents
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Source:
     """A model as it was read.
 
     name: for people. file: the checkpoint. dtype: of the weights in it; what comes of it is written in the same.
-    info: what the checkpoint tells of itself.
+    info: what the checkpoint tells of itself. sha256: of the file.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Source:
     tokenizer: CharTokenizer
     info: dict[str, Any]
     dtype: torch.dtype
+    sha256: str
 
     @property
     def sizes(self) -> str:
@@ -49,7 +52,8 @@ def open_source(model: str | os.PathLike[str] | None) -> Source:
 
 
 def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise CheckpointError if the folder `out` is the source's, is in use and not to be replaced, or is no folder."""
+    """Raise CheckpointError if the folder `out` is the source's, is in use and not to be replaced, or is no folder.
+    What runs put there while they last does not count."""
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"--out {str(folder)!r}: is a file; expected a new folder")
@@ -58,19 +62,20 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
             f"--out {str(folder)!r}: is where {source.name} lies, and a source is never overwritten; expected another "
             f"folder"
         )
-    if not force and folder.is_dir() and any(folder.iterdir()):
+    if not force and folder.is_dir() and contents(folder):
         raise CheckpointError(f"--out {str(folder)!r}: is not empty; expected a new folder, or give --force")
 
 
 def write_changed(
-    source: Source, decoder: Decoder, out: str | os.PathLike[str], change: Mapping[str, Any]
+    source: Source, decoder: Decoder, out: str | os.PathLike[str], change: Mapping[str, Any], more: Mapping[str, Any]
 ) -> Decoder:  # fmt: skip
     """Write a changed model into the folder `out`, and read it again: what is judged is what is on the disk.
 
-    `change` joins the list "changes" of the checkpoint's info. CheckpointError if it cannot be written.
+    `change` joins the list "changes" of the checkpoint's info, and `more` the info. CheckpointError if it
+    cannot be written.
     """
     file = Path(out) / MODEL_FILE
-    info = {**source.info, "changes": [*source.info.get("changes", []), dict(change)]}
+    info = {**source.info, "changes": [*source.info.get("changes", []), dict(change)], **more}
     save_model(file, decoder, source.tokenizer, info, dtype=source.dtype)
     return load_model(file)[0]
 
@@ -78,4 +83,5 @@ def write_changed(
 def _opened(name: str, file: Path) -> Source:
     decoder, tokenizer, info = load_model(file)
     dtypes = {x.dtype for x in read(file)[0].values() if x.is_floating_point()}
-    return Source(name, file, decoder, tokenizer, info, dtypes.pop() if len(dtypes) == 1 else torch.float32)
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    return Source(name, file, decoder, tokenizer, info, dtype, sha256_of(file))

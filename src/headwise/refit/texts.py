@@ -38,9 +38,9 @@ class Texts:
             f"{HELD_OUT:.0%}, {counts[1]} to foretell and {counts[2]} to judge"
         )
 
-    def healing(self, steps: int) -> Iterator[Tensor]:
+    def healing(self, steps: int, seed: int = 0) -> Iterator[Tensor]:
         """Batches [8, context + 1] to train on, of the first 95 %."""
-        return (self.corpus.batch(HEAL_BATCH, self.context, seed=1, step=step) for step in range(steps))
+        return (self.corpus.batch(HEAL_BATCH, self.context, seed=seed + 1, step=step) for step in range(steps))
 
 
 def split_text(

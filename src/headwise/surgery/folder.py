@@ -6,8 +6,6 @@ loaded again. Here a third file says how many heads each module has.
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from headwise.anatomy import HeadSite, find_heads
 from headwise.contents import Entry, one_line, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError, not_installed
+from headwise.files import atomic_folder, sweep
 from headwise.surgery.resize import make_room
 from headwise.tensor_files import read_tensors, save_tensors
 from headwise.trust import check_config
@@ -158,17 +157,9 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     """A folder that is not there before, and there with all its files after; or nothing changes."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{str(folder)!r} is not empty; expected a new folder, as no model is overwritten")
-    temporary: Path | None = None
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent))
-        yield temporary
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o777 & ~umask)
-        os.replace(temporary, folder)
+        sweep(folder.parent)
+        with atomic_folder(folder) as temporary:
+            yield temporary
     except OSError as error:
         raise CheckpointError(f"{str(folder)!r} could not be written ({error}); nothing is left of it") from error
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
+from headwise.seeds import devices_of, seeded, step_seed
 
 Loss = Callable[[nn.Module, Any], Tensor]  # of a model on a batch, a scalar
 
@@ -50,6 +51,7 @@ def heal(
     weight_decay: float = 0.0,
     clip: float = 1.0,
     parameters: Iterable[nn.Parameter] | None = None,
+    seed: int = 0,
     watch: Callable[[Step], None] | None = None,
 ) -> Healed:
     """Train a model in place for some steps of AdamW, with a warm-up and a cosine down to a tenth.
@@ -60,6 +62,8 @@ def heal(
         warmup: steps until the learning rate `lr` is reached, a tenth of all by default.
         clip: largest norm of the gradient.
         parameters: what is trained, all that requires a gradient by default.
+        seed: of dropout, and of all else that the model and `loss_fn` draw from torch's default generators: the same
+            seed and batches give the same weights on one machine. The caller's generators are left as they were.
         watch: called after each step.
     Returns:
         `Healed`. The model is left in the mode, training or not, that it came in.
@@ -77,6 +81,7 @@ def heal(
         raise ConfigError("parameters: none of them requires a gradient, so there is nothing to train")
     optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=weight_decay)
     training, losses, source = model.training, list[float](), iter(batches)
+    devices = devices_of(model)
     model.train()
     try:
         for step in range(steps):
@@ -92,12 +97,13 @@ def heal(
             rate = lr * _factor(step, steps, warmup)
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            loss = loss_fn(model, batch)
-            value = float(loss.detach())
-            if not math.isfinite(value):
-                raise ConfigError(f"the loss became {value} at step {step}; give a smaller lr than {lr:g}")
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            with seeded(step_seed(seed, step), devices):  # not around batches and watch, which may draw for themselves
+                loss = loss_fn(model, batch)
+                value = float(loss.detach())
+                if not math.isfinite(value):
+                    raise ConfigError(f"the loss became {value} at step {step}; give a smaller lr than {lr:g}")
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()
             nn.utils.clip_grad_norm_(chosen, clip)
             optimizer.step()
             losses.append(value)

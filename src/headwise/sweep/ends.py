@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from headwise.errors import CheckpointError, ConfigError, TextError
+from headwise.outputs import check_writable
 from headwise.sweep import manifest as written
 from headwise.sweep.journal import Journal
 from headwise.sweep.output import Columns, Output
@@ -17,6 +18,7 @@ from headwise.sweep.result import CorpusMeasures
 from headwise.sweep.rows import columns
 from headwise.sweep.sources import Source, find_sources
 from headwise.sweep.survey import survey, total
+from headwise.sweep.tally import Tally
 from headwise.sweep.work import Work
 
 
@@ -34,7 +36,7 @@ class Begun:
     left: Sequence[int]
 
 
-def look(given: Sequence[Any], journal: Journal, restart: bool, ranks: Ranks) -> list[Source]:
+def look(given: Sequence[Any], journal: Journal, output: Output, restart: bool, ranks: Ranks) -> list[Source]:
     """The files, before a model is loaded or anything is read: what is wrong with their names or with the output is
     told at once. The first process looks, and takes the output for this run; the others get no files.
 
@@ -44,20 +46,24 @@ def look(given: Sequence[Any], journal: Journal, restart: bool, ranks: Ranks) ->
     """
     if not ranks.first:
         return []
-    if journal.out.exists() and not journal.exists and not restart:
-        raise ConfigError(f"{str(journal.out)!r} is there already; give another --out, or --restart to measure anew")
+    for path in (output.path, output.about):
+        check_writable(path, "out")
+    if _finished(journal, output, restart) and output.read_about() is None:
+        raise ConfigError(f"{str(output.path)!r} is there already; give another --out, or --restart to measure anew")
     sources = find_sources(given)
     journal.open()
     return sources
 
 
 def begin(
-    work: Work, journal: Journal, options: Mapping[str, Any], max_tokens: int | None, restart: bool, ranks: Ranks,
-    tell: Any,
-) -> Begun:  # fmt: skip
+    work: Work, journal: Journal, output: Output, options: Mapping[str, Any], max_tokens: int | None, restart: bool,
+    ranks: Ranks, tell: Any,
+) -> Begun | CorpusMeasures:  # fmt: skip
     """Read what is there, or look into the corpus and write down what will be measured. The first process decides, the
     others follow. work: with the files that `look` gave.
 
+    Returns:
+        What is left to do; or the result, where the table is there and was measured with the same files and options.
     Raises:
         ConfigError: if what is there was begun with something else. TextError: for what cannot be read.
     """
@@ -65,11 +71,17 @@ def begin(
         "name": work.subject.name, "about": work.subject.about, "sha256": written.weights_print(work.subject),
         "versions": {name: metadata.version(name) for name in ("headwise", "torch")},
     }  # fmt: skip
+    if ranks.first and _finished(journal, output, restart):
+        found = _found(work, output, options, model)
+        ranks.say("plan", None)
+        return found
     if ranks.first:
         manifest = _decided(work, journal, options, model, max_tokens, restart, tell)
         left = None
     else:
         said = ranks.hear("plan")
+        if said is None:
+            return CorpusMeasures.of(work, output.path, work.nothing(), {}, new=False)
         manifest = _followed(journal, said["manifest"], model)
         left = said["left"]
     work = replace(work, sources=written.sources_of(manifest), step=manifest["step"], limit=written.limit_of(manifest))
@@ -102,13 +114,36 @@ def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str,
     about = {
         "model": begun.manifest["model"], "options": dict(options), "how": hows, "kernels": sorted(sums.kernels),
         "files": begun.manifest["files"], "windows": sums.windows, "tokens": sums.tokens, "units": len(begun.units),
-        "troubles": [str(trouble) for trouble in sums.troubles],
+        "troubles": [str(trouble) for trouble in sums.troubles], "sums": sums.to_dict(),
+        "given": [{"path": one["path"]} for one in begun.manifest["given"]], "checked": begun.manifest["checked"],
     }  # fmt: skip
     result = CorpusMeasures.of(work, output.path, sums, about)
     parts = _by_file(begun, journal, result) if work.by_file else iter([result.columns()])
     output.write(parts, about)
     journal.remove()
     return result
+
+
+def _finished(journal: Journal, output: Output, restart: bool) -> bool:
+    """Whether there is a table, and nothing that was begun after it."""
+    return output.path.exists() and not journal.exists and not restart
+
+
+def _found(work: Work, output: Output, options: Mapping[str, Any], model: Mapping[str, Any]) -> CorpusMeasures:
+    """The result of a finished table; ConfigError if it is of something else."""
+    about = output.read_about()
+    try:
+        if about is None:
+            raise KeyError
+        differ = written.differences(about, options, model, work.sources) or written.changes(about)
+        sums = Tally.from_dict(about["sums"], len(work.asked.names), len(work.heads)) if not differ else None
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(
+            f"{str(output.path)!r} is there already; give another --out, or --restart to measure anew"
+        ) from None
+    if sums is None:
+        raise written.refuse(str(output.path), differ, finished=True)
+    return CorpusMeasures.of(work, output.path, sums, about, new=False)
 
 
 def _by_file(begun: Begun, journal: Journal, result: CorpusMeasures) -> Iterator[Columns]:

@@ -7,7 +7,6 @@ that it measures the same, and measures the units that have no file yet.
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,8 +17,9 @@ from typing import Any
 import torch
 
 from headwise.contents import Entry, parsed, reading, text_of, whole, word
-from headwise.errors import CheckpointError, ConfigError
-from headwise.files import atomic_path
+from headwise.errors import CheckpointError
+from headwise.files import atomic_path, sweep
+from headwise.outputs import taken
 from headwise.sweep.tally import Tally, Trouble
 from headwise.tensor_files import CHECKSUM, read_tensors, write_tensors
 
@@ -36,7 +36,7 @@ class Journal:
 
     def __init__(self, out: Path) -> None:
         self.out, self.folder = out, out.with_name(f"{out.name}.partial")
-        self._lock: Any = None
+        self._held = contextlib.ExitStack()
         self._opened = False
 
     @property
@@ -45,21 +45,22 @@ class Journal:
         return (self.folder / MANIFEST).is_file()
 
     def open(self) -> None:
-        """Make the folder and take it for this run. By rank 0.
+        """Take the output for this run, and make the folder. By rank 0.
 
         Raises:
             ConfigError: if another run has it. CheckpointError: if it cannot be written.
         """
         with self._writing():
+            self._held.enter_context(taken(self.out, "out"))
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._take()
             self._opened = True
 
     def clean(self, restart: bool) -> None:
         """Remove what killed runs left half written; with `restart`, all that there is."""
+        sweep(self.folder)
         with self._writing():
             for path in self.folder.iterdir():
-                if path.name.endswith(".tmp") or (restart and path.suffix in (".safetensors", ".json")):
+                if restart and path.suffix in (".safetensors", ".json"):
                     path.unlink()
 
     def read(self) -> dict[str, Any]:
@@ -119,6 +120,9 @@ class Journal:
 
     def remove(self) -> None:
         """The result is written: the folder has done its work."""
+        # Without a manifest, what a kill leaves of the folder is taken for nothing that was begun.
+        with contextlib.suppress(OSError):
+            (self.folder / MANIFEST).unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
@@ -127,36 +131,10 @@ class Journal:
         if self._opened and not self.exists:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._opened = False
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._held.close()
 
     def _path(self, unit: int) -> Path:
         return self.folder / f"unit-{unit:06}.safetensors"
-
-    def _take(self) -> None:
-        """Hold the folder while this process lives; the system lets go of it however the process ends."""
-        try:
-            import fcntl
-        except ImportError:  # no such locks here
-            return
-        lock = open(self.folder / "lock", "a+")  # noqa: SIM115 - held until the end
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            holder = lock.read().strip()
-            lock.close()
-            raise ConfigError(
-                f"{str(self.out)!r} is being measured by another run{f' ({holder})' * bool(holder)}"
-            ) from None
-        except OSError:  # a file system without locks
-            lock.close()
-            return
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()}")
-        lock.flush()
-        self._lock = lock
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

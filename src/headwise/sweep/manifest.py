@@ -53,9 +53,14 @@ def changes(then: Mapping[str, Any]) -> list[str]:
     return [said for known, upto in prints if (said := files.changed(known, upto)) is not None]
 
 
-def refuse(out: str, found: Sequence[str]) -> ConfigError:
-    """The error for a measurement that cannot go on."""
+def refuse(out: str, found: Sequence[str], *, finished: bool = False) -> ConfigError:
+    """The error for a measurement that cannot be continued, or for a finished one that is another."""
     shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
+    if finished:
+        return ConfigError(
+            f"{out!r} is there already, measured with something else: {shown}. Give another --out, or --restart to "
+            f"measure anew"
+        )
     return ConfigError(
         f"{out!r} was begun with something else: {shown}. Run it as it was begun, give another --out, or --restart to "
         f"measure anew"

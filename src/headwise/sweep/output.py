@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import atomic_path
+from headwise.files import atomic_path, sha256_of
 from headwise.sweep.parquet import arrow
 from headwise.sweep.rows import COLUMNS
 
@@ -31,7 +31,7 @@ class Output:
         target = Path(path)
         if target.suffix.lower() not in SUFFIXES:
             raise ConfigError(f"out={str(path)!r}: expected a name that ends in {', '.join(SUFFIXES)}")
-        if target.is_dir():
+        if os.path.isdir(target):
             raise ConfigError(f"out={str(path)!r}: is a folder")
         if target.suffix.lower() == ".parquet":
             arrow()
@@ -42,6 +42,21 @@ class Output:
         """What tells how the numbers came to be: the file itself, or one beside it where the form has no room."""
         return self.path if self.kind == "parquet" else self.path.with_name(f"{self.path.name}.about.json")
 
+    def read_about(self) -> dict[str, Any] | None:
+        """What a table that is there tells of how it came to be; None for one that was not written by `write`, or was
+        changed afterwards."""
+        try:
+            if self.kind == "parquet":
+                words = arrow().parquet.read_schema(self.path).metadata[b"headwise"]
+                found = json.loads(words)
+            else:
+                found = json.loads(self.about.read_text(encoding="utf-8"))
+                if found["sha256"] != sha256_of(self.path):
+                    return None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, dict) else None
+
     def write(self, parts: Iterable[Columns], about: Mapping[str, Any]) -> None:
         """Write the table, a part after the other. about: how the numbers came to be, for JSON. CheckpointError if it
         cannot be written."""
@@ -49,6 +64,7 @@ class Output:
             with atomic_path(self.path) as temporary:
                 _WRITERS[self.kind](temporary, iter(parts), about)
             if self.about != self.path:
+                about = {**about, "sha256": sha256_of(self.path)}
                 with atomic_path(self.about) as temporary:
                     temporary.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         except CheckpointError as error:

@@ -28,6 +28,7 @@ class CorpusMeasures(Mapping[str, Tensor]):
         path: of the table. heads: that were kept. measures: with their units.
         total: what was added up over all files.
         about: how the numbers came to be: model, options, files, versions, and the counts of windows and tokens.
+        new: whether this call measured them; False where the table was already there, of the same files and options.
     """
 
     path: Path
@@ -35,11 +36,14 @@ class CorpusMeasures(Mapping[str, Tensor]):
     measures: tuple[OfRows | OfWindows, ...]
     total: Tally
     about: dict[str, Any]
+    new: bool = True
 
     @classmethod
-    def of(cls, work: Work, path: Path, total: Tally, about: Mapping[str, Any]) -> "CorpusMeasures":
+    def of(
+        cls, work: Work, path: Path, total: Tally, about: Mapping[str, Any], *, new: bool = True
+    ) -> "CorpusMeasures":
         """The sums of a sweep."""
-        return cls(path, tuple(work.heads), work.asked.known(), total, dict(about))
+        return cls(path, tuple(work.heads), work.asked.known(), total, dict(about), new)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.column(name, "value")

@@ -48,7 +48,8 @@ def measure_corpus(
     """Measure every head on a corpus, and write a table of layer, head and measure.
 
     The corpus is read in pieces and never held; what is finished is written beside `out`, in the folder OUT.partial, so
-    that the same call goes on where the last one was stopped or killed. Under torchrun the processes share the work.
+    that the same call continues where the last one was stopped or killed, and a finished table of the same files and
+    options is read instead of measured again. Under torchrun the processes share the work.
     The numbers are the same bits however many processes there are and wherever they were stopped, for the same batch
     size, device and threads a process.
 
@@ -83,7 +84,7 @@ def measure_corpus(
     try:
         tell = step or _tell_nobody
         given = [files] if isinstance(files, str | os.PathLike) else list(files)
-        sources = look(given, journal, restart, ranks)
+        sources = look(given, journal, output, restart, ranks)
         subject = _placed(model, device, dtype, ranks)
         frame = Frame.of(subject)
         length = length_of(window, subject, frame)
@@ -102,7 +103,9 @@ def measure_corpus(
             subject=subject, sources=sources, asked=asked, heads=chosen(subject, layers, heads), frame=frame,
             step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
         )  # fmt: skip
-        begun = begin(work, journal, options, max_tokens, restart, ranks, tell)
+        begun = begin(work, journal, output, options, max_tokens, restart, ranks, tell)
+        if isinstance(begun, CorpusMeasures):
+            return begun
         _measure(begun, journal, ranks, tell)
         if not ranks.first:
             return CorpusMeasures.of(begun.work, output.path, work.nothing(), {})

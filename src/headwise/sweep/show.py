@@ -8,7 +8,7 @@ from rich.text import Text
 
 from headwise.errors import ConfigError
 from headwise.sweep.result import CorpusMeasures
-from headwise.tables import as_text
+from headwise.tables import as_text, duration
 
 SHOWN = 12  # heads
 
@@ -28,7 +28,7 @@ def print_measures(
         sort: a measure whose largest values stand first; by layer and head if None. seconds: that it took.
     """
     about, total = found.about, found.total
-    took = "" if seconds is None else f", in {_time(seconds)}"
+    took = "" if seconds is None else f", in {duration(seconds)}"
     files = len(about["files"])
     facts = [
         ("model", f"{about['model']['name']}: {about['model']['about']}"),
@@ -87,9 +87,3 @@ def _print_troubles(found: CorpusMeasures, console: Console) -> None:
     console.print(Text(said, style="bold red"))
     for trouble in found.total.troubles:
         console.print(Text(f"  {trouble}"), soft_wrap=True)
-
-
-def _time(seconds: float) -> str:
-    minutes, left = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"

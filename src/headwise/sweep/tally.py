@@ -1,14 +1,17 @@
 """What a sweep adds up: the moments of every measure of every head, and what was NaN or infinite."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headwise.map import AttentionMap
 from headwise.sweep.asked import Head
-from headwise.sweep.moments import OfRows, OfWindows, empty, joined
+from headwise.sweep.moments import FIELDS, OfRows, OfWindows, empty, joined
 
 TOLD = 8  # places of NaN and infinity that are kept by name
 
@@ -56,6 +59,29 @@ class Tally:
     def of_nothing(cls, measures: int, heads: int) -> "Tally":
         """A fresh one."""
         return cls(empty(measures, heads), torch.zeros(2, heads, dtype=torch.float64))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, with all bits: the arrays are base64 of little-endian float64."""
+        arrays = {name: getattr(self, name).numpy().astype("<f8") for name in ("numbers", "lost")}
+        return {
+            **{name: b64encode(x.tobytes()).decode() for name, x in arrays.items()}, "windows": self.windows,
+            "tokens": self.tokens, "troubles": [asdict(trouble) for trouble in self.troubles],
+            "kernels": sorted(self.kernels),
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], measures: int, heads: int) -> "Tally":
+        """What `to_dict` gave, of so many measures and heads. KeyError, TypeError or ValueError if it is something
+        else."""
+        numbers, lost = (
+            torch.from_numpy(np.frombuffer(b64decode(content[name], validate=True), "<f8").astype(np.float64))
+            for name in ("numbers", "lost")
+        )
+        troubles = [Trouble(**{**one, "heads": tuple(one["heads"])}) for one in content["troubles"]]
+        return cls(
+            numbers.reshape(measures, len(FIELDS), heads), lost.reshape(2, heads), int(content["windows"]),
+            int(content["tokens"]), troubles, frozenset(content["kernels"]),
+        )  # fmt: skip
 
     def add(self, other: "Tally") -> None:
         """Take in what another one added up."""

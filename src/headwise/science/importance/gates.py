@@ -24,6 +24,7 @@ from headwise.errors import ConfigError
 from headwise.science.importance.asking import Losses, LossFunction, Progress, asked, held_still
 from headwise.science.importance.removal import Removal
 from headwise.science.importance.values import Head, HeadImportance, by_layer
+from headwise.seeds import devices_of, seeded, step_seed
 from headwise.tables import as_html, as_text, plain
 
 KEPT = 0.5  # a head that is open less often is closed
@@ -171,7 +172,7 @@ def learn_gates(
         gate: the distribution; β = 2/3, γ = −0.1, ζ = 1.1 by default (Louizos et al.). The code published with Voita
             et al. has β = 0.33.
         optimizer: of the model's weights (or some of them), stepped with the gates; Voita et al. go on training so.
-        seed: of the drawn gates and of the order of the batches.
+        seed: of the drawn gates, of the order of the batches, and of the model's own dropout with `optimizer`.
         sites: those of `find_heads(model)` to put gates on; all by default.
         progress: called with (runs done, runs in all).
     Returns:
@@ -228,6 +229,7 @@ def _learn(
     generator = torch.Generator().manual_seed(seed)
     adam = torch.optim.Adam([log_alpha], lr=lr)
     history = np.empty((steps, 2))
+    devices = devices_of(losses.model)
     order: list[int] = []
     for step in range(steps):
         order = order or torch.randperm(len(batches), generator=generator).tolist()
@@ -235,13 +237,14 @@ def _learn(
         uniform = torch.rand(len(log_alpha), generator=generator).to(log_alpha.device)
         with torch.enable_grad():
             drawn = gate.draw(log_alpha, uniform)
-            with scale_heads(losses.sites, drawn.split(sizes)):
-                loss = losses.of(batches[number], number, f", at step {step} of the gates")
-            opened = gate.open(log_alpha).sum()
-            adam.zero_grad()
-            if optimizer is not None:
-                optimizer.zero_grad()
-            (loss + penalty * opened).backward()
+            with seeded(step_seed(seed, step), devices):
+                with scale_heads(losses.sites, drawn.split(sizes)):
+                    loss = losses.of(batches[number], number, f", at step {step} of the gates")
+                opened = gate.open(log_alpha).sum()
+                adam.zero_grad()
+                if optimizer is not None:
+                    optimizer.zero_grad()
+                (loss + penalty * opened).backward()
         adam.step()
         if optimizer is not None:
             optimizer.step()

@@ -1,0 +1,145 @@
+"""What the commands that make a new checkpoint of one share: the place of the result, the question, and the verdict."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from headwise.cli.given import progress
+from headwise.errors import ConfigError
+from headwise.files import atomic_path
+from headwise.outputs import taken
+
+if TYPE_CHECKING:
+    from headwise.refit import Source, Texts
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command works on. made: what its result depends on. finished: whether `out` holds it, and it is not to be
+    made anew."""
+
+    source: "Source"
+    texts: "Texts"
+    out: Path | None
+    made: dict[str, Any]
+    finished: bool
+
+
+@contextmanager
+def opened(
+    command: str, options: dict[str, Any], model: Path | None, file: Path, out: Path | None, context: int | None,
+    windows: int, *, force: bool, dry_run: bool,
+) -> "Iterator[Job]":  # fmt: skip
+    """The model and the text, after all that can be refused before anything takes long; `out` is held meanwhile."""
+    from headwise.refit import check_target, open_source
+
+    if out is None and not dry_run:
+        raise ConfigError("--out is missing: a folder for the new checkpoint; or give --dry-run to see the plan")
+    if options["heal"] < 0:
+        raise ConfigError(f"--heal {options['heal']}: expected a number of steps, or 0 for none")
+    with nullcontext() if out is None or dry_run else taken(out, "--out", folder=True):
+        source = open_source(model)
+        job = job_of(command, options, source, file, out, context, windows)
+        if out is not None and not job.finished:
+            check_target(source, out, force=force)
+        yield replace(job, finished=job.finished and not (force or dry_run))
+
+
+def job_of(
+    command: str, options: dict[str, Any], source: "Source", file: Path, out: Path | None, context: int | None,
+    windows: int,
+) -> Job:  # fmt: skip
+    """The text for a model, and whether `out` holds what is to be made of both."""
+    from headwise.refit import split_text
+    from headwise.refit.made import is_made, made_by
+
+    length = source.decoder.config.context if context is None else context
+    texts = split_text(file, source.tokenizer, context=length, windows=windows)
+    made = made_by(command, source, file, {**options, "context": length, "windows": windows})
+    return Job(source, texts, out, made, out is not None and is_made(out, made))
+
+
+def is_done(job: Job, json: Path | None) -> bool:
+    """Whether all that the command is to write was written before; then it is said."""
+    from headwise.refit.made import made_json
+
+    if not job.finished or not (json is None or made_json(json, job.made)):
+        return False
+    said = f"{job.out} holds the finished result of this command, from before; --force makes it anew."
+    Console().print(said, markup=False, highlight=False)
+    return True
+
+
+def carry_out(
+    job: Job, plan: Any, apply: "Callable[[], Any]", change: dict[str, Any], done: str, *, yes: bool, dry_run: bool,
+    json: Path | None,
+) -> None:  # fmt: skip
+    """Ask, write, read again, judge. A result that was written before is only judged."""
+    from headwise.lm.checkpoint import load_model
+    from headwise.refit import Candidate, judge
+    from headwise.refit.healing import healed
+    from headwise.refit.made import KEY
+    from headwise.refit.source import write_changed
+
+    console, source, out, options = Console(), job.source, job.out, job.made["options"]
+    if out is None or not is_wanted(job, yes=yes, dry_run=dry_run, console=console):
+        save_json(json, {"plan": plan.to_dict(), "written": None})
+        return
+    models: list[Candidate] = [Candidate("before", source.decoder)]
+    with progress() as step:
+        changed = apply()
+        if options["heal"]:
+            models.append(Candidate(done, changed))
+            change, done = {**change, "heal": options["heal"], "lr": options["lr"]}, "healed"
+        if job.finished:
+            changed = load_model(out)[0]
+        else:
+            if options["heal"]:
+                changed = healed(changed, job.texts, options["heal"], options["lr"], step, seed=options["seed"])
+            changed = write_changed(source, changed, out, change, {KEY: job.made})
+        models.append(Candidate(done, changed))
+        verdict = judge(models, job.texts, step)
+    console.print()
+    print_tables(verdict)
+    save_json(json, {"plan": plan.to_dict(), "written": str(out), "judged": verdict.to_dict(), KEY: job.made})
+    console.print(f"\n[bold]{out}[/bold] holds the new model: headwise write --model {out}", highlight=False)
+
+
+def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
+    """Whether it is to be written, or was; asked for, if that was not said. No answer is a no, and an error."""
+    if dry_run or yes or job.finished:
+        return not dry_run
+    console.print(f"\nwrite to {job.out}? [y/N] ", end="", markup=False, highlight=False)
+    sys.stdout.flush()
+    answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
+    if not answer:
+        console.print()
+        raise ConfigError("there was no answer, so nothing was written; --yes answers beforehand")
+    if answer.strip().lower() in ("y", "yes"):
+        return True
+    console.print("Nothing was written.", highlight=False)
+    return False
+
+
+def print_tables(result: Any) -> Console:
+    """A plan or a verdict as tables."""
+    from headwise.plan import print_plan
+
+    console = Console()
+    print_plan(result.shown(), console)
+    return console
+
+
+def save_json(path: Path | None, content: dict[str, Any]) -> None:
+    """Write it, if it is asked for."""
+    if path is None:
+        return
+    from json import dumps
+
+    with atomic_path(path) as temporary:
+        temporary.write_text(dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
