@@ -165,7 +165,8 @@ def t5_bias(weight: Tensor, *, bidirectional: bool, max_distance: int = 128) -> 
     wide = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact) * (buckets - exact)
     bucket = torch.where(distance < exact, distance, (exact + wide.long()).clamp_max(buckets - 1))
     bucket = bucket + (offset > 0) * buckets
-    return RelativeBias(weight[bucket].mT, -max_distance)
+    floats = weight.to(torch.promote_types(weight.dtype, torch.float32))  # a bucket adds up gradients of many distances
+    return RelativeBias(floats[bucket].mT, -max_distance)
 
 
 class Bias(Score):

@@ -255,6 +255,14 @@ def test_a_uniform_head_scores_the_baseline() -> None:
         torch.testing.assert_close(both[kind.name], both[f"{kind.name}_uniform"])
 
 
+@pytest.mark.parametrize("name", ["duplicate_mass", "induction_mass"])
+def test_queries_before_the_first_key_match_no_token(name: str) -> None:
+    q, k, v = qkv(n=41, m=17)
+    _, amap = attend(q, k, v, return_map=True)
+    got = amap.measure(ready(name, 17))[name]
+    torch.testing.assert_close(got.double(), FORMULAS[name](dense_truth(q, k, amap.mask)), rtol=1e-5, atol=1e-6)
+
+
 def test_a_measure_of_ones_own_beside_names() -> None:
     class Variety(RowMeasure):
         name, unit, range, source = "variety", "keys", "≥ 0", "keys with at least 1 % of the weight"

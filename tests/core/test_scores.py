@@ -239,6 +239,17 @@ def test_bias_is_that_of_t5(bidirectional: bool, buckets: int, longest: int) -> 
     assert int(weight.grad.sum()) == 4 * n * m
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_a_narrow_embedding_of_t5_are_summed_before_they_are_rounded(dtype: torch.dtype) -> None:
+    q, k, v = qkv()
+    weight = torch.randn(10, 6, generator=torch.Generator().manual_seed(3)).to(dtype)
+    found = []
+    for given in (weight.requires_grad_(), weight.detach().float().requires_grad_()):
+        attend(q, k, v, score=t5_bias(given, bidirectional=True, max_distance=41)).square().sum().backward()
+        found.append(given.grad)
+    assert torch.equal(found[0], found[1].to(dtype))
+
+
 def test_slopes_of_alibi_are_the_papers() -> None:
     assert ALiBi.standard(8).slopes.tolist() == [2.0**-i for i in range(1, 9)]
     assert ALiBi.standard(1).slopes.tolist() == [2.0**-8]

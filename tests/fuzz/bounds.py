@@ -45,9 +45,9 @@ class Bounds:
     def free(self) -> Tensor:
         """[b, h, n]: queries that are not compared, since their scores overflow the accumulating dtype."""
         if self.dtype == torch.float64 or not self.t.size.shape[-1]:
-            return torch.zeros_like(self.t.bad)
+            return self.t.vague
         size = self.t.size.nan_to_num(0.0, 0.0, 0.0)
-        return (torch.maximum(size, size / max(1e-300, abs(self.t.scale))) > OVERFLOW).any(-1)
+        return (torch.maximum(size, size / max(1e-300, abs(self.t.scale))) > OVERFLOW).any(-1) | self.t.vague
 
     @cached_property
     def ends(self) -> tuple[Tensor, Tensor]:
@@ -125,7 +125,11 @@ class Bounds:
         return known + (t.p + self.p) * (d_p + delta[..., None] + self.summed(4) * (size + x.delta[..., None].abs()))
 
     def gradients(
-        self, x: Slopes, d_out: Tensor, terms: dict, kept: Tensor | None = None  # type: ignore[type-arg]
+        self,
+        x: Slopes,
+        d_out: Tensor,
+        terms: dict,
+        kept: Tensor | None = None,  # type: ignore[type-arg]
     ) -> dict[str, Tensor]:
         """Of q, k, v and the tensors of the scores, by name."""
         t = self.t
@@ -153,5 +157,7 @@ class Bounds:
             d_delta = (d_out.double().abs() * (self.out(kept) + self.rounded(t.out))).sum(-1)
             change = ((2 * self.lse).expm1() + self.summed(n)) * sink + NORMAL
             d_delta = d_delta + self.summed(t.v.shape[-1]) * (d_out.double() * t.out).abs().sum(-1)
-            found[name] = (change * x.delta.abs() + (sink + change) * d_delta).masked_fill(t.dark | t.bad, 0.0).sum((0, 2))
+            found[name] = (
+                (change * x.delta.abs() + (sink + change) * d_delta).masked_fill(t.dark | t.bad, 0.0).sum((0, 2))
+            )
         return found

@@ -8,7 +8,18 @@ Tree = tuple[Any, ...]
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 KERNELS = ("auto", "cpu", "torch_blocks", "torch_fused", "reference", "triton_gpu")
 EDGES = (1, 2, 3, 4, 5, 7, 8, 9, 11, 13, 15, 16, 17, 23, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 127, 128, 129)
-LAYOUTS = ("bnhd", "column", "step", "step in a row", "offset", "negative", "one batch", "one head", "one row", "one number")
+LAYOUTS = (
+    "bnhd",
+    "column",
+    "step",
+    "step in a row",
+    "offset",
+    "negative",
+    "one batch",
+    "one head",
+    "one row",
+    "one number",
+)
 MEASURES = (
     "max_logit", "logsumexp", "entropy", "normalized_entropy", "effective_keys", "top1_mass", "topk_mass",
     "learned_sink_mass", "mean_distance", "distance_variance", "local_mass", "sink_mass", "previous_mass", "self_mass",
@@ -16,7 +27,7 @@ MEASURES = (
 )  # fmt: skip
 READS = (
     "tile", "times", "transposed", "pool", "pooled", "topk", "received", "diagonals", "row", "dense", "measure", "save",
-    "head", "operator",
+    "head", "operator", "given", "merge",
 )  # fmt: skip
 
 
@@ -84,7 +95,7 @@ class Case:
         flags = {
             f"target:{self.target}": self.target, f"alias:{self.alias}": self.alias, f"eight:{self.eight}": self.eight,
             f"context:{self.context}": self.context, "dropout": self.dropout, "grad": self.grad, "learn": self.learn,
-            "progress": self.progress, "measures": self.measures, "scale<=0": self.scale is not None and self.scale <= 0,
+            "progress": self.progress, "measures": self.measures, "scale<=0": (self.scale or 1) < 0 or self.scale == 0,
             "loud": self.loud > 100, "threads": self.threads > 1, "n=0": self.n == 0, "m=0": self.m == 0,
             "b=0": self.b == 0, "h=0": self.h == 0, "n>m": self.n > self.m, "n=1": self.n == 1, "long": self.m > 1000,
             "grouped": self.group > 1,

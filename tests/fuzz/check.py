@@ -142,10 +142,10 @@ def _outputs(case: Case, held: dict[str, Any], t: oracle.Truth, near: Bounds, ke
         raise Mismatch("out", f"{out.dtype} {tuple(out.shape)}, expected {held['q'].dtype} {tuple(t.out.shape)}")
     right = t.out if kept is None else (t.p * kept) @ t.spread(t.v).nan_to_num(0.0, 0.0, 0.0)
     free = near.free[..., None]
-    dark = t.dark[..., None].expand(out.shape) & ~t.bad_out & ~free
+    dark = t.dark[..., None].expand(out.shape) & ~(t.bad_out | t.open_out | free)
     if bool((out[dark] != 0).any()):
         raise Mismatch("out of fully masked queries", f"{out[dark & (out != 0)][:4].tolist()}, expected 0")
-    close("out", out, right, near.out(kept), ~(t.bad_out | free))
+    close("out", out, right, near.out(kept), ~(t.bad_out | t.open_out | free))
     missed = t.bad_out & ~free & out.isfinite()
     if bool(missed.any()):
         raise Mismatch("out hides what is not finite", f"at {missed.nonzero()[0].tolist()}: {out[missed][:3].tolist()}")
@@ -162,13 +162,16 @@ def _gradients(
 ) -> None:
     if bool(near.free.any()) or not lines.learned:
         return
+    # PyTorch's own operator takes weights of more than 1 where the rounding of logits is that large.
+    if case.kernel in ("torch_fused", "auto") and bool((near.near > 1)[t.allowed].any()):
+        return
     out = held["out"]
     d_out = torch.randn(out.shape, generator=torch.Generator().manual_seed(case.seed + 9)).to(out.dtype)
     if case.seed % 3 == 0:
         d_out = torch.ones((), dtype=out.dtype).expand(out.shape)
     elif case.seed % 3 == 1:
         d_out = d_out.mT.contiguous().mT
-    bad = bool(t.bad.any() or t.bad_out.any() or not t.k.isfinite().all())
+    bad = bool(t.bad.any() or t.bad_out.any() or t.open_out.any() or not t.k.isfinite().all())
     if bad and case.kernel == "reference":
         return  # its backward pass is autograd's own, where 0 · NaN is NaN
     names = list(dict.fromkeys(lines.learned))
@@ -189,7 +192,7 @@ def _gradients(
             if name != "q" or len(same_as) > 1:
                 continue
             sees_bad = (t.allowed.double() @ (~t.spread(t.k).isfinite()).double().amax(-1, keepdim=True)) > 0
-            fine = ~(t.bad | t.bad_out.any(-1) | ~t.q.isfinite().all(-1))[..., None] & ~sees_bad
+            fine = ~(t.bad | (t.bad_out | t.open_out).any(-1) | ~t.q.isfinite().all(-1))[..., None] & ~sees_bad
             where = fine.expand(total.shape)
         dark = t.dark[..., None].expand(total.shape) & where if same_as == ["q"] else None
         if dark is not None and bool((got[dark] != 0).any()):
@@ -253,5 +256,3 @@ def saved(amap: Any) -> Any:
         path = Path(folder) / "map.safetensors"
         amap.save(path)
         return type(amap).load(path)
-
-

@@ -30,9 +30,7 @@ def close(name: str, got: Tensor, expected: Tensor, limit: Tensor, where: Tensor
 def same(name: str, got: Tensor, expected: Tensor) -> None:
     """Raise unless both are the same, NaN for NaN."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
-        raise Mismatch(
-            name, f"{got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
-        )
+        raise Mismatch(name, f"{got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}")
     differ = (got != expected) & ~(got.isnan() & expected.isnan()) if got.is_floating_point() else got != expected
     if bool(differ.any()):
         at = tuple(differ.nonzero()[0].tolist())

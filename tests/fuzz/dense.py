@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .bounds import NORMAL, Bounds
+from .bounds import Bounds
 from .oracle import Truth
 
 Found = tuple[Tensor, Tensor]  # what is expected, and how far off it may be
@@ -90,6 +90,41 @@ def measured(t: Truth, near: Bounds, name: str) -> tuple[Found, Found]:
         rows = torch.maximum(high - value, value - low).masked_fill(~counted, 0.0) + slack
         over, under = (x.masked_fill(~counted, -torch.inf).amax(-1).masked_fill(~some, 0.0) for x in (high, low))
         return (value.masked_fill(~counted, 0.0), rows), (top, torch.maximum(over - top, top - under) + slack.amax(-1))
+    return _mean(near, value, off, counted)
+
+
+def of_tokens(t: Truth, near: Bounds, name: str, ids: Tensor) -> tuple[Found, Found]:
+    """The same for the measures that are told of the keys' tokens, [1 or b, m]: the class is that of tokens above 1."""
+    n, m = t.p.shape[2:]
+    lit = ~(t.dark | t.bad)
+    if name == "class_mass":
+        chosen = (ids > 1)[:, None, None, :].double()
+        value = (t.p * chosen).sum(-1)
+        return _mean(near, value, (near.p * chosen).sum(-1) + near.summed(m) * value, lit)
+    shift = {"duplicate_mass": 0, "induction_mass": 1}[name]
+    before = torch.nn.functional.pad(ids, (shift, 0), value=-1)[:, :m]
+    mine = ids[:, (torch.arange(n) + m - n).clamp_min(0)]
+    earlier = torch.arange(m) - shift < torch.arange(n)[:, None] + m - n
+    match = (mine[:, None, :, None] == before[:, None, None, :]) & earlier & t.allowed
+    value = (t.p * match).sum(-1)
+    return _mean(near, value, (near.p * match).sum(-1) + near.summed(m) * value, match.any(-1))
+
+
+def merged(t: Truth, near: Bounds, name: str) -> Found:
+    """A measure of an input merged with itself, [1, h]: the batch is one long input, or its largest entry counts."""
+    if name in ("received_mass", "max_logit"):
+        value, off = received_mass(t, near) if name == "received_mass" else measured(t, near, name)[1]
+        if name == "max_logit":
+            value = value.masked_fill((t.dark | t.bad).all(-1), -torch.inf)
+            value = value.amax(0, keepdim=True)
+            value = value.masked_fill(value == -torch.inf, 0.0)
+        return value.amax(0, keepdim=True), off.amax(0, keepdim=True)
+    value, off, counted = _rows(t, near, name)
+    value, off, counted = (x.transpose(0, 1).flatten(1)[None] for x in (value, off, counted))
+    return _mean(near, value, off, counted)[1]
+
+
+def _mean(near: Bounds, value: Tensor, off: Tensor, counted: Tensor) -> tuple[Found, Found]:
     value, off = value.masked_fill(~counted, 0.0), off.masked_fill(~counted, 0.0)
     count = counted.sum(-1).clamp_min(1)
     head = value.sum(-1) / count
@@ -179,6 +214,3 @@ def received_mass(t: Truth, near: Bounds) -> Found:
 def unseen(t: Truth) -> Tensor:
     """Heads of which nothing is compared: some query of theirs is not finite, [b, h]."""
     return t.bad.any(-1)
-
-
-__all__ = ["NORMAL", "diagonals", "measured", "received", "received_mass", "squares", "times", "transposed", "unseen", "weights"]

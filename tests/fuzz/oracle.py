@@ -97,6 +97,7 @@ class Truth:
     cap, and the magnitudes of what was added. p: weights. slope: the derivative of the cap.
     lse [b, h, n]; sink: its weight [b, h, n]. bad: queries whose scores are not finite, [b, h, n]: their p is 0.
     dark: queries that see nothing. bad_out: [b, h, n, e], outputs that are not finite. out: with 0 there.
+    open_out: those that may be either; vague: queries of which all may.
     """
 
     q: Tensor
@@ -117,6 +118,8 @@ class Truth:
     bad: Tensor
     dark: Tensor
     bad_out: Tensor
+    open_out: Tensor
+    vague: Tensor
     out: Tensor
     cap: float
 
@@ -191,11 +194,16 @@ def truth(
     p = weights / total[..., None]
     lse = (top + total.log()).masked_fill(dark, -torch.inf)
     values = v.repeat_interleave(group, 1)
-    bad_out = (open_.double() @ (~values.isfinite()).double() > 0) | (bad & open_.any(-1))[..., None]
+    far = (~values.isfinite()).double()
+    bad_out = ((s > -torch.inf).double() @ far > 0) | bad[..., None]
     out = (p @ values.nan_to_num(0.0, 0.0, 0.0)).masked_fill(bad_out, 0.0)
+    # A bias of −∞ hides a key; whether it hides a value that is not finite is open, and so is what a query that is not
+    # finite makes of scores that are.
+    vague = ~q.isfinite().all(-1) & open_.any(-1) & ~bad
+    open_out = ((open_.double() @ far > 0) & ~bad_out) | vague[..., None]
     return Truth(
         q, k, v, group, scale, open_, raw, size, capped, added, slope, s, p, lse, sinks, bad, dark & ~bad, bad_out,
-        out, cap,
+        open_out, vague, out, cap,
     )  # fmt: skip
 
 

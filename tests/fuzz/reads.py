@@ -77,6 +77,16 @@ def check(case: Case, i: int, expression: str, held: dict[str, Any], t: Truth, n
         case "measure":
             named = re.findall(r"'(\w+)'", expression)
             measures(case, got, named, t, near, rows="rows=True" in expression)
+        case "given":
+            ids = torch.atleast_2d(eval(re.search(r"hw.DuplicateMass\((.*?\)\))", expression)[1], held))  # type: ignore[index]
+            found = {name: dense.of_tokens(t, near, name, ids) for name in got}
+            measures(case, got, list(found), t, near, "rows=True" in expression, found)
+        case "merge":
+            named = re.findall(r"'(\w+)'", expression.partition(".merge")[0])
+            for name in named:
+                right, limit = dense.merged(t, near, name)
+                wide = 1e-5 * right.abs() if near.dtype != torch.float64 else 2.4e-7 * right.abs()
+                close(f"read merge, {name}", got[name], right, limit + wide, heads.all(0, keepdim=True))
         case "operator":
             b, h, side, given = re.match(r".*operator\((\d+), (\d+)\)\.(\w+)\((.*)\)$", expression).groups()  # type: ignore[union-attr]
             x = torch.as_tensor(eval(given, held))
@@ -109,9 +119,7 @@ def _index(kind: str, expression: str) -> Any:
     return tuple(map(part, expression[5:-1].split(", ")))
 
 
-def _squares(
-    case: Case, kind: str, expression: str, got: Any, t: Truth, near: Bounds, heads: Tensor
-) -> None:
+def _squares(case: Case, kind: str, expression: str, got: Any, t: Truth, near: Bounds, heads: Tensor) -> None:
     n, m = case.n, case.m
     numbers = list(map(int, re.findall(r"\d+", expression)))
     where = heads[..., None, None]
@@ -131,7 +139,7 @@ def _squares(
 def _top(got: tuple[Tensor, Tensor], t: Truth, near: Bounds) -> None:
     weights, keys = got
     count = weights.shape[-1]
-    right, order = t.p.topk(count)
+    right = t.p.topk(count).values
     high, low = (x.topk(count).values for x in (t.p + near.p, t.p - near.p))
     fine = ~t.bad[..., None].expand(weights.shape)
     close("read topk", weights, right, torch.maximum(high - right, right - low), fine)
@@ -155,8 +163,10 @@ def _top(got: tuple[Tensor, Tensor], t: Truth, near: Bounds) -> None:
         same("read topk, ties", keys, lowest.masked_fill(lowest == t.p.shape[-1], -1))
 
 
-def measures(case: Case, got: Any, named: Any, t: Truth, near: Bounds, rows: bool = False) -> None:
-    """Each measure of each head, and of each row."""
+def measures(
+    case: Case, got: Any, named: Any, t: Truth, near: Bounds, rows: bool = False, found: Any = None
+) -> None:  # fmt: skip
+    """Each measure of each head, and of each row; `found`: what is expected, if not of measures known by name."""
     if bool(near.free.any()):
         return
     if list(got) != list(named):
@@ -170,7 +180,7 @@ def measures(case: Case, got: Any, named: Any, t: Truth, near: Bounds, rows: boo
             right, limit = dense.received_mass(t, near)
             close("measure received_mass", got[name], right, limit + 1.2e-7 * right, fine)  # float32 always
             continue
-        (row, row_limit), (right, limit) = dense.measured(t, near, name)
+        (row, row_limit), (right, limit) = found[name] if found else dense.measured(t, near, name)
         wide = 1e-5 * right.abs() if near.dtype != torch.float64 else 0.0
         close(f"measure {name}", got[name], right, limit + wide + 1.2e-7 * right.abs(), fine)
         if rows:

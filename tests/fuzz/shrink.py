@@ -38,14 +38,13 @@ def _smaller(case: Case) -> Iterator[Case]:
         if layout:
             laid = (*case.layouts[:i], "", *case.layouts[i + 1 :])
             yield replace(case, layouts=laid)  # type: ignore[arg-type]
-    for one in fields(Case):
-        plain = getattr(PLAIN, one.name)
-        if one.name not in (*SIZES, "seed", "mask", "scores", "bad", "layouts", "reads", "kernel"):
-            if getattr(case, one.name) != plain:
-                yield replace(case, **{one.name: plain})
-    if case.n != case.m:
+    kept = {*SIZES, "seed", "mask", "scores", "bad", "layouts", "reads", "kernel"}
+    for name in (one.name for one in fields(Case) if one.name not in kept):
+        if getattr(case, name) != getattr(PLAIN, name):
+            yield replace(case, **{name: getattr(PLAIN, name)})
+    if case.n > case.m > 0:
         yield replace(case, n=case.m)
-    if case.d != case.e:
+    if case.e > case.d:
         yield replace(case, e=case.d)
     for name in SIZES:
         size = getattr(case, name)
@@ -56,9 +55,7 @@ def _smaller(case: Case) -> Iterator[Case]:
         for by in (2, 1):
             less_n, less_m = (x // 2 if by == 2 else x - 1 for x in (case.n, case.m))
             yield replace(case, n=less_n, m=less_m)
-    for seed in range(1, 4):
-        if case.seed > 3:
-            yield replace(case, seed=seed)
+    yield from (replace(case, seed=seed) for seed in range(1, 4) if case.seed > 3)
 
 
 def _trees(mask: Tree) -> Iterator[Tree]:

@@ -203,7 +203,9 @@ def _score(case: Case, score: Tree, i: int, made: Source) -> str:
         case "bias":
             full, hidden, dtype, seed = rest
             size = tuple(x if there else 1 for x, there in zip((case.b, h, case.n, case.m), full, strict=True))
-            more = f".masked_fill(torch.rand({', '.join(map(str, size))}, {_generator(seed + 1)}) < {hidden}, -torch.inf)"
+            more = (
+                f".masked_fill(torch.rand({', '.join(map(str, size))}, {_generator(seed + 1)}) < {hidden}, -torch.inf)"
+            )
             tensor(size, dtype, seed, more if hidden else "")
             made.scores.append(("bias", name))
             return f"hw.Bias({name})"
@@ -262,7 +264,8 @@ def _read(case: Case, kind: str, at: tuple[float, ...]) -> str:
             rows, left = (case.m, "amap") if kind == "times" else (case.n, "amap.T")
             heads = f"{case.b}, {(case.h, case.kv if kind == 'times' else case.h, 1)[int(y * 3)]}, "
             shape = f"{heads if x < 0.6 else ''}{rows}, {1 + int(z * 7)}"
-            return f"{left} @ torch.randn({shape}, {_generator(int(w * 1000))}, dtype=torch.float64).to(torch.{case.dtype})"
+            x = f"torch.randn({shape}, {_generator(int(w * 1000))}, dtype=torch.float64)"
+            return f"{left} @ {x}.to(torch.{case.dtype})"
         case "pool":
             return f"amap.pool({1 + int(x * 40)}, {'mean' if y < 0.5 else 'max'!r}{progress})"
         case "pooled":
@@ -281,6 +284,13 @@ def _read(case: Case, kind: str, at: tuple[float, ...]) -> str:
             side, rows = (".matmat", case.m) if z < 0.5 else (".rmatmat", case.n)
             made = f"amap.as_linear_operator({at_of(case.b, x)}, {at_of(case.h, y)})"
             return f"{made}{side}(torch.randn({rows}, 3, {_generator(int(w * 1000))}, dtype=torch.float64).numpy())"
+        case "given":
+            ids = f"torch.randint(0, 4, ({f'{case.b}, ' if x < 0.5 else ''}{case.m},), {_generator(int(w * 1000))})"
+            kinds = f"hw.ClassMass({ids} > 1), hw.DuplicateMass({ids}), hw.InductionMass({ids})"
+            return f"amap.measure({kinds}{', rows=True' if y < 0.4 else ''}{progress})"
+        case "merge":
+            names = MEASURES[int(x * 9) : 10 + int(x * 6)]
+            return f"amap.measure{names!r}.merge(amap.measure{names!r})"
         case "save":
             return "saved(amap)"
         case "received" | "diagonals":

@@ -146,10 +146,18 @@ def _one_by_one(operator: Any) -> Any:
             operator(*(entry(x, dims, at) for x, dims in zip(given, in_dims, strict=True)))
             for at in range(info.batch_size)
         ]
-        stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
+        stacked = [_stacked(parts) for parts in zip(*found, strict=True)]
         return (tuple(stacked), (0,) * len(stacked)) if isinstance(found[0], tuple) else (stacked, [0] * len(stacked))
 
     return each
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """As torch.stack, which autocast refuses float16 on a CPU, and in vmap even where autocast is turned off."""
+    whole = parts[0].new_empty(len(parts), *parts[0].shape)
+    for at, part in enumerate(parts):
+        whole[at] = part
+    return whole
 
 
 attend.register_vmap(_one_by_one(attend))

@@ -42,7 +42,7 @@ class _Match(RowMeasure):
 
     def partial(self, tile: Tile) -> Tensor:
         ids = self.ids.to(tile.lse.device)
-        of_query = ids[:, tile.positions]
+        of_query = ids[:, tile.positions.clamp_min(0)]  # of a query before the first key: nothing is earlier
         before = tile.keys - self.shift
         of_key = ids[:, before.clamp_min(0)]
         match = (of_query[:, :, None] == of_key[:, None, :]) & (before >= 0) & (before < tile.positions[:, None])

@@ -64,7 +64,7 @@ class CPU:
             return f"it computes in float32, and this is {q.dtype}"
         if not all(map(_has_memory, (q, call.keys, call.values))):
             return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
-        if 0 in (grid.b, grid.n, grid.m):
+        if 0 in (grid.b, grid.h, grid.n, grid.m):
             return "there are no queries or no keys"
         if call.keys.shape[1] == 0:
             return "there are no heads of keys"
@@ -211,7 +211,12 @@ def backward(
     terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
     learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
     binding.write_learned(request, *learned)
-    send("headwise_backward", request, call)
+    try:
+        send("headwise_backward", request, call)
+    except Declined:
+        # The forward pass has read each key that some query may see: those that are not finite, none may.
+        k, v = (x.detach().nan_to_num(0.0, 0.0, 0.0) for x in (call.k, call.v))
+        return backward(replace(call, keys=k, values=v), out, lse, grad_out, wanted)
     return dq, dk, dv, *learned, delta
 
 
