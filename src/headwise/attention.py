@@ -1,7 +1,7 @@
 """The one door to attention."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Literal, overload
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
-from headwise.kernels import run
+from headwise.kernels import named, run
 from headwise.kernels.call import Call
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import anyone, hearer
-from headwise.kernels.graph import can_record, in_graph, record
+from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, shapes
 from headwise.kernels.quick import again, keep
 from headwise.lowering import is_value
 from headwise.map import AttentionMap
@@ -64,7 +64,8 @@ def attend(
             weights before dropout.
         return_map: also return the `AttentionMap`: O(n) memory, detached from the graph.
         measures: names or `Measure`s to reduce at once; they need `return_map=True` and lie in `map.measured`.
-        kernel: "auto", or the name of one ("torch_fused", "torch_blocks", "reference"), which then runs or raises.
+        kernel: "auto", or the name of one ("torch_fused", "torch_blocks", "reference"), which then runs or raises, and
+            reads the map as it computed it.
     Returns:
         [b, h, n, d_v] in q's dtype, differentiable in q, k, v and the tensors of `score`; with `return_map`, also the
         `AttentionMap`. A query that may see nothing gets zeros.
@@ -84,7 +85,7 @@ def attend(
         k, v = decoded(k), decoded(v)
         heard = anyone() and torch.compiler.is_dynamo_compiling()  # the operator's backward pass tells nobody
         if not measures and not heard and can_record(rule):
-            return _record(q, k, v, rule, float(dropout_p), return_map, kernel)
+            return _without_numbers(record, q, k, v, rule, float(dropout_p), return_map, kernel)
         if torch.compiler.is_dynamo_compiling():
             from headwise.kernels.dynamo import outside
 
@@ -93,6 +94,10 @@ def attend(
                 measures=measures, kernel=kernel,
             )  # fmt: skip
     rule.mask.check(rule.grid)
+    if has_no_numbers(q):
+        if measures:
+            raise ConfigError(f"measures=… reduces numbers, and q has none: it is on {q.device}, or a FakeTensor")
+        return _without_numbers(shapes, q, decoded(k), decoded(v), rule, float(dropout_p), return_map, kernel)
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
     seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
     dtype = q.dtype
@@ -108,20 +113,24 @@ def attend(
         return out
     out = out.to(dtype)
     bad_values = None if call.values_finite else nonfinite(call.v)
-    amap = AttentionMap(q, k, lse, call.rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values)
+    amap = AttentionMap(
+        q, k, lse, call.rule, kernel=chosen.name, named=named(kernel), refusals=refusals, nonfinite_values=bad_values
+    )  # fmt: skip
     if measures:
         amap.measured = amap.measured_by(found, wanted)
     return out, amap
 
 
-def _record(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, return_map: bool, kernel: str
+def _without_numbers(
+    made: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float,
+    return_map: bool, kernel: str,
 ) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
-    """The call as an operator of the graph that is being made. Which kernel it gets shows when the graph runs."""
-    out, lse = record(q, k, v, rule, dropout_p, kernel)
+    """A call whose numbers are not there, or not yet: as an operator of a graph that is being made, or shapes alone.
+    Which kernel it gets shows when the graph runs."""
+    out, lse = made(q, k, v, rule, dropout_p, kernel)
     if not return_map:
         return out
-    return out, AttentionMap(q, k, lse, rule, kernel=kernel, nonfinite_values=nonfinite(v))
+    return out, AttentionMap(q, k, lse, rule, kernel=kernel, named=kernel, nonfinite_values=nonfinite(v))
 
 
 def nonfinite(v: Tensor) -> Tensor:

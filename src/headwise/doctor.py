@@ -28,7 +28,7 @@ PACKAGES = ("headwise", "torch", "numpy", "safetensors", "triton", "transformers
 # What a target's code may use, in the words of Linux's /proc/cpuinfo; CMakeLists.txt has the compiler's.
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-NEEDS = {"portable": (), "avx2": AVX2, "avx512": AVX512, "avx512bf16": (*AVX512, "avx512_bf16")}
+NEEDS = dict(zip(compiled.TARGETS, ((), AVX2, AVX512, (*AVX512, "avx512_bf16")), strict=True))
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,16 @@ def print_examination(found: Examination, console: Console) -> None:
     facts |= {name: "none" if value is None else str(value) for name, value in found.machine.items()}
     facts |= _native_facts(found.native)
     facts["kernels"] = f"auto tries {', then '.join(found.automatic)}; only by name: {', '.join(found.named)}"
+    # What the environment asks for and nobody can do stops every call alike, and is said once.
+    errors = {choice.refusals.get("auto") for choice in found.choices if choice.picked is None}
+    everywhere = errors.pop() if len(errors) == 1 and all(choice.picked is None for choice in found.choices) else None
+    if everywhere is not None and everywhere != found.native.reason:
+        facts["no call runs"] = everywhere
     margin = max(map(len, facts))
     for name, value in facts.items():
         console.print(Text(f"{name:>{margin}}  ", style="dim") + Text(value), soft_wrap=True)
+    if everywhere is not None:
+        return
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
     table.add_column("a call")
     table.add_column("auto picks", no_wrap=True)
@@ -130,11 +137,11 @@ def _machine() -> dict[str, str | int | None]:
 
 
 def _native() -> Native:
-    forced = os.environ.get("HEADWISE_TARGET")
+    forced = os.environ.get(compiled.TARGET)
     try:
         found = compiled.library()
     except KernelError as error:
-        return Native(os.environ[compiled.OVERRIDE], str(error), compiled.ABI, None, forced, [])
+        return Native(str(compiled.path()), str(error), compiled.ABI, None, forced, [])
     inside = found.targets()
     flags = _cpuinfo("flags")
     targets = []

@@ -64,8 +64,12 @@ def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
     grid = rule.grid
     ranges: Tensor | None = None
     dense: Tensor | None = None
+    if rule.scores and is_value(rule.mask):  # a backward pass lowers the rule again
+        plain = _lowered_mask(rule.mask, grid.n, grid.m, grid.first)
+        assert isinstance(plain, Lowered)  # such masks have spans
+        ranges = plain.spans
     with torch.device("cpu"):  # whatever PyTorch's default is
-        for mask in conjuncts(rule.mask):
+        for mask in conjuncts(rule.mask) if ranges is None else ():
             found = mask.spans(grid)
             if found is not None:
                 ranges = found if ranges is None else spans.intersect(ranges, found)

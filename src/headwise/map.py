@@ -17,6 +17,7 @@ It holds q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memor
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -24,16 +25,18 @@ import torch
 from torch import Tensor
 
 from headwise import map_file, pooling
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, KernelError, ShapeError
+from headwise.kernels import check_name, named as kernel_of, read
 from headwise.kernels.eight_bits import Vectors, decoded
-from headwise.kernels.observe import diagonals, observe, pooled, times, transposed_times, weights
-from headwise.masks import Mask, Span
+from headwise.kernels.graph import has_no_numbers
+from headwise.kernels.reads import Matrix
+from headwise.masks import Mask
 from headwise.measures import Measure, Measurements, measure
 from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
-from headwise.rule import Rule, grouped, grouped_t, own_dtypes
-from headwise.statistics import COLUMN_MASS, Squares, Statistic, TopKeys, TopWeights
-from headwise.tiles import Progress, Tile, stream, weights_at
+from headwise.rule import Rule, own_dtypes
+from headwise.statistics import Squares, Statistic
+from headwise.tiles import Progress, Tile
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -63,6 +66,9 @@ class AttentionMap:
         q, k: [b, h, n, d] and [b, h_kv, m, d], as they were given (no copy), in float32 if the keys came in eight bits
             (they are kept so until they are read); lse: [b, h, n].
         rule: mask, scale and size; kernel: which one computed it; refusals: why faster ones did not.
+        named: the kernel that was named for the call. It then reads the map too, or raises KernelError. "auto" if none
+            was: any that can reads the map, or the one that `use_kernel` or HEADWISE_KERNEL names at the time.
+        read_by: which kernel read it last, by what was read: "weights", "tiles", "statistics", "times" and others.
         measured: the `Measurements` that `attend(..., measures=…)` asked for, or None.
         nonfinite_values: [b, h_kv] count of NaN and infinite entries of v, or None if there are none.
     """
@@ -75,11 +81,13 @@ class AttentionMap:
         rule: Rule,
         *,
         kernel: str = "",
+        named: str = "auto",
         refusals: Mapping[str, str] | None = None,
         nonfinite_values: Tensor | None = None,
     ) -> None:
         self.q, self._k, self.lse, self.rule = q.detach(), k, lse.detach(), rule.kept()
-        self.kernel, self.refusals = kernel, dict(refusals or {})
+        self.kernel, self.named, self.refusals = kernel, named, dict(refusals or {})
+        self.read_by: dict[str, str] = {}
         self.nonfinite_values = nonfinite_values
         self.measured: Measurements | None = None
 
@@ -106,32 +114,11 @@ class AttentionMap:
 
         Only the rows and columns asked for are computed; a missing index means all of that axis.
         """
-        ranges = self._ranges(index)
-        if (tile := self._compiled_tile(*ranges)) is None:
-            tile = weights_at(self.q, self.k, self.lse, self.rule, *ranges)
+        tile: Tensor = self._ask("weights", *self._ranges(index))
         for axis, part in reversed(list(enumerate(self._parts(index)))):
             if isinstance(part, int):
                 tile = tile.squeeze(axis)
         return tile
-
-    def _compiled_tile(self, batch: range, heads: range, rows: range, cols: range) -> Tensor | None:
-        if 0 in map(len, (batch, heads, rows, cols)) or not rows.step == cols.step == 1:
-            return None
-        if (batch, heads) != tuple(map(range, self.shape[:2])):
-            found = torch.empty(*map(len, (batch, heads, rows, cols)))
-            for i, b in enumerate(batch):
-                for j, h in enumerate(heads):
-                    if (one := self.head(b, h)._compiled_tile(range(1), range(1), rows, cols)) is None:
-                        return None
-                    found[i, j] = one[0, 0]
-            return found
-        return weights(*self._rectangle(rows, cols))
-
-    def _rectangle(self, rows: range, cols: range) -> tuple[Tensor, Tensor, Tensor, Rule]:
-        """q, k, log-sum-exp and rule of that part of the matrix."""
-        i, j = Span(rows.start, rows.stop), Span(cols.start, cols.stop)
-        q, k, lse = self.q[:, :, slice(*i)], self.k[:, :, slice(*j)], self.lse[:, :, slice(*i)]
-        return q, k, lse, self.rule.part(i, j)
 
     def row(self, i: int) -> Tensor:
         """What query i looks at, [b, h, m]. Negative i counts from the end."""
@@ -142,15 +129,8 @@ class AttentionMap:
         """P @ x for x [m, e], or [b, h or h_kv, m, e]: [b, h, n, e]. Attention with the values x."""
         x = self._operand(x, self.shape[3], "keys")
         heads = self.shape[1] if x.shape[1] == self.shape[1] else self.k.shape[1]
-        found = times(self.q, self.k, self.rule, x.expand(-1, heads, -1, -1))
-        if found is not None:
-            return found
-        out = self.lse.new_zeros(*self.shape[:3], x.shape[-1])
-        for tile in self._tiles():
-            out[:, :, tile.rows.start : tile.rows.stop] += grouped(
-                tile.weights, x[:, :, tile.cols.start : tile.cols.stop]
-            )
-        return out
+        product: Tensor = self._ask("times", x.expand(-1, heads, -1, -1))
+        return product
 
     @property
     def T(self) -> "TransposedMap":
@@ -166,24 +146,27 @@ class AttentionMap:
             rows: also keep every query's own value, as `.rows[name]` [b, h, n].
             progress: called with the rows done and the rows in all.
         """
-        measures = resolve(wanted)
-        found = observe(self.q, self.k, self.rule, statistics_for(measures, self.rule), progress)
-        return self.measured_by(found, measures, rows=rows, progress=progress)
+        return self.measured_by(None, resolve(wanted), rows=rows, progress=progress)
 
     @_read
     def measured_by(
         self,
-        found: Mapping[Statistic, Tensor],
+        found: Mapping[Statistic, Tensor] | None,
         wanted: Sequence[Measure],
         *,
         rows: bool = False,
         progress: Progress | None = None,
     ) -> Measurements:
-        """As `measure`, but with statistics of the rows that a kernel has given already."""
+        """As `measure`, but with statistics of the rows that a kernel has given already; None for none as yet."""
 
         def tiles() -> Iterator[Tile]:
-            return stream(self.q, self.k, self.lse, self.rule, progress=progress)
+            streamed: Iterator[Tile] = self._ask("tiles", progress)
+            return streamed
 
+        missing = tuple(s for s in statistics_for(wanted, self.rule) if found is None or s not in found)
+        # What no kernel gave with the output, others would not give now; but a kernel that is named has no others.
+        if missing and (found is None or kernel_of(self.named) != "auto"):
+            found = {**(found or {}), **self._ask("statistics", missing, progress)}
         result = measure(tiles, self.lse, self.rule, wanted, rows=rows, found=found)
         result.nonfinite_values = self.nonfinite_values
         return result
@@ -195,7 +178,7 @@ class AttentionMap:
         "mean" is over the allowed cells of each square, "max" keeps peaks that a mean hides.
         """
         cell = pooling.cell_for(size, reduce, *self.shape[2:])
-        found = _squares(self.q, self.k, self.lse, self.rule, cell, progress)
+        found: Squares = self._ask("squares", cell, progress)
         return found.mean if reduce == "mean" else found.largest
 
     @_read
@@ -217,8 +200,9 @@ class AttentionMap:
         if cell < 1:
             raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
         n, m = self.shape[2:]
-        part = self._rectangle(pooling.side("rows", rows, n), pooling.side("cols", cols, m))
-        return _squares(*part, cell, progress)
+        part = self._matrix.part(pooling.side("rows", rows, n), pooling.side("cols", cols, m))
+        found: Squares = self._ask("squares", cell, progress, of=part)
+        return found
 
     @_read
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
@@ -226,24 +210,20 @@ class AttentionMap:
         where scores are equal; weight 0 and key −1 beyond what the row may see, NaN and −1 where it is no number."""
         if not 1 <= k <= self.shape[3]:
             raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
-        wanted = TopWeights(k), TopKeys(k)
-        found = observe(self.q, self.k, self.rule, wanted, progress)
-        if found.keys() >= set(wanted):
-            return found[wanted[0]], found[wanted[1]]
-        return pooling.top_keys(self.q, self.k, self.lse, self.rule, k, progress)
+        found: tuple[Tensor, Tensor] = self._ask("top", k, progress)
+        return found
 
     @_read
     def received(self) -> Tensor:
         """Column mass Σ_i p_ij, what each key receives: [b, h, m]; sums to the queries that see something."""
-        found = observe(self.q, self.k, self.rule, (COLUMN_MASS,)).get(COLUMN_MASS)
-        return pooling.column_sums(self.q, self.k, self.lse, self.rule) if found is None else found
+        mass: Tensor = self._ask("received")
+        return mass
 
     @_read
     def diagonals(self) -> tuple[Tensor, Tensor]:
         """Mean weight by relative distance: offsets (key − position, ascending) [n + m − 1] and means
         [b, h, n + m − 1] over the allowed cells of each diagonal; 0 where none is."""
-        q, k, lse, rule = self.q, self.k, self.lse, self.rule
-        return pooling.diagonal_means(q, k, lse, rule, diagonals(q, k, lse, rule))
+        return pooling.diagonal_means(*self._matrix, self._ask("diagonals"))
 
     def to_dense(self, *, force: bool = False) -> Tensor:
         """All weights, [b, h, n, m]. Refuses above 2²⁶ of them (256 MB in float32) unless `force=True`."""
@@ -264,7 +244,10 @@ class AttentionMap:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "AttentionMap":
-        """Read what `save` wrote. Raises CheckpointError if it is missing, truncated or something else."""
+        """Read what `save` wrote. Raises CheckpointError if it is missing, truncated or something else.
+
+        `kernel` says which one computed it; the machine that loads it may have others, so any of them reads it.
+        """
         tensors, rule, kernel = map_file.load(path)
         return cls(
             tensors["q"],
@@ -299,10 +282,18 @@ class AttentionMap:
         b, h = self.shape[:2]
         if not (0 <= batch < b and 0 <= head < h):
             raise ShapeError(f"head(batch={batch}, head={head}): the map has {b} batch entries and {h} heads")
-        kv = head // (h // self.k.shape[1])
-        rule = self.rule.only(batch, head)
-        q, k = self.q[batch, head][None, None], self.k[batch, kv][None, None]
-        return AttentionMap(q, k, self.lse[batch, head][None, None], rule, kernel=self.kernel)
+        one = self._matrix.head(batch, head)
+        return AttentionMap(*one, kernel=self.kernel, named=self.named, refusals=self.refusals)
+
+    def using(self, kernel: str) -> "AttentionMap":
+        """The same map, read by this kernel, which runs or raises as one that is named for a call; "auto": by any
+        that can. No copy.
+
+        Raises ConfigError if there is no kernel of that name."""
+        check_name(kernel)
+        same = copy(self)
+        same.named, same.read_by = kernel, {}
+        return same
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape
@@ -313,8 +304,17 @@ class AttentionMap:
             f"{size / 1e6:.1f} MB held, {b * h * n * m * 4 / 1e6:.1f} MB if it were dense)"
         )
 
-    def _tiles(self) -> Any:
-        return stream(self.q, self.k, self.lse, self.rule)
+    @property
+    def _matrix(self) -> Matrix:
+        return Matrix(self.q, self.k, self.lse, self.rule)
+
+    def _ask(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
+        """What the kernel that may read this map reads of it, or of a part."""
+        if has_no_numbers(self.lse):
+            raise KernelError(f"this map has no numbers to read: it is on {self.lse.device}, or of FakeTensors")
+        found, name = read(what, self._matrix if of is None else of, *given, kernel=self.named)
+        self.read_by[what] = name
+        return found
 
     def _operand(self, x: Tensor, size: int, what: str) -> Tensor:
         b, h = self.shape[:2]
@@ -352,11 +352,6 @@ class AttentionMap:
         return ranges
 
 
-def _squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None) -> Squares:
-    found = pooled(q, k, lse, rule, cell, progress)
-    return pooling.squares(q, k, lse, rule, cell, progress) if found is None else found
-
-
 class TransposedMap:
     """Pᵀ: multiplies from the key side."""
 
@@ -383,14 +378,7 @@ class TransposedMap:
     def __matmul__(self, y: Tensor) -> Tensor:
         """Pᵀ @ y for y [n, e] or [b, h, n, e]: [b, h, m, e]."""
         amap = self._map
-        b, h, n, m = amap.shape
+        _, h, n, _ = amap.shape
         y = amap._operand(y, n, "queries").expand(-1, h, -1, -1)
-        found = transposed_times(amap.q, amap.k, amap.lse, amap.rule, y)
-        if found is not None:
-            return found
-        out = amap.lse.new_zeros(b, h, m, y.shape[-1])
-        for tile in amap._tiles():
-            out[:, :, tile.cols.start : tile.cols.stop] += grouped_t(
-                tile.weights, y[:, :, tile.rows.start : tile.rows.stop], h
-            )
-        return out
+        product: Tensor = amap._ask("transposed_times", y)
+        return product

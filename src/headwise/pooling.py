@@ -21,12 +21,12 @@ def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: 
     largest, count = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.int64)
     for tile in stream(q, k, lse, rule, width=max(1, KEY_BLOCK // cell) * cell, multiple=cell, progress=progress):
         i, j = tile.rows.start // cell, tile.cols.start // cell
-        parts = _squares(tile.weights, cell)  # [b, h, R, cell, C, cell]
+        parts = in_squares(tile.weights, cell)  # [b, h, R, cell, C, cell]
         place = (..., slice(i, i + parts.shape[2]), slice(j, j + parts.shape[4]))
         total[place] += parts.sum((3, 5))
         largest[place] = torch.maximum(largest[place], parts.amax((3, 5)))
         allowed = torch.ones(1, 1, *tile.shape[2:], device=lse.device) if tile.allowed is None else tile.allowed.float()
-        count[place] += _squares(allowed, cell).sum((3, 5), dtype=torch.int64)
+        count[place] += in_squares(allowed, cell).sum((3, 5), dtype=torch.int64)
     return Squares(total / count.clamp_min(1), largest, count)
 
 
@@ -47,7 +47,8 @@ def side(name: str, given: range | slice, size: int) -> range:
     return side
 
 
-def _squares(x: Tensor, cell: int) -> Tensor:
+def in_squares(x: Tensor, cell: int) -> Tensor:
+    """[b, h, r, c] as [b, h, ⌈r/cell⌉, cell, ⌈c/cell⌉, cell], with zeros beyond the end."""
     b, h, r, c = x.shape
     x = torch.nn.functional.pad(x, (0, -c % cell, 0, -r % cell))
     return x.view(b, h, x.shape[2] // cell, cell, x.shape[3] // cell, cell)
@@ -88,11 +89,12 @@ def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, mass: Tensor |
     """
     n, m = rule.grid.n, rule.grid.m
     offsets = torch.arange(n + m - 1, device=lse.device) - (n - 1) - rule.grid.shift
-    total = _diagonal_mass(q, k, lse, rule) if mass is None else mass
+    total = diagonal_mass(q, k, lse, rule) if mass is None else mass
     return offsets, total / _diagonal_cells(rule).to(total).clamp_min(1)
 
 
-def _diagonal_mass(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
+def diagonal_mass(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
+    """Weights added up along the diagonals, [b, h, n + m − 1], from that of the last query and the first key on."""
     b, h, n, m = rule.grid
     total = lse.new_zeros(b, h, n + m - 1)
     for tile in stream(q, k, lse, rule):

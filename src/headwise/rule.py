@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Grid, Mask, Span, State
-from headwise.scores import Bias, Relative, Score, SinkLogits, SoftCap, cell
+from headwise.scores import Bias, Relative, RelativeBias, Score, SinkLogits, SoftCap, cell
 
 TILE_ELEMENTS = 3 << 18  # scores held at once, all batches and heads together: 3 MB in float32
 KEY_BLOCK = 256
@@ -70,6 +70,17 @@ class Rule:
     scale: float
     grid: Grid
     scores: tuple[Score, ...] = ()
+
+    @classmethod
+    def of_terms(cls, mask: Mask, scale: float, grid: Grid, terms: Terms) -> "Rule":
+        """The rule whose scores are given as `terms`."""
+        scores: list[Score] = [SoftCap(terms.soft_cap)] if terms.soft_cap > 0 else []
+        if terms.relative is not None and terms.relative.shape[1]:
+            scores.append(RelativeBias(terms.relative, 1 - grid.n - grid.shift))
+        scores += [Bias(bias) for bias in terms.biases]
+        if terms.sinks is not None:
+            scores.append(SinkLogits(terms.sinks))
+        return cls(mask, scale, grid, tuple(scores))
 
     def terms(self, like: Tensor) -> Terms:
         """The scores as tensors, in the dtype and on the device of `like`, which is in the accumulating dtype."""
@@ -239,7 +250,8 @@ def own_dtypes(x: Tensor) -> AbstractContextManager[object]:
     """Within it products on x's device keep to the dtypes of what they are given, in an autocast block too: it would
     narrow float32 logits, and the log-sum-exp with them."""
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    narrows = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if narrows else nullcontext()
 
 
 def compute(x: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
 """What the compiled kernel does with a map is what the tiles in PyTorch give."""
 
+import compiled_reads
 import pytest
 import torch
 from samples import MASKS, SCORES, kernels_here, qkv
 
 from headwise import pooling
 from headwise.attention import attend
-from headwise.kernels import observe
 from headwise.map import AttentionMap
 from headwise.masks import Causal
-from headwise.statistics import COLUMN_MASS, Squares
+from headwise.statistics import Squares
 
 pytestmark = pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
 CELLS = (1, 3, 8, 16, 60)
@@ -30,7 +30,7 @@ def test_pictures(name: str) -> None:
         expected = pooling.squares(amap.q, amap.k, amap.lse, amap.rule, cell)
         told: list[int] = []
         for progress in (None, lambda done, of: told.append(done)):  # noqa: B023
-            same(observe.pooled(amap.q, amap.k, amap.lse, amap.rule, cell, progress), expected)
+            same(compiled_reads.squares(amap.q, amap.k, amap.lse, amap.rule, cell, progress), expected)
         assert told[-1] == 37
 
 
@@ -39,7 +39,7 @@ def test_pictures_of_many_blocks() -> None:
     _, amap = attend(q, k, v, mask=Causal(), return_map=True)
     for cell in (7, 100, 650):
         expected = pooling.squares(amap.q, amap.k, amap.lse, amap.rule, cell)
-        same(observe.pooled(amap.q, amap.k, amap.lse, amap.rule, cell), expected, rtol=1e-4, atol=1e-8)
+        same(compiled_reads.squares(amap.q, amap.k, amap.lse, amap.rule, cell), expected, rtol=1e-4, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -79,8 +79,8 @@ def test_products(name: str) -> None:
     dense = amap[:]
     generator = torch.Generator().manual_seed(1)
     y, x = torch.randn(2, 6, 37, 7, generator=generator), torch.randn(2, 6, 53, 3, generator=generator)
-    got = observe.transposed_times(amap.q, amap.k, amap.lse, amap.rule, y)
+    got = compiled_reads.READS.transposed_times(amap._matrix, y)
     torch.testing.assert_close(got, dense.mT @ y, rtol=1e-5, atol=2e-6)
-    torch.testing.assert_close(observe.times(amap.q, amap.k, amap.rule, x), dense @ x, rtol=1e-5, atol=2e-6)
-    received = observe.observe(amap.q, amap.k, amap.rule, (COLUMN_MASS,))[COLUMN_MASS]
+    torch.testing.assert_close(compiled_reads.READS.times(amap._matrix, x), dense @ x, rtol=1e-5, atol=2e-6)
+    received = compiled_reads.READS.received(amap._matrix)
     torch.testing.assert_close(received, dense.sum(-2), rtol=1e-5, atol=2e-6)

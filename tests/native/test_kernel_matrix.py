@@ -2,6 +2,7 @@
 
 import math
 
+import compiled_reads
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -9,7 +10,6 @@ from kernel_formula import truth
 from samples import MASKS, SCORES as ALL_SCORES, qkv
 from torch import Tensor
 
-from headwise.kernels import observe
 from headwise.masks import Causal, Grid, Mask, Span, Window
 from headwise.pooling import diagonal_means
 from headwise.rule import Rule
@@ -70,13 +70,13 @@ def in_diagonals(x: Tensor) -> Tensor:
 
 def check(whole: Whole, rows: Span, cols: Span, *cells: int) -> None:
     given_, p, allowed = whole.part(rows, cols)
-    tile = observe.weights(*given_)
+    tile = compiled_reads.weights(*given_)
     close(tile, p)
     assert tile is not None
     assert (tile[~allowed] == 0).all()
     for cell in cells:
-        check_squares(observe.pooled(*given_, cell), p, allowed, cell)
-    mass = observe.diagonals(*given_)
+        check_squares(compiled_reads.squares(*given_, cell), p, allowed, cell)
+    mass = compiled_reads.diagonals(*given_)
     n, m = p.shape[2:]
     sums = in_diagonals(p)
     close(mass, sums, near=1e-6)
@@ -143,8 +143,8 @@ def test_strides() -> None:
     for keys in (k, wide[..., :8], k.mT.contiguous().mT):
         given_, p, allowed = expected.part(Span(2, 35), Span(4, 50))
         given_ = q[:, :, 2:35], keys[:, :, 4:50], *given_[2:]
-        close(observe.weights(*given_), p)
-        check_squares(observe.pooled(*given_, 6), p, allowed, 6)
+        close(compiled_reads.weights(*given_), p)
+        check_squares(compiled_reads.squares(*given_, 6), p, allowed, 6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -161,9 +161,9 @@ def test_numbers_that_are_not_finite(bad: float, name: str) -> None:
     lse = s.logsumexp(-1)
     minus = lse.masked_fill(lse == -math.inf, math.inf)
     expected = (s - minus[..., None]).masked_fill(~allowed, -math.inf).exp()
-    found = observe.weights(q, k, lse, rule)
+    found = compiled_reads.weights(q, k, lse, rule)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-6, equal_nan=True)
-    squares = observe.pooled(q, k, lse, rule, 4)
+    squares = compiled_reads.squares(q, k, lse, rule, 4)
     assert squares is not None
     for got, want in ((squares.mean, "sum"), (squares.largest, "amax")):
         assert torch.equal(got.isnan(), getattr(in_squares(expected, 4), want)(-1).isnan())
@@ -175,7 +175,7 @@ def test_a_bias_of_minus_infinity_hides_a_key_and_counts() -> None:
     values[..., 7:20] = -math.inf
     whole = Whole(q, k, Causal(), (Bias(values),))
     check(whole, Span(0, 37), Span(0, 53), 4)
-    assert (observe.weights(*whole.part(Span(0, 37), Span(7, 20))[0]) == 0).all()
+    assert (compiled_reads.weights(*whole.part(Span(0, 37), Span(7, 20))[0]) == 0).all()
 
 
 def test_squares_of_many_equal_weights() -> None:
@@ -184,11 +184,11 @@ def test_squares_of_many_equal_weights() -> None:
     q, k = torch.zeros(1, 1, n, 1), torch.zeros(1, 1, n, 1)
     rule = Rule(MASKS["everything"](1, n, n), 1.0, Grid(1, 1, n, n))
     lse = torch.full((1, 1, n), math.log(n))
-    weight = float(observe.weights(q[:, :, :1], k, lse[:, :, :1], rule.part(Span(0, 1), Span(0, n)))[0, 0, 0, 0])
-    found = observe.pooled(q, k, lse, rule, n)
+    weight = float(compiled_reads.weights(q[:, :, :1], k, lse[:, :, :1], rule.part(Span(0, 1), Span(0, n)))[0, 0, 0, 0])
+    found = compiled_reads.squares(q, k, lse, rule, n)
     assert found is not None
     torch.testing.assert_close(found.mean.item(), weight, rtol=1e-6, atol=0.0)
     assert found.largest.item() == weight
-    mass = observe.diagonals(q, k, lse, rule)
+    mass = compiled_reads.diagonals(q, k, lse, rule)
     cells = n - (torch.arange(2 * n - 1) - (n - 1)).abs()
     torch.testing.assert_close(mass[0, 0].double(), cells.double() * weight, rtol=1e-6, atol=0.0)

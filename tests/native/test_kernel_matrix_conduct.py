@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 
+import compiled_reads
 import pytest
 import torch
 from kernel_formula import run
@@ -13,7 +14,6 @@ from test_kernel_conduct import at_the_end, forks, guarded, in_child, same, thre
 from torch import Tensor
 
 from headwise import lowering
-from headwise.kernels import observe
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.lowering import Lowered, lower
@@ -39,8 +39,10 @@ def everything(dtype: torch.dtype, n: int = 150, m: int = 700) -> list[Tensor]:
     whole = Rule(mask, 20**-0.5, Grid(2, 6, n, m), score)
     for rows, cols in ((Span(0, n), Span(0, m)), (Span(n // 3, n - 1), Span(5, m - 3))):
         given = q[:, :, slice(*rows)], k[:, :, slice(*cols)], told.lse[:, :, slice(*rows)], whole.part(rows, cols)
-        squares = [x for cell in (1, 4, 50) for x in observe.pooled(*given, cell) or ()]
-        found += [x for x in (observe.weights(*given), *squares, observe.diagonals(*given)) if x is not None]
+        squares = [x for cell in (1, 4, 50) for x in compiled_reads.squares(*given, cell) or ()]
+        found += [
+            x for x in (compiled_reads.weights(*given), *squares, compiled_reads.diagonals(*given)) if x is not None
+        ]
     return found
 
 
@@ -77,7 +79,7 @@ def test_pytorchs_default_dtype_and_device_change_nothing(dtype: torch.dtype, na
     def found() -> list[Tensor]:
         told = run(q, k, v, mask, score, statistics=asked)
         whole = q.detach(), k.detach(), told.lse, rule
-        squares = observe.pooled(*whole, 4)
+        squares = compiled_reads.squares(*whole, 4)
         parts = [
             told.out.detach(),
             told.lse,
@@ -87,7 +89,7 @@ def test_pytorchs_default_dtype_and_device_change_nothing(dtype: torch.dtype, na
         return [
             *parts,
             *(squares or ()),
-            *(x for x in (observe.weights(*whole), observe.diagonals(*whole)) if x is not None),
+            *(x for x in (compiled_reads.weights(*whole), compiled_reads.diagonals(*whole)) if x is not None),
         ]
 
     first = found()
@@ -107,7 +109,7 @@ def test_what_an_earlier_call_left_in_memory_changes_nothing() -> None:
     first = everything(torch.float32)
     bad = torch.full((2, 6, 200, 64), math.nan)
     run(bad, bad, bad, statistics=[TopKeys(60)])
-    observe.diagonals(bad, bad, bad[..., 0], Rule(Causal(), 1.0, Grid(2, 6, 200, 200)))
+    compiled_reads.diagonals(bad, bad, bad[..., 0], Rule(Causal(), 1.0, Grid(2, 6, 200, 200)))
     assert same(everything(torch.float32), first)
 
 
@@ -177,9 +179,9 @@ def test_nothing_is_read_beyond_the_end(dtype: torch.dtype, mask: str) -> None:
                     q, k, v, which, score, statistics=[TopKeys(6), SameLabel(*labels, 1), SameLabel(*labels, 999)]
                 )
                 lse, rule = at_the_end(told.lse), Rule(which, 1.0, Grid(2, 4, n, m), score)
-                observe.weights(q, k, lse, rule)
-                observe.pooled(q, k, lse, rule, 5)
-                observe.diagonals(q, k, lse, rule)
+                compiled_reads.weights(q, k, lse, rule)
+                compiled_reads.squares(q, k, lse, rule, 5)
+                compiled_reads.diagonals(q, k, lse, rule)
         return True
 
     assert in_child(work) == 0

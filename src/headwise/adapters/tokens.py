@@ -5,21 +5,19 @@ the same. But those rows are no data. In self attention a query that stands on a
 mask says which they are.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from headwise.map import AttentionMap
 from headwise.masks import And, Dense, Documents, Grid, Lengths, Mask, conjuncts
+from headwise.masks.base import kept
 from headwise.measures import Measure, Measurements, RowMeasure
 from headwise.measures.base import RowState
 from headwise.rule import Rule
 from headwise.statistics import Statistic
 from headwise.tiles import Tile
-
-Made = TypeVar("Made")
 
 
 class OverTokens(RowMeasure):
@@ -82,7 +80,7 @@ def token_map(amap: AttentionMap, measures: Sequence[Measure]) -> AttentionMap:
     rule = amap.rule
     seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
     result = AttentionMap(
-        amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, refusals=amap.refusals,
+        amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, named=amap.named, refusals=amap.refusals,
         nonfinite_values=amap.nonfinite_values,
     )  # fmt: skip
     if amap.measured is not None:
@@ -98,23 +96,14 @@ def token_map(amap: AttentionMap, measures: Sequence[Measure]) -> AttentionMap:
 def token_queries(mask: Mask, grid: Grid) -> Tensor | None:
     """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are. Made once for each mask and
     size, as `token_mask`."""
-    return _kept("_token_queries", _queries, mask, grid)
+    found: Tensor | None = kept("_token_queries", lambda: _queries(mask, grid), mask, (grid.n, grid.m))
+    return found
 
 
 def token_mask(mask: Mask, grid: Grid) -> Mask:
     """The mask of self attention under which queries that are padding see nothing. It is made once for each mask and
     size, so that layers which share a mask share this one too."""
-    return _kept("_token_mask", _blinded, mask, grid)
-
-
-def _kept(name: str, make: Callable[[Mask, Grid], Made], mask: Mask, grid: Grid) -> Made:
-    """What is made of a mask, kept with it for the size that was asked for last."""
-    size = grid.n, grid.m
-    kept = mask.__dict__.get(name)
-    if kept is None or kept[0] != size:
-        kept = size, make(mask, grid)
-        object.__setattr__(mask, name, kept)
-    made: Made = kept[1]
+    made: Mask = kept("_token_mask", lambda: _blinded(mask, grid), mask, (grid.n, grid.m))
     return made
 
 

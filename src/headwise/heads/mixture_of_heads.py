@@ -11,6 +11,7 @@ from headwise.heads.checks import size
 from headwise.heads.gating import Gates, choose_heads
 from headwise.heads.multi_head import MultiHeadAttention
 from headwise.heads.sparse_mixture import SparseHeadMixture
+from headwise.rule import own_dtypes
 
 
 class MixtureOfHeads(SparseHeadMixture):
@@ -57,7 +58,7 @@ class MixtureOfHeads(SparseHeadMixture):
 
     def route(self, x: Tensor) -> Gates:
         """As in `SparseHeadMixture`; probabilities are those of the routed heads."""
-        with torch.autocast(x.device.type, enabled=False):
+        with own_dtypes(x):
             x = x.to(self.gate.weight.dtype)
             wide = torch.promote_types(x.dtype, torch.float32)
             shared, routed, alpha = (

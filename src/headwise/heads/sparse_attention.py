@@ -202,7 +202,10 @@ class _Extras:
         mask = self._call.options["mask"]
         mask = rows if mask is None else mask & rows
         rule = Rule(mask, self._part.rule.scale, self._grid)
-        return AttentionMap(self._q, self._k, self._lse, rule, kernel=self._part.kernel, refusals=self._part.refusals)
+        part = self._part
+        return AttentionMap(
+            self._q, self._k, self._lse, rule, kernel=part.kernel, named=part.named, refusals=part.refusals
+        )  # fmt: skip
 
     def concat(self) -> Tensor | None:
         """[b, n, h·d_v]; zeros where a head was not chosen."""

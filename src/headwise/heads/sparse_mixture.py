@@ -13,6 +13,7 @@ from headwise.heads.gating import Gates, choose_heads
 from headwise.heads.projected import ProjectedLayer
 from headwise.heads.sparse_attention import SparseCall, by_sequence, by_token
 from headwise.masks import Mask
+from headwise.rule import own_dtypes
 from headwise.scores import Score
 
 
@@ -102,7 +103,7 @@ class SparseHeadMixture(ProjectedLayer):
 
     def route(self, x: Tensor) -> Gates:
         """The choice for x [b, n, d_model]. In the gate's own precision: autocast would blur close choices."""
-        with torch.autocast(x.device.type, enabled=False):
+        with own_dtypes(x):
             logits = self.gate(self.routed_by(x))
             probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
         chosen = choose_heads(probabilities, self.top_k, self.shared_heads)

@@ -13,7 +13,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.heads.projected import ProjectedLayer
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask, Span
-from headwise.rule import TILE_ELEMENTS, Rule, grouped, raw_scores
+from headwise.rule import TILE_ELEMENTS, Rule, grouped, own_dtypes, raw_scores
 from headwise.scores import Score
 
 
@@ -123,5 +123,5 @@ def _talk(
 
 def _over_heads(tile: Tensor, mix: Tensor) -> Tensor:
     """Σ_l tile_l mix_lj: [b, h, r, c]. In the tile's own precision, which autocast must not narrow."""
-    with torch.autocast(tile.device.type, enabled=False):
+    with own_dtypes(tile):
         return torch.einsum("blrc,lj->bjrc", tile, mix.to(tile.dtype))

@@ -1,20 +1,25 @@
 """Ways to compute attention, and the choice between them.
 
-A kernel has a `name`, says why it refuses a call (or None), and runs it. A kernel that the user names runs or
-raises; only "auto" chooses, in the order of `KERNELS`.
+A kernel has a `name`, says why it refuses a call (or None), and runs it; its `reads` do the same for the map that a
+call returns. A kernel that the user names runs or raises, for calls and maps alike; only "auto" chooses, in the order
+of `KERNELS`.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 from headwise.errors import ConfigError, KernelError
 from headwise.kernels import pauses
-from headwise.kernels.call import Call, Declined, Kernel, Result
+from headwise.kernels.autograd import differentiable, learns
+from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
 from headwise.kernels.gates import telling
+from headwise.kernels.kernel import Kernel
+from headwise.kernels.reads import Matrix
 from headwise.kernels.reference import Reference
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.kernels.torch_fused import TorchFused
@@ -36,7 +41,7 @@ def use_kernel(name: str) -> Iterator[None]:
 
     HEADWISE_KERNEL in the environment does the same for a whole process.
     """
-    _known(name, "use_kernel")
+    _known(name, "use_kernel", name)
     token = _forced.set(name)
     try:
         yield
@@ -55,13 +60,37 @@ def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]
     for kernel, refusals in _willing(call, name):
         try:
             with own_dtypes(call.q):
-                result = pauses.in_blocks(kernel, call) if pauses.anyone() else kernel.run(call)
+                if not kernel.by_autograd and learns(call):
+                    result = differentiable(kernel, call)
+                else:
+                    result = pauses.in_blocks(kernel, call) if pauses.anyone() else kernel.run(call)
             if call.hear is not None and not kernel.tells and result.out.requires_grad:
                 result = result._replace(out=telling(result.out, call.hear))
             return result, kernel, dict(refusals)
         except Declined as reason:
             refusals[kernel.name] = str(reason)
     raise AssertionError("the last kernel declines nothing")
+
+
+def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any, str]:
+    """Read a map: what the method `what` of a kernel's `Reads` returns, and the kernel whose it was.
+
+    Args:
+        kernel: that of the map; with "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls.
+    """
+    name = named(kernel)
+    if name != "auto":
+        _known(name, "kernel", kernel)
+    refusals: dict[str, str] = {}
+    for candidate in AUTOMATIC if name == "auto" else (name,):
+        try:
+            return getattr(KERNELS[candidate].reads, what)(of, *given), candidate
+        except Declined as reason:
+            refusals[candidate] = str(reason)
+    raise KernelError(
+        f"kernel={name!r} cannot read this map: {refusals[name]}; map.using('auto') is the same map, read by any "
+        f"kernel that can"
+    )
 
 
 def named(name: str) -> str:
@@ -71,10 +100,10 @@ def named(name: str) -> str:
 
 def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
     """The kernels that do not refuse, best first, and the refusals so far; raises where there are none left."""
-    name = named(name)
+    given, name = name, named(name)
     refusals: dict[str, str] = {}
     if name != "auto":
-        _known(name, "kernel")
+        _known(name, "kernel", given)
         kernel = KERNELS[name]
         if reason := kernel.refuse(call):
             raise KernelError(f"kernel={name!r} cannot do this call: {reason}; kernel='auto' picks one that can")
@@ -96,6 +125,13 @@ def _order(call: Call) -> tuple[str, ...]:
     return *others, "cpu", last
 
 
-def _known(name: str, argument: str) -> None:
+def check_name(name: str) -> None:
+    """Raise if there is no such kernel."""
+    _known(name, "kernel", name)
+
+
+def _known(name: str, argument: str, given: str) -> None:
+    """Raise if there is no kernel `name`, which `argument` named, or the environment where it was given "auto"."""
     if name not in (*KERNELS, "auto"):
-        raise ConfigError(f"{argument}={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")
+        source = FORCED if given == "auto" and _forced.get() is None else argument
+        raise ConfigError(f"{source}={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")

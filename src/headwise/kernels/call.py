@@ -1,16 +1,16 @@
 """One attention call, checked once at the edge; kernels trust it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import Hearer
-from headwise.lowering import Lowered, lower, lowered
+from headwise.lowering import Lowered, is_value, lower, lowered
 from headwise.rule import Rule
 from headwise.statistics import Statistic
 
@@ -54,13 +54,14 @@ class Call:
     @cached_property
     def lowered(self) -> Lowered | str:
         """The rule as tensors, or why it has no such form; see `lowering.lower`."""
-        return lowered(self.rule) if self.q.device.type == "cpu" else lower(self.rule, self.q.device)
+        plain = not self.rule.scores and is_value(self.rule.mask)  # nothing of it lies on a device
+        return lowered(self.rule) if plain or self.q.device.type == "cpu" else lower(self.rule, self.q.device)
 
 
 class Result(NamedTuple):
     """What a kernel returns.
 
-    out: [b, h, n, d_v] in q's dtype, differentiable.
+    out: [b, h, n, d_v] in q's dtype.
     lse: log-sum-exp [b, h, n], float32 (float64 for float64 inputs), natural log, detached; −∞ where a query sees
         nothing.
     statistics: those of `call.statistics` that the kernel computed, detached.
@@ -73,29 +74,3 @@ class Result(NamedTuple):
 
 class Declined(Exception):
     """Raised by `run` for what only the data show: the call goes to the next kernel, with this as the reason."""
-
-
-class Kernel(Protocol):
-    """A way to compute attention. All of them meet the same contract and the same tests."""
-
-    name: str
-    tells: bool  # whether its backward pass tells `call.hear`; if not, that is done around it
-
-    def refuse(self, call: Call) -> str | None:
-        """Why this kernel cannot do the call, or None if it can."""
-
-    def run(self, call: Call) -> Result:
-        """Do a call that was not refused; may raise Declined."""
-
-    def gradients(
-        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """The backward pass of a call that `run` did, by itself, for graphs in which it is an operator.
-
-        Args:
-            out, lse: what `run` gave.
-            grad_out: [b, h, n, d_v], any strides.
-            wanted: whether the rule's terms, (relative, sinks, *biases), need theirs.
-        Returns:
-            The gradients of q, k, v, relative, sinks and each bias.
-        """

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 Hearer = Callable[[Tensor], Any]
 
@@ -75,9 +74,8 @@ class _Telling(torch.autograd.Function):
         return out.view_as(out)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
         wide = torch.promote_types(out.dtype, torch.float32)
-        ctx.hear((grad_out.to(wide) * out.detach().to(wide)).sum(-1))
+        ctx.hear((grad_out.detach().to(wide) * out.detach().to(wide)).sum(-1))
         return grad_out, None

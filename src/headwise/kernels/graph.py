@@ -5,15 +5,18 @@ in torch.func, whose tensors have no memory of their own, and forward-mode deriv
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from headwise.kernels.derivative import Attend, arguments
 from headwise.kernels.operator import attend
 from headwise.kernels.written import write
+from headwise.masks import Everything
 from headwise.rule import Rule, compute
 
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -36,6 +39,16 @@ def _has_derivatives() -> bool:
 def can_record(rule: Rule) -> bool:
     """Whether the rule can be given to an operator: not with a mask of somebody's own class, nor a rectangle's."""
     return rule.grid.at_end and write(rule.mask) is not None
+
+
+def has_no_numbers(x: Tensor) -> bool:
+    """Whether it only has a shape, a dtype and a device: a tensor on "meta", or a FakeTensor."""
+    return x.is_meta or isinstance(x, FakeTensor)
+
+
+def shapes(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exp of a call without numbers, differentiable, without numbers too; no mask changes them."""
+    return record(q, k, v, replace(rule, mask=Everything()), 0.0, kernel)
 
 
 def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:

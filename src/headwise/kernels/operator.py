@@ -15,8 +15,7 @@ from headwise.kernels import KERNELS, run
 from headwise.kernels.call import Call
 from headwise.kernels.written import read
 from headwise.masks import Grid
-from headwise.rule import Rule, compute
-from headwise.scores import Bias, RelativeBias, Score, SinkLogits, SoftCap
+from headwise.rule import Rule, Terms, compute
 
 # What both operators are given: q, k, v, the rule as tensors and numbers (`terms` of the rule, `written.write` of its
 # mask), dropout, and whether something learns from the biases.
@@ -40,13 +39,11 @@ def _call(
     grid = Grid(b, h, n, k.shape[2])
     laid = read(mask, held)
     laid.check(grid)
-    scores: list[Score] = [SoftCap(soft_cap)] if soft_cap > 0 else []
-    if relative is not None and relative.shape[1]:
-        scores.append(RelativeBias(relative.detach().requires_grad_(learned), 1 - grid.m))
-    scores += [Bias(bias.detach().requires_grad_(learned)) for bias in biases]
-    if sinks is not None:
-        scores.append(SinkLogits(sinks.detach()))
-    rule = Rule(laid, scale, grid, tuple(scores))
+    terms = Terms(
+        n, soft_cap, None if relative is None else relative.detach().requires_grad_(learned),
+        tuple(bias.detach().requires_grad_(learned) for bias in biases), None if sinks is None else sinks.detach(),
+    )  # fmt: skip
+    rule = Rule.of_terms(laid, scale, grid, terms)
     return Call(q.detach(), k.detach(), v.detach(), rule, dropout_p, 0 if seed is None else int(seed))
 
 

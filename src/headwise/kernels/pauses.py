@@ -15,7 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headwise.kernels.call import Call, Kernel, Result
+from headwise.kernels.call import Call, Result
+from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
 from headwise.statistics import COLUMN_MASS, SameLabel, Statistic
 from headwise.tiles import Progress

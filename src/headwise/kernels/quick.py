@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import named
-from headwise.kernels.call import Call, Kernel
+from headwise.kernels.call import Call
 from headwise.kernels.cpu import binding
-from headwise.kernels.cpu.kernel import like
 from headwise.kernels.cpu.library import library
+from headwise.kernels.cpu.passes import like
 from headwise.kernels.eight_bits import Vectors
+from headwise.kernels.kernel import Kernel
 from headwise.lowering import is_value
 from headwise.masks import Mask
 

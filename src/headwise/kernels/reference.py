@@ -1,13 +1,19 @@
 """The truth: the formula in float64, with the whole matrix. For small sizes and for comparing with."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from headwise import pooling
 from headwise.kernels.call import Call, Result
+from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.torch_blocks import TorchBlocks
+from headwise.masks import Span, State
+from headwise.rule import Rule, Terms, diagonal_sums
+from headwise.statistics import Squares, Statistic
+from headwise.tiles import Progress, Scratch, Tile
 
 
 class Reference:
@@ -15,6 +21,12 @@ class Reference:
 
     name = "reference"
     tells = False
+    by_autograd = True
+
+    @property
+    def reads(self) -> Reads:
+        """Everything, of the stored matrix."""
+        return _Stored()
 
     def refuse(self, call: Call) -> str | None:
         """Only dropout is refused: this kernel is for comparing, and dropout is random."""
@@ -22,8 +34,7 @@ class Reference:
 
     def run(self, call: Call) -> Result:
         weights, lse, allowed = dense_weights(call)
-        group = call.q.shape[1] // call.v.shape[1]
-        v = call.v.double().repeat_interleave(group, dim=1)  # [b, h, m, d_v]
+        v = _of_heads(call.v.double(), call.q.shape[1])  # [b, h, m, d_v]
         # A key that a query may not see has no say, even if its value is NaN.
         clean = v.nan_to_num(0.0, 0.0, 0.0)
         poisoned = torch.matmul(allowed.double(), (~torch.isfinite(v)).double()) > 0
@@ -42,21 +53,112 @@ class Reference:
         return [x if x is None or like is None else x.to(like.dtype) for x, like in zip(found, given, strict=True)]
 
 
+class _Stored(Reads):
+    def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
+        return _matrix(of)[list(batch)][:, list(heads)][:, :, list(rows)][..., list(cols)].to(of.lse.dtype)
+
+    def tile_inputs(self, of: Matrix) -> Matrix:
+        """In float64."""
+        return Matrix(of.q.double(), of.k.double(), of.lse.double(), of.rule)
+
+    def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
+        """One tile of float64."""
+        exact = self.tile_inputs(of)
+        _, _, n, m = of.rule.grid
+        if 0 in (n, m):
+            return
+        rows, cols = Span(0, n), Span(0, m)
+        state = of.rule.mask.state(rows, cols, of.rule.grid)
+        tile = Tile(*exact, of.rule.terms(exact.lse), rows, cols, state, Scratch())
+        tile.first = tile.last = True
+        tile.log_weights = _log_matrix(of)
+        if state is not State.EMPTY:
+            yield tile
+        if progress is not None:
+            progress(n, n)
+
+    def statistics(
+        self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
+    ) -> dict[Statistic, Tensor]:
+        """Left to the tile."""
+        return {}
+
+    def times(self, of: Matrix, x: Tensor) -> Tensor:
+        return torch.matmul(_matrix(of), _of_heads(x.double(), of.rule.grid.h)).to(of.lse.dtype)
+
+    def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
+        return torch.matmul(_matrix(of).mT, y.double()).to(of.lse.dtype)
+
+    def received(self, of: Matrix) -> Tensor:
+        return _matrix(of).sum(-2).to(of.lse.dtype)
+
+    def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
+        parts = pooling.in_squares(_matrix(of), cell)
+        allowed = pooling.in_squares(_allowed(of).double(), cell).sum((3, 5)).long()
+        mean = parts.sum((3, 5)) / allowed.clamp_min(1)
+        if progress is not None:
+            progress(of.rule.grid.n, of.rule.grid.n)
+        return Squares(mean.to(of.lse.dtype), parts.amax((3, 5)).to(of.lse.dtype), allowed.expand(mean.shape).clone())
+
+    def diagonals(self, of: Matrix) -> Tensor:
+        return diagonal_sums(_matrix(of)).to(of.lse.dtype)
+
+    def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
+        logs, keys = _log_matrix(of).sort(dim=-1, descending=True, stable=True)
+        logs, keys = logs[..., :count], keys[..., :count].masked_fill(logs[..., :count] == -torch.inf, -1)
+        if progress is not None:
+            progress(of.rule.grid.n, of.rule.grid.n)
+        bad = of.lse.isnan()[..., None]
+        return logs.exp().to(of.lse.dtype).masked_fill(bad, torch.nan), keys.masked_fill(bad, -1)
+
+
+def _matrix(of: Matrix) -> Tensor:
+    """The weights in float64, [b, h, n, m]."""
+    return _log_matrix(of).exp()
+
+
+def _log_matrix(of: Matrix) -> Tensor:
+    """S − lse in float64, [b, h, n, m]; −∞ where not allowed, and in rows that see nothing."""
+    scores, _ = _scores(of.q, of.k, of.rule)
+    lse = of.lse.double()[..., None]
+    return scores.masked_fill(~_allowed(of), -torch.inf) - lse.masked_fill(lse == -torch.inf, torch.inf)
+
+
+def _allowed(of: Matrix) -> Tensor:
+    """[b or 1, h or 1, n, m]"""
+    return _allowed_by(of.rule, of.q.device)
+
+
+def _allowed_by(rule: Rule, device: torch.device) -> Tensor:
+    n, m = rule.grid.n, rule.grid.m
+    return rule.mask.allowed(torch.arange(n, device=device), torch.arange(m, device=device), rule.grid)
+
+
+def _of_heads(k: Tensor, heads: int) -> Tensor:
+    """Keys or values [b, h_kv, m, e], each as often as there are query heads that read it."""
+    return k.repeat_interleave(heads // k.shape[1], dim=1)
+
+
+def _scores(q: Tensor, k: Tensor, rule: Rule) -> tuple[Tensor, Terms]:
+    """Scores in float64 before the mask, [b, h, n, m], and the terms in them."""
+    q, k = q.double(), _of_heads(k.double(), q.shape[1])
+    terms = rule.terms(q)
+    scores = torch.matmul(q, k.mT) * rule.scale
+    if terms.soft_cap > 0.0:
+        scores = terms.soft_cap * torch.tanh(scores / terms.soft_cap)
+    i = torch.arange(rule.grid.n, device=q.device)
+    j = torch.arange(rule.grid.m, device=q.device)
+    for term in terms.added_at(i, j):
+        scores = scores + term
+    return scores, terms
+
+
 def dense_weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """Weights [b, h, n, m], log-sum-exp [b, h, n] (float64; 0 and −inf in rows that see nothing), and what
     is allowed, [b or 1, h or 1, n, m]. With a learned sink, weights are the softmax over the keys and one key more."""
     grid = call.rule.grid
-    q, k = call.q.double(), call.k.double()
-    k = k.repeat_interleave(grid.h // k.shape[1], dim=1)
-    i = torch.arange(grid.n, device=q.device)
-    j = torch.arange(grid.m, device=q.device)
-    allowed = call.rule.mask.allowed(i, j, grid)
-    terms = call.rule.terms(q)
-    scores = torch.matmul(q, k.mT) * call.rule.scale
-    if terms.soft_cap > 0.0:
-        scores = terms.soft_cap * torch.tanh(scores / terms.soft_cap)
-    for term in terms.added_at(i, j):
-        scores = scores + term
+    scores, terms = _scores(call.q, call.k, call.rule)
+    allowed = _allowed_by(call.rule, call.q.device)
     scores = scores.masked_fill(~allowed, -torch.inf)
     dark = (scores == -torch.inf).all(-1)  # rows that see nothing
     safe = scores.masked_fill(dark[..., None], 0.0)

@@ -6,13 +6,12 @@ from q, k and the log-sum-exp, so nothing n×m is kept for training either.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from headwise.kernels.call import Call, Result
+from headwise.kernels.tile_reads import TileReads
 from headwise.masks import Span, State
 from headwise.rule import Terms, cell, compute, diagonal_sums, grouped, grouped_t, score_tile
 
@@ -22,17 +21,15 @@ class TorchBlocks:
 
     name = "torch_blocks"
     tells = False
+    by_autograd = False
+    reads = TileReads()
 
     def refuse(self, call: Call) -> str | None:
         """Every call that passed the checks of `attend` can be done."""
         return None
 
     def run(self, call: Call) -> Result:
-        terms = call.rule.terms(compute(call.q[..., :0, :]))
-        out, lse = Blocks.apply(
-            call.q, call.k, call.v, call, terms.soft_cap, terms.relative, terms.sinks, *terms.biases
-        )
-        return Result(out, lse)
+        return Result(*_forward(call, call.rule.terms(compute(call.q[..., :0, :]))))
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
@@ -41,30 +38,6 @@ class TorchBlocks:
         terms = call.rule.terms(lse[..., :0])
         sums = _Gradients(terms, wanted, lse)
         return [*_backward(call, terms, sums, call.q, call.k, call.v, out, lse, grad_out), *sums.finish()]
-
-
-class Blocks(torch.autograd.Function):
-    """Forward, and the backward pass that only needs the log-sum-exp."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, soft_cap: float, relative: Tensor | None,
-        sinks: Tensor | None, *biases: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        out, lse = _forward(call, Terms(q.shape[2], soft_cap, relative, biases, sinks))
-        ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases)
-        ctx.call, ctx.soft_cap = call, soft_cap
-        ctx.mark_non_differentiable(lse)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, relative, sinks, *biases = ctx.saved_tensors
-        terms = Terms(q.shape[2], ctx.soft_cap, relative, tuple(biases), sinks)
-        sums = _Gradients(terms, ctx.needs_input_grad[5:], lse)
-        dq, dk, dv = _backward(ctx.call, terms, sums, q, k, v, out, lse, grad_out)
-        return dq, dk, dv, None, None, *sums.finish()
 
 
 def _forward(call: Call, terms: Terms) -> tuple[Tensor, Tensor]:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.kernels.call import Call, Result
+from headwise.kernels.call import Call, Declined, Result
+from headwise.kernels.reads import Matrix, Reads
 from headwise.masks import Causal
+from headwise.rule import compute
 
 
 class TorchFused:
@@ -18,6 +20,12 @@ class TorchFused:
 
     name = "torch_fused"
     tells = False
+    by_autograd = False
+
+    @property
+    def reads(self) -> Reads:
+        """Products from the left alone: the operator returns no weight."""
+        return _Products()
 
     def refuse(self, call: Call) -> str | None:
         """The operator knows two masks, one head size, one device, no dropout and no score but the scale."""
@@ -37,6 +45,8 @@ class TorchFused:
                 return f"it knows no mask but Causal(), and this is {call.rule.mask!r}"
             if grid.n != grid.m or not grid.at_end:
                 return f"it aligns causal queries to the start of the keys ({grid.n} queries, {grid.m} keys)"
+            if call.rule.scale < torch.finfo(_wide(call)).tiny:
+                return f"it masks before it scales, and −∞ times a scale of {call.rule.scale:g} hides no key"
             if not call.values_finite:
                 return "a masked key or value is not finite, and would poison rows that may not see it"
         return None
@@ -48,7 +58,12 @@ class TorchFused:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, not full, scale=call.rule.scale
         )
-        return Result(out.reshape(b, h, n, d), lse.detach().reshape(b, h, n))
+        # Every query sees a key here. Of a row whose scores are all NaN, or −∞, the operator may make an output and a
+        # log-sum-exp of 0, as of one that is fully masked; in 16 bits it may make finite outputs of NaN.
+        suspect = lse == 0 if lse.dtype == q.dtype else (lse == 0) | ~torch.isfinite(lse)
+        if not torch.compiler.is_compiling() and bool(suspect.any()) and not _scores_are_finite(call):
+            raise Declined("scores are NaN or infinite, and it would make finite outputs of them")
+        return Result(out.reshape(b, h, n, d), lse.reshape(b, h, n))
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
@@ -66,6 +81,31 @@ class TorchFused:
         )
         dq, dk, dv = (x.sum(2) for x in shared)
         return [dq, dk, dv, None, None]
+
+
+class _Products(Reads):
+    def times(self, of: Matrix, x: Tensor) -> Tensor:
+        """Attention with the values x."""
+        q, k, _, rule = of.with_keys_of(x)
+        call, kernel = Call(q, k, x, rule), TorchFused()
+        if reason := kernel.refuse(call):
+            raise Declined(reason)
+        return kernel.run(call).out
+
+
+def _wide(call: Call) -> torch.dtype:
+    """The dtype of the scores."""
+    return compute(call.q[..., :0]).dtype
+
+
+def _scores_are_finite(call: Call) -> bool:
+    """Whether no score can be NaN or infinite, from the largest entries of q and k."""
+    if call.q.shape[-1] == 0:
+        return True
+    largest = (
+        float(call.q.abs().amax()) * float(call.k.abs().amax()) * call.q.shape[-1] * max(1.0, abs(call.rule.scale))
+    )
+    return largest < torch.finfo(_wide(call)).max
 
 
 def _grouped(call: Call, full: bool) -> tuple[Tensor, Tensor, Tensor]:

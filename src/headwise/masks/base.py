@@ -2,9 +2,9 @@
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -200,13 +200,26 @@ def conjuncts(mask: Mask) -> list[Mask]:
     return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
 
 
+class Kept(NamedTuple):
+    """What has been made of a mask for one size, and is kept with it."""
+
+    size: object
+    made: Any
+
+
+def kept(name: str, make: Callable[[], Any], mask: Mask, size: object) -> Any:
+    """What is made of a mask, made again only where the size is another than the last time."""
+    found = mask.__dict__.get(name)
+    if not isinstance(found, Kept) or found.size != size:
+        found = Kept(size, make())
+        object.__setattr__(mask, name, found)
+    return found.made
+
+
 def _kept_spans(mask: Mask, grid: Grid) -> Tensor | None:
-    """The ranges of a whole mask, made once for many rectangles of it and kept with it."""
-    kept = mask.__dict__.get("_spans")
-    if kept is None or kept[0] != grid:
-        kept = grid, mask.spans(grid)
-        object.__setattr__(mask, "_spans", kept)
-    return kept[1]
+    """The ranges of a whole mask, made once for many rectangles of it."""
+    found: Tensor | None = kept("_spans", lambda: mask.spans(grid), mask, grid)
+    return found
 
 
 def _moved(span: Span, by: int) -> Span:

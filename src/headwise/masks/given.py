@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.masks import spans
@@ -52,7 +53,7 @@ class Lengths(Mask):
                 continue
             if len(lengths) != grid.b:
                 raise ShapeError(f"mask=Lengths({name}=…): {len(lengths)} lengths for a batch of {grid.b}")
-            low, high = int(lengths.min()), int(lengths.max())
+            low, high = (int(lengths.min()), int(lengths.max())) if _known(lengths) else (0, 0)
             if low < 0:
                 raise ShapeError(f"mask=Lengths({name}=…): length {low}, expected lengths >= 0")
             if high > size:
@@ -180,7 +181,11 @@ class Dense(Mask):
 def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:
     lengths = torch.as_tensor(value).cpu()
     wrong = lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point()
-    # In a graph there are no numbers yet: check() asks again, when it runs.
-    if wrong or (not torch.compiler.is_compiling() and int(lengths.min()) < 0):
+    if wrong or (_known(lengths) and int(lengths.min()) < 0):
         raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one a sequence, got {value!r}")
     return lengths
+
+
+def _known(lengths: Tensor) -> bool:
+    """Whether they are numbers yet: in a graph they are when it runs, and check() looks again."""
+    return not (torch.compiler.is_compiling() or isinstance(lengths, FakeTensor))

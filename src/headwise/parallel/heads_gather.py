@@ -44,7 +44,8 @@ def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:
             _mask(rule.mask, held), rule.scale, replace(rule.grid, h=held.num_heads),
             tuple(_score(score, held) for score in rule.scores),
         ),
-        kernel=amap.kernel, refusals=amap.refusals, nonfinite_values=bad if bool(bad.any()) else None,
+        kernel=amap.kernel, named=amap.named, refusals=amap.refusals,
+        nonfinite_values=bad if bool(bad.any()) else None,
     )  # fmt: skip
     if amap.measured is not None:
         whole.measured = _measured(amap.measured, held)

@@ -9,25 +9,27 @@ Striped Attention, 2311.09431, in the zigzag form that is usual now. Bytes sent:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from headwise.errors import KernelError
+from headwise.kernels import named
+from headwise.kernels.autograd import SavedRule
 from headwise.kernels.eager import eager
-from headwise.masks import Mask, Span
+from headwise.kernels.once import once
+from headwise.masks import Everything, Mask, Span
 from headwise.measures import Measure
-from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
+from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way, is_placed
 from headwise.parallel.layout import Members, members
 from headwise.parallel.ring_map import RingMap
 from headwise.parallel.ring_measures import wanted_of_kernels
 from headwise.parallel.ring_plan import Plan, plan
 from headwise.parallel.ring_travel import Gradients, Held, split, travel
 from headwise.parallel.sequence_call import agree
-from headwise.rule import Terms, compute
+from headwise.rule import Rule, Terms, compute
 from headwise.scores import Score
 
 
@@ -99,7 +101,9 @@ def ring_attend(
     out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)
     if not return_map:
         return out
-    amap = RingMap(q, k, v, lse, rule, ring.plan, who, kernels=ring.kernels, refusals=ring.refusals)
+    amap = RingMap(
+        q, k, v, lse, rule, ring.plan, who, kernels=ring.kernels, named=named(kernel), refusals=ring.refusals
+    )  # fmt: skip
     if asked.measures:
         amap.measured = amap.measured_by(ring.found, asked.measures)
     return out, amap
@@ -159,16 +163,22 @@ class _Attend(torch.autograd.Function):
             ring.refusals.update(run.refusals)
         out = torch.cat([run.out for run in runs], 2).to(q.dtype)
         lse = torch.cat([run.lse for run in runs], 2)
-        ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases)
-        ctx.ring, ctx.n = ring, n
+        ctx.rule, of_mask = SavedRule.of(ring.way.rule)
+        ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases, *of_mask)
+        placed = tuple(filter(is_placed, ring.way.statistics))  # they decide which blocks keep their place
+        empty = Rule(Everything(), 1.0, ring.way.rule.grid)
+        way = replace(ring.way, rule=empty, statistics=placed)
+        ctx.ring, ctx.n, ctx.biases = _Ring(way, ring.plan, ring.who, kernels_of=ring.kernels_of), n, len(biases)
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, relative, sinks, *biases = ctx.saved_tensors
-        ring = ctx.ring
+    @once(lambda ctx: "ring_attend has no second derivative (create_graph=True, double backward)")
+    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, relative, sinks, *rest = saved
+        biases = rest[: ctx.biases]
+        rule = ctx.rule.rule(relative, sinks, biases, rest[ctx.biases :])
+        ring = replace(ctx.ring, way=replace(ctx.ring.way, rule=rule))
         terms = Terms(ctx.n, relative=relative, biases=tuple(biases), sinks=sinks)
         sums = ScoreSums(terms, ctx.needs_input_grad[5:], lse)
         parts = zip(*(split(x, ring.rows) for x in (q, out, lse, grad_out)), ring.rows, ring.kernels_of, strict=True)

@@ -34,9 +34,9 @@ class RingMap(SpreadMap):
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, *,
-        kernels: Sequence[str], refusals: Mapping[str, str],
+        kernels: Sequence[str], named: str, refusals: Mapping[str, str],
     ) -> None:  # fmt: skip
-        super().__init__(q, k, v, lse, rule, who)
+        super().__init__(q, k, v, lse, rule, who, named)
         self.rows = plan.queries.pieces(who.rank)
         self.kernels, self.refusals = tuple(kernels), dict(refusals)
         self._plan = plan
@@ -54,7 +54,7 @@ class RingMap(SpreadMap):
         """As `measure`, but with statistics of this rank's rows that kernels have given already."""
         return measured(
             self.q, self.k, self.lse, self.rule, self._plan, self._who, wanted, bad_values=self._bad_values,
-            found=found, keep_rows=rows,
+            found=found, keep_rows=rows, kernel=self.named,
         )  # fmt: skip
 
     def pool(self, size: int, reduce: str = "mean") -> Tensor:
@@ -72,7 +72,7 @@ class RingMap(SpreadMap):
         if cell < 1:
             raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
         sides = pooling.side("rows", rows, n), pooling.side("cols", cols, m)
-        return squares(self.q, self.k, self.lse, self.rule, self._plan, self._who, *sides, cell)
+        return squares(self.q, self.k, self.lse, self.rule, self._plan, self._who, *sides, cell, self.named)
 
     def maps(self) -> tuple[AttentionMap, ...]:
         """This rank's rows over all keys, one `AttentionMap` a chunk; whatever is read from them is local. All ranks
@@ -92,7 +92,8 @@ class RingMap(SpreadMap):
         return unshard(x, layout, dim=2, group=self._who.group)
 
     def _map(self, q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> AttentionMap:
-        return AttentionMap(q, k, lse, rule, kernel=" and ".join(self.kernels), refusals=self.refusals)
+        kernels = " and ".join(self.kernels)
+        return AttentionMap(q, k, lse, rule, kernel=kernels, named=self.named, refusals=self.refusals)
 
     def __repr__(self) -> str:
         b, h, n, m = self.shape

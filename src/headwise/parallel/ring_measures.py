@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError
+from headwise.kernels import read
+from headwise.kernels.reads import Matrix
 from headwise.masks import Span
 from headwise.measures import Measure, Measurements, RowMeasure
 from headwise.measures.base import RowState
@@ -45,7 +47,7 @@ def wanted_of_kernels(measures: Sequence[Measure], rule: Rule) -> tuple[Statisti
 @torch.no_grad()
 def measured(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, wanted: Sequence[Measure], *,
-    bad_values: Tensor, found: Found = (), keep_rows: bool = False,
+    bad_values: Tensor, found: Found = (), keep_rows: bool = False, kernel: str = "auto",
 ) -> Measurements:  # fmt: skip
     """All wanted measures over the rows of all ranks; all of them call it.
 
@@ -56,6 +58,7 @@ def measured(
     Args:
         q, k, lse: this rank's; bad_values: [b, h_kv], its entries of v that are not finite.
         keep_rows: also keep the values of this rank's rows.
+        kernel: that named of the map; it makes the tiles.
     """
     runs = plan.rows(who.rank)
     states = [
@@ -77,7 +80,8 @@ def measured(
                 m.take(state, {s: x.to(lse.dtype) for s, x in of_run.items()}, row_lse, run_rule)
     if by_tiles:
         with own_dtypes(q):
-            _by_tiles(q, k, lse, rule, plan, who, by_tiles)
+            inputs: Matrix = read("tile_inputs", Matrix(q, k, lse, rule), kernel=kernel)[0]
+            _by_tiles(*inputs, plan, who, by_tiles)
     nonfinite = (torch.isnan(lse) | (lse == torch.inf)).sum(-1)
     bad_values = bad_values.clone()
     _reduce(states, wanted, (nonfinite, bad_values), who)

@@ -17,7 +17,16 @@ from headwise.statistics import Squares
 
 @torch.no_grad()
 def squares(
-    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, rows: range, cols: range, cell: int
+    q: Tensor,
+    k: Tensor,
+    lse: Tensor,
+    rule: Rule,
+    plan: Plan,
+    who: Members,
+    rows: range,
+    cols: range,
+    cell: int,
+    kernel: str = "auto",
 ) -> Squares:
     """A rectangle of the whole matrix in squares of `cell` × `cell`, the same on every rank; all of them call it.
 
@@ -26,6 +35,7 @@ def squares(
 
     Args:
         q, k, lse: this rank's. rows, cols: as `pooling.side` gives them, the same on every rank.
+        kernel: that named of the map.
     """
     b, h, _, _ = rule.grid
     size = b, h, -(-len(rows) // cell), -(-len(cols) // cell)
@@ -43,7 +53,7 @@ def squares(
                         at = slice(i.start - run.start, i.stop - run.start)
                         part = AttentionMap(
                             q_run[:, :, at], k_piece[:, :, j.start - piece.start : j.stop - piece.start],
-                            lse_run[:, :, at], rule.part(i, j),
+                            lse_run[:, :, at], rule.part(i, j), named=kernel,
                         ).pooled(slice(None), slice(None), cell)  # fmt: skip
                         down, across = (i.start - rows.start) // cell, (j.start - cols.start) // cell
                         into = ..., slice(down, down + part.mean.shape[2]), slice(across, across + part.mean.shape[3])

@@ -1,19 +1,28 @@
 """What the map of one rank knows of the whole attention matrix, however it is spread."""
 
+from copy import copy
+from typing import TypeVar
+
 from torch import Tensor
 
 from headwise.attention import nonfinite
+from headwise.kernels import check_name
 from headwise.measures import Measurements
 from headwise.parallel.layout import Members
 from headwise.rule import Rule
+
+Own = TypeVar("Own", bound="SpreadMap")
 
 
 class SpreadMap:
     """The base of `RingMap` and `UlyssesMap`; given is this rank's part of the sequence, and the rule of the whole."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, who: Members) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, who: Members, named: str
+    ) -> None:  # fmt: skip
         self.q, self.k, self.lse, self.rule = q.detach(), k.detach(), lse.detach(), rule.kept()
         self.measured: Measurements | None = None
+        self.named = named  # as of an `AttentionMap`
         self._who = who
         self._bad_values = nonfinite(v)
 
@@ -22,6 +31,13 @@ class SpreadMap:
         """(b, h, n, m) of the whole matrix, all heads."""
         b, h, n, m = self.rule.grid
         return b, h, n, m
+
+    def using(self: Own, kernel: str) -> Own:
+        """The same map, read by this kernel, as `AttentionMap.using`."""
+        check_name(kernel)
+        same = copy(self)
+        same.named = kernel
+        return same
 
     @property
     def nonfinite_values(self) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headwise.attention import nonfinite
-from headwise.kernels import run
+from headwise.kernels import named, run
 from headwise.kernels.call import Call
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
@@ -103,7 +103,8 @@ def ulysses_attend(
         return out
     bad_values = None if call.values_finite else nonfinite(v_own)
     own_map = AttentionMap(
-        q_own, k_own, lse, own_rule, kernel=chosen.name, refusals=refusals, nonfinite_values=bad_values
+        q_own, k_own, lse, own_rule, kernel=chosen.name, named=named(kernel), refusals=refusals,
+        nonfinite_values=bad_values,
     )  # fmt: skip
     amap = UlyssesMap(own_map, own.queries, q, k, v, rule, who)
     if asked.measures:

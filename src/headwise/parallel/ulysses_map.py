@@ -31,8 +31,13 @@ class UlyssesMap(SpreadMap):
     def __init__(
         self, own: AttentionMap, heads: range, q: Tensor, k: Tensor, v: Tensor, rule: Rule, who: Members
     ) -> None:  # fmt: skip
-        super().__init__(q, k, v, own.lse, rule, who)
+        super().__init__(q, k, v, own.lse, rule, who, own.named)
         self.own, self.heads = own, heads
+
+    def using(self, kernel: str) -> "UlyssesMap":
+        same = super().using(kernel)
+        same.own = self.own.using(kernel)
+        return same
 
     def measure(self, *wanted: str | Measure) -> Measurements:
         """Per-head statistics of the heads of all ranks, the same on each: name → [b, h]. All ranks call it; nothing

@@ -1,7 +1,7 @@
 """Finds and loads the compiled kernels, libheadwise, if they are there: `library()`.
 
 pip and `make native` put the library beside this file. HEADWISE_NATIVE_LIBRARY=path loads another one, such as a
-build with sanitizers.
+build with sanitizers. HEADWISE_TARGET=name is the newest level of instructions that it may use; it reads that itself.
 """
 
 import ctypes
@@ -16,6 +16,8 @@ from headwise.errors import KernelError
 ABI = 6  # HEADWISE_ABI in native/headwise.h
 NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
 OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
+TARGET = "HEADWISE_TARGET"
+TARGETS = ("portable", "avx2", "avx512", "avx512bf16")  # all that there are, each with more instructions
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,42 @@ def library() -> Library:
     """The library of this process, looked for once.
 
     Raises:
-        KernelError: if HEADWISE_NATIVE_LIBRARY names one that does not load; nothing else takes its place.
+        KernelError: if HEADWISE_NATIVE_LIBRARY names one that does not load, or HEADWISE_TARGET instructions that the
+            library or the CPU does not have; nothing else takes their place.
     """
     chosen = os.environ.get(OVERRIDE)
-    if not chosen:
-        return load(Path(__file__).with_name(NAME))
-    found = load(Path(chosen))
-    if found.reason:
+    found = load(path())
+    if chosen and found.reason:
         raise KernelError(f"{OVERRIDE}={chosen!r}: {found.reason}; name a build of libheadwise, or unset the variable")
+    if reason := wrong_target(os.environ.get(TARGET), found):
+        raise KernelError(f"{reason}, or unset the variable")
     return found
+
+
+def path() -> Path:
+    """Where the library of this process is looked for."""
+    return Path(os.environ.get(OVERRIDE) or Path(__file__).with_name(NAME))
+
+
+def wrong_target(wanted: str | None, found: Library) -> str | None:
+    """Why HEADWISE_TARGET=wanted cannot be had of the library, and what can; None if it can, or nothing is wanted."""
+    if not wanted:
+        return None
+    if found.handle is None:
+        here = list(TARGETS)
+    else:
+        # Unless it has taken what is wanted, it has taken the best that runs here: all that are newer do not.
+        inside = [name for name in TARGETS if name in found.targets()]
+        here = inside[: inside.index(str(found.target())) + 1]
+        if wanted == found.target():
+            return None
+    if wanted not in TARGETS:
+        why = "there are no such instructions"
+    elif found.handle is None:
+        return None
+    else:
+        why = "this CPU lacks them" if wanted in inside else f"{found.path.name} was compiled without them"
+    return f"{TARGET}={wanted!r}: {why}; name one that runs here ({', '.join(here)})"
 
 
 def load(path: Path) -> Library:

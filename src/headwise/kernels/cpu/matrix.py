@@ -1,6 +1,6 @@
 """What the compiled library makes of a map, from q, k and the log-sum-exp: weights, pictures, sums along diagonals.
 
-As `kernel.py`, which sends the calls: any rule that has a `Lowered` form, the same bits for any number of threads.
+As `passes.py`, which sends the calls: any rule that has a `Lowered` form, the same bits for any number of threads.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.kernels.call import Call
 from headwise.kernels.cpu import binding
-from headwise.kernels.cpu.kernel import floats, in_rows, send
+from headwise.kernels.cpu.passes import floats, in_rows, send
 
 
 def weights(call: Call, lse: Tensor) -> Tensor:

@@ -12,8 +12,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from headwise.kernels.call import Call, Result
+from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.eager import eager
+from headwise.kernels.reads import Matrix, Reads
+from headwise.statistics import COLUMN_MASS, Statistic
+from headwise.tiles import Progress
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
@@ -24,6 +27,12 @@ class TritonGPU:
 
     name = "triton_gpu"
     tells = False
+    by_autograd = False
+
+    @property
+    def reads(self) -> Reads:
+        """What its forward pass gives: statistics, products from the left, and what keys receive."""
+        return _ForwardReads()
 
     def refuse(self, call: Call) -> str | None:
         """What the machine, the dtype, the sizes or the rule stand in the way of."""
@@ -55,6 +64,31 @@ class TritonGPU:
         from headwise.kernels.triton_gpu.binding import gradients
 
         return gradients(call, out, lse, grad_out, wanted)
+
+
+class _ForwardReads(Reads):
+    def statistics(
+        self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
+    ) -> dict[Statistic, Tensor]:
+        found = dict(_done(of, of.k[..., :1], wanted).statistics)
+        if progress is not None:
+            progress(of.rule.grid.n, of.rule.grid.n)
+        return found
+
+    def times(self, of: Matrix, x: Tensor) -> Tensor:
+        """Attention with the values x."""
+        return _done(of.with_keys_of(x), x).out
+
+    def received(self, of: Matrix) -> Tensor:
+        return self.statistics(of, (COLUMN_MASS,))[COLUMN_MASS]
+
+
+def _done(of: Matrix, values: Tensor, wanted: tuple[Statistic, ...] = ()) -> Result:
+    """What comes of the matrix as a call with these values."""
+    call, kernel = Call(of.q, of.k, values, of.rule, statistics=wanted), TritonGPU()
+    if reason := kernel.refuse(call):
+        raise Declined(reason)
+    return kernel.run(call)
 
 
 @cache

@@ -1,11 +1,9 @@
-"""A `Call` run by the kernels, differentiable in q, k, v and the tensors of the scores."""
+"""A `Call` run by the kernels, and its gradients of q, k, v and the tensors of the scores."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from headwise.kernels.call import Call, Result
 from headwise.kernels.triton_gpu.launch import Problem, Wanted, backward, columns, forward
@@ -42,8 +40,7 @@ PLANES = {
 
 def attend(call: Call) -> Result:
     """The result of a call that was not refused, with every statistic that the kernels know."""
-    lowered = _lowered(call)
-    problem = _problem(call)
+    problem = _detached(_problem(call))
     asked = call.statistics
     ranges = [statistic for statistic in asked if isinstance(statistic, RangeMass)]
     weights = [statistic for statistic in asked if isinstance(statistic, KeyWeights)]
@@ -55,13 +52,11 @@ def attend(call: Call) -> Result:
         classes=_classes(weights, call.q) if weights else None,
         shift=call.rule.grid.shift,
     )
-    out, planes = _Attend.apply(
-        call.q, call.k, call.v, lowered.relative, lowered.bias, lowered.sinks, problem, wanted
-    )  # fmt: skip
+    out, planes = forward(problem, wanted)
     found: dict[Statistic, Tensor] = {part: planes[at] for part, at in PLANES.items() if part in asked}
     found |= {part: planes[SHARES + at] for at, part in enumerate([*ranges, *weights])}
     if COLUMN_MASS in asked:
-        found[COLUMN_MASS] = columns(_detached(problem), planes[LSE])
+        found[COLUMN_MASS] = columns(problem, planes[LSE])
     return Result(out, planes[LSE], found)
 
 
@@ -108,28 +103,3 @@ def _detached(problem: Problem) -> Problem:
         q, k, v, problem.scale, problem.spans, problem.dense, problem.soft_cap, relative, bias, sinks,
         problem.drop, problem.seed,
     )  # fmt: skip
-
-
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, relative: Tensor | None, bias: Tensor | None, sinks: Tensor | None,
-        problem: Problem, wanted: Wanted,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        problem = _detached(problem)
-        out, planes = forward(problem, wanted)
-        ctx.save_for_backward(q, k, v, relative, bias, sinks, out, planes[LSE])
-        # What is saved above is not held a second time: autograd could neither free nor check that copy.
-        ctx.rest = (problem.scale, problem.spans, problem.dense, problem.soft_cap, problem.drop, problem.seed)
-        ctx.mark_non_differentiable(planes)
-        return out, planes
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, relative, bias, sinks, out, lse = ctx.saved_tensors
-        scale, spans, dense, soft_cap, drop, seed = ctx.rest
-        problem = Problem(q, k, v, scale, spans, dense, soft_cap, relative, bias, sinks, drop, seed)
-        needs = ctx.needs_input_grad
-        found = backward(problem, out, lse, grad_out, score_gradients=(needs[3], needs[4], needs[5]))
-        return found.q, found.k, found.v, found.relative, found.bias, found.sinks, None, None

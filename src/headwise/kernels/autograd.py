@@ -1,0 +1,114 @@
+"""Gradients of all kernels that bring a backward pass of their own: one `autograd.Function` around them.
+
+All that the backward pass reads is saved by `save_for_backward`: q, k, v, output, log-sum-exp, and the tensors of mask
+and scores. So PyTorch notices what is changed in place between the two passes, and saved-tensor hooks
+(`torch.autograd.graph.save_on_cpu`, gradient checkpointing) see every one of them; the call is made again of what they
+return.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.kernels.call import Call, Result
+from headwise.kernels.kernel import Kernel
+from headwise.kernels.once import once
+from headwise.lowering import is_value
+from headwise.masks import Grid, Mask
+from headwise.masks.tensors import put_tensors, take_tensors
+from headwise.rule import Rule, Terms, compute, own_dtypes
+from headwise.scores import SoftCap
+from headwise.statistics import Statistic
+
+
+def learns(call: Call) -> bool:
+    """Whether autograd records this call."""
+    if not torch.is_grad_enabled():
+        return False
+    if any(isinstance(x, Tensor) and x.requires_grad for x in (call.q, call.keys, call.values)):
+        return True
+    if not call.rule.scores:
+        return False
+    terms = _terms(call)
+    return any(x is not None and x.requires_grad for x in (terms.relative, terms.sinks, *terms.biases))
+
+
+def differentiable(kernel: Kernel, call: Call) -> Result:
+    """`kernel.run(call)`, whose output is differentiable in q, k, v and the tensors of the scores."""
+    call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
+    terms = _terms(call)
+    statistics: dict[Statistic, Tensor] = {}
+    out, lse = _Attend.apply(
+        kernel, call, statistics, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases
+    )
+    return Result(out, lse, statistics)
+
+
+@dataclass(frozen=True)
+class SavedRule:
+    """A rule without its tensors, and how many of them are the mask's."""
+
+    mask: Mask
+    scale: float
+    grid: Grid
+    soft_cap: float
+    plain: Rule | None  # the rule itself, if it has no tensors
+
+    @classmethod
+    def of(cls, rule: Rule) -> tuple["SavedRule", list[Tensor]]:
+        """Of a rule whose terms are saved apart; and the tensors of its mask, to be saved too."""
+        soft_cap = next((score.cap for score in rule.scores if isinstance(score, SoftCap)), 0.0)
+        value = is_value(rule.mask)
+        mask, held = (rule.mask, []) if value else take_tensors(rule.mask)
+        plain = rule if value and not rule.scores else None
+        return cls(mask, rule.scale, rule.grid, soft_cap, plain), held
+
+    def rule(
+        self, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor], held: Sequence[Tensor]
+    ) -> Rule:
+        """The rule again, of its terms and its mask's tensors."""
+        if self.plain is not None:
+            return self.plain
+        terms = Terms(self.grid.n, self.soft_cap, relative, tuple(biases), sinks)
+        return Rule.of_terms(put_tensors(self.mask, held), self.scale, self.grid, terms)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, kernel: Kernel, call: Call, statistics: dict[Statistic, Tensor], q: Tensor, k: Tensor, v: Tensor,
+        relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        result = kernel.run(call)
+        statistics.update(result.statistics)
+        ctx.rule, held = SavedRule.of(call.rule)
+        ctx.save_for_backward(q, k, v, result.out, result.lse, relative, sinks, *biases, *held)
+        ctx.kernel, ctx.biases = kernel, len(biases)
+        ctx.dropout_p, ctx.seed = call.dropout_p, call.seed
+        ctx.hear, ctx.values_finite = call.hear, call.__dict__.get("values_finite")
+        ctx.mark_non_differentiable(result.lse)
+        return result.out, result.lse
+
+    @staticmethod
+    @once(
+        lambda ctx: (
+            f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); "
+            f"kernel='reference' has, and stores the n×m matrix for it"
+        )
+    )
+    def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, relative, sinks, *rest = saved
+        rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
+        call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, hear=ctx.hear)
+        if ctx.values_finite is not None:
+            call.__dict__["values_finite"] = ctx.values_finite  # looked at already
+        with own_dtypes(q):
+            found = ctx.kernel.gradients(call, out, lse, grad_out, ctx.needs_input_grad[6:])
+        return None, None, None, *found
+
+
+def _terms(call: Call) -> Terms:
+    return call.rule.terms(compute(call.q[..., :0, :]))

@@ -1,0 +1,263 @@
+"""Calls of the compiled library: output, log-sum-exp and row statistics in one pass over the keys, and gradients.
+
+The C++ lies in `native/`; its first page of each file says how it works. It follows `torch.get_num_threads()`, runs
+on the threads that PyTorch has, and gives the same bits for any number of them.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from headwise.errors import KernelError
+from headwise.kernels.call import Call, Declined
+from headwise.kernels.cpu import binding
+from headwise.kernels.cpu.library import library
+from headwise.kernels.eight_bits import EightBits, Vectors
+from headwise.lowering import Lowered
+from headwise.statistics import (
+    COLUMN_MASS,
+    DISTANCE,
+    DISTANCE_VARIANCE,
+    ENTROPY,
+    LARGEST,
+    SQUARES,
+    KeyWeights,
+    RangeMass,
+    SameLabel,
+    Statistic,
+    TopKeys,
+    TopWeights,
+)
+
+# Statistics with a place of their own in the call.
+FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", DISTANCE: "distance",
+          DISTANCE_VARIANCE: "variance"}  # fmt: skip
+
+LARGEST_TOP = 512  # weights that are kept of a row
+FARTHEST = 1 << 40  # no key is so far from any query; numbers near 2⁶³ would overflow
+MOST_KEYS = 2**31 - 1
+ALMOST_ALL = 1.0 - 2.0**-24  # the largest share of dropped weights that is not 1 in the kernel's float32
+
+
+def refusal(call: Call) -> str | None:
+    """What the machine, the dtype, dropout or the rule stand in the way of."""
+    if torch.compiler.is_compiling():
+        return "a graph cannot look into compiled code"
+    q, grid = call.q, call.rule.grid
+    if q.device.type != "cpu":
+        return f"the tensors are on {q.device.type}, and it is for the CPU"
+    if q.dtype not in binding.CODES:
+        return f"it computes in float32, and this is {q.dtype}"
+    if not all(map(_has_memory, (q, call.keys, call.values))):
+        return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
+    if 0 in (grid.b, grid.h, grid.n, grid.m):
+        return "there are no queries or no keys"
+    if call.keys.shape[1] == 0:
+        return "there are no heads of keys"
+    if grid.m > MOST_KEYS:
+        return f"it counts keys in 32 bits, and these are {grid.m}"
+    found = library()
+    if found.reason:
+        return found.reason
+    if isinstance(call.lowered, str):
+        return call.lowered
+    return None
+
+
+def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
+    """Output, log-sum-exp and those of the call's statistics that the kernel knows.
+
+    Raises:
+        Declined: if a key or value is not finite and some query may not see it.
+    """
+    found = None
+    if _has_one_scale(call.keys) and _has_one_scale(call.values):
+        found = _forward(call, call.keys.steps, call.values.steps, (call.keys.scales, call.values.scales))
+    if found is None:
+        found = _forward(call, call.k, call.v)
+    assert found is not None  # floats are never too many
+    return found
+
+
+def _forward(
+    call: Call, k: Tensor, v: Tensor, scales: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]] | None:
+    """Of floats, or of eight bits and their scales; None if floats have to be made of them."""
+    q, k, v = map(in_rows, (call.q, k, v))
+    b, h, n, d = q.shape
+    h_kv, m = k.shape[1], k.shape[2]
+    out = q.new_empty(b, h, n, v.shape[-1])
+    lse = floats(b, h, n)
+    request = binding.ForwardCall(
+        binding.CODES[q.dtype], torch.get_num_threads(), b, h, h_kv, n, m, d, v.shape[-1],
+        binding.view(q), binding.view(k), binding.view(v), binding.view(out),
+    )  # fmt: skip
+    request.lse = lse.data_ptr()
+    request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
+    if scales is not None:
+        request.key_scales, request.value_scales = map(binding.view, scales)
+    statistics, held = _ask(request, call)
+    status = send("headwise_forward", request, call)
+    del held
+    if status == binding.FINITE:
+        call.__dict__["values_finite"] = True  # as the property would find by a look at all of them
+    if request.top_count:
+        bad = lse.isnan()[..., None]
+        for statistic, x in statistics.items():
+            if isinstance(statistic, TopWeights | TopKeys):
+                x.masked_fill_(bad, torch.nan if isinstance(statistic, TopWeights) else -1)
+    return None if status == binding.TOO_MANY_QUERIES else (out, lse, statistics)
+
+
+def like(
+    q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call
+) -> tuple[binding.ForwardCall, list[Any]]:  # fmt: skip
+    """What headwise_again is given for calls with q, k and v as these and an output [b, h, n, d_v] in one piece; and
+    what has to outlive it."""
+    assert isinstance(call.lowered, Lowered)  # refusal() has looked
+    b, h, n, d_v = shape
+    nowhere = (binding.TensorView(None, *x.stride()[:3]) for x in (q, k, v))
+    request = binding.ForwardCall(
+        binding.CODES[q.dtype], 0, b, h, k.shape[1], n, k.shape[2], q.shape[3], d_v,
+        *nowhere, binding.TensorView(None, h * n * d_v, n * d_v, d_v),
+    )  # fmt: skip
+    return request, binding.write_rule(request.rule, call.lowered, call.rule)
+
+
+def _has_one_scale(x: Vectors) -> TypeGuard[EightBits]:
+    return isinstance(x, EightBits) and len(x.parts) == 1
+
+
+def backward(
+    call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool] = (False, False, False)
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, and of the rule's relative, bias and sinks where they are wanted (float32, None elsewhere);
+    and rowsum(grad_out ∘ out) [b, h, n]."""
+    q, k, v, out, grad_out = map(in_rows, (call.q, call.k, call.v, out, grad_out))
+    b, h, n, d = q.shape
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    delta = floats(b, h, n)
+    request = binding.BackwardCall(
+        binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, v.shape[-1],
+        *map(binding.view, (q, k, v, out, grad_out, dq, dk, dv)),
+    )  # fmt: skip
+    request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
+    request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
+    assert isinstance(call.lowered, Lowered)  # refusal() has looked
+    terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
+    learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
+    binding.write_learned(request, *learned)
+    try:
+        send("headwise_backward", request, call)
+    except Declined:
+        # The forward pass has read each key that some query may see: those that are not finite, none may.
+        k, v = (x.detach().nan_to_num(0.0, 0.0, 0.0) for x in (call.k, call.v))
+        return backward(replace(call, keys=k, values=v), out, lse, grad_out, wanted)
+    return dq, dk, dv, *learned, delta
+
+
+def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
+    """Weightsᵀ @ y for y [b, h, n, e] in q's dtype: [b, h_kv, m, e], summed over the query heads of a key head."""
+    q, k, y, lse = in_rows(call.q), in_rows(call.k), in_rows(y), lse.contiguous()
+    b, h, n, d = q.shape
+    out = q.new_empty(b, k.shape[1], k.shape[2], y.shape[-1])
+    nothing = binding.TensorView()
+    request = binding.BackwardCall(
+        binding.CODES[q.dtype], torch.get_num_threads(), b, h, k.shape[1], n, k.shape[2], d, y.shape[-1],
+        binding.view(q), binding.view(k), nothing, nothing, binding.view(y), nothing, nothing, binding.view(out),
+    )  # fmt: skip
+    request.lse = lse.data_ptr()
+    send("headwise_backward", request, call)
+    return out
+
+
+def send(name: str, request: binding.Request, call: Call) -> int:
+    """Call `name` of the library with the call's rule in the request; raise for what it could not do; the status."""
+    handle, lowered = library().handle, call.lowered
+    assert handle is not None  # refusal() has looked
+    assert isinstance(lowered, Lowered)
+    held = binding.write_rule(request.rule, lowered, call.rule)
+    status = getattr(handle, name)(ctypes.byref(request))
+    del held
+    if status == binding.NOT_FINITE:
+        raise Declined("a key or value that some query may not see is not finite, and would poison its row")
+    if status == binding.NO_MEMORY:
+        raise KernelError("kernel='cpu' could not get the memory to work in; give it fewer or shorter sequences")
+    return int(status)
+
+
+def floats(*sizes: int) -> Tensor:
+    """What the library writes: float32 on the CPU, whatever PyTorch's defaults are."""
+    return torch.empty(sizes, dtype=torch.float32, device="cpu")
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """Detached, each row in one piece, the signs in memory: PyTorch may keep the minus of z.conj().imag in a bit."""
+    x = x.detach().resolve_neg()
+    return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()
+
+
+def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tensor], list[Tensor]]:
+    """Put the statistics into the request; also what has to outlive it."""
+    b, h, n, m = call.rule.grid
+    found: dict[Statistic, Tensor] = {}
+    held: list[Tensor] = []
+    ranges = [s for s in call.statistics if isinstance(s, RangeMass)]
+    weights = [s for s in call.statistics if isinstance(s, KeyWeights)]
+    for statistic in call.statistics:
+        if field := FIELDS.get(statistic):
+            found[statistic] = floats(b, h, n)
+            setattr(request, field, found[statistic].data_ptr())
+        elif statistic == COLUMN_MASS and call.dropout_p == 0:
+            found[statistic] = floats(b, h, m)
+            request.column_mass = found[statistic].data_ptr()
+    if ranges:
+        masses = floats(len(ranges), b, h, n)
+        found.update(zip(ranges, masses, strict=True))
+        request.ranges = (binding.Range * len(ranges))(*map(_range, ranges))
+        request.range_count, request.range_mass = len(ranges), masses.data_ptr()
+    if weights:
+        masses = floats(len(weights), b, h, n)
+        found.update(zip(weights, masses, strict=True))
+        classes = torch.stack([s.weights.detach().float().expand(b, m) for s in weights]).contiguous()
+        held.append(classes)
+        request.class_count, request.classes, request.class_mass = len(weights), classes.data_ptr(), masses.data_ptr()
+        request.class_stride, request.class_batch = b * m, m
+    if matches := [s for s in call.statistics if isinstance(s, SameLabel)]:
+        masses = floats(len(matches), b, h, n)
+        found.update(zip(matches, masses, strict=True))
+        request.matches = (binding.Match * len(matches))(*(_match(s, held) for s in matches))
+        request.match_count, request.match_mass = len(matches), masses.data_ptr()
+    tops = [s for s in call.statistics if isinstance(s, TopWeights | TopKeys) and s.count <= LARGEST_TOP]
+    request.top_count = max((s.count for s in tops), default=0)
+    for kind, field, dtype in (TopWeights, "top_weights", torch.float32), (TopKeys, "top_keys", torch.int64):
+        if here := [s for s in tops if isinstance(s, kind)]:
+            largest = torch.empty(b, h, n, request.top_count, dtype=dtype, device="cpu")
+            setattr(request, field, largest.data_ptr())
+            found.update((s, largest[..., : s.count]) for s in here)
+            held.append(largest)
+    return found, held
+
+
+def _range(statistic: RangeMass) -> binding.Range:
+    start, stop = (max(-FARTHEST, min(end, FARTHEST)) for end in (statistic.start, statistic.stop))
+    return binding.Range(start, stop, statistic.relative)
+
+
+def _match(statistic: SameLabel, held: list[Tensor]) -> binding.Match:
+    labels = [x.int().contiguous() for x in (statistic.keys, statistic.queries)]
+    held.extend(labels)
+    key_batch, query_batch = (x.stride(0) if len(x) > 1 else 0 for x in labels)
+    return binding.Match(*(x.data_ptr() for x in labels), key_batch, query_batch, statistic.ahead)
+
+
+def _has_memory(x: Vectors) -> bool:
+    if isinstance(x, EightBits):
+        return _has_memory(x.steps) and _has_memory(x.scales)
+    if type(x) not in (Tensor, torch.nn.Parameter):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)

@@ -1,0 +1,112 @@
+"""What the compiled kernel reads of a map: weights, statistics, products and pictures."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from headwise.kernels.call import Call, Declined
+from headwise.kernels.cpu import matrix
+from headwise.kernels.cpu.passes import LARGEST_TOP, forward, refusal, transposed
+from headwise.kernels.reads import Matrix, Reads
+from headwise.statistics import COLUMN_MASS, KeyWeights, SameLabel, Squares, Statistic, TopKeys, TopWeights
+from headwise.tiles import Progress
+
+Result = TypeVar("Result")
+
+
+class CompiledReads(Reads):
+    """All but tiles."""
+
+    def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
+        if 0 in map(len, (batch, heads, rows, cols)):
+            _done(of, lambda _: None)
+            return of.lse.new_empty(*map(len, (batch, heads, rows, cols)))
+        if (batch, heads) != tuple(map(range, of.q.shape[:2])):
+            alone = range(1)
+            found = [[self.weights(of.head(b, h), alone, alone, rows, cols) for h in heads] for b in batch]
+            return torch.cat([torch.cat(of_heads, 1) for of_heads in found])
+        if rows.step != 1:  # its rule is for rows that follow one another
+            return torch.cat([self.weights(of, batch, heads, range(i, i + 1), cols) for i in rows], 2)
+        if cols.step != 1:
+            across = range(min(cols), max(cols) + 1)
+            at = torch.tensor([j - across.start for j in cols])
+            return self.weights(of, batch, heads, rows, across)[..., at]
+        part = of.part(rows, cols)
+        return _done(part, lambda call: matrix.weights(call, part.lse))
+
+    def statistics(
+        self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
+    ) -> dict[Statistic, Tensor]:
+        """With `progress` head by head; the rows done are told as if all heads went together."""
+        if progress is None:
+            return _done(of, lambda call: forward(replace(call, statistics=wanted))[2])
+        b, h, _, _ = of.rule.grid
+        found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
+        for batch, one in _heads(of, progress):
+            here = {statistic: _only(statistic, batch) for statistic in wanted}
+            told = self.statistics(one, tuple(here.values()))
+            for statistic in wanted:
+                if here[statistic] in told:
+                    found[statistic].append(told[here[statistic]])
+        whole = {s: torch.cat(parts) for s, parts in found.items() if len(parts) == b * h}
+        return {s: x.view(b, h, *x.shape[2:]) for s, x in whole.items()}
+
+    def times(self, of: Matrix, x: Tensor) -> Tensor:
+        """Attention with the values x."""
+        return _done(of.with_keys_of(x), lambda call: forward(replace(call, values=x))[0])
+
+    def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
+        """The gradient of the values for that of the output."""
+        # Keys are repeated, or the heads that share them would be added up.
+        return _done(of.with_keys_of(y), lambda call: transposed(call, of.lse, y))
+
+    def received(self, of: Matrix) -> Tensor:
+        return self.statistics(of, (COLUMN_MASS,))[COLUMN_MASS]
+
+    def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
+        """Head by head with `progress`."""
+        if progress is None:
+            return Squares(*_done(of, lambda call: matrix.squares(call, of.lse, cell)))
+        b, h, _, _ = of.rule.grid
+        parts = [self.squares(one, cell) for _, one in _heads(of, progress)]
+        return Squares(*(torch.cat(x).view(b, h, *x[0].shape[2:]) for x in zip(*parts, strict=True)))
+
+    def diagonals(self, of: Matrix) -> Tensor:
+        return _done(of, lambda call: matrix.diagonals(call, of.lse))
+
+    def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
+        if count > LARGEST_TOP:
+            raise Declined(f"it keeps at most {LARGEST_TOP} weights of a row")
+        wanted = TopWeights(count), TopKeys(count)
+        found = self.statistics(of, wanted, progress)
+        return found[wanted[0]], found[wanted[1]]
+
+
+def _done(of: Matrix, work: Callable[[Call], Result]) -> Result:
+    """What comes of the matrix as a call of the library without values."""
+    call = Call(of.q, of.k, of.k[..., :0], of.rule)
+    if reason := refusal(call):
+        raise Declined(reason)
+    return work(call)
+
+
+def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
+    """Batch entry and matrix of each head alone; the rows done are told as if all heads went together."""
+    b, h, n, _ = of.rule.grid
+    for batch in range(b):
+        for head in range(h):
+            yield batch, of.head(batch, head)
+            progress((batch * h + head + 1) * n // (b * h), n)
+
+
+def _only(statistic: Statistic, batch: int) -> Statistic:
+    """The statistic as one batch entry has it."""
+    if isinstance(statistic, KeyWeights) and len(statistic.weights) > 1:
+        return KeyWeights(statistic.weights[batch : batch + 1])
+    if isinstance(statistic, SameLabel):
+        keys, queries = (x if len(x) == 1 else x[batch : batch + 1] for x in (statistic.keys, statistic.queries))
+        return SameLabel(keys, queries, statistic.ahead)
+    return statistic

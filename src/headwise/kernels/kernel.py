@@ -1,0 +1,40 @@
+"""What a kernel is."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from headwise.kernels.call import Call, Result
+from headwise.kernels.reads import Reads
+
+
+class Kernel(Protocol):
+    """A way to compute attention. All of them meet the same contract and the same tests."""
+
+    name: str
+    tells: bool  # whether its `gradients` tell `call.hear`; if not, that is done around it
+    by_autograd: bool  # whether `run` is differentiable as it is, twice too; if not, `gradients` is its backward pass
+
+    @property
+    def reads(self) -> Reads:
+        """What it reads of a map."""
+
+    def refuse(self, call: Call) -> str | None:
+        """Why this kernel cannot do the call, or None if it can."""
+
+    def run(self, call: Call) -> Result:
+        """Do a call that was not refused; may raise Declined."""
+
+    def gradients(
+        self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
+    ) -> list[Tensor | None]:
+        """The backward pass of a call that `run` did.
+
+        Args:
+            out, lse: what `run` gave.
+            grad_out: [b, h, n, d_v], any strides.
+            wanted: whether the rule's terms, (relative, sinks, *biases), need theirs.
+        Returns:
+            The gradients of q, k, v, relative, sinks and each bias.
+        """
