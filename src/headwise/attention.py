@@ -94,7 +94,7 @@ def attend(
             )  # fmt: skip
     rule.mask.check(rule.grid)
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
-    seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
+    seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     dtype = q.dtype
     if return_map and isinstance(k, EightBits):  # so that the map has the keys that were computed with
         wide = torch.promote_types(dtype, torch.float32)

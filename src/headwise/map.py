@@ -118,7 +118,7 @@ class AttentionMap:
         if 0 in map(len, (batch, heads, rows, cols)) or not rows.step == cols.step == 1:
             return None
         if (batch, heads) != tuple(map(range, self.shape[:2])):
-            found = torch.empty(*map(len, (batch, heads, rows, cols)))
+            found = self.lse.new_empty(*map(len, (batch, heads, rows, cols)))
             for i, b in enumerate(batch):
                 for j, h in enumerate(heads):
                     if (one := self.head(b, h)._compiled_tile(range(1), range(1), rows, cols)) is None:

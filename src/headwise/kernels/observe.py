@@ -29,7 +29,7 @@ def observe(
 
     With `progress` it goes head by head, and tells the rows done and the rows in all as if they went together.
     """
-    if progress is None or not wanted:
+    if progress is None or not wanted or 0 in q.shape[:2]:
         return _observe(Call(q, k, k[..., :0], rule, statistics=wanted))
     b, h, _, _ = rule.grid
     found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
@@ -101,7 +101,7 @@ def pooled(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None
 ) -> Squares | None:
     """Weights in squares, as `pooling.squares` gives them; head by head with `progress`."""
-    if progress is None:
+    if progress is None or 0 in q.shape[:2]:
         found = _compiled(Call(q, k, k[..., :0], rule), lambda call: matrix.squares(call, lse, cell))
         return None if found is None else Squares(*found)
     b, h, _, _ = rule.grid
