@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from headwise.errors import ConfigError
 from headwise.masks import Grid, Mask, Span, State
 from headwise.scores import Bias, Relative, RelativeBias, Score, SinkLogits, SoftCap, cell
 
@@ -101,6 +102,11 @@ class Rule:
                     biases.append(score.values)
                 case SinkLogits():
                     sinks = score.logits.to(like)
+                case _:
+                    raise ConfigError(
+                        f"score {score!r}: a rule has no term for a {type(score).__name__}; expected a SoftCap, "
+                        f"Relative, Bias or SinkLogits"
+                    )
         return Terms(self.grid.n, cap, relative, tuple(biases), sinks)
 
     def only(self, batch: int, head: int) -> "Rule":
@@ -242,8 +248,12 @@ def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
 
     A sink's weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ).
     """
-    weight = torch.exp(sinks.detach()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
-    return -(weight * delta).sum((0, 2))
+    return -(sink_weight(sinks, lse) * delta).sum((0, 2))
+
+
+def sink_weight(sinks: Tensor, lse: Tensor) -> Tensor:
+    """The weights of learned sinks [h] in rows with these log-sum-exps, [b, h, n]; 0 in a row that sees nothing."""
+    return torch.exp(sinks.detach()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
 
 
 def own_dtypes(x: Tensor) -> AbstractContextManager[object]:

@@ -53,14 +53,14 @@ def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     *of_call, kernel = given
     with torch.no_grad():
         result, chosen, _ = run(_call(*of_call), kernel)
-    return result.out.contiguous(), result.lse.contiguous(), torch.tensor(_NAMES.index(chosen.name))
+    return result.out.contiguous(), result.lse.contiguous(), torch.tensor(_NAMES.index(chosen.name), device="cpu")
 
 
 @attend.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows = q.shape[:3]
     lse = q.new_empty(rows, dtype=compute(q[..., :0, :]).dtype)
-    return q.new_empty(*rows, v.shape[-1]), lse, torch.empty((), dtype=torch.long)
+    return q.new_empty(*rows, v.shape[-1]), lse, torch.empty((), dtype=torch.long, device="cpu")
 
 
 @torch.library.custom_op("headwise::attend_backward", mutates_args=(), schema=_BACKWARD)

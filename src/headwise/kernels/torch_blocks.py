@@ -178,5 +178,5 @@ class _Dropout:
         if self.generator is None:
             return weights
         self.generator.manual_seed(self.seed + rows.start * self.m + cols.start)
-        keep = torch.rand(weights.shape, generator=self.generator, device=weights.device) >= self.p
-        return weights * keep / (1.0 - self.p)
+        noise = torch.rand(weights.shape, generator=self.generator, dtype=torch.float32, device=weights.device)
+        return weights * (noise >= self.p) / (1.0 - self.p)

@@ -20,6 +20,7 @@ from headwise.kernels.eight_bits import EightBits, Vectors
 from headwise.lowering import Lowered
 from headwise.statistics import (
     COLUMN_MASS,
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     ENTROPY,
@@ -34,8 +35,8 @@ from headwise.statistics import (
 )
 
 # Statistics with a place of their own in the call.
-FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", DISTANCE: "distance",
-          DISTANCE_VARIANCE: "variance"}  # fmt: skip
+FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", CONCENTRATION: "concentration",
+          DISTANCE: "distance", DISTANCE_VARIANCE: "variance"}  # fmt: skip
 
 LARGEST_TOP = 512  # weights that are kept of a row
 FARTHEST = 1 << 40  # no key is so far from any query; numbers near 2⁶³ would overflow
