@@ -171,7 +171,8 @@ def score_tile(
     """cap(scale · q kᵀ) + all that is added − minus, before the mask.
 
     Args:
-        q, k, scale, minus, out: as in `raw_scores`.
+        q, k, scale, out: as in `raw_scores`.
+        minus: [b, h, r], the log-sum-exp of whole rows, or None. The result is then at most 0.
         soft_cap: the cap of SoftCap, or 0.0.
         added: as from `Terms.added`, each broadcasting to [b, h, r, c].
         slope: memory [b, h, r, c] for the derivative of the cap, 1 − tanh²; only with a cap.
@@ -187,7 +188,8 @@ def score_tile(
             scores.sub_(minus[..., None])
     for term in added:
         scores.add_(term)
-    return scores
+    # A weight is no more than 1; where scores are so large that their own rounding is, a difference of two could exceed 0.
+    return scores if minus is None else scores.clamp_(max=0.0)
 
 
 def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:

@@ -148,17 +148,16 @@ class Tile:
     def mean_distance(self) -> Tensor:
         """Σ p·d over the tile with d = |position − key|, [b, h, r] in float64.
 
-        Away from the diagonal d is linear in the key index, so this is a thin product; it is summed about the tile's
-        near edge, which keeps float32 exact enough at any distance.
+        Where all keys are on one side of all rows, d is linear in the key index, so this is a thin product; it is summed
+        about the tile's near edge, which keeps float32 exact enough at any distance.
         """
         position, key = self.positions, self.keys
-        side = self._side(position, key)
-        if side == 0:
+        before, after = self.cols.stop - 1 <= int(position[0]), self.cols.start >= int(position[-1])
+        if not (before or after):
             distance = (position[:, None] - key).abs().to(self.weights.dtype)
             return (self.weights * distance).sum(-1).double()
-        edge = self.cols.stop - 1 if side < 0 else self.cols.start
-        near = (side * (edge - position)).double()  # below 0 where a row stands inside the tile
-        step = (side * (key - edge)).to(self.weights.dtype)
+        edge = self.cols.stop - 1 if before else self.cols.start
+        near, step = (edge - position).abs().double(), (key - edge).abs().to(self.weights.dtype)
         # As the rows of a linear layer: a product with a tall matrix of two columns would be many times slower.
         powers = torch.stack((torch.ones_like(step), step))
         mass, first = torch.nn.functional.linear(self.weights, powers).double().unbind(-1)
@@ -181,20 +180,6 @@ class Tile:
         second = room.mul_(rest).sum(-1)
         mean = middle.double() + mean.double() + first.double() / safe.double()
         return torch.stack((top.double(), mass.double(), mean, second.double()), -1)
-
-    def _side(self, position: Tensor, key: Tensor) -> int:
-        """−1 if all keys that have weight are at or before their query, 1 if at or after, else 0."""
-        if self.cols.stop - 1 <= int(position[0]):
-            return -1
-        if self.cols.start >= int(position[-1]):
-            return 1
-        if self.allowed is not None:
-            ahead, behind = key > position[:, None], key < position[:, None]
-            if not bool((self.allowed & ahead).any()):
-                return -1
-            if not bool((self.allowed & behind).any()):
-                return 1
-        return 0
 
     def diagonal(self, offset: int) -> tuple[Tensor, Tensor]:
         """Weight of the key at position + offset, and whether it is in this tile and allowed: both [b, h, r]."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
+from headwise.masks import Causal, Mask, Window
 from headwise.measures import (
     GIVEN,
     MEASURES,
@@ -24,6 +25,7 @@ from headwise.measures import (
 )
 from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
+from headwise.scores import ALiBi
 from headwise.tiles import Tile
 
 Dense = tuple[Tensor, Tensor, Tensor]  # weights, allowed, scores: [b, h, n, m] float64
@@ -252,6 +254,16 @@ def test_a_uniform_head_scores_the_baseline() -> None:
     for kind in (DuplicateMass, InductionMass):
         both = amap.measure(kind(ids), kind(ids, uniform=True))
         torch.testing.assert_close(both[kind.name], both[f"{kind.name}_uniform"])
+
+
+@pytest.mark.parametrize("mask", [Window(1), Causal()])
+def test_a_small_distance_is_as_exact_as_a_large_one(mask: Mask) -> None:
+    q, k, v = qkv(n=391, m=391, d=61)
+    score = ALiBi([9.0, 11.0, 13.0, 15.0, 17.0, 19.0])  # next to no weight on any key but the query's own
+    _, amap = attend(q, k, v, mask=mask, score=score, scale=0.01, kernel="torch_blocks", return_map=True)
+    rows = (amap.to_dense().double() * (torch.arange(391)[:, None] - torch.arange(391)).abs()).sum(-1)
+    got = amap.measure("mean_distance")["mean_distance"].double()
+    torch.testing.assert_close(got, rows.mean(-1), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", ["duplicate_mass", "induction_mass"])
