@@ -205,6 +205,15 @@ def test_no_queries_or_no_keys(kernel: str) -> None:
     assert (attend(q, k[:, :, :0], v[:, :, :0]) == 0).all()
 
 
+@pytest.mark.parametrize("kernel", [*kernels_here(), "auto"])
+@pytest.mark.parametrize(("b", "h"), [(0, 6), (2, 0)])
+def test_gradients_without_a_batch_or_without_heads_are_zero(kernel: str, b: int, h: int) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv(b, h, 3, 41, 41, 8, 8))
+    able(kernel, q, k, v, mask=Causal()).sum().backward()
+    for x in (q, k, v):
+        assert torch.equal(x.grad, torch.zeros_like(x))
+
+
 def test_autos_choice_and_every_refusal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(n=53, e=8)
     if "cpu" in kernels_here():

@@ -104,8 +104,9 @@ class Runner:
             if abs(share - case.dropout) > 6 * (case.dropout * (1 - case.dropout) / count) ** 0.5:
                 raise Mismatch("dropout share", f"{share:.4f} of {count} weights were dropped, not {case.dropout}")
         # What is below the least number of the dtype may look dropped and not be.
-        near.p = near.p + t.p * (dropped & (whole < 2 * near.rounded(whole * 0)))
-        return (~dropped).double() / (1 - case.dropout)
+        unsure = dropped & (whole < 2 * near.rounded(whole * 0))
+        near.p = near.p + t.p * unsure
+        return (~dropped | unsure).double() / (1 - case.dropout)
 
     def _again(self, case: Case, lines: Source, held: dict[str, Any]) -> None:
         """The same bits once more, and for another number of threads."""

@@ -96,7 +96,9 @@ def check(case: Case, i: int, expression: str, held: dict[str, Any], t: Truth, n
         case "save":
             amap = held["amap"]
             same("read save", got.lse, amap.lse)
-            same("read save", got.to_dense(), amap.to_dense())
+            if case.kernel == "auto":  # one that was named reads the map until it is saved
+                same("read save", got.to_dense(), amap.to_dense())
+            close("read save", got.to_dense(), *dense.weights(t, near), fine)
             if repr(got) != repr(amap):
                 raise Mismatch("read save", f"{got!r}, expected {amap!r}")
 
