@@ -188,7 +188,7 @@ def score_tile(
             scores.sub_(minus[..., None])
     for term in added:
         scores.add_(term)
-    # A weight is no more than 1; where scores are so large that their own rounding is, a difference of two could exceed 0.
+    # A weight is no more than 1; where scores are so large that their own rounding is, a difference could exceed 0.
     return scores if minus is None else scores.clamp_(max=0.0)
 
 
@@ -256,6 +256,12 @@ def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
 def sink_weight(sinks: Tensor, lse: Tensor) -> Tensor:
     """The weights of learned sinks [h] in rows with these log-sum-exps, [b, h, n]; 0 in a row that sees nothing."""
     return torch.exp(sinks.detach()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
+
+
+def without_masked_queries(x: Tensor, lse: Tensor) -> Tensor:
+    """x [b, h, n, e] with 0 in the rows of fully masked queries, by the log-sum-exp [b, h, n]: NaN there, times a weight
+    of 0, would reach the gradients of keys that other queries see."""
+    return x.masked_fill((lse == -torch.inf)[..., None], 0.0)
 
 
 def own_dtypes(x: Tensor) -> AbstractContextManager[object]:

@@ -244,9 +244,9 @@ def test_gradients_of_a_narrow_embedding_of_t5_are_summed_before_they_are_rounde
     q, k, v = qkv()
     weight = torch.randn(10, 6, generator=torch.Generator().manual_seed(3)).to(dtype)
     found = []
-    for given in (weight.requires_grad_(), weight.detach().float().requires_grad_()):
-        attend(q, k, v, score=t5_bias(given, bidirectional=True, max_distance=41)).square().sum().backward()
-        found.append(given.grad)
+    for one in (weight.requires_grad_(), weight.detach().float().requires_grad_()):
+        attend(q, k, v, score=t5_bias(one, bidirectional=True, max_distance=41)).square().sum().backward()
+        found.append(one.grad)
     assert torch.equal(found[0], found[1].to(dtype))
 
 

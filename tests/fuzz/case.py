@@ -96,7 +96,8 @@ class Case:
             f"target:{self.target}": self.target, f"alias:{self.alias}": self.alias, f"eight:{self.eight}": self.eight,
             f"context:{self.context}": self.context, "dropout": self.dropout, "grad": self.grad, "learn": self.learn,
             "progress": self.progress, "measures": self.measures, "scale<=0": (self.scale or 1) < 0 or self.scale == 0,
-            "loud": self.loud > 100, "tiny v": self.loud_v < 1e-6, "threads": self.threads > 1, "n=0": self.n == 0, "m=0": self.m == 0,
+            "loud": self.loud > 100, "tiny v": self.loud_v < 1e-6,
+            "threads": self.threads > 1, "n=0": self.n == 0, "m=0": self.m == 0,
             "b=0": self.b == 0, "h=0": self.h == 0, "n>m": self.n > self.m, "n=1": self.n == 1, "long": self.m > 1000,
             "grouped": self.group > 1,
         }  # fmt: skip

@@ -200,6 +200,7 @@ def truth(
     # A bias of −∞ hides a key; whether it hides a value that is not finite is open, and so is what a query that is not
     # finite makes of scores that are.
     vague = ~q.isfinite().all(-1) & open_.any(-1) & ~bad
+    slope = slope.masked_fill(~open_, 0.0)
     open_out = ((open_.double() @ far > 0) & ~bad_out) | vague[..., None]
     return Truth(
         q, k, v, group, scale, open_, raw, size, capped, added, slope, s, p, lse, sinks, bad, dark & ~bad, bad_out,

@@ -113,9 +113,7 @@ def _queries(mask: Mask, grid: Grid) -> Tensor | None:
     real: Tensor | None = None
     for part in conjuncts(mask):
         if _is_padding(part):
-            keys = part.allowed(
-                torch.zeros(1, dtype=torch.long, device="cpu"), torch.arange(grid.m, device="cpu"), grid
-            )[:, 0, 0]
+            keys = part.allowed(torch.zeros(1, dtype=torch.long, device="cpu"), torch.arange(grid.m, device="cpu"), grid)[:, 0, 0]
             here = keys[:, grid.m - grid.n :]
             real = here if real is None else real & here
     return None if real is None or bool(real.all()) else real
@@ -131,9 +129,7 @@ def _blinded(mask: Mask, grid: Grid) -> Mask:
         queries = (mask.keys - grid.shift).clamp(min=0) if left else mask.keys.clamp(max=grid.n)
         return Lengths(mask.keys, queries, side=mask.side)
     # Padding with holes: one document, in O(n) where a boolean of rows and columns would be n×m.
-    real = mask.allowed(torch.zeros(1, dtype=torch.long, device="cpu"), torch.arange(grid.m, device="cpu"), grid)[
-        :, 0, 0
-    ]
+    real = mask.allowed(torch.zeros(1, dtype=torch.long, device="cpu"), torch.arange(grid.m, device="cpu"), grid)[:, 0, 0]
     return Documents(real.long() - 1)
 
 

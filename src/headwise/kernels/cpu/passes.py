@@ -18,6 +18,7 @@ from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.eight_bits import EightBits, Vectors
 from headwise.lowering import Lowered
+from headwise.rule import without_masked_queries
 from headwise.statistics import (
     COLUMN_MASS,
     CONCENTRATION,
@@ -138,7 +139,8 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, and of the rule's relative, bias and sinks where they are wanted (float32, None elsewhere);
     and rowsum(grad_out ∘ out) [b, h, n]."""
-    q, k, v, out, grad_out = map(in_rows, (call.q, call.k, call.v, out, grad_out))
+    q, grad_out = (without_masked_queries(x.detach(), lse) for x in (call.q, grad_out))
+    q, k, v, out, grad_out = map(in_rows, (q, call.k, call.v, out, grad_out))
     b, h, n, d = q.shape
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     delta = floats(b, h, n)
