@@ -68,7 +68,7 @@ def _kernel(name: str, case: Case, inputs: Inputs) -> Contestant:
 
 
 def _skipping(call: Callable[[], Any]) -> Callable[[], Any]:
-    """A kernel's refusal, which comes before any work, as a `Skip`."""
+    """A kernel's refusal to run, or to read its map, as a `Skip`."""
 
     def guarded() -> Any:
         try:

@@ -125,8 +125,9 @@ def attend_errors(kernel: str, mode: Mode, n: int, factor: float, seed: int) -> 
             # It tells no statistics; beside it stand those of the scores as the formula has them, in the same dtype.
             rows = _rows((leaves[0] @ leaves[1].mT / math.sqrt(HEAD_DIM)).detach())
         else:
-            out, amap = attend(*leaves, kernel=kernel, return_map=True, measures=("entropy", "max_logit"))
-            found = amap.measure("entropy", "max_logit", rows=True).rows
+            out, amap = attend(*leaves, kernel=kernel, return_map=True)
+            reader = "auto" if kernel == "torch_fused" else kernel  # it gives no statistics
+            found = amap.using(reader).measure("entropy", "max_logit", rows=True).rows
             rows = {"LSE": amap.lse, "entropy": found["entropy"], "max logit": found["max_logit"]}
             assert all(x.dtype == torch.float32 for x in rows.values()), "statistics are float32 in every dtype"
     gradients = torch.autograd.grad(out, leaves, d_out.to(out.dtype))

@@ -64,6 +64,23 @@ def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Pa
     assert len(said["choices"]) >= 8
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("HEADWISE_TARGET", "avx513", "HEADWISE_TARGET='avx513': there are no such instructions"),
+        ("HEADWISE_NATIVE_LIBRARY", "/none.so", "HEADWISE_NATIVE_LIBRARY='/none.so': there is no none.so"),
+        ("HEADWISE_KERNEL", "fastest", "HEADWISE_KERNEL='fastest': expected 'auto' or one of"),
+    ],
+)
+def test_environment_that_nobody_can_follow_is_one_line(name: str, value: str, words: str) -> None:
+    command = [sys.executable, "-m", "headwise", "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, name: value})
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert [words in line for line in done.stdout.splitlines()].count(True) == 1
+    assert done.stdout.count(words) == 1
+
+
 @pytest.mark.parametrize("width", [60, 120])
 def test_table_names_every_call_and_kernel(width: int, found: Examination, capsys: pytest.CaptureFixture[str]) -> None:
     out = shown(found, width, capsys)

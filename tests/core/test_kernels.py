@@ -330,3 +330,65 @@ def test_what_the_data_show_goes_to_the_next_kernel() -> None:
         assert "not finite" in amap.refusals["cpu"]
         with pytest.raises(KernelError, match="not finite"):
             attend(q, k, v, mask=Causal(), kernel="cpu")
+
+
+@pytest.mark.parametrize("kernel", ["auto", *kernels_here()])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("scale", [0.0, -0.7, 1e-42, 1e-320])
+def test_a_scale_of_zero_or_below_hides_what_the_mask_hides(
+    kernel: str, dtype: torch.dtype, causal: bool, scale: float
+) -> None:  # fmt: skip
+    mask = Causal() if causal else None
+    found = []
+    for name in (kernel, "reference"):
+        leaves = [x.requires_grad_() for x in qkv(2, 4, 2, 13, 13, 8, 8, dtype=dtype)]
+        out = able(name, *leaves, mask=mask, scale=scale)
+        found.append([out, *torch.autograd.grad(out, leaves, torch.linspace(-1, 1, 8).to(dtype).expand_as(out))])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_pytorchs_operator_refuses_a_causal_scale_of_zero_or_below() -> None:
+    q, k, v = qkv(2, 4, 2, 13, 13, 8, 8)
+    for scale in (0.0, -0.5, 1e-42):
+        with pytest.raises(KernelError, match="masks before it scales"):
+            attend(q, k, v, mask=Causal(), scale=scale, kernel="torch_fused")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kernel", ["auto", "torch_fused", "torch_blocks"])
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 7, 8, 13, 17, 37])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("causal", [False, True])
+def test_queries_that_are_no_numbers_are_never_taken_for_masked_ones(
+    dtype: torch.dtype, kernel: str, n: int, bad: float, causal: bool
+) -> None:  # fmt: skip
+    """With so few keys PyTorch's operator makes output 0 and log-sum-exp 0 of them."""
+    q, k, v = qkv(1, 2, 1, n, n, 4, 4, dtype=dtype)
+    q[0, 1, n // 2] = bad
+    mask = Causal() if causal else None
+    expected, exact = attend(q, k, v, mask=mask, kernel="reference", return_map=True)
+    try:
+        out, amap = attend(q, k, v, mask=mask, kernel=kernel, return_map=True)
+    except KernelError:
+        assert kernel == "torch_fused"
+        return
+    assert torch.equal(out.isfinite(), expected.isfinite())
+    assert torch.equal(amap.lse.isfinite(), exact.lse.isfinite())
+
+
+def test_bad_queries_on_pytorchs_operator_are_counted() -> None:
+    q, k, v = qkv(1, 2, 1, 3, 3, 4, 4, dtype=torch.float64)
+    q[:] = torch.nan
+    out, amap = attend(q, k, v, return_map=True)
+    assert out.isnan().all()
+    assert amap.measure("entropy").nonfinite.tolist() == [[3, 3]]
+    assert "finite outputs" in amap.refusals["torch_fused"]
+
+
+def test_queries_of_zeros_are_no_bad_ones() -> None:
+    q, k, v = qkv(1, 2, 1, 1, 1, 4, 4, dtype=torch.float64)
+    out, amap = attend(q * 0.0, k, v, kernel="torch_fused", return_map=True)
+    assert torch.equal(out, v.expand(-1, 2, -1, -1))
+    assert (amap.lse == 0).all()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import KernelError
-from headwise.kernels.cpu.library import ABI, NAME, OVERRIDE, library, load
+from headwise.kernels.cpu.library import ABI, NAME, OVERRIDE, Library, library, load, wrong_target
 
 ROOT = Path(__file__).parents[2]
 ORDER = ["portable", "avx2", "avx512", "avx512bf16"]
@@ -81,6 +81,45 @@ def test_environment_chooses_a_lower_target(wanted: str) -> None:
     best = used_target()
     runs = [target for target in ORDER[: ORDER.index(best) + 1] if target in built.targets()]
     assert used_target(HEADWISE_TARGET=wanted) == (wanted if wanted in runs else best)
+
+
+WRONG = {
+    "avx513": "there are no such instructions",
+    "avx2 ": "there are no such instructions",
+    "neon": "there are no such instructions",
+}
+
+
+@pytest.mark.usefixtures("anew")
+@pytest.mark.parametrize("wanted", WRONG)
+def test_target_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv("HEADWISE_TARGET", wanted)
+    with pytest.raises(KernelError, match=f"HEADWISE_TARGET='{wanted}': {WRONG[wanted]}; name one .*portable.*unset"):
+        library()
+
+
+def test_target_that_this_machine_lacks_is_refused_with_those_that_it_has() -> None:
+    path = Path("libheadwise.so")
+    of_avx2 = Library(path, Loaded("avx2", "avx512bf16,avx512,avx2,portable"), None)  # type: ignore[arg-type]
+    assert wrong_target("avx512", of_avx2) == (
+        "HEADWISE_TARGET='avx512': this CPU lacks them; name one that runs here (portable, avx2)"
+    )
+    of_portable = Library(path, Loaded("portable", "portable"), None)  # type: ignore[arg-type]
+    assert wrong_target("avx2", of_portable) == (
+        "HEADWISE_TARGET='avx2': libheadwise.so was compiled without them; name one that runs here (portable)"
+    )
+    none = Library(path, None, "there is none")
+    assert wrong_target("avx2", none) is None
+    assert "no such instructions" in str(wrong_target("avx1024", none))
+    for fine in (None, "", "avx2"):
+        assert wrong_target(fine, of_avx2) is None
+
+
+class Loaded:
+    """A library as far as its targets go: the one in use, and all that are in it."""
+
+    def __init__(self, used: str, inside: str) -> None:
+        self.headwise_target_name, self.headwise_targets = used.encode, inside.encode
 
 
 def used_target(**more: str) -> str:

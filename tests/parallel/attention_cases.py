@@ -4,8 +4,8 @@ import random
 
 import torch
 import torch.distributed as dist
-from compared import HOW, close, compare, nothing
-from samples import MASKS, SCORES, qkv
+from compared import HOW, close, compare, nothing, raises
+from samples import MASKS, SCORES, kernels_here, qkv
 from torch.distributed.device_mesh import init_device_mesh
 
 import headwise as hw
@@ -110,6 +110,42 @@ def float64_and_kernels_by_name(rank: int, ranks: int) -> None:
             assert (own.kernels if how == "ring" else (own.own.kernel,)) == (kernel,)
 
 
+def the_kernel_that_is_named_reads_the_map(rank: int, ranks: int) -> None:
+    """Or raises on every rank; `using` gives the map to another."""
+    q, k, v = qkv(1, 4, 2, 32, 32)
+    parts = [parallel.shard(x, "contiguous") for x in (q, k, v)]
+    even = hw.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+    _, whole = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
+    for how, attention in (("ring", parallel.ring_attend), ("ulysses", parallel.ulysses_attend)):
+        for kernel in ("reference", "torch_blocks"):
+            _, own = attention(*parts, mask=hw.Causal(), layout="contiguous", kernel=kernel, return_map=True)
+            assert own.named == kernel
+            close("even", own.measure(even)["even"], whole.measure(even)["even"], 1e-5)
+            if how == "ring":
+                close("picture", own.pool(5), whole.pool(5), 1e-5)
+            for one in own.maps() if how == "ring" else (own.own,):
+                one.row(0)
+                assert (one.named, one.read_by["weights"]) == (kernel, kernel)
+        if "cpu" in kernels_here():
+            _, own = attention(*parts, mask=hw.Causal(), layout="contiguous", kernel="cpu", return_map=True)
+            raises(hw.KernelError, "kernel='cpu' cannot read this map", own.measure, even)
+            close("even", own.using("auto").measure(even)["even"], whole.measure(even)["even"], 1e-5)
+
+
+def what_is_changed_between_the_passes_is_noticed(rank: int, ranks: int) -> None:
+    """The tensors of masks and scores too; and second derivatives are refused."""
+    q, k, v = (parallel.shard(x, "contiguous").requires_grad_() for x in qkv(1, 4, 2, 32, 32))
+    seen, bias = torch.ones(32, 32, dtype=torch.bool).tril(), torch.zeros(1, 4, 32, 32)
+    for given in (seen, bias):
+        mask, score = (hw.Dense(seen), ()) if given is seen else (None, hw.Bias(bias))
+        out = parallel.ring_attend(q, k, v, mask=mask, score=score, layout="contiguous")
+        given.copy_(given.roll(1, -1))
+        raises(RuntimeError, "modified by an inplace operation", out.sum().backward)
+    out = parallel.ring_attend(q, k, v, mask=hw.Causal(), layout="contiguous")
+    (dq,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    raises(hw.KernelError, "ring_attend has no second derivative", dq.square().sum().backward)
+
+
 def plain_blocks_know_no_place(rank: int, ranks: int) -> None:
     """Blocks of a causal call are full or stand on the diagonal, which PyTorch's own operator can do."""
     q, k, v = qkv(1, 4, 4, 32, 32, 8, 8)
@@ -191,7 +227,9 @@ CASES = {
     case.__name__: case
     for case in (
         every_mask, every_score, random_shapes, heads_that_ranks_cut_unevenly, dark_rows_and_large_scores,
-        numbers_that_are_none, half_precision, float64_and_kernels_by_name, plain_blocks_know_no_place, dropout,
+        numbers_that_are_none, half_precision, float64_and_kernels_by_name,
+        the_kernel_that_is_named_reads_the_map, what_is_changed_between_the_passes_is_noticed,
+        plain_blocks_know_no_place, dropout,
         groups_and_meshes, there_and_back, between_graphs,
     )
 }  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 from headwise.errors import ConfigError, KernelError
 from headwise.kernels import pauses
-from headwise.kernels.autograd import differentiable, learns
+from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
@@ -60,10 +60,7 @@ def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]
     for kernel, refusals in _willing(call, name):
         try:
             with own_dtypes(call.q):
-                if not kernel.by_autograd and learns(call):
-                    result = differentiable(kernel, call)
-                else:
-                    result = pauses.in_blocks(kernel, call) if pauses.anyone() else kernel.run(call)
+                result = pauses.in_blocks(kernel, call) if pauses.anyone() else done_by(kernel, call)
             if call.hear is not None and not kernel.tells and result.out.requires_grad:
                 result = result._replace(out=telling(result.out, call.hear))
             return result, kernel, dict(refusals)

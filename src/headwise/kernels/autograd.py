@@ -24,6 +24,11 @@ from headwise.scores import SoftCap
 from headwise.statistics import Statistic
 
 
+def done_by(kernel: Kernel, call: Call) -> Result:
+    """`kernel.run(call)` of a call that it does not refuse; if something of it learns, its output is differentiable."""
+    return _differentiable(kernel, call) if not kernel.by_autograd and learns(call) else kernel.run(call)
+
+
 def learns(call: Call) -> bool:
     """Whether autograd records this call."""
     if not torch.is_grad_enabled():
@@ -36,7 +41,7 @@ def learns(call: Call) -> bool:
     return any(x is not None and x.requires_grad for x in (terms.relative, terms.sinks, *terms.biases))
 
 
-def differentiable(kernel: Kernel, call: Call) -> Result:
+def _differentiable(kernel: Kernel, call: Call) -> Result:
     """`kernel.run(call)`, whose output is differentiable in q, k, v and the tensors of the scores."""
     call = replace(call, keys=call.k, values=call.v)  # the backward pass reads floats
     terms = _terms(call)

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
@@ -53,7 +54,7 @@ def in_blocks(kernel: Kernel, call: Call) -> Result:
     n = call.rule.grid.n
     blocks = [Span(start, min(n, start + rows)) for start in range(0, n, rows)]
     if len(blocks) < 2 or torch.is_grad_enabled() or call.dropout_p > 0:
-        return kernel.run(call)
+        return done_by(kernel, call)
     parts: list[Result] = []
     found: list[dict[Statistic, Tensor]] = []
     for block in blocks:

@@ -19,6 +19,7 @@ from headwise.files import atomic_path
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.measures import Measure
+from headwise.rule import own_dtypes
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.layers import LayerHooks
 from headwise.telemetry.ledger import Ledger
@@ -254,7 +255,7 @@ class Record:
         """One attention call."""
         if not self._open:
             return
-        with torch.autocast(call.map.q.device.type, enabled=False):
+        with own_dtypes(call.map.q):
             self._forward.add(call.name, layer_of(call, measures))
             if self._how.maps == "lazy":
                 self._seen[call.name] = call.map

@@ -1,7 +1,6 @@
 """What the compiled kernel reads of a map: weights, statistics, products and pictures."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -42,7 +41,7 @@ class CompiledReads(Reads):
     ) -> dict[Statistic, Tensor]:
         """With `progress` head by head; the rows done are told as if all heads went together."""
         if progress is None or 0 in of.q.shape[:2]:
-            return _done(of, lambda call: forward(replace(call, statistics=wanted))[2])
+            return _done(of, lambda call: forward(call)[2], statistics=wanted)
         b, h, _, _ = of.rule.grid
         found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
         for batch, one in _heads(of, progress):
@@ -56,7 +55,7 @@ class CompiledReads(Reads):
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
         """Attention with the values x."""
-        return _done(of.with_keys_of(x), lambda call: forward(replace(call, values=x))[0])
+        return _done(of.with_keys_of(x), lambda call: forward(call)[0], values=x)
 
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
         """The gradient of the values for that of the output."""
@@ -85,9 +84,11 @@ class CompiledReads(Reads):
         return found[wanted[0]], found[wanted[1]]
 
 
-def _done(of: Matrix, work: Callable[[Call], Result]) -> Result:
-    """What comes of the matrix as a call of the library without values."""
-    call = Call(of.q, of.k, of.k[..., :0], of.rule)
+def _done(
+    of: Matrix, work: Callable[[Call], Result], *, values: Tensor | None = None, statistics: tuple[Statistic, ...] = ()
+) -> Result:
+    """What comes of the matrix as a call of the library, without values unless they are given."""
+    call = Call(of.q, of.k, of.k[..., :0] if values is None else values, of.rule, statistics=statistics)
     if reason := refusal(call):
         raise Declined(reason)
     return work(call)

@@ -85,6 +85,8 @@ class _ForwardReads(Reads):
 
 def _done(of: Matrix, values: Tensor, wanted: tuple[Statistic, ...] = ()) -> Result:
     """What comes of the matrix as a call with these values."""
+    if torch.compiler.is_compiling():
+        raise Declined("a graph cannot look into its kernels")
     call, kernel = Call(of.q, of.k, values, of.rule, statistics=wanted), TritonGPU()
     if reason := kernel.refuse(call):
         raise Declined(reason)
