@@ -29,9 +29,12 @@ def observe(
 
     With `progress` it goes head by head, and tells the rows done and the rows in all as if they went together.
     """
-    if progress is None or not wanted or 0 in q.shape[:2]:
-        return _observe(Call(q, k, k[..., :0], rule, statistics=wanted))
-    b, h, _, _ = rule.grid
+    b, h, n, _ = rule.grid
+    if progress is None or not wanted or b * h == 0:
+        all_at_once = _observe(Call(q, k, k[..., :0], rule, statistics=wanted))
+        if progress is not None and all_at_once:
+            progress(n, n)
+        return all_at_once
     found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
     for batch, _, call in _heads(q, k, rule, progress):
         here = {statistic: _only(statistic, batch) for statistic in wanted}
@@ -101,10 +104,12 @@ def pooled(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None
 ) -> Squares | None:
     """Weights in squares, as `pooling.squares` gives them; head by head with `progress`."""
-    if progress is None or 0 in q.shape[:2]:
+    b, h, n, _ = rule.grid
+    if progress is None or b * h == 0:
         found = _compiled(Call(q, k, k[..., :0], rule), lambda call: matrix.squares(call, lse, cell))
+        if progress is not None and found is not None:
+            progress(n, n)
         return None if found is None else Squares(*found)
-    b, h, _, _ = rule.grid
     parts = []
     for batch, head, call in _heads(q, k, rule, progress):
         one = pooled(call.q, call.k, lse[batch, head][None, None], call.rule, cell)
