@@ -1,6 +1,5 @@
 """What headwise raises when it is asked for something that cannot be: one family, one clear line each."""
 
-
 from collections.abc import Mapping
 
 

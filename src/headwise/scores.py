@@ -25,8 +25,8 @@ from headwise.masks import Grid, Span
 class Score:
     """Base of what can stand in `score=(…)`.
 
-    A class of its own declares what it is of a single head and of a rectangle of the matrix; nothing is assumed. One below
-    `Relative`, `Bias` or another of the scores here has that of them.
+    A class of its own declares what it is of a single head and of a rectangle of the matrix; nothing is assumed. One
+    below `Relative`, `Bias` or another of the scores here has that of them.
     """
 
     repeats = False  # whether two of its kind in one call make sense

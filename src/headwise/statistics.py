@@ -6,7 +6,7 @@ logarithms, weights before dropout, 0 for a query that sees nothing). Measures s
 
 import enum
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -15,8 +15,8 @@ from headwise.masks import Span
 
 
 class Join(enum.Enum):
-    """How the numbers of two disjoint sets of keys become that of both: each set has a share of the row's mass, x is its
-    number, and the sums are over the two."""
+    """How the numbers of two disjoint sets of keys become that of both: each set has a share of the row's mass, x is
+    its number, and the sums are over the two."""
 
     MASS = "Σ share · x: a sum of weights, or of weights times something"
     LARGEST = "max x"
@@ -30,12 +30,18 @@ class Join(enum.Enum):
 class Statistic:
     """A number per query, or per key.
 
-    A class of its own declares what ring attention needs to put the numbers of many blocks together; nothing is assumed.
+    A class of its own declares what ring attention needs to put the numbers of many blocks together; nothing is
+    assumed.
 
-    name: what it is called.
+    Attributes:
+        name: what it is called.
+        joins: how the numbers of two sets of keys are joined.
+        placed: whether it depends on the distance of queries and keys, not only on which keys a query has.
     """
 
     name: str
+    joins: Join
+    placed: bool
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -44,16 +50,6 @@ class Statistic:
             "placed": "whether it depends on the distance of queries and keys",
             "at": "the statistic as some of the keys have it",
         })  # fmt: skip
-
-    @property
-    def joins(self) -> Join:
-        """How the numbers of two sets of keys are joined."""
-        raise NotImplementedError
-
-    @property
-    def placed(self) -> bool:
-        """Whether it depends on the distance of queries and keys, not only on which keys a query has."""
-        raise NotImplementedError
 
     def at(self, cols: Span) -> "Statistic | None":
         """The statistic as these keys have it, counted from the first of them; None where it is 0 for all of them."""
@@ -89,15 +85,12 @@ class RangeMass(Statistic):
     stop: int
     relative: bool
     name: str = field(default="range_mass", init=False)
-    joins: ClassVar[Join] = Join.MASS
+    joins: Join = field(default=Join.MASS, init=False)
+    placed: bool = field(init=False)
 
     def __init__(self, start: int, stop: int, *, relative: bool) -> None:
-        for attribute, value in (("start", start), ("stop", stop), ("relative", relative)):
+        for attribute, value in (("start", start), ("stop", stop), ("relative", relative), ("placed", relative)):
             object.__setattr__(self, attribute, value)
-
-    @property
-    def placed(self) -> bool:
-        return self.relative
 
     def at(self, cols: Span) -> Statistic | None:
         if self.relative:
@@ -113,8 +106,8 @@ class KeyWeights(Statistic):
 
     weights: Tensor
     name: str = field(default="key_weights", init=False)
-    joins: ClassVar[Join] = Join.MASS
-    placed: ClassVar[bool] = False
+    joins: Join = field(default=Join.MASS, init=False)
+    placed: bool = field(default=False, init=False)
 
     def at(self, cols: Span) -> Statistic:
         return KeyWeights(self.weights[:, cols.start : cols.stop])
@@ -126,8 +119,8 @@ class TopWeights(Statistic):
 
     count: int
     name: str = field(default="top_weights", init=False)
-    joins: ClassVar[Join] = Join.NEVER
-    placed: ClassVar[bool] = False
+    joins: Join = field(default=Join.NEVER, init=False)
+    placed: bool = field(default=False, init=False)
 
     def at(self, cols: Span) -> Statistic:
         return self
@@ -140,8 +133,8 @@ class TopKeys(Statistic):
 
     count: int
     name: str = field(default="top_keys", init=False)
-    joins: ClassVar[Join] = Join.NEVER
-    placed: ClassVar[bool] = False
+    joins: Join = field(default=Join.NEVER, init=False)
+    placed: bool = field(default=False, init=False)
 
     def at(self, cols: Span) -> Statistic:
         return self
@@ -159,8 +152,8 @@ class SameLabel(Statistic):
     queries: Tensor
     ahead: int
     name: str = field(default="same_label", init=False)
-    joins: ClassVar[Join] = Join.NEVER  # labels are of all queries, and a block has some of them
-    placed: ClassVar[bool] = True
+    joins: Join = field(default=Join.NEVER, init=False)  # labels are of all queries, and a block has some of them
+    placed: bool = field(default=True, init=False)
 
     def at(self, cols: Span) -> Statistic:
         return SameLabel(self.keys[:, cols.start : cols.stop], self.queries, self.ahead)

@@ -89,9 +89,9 @@ class Tile:
 
     @cached_property
     def among_keys(self) -> tuple[Tensor, Tensor]:
-        """top [b, h, r] and e [b, h, r, c], so that e^top · e are the weights up to one factor a row, the same in all its
-        tiles: what is measured among the keys alone. The weights themselves with top = 0, or beside a learned sink, which
-        may leave them too small for floating numbers, e^(S − top) with the tile's largest score."""
+        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to one factor a row, the same in all its
+        tiles, for what is measured among the keys alone. They are 0 and the weights, or beside a learned sink, which
+        may leave weights too small for floating numbers, the tile's largest score and exp(S − top)."""
         if self._terms.sinks is None:
             return torch.zeros_like(self.lse), self.weights
         scores = self._scores("scores", None)
@@ -165,8 +165,8 @@ class Tile:
 
     @cached_property
     def distance_spread(self) -> Tensor:
-        """Of d = |position − key| over the tile, among its keys: top and mass of `among_keys`, mean and Σ e·(d − mean)²,
-        [b, h, r, 4] in float64. Sums about 0 would cancel where a head looks far and at few distances."""
+        """Of d = |position − key| over the tile, with top and e of `among_keys`: top, Σ e, the mean of d and
+        Σ e·(d − mean)², [b, h, r, 4] in float64. Sums about 0 would cancel where a head looks far at few distances."""
         top, e = self.among_keys
         position, key = self.positions, self.keys
         middle = (position - (self.cols.start + self.cols.stop) // 2).abs()

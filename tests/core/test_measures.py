@@ -355,6 +355,34 @@ def test_no_queries_no_keys_and_no_heads_can_be_asked(n: int, m: int, heads: int
     found = amap.measure(*MEASURES)
     for name in MEASURES:
         assert found[name].shape == (3, heads)
+        assert n or (found[name] == 0).all()  # as where no query counts
     assert m or (found["received_mass"] == 0).all()
     assert (amap.T @ out).shape == (3, heads, m, 5)
     assert (amap @ v).shape == (3, heads, n, 5)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+def test_a_measure_of_no_queries_is_0(reduce: str) -> None:
+    kind = type("Own", (LocalMass,), {"reduce": reduce, "needs": lambda self, rule: (), "name": "own"})
+    kind.told = lambda self, found, lse, rule: (lse, None)  # type: ignore[attr-defined]
+    q, k, v = qkv()
+    _, amap = attend(q[:, :, :0], k, v, return_map=True)
+    assert (amap.measure(kind())["own"] == 0).all()
+    assert amap.measure(kind(), rows=True).rows["own"].shape == (2, 6, 0)
+
+
+@pytest.mark.parametrize(("b", "h"), [(0, 6), (3, 0), (0, 0)])
+def test_progress_of_no_batch_and_no_heads(b: int, h: int) -> None:
+    q, k, v = torch.randn(b, h, 37, 8), torch.randn(b, 2, 53, 8), torch.randn(b, 2, 53, 5)
+    _, amap = attend(q, k, v, return_map=True)
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, of: int) -> None:
+        told.append((done, of))
+
+    assert all(x.shape == (b, h) for x in amap.measure(*MEASURES, progress=progress).values())
+    assert amap.pool(7, progress=progress).shape == (b, h, 5, 7)
+    assert amap.pooled(range(3, 9), slice(None), 2, progress=progress).allowed.shape == (b, h, 3, 27)
+    assert [x.shape for x in amap.topk(3, progress=progress)] == [(b, h, 37, 3)] * 2
+    assert told[0] == told[-1] == (37, 37)
+    assert (6, 6) in told

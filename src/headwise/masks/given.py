@@ -87,7 +87,7 @@ class Documents(Mask):
     """
 
     def __init__(self, ids: Sequence[int] | Tensor) -> None:
-        self.ids = torch.atleast_2d(torch.as_tensor(ids))
+        self.ids = torch.atleast_2d(as_given(ids))
         if self.ids.ndim != 2 or self.ids.is_floating_point() or self.ids.dtype == torch.bool:
             raise DTypeError(
                 f"Documents(ids): expected integers [m] or [b, m], got {self.ids.dtype} {tuple(self.ids.shape)}"
@@ -176,6 +176,11 @@ class Dense(Mask):
 
     def __repr__(self) -> str:
         return f"Dense(<{'×'.join(map(str, self.mask.shape))}>)"
+
+
+def as_given(value: Sequence[int] | Tensor) -> Tensor:
+    """Whole numbers as a tensor: one stays as and where it is, others are on the CPU, whatever PyTorch's default is."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:

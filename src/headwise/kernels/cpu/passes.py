@@ -36,8 +36,10 @@ from headwise.statistics import (
 )
 
 # Statistics with a place of their own in the call.
-FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", CONCENTRATION: "concentration",
-          DISTANCE: "distance", DISTANCE_VARIANCE: "variance"}  # fmt: skip
+FIELDS: dict[Statistic, str] = {
+    LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", CONCENTRATION: "concentration", DISTANCE: "distance",
+    DISTANCE_VARIANCE: "variance",
+}  # fmt: skip
 
 LARGEST_TOP = 512  # weights that are kept of a row
 FARTHEST = 1 << 40  # no key is so far from any query; numbers near 2⁶³ would overflow
