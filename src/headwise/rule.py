@@ -259,8 +259,8 @@ def sink_weight(sinks: Tensor, lse: Tensor) -> Tensor:
 
 
 def without_masked_queries(x: Tensor, lse: Tensor) -> Tensor:
-    """x [b, h, n, e] with 0 in the rows of fully masked queries, by the log-sum-exp [b, h, n]: NaN there, times a weight
-    of 0, would reach the gradients of keys that other queries see."""
+    """x [b, h, n, e] with 0 in the rows of fully masked queries, by the log-sum-exp [b, h, n]: NaN there, times a
+    weight of 0, would reach the gradients of keys that other queries see."""
     return x.masked_fill((lse == -torch.inf)[..., None], 0.0)
 
 

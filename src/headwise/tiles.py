@@ -148,8 +148,8 @@ class Tile:
     def mean_distance(self) -> Tensor:
         """Σ p·d over the tile with d = |position − key|, [b, h, r] in float64.
 
-        Where all keys are on one side of all rows, d is linear in the key index, so this is a thin product; it is summed
-        about the tile's near edge, which keeps float32 exact enough at any distance.
+        Where all keys are on one side of all rows, d is linear in the key index, so this is a thin product; it is
+        summed about the tile's near edge, which keeps float32 exact enough at any distance.
         """
         position, key = self.positions, self.keys
         before, after = self.cols.stop - 1 <= int(position[0]), self.cols.start >= int(position[-1])
