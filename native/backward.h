@@ -222,7 +222,7 @@ template <typename T> struct Backward {
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     for (int64_t i = first; i < last; i += W) {
-      const Floats p = exp2(load(scores + i) * factor - lse);
+      const Floats p = weight_of(load(scores + i) * factor, lse);
       Floats kept = p, slope = load(slopes + i);
       if (dropout.threshold) {
         const Ints stays = noise(dropout.seed, from + i) >= dropout.threshold;

@@ -64,14 +64,15 @@ static void dots(const float* queries, int64_t size, const T* one, const T* two,
   }
 }
 
-// out [R rows] += weights [R × count] · values, two vectors of columns at a time.
+// out [R rows] += weights [R × count] · values, two vectors of columns at a time. The sum of these keys is made apart: added
+// one by one to that of all before, each would be rounded as that is.
 template <int R, typename T>
 static void mixed(const float* weights, int64_t stride, const T* values, int64_t row, int64_t count, int64_t d, float* out,
                   int64_t width) {
   for (int64_t c = 0; c < d; c += 2 * W) {
     Floats left[R], right[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) left[r] = load(out + r * width + c), right[r] = load(out + r * width + c + W);
+    for (int r = 0; r < R; r++) left[r] = right[r] = all(0.0f);
     for (int64_t j = 0; j < count; j++) {
       const Floats a = read(values + j * row + c, d - c);
       const Floats b = c + W < d ? read(values + j * row + c + W, d - c - W) : all(0.0f);
@@ -83,7 +84,11 @@ static void mixed(const float* weights, int64_t stride, const T* values, int64_t
       }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) store(out + r * width + c, left[r]), store(out + r * width + c + W, right[r]);
+    for (int r = 0; r < R; r++) {
+      float* place = out + r * width + c;
+      store(place, load(place) + left[r]);
+      store(place + W, load(place + W) + right[r]);
+    }
   }
 }
 

@@ -40,6 +40,11 @@ static float finish_row(const headwise_forward_call& call, int64_t head, int64_t
     const float entropy = inverse * (float)(-LN2 * sums.entropy) - (inverse == 0.0f ? 0.0f : keys * inverse * log_inverse);
     if (call.entropy) call.entropy[at] = entropy < 0.0f ? 0.0f : entropy;
     if (call.squares) call.squares[at] = sums.squares * inverse * inverse;
+    if (call.concentration) {
+      // Of the unnormalised p: beside a sink that takes almost all, those of the weights would be lost.
+      const float even = keys == 0.0f ? 0.0f : sums.squares / (keys * keys);
+      call.concentration[at] = broken ? __builtin_nanf("") : even;
+    }
   }
   if (REACH) {
     const float even = keys == 0.0f ? 1.0f : 1.0f / keys;

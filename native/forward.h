@@ -28,7 +28,7 @@ struct Shape {
   int64_t key_bytes, value_bytes;  // of one key head, packed
   int64_t query_blocks, key_blocks;
   int64_t chunks;    // that the query blocks of a head are dealt to when columns are summed
-  int64_t strip;     // row length of the strip in 4-byte words, 0 without columns
+  int64_t strip;     // row length of the strip, 0 without columns
 };
 
 template <bool DOT> static Shape shape_of(const headwise_forward_call& call) {
@@ -41,7 +41,7 @@ template <bool DOT> static Shape shape_of(const headwise_forward_call& call) {
   s.query_blocks = blocks(call.n, BLOCK_ROWS);
   s.key_blocks = blocks(call.m, BLOCK_KEYS);
   s.chunks = call.column_mass ? most(1, least(s.query_blocks, 64 / most(1, call.b * call.h))) : s.query_blocks;
-  s.strip = call.column_mass ? s.key_blocks * BLOCK_KEYS / (DOT ? 2 : 1) + 16 : 0;
+  s.strip = call.column_mass ? s.key_blocks * BLOCK_KEYS + 16 : 0;
   return s;
 }
 
@@ -163,9 +163,13 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
         continue;
       }
       logits(from, count, parts, keys, t);
-      float* weights = shape.strip ? t.strip + from / (DOT ? 2 : 1) : t.logits;
-      const int64_t stride = shape.strip ? shape.strip : STRIDE;
-      for (int r = 0; r < count; r++) row(batch, head, query, r, from, parts[r / ROWS], weights + r * stride, t);
+      // Columns are sums of p in float32: the bfloat16 of DOT, that the product reads, are in place of the logits.
+      float* weights = shape.strip && !DOT ? t.strip + from : t.logits;
+      const int64_t stride = shape.strip && !DOT ? shape.strip : STRIDE;
+      for (int r = 0; r < count; r++) {
+        float* kept = shape.strip && DOT ? t.strip + r * shape.strip + from : nullptr;
+        row(batch, head, query, r, from, parts[r / ROWS], weights + r * stride, kept, t);
+      }
       mix(from, count, parts, weights, stride, values, t);
     }
     float scale[BLOCK_ROWS];
@@ -194,7 +198,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
 
   // 2. The softmax of one row.
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t from, const Hull& part, float* weights,
-           Scratch& t) const {
+           float* kept, Scratch& t) const {
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = NOTHING;
     if (part.first == part.last) return;
     const int64_t first = part.first - from, last = part.last - from;
@@ -212,8 +216,13 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       top = maximum(t.fold[r]);
     }
     if (call.top_count) t.best.take(r, s, top);
-    const float highest = top;
+    float highest = top;
     top *= factor;
+    if (DOT && top != NOTHING && !(__builtin_fabsf(top) <= FUSED)) {
+      for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, load(s.logits + i) * factor);
+      highest = top;
+      factor = 1.0f;
+    }
     if (rises(t.rows, r, top)) {
       const float centre = REACH ? distance_of(s, highest) : 0.0f;
       raise<SPREAD, REACH>(t.rows, r, top, centre, call.range_count, call.class_count + call.match_count,
@@ -227,7 +236,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     const bool exact = !DOT && call.dropout == 0;
     if (!exact) add_ranges(call, s, factor, top, nullptr, t.rows, r);
-    weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout);
+    weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout, kept);
     if (exact) add_ranges(call, s, factor, top, weights, t.rows, r);
   }
 
@@ -286,7 +295,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
           Floats received = all(0.0f);  // by a few rows first, as sums of stretches are kept apart
           for (int r = 0; r < rows; r++) {
             const float* row = t.strip + (g * ROWS + r) * shape.strip;
-            received += factors[r] * (DOT ? read((const Brain*)row + c, W) : load(row + c));
+            received += factors[r] * load(row + c);
           }
           store(t.columns + c, load(t.columns + c) + received);
         }

@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 6
+#define HEADWISE_ABI 7
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -72,8 +72,9 @@ typedef struct {
   headwise_rule rule;
   float dropout;           // share of the weights that is dropped; statistics are of the weights before that
   uint64_t seed;
-  // Results. lse: natural log, -inf where a query sees nothing. Those that are NULL are not computed.
-  float *lse, *largest, *entropy, *squares, *distance, *variance;
+  // Results. lse: natural log, -inf where a query sees nothing. Those that are NULL are not computed. concentration: the sum
+  // of squared weights over the square of their sum, which a sink does not change.
+  float *lse, *largest, *entropy, *squares, *concentration, *distance, *variance;
   int32_t range_count;
   const headwise_range* ranges;
   float* range_mass;       // [range_count, b, h, n]

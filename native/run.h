@@ -141,7 +141,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> static int run(const he
 }
 
 template <bool DOT, typename T> static int run(const headwise_forward_call& call) {
-  const bool spread = call.entropy || call.squares, reach = call.distance || call.variance;
+  const bool spread = call.entropy || call.squares || call.concentration, reach = call.distance || call.variance;
   if (spread && reach) return run<DOT, T, true, true>(call);
   if (spread) return run<DOT, T, true, false>(call);
   if (reach) return run<DOT, T, false, true>(call);

@@ -65,6 +65,19 @@ INLINE Floats larger(Floats a, Floats b) {
 #endif
 }
 
+// The smaller; if either is NaN, `b`.
+INLINE Floats smaller(Floats a, Floats b) {
+#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+  return _mm512_min_ps(a, b);
+#elif HEADWISE_TARGET_AVX2
+  return _mm256_min_ps(a, b);
+#elif defined(__SSE__)
+  return _mm_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 INLINE Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
 
 // All ones in the lanes that are NaN or infinite.
@@ -135,6 +148,10 @@ INLINE Floats exp2(Floats x, bool clamped = false) {
   p = p * f + 1.0f;
   return (Floats)((Ints)p + ((Ints)t << 23));
 }
+
+// A weight again, from its logit and its row's log-sum-exp, both in units of ln 2. Of the largest logit it is no more than 1;
+// where logits are so large that their own rounding is, what was computed in another order could exceed that.
+INLINE Floats weight_of(Floats logits, float lse) { return exp2(smaller(all(0.0f), logits - lse)); }
 
 // Brain floats are the upper half of a float32; rounding is to nearest even, and a NaN stays one.
 INLINE float widen(uint16_t x) {

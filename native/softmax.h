@@ -6,7 +6,7 @@
 // Sums are kept per lane and added up at the end; when the top rises, what was summed is scaled down. With them:
 //
 //   entropy              Σ p·(z - top)
-//   effective keys       Σ p²
+//   effective keys       Σ p², and Σ p
 //   distance, variance   Σ p·w and Σ p·w², w = |position - key| - centre, where the centre is the distance of the key
 //                        whose logit became the top: so that a head that looks 50,000 keys back with a spread of two still
 //                        has a variance
@@ -19,6 +19,9 @@ constexpr int STRIDE = BLOCK_KEYS + 16;
 constexpr float LOG2E = 1.44269504088896340736f;
 constexpr double LN2 = 0.69314718055994530942;
 #define NOTHING (-__builtin_inff())
+// Up to this size the top of a row may be rounded where its logits, multiplied and subtracted at once, are not: they differ by 2
+// at most then. Beyond it weights would overflow, so that logits are rounded first, as the top is.
+constexpr float FUSED = 67108864.0f;
 
 struct Rows {
   float top[BLOCK_ROWS], largest[BLOCK_ROWS], centre[BLOCK_ROWS];
@@ -218,12 +221,14 @@ static void add_up(Rows& rows, int r, const Stretch& row, const float* p, const 
 }
 
 // Weights of one stretch: p (0 where dropped) to `weights`: float32, or bfloat16 for DOT; and the sums of row r. The other sums
-// follow in a loop of their own: beside the exponentials they would wait for them in the scheduler, and fill it.
-template <bool DOT, bool SPREAD, bool REACH, bool DROP>
-static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
+// follow in a loop of their own: beside the exponentials they would wait for them in the scheduler, and fill it. KEEP: p before
+// it was rounded or dropped, to `kept`.
+template <bool DOT, bool SPREAD, bool REACH, bool DROP, bool KEEP>
+static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout, float* kept) {
   constexpr bool EXACT = !DOT && !DROP;
+  constexpr bool APART = !EXACT && !KEEP && (SPREAD || REACH);  // p is wanted below, and nobody else has it
   constexpr int VECTORS_OF_ALL = BLOCK_KEYS / W;
-  Floats depths[SPREAD ? VECTORS_OF_ALL : 1], exact[EXACT || !(SPREAD || REACH) ? 1 : VECTORS_OF_ALL];
+  Floats depths[SPREAD ? VECTORS_OF_ALL : 1], exact[APART ? VECTORS_OF_ALL : 1];
   const Floats top = all(rows.top[r] == NOTHING ? 0.0f : rows.top[r]);
   // The stretch is summed apart: adding one number to a long sum thousands of times rounds the same way each time.
   Floats total = all(0.0f);
@@ -237,7 +242,8 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
     Floats p = exp2<DOT>(z, true);
     total += p;
     if (SPREAD) depths[(i - from) / W] = z;
-    if (!EXACT && (SPREAD || REACH)) exact[(i - from) / W] = p;
+    if (APART) exact[(i - from) / W] = p;
+    if (KEEP) store(kept + i, p);
     if (DROP) p = choose(noise(dropout.seed, key + i) >= dropout.threshold, p, all(0.0f));
     if (DOT) {
       write((Brain*)weights + i, p, W);
@@ -247,14 +253,17 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
   }
   rows.total[r] += total;
   if (!SPREAD && !REACH) return;
-  const float* p = EXACT ? (const float*)weights + from : (const float*)exact;
+  const float* p = EXACT ? (const float*)weights + from : KEEP ? kept + from : (const float*)exact;
   if (!REACH || key + from > row.position) return add_up<SPREAD, REACH, AFTER>(rows, r, row, p, depths);
   if (key + to <= row.position + 1) return add_up<SPREAD, REACH, BEFORE>(rows, r, row, p, depths);
   add_up<SPREAD, REACH, AROUND>(rows, r, row, p, depths);
 }
 
+// `kept`: NULL, or where p goes that `weights` have rounded: only asked for with DOT and without dropout.
 template <bool DOT, bool SPREAD, bool REACH>
-INLINE void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout) {
-  if (dropout.threshold) return weigh<DOT, SPREAD, REACH, true>(rows, r, row, factor, weights, dropout);
-  weigh<DOT, SPREAD, REACH, false>(rows, r, row, factor, weights, dropout);
+INLINE void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout,
+                  float* kept = nullptr) {
+  if (dropout.threshold) return weigh<DOT, SPREAD, REACH, true, false>(rows, r, row, factor, weights, dropout, kept);
+  if (DOT && kept) return weigh<DOT, SPREAD, REACH, false, DOT>(rows, r, row, factor, weights, dropout, kept);
+  weigh<DOT, SPREAD, REACH, false, false>(rows, r, row, factor, weights, dropout, kept);
 }

@@ -117,7 +117,11 @@ struct TopKeys {
     }
     put_in_order(x, found);
     for (int64_t i = 0; i < wanted; i++) {
-      if (weights) weights[i] = i < found ? exp2(all(logit_of(x[i]) * factor - top))[0] * inverse : 0.0f;
+      const float logit = i < found ? logit_of(x[i]) : NOTHING;
+      volatile float rounded = logit * factor;
+      // As weights are made: in double the product is exact, as it is where it is multiplied and subtracted at once.
+      const float depth = __builtin_fabsf(top) > FUSED ? rounded - top : (float)((double)logit * factor - top);
+      if (weights) weights[i] = i < found ? exp2(all(depth))[0] * inverse : 0.0f;
       if (keys) keys[i] = i < found ? key_of(x[i]) : -1;
     }
   }

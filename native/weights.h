@@ -87,7 +87,7 @@ template <typename Call, typename T> struct Weights {
     if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
     const float lse = call.lse[m.head * call.n + query + r];
     const float base = lse == NOTHING ? -NOTHING : lse * LOG2E;  // a row that sees nothing has weights 0
-    for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, exp2(load(s.logits + i) - base));
+    for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, weight_of(load(s.logits + i), base));
     if (lse != lse)  // what is hidden is 0 in such a row too
       for (int64_t i = s.from; i < s.to; i++)
         if (!sees(call, batch, head, query + r, from + i)) s.logits[i] = 0.0f;

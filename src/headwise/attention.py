@@ -97,7 +97,7 @@ def attend(
             raise ConfigError(f"measures=… reduces numbers, and q has none: it is on {q.device}, or a FakeTensor")
         return _without_numbers(shapes, q, decoded(k), decoded(v), rule, float(dropout_p), return_map, kernel)
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
-    seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
+    seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     dtype = q.dtype
     if return_map and isinstance(k, EightBits):  # so that the map has the keys that were computed with
         wide = torch.promote_types(dtype, torch.float32)

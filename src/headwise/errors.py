@@ -1,6 +1,7 @@
 """What headwise raises when it is asked for something that cannot be: one family, one clear line each."""
 
 import shlex
+from collections.abc import Mapping
 
 
 class HeadwiseError(ValueError):
@@ -38,3 +39,18 @@ class CheckpointError(HeadwiseError):
 def not_installed(what: str, *packages: str) -> ConfigError:
     """The error for a feature that requires packages which are not installed; the message names the first."""
     return ConfigError(f"{what} requires {packages[0]}: pip install {shlex.join(packages)}")
+
+
+def check_declared(kind: type, base: type, wanted: Mapping[str, str]) -> None:
+    """Raise if a new class leaves out what no default could be right for.
+
+    Args:
+        kind: the class, below `base`; what a class between the two declares counts.
+        wanted: name of an attribute or method → what it says.
+    Raises:
+        ConfigError: naming the class and what it does not declare.
+    """
+    between = kind.__mro__[: kind.__mro__.index(base)]
+    declared = {name for one in between for name in (*vars(one), *vars(one).get("__annotations__", ()))}
+    if missing := [f"{name} ({says})" for name, says in wanted.items() if name not in declared]:
+        raise ConfigError(f"class {kind.__name__}({base.__name__}): declare {', '.join(missing)}")

@@ -267,7 +267,7 @@ class AttentionMap:
         one = self.head(batch, head)
 
         def apply(matrix: "AttentionMap | TransposedMap", x: Any) -> Any:
-            columns = torch.as_tensor(x, dtype=one.lse.dtype).reshape(len(x), -1)
+            columns = torch.as_tensor(x, dtype=one.lse.dtype, device=one.lse.device).reshape(len(x), -1)
             return (matrix @ columns)[0, 0].cpu().numpy().reshape(-1, *x.shape[1:])
 
         return LinearOperator(

@@ -25,7 +25,7 @@ def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: 
         place = (..., slice(i, i + parts.shape[2]), slice(j, j + parts.shape[4]))
         total[place] += parts.sum((3, 5))
         largest[place] = torch.maximum(largest[place], parts.amax((3, 5)))
-        allowed = torch.ones(1, 1, *tile.shape[2:], device=lse.device) if tile.allowed is None else tile.allowed.float()
+        allowed = lse.new_ones(1, 1, *tile.shape[2:]) if tile.allowed is None else tile.allowed.to(lse)
         count[place] += in_squares(allowed, cell).sum((3, 5), dtype=torch.int64)
     return Squares(total / count.clamp_min(1), largest, count)
 
@@ -107,7 +107,7 @@ def _diagonal_cells(rule: Rule) -> Tensor:
     b, h, n, m = rule.grid
     found = lowered(rule)
     if isinstance(found, str) or found.dense is not None:
-        count = torch.zeros(b, h, n + m - 1, dtype=torch.int64)
+        count = torch.zeros(b, h, n + m - 1, dtype=torch.int64, device="cpu")
         for rows in rule.row_blocks():
             for cols, _ in rule.tiles(rows):
                 allowed = rule.allowed(rows, cols, torch.device("cpu"))
@@ -115,7 +115,7 @@ def _diagonal_cells(rule: Rule) -> Tensor:
                 count[..., _diagonals_of(rows, cols, n)] += diagonal_sums(allowed.long())
         return count
     # A range of keys is a range of diagonals: one more from where it begins, one fewer from where it ends.
-    start, stop = (found.spans.long() - torch.arange(n)[:, None, None] + n - 1).flatten(1, 2).unbind(-1)
+    start, stop = (found.spans.long() - torch.arange(n, device="cpu")[:, None, None] + n - 1).flatten(1, 2).unbind(-1)
     change, one = start.new_zeros(len(start), n + m), torch.ones_like(start)
     change.scatter_add_(1, start, one).scatter_add_(1, stop, -one)
     return change.cumsum(1)[:, None, :-1]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import DeviceError, DTypeError, ShapeError
+from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
 from headwise.masks import Grid, Mask, Span, State
 from headwise.scores import Bias, Relative, RelativeBias, Score, SinkLogits, SoftCap, cell
 
@@ -104,6 +104,11 @@ class Rule:
                     biases.append(score.values)
                 case SinkLogits():
                     sinks = score.logits.to(like)
+                case _:
+                    raise ConfigError(
+                        f"score {score!r}: a rule has no term for a {type(score).__name__}; expected a SoftCap, "
+                        f"Relative, Bias or SinkLogits"
+                    )
         return Terms(self.grid.n, cap, relative, tuple(biases), sinks)
 
     def only(self, batch: int, head: int) -> "Rule":
@@ -189,7 +194,8 @@ def score_tile(
     """cap(scale · q kᵀ) + all that is added − minus, before the mask.
 
     Args:
-        q, k, scale, minus, out: as in `raw_scores`.
+        q, k, scale, out: as in `raw_scores`.
+        minus: [b, h, r], the log-sum-exp of whole rows, or None. The result is then at most 0.
         soft_cap: the cap of SoftCap, or 0.0.
         added: as from `Terms.added`, each broadcasting to [b, h, r, c].
         slope: memory [b, h, r, c] for the derivative of the cap, 1 − tanh²; only with a cap.
@@ -205,7 +211,8 @@ def score_tile(
             scores.sub_(minus[..., None])
     for term in added:
         scores.add_(term)
-    return scores
+    # A weight is no more than 1; where scores are so large that their own rounding is, a difference could exceed 0.
+    return scores if minus is None else scores.clamp_(max=0.0)
 
 
 def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
@@ -266,8 +273,18 @@ def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
 
     A sink's weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ).
     """
-    weight = torch.exp(sinks.detach()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
-    return -(weight * delta).sum((0, 2))
+    return -(sink_weight(sinks, lse) * delta).sum((0, 2))
+
+
+def sink_weight(sinks: Tensor, lse: Tensor) -> Tensor:
+    """The weights of learned sinks [h] in rows with these log-sum-exps, [b, h, n]; 0 in a row that sees nothing."""
+    return torch.exp(sinks.detach()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
+
+
+def without_masked_queries(x: Tensor, lse: Tensor) -> Tensor:
+    """x [b, h, n, e] with 0 in the rows of fully masked queries, by the log-sum-exp [b, h, n]: NaN there, times a
+    weight of 0, would reach the gradients of keys that other queries see."""
+    return x.masked_fill((lse == -torch.inf)[..., None], 0.0)
 
 
 def own_dtypes(x: Tensor) -> AbstractContextManager[object]:

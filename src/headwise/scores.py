@@ -12,34 +12,54 @@ one number a distance, so only a `Bias` takes n×m memory: the caller's own.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
+from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError, check_declared
 from headwise.masks import Grid, Span
 
 
 class Score:
-    """Base of what can stand in `score=(…)`."""
+    """Base of what can stand in `score=(…)`.
+
+    A class of its own declares what it is of a single head and of a rectangle of the matrix; nothing is assumed. One
+    below `Relative`, `Bias` or another of the scores here has that of them.
+    """
 
     repeats = False  # whether two of its kind in one call make sense
+    placed: bool  # whether it depends on the distance of queries and keys
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        check_declared(cls, Score, {
+            "placed": "whether it depends on the distance of queries and keys",
+            "only": "the score as one batch entry and head has it",
+            "part": "the score as a rectangle of the matrix has it",
+        })  # fmt: skip
 
     def check(self, grid: Grid, device: torch.device) -> None:
         """Raise if this cannot be laid over such a matrix."""
 
     def only(self, batch: int, head: int) -> "Score":
         """The score as one batch entry and head has it, for a grid of batch 1 and one head."""
-        return self
+        raise NotImplementedError
 
     def part(self, rows: Span, cols: Span) -> "Score":
         """The score as a rectangle of the matrix has it."""
-        return self
+        raise NotImplementedError
 
     def kept(self) -> "Score":
-        """The score as a map keeps it: without graph, and with numbers that no optimiser changes."""
-        return self
+        """The score as a map keeps it: without graph, and with numbers that no optimiser changes. Unless overridden, a
+        copy in which tensors are such."""
+        tensors = {name: _kept(x) for name, x in self.__dict__.items() if isinstance(x, Tensor)}
+        if not tensors:
+            return self
+        found = copy(self)
+        found.__dict__.update(tensors)
+        return found
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,13 @@ class SoftCap(Score):
     """cap · tanh(scale·q·k / cap): scores stay within ±cap (Gemma 2, 2408.00118 §2)."""
 
     cap: float
+    placed = False
+
+    def only(self, batch: int, head: int) -> Score:
+        return self
+
+    def part(self, rows: Span, cols: Span) -> Score:
+        return self
 
     def __post_init__(self) -> None:
         if not (self.cap > 0 and math.isfinite(self.cap)):
@@ -57,10 +84,39 @@ class Relative(Score, ABC):
     """Base of biases that depend on the distance alone."""
 
     repeats = True
+    placed = True
 
     @abstractmethod
     def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
         """The bias [h or 1, len(offset)] of keys that stand at position + offset, for integer offsets."""
+
+    def only(self, batch: int, head: int) -> Score:
+        return _OfOneHead(self, head)
+
+    def part(self, rows: Span, cols: Span) -> Score:
+        return self
+
+
+class _OfOneHead(Relative):
+    """What a `Relative` of any class is for one head."""
+
+    def __init__(self, whole: Relative, head: int) -> None:
+        self.whole, self.head = whole, head
+
+    def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
+        found = self.whole.at(offset, dtype)
+        return found if len(found) == 1 else found[self.head : self.head + 1]
+
+    def only(self, batch: int, head: int) -> Score:
+        return self
+
+    def kept(self) -> Score:
+        kept = self.whole.kept()
+        assert isinstance(kept, Relative)
+        return _OfOneHead(kept, self.head)
+
+    def __repr__(self) -> str:
+        return repr(self.whole)
 
 
 class ALiBi(Relative):
@@ -96,9 +152,6 @@ class ALiBi(Relative):
     def only(self, batch: int, head: int) -> Score:
         return ALiBi(self.slopes[head : head + 1])
 
-    def kept(self) -> Score:
-        return ALiBi(_kept(self.slopes))
-
     def __repr__(self) -> str:
         return f"ALiBi(<{len(self.slopes)} slopes>)"
 
@@ -129,9 +182,6 @@ class RelativeBias(Relative):
 
     def only(self, batch: int, head: int) -> Score:
         return self if len(self.values) == 1 else RelativeBias(self.values[head : head + 1], self.first)
-
-    def kept(self) -> Score:
-        return RelativeBias(_kept(self.values), self.first)
 
     def __repr__(self) -> str:
         h, length = self.values.shape
@@ -165,7 +215,8 @@ def t5_bias(weight: Tensor, *, bidirectional: bool, max_distance: int = 128) -> 
     wide = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact) * (buckets - exact)
     bucket = torch.where(distance < exact, distance, (exact + wide.long()).clamp_max(buckets - 1))
     bucket = bucket + (offset > 0) * buckets
-    return RelativeBias(weight[bucket].mT, -max_distance)
+    floats = weight.to(torch.promote_types(weight.dtype, torch.float32))  # a bucket adds up gradients of many distances
+    return RelativeBias(floats[bucket].mT, -max_distance)
 
 
 class Bias(Score):
@@ -175,6 +226,7 @@ class Bias(Score):
     """
 
     repeats = True
+    placed = False  # its part is cut out
 
     def __init__(self, values: Tensor) -> None:
         self.values = _floats("Bias(values)", values, 4)
@@ -195,9 +247,6 @@ class Bias(Score):
     def part(self, rows: Span, cols: Span) -> Score:
         return Bias(self.values[cell(self.values, rows, cols)])
 
-    def kept(self) -> Score:
-        return Bias(_kept(self.values))
-
     def __repr__(self) -> str:
         return f"Bias(<{'×'.join(map(str, self.values.shape))}>)"
 
@@ -212,6 +261,8 @@ class SinkLogits(Score):
         logits: [h] numbers or a floating tensor, which may require gradients.
     """
 
+    placed = False
+
     def __init__(self, logits: Sequence[float] | Tensor) -> None:
         self.logits = _floats("SinkLogits(logits)", logits, 1)
 
@@ -223,8 +274,8 @@ class SinkLogits(Score):
     def only(self, batch: int, head: int) -> Score:
         return SinkLogits(self.logits[head : head + 1])
 
-    def kept(self) -> Score:
-        return SinkLogits(_kept(self.logits))
+    def part(self, rows: Span, cols: Span) -> Score:
+        return self
 
     def __repr__(self) -> str:
         return f"SinkLogits(<{len(self.logits)}>)"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Span, State
-from headwise.rule import Rule, Terms, score_tile
+from headwise.rule import Rule, Terms, score_tile, sink_weight
 
 Progress = Callable[[int, int], None]  # rows done, rows in all
 
@@ -68,8 +68,10 @@ class Tile:
     def log_weights(self) -> Tensor:
         """ln of the weights, [b, h, r, c]; −∞ where not allowed."""
         # A row that sees nothing has lse = -inf; +inf instead makes all its weights 0.
-        minus = self.lse.masked_fill(self.lse == -torch.inf, torch.inf)
-        room = self._scratch.take("log_weights", self.shape, self.lse)
+        return self._scores("log_weights", self.lse.masked_fill(self.lse == -torch.inf, torch.inf))
+
+    def _scores(self, name: str, minus: Tensor | None) -> Tensor:
+        room = self._scratch.take(name, self.shape, self.lse)
         added = self._terms.added(self.rows, self.cols)
         logs = score_tile(self._q, self._k, self.rule.scale, self._terms.soft_cap, added, minus=minus, out=room)
         return logs if self.allowed is None else logs.masked_fill_(~self.allowed, -torch.inf)
@@ -84,6 +86,18 @@ class Tile:
     def logits(self) -> Tensor:
         """The scores before the softmax, [b, h, r, c]; −∞ where not allowed."""
         return self.log_weights + self.lse[..., None]
+
+    @cached_property
+    def among_keys(self) -> tuple[Tensor, Tensor]:
+        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to one factor a row, the same in all its
+        tiles, for what is measured among the keys alone. They are 0 and the weights, or beside a learned sink, which
+        may leave weights too small for floating numbers, the tile's largest score and exp(S − top)."""
+        if self._terms.sinks is None:
+            return torch.zeros_like(self.lse), self.weights
+        scores = self._scores("scores", None)
+        top = scores.amax(-1)
+        scores -= top.masked_fill(top == -torch.inf, 0.0)[..., None]
+        return top, scores.exp_()
 
     @cached_property
     def mass(self) -> Tensor:
@@ -106,10 +120,18 @@ class Tile:
         return -torch.mul(self.weights, logs, out=self._scratch.take("product", self.shape, self.lse)).sum(-1)
 
     @cached_property
+    def sink_weight(self) -> Tensor:
+        """What a learned sink takes of each row, [b, h, r]; 0 without one."""
+        if self._terms.sinks is None:
+            return torch.zeros_like(self.lse)
+        return sink_weight(self._terms.sinks, self.lse)
+
+    @cached_property
     def allowed_keys(self) -> Tensor:
         """How many keys of the tile each row may see, [b, h, r]."""
-        count = torch.tensor(self.shape[-1]) if self.allowed is None else self.allowed.sum(-1)
-        return count.to(self.lse).expand(self.lse.shape)
+        if self.allowed is None:
+            return torch.full_like(self.lse, self.shape[-1])
+        return self.allowed.sum(-1).to(self.lse).expand(self.lse.shape)
 
     @property
     def positions(self) -> Tensor:
@@ -123,40 +145,41 @@ class Tile:
         return torch.arange(self.cols.start, self.cols.stop, device=self.lse.device)
 
     @cached_property
-    def distance_moments(self) -> Tensor:
-        """Σ p, Σ p·d and Σ p·d² over the tile with d = |position − key|, [b, h, r, 3] in float64.
+    def mean_distance(self) -> Tensor:
+        """Σ p·d over the tile with d = |position − key|, [b, h, r] in float64.
 
-        Away from the diagonal d is linear in the key index, so the three are one thin product; they are summed
-        about the tile's near edge, which keeps float32 exact enough at any distance.
+        Where all keys are on one side of all rows, d is linear in the key index, so this is a thin product; it is
+        summed about the tile's near edge, which keeps float32 exact enough at any distance.
         """
         position, key = self.positions, self.keys
-        side = self._side(position, key)
-        if side == 0:
+        before, after = self.cols.stop - 1 <= int(position[0]), self.cols.start >= int(position[-1])
+        if not (before or after):
             distance = (position[:, None] - key).abs().to(self.weights.dtype)
-            weighted = self.weights * distance
-            parts = self.mass, weighted.sum(-1), (weighted * distance).sum(-1)
-            return torch.stack(parts, -1).double()
-        edge = self.cols.stop - 1 if side < 0 else self.cols.start
-        near = (side * (edge - position)).double()  # below 0 where a row stands inside the tile
-        step = (side * (key - edge)).to(self.weights.dtype)
-        # As the rows of a linear layer: a product with a tall matrix of three columns would be many times slower.
-        powers = torch.stack((torch.ones_like(step), step, step * step))
-        mass, first, second = torch.nn.functional.linear(self.weights, powers).double().unbind(-1)
-        return torch.stack((mass, near * mass + first, near**2 * mass + 2 * near * first + second), -1)
+            return (self.weights * distance).sum(-1).double()
+        edge = self.cols.stop - 1 if before else self.cols.start
+        near, step = (edge - position).abs().double(), (key - edge).abs().to(self.weights.dtype)
+        # As the rows of a linear layer: a product with a tall matrix of two columns would be many times slower.
+        powers = torch.stack((torch.ones_like(step), step))
+        mass, first = torch.nn.functional.linear(self.weights, powers).double().unbind(-1)
+        return near * mass + first
 
-    def _side(self, position: Tensor, key: Tensor) -> int:
-        """−1 if all keys that have weight are at or before their query, 1 if at or after, else 0."""
-        if self.cols.stop - 1 <= int(position[0]):
-            return -1
-        if self.cols.start >= int(position[-1]):
-            return 1
-        if self.allowed is not None:
-            ahead, behind = key > position[:, None], key < position[:, None]
-            if not bool((self.allowed & ahead).any()):
-                return -1
-            if not bool((self.allowed & behind).any()):
-                return 1
-        return 0
+    @cached_property
+    def distance_spread(self) -> Tensor:
+        """Of d = |position − key| over the tile, with top and e of `among_keys`: top, Σ e, the mean of d and
+        Σ e·(d − mean)², [b, h, r, 4] in float64. Sums about 0 would cancel where a head looks far at few distances."""
+        top, e = self.among_keys
+        position, key = self.positions, self.keys
+        middle = (position - (self.cols.start + self.cols.stop) // 2).abs()
+        offset = ((position[:, None] - key).abs() - middle[:, None]).to(e.dtype)  # [r, c], whole and small
+        room = self._scratch.take("product", self.shape, self.lse)
+        mass = e.sum(-1)
+        safe = mass.masked_fill(mass == 0, 1.0)
+        mean = torch.mul(e, offset, out=room).sum(-1) / safe
+        rest = torch.sub(offset, mean[..., None], out=self._scratch.take("rest", self.shape, self.lse))
+        first = torch.mul(e, rest, out=room).sum(-1)  # what rounding has left of the mean
+        second = room.mul_(rest).sum(-1)
+        mean = middle.double() + mean.double() + first.double() / safe.double()
+        return torch.stack((top.double(), mass.double(), mean, second.double()), -1)
 
     def diagonal(self, offset: int) -> tuple[Tensor, Tensor]:
         """Weight of the key at position + offset, and whether it is in this tile and allowed: both [b, h, r]."""
@@ -174,12 +197,19 @@ class Tile:
         return torch.where(inside, weight, 0.0), open_
 
 
+def tops(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The larger of two tiles' tops (`Tile.among_keys`), and the factors that bring the e of each to it."""
+    top = torch.maximum(one, other)
+    base = top.masked_fill(top == -torch.inf, 0.0)
+    return top, (one - base).exp(), (other - base).exp()
+
+
 def weights_at(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, batch: range, heads: range, rows: range, cols: range
 ) -> Tensor:
     """The weights at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
     i, j = (torch.tensor(list(x), dtype=torch.long, device=q.device) for x in (rows, cols))
-    b_at, h_at = (torch.tensor(list(x), dtype=torch.long) for x in (batch, heads))
+    b_at, h_at = (torch.tensor(list(x), dtype=torch.long, device=q.device) for x in (batch, heads))
     h_kv = h_at // (q.shape[1] // k.shape[1])
 
     def pick(x: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ def test_it_takes_a_cache_and_a_context() -> None:
     torch.testing.assert_close(torch.cat(parts, 1), made(x, mask=Causal()))
     other = given(7, seed=8)
     assert not torch.allclose(made(x, other), made(x))
-    assert torch.equal(made(x, other)[:, 3:5], made(x[:, 3:5], other))  # nothing but the context is mixed in
+    # Nothing but the context is mixed in; products of other sizes may be rounded otherwise.
+    torch.testing.assert_close(made(x, other)[:, 3:5], made(x[:, 3:5], other), rtol=1e-12, atol=1e-12)
 
 
 def test_dropout_is_on_the_branches_only_and_in_training_only() -> None:

@@ -12,6 +12,7 @@ from headwise.errors import ConfigError, DeviceError, DTypeError, KernelError, S
 from headwise.kernels import use_kernel
 from headwise.kernels.cpu.library import library
 from headwise.masks import Causal, Dense, Lengths, Window
+from headwise.scores import SoftCap
 
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
 
@@ -203,6 +204,42 @@ def test_no_queries_or_no_keys(kernel: str) -> None:
     assert (attend(q, k[:, :, :0], v[:, :, :0], kernel=kernel) == 0).all()
     assert attend(q[:, :, :0], k, v).shape == (2, 6, 0, 5)
     assert (attend(q, k[:, :, :0], v[:, :, :0]) == 0).all()
+
+
+@pytest.mark.parametrize("kernel", ["torch_blocks", "cpu", "auto"])
+@pytest.mark.parametrize("where", ["q", "out"])
+def test_nan_of_a_fully_masked_query_reaches_no_gradient(kernel: str, where: str) -> None:
+    found = []
+    for number in (0.0, torch.nan):
+        q, k, v = qkv(1, 4, 2, 37, 53)
+        d_out = torch.randn(1, 4, 37, 5, generator=torch.Generator().manual_seed(1))
+        (q if where == "q" else d_out)[:, :, 29:] = number
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        out = able(kernel, *inputs, mask=Lengths([47], [29]))
+        found.append(torch.autograd.grad(out, inputs, d_out))
+    for clean, dirty in zip(*found, strict=True):
+        assert torch.equal(clean, dirty)
+
+
+@pytest.mark.parametrize("kernel", ["torch_blocks", "auto"])
+def test_a_masked_key_that_is_not_finite_passes_nothing_on_below_a_cap(kernel: str) -> None:
+    q, k, v = qkv(1, 4, 2, 41, 41, 8, 8)
+    found = []
+    for number in (0.0, torch.nan):
+        k[0, :, 29, 3] = number
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = attend(*inputs, mask=Causal(), score=SoftCap(2.0), kernel=kernel)
+        found.append(torch.autograd.grad(out[:, :, :29].sum(), inputs[0])[0][:, :, :29])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("kernel", [*kernels_here(), "auto"])
+@pytest.mark.parametrize(("b", "h"), [(0, 6), (2, 0)])
+def test_gradients_without_a_batch_or_without_heads_are_zero(kernel: str, b: int, h: int) -> None:
+    q, k, v = (x.requires_grad_() for x in qkv(b, h, 3, 41, 41, 8, 8))
+    able(kernel, q, k, v, mask=Causal()).sum().backward()
+    for x in (q, k, v):
+        assert torch.equal(x.grad, torch.zeros_like(x))
 
 
 def test_autos_choice_and_every_refusal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

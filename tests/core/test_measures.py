@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
+from headwise.masks import Causal, Mask, Window
 from headwise.measures import (
     GIVEN,
     MEASURES,
@@ -24,6 +25,7 @@ from headwise.measures import (
 )
 from headwise.measures.engine import statistics_for
 from headwise.measures.registry import resolve
+from headwise.scores import ALiBi
 from headwise.tiles import Tile
 
 Dense = tuple[Tensor, Tensor, Tensor]  # weights, allowed, scores: [b, h, n, m] float64
@@ -254,6 +256,24 @@ def test_a_uniform_head_scores_the_baseline() -> None:
         torch.testing.assert_close(both[kind.name], both[f"{kind.name}_uniform"])
 
 
+@pytest.mark.parametrize("mask", [Window(1), Causal()])
+def test_a_small_distance_is_as_exact_as_a_large_one(mask: Mask) -> None:
+    q, k, v = qkv(n=391, m=391, d=61)
+    score = ALiBi([9.0, 11.0, 13.0, 15.0, 17.0, 19.0])  # next to no weight on any key but the query's own
+    _, amap = attend(q, k, v, mask=mask, score=score, scale=0.01, kernel="torch_blocks", return_map=True)
+    rows = (amap.to_dense().double() * (torch.arange(391)[:, None] - torch.arange(391)).abs()).sum(-1)
+    got = amap.measure("mean_distance")["mean_distance"].double()
+    torch.testing.assert_close(got, rows.mean(-1), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["duplicate_mass", "induction_mass"])
+def test_queries_before_the_first_key_match_no_token(name: str) -> None:
+    q, k, v = qkv(n=41, m=17)
+    _, amap = attend(q, k, v, return_map=True)
+    got = amap.measure(ready(name, 17))[name]
+    torch.testing.assert_close(got.double(), FORMULAS[name](dense_truth(q, k, amap.mask)), rtol=1e-5, atol=1e-6)
+
+
 def test_a_measure_of_ones_own_beside_names() -> None:
     class Variety(RowMeasure):
         name, unit, range, source = "variety", "keys", "≥ 0", "keys with at least 1 % of the weight"
@@ -335,6 +355,34 @@ def test_no_queries_no_keys_and_no_heads_can_be_asked(n: int, m: int, heads: int
     found = amap.measure(*MEASURES)
     for name in MEASURES:
         assert found[name].shape == (3, heads)
+        assert n or (found[name] == 0).all()  # as where no query counts
     assert m or (found["received_mass"] == 0).all()
     assert (amap.T @ out).shape == (3, heads, m, 5)
     assert (amap @ v).shape == (3, heads, n, 5)
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+def test_a_measure_of_no_queries_is_0(reduce: str) -> None:
+    kind = type("Own", (LocalMass,), {"reduce": reduce, "needs": lambda self, rule: (), "name": "own"})
+    kind.told = lambda self, found, lse, rule: (lse, None)  # type: ignore[attr-defined]
+    q, k, v = qkv()
+    _, amap = attend(q[:, :, :0], k, v, return_map=True)
+    assert (amap.measure(kind())["own"] == 0).all()
+    assert amap.measure(kind(), rows=True).rows["own"].shape == (2, 6, 0)
+
+
+@pytest.mark.parametrize(("b", "h"), [(0, 6), (3, 0), (0, 0)])
+def test_progress_of_no_batch_and_no_heads(b: int, h: int) -> None:
+    q, k, v = torch.randn(b, h, 37, 8), torch.randn(b, 2, 53, 8), torch.randn(b, 2, 53, 5)
+    _, amap = attend(q, k, v, return_map=True)
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, of: int) -> None:
+        told.append((done, of))
+
+    assert all(x.shape == (b, h) for x in amap.measure(*MEASURES, progress=progress).values())
+    assert amap.pool(7, progress=progress).shape == (b, h, 5, 7)
+    assert amap.pooled(range(3, 9), slice(None), 2, progress=progress).allowed.shape == (b, h, 3, 27)
+    assert [x.shape for x in amap.topk(3, progress=progress)] == [(b, h, 37, 3)] * 2
+    assert told[0] == told[-1] == (37, 37)
+    assert (6, 6) in told

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from samples import MASKS, kernels_here, qkv
+from samples import MASKS, qkv
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -14,7 +14,15 @@ from headwise.kernels import quick, use_kernel
 from headwise.masks import Causal, Dense, Mask, Window
 from headwise.scores import SoftCap
 
-pytestmark = pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
+
+def _picked() -> str:
+    """The kernel that "auto" has for a plain call on this machine."""
+    return attend(*qkv(e=8), return_map=True)[1].kernel
+
+
+pytestmark = pytest.mark.skipif(
+    '_picked() != "cpu"', reason='only calls of the compiled kernel are kept, and "auto" picks another one here'
+)
 
 SIZES = ((2, 6, 3, 17, 23, 20, 12), (1, 2, 2, 1, 41, 8, 8), (3, 4, 1, 5, 5, 7, 3))
 WAYS = {"None": None, "causal": Causal(), "window": Causal() & Window(3)}

@@ -37,6 +37,15 @@ def test_vmap_is_one_call_after_another(name: str) -> None:
     assert torch.equal(found, torch.stack(each, 1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_vmap_under_autocast_keeps_the_dtype(dtype: torch.dtype) -> None:
+    inputs = [torch.stack([x, -x]) for x in qkv(dtype=dtype)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = torch.vmap(attend)(*inputs)
+    assert found.dtype == dtype
+    assert torch.equal(found, torch.stack([attend(*(x[i] for x in inputs)) for i in range(2)]))
+
+
 def test_vmap_over_masks_biases_and_shared_keys() -> None:
     q, k, v = qkv()
     generator = torch.Generator().manual_seed(2)

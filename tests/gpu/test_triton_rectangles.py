@@ -10,7 +10,16 @@ from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.masks import Span
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
-from headwise.statistics import DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, KeyWeights, RangeMass
+from headwise.statistics import (
+    CONCENTRATION,
+    DISTANCE,
+    DISTANCE_VARIANCE,
+    ENTROPY,
+    LARGEST,
+    SQUARES,
+    KeyWeights,
+    RangeMass,
+)
 
 N, M = 37, 53
 ROWS, COLS = (Span(0, 7), Span(7, 37)), (Span(0, 31), Span(31, 53))  # few rows are decoded, and many are not
@@ -46,7 +55,7 @@ def test_rectangles_join_to_the_whole(mask: str, score: str) -> None:
 
     classes = torch.rand(2, M, generator=torch.Generator().manual_seed(2))
     near, early = RangeMass(-4, 2, relative=True), RangeMass(3, 45, relative=False)
-    wanted = (LARGEST, ENTROPY, SQUARES, DISTANCE, DISTANCE_VARIANCE, near, early, KeyWeights(classes))
+    wanted = (LARGEST, ENTROPY, SQUARES, CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, near, early, KeyWeights(classes))
     way = Way(whole, "triton_gpu", statistics=wanted)
     given = [x is not None for x in (terms.relative, terms.sinks, *terms.biases)]
     sums = ScoreSums(terms, given, q)
@@ -59,6 +68,7 @@ def test_rectangles_join_to_the_whole(mask: str, score: str) -> None:
     truth = {
         ENTROPY: torch.special.entr(p).sum(-1),
         SQUARES: p.square().sum(-1),
+        CONCENTRATION: p.square().sum(-1) / mass.square().clamp_min(1e-300),
         DISTANCE: mean * mass,
         DISTANCE_VARIANCE: (p * (far - mean[..., None]).square()).sum(-1) / mass.clamp_min(1e-300),
         near: (p * ((offset >= -4) & (offset < 2))).sum(-1),

@@ -16,6 +16,7 @@ from headwise.masks import Causal, Everything, Mask
 from headwise.scores import Bias, Score
 from headwise.statistics import (
     COLUMN_MASS,
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     ENTROPY,
@@ -32,7 +33,7 @@ RANGES = tuple(
 )
 
 
-ROWS = (LARGEST, ENTROPY, SQUARES, DISTANCE, DISTANCE_VARIANCE)
+ROWS = (LARGEST, ENTROPY, SQUARES, CONCENTRATION, DISTANCE, DISTANCE_VARIANCE)
 
 
 def measured(
@@ -66,6 +67,7 @@ def check(found: Mapping[Statistic, Tensor], p: Tensor, limit: float = 1e-5) -> 
     expected = {
         ENTROPY: torch.special.entr(p).sum(-1),
         SQUARES: (p * p).sum(-1),
+        CONCENTRATION: (p * p).sum(-1) / mass.square().clamp_min(1e-300),
         DISTANCE: mean * mass,
         DISTANCE_VARIANCE: (p * (d - mean[..., None]) ** 2).sum(-1) / mass.clamp_min(1e-300),
         COLUMN_MASS: p.sum(-2),

@@ -14,6 +14,7 @@ from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap
 from headwise.statistics import (
     COLUMN_MASS,
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     ENTROPY,
@@ -69,6 +70,9 @@ class Truth:
             return -torch.special.xlogy(p, p).sum(-1)
         if statistic == SQUARES:
             return p.square().sum(-1)
+        if statistic == CONCENTRATION:
+            among = self.s.softmax(-1).nan_to_num(0.0)  # of the keys alone, whatever a sink takes
+            return among.square().sum(-1)
         if statistic == DISTANCE:
             return (p * far).sum(-1)
         if statistic == DISTANCE_VARIANCE:

@@ -26,6 +26,7 @@ from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, SinkLogits, SoftCap
 from headwise.statistics import (
     COLUMN_MASS,
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     ENTROPY,
@@ -37,7 +38,7 @@ from headwise.statistics import (
 
 pytestmark = pytest.mark.usefixtures("target")
 
-ROWS = (LARGEST, ENTROPY, SQUARES, DISTANCE, DISTANCE_VARIANCE, RangeMass(-3, 1, relative=True))
+ROWS = (LARGEST, ENTROPY, SQUARES, CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, RangeMass(-3, 1, relative=True))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 POISON = 0x7FC0BEEF  # a NaN that no arithmetic makes
 GUARD = 64  # floats

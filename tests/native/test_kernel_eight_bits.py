@@ -27,6 +27,7 @@ from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
 from headwise.scores import Score
 from headwise.statistics import (
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     ENTROPY,
@@ -42,6 +43,7 @@ ROWS = (
     LARGEST,
     ENTROPY,
     SQUARES,
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     RangeMass(-3, 1, relative=True),

@@ -147,6 +147,41 @@ def test_rows_that_see_nothing_pass_nothing_on() -> None:
     assert (v.grad[1, :, :20] != 0).all()
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_no_query_sees_stops_no_backward_pass(bad: float) -> None:
+    q, k, v = qkv(1, 4, 2, 3, 11, 5, 7)
+    found = []
+    for dirty in (False, True):
+        if dirty:
+            k[0, 1, 9, 2] = v[0, 0, 10, 3] = bad
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        run(*inputs, Lengths([9])).out.square().sum().backward()
+        found.append([x.grad for x in inputs])
+    for clean, one in zip(*found, strict=True):
+        assert torch.equal(clean, one)
+
+
+def test_without_query_heads_gradients_are_zero() -> None:
+    q, k, v = (x.requires_grad_() for x in qkv(2, 0, 3, 5, 7))
+    attend(q, k, v).sum().backward()
+    assert (k.grad == 0).all()
+    assert (v.grad == 0).all()
+
+
+@pytest.mark.parametrize("size", [1e9, 1e20])
+def test_logits_whose_rounding_is_large_give_weights_of_at_most_one(size: float) -> None:
+    q, k, v = qkv(2, 4, 2, 53, 97, 13, 5)
+    inputs = [x.requires_grad_() for x in (size * q, k, v)]
+    out, amap = attend(*inputs, kernel="cpu", return_map=True)
+    out.sum().backward()
+    weights = amap.to_dense()
+    assert (weights >= 0).all()
+    assert (weights <= 1).all()
+    assert (inputs[2].grad >= 0).all()
+    assert (inputs[2].grad <= 53 * 2).all()
+    assert all(x.grad.isfinite().all() for x in inputs)
+
+
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
 def test_dropout_is_fair_and_independent(p: float) -> None:
     b, h, n, m = 2, 3, 61, 509

@@ -15,6 +15,7 @@ from headwise.masks import Grid, Span
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
 from headwise.rule import Rule
 from headwise.statistics import (
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     ENTROPY,
@@ -59,7 +60,7 @@ def test_statistics_of_rectangles_join(mask, score, m, fewer, row_cuts, col_cuts
     q, k, v, rule = matrix(mask, score, m, fewer)
     weights = torch.rand(B, m, generator=torch.Generator().manual_seed(2))
     wanted = (
-        LARGEST, ENTROPY, SQUARES, DISTANCE_VARIANCE, DISTANCE, RangeMass(0, 3, relative=False),
+        LARGEST, ENTROPY, SQUARES, CONCENTRATION, DISTANCE_VARIANCE, DISTANCE, RangeMass(0, 3, relative=False),
         RangeMass(9, 200, relative=False), RangeMass(-4, 2, relative=True), KeyWeights(weights),
     )  # fmt: skip
     with torch.no_grad():

@@ -118,7 +118,8 @@ def test_svd_passes_rotary_positions_by_complex_factors() -> None:
             heads = x.view(6, 6, -1)
             heads[1:] = heads[0].clone()
     result = merge_kv(module, 2, "svd")
-    torch.testing.assert_close(call(result.model), call(module), rtol=1e-6, atol=1e-8)
+    # In float64, but what is left out of an SVD is known to the root of its rounding.
+    torch.testing.assert_close(call(result.model), call(module), rtol=1e-6, atol=1e-7)
 
 
 @settings(max_examples=40, deadline=None)

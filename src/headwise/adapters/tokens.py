@@ -113,7 +113,7 @@ def _queries(mask: Mask, grid: Grid) -> Tensor | None:
     real: Tensor | None = None
     for part in conjuncts(mask):
         if _is_padding(part):
-            keys = part.allowed(torch.zeros(1, dtype=torch.long), torch.arange(grid.m), grid)[:, 0, 0]
+            keys = _first_row(part, grid)
             here = keys[:, grid.m - grid.n :]
             real = here if real is None else real & here
     return None if real is None or bool(real.all()) else real
@@ -129,7 +129,7 @@ def _blinded(mask: Mask, grid: Grid) -> Mask:
         queries = (mask.keys - grid.shift).clamp(min=0) if left else mask.keys.clamp(max=grid.n)
         return Lengths(mask.keys, queries, side=mask.side)
     # Padding with holes: one document, in O(n) where a boolean of rows and columns would be n×m.
-    real = mask.allowed(torch.zeros(1, dtype=torch.long), torch.arange(grid.m), grid)[:, 0, 0]
+    real = _first_row(mask, grid)
     return Documents(real.long() - 1)
 
 
@@ -147,3 +147,9 @@ def _seen(lse: Tensor, rule: Rule, first: int) -> Tensor:
         return lse
     here = real[:, None, first : first + lse.shape[-1]].to(lse.device)
     return lse.masked_fill(~here, -torch.inf)
+
+
+def _first_row(mask: Mask, grid: Grid) -> Tensor:
+    """Which keys the first query may see, [b or 1, m]."""
+    row, keys = torch.zeros(1, dtype=torch.long, device="cpu"), torch.arange(grid.m, device="cpu")
+    return mask.allowed(row, keys, grid)[:, 0, 0]

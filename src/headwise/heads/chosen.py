@@ -45,7 +45,7 @@ class Picked(Mask):
         if spans is None:
             return None
         b, i, c = self.positions.shape
-        batch = torch.arange(b)[:, None, None] if len(spans) > 1 else 0
+        batch = torch.arange(b, device="cpu")[:, None, None] if len(spans) > 1 else 0
         return spans[batch, self.positions.cpu()].reshape(b * i, c, *spans.shape[2:])
 
     def check(self, grid: Grid) -> None:

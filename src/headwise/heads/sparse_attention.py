@@ -149,7 +149,7 @@ def _attend(
     if not isinstance(mask, Everything):
         blocks = max(1, min(c, grid.n // NEAR))
     outs, parts = [], []
-    for rows in torch.arange(c).tensor_split(blocks):
+    for rows in torch.arange(c, device="cpu").tensor_split(blocks):
         at = slice(int(rows[0]), int(rows[-1]) + 1)
         if not isinstance(mask, Everything):
             options["mask"] = Picked(mask, grid, picks.heads, picks.positions[:, :, at])
@@ -213,7 +213,7 @@ class _Extras:
 
 
 def _is_alike_for_heads(mask: Mask, grid: Grid) -> bool:
-    first = torch.zeros(min(1, grid.n), dtype=torch.long)
+    first = torch.zeros(min(1, grid.n), dtype=torch.long, device="cpu")
     return mask.allowed(first, first[: grid.m], grid).shape[1] == 1
 
 

@@ -53,14 +53,14 @@ def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     *of_call, kernel = given
     with torch.no_grad():
         result, chosen, _ = run(_call(*of_call), kernel)
-    return result.out.contiguous(), result.lse.contiguous(), torch.tensor(_NAMES.index(chosen.name))
+    return result.out.contiguous(), result.lse.contiguous(), torch.tensor(_NAMES.index(chosen.name), device="cpu")
 
 
 @attend.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows = q.shape[:3]
     lse = q.new_empty(rows, dtype=compute(q[..., :0, :]).dtype)
-    return q.new_empty(*rows, v.shape[-1]), lse, torch.empty((), dtype=torch.long)
+    return q.new_empty(*rows, v.shape[-1]), lse, torch.empty((), dtype=torch.long, device="cpu")
 
 
 @torch.library.custom_op("headwise::attend_backward", mutates_args=(), schema=_BACKWARD)
@@ -143,10 +143,18 @@ def _one_by_one(operator: Any) -> Any:
             operator(*(entry(x, dims, at) for x, dims in zip(given, in_dims, strict=True)))
             for at in range(info.batch_size)
         ]
-        stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
+        stacked = [_stacked(parts) for parts in zip(*found, strict=True)]
         return (tuple(stacked), (0,) * len(stacked)) if isinstance(found[0], tuple) else (stacked, [0] * len(stacked))
 
     return each
+
+
+def _stacked(parts: Sequence[Tensor]) -> Tensor:
+    """As torch.stack, which autocast refuses float16 on a CPU, and in vmap even where autocast is turned off."""
+    whole = parts[0].new_empty(len(parts), *parts[0].shape)
+    for at, part in enumerate(parts):
+        whole[at] = part
+    return whole
 
 
 attend.register_vmap(_one_by_one(attend))

@@ -121,7 +121,8 @@ def _log_matrix(of: Matrix) -> Tensor:
     """S − lse in float64, [b, h, n, m]; −∞ where not allowed, and in rows that see nothing."""
     scores, _ = _scores(of.q, of.k, of.rule)
     lse = of.lse.double()[..., None]
-    return scores.masked_fill(~_allowed(of), -torch.inf) - lse.masked_fill(lse == -torch.inf, torch.inf)
+    logs = scores.masked_fill(~_allowed(of), -torch.inf) - lse.masked_fill(lse == -torch.inf, torch.inf)
+    return logs.clamp_max(0.0)  # the log-sum-exp may be rounded to float32
 
 
 def _allowed(of: Matrix) -> Tensor:

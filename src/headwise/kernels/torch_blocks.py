@@ -13,7 +13,7 @@ from torch import Tensor
 from headwise.kernels.call import Call, Result
 from headwise.kernels.tile_reads import TileReads
 from headwise.masks import Span, State
-from headwise.rule import Terms, cell, compute, diagonal_sums, grouped, grouped_t, score_tile
+from headwise.rule import Terms, cell, compute, diagonal_sums, grouped, grouped_t, score_tile, without_masked_queries
 
 
 class TorchBlocks:
@@ -97,7 +97,8 @@ def _backward(
     drop = _Dropout(call)
     for rows in call.rule.row_blocks():
         r = slice(rows.start, rows.stop)
-        queries, d_out = q[:, :, r], compute(grad_out[:, :, r])
+        queries = without_masked_queries(q[:, :, r], lse[:, :, r])
+        d_out = without_masked_queries(compute(grad_out[:, :, r]), lse[:, :, r])
         # A row that sees nothing has lse = -inf; +inf instead makes all its weights exp(-inf) = 0.
         row_lse = lse[:, :, r].masked_fill(lse[:, :, r] == -torch.inf, torch.inf)
         delta = (d_out * compute(out[:, :, r])).sum(-1, keepdim=True)  # rowsum(dO ∘ O), Dao 2022 eq. 4
@@ -121,7 +122,8 @@ def _backward(
                 d_scores.masked_fill_(~allowed, 0.0)  # 0 · NaN of a poisoned row must not spread
             sums.take_tile(d_scores, rows, cols)
             if slope is not None:
-                d_scores.mul_(slope)
+                # NaN of a masked key is in its slope, too.
+                d_scores.mul_(slope if allowed is None else slope.masked_fill_(~allowed, 0.0))
             d_scores.mul_(call.rule.scale)
             dq[:, :, r] += grouped(d_scores, keys)
             dk[:, :, c] += grouped_t(d_scores, queries, h_kv)
@@ -178,5 +180,5 @@ class _Dropout:
         if self.generator is None:
             return weights
         self.generator.manual_seed(self.seed + rows.start * self.m + cols.start)
-        keep = torch.rand(weights.shape, generator=self.generator, device=weights.device) >= self.p
-        return weights * keep / (1.0 - self.p)
+        noise = torch.rand(weights.shape, generator=self.generator, dtype=torch.float32, device=weights.device)
+        return weights * (noise >= self.p) / (1.0 - self.p)

@@ -38,7 +38,7 @@ class TorchFused:
             return f"it knows no scores but scale · q·k, and this call has {', '.join(map(repr, call.rule.scores))}"
         if call.v.shape[-1] != call.q.shape[-1]:
             return f"the value size {call.v.shape[-1]} differs from the key size {call.q.shape[-1]}"
-        if grid.n == 0 or grid.m == 0:
+        if 0 in (grid.b, grid.h, grid.n, grid.m):
             return "there are no queries or no keys"
         if not call.rule.is_full():
             if not isinstance(call.rule.mask, Causal):

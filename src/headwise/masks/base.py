@@ -50,7 +50,7 @@ class Grid:
 
     def positions(self) -> Tensor:
         """Where the queries stand on the key axis, [n]."""
-        return torch.arange(self.shift, self.shift + self.n)
+        return torch.arange(self.shift, self.shift + self.n, device="cpu")
 
     def part(self, rows: "Span", cols: "Span") -> "Grid":
         """The rectangle of these rows and columns, its positions counted from its own first key."""
@@ -102,7 +102,8 @@ class Mask(ABC):
         """The mask as a boolean tensor [b or 1, h or 1, n, m]; for small sizes, to look at."""
         grid = Grid(batch, heads, n, m)
         self.check(grid)
-        return self.allowed(torch.arange(n), torch.arange(m), grid).expand(-1, -1, n, m)
+        rows, cols = (torch.arange(size, device="cpu") for size in (n, m))
+        return self.allowed(rows, cols, grid).expand(-1, -1, n, m)
 
 
 @dataclass(frozen=True)

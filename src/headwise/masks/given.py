@@ -42,10 +42,10 @@ class Lengths(Mask):
     def spans(self, grid: Grid) -> Tensor:
         lengths = self.keys.long()[:, None].expand(-1, grid.n)  # [b, n]
         if self.queries is not None:
-            lengths = lengths * self._real(self.queries, torch.arange(grid.n), grid.n)
+            lengths = lengths * self._real(self.queries, torch.arange(grid.n, device="cpu"), grid.n)
         if self.side == "left":
-            return spans.one(torch.tensor(0), lengths, grid.m)
-        return spans.one(grid.m - lengths, torch.tensor(grid.m), grid.m)
+            return spans.one(0, lengths, grid.m)
+        return spans.one(grid.m - lengths, grid.m, grid.m)
 
     def check(self, grid: Grid) -> None:
         for name, lengths, size in (("keys", self.keys, grid.m), ("queries", self.queries, grid.n)):
@@ -87,7 +87,7 @@ class Documents(Mask):
     """
 
     def __init__(self, ids: Sequence[int] | Tensor) -> None:
-        self.ids = torch.atleast_2d(torch.as_tensor(ids))
+        self.ids = torch.atleast_2d(as_given(ids))
         if self.ids.ndim != 2 or self.ids.is_floating_point() or self.ids.dtype == torch.bool:
             raise DTypeError(
                 f"Documents(ids): expected integers [m] or [b, m], got {self.ids.dtype} {tuple(self.ids.shape)}"
@@ -110,7 +110,7 @@ class Documents(Mask):
 
     def spans(self, grid: Grid) -> Tensor | None:
         ids = self.ids.cpu().long()
-        real, key = ids >= 0, torch.arange(grid.m)
+        real, key = ids >= 0, torch.arange(grid.m, device="cpu")
         opens = torch.ones_like(real)  # whether a run of one id begins here
         opens[:, 1:] = ids[:, 1:] != ids[:, :-1]
         sorted_ids = ids.sort(-1).values
@@ -179,8 +179,13 @@ class Dense(Mask):
         return f"Dense(<{'×'.join(map(str, self.mask.shape))}>)"
 
 
+def as_given(value: Sequence[int] | Tensor) -> Tensor:
+    """Whole numbers as a tensor: one stays as and where it is, others are on the CPU, whatever PyTorch's default is."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+
+
 def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:
-    lengths = torch.as_tensor(value).cpu()
+    lengths = torch.as_tensor(value, device="cpu")
     wrong = lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point()
     if wrong or (_known(lengths) and int(lengths.min()) < 0):
         raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one a sequence, got {value!r}")

@@ -28,7 +28,7 @@ class Everything(_Anywhere):
         return State.FULL
 
     def spans(self, grid: Grid) -> Tensor:
-        return spans.one(torch.zeros(1, grid.n, dtype=torch.long), torch.tensor(grid.m), grid.m)
+        return spans.one(torch.zeros(1, grid.n, dtype=torch.long, device="cpu"), grid.m, grid.m)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Causal(_Anywhere):
         return State.FULL if cols.stop - 1 <= rows.start + grid.shift else State.MIXED
 
     def spans(self, grid: Grid) -> Tensor:
-        return spans.one(torch.tensor(0), grid.positions()[None] + 1, grid.m)
+        return spans.one(0, grid.positions()[None] + 1, grid.m)
 
     def check(self, grid: Grid) -> None:
         if grid.first is None and grid.n > grid.m:
@@ -107,7 +107,7 @@ class Sinks(Mask):
         return Sinks(max(0, self.count - cols.start))
 
     def spans(self, grid: Grid) -> Tensor:
-        return spans.one(torch.zeros(1, grid.n, dtype=torch.long), torch.tensor(self.count), grid.m)
+        return spans.one(torch.zeros(1, grid.n, dtype=torch.long, device="cpu"), self.count, grid.m)
 
 
 def is_causal(mask: Mask | None) -> bool:

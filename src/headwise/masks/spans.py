@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 
-def one(start: Tensor, stop: Tensor, m: int) -> Tensor:
+def one(start: Tensor | int, stop: Tensor | int, m: int) -> Tensor:
     """The single range [start, stop) of each query, cut to the m keys.
 
     Args:
         start, stop: integers that broadcast to [b or 1, n].
     """
-    start, stop = start.clamp(0, m), stop.clamp(0, m)
+    start, stop = (torch.as_tensor(end, device="cpu").clamp(0, m) for end in (start, stop))
     ends = torch.stack(torch.broadcast_tensors(start, stop), -1)
     return ends.masked_fill((start >= stop)[..., None], 0).int()[..., None, :]
 

@@ -147,7 +147,8 @@ class RowMeasure(Measure):
             rows = value if every else value.masked_fill(~counted, 0.0)
             state.rows[:, :, first : first + value.shape[-1]] = rows
         if self.reduce == "max":
-            state.total = torch.maximum(state.total, value.amax(-1).double())
+            largest = value.amax(-1) if value.shape[-1] else value.new_full(value.shape[:-1], -torch.inf)
+            state.total = torch.maximum(state.total, largest.double())
         else:
             state.total = state.total + value.sum(-1).double()  # float32 sums of a block are cascaded
         state.count = state.count + (value.shape[-1] if every else counted.sum(-1))

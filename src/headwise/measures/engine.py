@@ -122,7 +122,7 @@ def measure(
     told: Mapping[Statistic, Tensor] = {} if found is None else found
     known = {m.name for m in measures if found is not None and _is_told(m, told, rule)}
     every, nonfinite = _look_at(lse)
-    together = [] if rows else [m for m in measures if m.name in known and goes_together(m)]
+    together = [] if rows or not lse.shape[-1] else [m for m in measures if m.name in known and goes_together(m)]
     taken = take_together(together, told, lse, rule, every)
     states: list[Any] = []
     by_tiles = []

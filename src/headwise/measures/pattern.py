@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Grid
+from headwise.masks.given import as_given
 from headwise.measures.base import Measure, RowMeasure
 from headwise.measures.rows import queries_of_keys, ranges, sees_offset
 from headwise.rule import Rule
@@ -106,7 +107,7 @@ class ClassMass(RowMeasure):
     source = "Clark et al. 2019, 1906.04341 §3.2 (separators and punctuation)"
 
     def __init__(self, members: Tensor, name: str = "class_mass") -> None:
-        self.members = torch.atleast_2d(torch.as_tensor(members, dtype=torch.bool))
+        self.members = torch.atleast_2d(as_given(members).bool())
         self.name = name
         self._weights = KeyWeights(self.members)
 
@@ -125,7 +126,7 @@ class ClassMass(RowMeasure):
             marks = [unicodedata.category(c)[0] == letters[kind] or (kind == "separator" and c.isspace()) for c in said]
             return bool(marks) and all(marks)
 
-        return cls(torch.tensor([belongs(token) for token in tokens]), name=f"{kind}_mass")
+        return cls(torch.tensor([belongs(token) for token in tokens], device="cpu"), name=f"{kind}_mass")
 
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
         self._check(grid)

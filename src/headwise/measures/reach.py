@@ -9,7 +9,7 @@ from headwise.errors import ConfigError
 from headwise.measures.base import RowMeasure
 from headwise.rule import Rule
 from headwise.statistics import DISTANCE, DISTANCE_VARIANCE, RangeMass, Statistic
-from headwise.tiles import Tile
+from headwise.tiles import Tile, tops
 
 
 class MeanDistance(RowMeasure):
@@ -19,7 +19,7 @@ class MeanDistance(RowMeasure):
     source = "Vig & Belinkov 2019, 1906.04284 (attention distance)"
 
     def partial(self, tile: Tile) -> Tensor:
-        return tile.distance_moments[..., 1]
+        return tile.mean_distance
 
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
         return (DISTANCE,)
@@ -35,18 +35,28 @@ class DistanceVariance(RowMeasure):
     source = "second central moment of the attention distance"
 
     def partial(self, tile: Tile) -> Tensor:
-        return tile.distance_moments
+        return tile.distance_spread
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        """Masses, means and squares about the means of two sets together (Chan, Golub & LeVeque 1979)."""
+        top, a, b = tops(one[..., 0], other[..., 0])
+        mine, theirs = a * one[..., 1], b * other[..., 1]
+        mass = mine + theirs
+        share = theirs / mass.masked_fill(mass == 0, 1.0)
+        apart = other[..., 2] - one[..., 2]
+        second = a * one[..., 3] + b * other[..., 3] + apart.square() * mine * share
+        return torch.stack((top, mass, one[..., 2] + apart * share, second), -1)
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
-        mass, first, second = total.unbind(-1)
-        mass = mass.clamp_min(1e-300)
-        return (second / mass - (first / mass) ** 2).clamp_min(0.0)
+        _, mass, _, second = total.unbind(-1)
+        return second / mass.masked_fill(mass == 0, 1.0)
 
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
         return (DISTANCE_VARIANCE,)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return torch.stack((torch.ones_like(lse), torch.zeros_like(lse), found[DISTANCE_VARIANCE]), -1).double()
+        one, zero = torch.ones_like(lse), torch.zeros_like(lse)
+        return torch.stack((zero, one, zero, found[DISTANCE_VARIANCE]), -1).double()
 
     def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         return found[DISTANCE_VARIANCE], None

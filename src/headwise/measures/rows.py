@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.lowering import lowered
-from headwise.rule import Rule
+from headwise.rule import Rule, sink_weight
 
 
 def ranges(rule: Rule) -> Tensor | None:
@@ -42,8 +42,8 @@ def queries_of_keys(rule: Rule, like: Tensor) -> Tensor:
     """How many queries may see each key, [b, h, m] in float64."""
     b, h, _, m = rule.grid
     spans = _known(rule).long()
-    change = torch.zeros(len(spans), m + 1, dtype=torch.float64)
-    one = torch.ones((), dtype=torch.float64)
+    change = torch.zeros(len(spans), m + 1, dtype=torch.float64, device="cpu")
+    one = torch.ones((), dtype=torch.float64, device="cpu")
     change.scatter_add_(1, spans[..., 0].flatten(1), one.expand(len(spans), spans[..., 0][0].numel()))
     change.scatter_add_(1, spans[..., 1].flatten(1), -one.expand(len(spans), spans[..., 1][0].numel()))
     return change.cumsum(1)[:, None, :m].to(like.device).expand(b, h, m)
@@ -59,7 +59,7 @@ def same_label(rule: Rule, keys: Tensor, queries: Tensor, ahead: int, like: Tens
     b, m = max(len(spans), len(keys)), rule.grid.m
     stop = torch.minimum(spans[..., 1], (rule.grid.positions() + ahead)[:, None])
     # A label and a place as one number: those of a label lie together, in the order of their places.
-    places = (keys.long() * (m + 1) + torch.arange(m)).sort(-1).values.expand(b, -1).contiguous()
+    places = (keys.long() * (m + 1) + torch.arange(m, device="cpu")).sort(-1).values.expand(b, -1).contiguous()
     labels = queries.long()[..., None] * (m + 1)
     first, last = (
         torch.searchsorted(places, (labels + ends).expand(b, -1, -1).flatten(1).contiguous())
@@ -72,8 +72,13 @@ def same_label(rule: Rule, keys: Tensor, queries: Tensor, ahead: int, like: Tens
 def row_mass(rule: Rule, lse: Tensor) -> Tensor:
     """Σ_j p_ij, [b, h, n]: 1, or what a learned sink leaves; 0 for a query that sees nothing."""
     sees = (lse != -torch.inf).to(lse.dtype)
-    sinks = rule.terms(lse).sinks
-    return sees if sinks is None else sees * (1.0 - torch.exp(sinks.detach()[:, None] - lse)).clamp_min(0.0)
+    return sees * (1.0 - learned_sink(rule, lse)).clamp_min(0.0)
+
+
+def learned_sink(rule: Rule, lse: Tensor) -> Tensor:
+    """What a learned sink takes of each row, [b, h, n]; 0 without one."""
+    sinks = rule.terms(lse[..., :0]).sinks
+    return torch.zeros_like(lse) if sinks is None else sink_weight(sinks, lse)
 
 
 def _known(rule: Rule) -> Tensor:

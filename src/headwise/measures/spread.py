@@ -8,10 +8,10 @@ from torch import Tensor
 
 from headwise.errors import ConfigError
 from headwise.measures.base import RowMeasure
-from headwise.measures.rows import allowed_keys, ranges, row_mass
+from headwise.measures.rows import allowed_keys, learned_sink, ranges
 from headwise.rule import Rule
-from headwise.statistics import ENTROPY, LARGEST, SQUARES, Statistic, TopWeights
-from headwise.tiles import Tile
+from headwise.statistics import CONCENTRATION, ENTROPY, LARGEST, Statistic, TopWeights
+from headwise.tiles import Tile, tops
 
 
 class MaxLogit(RowMeasure):
@@ -117,30 +117,34 @@ class NormalizedEntropy(RowMeasure):
 class EffectiveKeys(RowMeasure):
     """(Σ_j p_ij)² / Σ_j p_ij², mean over queries: how many keys share the weight (the inverse participation ratio).
 
-    The numerator is 1 but for learned sinks; a row that a sink has taken wholly has 0 keys.
+    It is of the keys alone: a learned sink takes the same part of all their weights, which cancels.
     """
 
     name, unit, range = "effective_keys", "keys", "1 to keys"
     source = "inverse Simpson index; Hill number of order 2"
 
     def partial(self, tile: Tile) -> Tensor:
-        return torch.stack((tile.mass, tile.weights.square().sum(-1)), -1)
+        top, e = tile.among_keys
+        return torch.stack((top, e.sum(-1), e.square().sum(-1)), -1)
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        top, a, b = tops(one[..., 0], other[..., 0])
+        mass, squares = (a * one[..., 1] + b * other[..., 1], a * a * one[..., 2] + b * b * other[..., 2])
+        return torch.stack((top, mass, squares), -1)
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
-        mass, squares = total.unbind(-1)
+        _, mass, squares = total.unbind(-1)
         return mass.square() / squares.masked_fill(squares == 0, 1.0)
 
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (SQUARES,)
+        return (CONCENTRATION,)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return torch.stack((row_mass(rule, lse), found[SQUARES]), -1)
+        one = torch.ones_like(lse)
+        return torch.stack((torch.zeros_like(lse), one, found[CONCENTRATION]), -1)
 
     def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
-        squares = found[SQUARES]
-        if not rule.scores or rule.terms(lse[..., :0]).sinks is None:
-            return squares.reciprocal(), None  # 0 only in rows that do not count
-        return row_mass(rule, lse).square() / squares.masked_fill(squares == 0, 1.0), None
+        return found[CONCENTRATION].reciprocal(), None  # 0 only in rows that do not count
 
 
 class LearnedSinkMass(RowMeasure):
@@ -150,16 +154,16 @@ class LearnedSinkMass(RowMeasure):
     source = "gpt-oss, 2508.10925 (learned logit in the denominator)"
 
     def partial(self, tile: Tile) -> Tensor:
-        return tile.mass
+        return tile.sink_weight  # e^(sink − LSE), since the difference of 1 and a sum near it is nothing but rounding
 
-    def value(self, total: Tensor, lse: Tensor) -> Tensor:
-        return (1.0 - total).clamp_min(0.0)
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        return one
 
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
         return ()
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return row_mass(rule, lse)
+        return learned_sink(rule, lse)
 
 
 class Top1Mass(RowMeasure):

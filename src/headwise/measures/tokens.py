@@ -7,6 +7,7 @@ from torch import Tensor
 
 from headwise.errors import ShapeError
 from headwise.masks import Grid
+from headwise.masks.given import as_given
 from headwise.measures.base import RowMeasure
 from headwise.measures.rows import allowed_keys, ranges, same_label
 from headwise.rule import Rule
@@ -26,7 +27,7 @@ class _Match(RowMeasure):
     unit, range = "mass", "0 to 1"
 
     def __init__(self, ids: Tensor, *, uniform: bool = False) -> None:
-        self.ids = torch.atleast_2d(torch.as_tensor(ids))
+        self.ids = torch.atleast_2d(as_given(ids))
         self.uniform = uniform
         if uniform:
             self.name = f"{self.name}_uniform"
@@ -42,7 +43,7 @@ class _Match(RowMeasure):
 
     def partial(self, tile: Tile) -> Tensor:
         ids = self.ids.to(tile.lse.device)
-        of_query = ids[:, tile.positions]
+        of_query = ids[:, tile.positions.clamp_min(0)]  # of a query before the first key: nothing is earlier
         before = tile.keys - self.shift
         of_key = ids[:, before.clamp_min(0)]
         match = (of_query[:, :, None] == of_key[:, None, :]) & (before >= 0) & (before < tile.positions[:, None])

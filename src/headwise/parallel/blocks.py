@@ -11,21 +11,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from headwise.errors import ConfigError
 from headwise.kernels import KERNELS, run
 from headwise.kernels.call import Call
 from headwise.masks import Everything, Span, State
 from headwise.rule import Rule, Terms, compute, own_dtypes, sink_gradient
-from headwise.scores import Relative, cell
-from headwise.statistics import (
-    DISTANCE,
-    DISTANCE_VARIANCE,
-    ENTROPY,
-    LARGEST,
-    SQUARES,
-    KeyWeights,
-    RangeMass,
-    Statistic,
-)
+from headwise.scores import cell
+from headwise.statistics import DISTANCE, Join, Statistic
+
+OF_KEYS_ALONE = (Join.LARGEST, Join.CONCENTRATION, Join.VARIANCE)  # a sink changes nothing of these
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ class Way:
     def _part(self, rows: Span, cols: Span) -> Rule:
         """Of a block that is seen wholly and knows no distances, its place is let go: more kernels can do it then."""
         part = self.rule.part(rows, cols)
-        placed = any(isinstance(score, Relative) for score in part.scores) or any(map(is_placed, self.statistics))
+        placed = any(x.placed for x in (*part.scores, *self.statistics))
         if placed or not part.is_full():
             return part
         return replace(part, mask=Everything(), grid=replace(part.grid, first=None))
@@ -82,10 +76,12 @@ class Rows:
         self.lse = like.new_full(q.shape[:-1], -torch.inf)
         self.out = like.new_zeros(*q.shape[:-1], value_dim)
         wanted = dict.fromkeys(way.statistics)
-        if DISTANCE_VARIANCE in wanted:
+        if any(statistic.joins is Join.VARIANCE for statistic in wanted):
             wanted[DISTANCE] = None  # variances are joined about means
         self.found: dict[Statistic, Tensor] = {
-            statistic: torch.full_like(self.lse, -torch.inf if statistic == LARGEST else 0.0, dtype=torch.float64)
+            statistic: torch.full_like(
+                self.lse, -torch.inf if statistic.joins is Join.LARGEST else 0.0, dtype=torch.float64
+            )
             for statistic in wanted
         }
         self.missing: set[Statistic] = set()
@@ -96,7 +92,7 @@ class Rows:
         """Take in keys [b, h_kv, c, d] and values that stand at `cols`; nothing happens if none may be seen."""
         if not self.way.sees(self.rows, cols):
             return
-        here = {statistic: _at(statistic, cols) for statistic in self.found if statistic not in self.missing}
+        here = {statistic: statistic.at(cols) for statistic in self.found if statistic not in self.missing}
         asked = tuple(dict.fromkeys(local for local in here.values() if local is not None))
         call = replace(self.way.call(self.q, k, v, self.rows, cols), statistics=asked)
         result, kernel, refusals = run(call, self.way.kernel)
@@ -109,7 +105,7 @@ class Rows:
             if local is None or local in result.statistics
         }
         if DISTANCE not in told:
-            told.pop(DISTANCE_VARIANCE, None)
+            told = {statistic: x for statistic, x in told.items() if statistic.joins is not Join.VARIANCE}
         self.missing.update(statistic for statistic in here if statistic not in told)
         self._join(result.out, result.lse, told)
 
@@ -131,7 +127,9 @@ class Rows:
         both = torch.where(dark, self.lse, torch.logaddexp(self.lse, sinks.detach()[:, None]))
         share = (self.lse - both).masked_fill(dark, 0.0)
         self.out.mul_(share.exp()[..., None])
-        self.found = {s: _shared(s, x, share.double()) for s, x in self.found.items()}
+        self.found = {
+            s: x if s.joins in OF_KEYS_ALONE else _shared(s, x, share.double()) for s, x in self.found.items()
+        }
         self.lse = both
 
 
@@ -195,22 +193,6 @@ class ScoreSums:
                 total[cell(total, rows, cols)] += part
 
 
-def is_placed(statistic: Statistic) -> bool:
-    """Whether the statistic asks where queries and keys stand to each other."""
-    return statistic in (DISTANCE, DISTANCE_VARIANCE) or (isinstance(statistic, RangeMass) and statistic.relative)
-
-
-def _at(statistic: Statistic, cols: Span) -> Statistic | None:
-    """The statistic as keys that begin at cols.start have it; None where it is 0 for all of them."""
-    if isinstance(statistic, RangeMass) and not statistic.relative:
-        size = cols.stop - cols.start
-        start, stop = (min(max(end - cols.start, 0), size) for end in (statistic.start, statistic.stop))
-        return RangeMass(start, stop, relative=False) if start < stop else None
-    if isinstance(statistic, KeyWeights):
-        return KeyWeights(statistic.weights[:, cols.start : cols.stop])
-    return statistic
-
-
 def _joined(
     found: Mapping[Statistic, Tensor], told: Mapping[Statistic, Tensor], one: Tensor, other: Tensor
 ) -> dict[Statistic, Tensor]:
@@ -218,9 +200,9 @@ def _joined(
     joined = {}
     for statistic, there in told.items():
         here = found[statistic]
-        if statistic == LARGEST:
+        if statistic.joins is Join.LARGEST:
             joined[statistic] = torch.maximum(here, there)
-        elif statistic == DISTANCE_VARIANCE:
+        elif statistic.joins is Join.VARIANCE:
             mean = one.exp() * found[DISTANCE] + other.exp() * told[DISTANCE]
             joined[statistic] = one.exp() * (here + (found[DISTANCE] - mean).square()) + other.exp() * (
                 there + (told[DISTANCE] - mean).square()
@@ -233,8 +215,12 @@ def _joined(
 def _shared(statistic: Statistic, x: Tensor, log_share: Tensor) -> Tensor:
     """What a set of keys gives of a statistic to a row in which it has that share."""
     share = log_share.exp()
-    if statistic == ENTROPY:
-        return share * (x - log_share.masked_fill(log_share == -torch.inf, 0.0))
-    if statistic == SQUARES:
-        return share.square() * x
-    return x if statistic in (LARGEST, DISTANCE_VARIANCE) else share * x
+    match statistic.joins:
+        case Join.MASS:
+            return share * x
+        case Join.ENTROPY:
+            return share * (x - log_share.masked_fill(log_share == -torch.inf, 0.0))
+        case Join.SQUARES | Join.CONCENTRATION:
+            return share.square() * x
+        case _:
+            raise ConfigError(f"statistic {statistic.name!r}: {statistic.joins} is no sum over sets of keys")

@@ -91,7 +91,7 @@ def own_randomness(module: nn.Module, mesh: DeviceMesh) -> None:
 
     def before(module: nn.Module, args: Any) -> None:
         if module.training:
-            seed = int(torch.randint(1 << 40, ()))  # the same on every rank: all have come to here alike
+            seed = int(torch.randint(1 << 40, (), device="cpu"))  # the same on every rank: all have come to here alike
             fork = torch.random.fork_rng(device_type=mesh.device_type) if mesh.device_type != "cpu" else _cpu_fork()
             fork.__enter__()
             forks.append(fork)

@@ -95,7 +95,7 @@ def ring_attend(
     learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
     if dropout_p > 0 and learned:
         kernel = _with_dropout_and_biases(kernel)
-    seed = int(torch.randint(1 << 40, ())) if dropout_p > 0 else 0
+    seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(asked.measures, rule))
     ring = _Ring(way, plan(queries, keys, way), who)
     out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)

@@ -18,7 +18,7 @@ from headwise.parallel.layout import Members, reduce_together
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split, travel
 from headwise.rule import Rule, own_dtypes
-from headwise.statistics import COLUMN_MASS, Statistic
+from headwise.statistics import Join, Statistic
 from headwise.tiles import Scratch, Tile
 
 Found = Sequence[Mapping[Statistic, Tensor]]  # of each run of rows
@@ -37,11 +37,9 @@ def check_measures(wanted: Sequence[Measure], return_map: bool) -> None:
 
 
 def wanted_of_kernels(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:
-    """What kernels are to tell of each block. Not what keys receive: that needs the log-sum-exps of whole rows."""
+    """What kernels are to tell of each block: what the numbers of blocks can be joined of."""
     rows = [measure for measure in measures if isinstance(measure, RowMeasure)]
-    return tuple(
-        statistic for statistic in statistics_for(rows, rule) if statistic.adds_up and statistic != COLUMN_MASS
-    )
+    return tuple(statistic for statistic in statistics_for(rows, rule) if statistic.joins is not Join.NEVER)
 
 
 @torch.no_grad()

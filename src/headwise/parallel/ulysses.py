@@ -94,7 +94,11 @@ def ulysses_attend(
         k_own, v_own = (x.repeat_interleave(times, 1) for x in (k_own, v_own))
     own_rule = _of_heads(rule, own.queries)
     # The same seed on all ranks would drop alike in heads of each.
-    seed = (int(torch.randint(1 << 40, ())) + who.rank * 0x9E3779B97F4A7C15) % (1 << 40) if dropout_p > 0 else 0
+    seed = (
+        (int(torch.randint(1 << 40, (), device="cpu")) + who.rank * 0x9E3779B97F4A7C15) % (1 << 40)
+        if dropout_p > 0
+        else 0
+    )
     statistics = statistics_for(asked.measures, own_rule) if asked.measures else ()
     call = Call(q_own, k_own, v_own, own_rule, float(dropout_p), seed, statistics)
     (heads, lse, found), chosen, refusals = run(call, kernel)

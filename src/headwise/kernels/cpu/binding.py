@@ -59,7 +59,7 @@ class ForwardCall(ctypes.Structure):
         ("rule", RuleView),
         ("dropout", c_float), ("seed", c_uint64),
         ("lse", c_void_p), ("largest", c_void_p), ("entropy", c_void_p), ("squares", c_void_p),
-        ("distance", c_void_p), ("variance", c_void_p),
+        ("concentration", c_void_p), ("distance", c_void_p), ("variance", c_void_p),
         ("range_count", c_int32), ("ranges", POINTER(Range)), ("range_mass", c_void_p),
         ("class_count", c_int32), ("classes", c_void_p), ("class_stride", c_int64), ("class_batch", c_int64),
         ("class_mass", c_void_p),

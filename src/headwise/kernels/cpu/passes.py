@@ -6,6 +6,7 @@ on the threads that PyTorch has, and gives the same bits for any number of them.
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
@@ -17,8 +18,10 @@ from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.eight_bits import EightBits, Vectors
 from headwise.lowering import Lowered
+from headwise.rule import without_masked_queries
 from headwise.statistics import (
     COLUMN_MASS,
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     ENTROPY,
@@ -33,8 +36,10 @@ from headwise.statistics import (
 )
 
 # Statistics with a place of their own in the call.
-FIELDS = {LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", DISTANCE: "distance",
-          DISTANCE_VARIANCE: "variance"}  # fmt: skip
+FIELDS: dict[Statistic, str] = {
+    LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", CONCENTRATION: "concentration", DISTANCE: "distance",
+    DISTANCE_VARIANCE: "variance",
+}  # fmt: skip
 
 LARGEST_TOP = 512  # weights that are kept of a row
 FARTHEST = 1 << 40  # no key is so far from any query; numbers near 2⁶³ would overflow
@@ -53,7 +58,7 @@ def refusal(call: Call) -> str | None:
         return f"it computes in float32, and this is {q.dtype}"
     if not all(map(_has_memory, (q, call.keys, call.values))):
         return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
-    if 0 in (grid.b, grid.n, grid.m):
+    if 0 in (grid.b, grid.h, grid.n, grid.m):
         return "there are no queries or no keys"
     if call.keys.shape[1] == 0:
         return "there are no heads of keys"
@@ -136,7 +141,8 @@ def backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, and of the rule's relative, bias and sinks where they are wanted (float32, None elsewhere);
     and rowsum(grad_out ∘ out) [b, h, n]."""
-    q, k, v, out, grad_out = map(in_rows, (call.q, call.k, call.v, out, grad_out))
+    q, grad_out = (without_masked_queries(x.detach(), lse) for x in (call.q, grad_out))
+    q, k, v, out, grad_out = map(in_rows, (q, call.k, call.v, out, grad_out))
     b, h, n, d = q.shape
     dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
     delta = floats(b, h, n)
@@ -150,7 +156,12 @@ def backward(
     terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
     learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
     binding.write_learned(request, *learned)
-    send("headwise_backward", request, call)
+    try:
+        send("headwise_backward", request, call)
+    except Declined:
+        # The forward pass has read each key that some query may see: those that are not finite, none may.
+        k, v = (x.detach().nan_to_num(0.0, 0.0, 0.0) for x in (call.k, call.v))
+        return backward(replace(call, keys=k, values=v), out, lse, grad_out, wanted)
     return dq, dk, dv, *learned, delta
 
 

@@ -40,7 +40,7 @@ class CompiledReads(Reads):
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
     ) -> dict[Statistic, Tensor]:
         """With `progress` head by head; the rows done are told as if all heads went together."""
-        if progress is None:
+        if progress is None or 0 in of.q.shape[:2]:
             return _done(of, lambda call: forward(call)[2], statistics=wanted)
         b, h, _, _ = of.rule.grid
         found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
@@ -67,7 +67,7 @@ class CompiledReads(Reads):
 
     def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
         """Head by head with `progress`."""
-        if progress is None:
+        if progress is None or 0 in of.q.shape[:2]:
             return Squares(*_done(of, lambda call: matrix.squares(call, of.lse, cell)))
         b, h, _, _ = of.rule.grid
         parts = [self.squares(one, cell) for _, one in _heads(of, progress)]

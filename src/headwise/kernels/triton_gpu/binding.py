@@ -8,6 +8,7 @@ from torch import Tensor
 from headwise.kernels.call import Call, Result
 from headwise.kernels.triton_gpu.launch import Problem, Wanted, backward, columns, forward
 from headwise.kernels.triton_gpu.sums import (
+    CONCENTRATED,
     DISTANCE as DISTANCES,
     ENTROPY as ENTROPIES,
     LSE,
@@ -19,6 +20,7 @@ from headwise.kernels.triton_gpu.sums import (
 from headwise.lowering import Lowered
 from headwise.statistics import (
     COLUMN_MASS,
+    CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,
     ENTROPY,
@@ -33,6 +35,7 @@ PLANES = {
     LARGEST: MAX,
     ENTROPY: ENTROPIES,
     SQUARES: SQUARED,
+    CONCENTRATION: CONCENTRATED,
     DISTANCE: DISTANCES,
     DISTANCE_VARIANCE: VARIANCE,
 }  # where each is in the results of `forward`
@@ -46,7 +49,7 @@ def attend(call: Call) -> Result:
     weights = [statistic for statistic in asked if isinstance(statistic, KeyWeights)]
     wanted = Wanted(
         entropy=ENTROPY in asked,
-        squares=SQUARES in asked,
+        squares=SQUARES in asked or CONCENTRATION in asked,
         distance=DISTANCE in asked or DISTANCE_VARIANCE in asked,
         ranges=tuple((part.start, part.stop, part.relative) for part in ranges),
         classes=_classes(weights, call.q) if weights else None,

@@ -132,7 +132,7 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
     results = torch.zeros(SHARES + mass_count, b, h, n, dtype=torch.float32, device=q.device)
     partial = results.new_empty(parts if parts > 1 else 0, MASSES + g, rows)
     partial_out = results.new_empty(parts if parts > 1 else 0, rows, d_v)
-    ranges = torch.tensor(wanted.ranges, dtype=torch.int32).reshape(-1, 3).to(q.device)
+    ranges = torch.tensor(wanted.ranges, dtype=torch.int32, device=q.device).reshape(-1, 3)
     classes = wanted.classes
     flags: dict[str, Any] = {
         "HAS_SINKS": problem.sinks is not None,

@@ -31,7 +31,7 @@ def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> 
         masked: True if another mask holds besides, so that no block is without a mask.
     """
     b, n, count, _ = spans.shape
-    at = torch.arange(-(-n // rows) * rows).clamp_(max=n - 1)
+    at = torch.arange(-(-n // rows) * rows, device="cpu").clamp_(max=n - 1)
     ranges = spans.long()[:, at].view(b, -1, rows, count, 2)
     start, stop = ranges.unbind(-1)  # [b, blocks, rows, K]
     live = stop > start
@@ -75,7 +75,7 @@ def query_blocks(plan: Plan, key_count: int) -> Plan:
 def key_range(spans: Tensor, m: int, rows: int) -> Tensor:
     """First key and last key + 1 that each block of `rows` queries sees, int32 [b or 1, blocks, 2]."""
     b, n, _, _ = spans.shape
-    at = torch.arange(-(-n // rows) * rows).clamp_(max=n - 1)
+    at = torch.arange(-(-n // rows) * rows, device="cpu").clamp_(max=n - 1)
     start, stop = spans[:, at].view(b, -1, rows, spans.shape[2], 2).flatten(2, 3).unbind(-1)
     first = start.masked_fill(stop <= start, m).amin(-1)
     return torch.stack((first, torch.maximum(first, stop.amax(-1))), -1).int().contiguous()
@@ -84,15 +84,15 @@ def key_range(spans: Tensor, m: int, rows: int) -> Tensor:
 def _extent(intervals: Tensor, key_count: int) -> tuple[Tensor, Tensor, Tensor]:
     """First and last + 1 of the rows whose intervals hold a column, and how many do: [b, key_count] each."""
     b, blocks, count, _ = intervals.shape
-    column = torch.arange(key_count)
-    first = torch.full((b, key_count), blocks)
-    last = torch.zeros(b, key_count, dtype=torch.long)
-    number = torch.zeros(b, key_count, dtype=torch.long)
+    column = torch.arange(key_count, device="cpu")
+    first = torch.full((b, key_count), blocks, device="cpu")
+    last = torch.zeros(b, key_count, dtype=torch.long, device="cpu")
+    number = torch.zeros(b, key_count, dtype=torch.long, device="cpu")
     step = max(1, _CELLS // max(1, b * count * key_count))
     for begin in range(0, blocks, step):
         part = intervals[:, begin : begin + step, :, :, None].long()  # [b, r, count, 2, 1]
         inside = ((column >= part[..., 0, :]) & (column < part[..., 1, :])).any(2)  # [b, r, key_count]
-        row = torch.arange(begin, begin + inside.shape[1])[:, None]
+        row = torch.arange(begin, begin + inside.shape[1], device="cpu")[:, None]
         first = torch.minimum(first, torch.where(inside, row, blocks).amin(1))
         last = torch.maximum(last, torch.where(inside, row + 1, 0).amax(1))
         number += inside.sum(1)

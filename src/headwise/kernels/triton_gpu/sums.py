@@ -3,7 +3,7 @@
 For a row with running maximum m (base 2) and e_j = 2^(s_j − m):
     total    Σ e                       lse = m + log₂ Σ e
     tilt     Σ e (s − m)               entropy = lse − Σ p s, without a difference of large numbers
-    squares  Σ e²                      Σ p²
+    squares  Σ e²                      Σ p², and Σ e² / (Σ e)², which no sink changes
     origin, first, second              weighted mean origin + first and sum of squares about it, of |i − j|
     masses   Σ e over given keys       one column each
 """
@@ -16,7 +16,7 @@ from headwise.kernels.triton_gpu.tile import LN2
 
 # Planes of the buffer of partial sums, and of the buffer of results; masses follow from MASSES on.
 TOP, TOTAL, TILT, SQUARES, ORIGIN, FIRST, SECOND, MASSES = range(8)
-LSE, MAX, ENTROPY, SQUARED, DISTANCE, VARIANCE, SHARES = range(7)
+LSE, MAX, ENTROPY, SQUARED, CONCENTRATED, DISTANCE, VARIANCE, SHARES = range(8)
 
 
 @triton.jit
@@ -96,13 +96,15 @@ def finish(
         tl.store(out + 2 * row_count + row, entropy * LN2, mask=live)
     if SQ:
         tl.store(out + 3 * row_count + row, squares * scale * scale, mask=live)
+        keys = tl.where(dark, 1.0, total)
+        tl.store(out + 4 * row_count + row, squares / (keys * keys), mask=live)
     if DIST:
         mean = origin + first
-        tl.store(out + 4 * row_count + row, mean * mass, mask=live)
+        tl.store(out + 5 * row_count + row, mean * mass, mask=live)
         spread = second / tl.where(dark, 1.0, total)  # about the mean among the keys, whatever a sink takes
-        tl.store(out + 5 * row_count + row, spread, mask=live)
+        tl.store(out + 6 * row_count + row, spread, mask=live)
     if G > 0:
         column = tl.arange(0, G)[None, :]
-        at = out + (6 + column) * row_count + row[:, None]
+        at = out + (7 + column) * row_count + row[:, None]
         tl.store(at, masses * scale[:, None], mask=live[:, None] & (column < mass_count))
     return scale
