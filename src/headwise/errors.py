@@ -33,7 +33,7 @@ class TextError(HeadwiseError):
 
 
 class CheckpointError(HeadwiseError):
-    """A checkpoint that is missing, truncated, or of another model."""
+    """A file that is missing, damaged, of another kind or model, or cannot be written."""
 
 
 def not_installed(what: str, *packages: str) -> ConfigError:

@@ -183,7 +183,7 @@ def test_a_record_of_another_run_is_replaced_and_a_broken_one_told(file: Path, t
     assert record.about["settings"]["steps"] == 4
     path = tmp_path / HEADS_FILE
     path.write_text(path.read_text(encoding="utf-8")[:-40], encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"heads\.jsonl', line 4"):
+    with pytest.raises(CheckpointError, match=r"heads\.jsonl' cannot be read: line 4"):
         run(file, tmp_path, watch_heads=True, steps=4)
 
 
