@@ -207,6 +207,17 @@ def test_fresh_starts_again(file: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "out" / LOG_FILE).read_text().splitlines()) == 3
 
 
+@pytest.mark.parametrize("step", [1, 4, 5])
+def test_a_fresh_run_that_is_killed_is_not_taken_for_the_old_one(file: Path, tmp_path: Path, step: int) -> None:
+    run(file, tmp_path / "out")
+    whole = (tmp_path / "out" / MODEL_FILE).read_bytes()
+    with pytest.raises(Crash):
+        run(file, tmp_path / "out", resume=False, watch=crash_at(step))
+    _, seen = run(file, tmp_path / "out")
+    assert seen[0].step == (1 if step < 4 else 5)
+    assert (tmp_path / "out" / MODEL_FILE).read_bytes() == whole
+
+
 @pytest.mark.parametrize("options", [{"lr": 1e-3}, {"seed": 8}, {"steps": 13}, {"d_model": 14}, {"dropout": 0.2}])
 def test_a_run_with_other_settings_is_not_gone_on_with(file: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     run(file, tmp_path / "out", watch=interrupt_at(5))

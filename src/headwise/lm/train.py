@@ -131,7 +131,9 @@ def train(
             "repeat_share": str(repeat_share), "seed": seed, "precision": precision, "init": made,
         }  # fmt: skip
         run = Run(Path(out), corpus, decoder, _optimizer(decoder, lr, weight_decay), settings)
-        if resume and (since := run.restore()) is not None and resumed is not None:
+        if not resume:
+            run.forget()
+        elif (since := run.restore()) is not None and resumed is not None:
             resumed(Resumed(run.step, steps, since))
         windows = corpus.heldout_windows(context, most=24)
         watcher = None
