@@ -325,7 +325,7 @@ def test_what_cannot_be_switched_is_named():
 @pytest.mark.parametrize("call", [hw.install, lambda: hw.switch(nn.Linear(2, 2))])
 def test_transformers_that_is_not_there_is_said(call, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)  # as if it were not installed
-    with pytest.raises(ConfigError, match="transformers.*pip install 'transformers>=5'"):
+    with pytest.raises(ConfigError, match=r"transformers.*pip install 'transformers>=5'"):
         call()
 
 

@@ -383,5 +383,5 @@ def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.Monkey
     found = output_similarities([torch.randn(1, 3, 9, 2)])["cka"]
     assert repr(found)
     assert found.to_json()
-    with pytest.raises(ConfigError, match="groups.*requires scipy: pip install scipy"):
+    with pytest.raises(ConfigError, match=r"groups.*requires scipy: pip install scipy"):
         found.groups()

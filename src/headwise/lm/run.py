@@ -12,7 +12,7 @@ from torch import Tensor
 
 from headwise.errors import CheckpointError
 from headwise.files import atomic_path
-from headwise.lm.checkpoint import MODEL_FILE, header_of, read, read_header, save_model, unpack, write
+from headwise.lm.checkpoint import MODEL_FILE, header_of, read, save_model, unpack, write
 from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder
 from headwise.lm.training_state import training_state
@@ -91,7 +91,7 @@ class Run:
         path = self.folder / TRAINING_FILE
         if not path.exists():
             if (self.folder / MODEL_FILE).exists():  # as after a kill between the first evaluation and the first save
-                self._same(self.folder / MODEL_FILE, read_header(self.folder / MODEL_FILE))
+                self._same(self.folder / MODEL_FILE, read(self.folder / MODEL_FILE)[1])
             return None
         tensors, header = read(path)
         info = self._same(path, header)

@@ -55,7 +55,7 @@ class Way:
     def _part(self, rows: Span, cols: Span) -> Rule:
         """Of a block that is seen wholly and knows no distances, its place is let go: more kernels can do it then."""
         part = self.rule.part(rows, cols)
-        placed = any(x.placed for x in (*part.scores, *self.statistics))
+        placed = any(x.placed for x in part.scores) or any(x.placed for x in self.statistics)
         if placed or not part.is_full():
             return part
         return replace(part, mask=Everything(), grid=replace(part.grid, first=None))
