@@ -469,6 +469,7 @@ def test_a_decoder_trains_in_one_graph_on_the_compiled_kernel(monkeypatch: pytes
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile's own backend needs a C++ compiler")
 def test_the_default_backend_trains_a_layer() -> None:
+    torch.manual_seed(5)
     module = MultiHeadAttention(24, 6, num_kv_heads=2, rotary=True)
     x = torch.randn(2, 13, 24, requires_grad=True)
     mask = Documents(torch.arange(13) // 5) & Causal()
@@ -477,4 +478,4 @@ def test_the_default_backend_trains_a_layer() -> None:
         out = call(x, mask=mask)
         found.append([out, *torch.autograd.grad(out.square().sum(), [x, *module.parameters()])])
     for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=5e-5)  # its loops add up in another order

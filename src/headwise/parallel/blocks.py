@@ -3,6 +3,7 @@
 Of two sets of keys with log-sum-exps L₁ and L₂ a query's row has L = ln(e^L₁ + e^L₂), and the share of each set is
 e^(L_s − L): outputs, masses and distances add up by shares, Σp² by their squares, and entropy as
 Σ_s share_s · (H_s − ln share_s) (Milakov & Gimelshein 2018, 1805.02867, for the sums; the chain rule of entropy).
+Each statistic declares which of these it is (`headwise.statistics.Join`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +56,7 @@ class Way:
     def _part(self, rows: Span, cols: Span) -> Rule:
         """Of a block that is seen wholly and knows no distances, its place is let go: more kernels can do it then."""
         part = self.rule.part(rows, cols)
-        placed = any(x.placed for x in part.scores) or any(x.placed for x in self.statistics)
+        placed = any(score.placed for score in part.scores) or any(x.placed for x in self.statistics)
         if placed or not part.is_full():
             return part
         return replace(part, mask=Everything(), grid=replace(part.grid, first=None))
