@@ -22,7 +22,7 @@ from headwise.kernels.eager import eager
 from headwise.kernels.once import once
 from headwise.masks import Everything, Mask, Span
 from headwise.measures import Measure
-from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way, is_placed
+from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
 from headwise.parallel.layout import Members, members
 from headwise.parallel.ring_map import RingMap
 from headwise.parallel.ring_measures import wanted_of_kernels
@@ -165,7 +165,7 @@ class _Attend(torch.autograd.Function):
         lse = torch.cat([run.lse for run in runs], 2)
         ctx.rule, of_mask = SavedRule.of(ring.way.rule)
         ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases, *of_mask)
-        placed = tuple(filter(is_placed, ring.way.statistics))  # they decide which blocks keep their place
+        placed = tuple(x for x in ring.way.statistics if x.placed)  # they decide which blocks keep their place
         empty = Rule(Everything(), 1.0, ring.way.rule.grid)
         way = replace(ring.way, rule=empty, statistics=placed)
         ctx.ring, ctx.n, ctx.biases = _Ring(way, ring.plan, ring.who, kernels_of=ring.kernels_of), n, len(biases)
