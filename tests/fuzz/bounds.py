@@ -155,7 +155,7 @@ class Bounds:
                 continue
             sink = (t.sinks[:, None] - t.lse).exp().masked_fill(t.dark | t.bad, 0.0)  # type: ignore[index]
             d_delta = (d_out.double().abs() * (self.out(kept) + self.rounded(t.out))).sum(-1)
-            change = ((2 * self.lse).expm1() + self.summed(n)) * sink + NORMAL
+            change = (((2 * self.lse).clamp_max(99.0).expm1() + self.summed(n)) * sink + NORMAL).clamp_max(1.0)
             d_delta = d_delta + self.summed(t.v.shape[-1]) * (d_out.double() * t.out).abs().sum(-1)
             found[name] = (
                 (change * x.delta.abs() + (sink + change) * d_delta).masked_fill(t.dark | t.bad, 0.0).sum((0, 2))

@@ -4,7 +4,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -91,8 +91,9 @@ def _wrong(change: Callable[..., dict[str, Any]]) -> Any:
         given = {"q": q, "k": k, "v": v, **options}
         return headwise.attend(**{**given, **change(given)})
 
-    names = {name: getattr(headwise, name) for name in headwise.__all__}
-    return SimpleNamespace(**{**names, "attend": attend})
+    library = ModuleType("headwise")
+    library.__dict__.update(attend=attend, __getattr__=lambda name: getattr(headwise, name))
+    return library
 
 
 def _without_scale(given: dict[str, Any]) -> dict[str, Any]:
