@@ -1,5 +1,6 @@
 """What a model of any type is called with, found from the names of its forward's arguments."""
 
+import re
 from collections.abc import Iterator
 from inspect import Parameter, signature
 from typing import Any
@@ -28,9 +29,11 @@ def candidates(model: Any, model_type: str) -> Iterator[tuple[str, Inputs]]:
         yield "text", {**rest, **text}
         if any(name not in ("input_ids", "decoder_input_ids") for name in needed):
             yield "text", text
-    for name in dict.fromkeys((main, "pixel_values", "input_features", "input_values", "audio_values")):
+    senses = [name for name in needed if re.search("pixel|image|video|audio|feature|speech|input_values", name)]
+    for name in dict.fromkeys((main, "pixel_values", "input_features", "input_values", "audio_values", *senses)):
         if name in names and name != "input_ids":
-            for kind, given in _senses(name, config):
+            packed = _GRIDS & names.keys() and not re.search("audio|feature|values", name)
+            for kind, given in _grids(config, name) if packed else _senses(name, config):
                 rest = {other: x for other in needed if other not in given and (x := value(other, config)) is not None}
                 rest = {other: x for other, x in rest.items() if other not in given}
                 yield kind, _with_targets(model, names, {**rest, **{k: v for k, v in given.items() if k in names}})
@@ -39,6 +42,17 @@ def candidates(model: Any, model_type: str) -> Iterator[tuple[str, Inputs]]:
         yield "hidden states", every
     if "inputs_embeds" in names:
         yield "embeddings", {"inputs_embeds": value("inputs_embeds", config)}
+    if "hidden_states" in names:
+        for kind, given in _grids(config, "hidden_states"):
+            yield kind, {name: x for name, x in given.items() if name in names}
+    known = {name: x for name in names if name not in _NEVER and (x := value(name, config)) is not None}
+    for left_out in ("inputs_embeds", "input_ids", "pixel_values"):
+        if left_out in known and len(known) > 1:
+            yield "all arguments", {name: x for name, x in known.items() if name != left_out}
+
+
+_GRIDS = {"grid_thw", "image_grid_thw", "grid_hws", "image_grid_hws"}
+_NEVER = {"encoder_outputs", "decoder_inputs_embeds", "attention_mask", "position_ids"}
 
 
 def _arguments(model: Any) -> dict[str, Parameter]:
@@ -86,10 +100,14 @@ def _square(x: Any, default: int) -> tuple[int, int]:
 
 def image(config: Any, *axes: int) -> Tensor:
     """Pixels [BATCH, *axes, channels, height, width] of the size that the configuration names."""
-    size = _square(find(config, "image_size", "input_size", "img_size"), IMAGE)
-    channels = find(config, "num_channels", "in_channels", "in_chans")
-    channels = channels if isinstance(channels, int) else 3
-    return torch.randn(BATCH, *axes, channels, *size, generator=_random(1))
+    staged = 3 * IMAGE if getattr(config, "backbone_config", None) is not None else IMAGE
+    size = _square(find(config, "image_size", "input_size", "img_size"), staged)
+    return torch.randn(BATCH, *axes, _channels(config), *size, generator=_random(1))
+
+
+def _channels(config: Any) -> int:
+    found = find(config, "num_channels", "in_channels", "in_chans")
+    return found if isinstance(found, int) else 3
 
 
 def _patch(config: Any) -> int:
@@ -100,7 +118,7 @@ def _grids(config: Any, name: str) -> Iterator[tuple[str, Inputs]]:
     """Patches one after the other, [patches, channels · patch²], and how they lie."""
     side, patch = 4, _patch(config)
     frames = find(config, "temporal_patch_size") or 1
-    width = (find(config, "in_channels", "num_channels", "in_chans") or 3) * frames * patch * patch
+    width = _channels(config) * int(frames) * patch * patch
     patches = torch.randn(BATCH * side * side, width, generator=_random(1))
     grid = torch.tensor([[1, side, side]] * BATCH)
     apart = patches.view(BATCH * side * side, -1, patch, patch)
@@ -125,9 +143,10 @@ def _images(config: Any, name: str) -> Iterator[tuple[str, Inputs]]:
     size = image(config).shape[-2:]
     more = {"image_sizes": torch.tensor([list(size)] * BATCH), "target_sizes": torch.tensor([list(size)] * BATCH),
             "pixel_mask": torch.ones(BATCH, *size, dtype=torch.long)}  # fmt: skip
-    yield "image", {name: image(config), **more}
-    yield "image", {name: image(config, 1), **more}
-    yield "video", {name: image(config, int(frames)), **more}
+    for extras in ({}, more):
+        yield "image", {name: image(config), **extras}
+        yield "image", {name: image(config, 1), **extras}
+        yield "video", {name: image(config, int(frames)), **extras}
 
 
 def _senses(name: str, config: Any) -> Iterator[tuple[str, Inputs]]:
@@ -136,18 +155,20 @@ def _senses(name: str, config: Any) -> Iterator[tuple[str, Inputs]]:
         yield from _images(config, name)
         yield from _grids(config, name)
         return
-    bins = find(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_feat_size",
-                "feature_size", "input_dim", "spectrogram_bins", "mel_bins", "num_features")  # fmt: skip
-    bins = bins if isinstance(bins, int) else 80
+    found = find(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_feat_size",
+                 "feature_size", "input_dim", "spectrogram_bins", "mel_bins", "num_features", "input_size")  # fmt: skip
     long = 2 * (find(config, "max_source_positions") or 24)
     length = find(config, "max_length") or 32
-    for shape in ((bins, long), (min(length, 64), bins), (1600,), (1, 1600), (4800,), (1, 4800), (long, bins), (24000,),
-                  (1, 24000), (64, bins), (1, 32, bins), (LENGTH, WIDTH)):  # fmt: skip
+    shapes: list[tuple[int, ...]] = []
+    for bins in dict.fromkeys(x for x in (found, 128, 80, 160) if isinstance(x, int)):
+        shapes += [(bins, long), (length, bins), (long, bins), (64, bins), (1, 32, bins)]
+    for shape in (*shapes, (1600,), (1, 1600), (4800,), (1, 4800), (24000,), (1, 24000), (LENGTH, WIDTH)):
         sound = torch.randn(BATCH, *shape, generator=_random(1))
-        masks = {"feature_attention_mask": torch.ones(BATCH, shape[-1]), "feature_lens": torch.tensor([shape[-1]] * 2),
-                 "input_features_mask": torch.ones(BATCH, shape[0], dtype=torch.bool), "audio_mask": None}  # fmt: skip
-        yield "audio", {name: sound, **{k: v for k, v in masks.items() if v is not None}}
         yield "audio", {name: sound}
+        yield "audio", {name: sound, "feature_attention_mask": torch.ones(BATCH, shape[-1]),
+                        "feature_lens": torch.tensor([shape[-1]] * BATCH),
+                        "attention_mask": torch.ones(BATCH, shape[0], dtype=torch.bool),
+                        "input_features_mask": torch.ones(BATCH, shape[0], dtype=torch.bool)}  # fmt: skip
     yield "text", {name: tokens(config, LENGTH)}
     yield "hidden states", {name: value("hidden_states", config)}
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import fields
 from importlib import import_module
 from inspect import isabstract, isclass, signature
+from pathlib import Path
 from typing import Any
 
 import torch
-from registry_overrides import CLASSES, EXTRAS
+from registry_overrides import BACKBONE, CLASSES, EXTRAS
 from torch import nn
 
 VOCAB, HEADS, KV_HEADS, LAYERS = 99, 4, 2, 2
@@ -59,9 +60,12 @@ def model_class(model_type: str) -> Any:
 def _class_in_module(config: Any) -> Any:
     from transformers import PreTrainedModel
 
-    module = import_module(config.__module__.replace(".configuration_", ".modeling_"))
+    name = config.__module__
+    folder = Path(import_module(name).__file__ or "").parent
+    modules = [import_module(f"{name.rpartition('.')[0]}.{path.stem}") for path in sorted(folder.glob("modeling_*.py"))]
     found = [
         one
+        for module in modules
         for one in vars(module).values()
         if isclass(one)
         and issubclass(one, PreTrainedModel)
@@ -151,6 +155,7 @@ def _smaller(config: Any, default: Any, how: str, tokens: dict[str, int], model_
     names = {field.name for field in fields(config)}
     given: dict[str, Any] = {}
     fresh = vars(config()) if type(default) is config else {}
+    sections = "mrope_section" in _modelling(config)
     for name, value in vars(default).items():
         if name not in names or name in config.sub_configs:
             continue
@@ -158,19 +163,22 @@ def _smaller(config: Any, default: Any, how: str, tokens: dict[str, int], model_
             given[name] = value
         if name in _KEPT or name.startswith("_"):
             continue
-        changed = _size(name, value, vars(default), how, tokens)
+        changed = _size(name, value, vars(default), how, tokens, sections)
         if changed is not None and changed != value:
             given[name] = changed
     for name in config.sub_configs:
         part = getattr(default, name, None)
-        if part is not None and hasattr(part, "sub_configs"):
+        if getattr(part, "model_type", "") == "timm_backbone" and how != "default":
+            given |= {name: BACKBONE, "use_timm_backbone": False, "backbone": None, "use_pretrained_backbone": False}
+            given = {name: x for name, x in given.items() if name in names}
+        elif part is not None and hasattr(part, "sub_configs"):
             given[name] = _smaller(type(part), part, how, tokens, part.model_type)
     if how != "default":
         given |= EXTRAS.get(model_type, {}) if how != "few layers" else {}
     return config(**given)
 
 
-def _size(name: str, value: Any, all_of_them: dict[str, Any], how: str, tokens: dict[str, int]) -> Any:
+def _size(name: str, value: Any, all_of_them: dict[str, Any], how: str, tokens: dict[str, int], sections: bool) -> Any:
     """What a field becomes; None to leave it."""
     if re.search(r"drop(?!_path_rate_list)", name) and isinstance(value, float | int) and not isinstance(value, bool):
         return 0.0
@@ -178,8 +186,10 @@ def _size(name: str, value: Any, all_of_them: dict[str, Any], how: str, tokens: 
         return 0.0 if isinstance(value, int | float) else None
     if name == "apply_spec_augment":
         return False
-    if how == "default" or isinstance(value, bool) or value is None:
+    if how == "default" or isinstance(value, bool):
         return None
+    if value is None:
+        return {"head_dim": HEAD_WIDTH[how], "num_key_value_heads": KV_HEADS}.get(name) if how in HEAD_WIDTH else None
     if isinstance(value, int) and re.fullmatch(r"\w*vocab_size\w*|vocab_size", name):
         return VOCAB if value > VOCAB else None
     if _TOKEN.fullmatch(name):
@@ -187,19 +197,20 @@ def _size(name: str, value: Any, all_of_them: dict[str, Any], how: str, tokens: 
     if isinstance(value, int) and _LAYERS.fullmatch(name) and name not in _EXACT:
         kinds = _kinds(all_of_them) if how in ("tiny", "wide heads") and name in ("num_hidden_layers", "n_layer", "n_layers") else []
         return max(LAYERS, len(kinds)) if value > LAYERS else None
-    if how in ("tiny", "wide heads") and name in ("layer_types", "layers_block_type", "block_types") and len(set(value)) > 0:
-        kinds = list(dict.fromkeys(value))
+    if how in ("tiny", "wide heads") and (kinds := _kinds({name: value})):
         return (kinds * LAYERS)[: max(LAYERS, len(kinds))]
     if how == "few layers":
         return None
     if name in ("image_size", "patch_size") and _in_stages(all_of_them):
         return 2 * IMAGE if name == "image_size" and isinstance(value, int) else None
-    if name in _EXACT:
-        return _EXACT[name] if type(value) in (type(_EXACT[name]), int, float, list, tuple) else None
+    if name == "window_size" and "spatial_merge_size" in all_of_them:
+        return 2 * PATCH * all_of_them["spatial_merge_size"]  # in pixels
+    if name in _EXACT and isinstance(value, list | tuple) == isinstance(_EXACT[name], list):
+        return type(value)(_EXACT[name]) if isinstance(value, list | tuple) else _EXACT[name]
     if isinstance(value, list | tuple):
         return _list(name, value)
     if name == "rope_parameters" and isinstance(value, dict):
-        return _rope(value, HEAD_WIDTH[how])
+        return _rope(value, HEAD_WIDTH[how], sections)
     return _whole(name, value, all_of_them, HEAD_WIDTH[how]) if isinstance(value, int) else None
 
 
@@ -249,20 +260,27 @@ def _list(name: str, value: list[Any] | tuple[Any, ...]) -> Any:
 
 def _kinds(all_of_them: dict[str, Any]) -> list[Any]:
     for name in ("layer_types", "layers_block_type", "block_types"):
-        if isinstance(all_of_them.get(name), list | tuple):
-            return list(dict.fromkeys(all_of_them[name]))
+        found = all_of_them.get(name)
+        if isinstance(found, list | tuple) and all(isinstance(kind, str) for kind in found):
+            return list(dict.fromkeys(found))
     return []
 
 
-def _rope(value: dict[str, Any], head_width: int) -> dict[str, Any]:
-    """Sections of multimodal positions, which must add up to half of a head."""
+def _rope(value: dict[str, Any], head_width: int, sections: bool) -> dict[str, Any]:
+    """Sections of multimodal positions, which must add up to half of the turned part of a head."""
     small = copy.deepcopy(value)
-    for part in (small, *(x for x in small.values() if isinstance(x, dict))):
-        if isinstance(sections := part.get("mrope_section"), list | tuple):
-            scaled = [max(1, math.floor(x * head_width / (2 * sum(sections)))) for x in sections]
-            scaled[0] += head_width // 2 - sum(scaled)
-            part["mrope_section"] = scaled
+    parts = [x for x in small.values() if isinstance(x, dict)] or [small]
+    for part in parts:
+        if sections or "mrope_section" in part:
+            half = int(head_width * part.get("partial_rotary_factor", 1.0)) // 2
+            part["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
     return small
+
+
+def _modelling(config: Any) -> str:
+    """The source of the modelling files beside a configuration's."""
+    folder = Path(import_module(config.__module__).__file__ or "").parent
+    return "".join(path.read_text(encoding="utf-8") for path in folder.glob("modeling_*.py"))
 
 
 def _token(name: str, value: Any, tokens: dict[str, int]) -> Any:
