@@ -26,7 +26,7 @@ from transformers import (
 
 import headwise as hw
 from headwise.adapters.huggingface.attention import attention_forward
-from headwise.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.adapters.huggingface.masks import make_mask
 from headwise.errors import ConfigError, DTypeError, ShapeError
 
 FAMILY = {family.name: family for family in FAMILIES}
@@ -66,23 +66,20 @@ def test_harmless_arguments_change_nothing():
     assert torch.equal(out, again)
 
 
-def test_no_mask_means_what_the_module_says():
-    q, k, v = qkv(n=7)
-    full, causal = hw.attend(q, k, v), hw.attend(q, k, v, mask=hw.Causal())
-    windowed = hw.attend(q, k, v, mask=hw.Causal() & hw.Window(3))
-    for module, options, expected in [
-        (Caller(False), {}, full), (Caller(True), {}, causal), (Caller(True), {"is_causal": False}, full),
-        (Caller(False), {"is_causal": True}, causal), (nn.Module(), {}, causal),
-        (Caller(True), {"sliding_window": 3}, windowed),
-    ]:  # fmt: skip
-        assert torch.equal(attention_forward(module, q, k, v, None, **options)[0], expected.transpose(1, 2))
-    with pytest.raises(ConfigError, match="5 queries and 7 keys"):
-        attention_forward(Caller(True), *qkv(), None)
-    with pytest.raises(ConfigError, match="sliding_window=3"):
-        attention_forward(Caller(False), *qkv(), None, sliding_window=3)
-    one = q[:, :, -1:]
-    step = attention_forward(Caller(True), one, k, v, None)[0]
-    torch.testing.assert_close(step, full[:, :, -1:].transpose(1, 2))
+def test_no_mask_hides_no_key_as_in_eager_attention():
+    """Whatever the module says of itself: transformers leaves masks out only where nothing is hidden."""
+    full = hw.attend(*qkv()).transpose(1, 2)
+    for module, options in [(Caller(False), {}), (Caller(True), {}), (nn.Module(), {}), (Caller(True), {"is_causal": False}),
+                            (Caller(True), {"sliding_window": 7})]:  # fmt: skip
+        assert torch.equal(attention_forward(module, *qkv(), None, **options)[0], full)
+    one = attention_forward(Caller(True), *qkv(n=1), None, is_causal=True)[0]
+    assert torch.equal(one, hw.attend(*qkv(n=1)).transpose(1, 2))
+
+
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"sliding_window": 3}])
+def test_a_call_that_contradicts_its_missing_mask_is_refused(options):
+    with pytest.raises(ConfigError, match=rf"Caller .*{next(iter(options))}=.* no mask, for 5 queries and 7 keys"):
+        attention_forward(Caller(True), *qkv(), None, **options)
 
 
 def test_masks_of_the_wrong_form_are_named():
@@ -95,8 +92,8 @@ def test_masks_of_the_wrong_form_are_named():
         attention_forward(Caller(), q, k, v, torch.zeros(3, 1, 5, 7))
     with pytest.raises(DTypeError, match="int64"):
         attention_forward(Caller(), q, k, v, torch.ones(2, 1, 5, 7, dtype=torch.long))
-    with pytest.raises(ShapeError, match="5 queries and 7 keys"):
-        attention_forward(Caller(), q, k, v, MaskTensor(hw.Causal(), (2, 5, 6), 6, "cpu"))
+    with pytest.raises(ShapeError, match=r"\(2, 1, 5, 6\)"):
+        attention_forward(Caller(), q, k, v, make_mask(2, 5, 6))
 
 
 @pytest.mark.parametrize("n", [1, 5])
@@ -120,6 +117,13 @@ def test_packed_sequences_of_flash_attention():
         part = slice(start, stop)
         alone = hw.attend(q[:, :, part], k[:, :, part], v[:, :, part], mask=hw.Causal())
         torch.testing.assert_close(out[:, part], alone.transpose(1, 2))
+    windowed, _ = attention_forward(
+        Caller(True), q, k, v, None, cu_seq_lens_q=ends, cu_seq_lens_k=ends, sliding_window=2
+    )
+    near = hw.attend(q, k, v, mask=hw.Causal() & hw.Window(2) & hw.Documents([[0, 0, 0, 1, 1, 1, 1]]))
+    torch.testing.assert_close(windowed, near.transpose(1, 2))
+    with pytest.raises(ConfigError, match="sliding_window=2"):
+        attention_forward(Caller(False), q, k, v, None, cu_seq_lens_q=ends, cu_seq_lens_k=ends, sliding_window=2)
     with pytest.raises(ConfigError, match="cu_seq_lens_k"):
         attention_forward(Caller(True), q, k, v, None, cu_seq_lens_q=ends)
     with pytest.raises(ConfigError, match="batch of 2"):

@@ -1,16 +1,25 @@
-"""Masks of transformers as ours: the same cells, and no n×m where there is a shorter name."""
+"""Masks of transformers as ours: the same cells, and no n×m where there is a shorter name; to a model, eager's own."""
 
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.nn.functional import pad
 from transformers import masking_utils as theirs
 
 from headwise.adapters.huggingface import patterns
 from headwise.adapters.huggingface.masks import make_mask
 from headwise.adapters.huggingface.patterns import Place, Unknown, read
+from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.masks import And, Causal, Dense, Mask, Or
 
 B = 2
+
+
+def cells(made: MaskTensor) -> torch.Tensor:
+    """What the headwise mask allows, boolean [b, 1, n, m]; without a look at the tensor that models see."""
+    b, _, n, m = made.shape
+    allowed = torch.ones(b, 1, n, made.keys).bool() if made.mask is None else made.mask.to_dense(n, made.keys, batch=b)
+    return pad(allowed, (0, m - made.keys)).expand(b, 1, n, m)
 
 
 def holds_dense(mask: Mask | None) -> bool:
@@ -69,7 +78,8 @@ def test_the_same_cells_without_a_boolean_of_all_of_them(case):
     expected = theirs.sdpa_mask(mask_function=function, allow_is_causal_skip=False, **call)
     ours = make_mask(mask_function=function, **call)
     assert ours.shape == (B, 1, call["q_length"], call["kv_length"])
-    assert torch.equal(ours & True, expected.expand(ours.shape))
+    assert torch.equal(cells(ours), expected.expand(ours.shape))
+    assert torch.equal(ours + 0, theirs.eager_mask(mask_function=function, **call))
     if padding != "holes":
         assert not holds_dense(ours.mask)
 
@@ -85,7 +95,7 @@ def test_blocks_that_see_both_ways_are_documents():
     blocks = torch.tensor([[-1, 0, 0, -1, 1, 1, 1], [0, 0, 0, 0, -1, -1, -1]])
     function = theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(blocks))
     ours = make_mask(B, 7, 7, mask_function=function)
-    assert torch.equal(ours & True, theirs.sdpa_mask(B, 7, 7, mask_function=function, allow_is_causal_skip=False))
+    assert torch.equal(cells(ours), theirs.sdpa_mask(B, 7, 7, mask_function=function, allow_is_causal_skip=False))
     assert not holds_dense(ours.mask)
 
 
@@ -98,7 +108,7 @@ def test_function_of_the_user_is_evaluated(one_by_one):
     real = torch.tensor([[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]).bool()
     call = {"batch_size": B, "q_length": 5, "kv_length": 5, "mask_function": function, "attention_mask": real}
     expected = theirs.sdpa_mask(**call, allow_is_causal_skip=False, use_vmap=one_by_one)
-    assert torch.equal(make_mask(**call, use_vmap=one_by_one) & True, expected)
+    assert torch.equal(cells(make_mask(**call, use_vmap=one_by_one)), expected)
 
 
 def test_a_maker_that_means_something_else_is_not_believed(monkeypatch):
@@ -117,7 +127,7 @@ def test_a_maker_that_means_something_else_is_not_believed(monkeypatch):
         with pytest.raises(Unknown):
             read(function, Place(0, 6))
         ours = make_mask(1, 6, 6, mask_function=function)
-        assert torch.equal(ours & True, theirs.sdpa_mask(1, 6, 6, mask_function=function, allow_is_causal_skip=False))
+        assert torch.equal(cells(ours), theirs.sdpa_mask(1, 6, 6, mask_function=function, allow_is_causal_skip=False))
     finally:
         patterns._makers.cache_clear()
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from safetensors.torch import save
+from transformers.masking_utils import bidirectional_mask_function, sliding_window_causal_mask_function
 
 import headwise as hw
-from headwise.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.adapters.huggingface.masks import make_mask
 from headwise.adapters.torch import MultiheadAttention
 from headwise.adapters.weights import AttentionWeights
 
@@ -191,15 +192,14 @@ def test_weights_of_a_call_without_gradients_have_none():
     assert not (found + 0).requires_grad
 
 
-def test_mask_tensor_is_the_boolean_it_stands_for():
-    mask = hw.Causal() & hw.Window(3)
-    lazy = MaskTensor(mask, (2, 5, 8), 7, "cpu")
-    expected = torch.zeros(2, 1, 5, 8, dtype=torch.bool)
-    expected[..., :7] = mask.to_dense(5, 7)
+def test_mask_tensor_is_the_floating_mask_it_stands_for():
+    lazy = make_mask(2, 5, 8, 2, mask_function=sliding_window_causal_mask_function(3))  # in a cache of a fixed size
+    expected = torch.full((2, 1, 5, 8), torch.finfo(torch.float32).min)
+    expected[..., :7].masked_fill_((hw.Causal() & hw.Window(3)).to_dense(5, 7), 0.0)
     assert lazy.shape == (2, 1, 5, 8)
-    assert (lazy.dtype, lazy.ndim, lazy.made) == (torch.bool, 4, False)
+    assert (lazy.dtype, lazy.ndim, lazy.made) == (torch.float32, 4, False)
     assert "Window" in repr(lazy)
-    assert torch.equal(lazy & True, expected)
+    assert torch.equal(lazy + 0, expected)
     assert torch.equal(lazy[:, :, :, :5], expected[:, :, :, :5])
-    assert torch.equal(torch.where(lazy, 0.0, -1.0), torch.where(expected, 0.0, -1.0))
-    assert MaskTensor(None, (2, 5, 8), 8, "cpu").all()
+    assert torch.equal(torch.where(lazy == 0.0, 0.0, -1.0), torch.where(expected == 0.0, 0.0, -1.0))
+    assert not make_mask(2, 5, 8, mask_function=bidirectional_mask_function).any()

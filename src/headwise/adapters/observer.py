@@ -15,7 +15,8 @@ The measures are computed in the same pass as the output where the kernel can, i
 nobody observes: one look at an empty tuple a call.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -40,7 +41,8 @@ class Observation:
     Attributes:
         name: the module's qualified name in the model that is observed; "" if no model was given. It alone says which
             layer it is: `layer_idx` is the same in the encoder, the decoder and cross attention of one model.
-        module: the attention module.
+        module: the attention module. One that is called several times in a forward pass, because layers share it or
+            for one image after the other, is reported as often, under the same name; see `call_name`.
         map: the call's weights, [b, h, n, m], detached, before dropout; O(n) memory, so keep it as long as you like.
             In self attention, queries that are padding see nothing in it, whatever the model computes for them.
     """
@@ -134,6 +136,21 @@ def attended(
     if padded:
         amap.measured = None  # those are numbers of the map that observers have
     return out, amap
+
+
+def call_name(name: str, calls: Container[str]) -> str:
+    """What to call a call of a module, beside those of the same forward pass: its name, and from the second call on
+    name#2, name#3, …"""
+    called, times = name, 1
+    while called in calls:
+        times += 1
+        called = f"{name}#{times}"
+    return called
+
+
+def module_name(call: str) -> str:
+    """The module that `call_name` called so."""
+    return re.sub(r"#\d+$", "", call)
 
 
 def crosses(name: str) -> bool:

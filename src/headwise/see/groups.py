@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from headwise.adapters.observer import crosses
+from headwise.adapters.observer import crosses, module_name
 from headwise.map import AttentionMap
 from headwise.masks import is_causal
 from headwise.telemetry.pictures import Picture
@@ -49,7 +49,7 @@ def groups_of(maps: Mapping[str, Kept]) -> list[Group]:
         b, _, n, m = amap.shape
         causal = _causal(amap)
         # Fewer queries than keys under a causal mask are a step of generation.
-        over = crosses(name) or (n != m and not causal)
+        over = crosses(module_name(name)) or (n != m and not causal)
         key = type(amap), b, n, m, over, causal
         group = found.setdefault(key, Group([], [], over, causal))
         group.maps.append(amap)

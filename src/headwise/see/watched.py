@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.adapters.observer import module_name
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 from headwise.science.roles import Roles, roles
@@ -86,7 +87,7 @@ def report(
     kernels = sorted({amap.kernel for amap in record.maps.values() if isinstance(amap, AttentionMap)})
     facts += [("kernel", ", ".join(kernels))] if kernels else []
     facts += [("steps", f"{record.totals.steps:,} measured; the last of them is shown")]
-    notes = [EXPLAINED, *_notes(groups, entries)]
+    notes = [EXPLAINED, *_notes(record, groups, entries)]
     compared = alike(groups[0].lazy, places) if len(groups) == 1 and groups[0].lazy else []
     found = Report(
         title or type(record.model).__name__, passages, numbers, said, facts, notes, counts=places.uneven, roles=played,
@@ -217,18 +218,16 @@ def _numbers(
                 one = _roles(amap, keys)
                 for head in range(amap.shape[1]):
                     said[layer][head], played[layer][head] = pattern(one, head), roles_of(one, head)
-    names = list(record.maps)
+    names = [module_name(name) for name in record.maps]
     crossing = {layer for group in groups if group.crosses for layer in group.layers}
     for name in record.latest:
         table = record.latest[name].numpy()
         for called, numbers in zip(record.latest.layers, table, strict=True):
-            if called not in names:
-                continue
-            at = names.index(called)
-            if at in crossing and name in BOTH_WAYS and name not in OF_ROWS:
-                continue
-            if name not in values or not np.isfinite(values[name][at]).any():
-                put(name, at, numbers[: places.counts[at]])
+            for at in (at for at, module in enumerate(names) if module == called):  # each of its calls
+                if at in crossing and name in BOTH_WAYS and name not in OF_ROWS:
+                    continue
+                if name not in values or not np.isfinite(values[name][at]).any():
+                    put(name, at, numbers[: places.counts[at]])
     return [statistic(name, found) for name, found in values.items()], said, played if any(map(any, played)) else []
 
 
@@ -238,7 +237,7 @@ def _roles(amap: AttentionMap, text: Text | None) -> Roles:
     return roles(amap, tokens=text.ids, pieces=text.pieces)
 
 
-def _notes(groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:
+def _notes(record: Record, groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:
     found = []
     b = max(group.size[0] for group in groups)
     if b > 1:
@@ -248,6 +247,11 @@ def _notes(groups: Sequence[Group], entries: int | Sequence[int] | None) -> list
     if any(group.pooled for group in groups):
         found.append(
             "The record keeps pictures of the maps, of 64 × 64 cells at most; watch(maps='lazy') keeps them whole."
+        )
+    if any(module_name(name) != name for name in record.maps):
+        found.append(
+            "A layer that the model calls several times has a row for each call, with #2 for the second; statistics "
+            "that were watched, and are not those of the maps, are over all of its calls."
         )
     if any(group.crosses for group in groups):
         found.append("In cross attention there are no patterns: its queries and keys have no places in common.")

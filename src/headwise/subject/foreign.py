@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from headwise.adapters.huggingface import switch
 from headwise.adapters.huggingface.library import library
-from headwise.adapters.observer import Observation, observe
+from headwise.adapters.observer import Observation, call_name, observe
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.measures import Measure
 from headwise.subject.base import LossFunction, Maps, Seen, Subject, described, text_of
@@ -102,10 +102,7 @@ class TransformersSubject(Subject):
         maps: Maps = {}
 
         def keep(call: Observation) -> None:
-            name, times = call.name, 1
-            while name in maps:
-                times += 1
-                name = f"{call.name}#{times}"
+            name = call_name(call.name, maps)
             maps[name] = call.map
             if seen is not None:
                 seen(name, call.map)

@@ -1,6 +1,5 @@
 """Where the attention of a model can be watched, and who computes it while it is."""
 
-import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +8,9 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from headwise.adapters.huggingface import restore, switch
+from headwise.adapters.huggingface import restore
+from headwise.adapters.huggingface.interface import calls_interface, left_out
+from headwise.adapters.huggingface.switching import turn, unswitched
 from headwise.adapters.torch import MultiheadAttention, swap, swap_back
 from headwise.errors import ConfigError
 from headwise.heads.base import AttentionLayer
@@ -72,7 +73,8 @@ def _find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str
             places.append(Place(name, module, kind))
         elif isinstance(module, nn.MultiheadAttention):
             unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
-    unwatched |= _unknown(model, [place.name for place in places], list(unwatched))
+    for name, class_name in left_out(model, [*(place.name for place in places), *unwatched]).items():
+        unwatched[name] = f"{class_name} computes its attention by itself; known are {_KNOWN}"
     targets = [*roots, *(place.module for place in places if place.kind == "torch")]
     return places, targets, unwatched
 
@@ -119,7 +121,7 @@ def take_over(targets: list[nn.Module]) -> None:
     """Let headwise compute these until as many calls of `give_back`."""
     for target in targets:
         if not _users.get(target) and not _ours(target):
-            (swap if isinstance(target, nn.MultiheadAttention) else switch)(target)
+            (swap if isinstance(target, nn.MultiheadAttention) else turn)(target)
             _turned[target] = True
         _users[target] = _users.get(target, 0) + 1
 
@@ -145,13 +147,7 @@ def _kind(module: nn.Module, inside: dict[nn.Module, nn.Module]) -> str | None:
         return "headwise"
     if type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
         return "torch"
-    return "transformers" if module in inside and _calls_interface(module) else None
-
-
-def _calls_interface(module: nn.Module) -> bool:
-    """Whether a module of transformers asks its library who computes attention."""
-    forward = inspect.unwrap(type(module).forward)
-    return "ALL_ATTENTION_FUNCTIONS" in getattr(getattr(forward, "__code__", None), "co_names", ())
+    return "transformers" if module in inside and calls_interface(module) else None
 
 
 def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, str]]:
@@ -166,29 +162,15 @@ def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, s
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and module not in below:
             below |= set(module.modules())
+            if not any(map(calls_interface, module.modules())) and not unswitched(module):
+                continue  # there is no attention in it
             try:
                 if not _ours(module):
-                    restore(switch(module))
+                    restore(turn(module))
                 roots.append(module)
             except ConfigError as error:
                 refused[name] = str(error)
     return roots, refused
-
-
-def _unknown(model: nn.Module, watched: list[str], said: list[str]) -> dict[str, str]:
-    """Modules that are attention by name and hold weights, and are none of the known kinds."""
-    found: dict[str, str] = {}
-    for name, module in model.named_modules():
-        if "attention" not in type(module).__name__.lower() or not any(True for _ in module.parameters()):
-            continue
-        near = [*watched, *said, *found]
-        if not any(other == name or _within(name, other) or _within(other, name) for other in near):
-            found[name] = f"{type(module).__name__} computes its attention by itself; known are {_KNOWN}"
-    return found
-
-
-def _within(name: str, other: str) -> bool:
-    return other == "" or name.startswith(f"{other}.")
 
 
 def _nothing_found(model: nn.Module, caller: str, unwatched: dict[str, str]) -> ConfigError:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.adapters.observer import Observation, in_backward, observe
+from headwise.adapters.observer import Observation, call_name, in_backward, observe
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.kernels.eager import eager
@@ -34,12 +34,13 @@ Self = TypeVar("Self", bound="Record")
 
 
 class Record:
-    """Statistics of every watched head; `watch` makes it.
+    """Statistics of every watched head; `watch` makes it. Those of a layer are over all of its calls.
 
     Attributes:
         model: the watched one. layers: names of the watched layers, as registered.
         unwatched: name → why it cannot be watched.
-        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls.
+        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; a layer that is
+            called again in it has further ones under name#2, name#3, …
         ledger: the numbers, for those who add them up further.
     """
 
@@ -257,9 +258,9 @@ class Record:
         with torch.autocast(call.map.q.device.type, enabled=False):
             self._forward.add(call.name, layer_of(call, measures))
             if self._how.maps == "lazy":
-                self._seen[call.name] = call.map
+                self._seen[call_name(call.name, self._seen)] = call.map
             elif self._how.maps == "pooled":
-                self._seen[call.name] = picture(call.map)
+                self._seen[call_name(call.name, self._seen)] = picture(call.map)
 
 
 @dataclass(frozen=True, eq=False)

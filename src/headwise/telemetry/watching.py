@@ -45,7 +45,7 @@ def watch(
         every: only the first, and then each so-manieth step is measured; the others cost next to nothing.
         layers: names of attention modules (`*` stands for anything) or their indices; None for all.
         heads: their numbers, in every layer; None for all. All are computed, these are kept.
-        maps: "lazy" keeps the `AttentionMap` of every layer of the last measured forward (q, k and log-sum-exp), and
+        maps: "lazy" keeps the `AttentionMap` of every call of the last measured forward (q, k and log-sum-exp), and
             "pooled" small pictures of them.
         history: how many measured steps are kept one by one.
         steps: "forward": each call of the model is a step. "manual": a step is what lies between two calls of

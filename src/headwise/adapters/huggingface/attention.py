@@ -45,34 +45,38 @@ def attention_forward(
     Args:
         query: [b, h, n, d]; key, value: [b, h_kv, m, d], not repeated for grouped queries.
         attention_mask: a `MaskTensor`; or a boolean (True = may attend) or floating (added) [b or 1, h or 1, n or 1, m]
-            of the user's own; or None, which leaves it to is_causal and sliding_window, or else to the module.
+            of the user's own, or of a model that computed with its mask; or None for every key, as in
+            attn_implementation="eager".
         dropout: share of weights dropped; models give 0 when they do not train.
         softcap: Gemma 2's cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
         position_bias: [b or 1, h or 1, n, m], added to the scores (T5).
     Returns:
-        [b, n, h, d_v], and the weights as `AttentionWeights` where the call asks for attentions, else None.
+        [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call asks for attentions, else None.
     Raises:
-        ConfigError: for an argument that is not known, by name: it might change what is computed.
+        ConfigError: for an argument that is not known, by name: it might change what is computed; and for is_causal
+            and sliding_window that contradict a missing mask.
     """
     _refuse_unknown(module, kwargs)
     b, h, n, _ = query.shape
     if query.dtype != value.dtype or key.dtype != value.dtype:
         query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast norms widen them
+    packed = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None
     found: list[Mask | None] = []
     scores: tuple[Score, ...] = () if softcap is None else (SoftCap(float(softcap)),)
-    if isinstance(attention_mask, MaskTensor):
-        _fits(module, attention_mask, b, n, key.shape[2])
+    if isinstance(attention_mask, MaskTensor) and _is_of(attention_mask, b, n, key.shape[2]):
         if attention_mask.keys < key.shape[2]:
             key, value = key[:, :, : attention_mask.keys], value[:, :, : attention_mask.keys]
             position_bias = None if position_bias is None else position_bias[..., : attention_mask.keys]
         found.append(attention_mask.mask)
+    elif attention_mask is None and not packed:
+        _refuse_contradictions(module, n, key.shape[2], is_causal, sliding_window)
     elif attention_mask is None:
-        found.append(_of_module(module, n, key.shape[2], is_causal, sliding_window))
+        found.append(_of_module(module, key.shape[2], is_causal, sliding_window))
     else:
-        mask, score = _of_user(module, attention_mask, Grid(b, h, n, key.shape[2]))
+        mask, score = _of_tensor(module, attention_mask, Grid(b, h, n, key.shape[2]))
         found.append(mask)
         scores += score
-    if kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None:
+    if packed:
         found.append(_of_packed(kwargs, b, n, key.shape[2]))
     if position_bias is not None and (position_bias.requires_grad or bool(position_bias.any())):
         scores += (Bias(position_bias),)
@@ -90,7 +94,7 @@ def attention_forward(
         graph = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
         rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, scores)
         weights = AttentionWeights(amap, query.dtype, graph=(query, key, rule) if graph else None)
-    return out.transpose(1, 2), weights
+    return out.transpose(1, 2).contiguous(), weights  # models call .view on it
 
 
 def _to_itself(module: nn.Module, mask: Mask | None, n: int, m: int) -> bool:
@@ -113,33 +117,34 @@ def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
             )
 
 
-def _fits(module: nn.Module, mask: MaskTensor, b: int, n: int, m: int) -> None:
-    if (mask.shape[0], mask.shape[2], mask.shape[3]) != (b, n, m):
-        raise ShapeError(
-            f"{type(module).__name__}: its mask was made for {tuple(mask.shape)}, but the call has a batch of {b}, {n} "
-            f"queries and {m} keys"
+def _is_of(mask: MaskTensor, b: int, n: int, m: int) -> bool:
+    """Whether a mask was made for this call and holds what it was made with."""
+    return not mask.changed and (mask.shape[0], mask.shape[2], mask.shape[3]) == (b, n, m)
+
+
+def _refuse_contradictions(
+    module: nn.Module, n: int, m: int, is_causal: bool | None, sliding_window: int | None
+) -> None:
+    """Raise if a call without a mask says of itself that it hides keys."""
+    said = "is_causal=True" if is_causal and n > 1 else None
+    if sliding_window is not None and m > sliding_window:
+        said = f"sliding_window={sliding_window}"
+    if said is not None:
+        raise ConfigError(
+            f"{type(module).__name__} calls its attention with {said} and no mask, for {n} queries and {m} keys: "
+            f"transformers' eager attention hides no key then, and its others do. Give the model a 4-D attention_mask"
         )
 
 
-def _of_module(module: nn.Module, n: int, m: int, is_causal: bool | None, sliding_window: int | None) -> Mask | None:
-    """What a module means by no mask at all."""
-    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    if causal and n > 1 and n != m:
-        raise ConfigError(
-            f"{type(module).__name__} is causal and gives no mask for {n} queries and {m} keys, which may stand beside "
-            f"each other in more than one way"
-        )
-    if not causal and sliding_window is not None and m > sliding_window:
-        raise ConfigError(
-            f"{type(module).__name__} gives sliding_window={sliding_window} but neither a mask nor is_causal, so that "
-            f"the window's sides are not known"
-        )
-    if not causal:
+def _of_module(module: nn.Module, m: int, is_causal: bool | None, sliding_window: int | None) -> Mask | None:
+    """What FlashAttention takes from the module where sequences are packed and there is no mask."""
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        _refuse_contradictions(module, m, m, None, sliding_window)
         return None
     return Causal() if sliding_window is None else Causal() & Window(sliding_window)
 
 
-def _of_user(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
+def _of_tensor(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
     """A 4-D mask that a user or a model made, as it is."""
     if not isinstance(given, Tensor) or (given.dtype != torch.bool and not given.is_floating_point()):
         came = given.dtype if isinstance(given, Tensor) else type(given).__name__

@@ -1,5 +1,7 @@
 """The mask function that transformers calls for attn_implementation="headwise": a `MaskTensor` in O(n) memory."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,21 +24,30 @@ def make_mask(
     mask_function: MaskFunction | None = None,
     attention_mask: Tensor | None = None,
     device: Any = "cpu",
+    dtype: torch.dtype = torch.float32,
     **kwargs: Any,
-) -> MaskTensor:
+) -> MaskTensor | None:
     """What each query may see, by the interface of transformers' `AttentionMaskInterface`.
 
     Args:
         q_offset, kv_offset: where the queries and the keys begin on the axis that mask_function counts on.
         mask_function: (batch, head, query, key) indices to booleans.
         attention_mask: [batch, keys ever seen], True where a token stands, or None.
+        dtype: of the mask that the model sees.
         kwargs: what other implementations are told, such as when they may leave a mask out.
     Returns:
-        [batch, 1, q_length, kv_length]. A function that is not one of transformers' own is evaluated to a boolean of
-        that size, as their own implementations do with every function.
+        [batch, 1, q_length, kv_length], to the model the mask of attn_implementation="eager"; None where that is None.
+        A function that is not one of transformers' own is evaluated to a boolean of that size, as their own
+        implementations do with every function.
     """
     theirs = library("masking_utils")
     function = theirs.causal_mask_function if mask_function is None else mask_function
+    eager = partial(
+        theirs.eager_mask, batch_size, q_length, kv_length, int(q_offset), kv_offset, attention_mask=attention_mask,
+        dtype=dtype, device=device, **kwargs,
+    )  # fmt: skip
+    if kwargs.get("allow_is_bidirectional_skip") and _leaves_out(eager):
+        return None
     # Queries of headwise stand at the end of the keys: those beyond are a fixed cache's empty places.
     keys = q_length + int(q_offset) - kv_offset
     shape = batch_size, q_length, kv_length
@@ -57,7 +68,23 @@ def make_mask(
         mask, keys = of_boolean(_evaluate(function, index, theirs, bool(kwargs.get("use_vmap")))), kv_length
     if real is not None:
         mask = both(mask, of_padding(real[:, :keys], q_length))
-    return MaskTensor(mask, shape, keys, device)
+    return MaskTensor(mask, shape, keys, device, dtype, partial(eager, mask_function=function))
+
+
+class _Read(Exception):
+    """A mask function was called."""
+
+
+def _leaves_out(eager: Callable[..., Tensor | None]) -> bool:
+    """Whether eager attention goes without a mask: transformers decides so before it calls any mask function."""
+
+    def read(*index: Tensor) -> Tensor:
+        raise _Read
+
+    try:
+        return eager(mask_function=read) is None
+    except _Read:
+        return False
 
 
 def _indices(b: int, n: int, m: int, q_offset: int, kv_offset: int, device: Any) -> tuple[Tensor, ...]:

@@ -1,11 +1,14 @@
 """Turning models of transformers to headwise, and back."""
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from headwise.adapters.huggingface.attention import attention_forward
+from headwise.adapters.huggingface.interface import calls_interface, left_out
 from headwise.adapters.huggingface.library import library
 from headwise.adapters.huggingface.masks import make_mask
 from headwise.errors import ConfigError
@@ -30,10 +33,31 @@ def install() -> None:
 def switch(model: Any) -> Any:
     """Let headwise compute the attention of a loaded transformers model, all its parts included; gives the model back.
 
+    Modules in it that compute their attention by themselves, as some image encoders do, go on doing so; a
+    `UserWarning` lists them.
+
     Raises:
-        ConfigError: if it is no transformers model, if a part of it does not take its attention from outside (named;
-            nothing is changed then), or if transformers is not installed.
+        ConfigError: if it is no transformers model, if a part of it ignores attn_implementation or none of it takes
+            its attention from outside (named; nothing is changed then), or if transformers is not installed.
     """
+    turn(model)
+    if left := unswitched(model):
+        warnings.warn(
+            f"switch(model): these parts of {type(model).__name__} compute their attention by themselves, and headwise "
+            f"does not: {_listed(left)}",
+            UserWarning,
+            stacklevel=2,
+        )
+    return model
+
+
+def unswitched(model: nn.Module) -> dict[str, str]:
+    """The attention modules of a transformers model that `switch` leaves as they are: name → class."""
+    return left_out(model, [name for name, module in model.named_modules() if calls_interface(module)])
+
+
+def turn(model: Any) -> Any:
+    """`switch` without its warning."""
     pretrained = library("modeling_utils").PreTrainedModel
     if not isinstance(model, pretrained):
         hint = "; for nn.MultiheadAttention call headwise.swap(model)" if isinstance(model, nn.Module) else ""
@@ -45,6 +69,12 @@ def switch(model: Any) -> Any:
                 f"switch(model): {type(part).__name__} computes its attention by itself and ignores "
                 f"attn_implementation, so headwise cannot compute it"
             )
+    if not any(map(calls_interface, model.modules())):
+        left = unswitched(model)
+        raise ConfigError(
+            f"switch(model): {type(model).__name__} "
+            + (f"computes its attention by itself: {_listed(left)}" if left else "has no attention")
+        )
     if _BEFORE in model.__dict__:
         return model
     install()
@@ -77,3 +107,13 @@ def _configs(model: Any, parts: list[Any]) -> list[Any]:
             found[id(config)] = config
             waiting += [sub for name in config.sub_configs if (sub := getattr(config, name, None)) is not None]
     return list(found.values())
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    """Modules by class, with the name of the first of each."""
+    names: dict[str, list[str]] = {}
+    for name, kind in found.items():
+        names.setdefault(kind, []).append(name or "the model itself")
+    return "; ".join(
+        f"{kind} ({those[0]}{f' and {len(those) - 1} more' if len(those) > 1 else ''})" for kind, those in names.items()
+    )
