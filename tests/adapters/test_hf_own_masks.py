@@ -51,6 +51,8 @@ OPTIONS = {
         **EXPERTS, "num_shared_experts": 1, "global_attn_every_n_layers": 2, "sliding_window": WINDOW,
     },
     "jetmoe.JetMoeForCausalLM": {**EXPERTS, "kv_channels": 8},
+    "granite_swa.GraniteSWAForCausalLM": {**LLAMA, "sliding_window": WINDOW},
+    "granitemoe_swa.GraniteMoeSWAForCausalLM": {**EXPERTS, "sliding_window": WINDOW},
     "sam.SamVisionModel": SAM,
     "sam_hq.SamHQVisionModel": SAM,
 }  # fmt: skip
@@ -63,8 +65,8 @@ def make(name):
     torch.manual_seed(5)
     kind = getattr(library, model)
     made = kind(kind.config_class(**OPTIONS[name], attn_implementation="eager")).eval()
-    for parameter in made.parameters():
-        if parameter.ndim > 1 and module not in ("gemma4", "informer"):
+    for parameter_name, parameter in made.named_parameters():
+        if (parameter.ndim > 1 or parameter_name.endswith("sinks")) and module not in ("gemma4", "informer"):
             nn.init.normal_(parameter, std=0.25)
     return made
 
@@ -99,7 +101,7 @@ def real_places(name, out):
     return attention_mask("right").bool() if out.shape[:2] == (BATCH, LENGTH) else ...
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if not name.startswith("sam")])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if not name.startswith(("sam", "granite"))])
 @pytest.mark.filterwarnings("ignore:switch.model.:UserWarning")
 def test_models_that_compute_with_their_mask_or_the_layout_give_the_same(name):
     model = make(name)
@@ -139,6 +141,23 @@ def test_a_model_without_attention_is_refused():
     model = ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
     with pytest.raises(ConfigError, match="ResNetModel has no attention"):
         hw.switch(model)
+
+
+@pytest.mark.parametrize("name", ["granite_swa.GraniteSWAForCausalLM", "granitemoe_swa.GraniteMoeSWAForCausalLM"])
+def test_attentions_of_a_learned_sink_are_those_that_make_the_output(name):
+    """Granite's own code gives them without the sink, and scales its output by the rest."""
+    model = make(name)
+    with torch.no_grad():
+        eager = model(tokens(), output_attentions=True)
+        hw.switch(model)
+        with hw.watch(model, maps="lazy") as record:
+            ours = model(tokens(), output_attentions=True)
+    same(ours.logits, eager.logits)
+    for mine, theirs_, amap in zip(ours.attentions, eager.attentions, record.maps.values(), strict=True):
+        assert float(theirs_.sum(-1).min()) > 0.999
+        assert float(mine.sum(-1).min()) < 0.95
+        assert torch.equal(mine + 0, amap.to_dense())
+        same(mine / mine.sum(-1, keepdim=True), theirs_)
 
 
 # --- the mask that a model sees

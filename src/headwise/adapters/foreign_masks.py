@@ -1,13 +1,14 @@
 """Masks of other libraries as ours: booleans, numbers that are added to scores, padding. No n×m copy is made of them.
 
 Functions take `before`: how many keys were put before those that the mask speaks of; every query may see them. Masks
-are looked through for what has a shorter name, but not where torch.compile writes down what is done to any of them.
+are looked through for what has a shorter name, but not where PyTorch records a graph, which has to hold for any mask.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from headwise.kernels.graph import in_graph
 from headwise.masks import Causal, Dense, Lengths, Mask, Sinks
 from headwise.scores import Bias, Score
 
@@ -26,7 +27,7 @@ def both(*masks: Mask | None) -> Mask | None:
 def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
     """Real keys [b, m], True where a token stands, for n queries: `Lengths` if they stand in one piece, as padding on
     either side leaves them, else a `Dense` whose rows share their memory."""
-    if torch.compiler.is_compiling():
+    if in_graph():
         return Dense(pad(real, (before, 0), value=True)[:, None, None, :].expand(-1, 1, n, -1))
     if bool(real.all()):
         return None
@@ -45,7 +46,7 @@ def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
 
 def of_boolean(allowed: Tensor, before: int = 0) -> Mask | None:
     """A boolean [b or 1, h or 1, n, m], True = may attend; it is looked through for what has a shorter name."""
-    if torch.compiler.is_compiling():
+    if in_graph():
         return Dense(pad(allowed, (before, 0), value=True))
     if bool(allowed.all()):
         return None
@@ -64,7 +65,7 @@ def of_additive(
     left of the others is a bias, which keeps their graph. NaN stays, to be seen in the output."""
     hidden = values.detach() <= lowest
     mask = None
-    compiling = torch.compiler.is_compiling()
+    compiling = in_graph()
     if compiling or bool(hidden.any()):
         rows = hidden.shape[2]
         mask = (

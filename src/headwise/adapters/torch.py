@@ -16,11 +16,12 @@ nothing until somebody looks at them.
     >>> hw.swap_back(model)
     ('encoder.layers.0.self_attn', 'decoder.layers.0.self_attn', 'decoder.layers.0.multihead_attn')
 
-What differs from PyTorch's: a query that may see nothing gives zeros (before the output projection), not NaN; the
-weights that are returned are those before dropout, and what they are is said in
-`headwise.adapters.weights.AttentionWeights`; hooks on `out_proj` are called; an `is_causal` hint that contradicts
-`attn_mask` does no harm, for the mask decides; `is_causal=True` needs no mask; and there is no second path for
-inference, so `headwise.observe` sees every call.
+What differs from PyTorch's: a fully masked query gives zeros (before the output projection), not NaN; the weights that
+are returned are those before dropout, and what they are is said in `headwise.adapters.weights.AttentionWeights`; hooks
+on `out_proj` are called; an `is_causal` hint that contradicts `attn_mask` does no harm, for the mask decides;
+`is_causal=True` needs no mask; floating masks may have any dtype; there is no second path for inference, so
+`headwise.observe` sees every call; errors are `HeadwiseError`s; and `torch.jit.script` is not supported. The table in
+docs/models.md has all of it.
 """
 
 from typing import Any

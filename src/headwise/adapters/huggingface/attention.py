@@ -51,7 +51,8 @@ def attention_forward(
         softcap: Gemma 2's cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
         position_bias: [b or 1, h or 1, n, m], added to the scores (T5).
     Returns:
-        [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call asks for attentions, else None.
+        [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call asks for attentions, else None;
+        with s_aux their rows sum to less than 1, by the share of the sink.
     Raises:
         ConfigError: for an argument that is not known, by name: it might change what is computed; and for is_causal
             and sliding_window that contradict a missing mask.
