@@ -125,6 +125,10 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 # --- where a model computes attention
 
 
+# Called attention, or in it, but no weights of keys for queries: sampled places, mixed streams, gates.
+_OTHERS = "deformableattention", "hyperconnection", "gatedattention", "router"
+
+
 class Softmaxes(TorchDispatchMode):
     """Within it: the modules whose own code computes attention weights or calls PyTorch's attention, by name."""
 
@@ -157,9 +161,9 @@ class Softmaxes(TorchDispatchMode):
         module = inside[-1]
         called = " ".join(f"{type(m).__name__} {self.names.get(m, '').rpartition('.')[2]}" for m in inside[-2:]).lower()
         attends = "attention" in called or "attn" in called
-        if "deformableattention" in called or "hyperconnection" in called or (how == "scores" and not attends and out.ndim < 4):
+        if any(name in called for name in _OTHERS) or (how == "scores" and not attends):
             return
-        if "router" in type(module).__name__.lower() or out.shape[-1] == 1:
+        if out.shape[-1] == 1:
             return
         name = self.names.get(module, type(module).__name__)
         self.found[name] = module
@@ -548,7 +552,8 @@ def generated_tokens(case: Case) -> None:
 
     def generate() -> Tensor:
         torch.manual_seed(0)
-        return case.model.generate(**given, **options)
+        made = case.model.generate(**given, **options)
+        return made if isinstance(made, Tensor) else made.sequences
 
     with torch.no_grad():
         try:
@@ -581,8 +586,13 @@ def returned_weights(case: Case) -> None:
     theirs = {name: found for name, found in theirs.items() if found}
     if not theirs:
         raise NotApplicable("its own code returns none")
-    with torch.no_grad(), switched(case.model):
-        ours = _attentions(run(case.model, case.given, output_attentions=True))
+    with torch.no_grad():
+        with nudged(case.model, 1):
+            nearby = _attentions(run(case.model, case.given, output_attentions=True))
+        with switched(case.model):
+            ours = _attentions(run(case.model, case.given, output_attentions=True))
+    moved = {name: [float((x - y).abs().max()) for x, y in zip(found, nearby[name], strict=True)]
+             for name, found in theirs.items()}  # fmt: skip
     for name, found in theirs.items():
         if len(ours.get(name, ())) != len(found):
             raise Wrong(f"{name}: {len(ours.get(name, ()))} instead of {len(found)}")
@@ -592,8 +602,12 @@ def returned_weights(case: Case) -> None:
             mine = mine.dense() if hasattr(mine, "dense") else mine
             if mine.shape != their.shape:
                 raise Wrong(f"{name}[{i}]: shape {tuple(mine.shape)} instead of {tuple(their.shape)}")
-            error = float((mine - their).abs().max())
-            bound = max(3e-5, 1e3 * min(1e-3, max(case.allowed.values()) / max(float(x.abs().max()) for x in case.theirs.values())) * 1e-1)
+            error, bound = float((mine - their).abs().max()), max(3e-5, FACTOR * moved[name][i])
+            sums = mine.sum(-1, keepdim=True)
+            if error > bound and bool((sums < 1 - 1e-4).any()):
+                error = float((mine / sums - their).abs().max())
+                if error <= 10 * bound:
+                    raise Partly("the model's own weights leave out the learned sink's share, which is in headwise's")
             if not error <= bound:
                 raise Wrong(f"{name}[{i}]: differs by {error:.1e}; allowed {bound:.1e}")
 
@@ -617,12 +631,25 @@ def every_attention_seen(case: Case) -> None:
         raise Wrong(f"switch says nothing, but headwise computes none of the {len(missing)} attention modules")
     if missing:
         kinds = sorted({type(case.attention[name]).__name__ for name in missing})
-        raise Partly(f"{len(missing)} of {len(case.attention)} attention modules compute by themselves: "
-                     f"{', '.join(kinds)}")  # fmt: skip
+        said = f"{len(missing)} of {len(case.attention)} attention modules compute by themselves: {', '.join(kinds)}"
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            hw.switch(case.model)
+        said_there = " ".join(str(one.message) for one in caught)
+        if not all(any(kind in said_there for kind in _around(case.model, name)) for name in missing):
+            raise Wrong(f"{said}, and switch does not say so")
+        raise Partly(said)
     counts = Counter(one.name for one in seen)
     for name, calls in case.calls.items():
         if name in counts and counts[name] < calls:
             raise Wrong(f"{name} computes {calls} times, and {counts[name]} of them are seen")
+
+
+def _around(model: nn.Module, name: str) -> list[str]:
+    """The classes of a module and of those that it lies in, as far as they are called attention."""
+    parts = name.split(".")
+    kinds = [type(model.get_submodule(".".join(parts[:at]))).__name__ for at in range(len(parts), 0, -1)]
+    return [kind for at, kind in enumerate(kinds) if at == 0 or "Attention" in kind]
 
 
 def rows_of_weights(case: Case) -> None:
@@ -636,7 +663,9 @@ def rows_of_weights(case: Case) -> None:
         if not torch.isfinite(dense).all() or float(dense.min()) < 0:
             raise Wrong(f"{one.name}: weights that are not finite or negative")
         sinks = any(type(score).__name__ == "SinkLogits" for score in one.map.rule.scores)
-        fits = (sums - 1).abs() < 1e-4
+        # Weights are exp(score − log-sum-exp), exact to the rounding of the scores.
+        scores = one.map.rule.scale * one.map.q.norm(dim=-1).max() * one.map.k.norm(dim=-1).max()
+        fits = (sums - 1).abs() < 1e-5 + 8 * torch.finfo(torch.float32).eps * float(scores.abs())
         if sinks:
             fits |= sums <= 1
         fits |= sums == 0
@@ -660,12 +689,10 @@ def watched_measures(case: Case) -> None:
         if case.model.config._attn_implementation != "eager":
             raise Wrong(f"watch leaves attn_implementation={case.model.config._attn_implementation!r}")
     case.compare(out, case.theirs)
-    seen = {one.name for one in _observed(case)[0]}
-    if not record.maps.keys() >= seen:
-        raise Wrong(f"{len(seen - record.maps.keys())} of {len(seen)} modules are not watched: "
-                    f"{', '.join(sorted(seen - record.maps.keys())[:3])}")  # fmt: skip
-    for name in record.maps:
-        at = list(record.latest.layers).index(name)
+    seen = [one.name for one in _observed(case)[0]]
+    if len(record.maps) != len(seen):
+        raise Wrong(f"{len(record.maps)} maps are kept of {len(seen)} calls")
+    for at, name in enumerate(record.latest.layers):
         heads = record.maps[name].shape[1]
         for measure in MEASURES:
             if not torch.isfinite(torch.as_tensor(record.latest[measure][at][:heads])).all():
@@ -683,8 +710,10 @@ def masks_stay_short(case: Case) -> None:
     given = case.given
     try:
         given, _ = case.padding("right")
-    except NotApplicable:
-        pass
+        with torch.no_grad():
+            outputs(case.model, given)
+    except Exception:
+        given = case.given
     MaskTensor.make = counting  # type: ignore[method-assign]
     try:
         with torch.no_grad(), switched(case.model):
@@ -704,6 +733,8 @@ def bfloat16(case: Case) -> None:
         back = {k: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for k, x in small.items()}
         with torch.no_grad():
             truth, theirs = outputs(wide, back), outputs(narrow, small)
+            with nudged(narrow, 1):
+                moved = outputs(narrow, small)
     except Exception as error:
         raise NotApplicable(f"its own code does not run in it: {_short(error)}") from None
     with torch.no_grad(), switched(narrow):
@@ -715,15 +746,17 @@ def bfloat16(case: Case) -> None:
             continue
 
         def error(x: Tensor, exact: Tensor = exact) -> float:
-            return float((x.float() - exact).square().mean().sqrt())
+            rows = (x.float() - exact).flatten(0, -2) if exact.ndim > 1 else (x.float() - exact)[:, None]
+            return float(rows.square().mean(-1).sqrt().median())  # where a router chooses otherwise, rows are far off
 
-        if not error(theirs[name]) <= 0.2 * size:
+        their = max(error(theirs[name]), error(moved[name]))
+        if not their <= 0.1 * size:
             continue
         seen += 1
-        if not error(ours[name]) <= 2 * error(theirs[name]) + 2e-3 * size:
-            raise Wrong(f"{name}: error {error(ours[name]) / size:.1e}, its own code's {error(theirs[name]) / size:.1e}")
+        if not error(ours[name]) <= 2 * their + 2e-3 * size:
+            raise Wrong(f"{name}: error {error(ours[name]) / size:.1e}, its own code's {their / size:.1e}")
     if not seen:
-        raise NotApplicable("its own error is more than a fifth of its outputs, or they are few numbers")
+        raise NotApplicable("its own error is more than a tenth of its outputs, or they are few numbers")
 
 
 def restored(case: Case) -> None:

@@ -124,7 +124,8 @@ def _grids(config: Any, name: str) -> Iterator[tuple[str, Inputs]]:
     apart = patches.view(BATCH * side * side, -1, patch, patch)
     for pixels in (patches, apart):
         yield "image", {name: pixels, "grid_thw": grid, "image_grid_thw": grid, "grid_hws": grid[:, 1:],
-                        "image_grid_hws": grid[:, 1:]}  # fmt: skip
+                        "image_grid_hws": grid[:, 1:],
+                        "merge_sizes": torch.ones(BATCH, dtype=torch.long)}  # fmt: skip
     rows = patches.view(BATCH, side * side, -1)
     shapes = {"spatial_shapes": grid[:, 1:], "pixel_attention_mask": torch.ones(BATCH, side * side, dtype=torch.long),
               "attention_mask": torch.ones(BATCH, side * side, dtype=torch.long),

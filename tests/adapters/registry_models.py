@@ -202,7 +202,8 @@ def _size(name: str, value: Any, all_of_them: dict[str, Any], how: str, tokens: 
     if how == "few layers":
         return None
     if name in ("image_size", "patch_size") and _in_stages(all_of_them):
-        return 2 * IMAGE if name == "image_size" and isinstance(value, int) else None
+        whole = 2 * IMAGE if isinstance(value, int) else type(value)(2 * IMAGE for _ in value)
+        return whole if name == "image_size" else None
     if name == "window_size" and "spatial_merge_size" in all_of_them:
         return 2 * PATCH * all_of_them["spatial_merge_size"]  # in pixels
     if name in _EXACT and isinstance(value, list | tuple) == isinstance(_EXACT[name], list):
