@@ -1,4 +1,4 @@
-"""What a run over every model type found: stored in few letters, and shown in docs/models.md."""
+"""What a run over every model type found: stored in a letter a check, and shown in docs/models.md."""
 
 import json
 import re
@@ -8,7 +8,15 @@ from typing import Any
 
 RESULTS = Path(__file__).with_name("registry_results.jsonl")
 LETTERS = {"pass": "p", "not applicable": "-", "refused": "r", "in part": "i", "wrong": "W", "crash": "C"}
-STATUSES = "pass", "in part", "refused", "wrong", "crash", "no attention", "not made"
+STATUSES = {
+    "pass": "every check that applies passes",
+    "in part": "right, and some of its attention modules compute by themselves: `switch` warns and lists them",
+    "refused": "`switch` or the first call raises `ConfigError` with the reason, and changes nothing",
+    "wrong": "headwise computes something else than the model's own code",
+    "crash": "headwise fails without a reason of its own",
+    "no attention": "convolutions, state spaces and other models without softmax attention",
+    "not made": "no small model of it could be made, or called, in this run",
+}
 
 Row = dict[str, Any]
 
@@ -21,95 +29,102 @@ def read(path: Path) -> dict[str, Row]:
     return {row["type"]: row for row in rows if "type" in row}
 
 
-def versions(path: Path) -> dict[str, str]:
-    """Of what the stored rows were made with."""
-    return json.loads(path.read_text(encoding="utf-8").partition("\n")[0])
+def made_with(path: Path) -> dict[str, Any]:
+    """The versions that the stored rows come from, and what the checks are."""
+    return dict(json.loads(path.read_text(encoding="utf-8").partition("\n")[0]))
 
 
 def short(row: Row) -> Row:
-    """A row as it is stored: a letter a check, and why where it did not pass, wherever that is headwise's doing."""
+    """A row as it is stored: a letter a check, and the reason where headwise refused, differed or failed."""
     kept = {name: row[name] for name in ("type", "class", "size", "inputs", "status", "why") if name in row}
     if "why" in kept:
         kept["why"] = kept["why"].partition(" || ")[0][:300]
     if "checks" in row:
         kept["checks"] = "".join(LETTERS[said.partition(":")[0]] for said in row["checks"].values())
         notes = {name: said for name, said in row["checks"].items() if LETTERS[said.partition(":")[0]] in "riWC"}
+        if row["status"] in ("refused", "in part"):  # they all repeat why
+            notes = {name: said for name, said in notes.items() if not said.startswith(row["status"])}
         kept |= {"notes": notes} if notes else {}
     return kept
 
 
-def store(path: Path, rows: dict[str, Row], made_with: dict[str, Any]) -> None:
-    """Write the rows, one a line, ordered by type, after a line of versions and the names of the checks."""
-    lines = [made_with, *(rows[name] for name in sorted(rows, key=str.lower))]
+def store(path: Path, rows: dict[str, Row], first: dict[str, Any]) -> None:
+    """Write rows, one a line, ordered by type, after a line of versions and checks."""
+    lines = [first, *(rows[name] for name in sorted(rows, key=str.lower))]
     path.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
 
 
-def markdown(made_with: dict[str, Any], rows: dict[str, Row]) -> str:
-    """The part of docs/models.md that says what was found."""
+def markdown(first: dict[str, Any], rows: dict[str, Row]) -> str:
+    """The part of docs/models.md that shows the stored rows."""
     counts = Counter(row["status"] for row in rows.values())
-    checks = made_with["checks"]
+    checked = [row["checks"] for row in rows.values() if "checks" in row and row["status"] != "refused"]
     text = [
-        f"transformers {made_with['transformers']} knows {len(rows)} model types, parts of models included.",
+        f"Of the {len(rows)} model types of transformers {first['transformers']}:",
         "",
-        *_table(["", "types", ""], [[status, str(counts[status]), _MEANS[status]] for status in STATUSES]),
+        *_table(["", "types", ""], [[name, str(counts[name]), means] for name, means in STATUSES.items()]),
         "",
-        "What is checked, and of how many types:",
+        "The checks, and of how many types that are not refused each passes, is refused, or does not apply:",
         "",
-        *_table(["check", "pass", "refused", "wrong", "not applicable", ""], [
-            [name, *(str(sum(row.get("checks", "")[at : at + 1] in letters for row in rows.values() if "checks" in row))
-                     for letters in ("p", "r", ("W", "C"), "-")), made_with["checks"][name]]
-            for at, name in enumerate(checks)
+        *_table(["check", "pass", "refused", "not applicable", ""], [
+            [name, *(str(sum(letters[at] in kind for letters in checked)) for kind in ("p", "ri", "-")), means]
+            for at, (name, means) in enumerate(first["checks"].items())
         ]),
         "",
+        f"**Pass:** {_names(rows, 'pass')}.",
+        "",
     ]  # fmt: skip
-    text += ["**Pass:** " + _names(rows, "pass"), ""]
     for status in ("wrong", "crash"):
         if counts[status]:
-            found = [[row["type"], row.get("why") or "; ".join(f"{k}: {v}" for k, v in row.get("notes", {}).items())]
-                     for row in rows.values() if row["status"] == status]  # fmt: skip
+            found = [[row["type"], _cell(_why(row))] for row in rows.values() if row["status"] == status]
             text += [f"**{status.capitalize()}:**", "", *_table(["type", "what"], found), ""]
-    text += ["**Refused**, and why:", "", *_table(["types", "why"], _by_reason(rows, "refused")), ""]
-    partly = {row["type"]: {"status": "partly", "why": next(iter(row["notes"].values())).partition(": ")[2], **row}
-              for row in rows.values() if row["status"] == "pass" and "notes" in row}  # fmt: skip
-    if partly:
-        text += ["**Passes, but something of it is refused:**", "",
-                 *_table(["type", "check", "why"], [[name, ", ".join(row["notes"]), _cell(row["why"])]
-                                                    for name, row in partly.items()]), ""]  # fmt: skip
-    text += ["**No attention:** " + _names(rows, "no attention"), ""]
-    text += ["**Not made here**, and why:", "", *_table(["type", "why"], [
-        [row["type"], _cell(row["why"])] for row in rows.values() if row["status"] == "not made"
-    ])]  # fmt: skip
+    text += ["**In part:**", "", *_table(["types", "what"], _by_reason(rows, "in part")), ""]
+    notes = [[row["type"], name, _cell(said)] for row in rows.values() if row["status"] in ("pass", "in part")
+             for name, said in row.get("notes", {}).items()]  # fmt: skip
+    if notes:
+        text += ["Of these and of those that pass, single checks:", "", *_table(["type", "check", "what"], notes), ""]
+    text += ["**Refused:**", "", *_table(["types", "why"], _by_reason(rows, "refused")), ""]
+    text += [f"**No attention:** {_names(rows, 'no attention')}.", ""]
+    text += ["**Not made:**", "", *_table(["types", "why"], _by_reason(rows, "not made"))]
     return "\n".join(text)
 
 
-_MEANS = {
-    "pass": "every check that applies passes",
-    "in part": "`switch` leaves some of its attention modules to compute by themselves; the others are computed here",
-    "refused": "`switch`, or the first call, says why headwise does not compute it; nothing is changed",
-    "wrong": "headwise computes something else",
-    "crash": "headwise fails with no reason given",
-    "no attention": "nothing to compute here: convolutions, state spaces, tables",
-    "not made": "no small model of it could be made or called in this run",
-}
-
-
 def _names(rows: dict[str, Row], status: str) -> str:
-    return ", ".join(row["type"] for row in rows.values() if row["status"] == status) + "."
+    return ", ".join(row["type"] for row in rows.values() if row["status"] == status)
+
+
+def _why(row: Row) -> str:
+    return row.get("why") or "; ".join(f"{name}: {said}" for name, said in row.get("notes", {}).items())
+
+
+# What many reasons have in common; the first that fits stands for the whole.
+_KINDS = (
+    (r"computes its attention by itself", "it computes its attention by itself"),
+    (r"requires the (\w+) library", r"it needs the package \1"),
+    (r"LookupError: no model of transformers has", "a configuration for a part that is no model of its own"),
+    (r"MemoryError", "no size of it has less than 60 million parameters"),
+    (r"calls its attention with (\w+)=…", r"its attention is called with \1=…, which headwise does not know"),
+    (r"attention modules compute by themselves: (.*)", r"\1"),
+    (r"missing \d+ required positional arguments?: (.*?)(?: \||$)", r"called with arguments that this run has not: \1"),
+    (r"no inputs found", "this run finds no inputs for it"),
+)
 
 
 def _by_reason(rows: dict[str, Row], status: str) -> list[list[str]]:
-    """Types with one reason in one line; names of classes in a reason do not tell two apart."""
+    """Types with one reason in one line."""
     found: dict[str, list[str]] = {}
     for row in rows.values():
         if row["status"] == status:
-            why = re.sub(r"^switch\(model\): ", "", row["why"])
-            why = re.sub(r"\b[A-Z]\w*[a-z]\w*[A-Z]\w*\b", "…", why)
-            found.setdefault(_cell(why), []).append(row["type"])
+            why = _cell(_why(row))
+            for pattern, instead in _KINDS:
+                if match := re.search(pattern, why):
+                    why = match.expand(instead)
+                    break
+            found.setdefault(why, []).append(row["type"])
     return [[", ".join(types), why] for why, types in sorted(found.items(), key=lambda item: -len(item[1]))]
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())[:240]
+    return " ".join(text.replace("|", "/").split())[:200]
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
