@@ -69,8 +69,10 @@ def test_harmless_arguments_change_nothing():
 def test_no_mask_hides_no_key_as_in_eager_attention():
     """Whatever the module says of itself: transformers leaves masks out only where nothing is hidden."""
     full = hw.attend(*qkv()).transpose(1, 2)
-    for module, options in [(Caller(False), {}), (Caller(True), {}), (nn.Module(), {}), (Caller(True), {"is_causal": False}),
-                            (Caller(True), {"sliding_window": 7})]:  # fmt: skip
+    for module, options in [
+        (Caller(False), {}), (Caller(True), {}), (nn.Module(), {}), (Caller(True), {"is_causal": False}),
+        (Caller(True), {"sliding_window": 7}),
+    ]:  # fmt: skip
         assert torch.equal(attention_forward(module, *qkv(), None, **options)[0], full)
     one = attention_forward(Caller(True), *qkv(n=1), None, is_causal=True)[0]
     assert torch.equal(one, hw.attend(*qkv(n=1)).transpose(1, 2))

@@ -7,9 +7,9 @@ from torch.nn.functional import pad
 from transformers import masking_utils as theirs
 
 from headwise.adapters.huggingface import patterns
+from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.adapters.huggingface.masks import make_mask
 from headwise.adapters.huggingface.patterns import Place, Unknown, read
-from headwise.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.masks import And, Causal, Dense, Mask, Or
 
 B = 2

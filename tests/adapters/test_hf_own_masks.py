@@ -241,8 +241,30 @@ def test_a_mask_that_is_only_read_or_moved_stays_one():
     assert not ours.changed
 
 
+def test_lightglue_makes_its_mask_for_one_query_and_gives_it_to_all():
+    from transformers import LightGlueConfig, LightGlueForKeypointMatching, SuperPointConfig
+
+    points = SuperPointConfig(
+        encoder_hidden_sizes=[8] * 4, decoder_hidden_size=8, descriptor_decoder_dim=16, keypoint_threshold=0.0,
+        max_keypoints=11, border_removal_distance=0, nms_radius=1,
+    )  # fmt: skip
+    torch.manual_seed(5)
+    model = LightGlueForKeypointMatching(LightGlueConfig(
+        keypoint_detector_config=points, descriptor_dim=16, num_hidden_layers=2, num_attention_heads=4,
+        depth_confidence=-1.0, width_confidence=-1.0, attn_implementation="eager",
+    )).eval()  # fmt: skip
+    images = torch.rand(2, 2, 3, 16, 24, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        eager = model(images, output_attentions=True, output_hidden_states=True)
+        hw.switch(model)
+        ours = model(images, output_attentions=True, output_hidden_states=True)
+    assert len(ours.attentions) == 4
+    for name in ("hidden_states", "attentions"):
+        for mine, theirs_ in zip(getattr(ours, name), getattr(eager, name), strict=True):
+            same(mine + 0, theirs_)
+
+
 def test_one_row_of_a_mask_is_for_every_query():
-    """LightGlue makes its mask for one query, and gives it to all."""
     row, _ = masks(n=1, function=theirs.bidirectional_mask_function)
     whole, _ = masks(n=5, function=theirs.bidirectional_mask_function)
     torch.testing.assert_close(attended(row), attended(whole))

@@ -62,7 +62,8 @@ def test_causal_needs_no_mask(need_weights):
 def test_floating_masks_of_any_dtype_are_added(of, module, need_weights):
     ours, theirs = both(dtype=module)
     x = X.to(module)
-    mask = torch.randn(5, 5, generator=torch.Generator().manual_seed(1)).masked_fill(torch.eye(5) == 1, -torch.inf).to(of)
+    random = torch.randn(5, 5, generator=torch.Generator().manual_seed(1))
+    mask = random.masked_fill(torch.eye(5) == 1, -torch.inf).to(of)
     expected, _ = theirs(x, x, x, attn_mask=mask.to(module), need_weights=need_weights)
     torch.testing.assert_close(ours(x, x, x, attn_mask=mask, need_weights=need_weights)[0], expected)
     if of != module and (need_weights or of != torch.float32):
@@ -89,7 +90,7 @@ def test_masks_of_two_kinds_are_no_warning():
 def test_errors_are_of_one_family(options, error):
     ours, theirs = both(dtype=torch.float32)
     call = {"query": X, "key": X, "value": X, **options}
-    with pytest.raises((AssertionError, RuntimeError)):
+    with pytest.raises(error):
         theirs(**call)
     with pytest.raises(HeadwiseError) as raised:
         ours(**call)
@@ -101,7 +102,7 @@ def test_dropout_is_checked_when_the_module_is_made():
     theirs = nn.MultiheadAttention(12, 3, dropout=1.5, batch_first=True)
     with pytest.raises(ValueError, match="dropout probability"):
         theirs(X, X, X)
-    with pytest.raises(HeadwiseError, match="dropout=1.5"):
+    with pytest.raises(HeadwiseError, match=r"dropout=1\.5"):
         MultiheadAttention(12, 3, dropout=1.5)
 
 

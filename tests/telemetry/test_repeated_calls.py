@@ -117,7 +117,8 @@ def test_a_report_knows_the_second_call_of_cross_attention_as_such():
     model = Twice().eval()
     with torch.no_grad(), hw.watch(model, maps="lazy") as record:
         model(x(n=7), x(n=7, seed=2))
-    assert list(record.maps) == [f"layer.{kind}{call}" for call in ("", "#2") for kind in ("self_attn", "multihead_attn")]
+    kinds = "layer.self_attn", "layer.multihead_attn"
+    assert list(record.maps) == [f"{kind}{call}" for call in ("", "#2") for kind in kinds]
     names = [passage.title for passage in hw.report(record, entries=0).passages]
     assert [name.partition(",")[0] for name in names] == ["encoder", "cross attention"]
 

@@ -21,10 +21,10 @@ class AttentionWeights(LazyTensor):
     have from the start. Where gradients were recorded in the call, they flow through it to queries, keys and biases,
     and then the first touch that autograd records makes all of it, in float64.
 
-    Weights are those before dropout, and rows of fully masked queries are 0, where PyTorch's are NaN. Where a learned
-    sink takes its share (`s_aux` of gpt-oss and others), that share is no weight of any key: rows sum to less than 1, by
-    as much as the sink takes, as in gpt-oss's own code. The eager code of Granite's models with sinks (granite_swa,
-    granitemoe_swa) returns rows without the sink, which sum to 1: `weights / weights.sum(-1, keepdim=True)`.
+    Weights are those before dropout, and rows of fully masked queries are 0, where PyTorch's are NaN. With a learned
+    sink (`s_aux` of gpt-oss and others), rows sum to less than 1, by as much as the sink takes, as in gpt-oss's own
+    code. The eager code of Granite's models with sinks (granite_swa, granitemoe_swa) returns rows without the sink,
+    which sum to 1: `weights / weights.sum(-1, keepdim=True)`.
 
     Attributes:
         map: the `AttentionMap` [b, h, n, m] behind it. Keys that `add_bias_kv` and `add_zero_attn` append are the

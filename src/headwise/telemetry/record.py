@@ -39,8 +39,8 @@ class Record:
     Attributes:
         model: the watched one. layers: names of the watched layers, as registered.
         unwatched: name → why it cannot be watched.
-        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; a layer that is
-            called again in it has further ones under name#2, name#3, …
+        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; a layer that
+            is called again in it has further ones under name#2, name#3, …
         ledger: the numbers, for those who add them up further.
     """
 
