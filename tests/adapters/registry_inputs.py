@@ -11,6 +11,7 @@ from registry_overrides import INPUTS
 from torch import Tensor
 
 BATCH, LENGTH, TARGET, WIDTH = 2, 11, 7, 64
+LARGEST_IMAGE = 512
 Inputs = dict[str, Any]
 
 
@@ -102,6 +103,8 @@ def image(config: Any, *axes: int) -> Tensor:
     """Pixels [BATCH, *axes, channels, height, width] of the size that the configuration names."""
     staged = 3 * IMAGE if getattr(config, "backbone_config", None) is not None else IMAGE
     size = _square(find(config, "image_size", "input_size", "img_size"), staged)
+    if max(size) > LARGEST_IMAGE:
+        raise ValueError(f"images of {size} are too large for this run")
     return torch.randn(BATCH, *axes, _channels(config), *size, generator=_random(1))
 
 
@@ -219,8 +222,8 @@ def _images_and_text(model: Any, names: dict[str, Parameter], rest: Inputs) -> I
     """An image's features in the place of image tokens; else images and texts side by side."""
     config = model.config
     token = find(config, "image_token_id", "image_token_index", "media_token_id")
-    features = next((f for x in (model, getattr(model, "model", None)) if (f := getattr(x, "get_image_features", None))),
-                    None)  # fmt: skip
+    inner = getattr(model, "model", None)
+    features = getattr(model, "get_image_features", None) or getattr(inner, "get_image_features", None)
     senses = [*_images(config, "pixel_values"), *_grids(config, "pixel_values")]
     if token is not None and features is not None:
         taken = set(signature(features).parameters)

@@ -102,23 +102,26 @@ _INNER = re.compile(
     r"(\w*intermediate_size\w*|\w*ffn_dim|\w*ffn_hidden_size|\w*mlp_dim|n_inner|d_ff|d_inner|\w*feedforward\w*|ffn_dim"
     r"|moe_intermediate_size|\w*feed_forward_size|intermediate_dim|mlp_hidden_size)"
 )
-_LENGTHS = re.compile(r"(\w*max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|\w*max_positions)")
+_LENGTHS = re.compile(
+    r"(\w*max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|\w*max_positions)"
+)
 _EXPERTS = re.compile(r"(num_\w*experts|n_routed_experts|moe_num_experts|num_experts|num_local_experts)")
 _CHOSEN = re.compile(r"(num_experts_per_tok\w*|moe_topk|moe_k|top_k|moe_top_k|num_selected_experts|moe_router_topk)")
 _TOKEN = re.compile(r"\w*(token_id|token_index|token_ids|_index|_id)s?")
 _EXACT: dict[str, Any] = {
     "sliding_window": 5, "window_size": 2, "local_attention": 6, "attention_window": 4, "attention_window_size": 5,
-    "q_lora_rank": 16, "kv_lora_rank": 16, "o_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-    "n_group": 1, "topk_group": 1, "num_expert_group": 1, "first_k_dense_replace": 1, "num_dense_layers": 1,
-    "n_shared_experts": 1, "num_shared_experts": 1, "index_topk": 4, "attention_chunk_size": 5, "num_kv_shared_layers": 0,
-    "max_window_layers": 1, "num_nextn_predict_layers": 0, "num_mtp_layers": 0, "image_size": IMAGE, "patch_size": PATCH,
-    "image_seq_length": (IMAGE // PATCH) ** 2, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11,
-    "type_vocab_size": 2, "num_queries": 7, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4,
-    "router_jitter_noise": 0.0, "mask_time_prob": 0.0, "mask_feature_prob": 0.0, "apply_spec_augment": False,
-    "rotary_dim": 8, "num_mel_bins": 16, "max_source_positions": 24, "mamba_d_state": 8, "state_size": 8,
-    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_chunk_size": 8, "chunk_size": 8, "time_step_rank": 8, "mamba_dt_rank": 8,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
-    "num_cls_tokens": 1, "deepstack_visual_indexes": [0, 1], "fullatt_block_indexes": [1], "global_attn_indexes": [1],
+    "q_lora_rank": 16, "kv_lora_rank": 16, "o_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+    "v_head_dim": 8, "n_group": 1, "topk_group": 1, "num_expert_group": 1, "first_k_dense_replace": 1,
+    "num_dense_layers": 1, "n_shared_experts": 1, "num_shared_experts": 1, "index_topk": 4, "attention_chunk_size": 5,
+    "num_kv_shared_layers": 0, "max_window_layers": 1, "num_nextn_predict_layers": 0, "num_mtp_layers": 0,
+    "image_size": IMAGE, "patch_size": PATCH, "image_seq_length": (IMAGE // PATCH) ** 2,
+    "relative_attention_num_buckets": 8, "relative_attention_max_distance": 11, "type_vocab_size": 2,
+    "num_queries": 7, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, "router_jitter_noise": 0.0,
+    "mask_time_prob": 0.0, "mask_feature_prob": 0.0, "apply_spec_augment": False, "rotary_dim": 8, "num_mel_bins": 16,
+    "max_source_positions": 24, "mamba_d_state": 8, "state_size": 8, "mamba_n_heads": 8, "mamba_d_head": 16,
+    "mamba_chunk_size": 8, "chunk_size": 8, "time_step_rank": 8, "mamba_dt_rank": 8, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_cls_tokens": 1,
+    "deepstack_visual_indexes": [0, 1], "fullatt_block_indexes": [1], "global_attn_indexes": [1],
     "rope_scaling": None, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2,
     "expert_layer_offset": 1, "num_position_embeddings": 64, "max_2d_position_embeddings": 64, "block_size": 4,
     "vision_feature_layer": -1, "num_codebooks": 3, "codebook_size": 32, "num_quantizers": 4,
@@ -195,7 +198,11 @@ def _size(name: str, value: Any, all_of_them: dict[str, Any], how: str, tokens: 
     if _TOKEN.fullmatch(name):
         return _token(name, value, tokens)
     if isinstance(value, int) and _LAYERS.fullmatch(name) and name not in _EXACT:
-        kinds = _kinds(all_of_them) if how in ("tiny", "wide heads") and name in ("num_hidden_layers", "n_layer", "n_layers") else []
+        kinds = (
+            _kinds(all_of_them)
+            if how in ("tiny", "wide heads") and name in ("num_hidden_layers", "n_layer", "n_layers")
+            else []
+        )
         return max(LAYERS, len(kinds)) if value > LAYERS else None
     if how in ("tiny", "wide heads") and (kinds := _kinds({name: value})):
         return (kinds * LAYERS)[: max(LAYERS, len(kinds))]

@@ -44,8 +44,12 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "janus_vqgan": {"num_patches": 2},
     "laguna": {"num_attention_heads_per_layer": [4, 4]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "llama4_vision_model": {"intermediate_size": 256, "vision_output_dim": 64, "projector_input_dim": 64,
-                            "projector_output_dim": 64},
+    "llama4_vision_model": {
+        "intermediate_size": 256,
+        "vision_output_dim": 64,
+        "projector_input_dim": 64,
+        "projector_output_dim": 64,
+    },
     "longcat_flash": {"head_dim": 8},
     "align": {"projection_dim": 640},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0}},
@@ -57,15 +61,26 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "perceiver": {"d_latents": 64, "num_latents": 16, "d_model": 64},
     "nemotron_h": {"n_groups": 2, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {**PLAIN, "mrope_section": [4, 2, 2]},
-                                                "sliding_attention": {**PLAIN, "mrope_section": [4, 2, 2]}}},
+    "cohere_compass_text": {
+        "rope_parameters": {
+            "full_attention": {**PLAIN, "mrope_section": [4, 2, 2]},
+            "sliding_attention": {**PLAIN, "mrope_section": [4, 2, 2]},
+        }
+    },
     "hunyuan_vl_text": {"rope_parameters": {**PLAIN, "mrope_section": [2, 2, 2, 2]}, "head_dim": 16},
     "depth_anything": {"backbone_config": DINO_4, "neck_hidden_sizes": [16, 16, 32, 32], "reassemble_hidden_size": 64},
     "granite4_vision": {"deepstack_layer_map": [[1, 0]]},
-    "sam2_hiera_det_model": {"window_size_per_stage": [2, 2, 2, 2], "global_attention_blocks": [2],
-                             "window_positional_embedding_background_size": [2, 2], "hidden_size": 16},
-    "sam2_vision_model": {"backbone_channel_list": [128, 64, 32, 16], "fpn_hidden_size": 32,
-                          "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
+    "sam2_hiera_det_model": {
+        "window_size_per_stage": [4, 4, 2, 2],
+        "global_attention_blocks": [2],
+        "window_positional_embedding_background_size": [2, 2],
+        "hidden_size": 16,
+    },
+    "sam2_vision_model": {
+        "backbone_channel_list": [128, 64, 32, 16],
+        "fpn_hidden_size": 32,
+        "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+    },
     "step3p5": {"sliding_window": 5},
     "t5gemma2_text": {"dropout_rate": 0.0},
     "t5gemma2_decoder": {"dropout_rate": 0.0},
@@ -74,8 +89,11 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "rt_detr": {"backbone_config": BACKBONE_3, "encoder_in_channels": [16, 32, 32]},
     "rt_detr_v2": {"backbone_config": BACKBONE_3, "encoder_in_channels": [16, 32, 32]},
     "radio": {"summary_idxs": [0]},
-    "prompt_depth_anything": {"backbone_config": DINO_4, "neck_hidden_sizes": [16, 16, 32, 32],
-                              "reassemble_hidden_size": 64},
+    "prompt_depth_anything": {
+        "backbone_config": DINO_4,
+        "neck_hidden_sizes": [16, 16, 32, 32],
+        "reassemble_hidden_size": 64,
+    },
     "bamba": {"attn_layer_indices": [1]},
     "chameleon": {"vocabulary_map": {"<image>": 98, **{f"IMGIMG{chr(65 + i)}Z": 60 + i for i in range(8)}}},
 }
@@ -152,10 +170,20 @@ def _flat_patches(config: Any) -> Tensor:
     at = torch.cartesian_prod(torch.arange(1, 4), torch.arange(1, 5)).expand(2, -1, -1)
     return torch.cat([at, _noise(2, 12, size)], -1)
 
-# Model types whose generate takes no padding.
-PAD_FREE: frozenset[str] = frozenset()
-
 
 def _mini(config: Any) -> dict[str, Any]:
     size = config.patch_size
     return {"pixel_values": _noise(1, 3, size, 32 * size), "target_sizes": torch.tensor([[4, 4], [4, 4]])}
+
+
+# Model types that the tests run: each unlike the others in its attention, its masks or its inputs.
+FAST = (
+    "afmoe", "albert", "bamba", "bart", "bert", "bigbird_pegasus", "bloom", "clip", "cohere2", "deberta-v2",
+    "deepseek_v2", "deepseek_v3", "deepseek_v4", "detr", "dinov2", "distilbert", "electra", "esm", "falcon",
+    "florence2", "gemma", "gemma2", "gemma3_text", "gemma4_audio", "git", "glm4", "gpt2", "gpt_neo", "gpt_neox",
+    "gpt_oss", "granite", "granite_swa", "informer", "jetmoe", "lfm2", "llama", "llama4_text", "llava", "longt5",
+    "marian", "mistral", "mixtral", "mllama_text_model", "modernbert", "mpt", "nemotron", "olmo2", "opt", "pegasus",
+    "phi3", "qwen2", "qwen2_5_vl_vision", "qwen2_vl", "qwen3", "qwen3_moe", "qwen3_next", "roberta",
+    "sam_vision_model", "siglip_vision_model", "smollm3", "stablelm", "starcoder2", "swin", "switch_transformers",
+    "t5", "umt5", "videomae", "vit", "wav2vec2", "whisper",
+)  # fmt: skip
