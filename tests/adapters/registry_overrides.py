@@ -71,7 +71,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "depth_anything": {"backbone_config": DINO_4, "neck_hidden_sizes": [16, 16, 32, 32], "reassemble_hidden_size": 64},
     "granite4_vision": {"deepstack_layer_map": [[1, 0]]},
     "sam2_hiera_det_model": {
-        "window_size_per_stage": [4, 4, 2, 2],
+        "window_size_per_stage": [8, 4, 4, 4],
         "global_attention_blocks": [2],
         "window_positional_embedding_background_size": [2, 2],
         "hidden_size": 16,

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
-from family_checks import FEATURES, applies, table
-from model_families import FAMILIES, make
+import torch
+from family_checks import FEATURES, applies, output, switched, table
+from model_families import FAMILIES, inputs, make
+
+from headwise.adapters.huggingface.mask_tensor import MaskTensor
 
 CELLS = [(family, feature) for family in FAMILIES for feature in FEATURES if applies(family, feature)]
 DOC = Path(__file__).parents[2] / "docs" / "models.md"
@@ -13,6 +16,16 @@ DOC = Path(__file__).parents[2] / "docs" / "models.md"
 @pytest.mark.parametrize(("family", "feature"), CELLS, ids=lambda x: x if isinstance(x, str) else x.name)
 def test_family_computes_the_same(family, feature):
     FEATURES[feature](family)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_family_passes_its_mask_on(family, monkeypatch):
+    """Without computing with it, so that it never takes n×m memory."""
+    model = make(family)
+    monkeypatch.setattr(MaskTensor, "make", lambda mask: pytest.fail(f"made: {mask.origin}"))
+    with torch.no_grad(), switched(model):
+        for side in (None,) if family.kind == "image" else (None, "left", "right"):
+            output(model, **inputs(family, side)[0])
 
 
 def test_document_shows_what_is_tested():
