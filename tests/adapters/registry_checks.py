@@ -40,7 +40,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
 
 
 def check(case: Case, name: str) -> str:
-    """ "pass", or "refused: …", "not applicable: …", "wrong: …", "crash: …" with why."""
+    """The word "pass"; or one of the other words of `registry_table.LETTERS`, and why."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -63,38 +63,44 @@ def check(case: Case, name: str) -> str:
 def examine(model_type: str) -> dict[str, Any]:
     """The row of a model type: what was made, each check's result, and what they come to."""
     started = time.process_time()
-    row: dict[str, Any] = {"type": model_type}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = {"type": model_type, **_examined(model_type)}
+    return {**row, "seconds": round(time.process_time() - started, 2)}
+
+
+def _examined(model_type: str) -> dict[str, Any]:
+    row: dict[str, Any] = {}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            row["class"] = model_class(model_type).__name__
-            case = Case(model_type)
+        row["class"] = model_class(model_type).__name__
+        case = Case(model_type)
     except Exception as error:
-        why = str(error) if isinstance(error, NotApplicable) else short_error(error)
-        return {**row, "status": "not made", "why": why, "seconds": round(time.process_time() - started, 2)}
+        return {
+            **row,
+            "status": "not made",
+            "why": str(error) if isinstance(error, NotApplicable) else short_error(error),
+        }
     size = sum(x.numel() for x in case.model.parameters())
     row |= {"size": case.how, "inputs": case.kind, "parameters": size, "attention": len(case.attention)}
     if not case.attention:
-        row |= {"status": "no attention"}
-        return {**row, "seconds": round(time.process_time() - started, 2)}
+        return {**row, "status": "no attention"}
     try:
         hw.switch(case.model)
-        hw.restore(case.model)
     except HeadwiseError as error:
-        return {**row, "status": "refused", "why": str(error), "seconds": round(time.process_time() - started, 2)}
+        try:
+            of_outputs.unchanged(case)
+        except Wrong as wrong:
+            return {**row, "status": "wrong", "why": f"refused, but {wrong}"}
+        return {**row, "status": "refused", "why": str(error)}
     except Exception as error:
         return {**row, "status": "crash", "why": f"switch: {short_error(error)}"}
+    hw.restore(case.model)
     row["checks"] = {name: check(case, name) for name in CHECKS}
     for status in ("crash", "wrong"):
         if any(said.startswith(status) for said in row["checks"].values()):
-            row["status"] = status
-            break
-    else:
-        for name in ("outputs", "every attention"):
-            said = row["checks"][name]
-            row["status"] = said.partition(":")[0]
-            if said != "pass":
-                row["why"] = said.partition(": ")[2]
-                break
-    row["seconds"] = round(time.process_time() - started, 2)
-    return row
+            return {**row, "status": status}
+    for name in ("outputs", "every attention"):
+        status, _, why = row["checks"][name].partition(": ")
+        if status != "pass":
+            return {**row, "status": status, "why": why}
+    return {**row, "status": "pass"}

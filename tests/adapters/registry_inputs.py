@@ -101,8 +101,7 @@ def _square(x: Any, default: int) -> tuple[int, int]:
 
 def image(config: Any, *axes: int) -> Tensor:
     """Pixels [BATCH, *axes, channels, height, width] of the size that the configuration names."""
-    staged = 3 * IMAGE if getattr(config, "backbone_config", None) is not None else IMAGE
-    size = _square(find(config, "image_size", "input_size", "img_size"), staged)
+    size = _square(find(config, "image_size", "input_size", "img_size"), 3 * IMAGE)  # a tower of convolutions has none
     if max(size) > LARGEST_IMAGE:
         raise ValueError(f"images of {size} are too large for this run")
     return torch.randn(BATCH, *axes, _channels(config), *size, generator=_random(1))

@@ -189,12 +189,17 @@ def restored(case: Case) -> None:
     """After `restore` every bit of the outputs and every configuration is what it was."""
     hw.switch(case.model)
     hw.restore(case.model)
-    with torch.no_grad():
-        again = outputs(case.model, case.given)
+    unchanged(case)
+
+
+def unchanged(case: Case) -> None:
+    """Raise `Wrong` if the model does not compute with its own attention, the same bits as before."""
     for part in case.model.modules():
         used = getattr(getattr(part, "config", None), "_attn_implementation", "eager")
         if used == "headwise":
-            raise Wrong(f"{type(part).__name__} still has attn_implementation={used!r}")
+            raise Wrong(f"{type(part).__name__} has attn_implementation={used!r}")
+    with torch.no_grad():
+        again = outputs(case.model, case.given)
     if any(not torch.equal(x, again[name]) for name, x in case.theirs.items()):
         raise Wrong("outputs have other bits than before")
 

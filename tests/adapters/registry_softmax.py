@@ -41,7 +41,8 @@ class Softmaxes(TorchDispatchMode):
         if not inside or out.ndim < 3:
             return
         module = inside[-1]
-        called = " ".join(f"{type(m).__name__} {self.names.get(m, '').rpartition('.')[2]}" for m in inside[-2:]).lower()
+        names = [".".join(self.names.get(m, "").split(".")[-2:]) for m in inside[-2:]]
+        called = " ".join([*names, *(type(m).__name__ for m in inside[-2:])]).lower()
         attends = "attention" in called or "attn" in called
         if any(name in called for name in _OTHERS) or (how == "scores" and not attends):
             return
