@@ -104,8 +104,10 @@ _KINDS = (
     (r"MemoryError", "no size of it has less than 60 million parameters"),
     (r"calls its attention with (\w+)=…", r"its attention is called with \1=…, which headwise does not know"),
     (r"attention modules compute by themselves: (.*)", r"\1"),
-    (r"missing \d+ required positional arguments?: (.*?)(?: \||$)", r"called with arguments that this run has not: \1"),
+    (r"missing \d+ required positional arguments?: (.*?)(?: /|$)", r"called with arguments that this run has not: \1"),
     (r"no inputs found", "this run finds no inputs for it"),
+    (r"^tiny: (?:configuration|model): (.{0,120}).*", r"no small configuration: \1"),
+    (r"^tiny: (.{0,120}).*", r"no inputs that fit: \1"),
 )
 
 
