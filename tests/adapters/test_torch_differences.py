@@ -82,7 +82,8 @@ def test_masks_of_two_kinds_are_no_warning():
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"key": X[..., :11]}, AssertionError), ({"value": X[:, :4]}, AssertionError), ({"key": X[:1]}, RuntimeError),
+        ({"key": X[..., :11]}, AssertionError), ({"value": X[:, :4]}, AssertionError),
+        ({"key": X[:1], "value": X[:1]}, RuntimeError),
         ({"attn_mask": torch.zeros(4, 5)}, RuntimeError), ({"key_padding_mask": torch.zeros(2, 4)}, AssertionError),
         ({"attn_mask": torch.zeros(5, 5).long()}, AssertionError),
     ],

@@ -7,10 +7,11 @@
 
 or, once for all models, `hw.install()` and then `AutoModel.from_pretrained(…, attn_implementation="headwise")`.
 
-Outputs are those of `attn_implementation="eager"` to rounding; a query that may see nothing gives zeros. Keys and
-values are not repeated for grouped queries, and no n×m mask is made for causal attention, windows, packed sequences
-and padding. `output_attentions=True`, as an argument of a call, gives `AttentionWeights`: tensors that are made when
-they are touched, of the weights before dropout. docs/models.md says which models are tested, and for what.
+Outputs are those of `attn_implementation="eager"` to rounding; a fully masked query gives zeros. Keys and values are
+not repeated for grouped queries. A model sees the mask of eager attention, which is made only where the model computes
+with it: else no n×m mask is made for causal attention, windows, packed sequences and padding.
+`output_attentions=True`, as an argument of a call, gives `AttentionWeights`: tensors that are made when they are
+touched, of the weights before dropout. docs/models.md says which models are tested, and for what.
 """
 
 from headwise.adapters.huggingface.switching import install as install, restore as restore, switch as switch
