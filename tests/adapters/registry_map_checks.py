@@ -51,6 +51,8 @@ def returned_weights(case: Case) -> None:
              for name, found in theirs.items()}  # fmt: skip
     if early := [name for name, found in ours.items() if any(getattr(x, "made", False) for x in found)]:
         raise Wrong(f"{', '.join(early)} were made before they were read")
+    if any(not ours.get(name) for name in theirs):
+        raise Partly("the model does not pass on that attentions are wanted, so that they are None")
     for name, found in theirs.items():
         if len(ours.get(name, ())) != len(found):
             raise Wrong(f"{name}: {len(ours.get(name, ()))} instead of {len(found)}")

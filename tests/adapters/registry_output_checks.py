@@ -170,6 +170,8 @@ def bfloat16(case: Case) -> None:
         size = float(exact.square().mean().sqrt())
         if name in case.unstable or name not in theirs or exact.numel() < 64:
             continue
+        if not exact.shape == theirs[name].shape == moved[name].shape == ours[name].shape:
+            continue  # how many numbers there are depends on rounding
 
         def error(x: Tensor, exact: Tensor = exact) -> float:
             rows = (x.float() - exact).flatten(0, -2) if exact.ndim > 1 else (x.float() - exact)[:, None]

@@ -12,7 +12,7 @@ STATUSES = {
     "pass": "every check that applies passes",
     "in part": "right, and some of its attention modules compute by themselves: `switch` warns and lists them",
     "refused": "`switch` or the first call raises `ConfigError` with the reason, and changes nothing",
-    "wrong": "headwise computes something else than the model's own code",
+    "wrong": "outputs differ, or a module keeps its own attention and nothing says so",
     "crash": "headwise fails without a reason of its own",
     "no attention": "convolutions, state spaces and other models without softmax attention",
     "not made": "no small model of it could be made, or called, in this run",
@@ -63,9 +63,9 @@ def markdown(first: dict[str, Any], rows: dict[str, Row]) -> str:
         "",
         *_table(["", "types", ""], [[name, str(counts[name]), means] for name, means in STATUSES.items()]),
         "",
-        "The checks, and of how many types that are not refused each passes, is refused, or does not apply:",
+        "The checks, and of how many types that are not refused each passes, is refused or done in part, or does not apply:",
         "",
-        *_table(["check", "pass", "refused", "not applicable", ""], [
+        *_table(["check", "pass", "refused or in part", "not applicable", ""], [
             [name, *(str(sum(letters[at] in kind for letters in checked)) for kind in ("p", "ri", "-")), means]
             for at, (name, means) in enumerate(first["checks"].items())
         ]),
