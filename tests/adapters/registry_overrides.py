@@ -94,6 +94,7 @@ EXTRAS: dict[str, dict[str, Any]] = {
         "neck_hidden_sizes": [16, 16, 32, 32],
         "reassemble_hidden_size": 64,
     },
+    "qwen2_moe": {"use_sliding_window": True},
     "bamba": {"attn_layer_indices": [1]},
     "chameleon": {"vocabulary_map": {"<image>": 98, **{f"IMGIMG{chr(65 + i)}Z": 60 + i for i in range(8)}}},
 }

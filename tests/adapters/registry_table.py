@@ -63,7 +63,7 @@ def markdown(first: dict[str, Any], rows: dict[str, Row]) -> str:
         "",
         *_table(["", "types", ""], [[name, str(counts[name]), means] for name, means in STATUSES.items()]),
         "",
-        "The checks, and of how many types that are not refused each passes, is refused or done in part, or does not apply:",
+        "The checks, and of how many types each passes, is refused or holds in part, or does not apply:",
         "",
         *_table(["check", "pass", "refused or in part", "not applicable", ""], [
             [name, *(str(sum(letters[at] in kind for letters in checked)) for kind in ("p", "ri", "-")), means]

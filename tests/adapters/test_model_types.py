@@ -31,7 +31,7 @@ def test_families_of_the_fast_part_are_seventy_and_of_every_status():
 
 
 def test_stored_rows_are_right_but_for_those_that_keep_eager_whatever_they_are_told():
-    """The one looks its attention up with getattr, which finds nothing; the other copies a part of its configuration."""
+    """One looks its attention up with getattr, which finds nothing; one copies a part of its configuration."""
     wrong = {name for name, row in ROWS.items() if row["status"] in ("wrong", "crash")}
     assert wrong == {"kosmos_2_5_vision_model", "xclip"}
 
