@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-import pytest
 import torch
-from model_families import BATCH, FAMILIES, LENGTH, REFUSED, Family, attention_mask, inputs, make, tokens
+from model_families import BATCH, FAMILIES, LENGTH, Family, attention_mask, inputs, make, tokens
 from torch import Tensor
 
 import headwise as hw
@@ -221,8 +220,6 @@ FEATURES: dict[str, Callable[[Family], None]] = {
     "weights": weights,
 }
 
-FEATURES_OF_OTHERS = "forward", "padding left", "padding right", "generation with cache", "gradients", "weights"
-
 _MISSING = {
     "decoder": {"cross attention"},
     "encoder": {"generation with cache", "packed"},
@@ -234,29 +231,19 @@ _MISSING = {
 
 def applies(family: Family, feature: str) -> bool:
     """Whether a family has that feature, here."""
-    if family.refused:
-        return False
     return feature not in _MISSING[family.kind] or (feature == "cross attention" and family.cross is not None)
 
 
 def cell(family: Family, feature: str) -> str:
     """What the document says of it."""
-    return "refused" if family.refused else "yes" if applies(family, feature) else "–"
+    return "yes" if applies(family, feature) else "–"
 
 
-def table(cell: Callable[[Family, str], str] = cell) -> str:
+def table() -> str:
     """The table of docs/models.md, a row a family."""
     head, rows = ["family", *FEATURES], []
-    for family in (*FAMILIES, *REFUSED):
+    for family in FAMILIES:
         name = f"{family.name} ({family.notes})" if family.notes else family.name
         rows.append([name, *(cell(family, feature) for feature in FEATURES)])
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def refusal(family: Family) -> None:
-    """`switch` names what it will not switch, and changes nothing."""
-    model = make(family)
-    with pytest.raises(hw.ConfigError, match=type(model).__name__):
-        hw.switch(model)
-    assert model.config._attn_implementation == "eager"

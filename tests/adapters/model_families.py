@@ -1,4 +1,4 @@
-"""Families of transformers models, tiny and random: the rows of docs/models.md."""
+"""Families of transformers models, tiny and random, that are checked closely: rows of docs/models.md."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,6 @@ class Family:
         name: as people call it. module: in transformers.models. config, model: its classes.
         options: of the configuration; dropout: the names of those that drop attention weights.
         kind: "decoder", "encoder", "both", "speech" or "image": what goes in, and what can be asked of it.
-        refused: it computes attention by itself, so headwise says no.
         packed_by: how the model is told of packed sequences, "position_ids" or "cu_seq_lens" (of FlashAttention).
         cross: options and class of one that also attends to an encoder's states, if `model` does not.
     """
@@ -35,7 +34,6 @@ class Family:
     cross: tuple[str, dict[str, Any]] | None = None
     notes: str = ""
     packed_by: str = "position_ids"
-    refused: bool = False
 
 
 LLAMA = {
@@ -90,51 +88,6 @@ FAMILIES = (
         "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 12,
         "patch_size": 4, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
     }, "image", ("attention_probs_dropout_prob",)),
-)  # fmt: skip
-
-
-SMALL = {"vocab_size": VOCAB, "n_embd": 24, "hidden_size": 24, "n_layer": 2, "n_head": 3}
-REFUSED = (
-    Family("BLOOM", "bloom", "BloomConfig", "BloomForCausalLM", SMALL, "decoder", (), refused=True),
-    Family("DeBERTa v2", "deberta_v2", "DebertaV2Config", "DebertaV2Model", BERT, "encoder", (), refused=True),
-    Family("Falcon", "falcon", "FalconConfig", "FalconForCausalLM", BERT, "decoder", (), refused=True),
-    Family("GPT-J", "gptj", "GPTJConfig", "GPTJForCausalLM", {**SMALL, "rotary_dim": 4}, "decoder", (), refused=True),
-)
-
-# Checked as those above are, for fewer features.
-OTHERS = (
-    Family("ALBERT", "albert", "AlbertConfig", "AlbertModel", {**BERT, "embedding_size": 24}, "encoder"),
-    Family("Cohere 2", "cohere2", "Cohere2Config", "Cohere2ForCausalLM", {**LLAMA, "sliding_window": WINDOW},
-           "decoder"),
-    Family("DeepSeek V3", "deepseek_v3", "DeepseekV3Config", "DeepseekV3ForCausalLM",
-           {**LLAMA, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "head_dim": 4,
-            "v_head_dim": 6, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-            "moe_intermediate_size": 16, "first_k_dense_replace": 1, "num_key_value_heads": 4}, "decoder"),
-    Family("DistilBERT", "distilbert", "DistilBertConfig", "DistilBertModel",
-           {"vocab_size": VOCAB, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40}, "encoder"),
-    Family("ELECTRA", "electra", "ElectraConfig", "ElectraModel", {**BERT, "embedding_size": 24}, "encoder"),
-    Family("GLM 4", "glm4", "Glm4Config", "Glm4ForCausalLM", LLAMA, "decoder"),
-    Family("GPT-NeoX", "gpt_neox", "GPTNeoXConfig", "GPTNeoXForCausalLM", BERT, "decoder"),
-    Family("Granite", "granite", "GraniteConfig", "GraniteForCausalLM", LLAMA, "decoder"),
-    Family("Llama 4", "llama4", "Llama4TextConfig", "Llama4ForCausalLM",
-           {**LLAMA, "attention_chunk_size": 5, "num_local_experts": 2, "intermediate_size_mlp": 32}, "decoder"),
-    Family("Marian", "marian", "MarianConfig", "MarianMTModel", BART, "both"),
-    Family("Mixtral", "mixtral", "MixtralConfig", "MixtralForCausalLM", {**LLAMA, "num_local_experts": 2}, "decoder"),
-    Family("ModernBERT", "modernbert", "ModernBertConfig", "ModernBertModel",
-           {**BERT, "global_attn_every_n_layers": 2, "local_attention": 6}, "encoder"),
-    Family("OLMo 2", "olmo2", "Olmo2Config", "Olmo2ForCausalLM", LLAMA, "decoder"),
-    Family("OPT", "opt", "OPTConfig", "OPTForCausalLM",
-           {"vocab_size": VOCAB, "hidden_size": 24, "ffn_dim": 40, "num_hidden_layers": 2, "num_attention_heads": 3,
-            "word_embed_proj_dim": 24, "pad_token_id": 0}, "decoder"),
-    Family("Pegasus", "pegasus", "PegasusConfig", "PegasusForConditionalGeneration", BART, "both"),
-    Family("Phi-3", "phi3", "Phi3Config", "Phi3ForCausalLM", LLAMA, "decoder"),
-    Family("Qwen2", "qwen2", "Qwen2Config", "Qwen2ForCausalLM", LLAMA, "decoder"),
-    Family("Qwen3 MoE", "qwen3_moe", "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
-           {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, "decoder"),
-    Family("SmolLM 3", "smollm3", "SmolLM3Config", "SmolLM3ForCausalLM", LLAMA, "decoder"),
-    Family("StableLM", "stablelm", "StableLmConfig", "StableLmForCausalLM", LLAMA, "decoder"),
-    Family("Starcoder 2", "starcoder2", "Starcoder2Config", "Starcoder2ForCausalLM",
-           {**LLAMA, "sliding_window": WINDOW}, "decoder"),
 )  # fmt: skip
 
 

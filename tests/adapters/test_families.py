@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_checks import FEATURES, FEATURES_OF_OTHERS, applies, output, refusal, switched, table
-from model_families import FAMILIES, OTHERS, REFUSED, inputs, make
+from family_checks import FEATURES, applies, output, switched, table
+from model_families import FAMILIES, inputs, make
 
 from headwise.adapters.huggingface.mask_tensor import MaskTensor
 
@@ -18,7 +18,7 @@ def test_family_computes_the_same(family, feature):
     FEATURES[feature](family)
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS], ids=lambda family: family.name)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_family_passes_its_mask_on(family, monkeypatch):
     """Without computing with it, so that it never takes n×m memory."""
     model = make(family)
@@ -28,23 +28,9 @@ def test_family_passes_its_mask_on(family, monkeypatch):
             output(model, **inputs(family, side)[0])
 
 
-@pytest.mark.parametrize("family", REFUSED, ids=lambda family: family.name)
-def test_family_that_computes_attention_by_itself_is_refused(family):
-    refusal(family)
-
-
-@pytest.mark.parametrize("family", OTHERS, ids=lambda family: family.name)
-def test_other_family_computes_the_same(family):
-    for feature in FEATURES_OF_OTHERS:
-        if applies(family, feature):
-            FEATURES[feature](family)
-
-
 def test_document_shows_what_is_tested():
     text = DOC.read_text(encoding="utf-8")
-    assert table() in text, "docs/models.md is old: python scripts/model_table.py --write"
-    names = ", ".join(family.name for family in OTHERS)
-    assert names in " ".join(text.split()), f"docs/models.md does not name the others: {names}"
+    assert table() in text, "docs/models.md is old: python scripts/all_families.py --write"
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -1,0 +1,47 @@
+"""Model types of transformers' registry, each unlike the others; and the document of all of them."""
+
+from pathlib import Path
+
+import pytest
+import transformers
+from registry_checks import CHECKS, examine
+from registry_models import model_types
+from registry_overrides import FAST
+from registry_table import RESULTS, made_with, markdown, read, short
+
+FIRST, ROWS = made_with(RESULTS), read(RESULTS)
+DOC = Path(__file__).parents[2] / "docs" / "models.md"
+STORED = FIRST["transformers"] == transformers.__version__
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_model_type_computes_the_same_or_is_refused(name):
+    row = short(examine(name))
+    assert row["status"] not in ("wrong", "crash"), row.get("why") or row.get("notes")
+    if STORED:
+        stored = ROWS[name]
+        assert (row["status"], row.get("why")) == (stored["status"], stored.get("why"))
+        # What rounding makes unstable may not apply on another CPU.
+        assert row.get("checks", "").replace("-", "p") == stored.get("checks", "").replace("-", "p")
+
+
+def test_families_of_the_fast_part_are_seventy_and_of_every_status():
+    assert len(set(FAST)) == len(FAST) == 70
+    assert {ROWS[name]["status"] for name in FAST} == {"pass", "in part", "refused"}
+
+
+def test_stored_rows_are_right_but_for_those_that_keep_eager_whatever_they_are_told():
+    """One looks its attention up with getattr, which finds nothing; one copies a part of its configuration."""
+    wrong = {name for name, row in ROWS.items() if row["status"] in ("wrong", "crash")}
+    assert wrong == {"kosmos_2_5_vision_model", "xclip"}
+
+
+@pytest.mark.skipif(not STORED, reason="the rows are those of another version of transformers")
+def test_every_model_type_has_a_row():
+    assert sorted(ROWS) == model_types()
+
+
+def test_document_shows_the_stored_rows():
+    assert list(FIRST["checks"]) == list(CHECKS)
+    said = "docs/models.md is old: python scripts/all_families.py --write"
+    assert markdown(FIRST, ROWS) in DOC.read_text(encoding="utf-8"), said
