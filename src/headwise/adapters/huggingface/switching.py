@@ -78,8 +78,11 @@ def turn(model: Any) -> Any:
     if _BEFORE in model.__dict__:
         return model
     install()
-    before = [(config, config._attn_implementation_internal) for config in _configs(model, parts)]
+    own = [module.config for module in model.modules() if calls_interface(module)]
+    before = [(config, config._attn_implementation_internal) for config in _configs(own, model, parts)]
     model.set_attn_implementation(NAME)
+    for config in own:  # some modules have a copy of their model's, which the model does not know of
+        config._attn_implementation_internal = NAME
     object.__setattr__(model, _BEFORE, before)
     stayed = sorted({type(part).__name__ for part in parts if part.config._attn_implementation != NAME})
     if stayed:
@@ -97,10 +100,10 @@ def restore(model: Any) -> Any:
     return model
 
 
-def _configs(model: Any, parts: list[Any]) -> list[Any]:
-    """Every configuration that says how attention is computed, each once."""
+def _configs(own: list[Any], model: Any, parts: list[Any]) -> list[Any]:
+    """Every configuration that says how attention is computed, each once: those of modules, of models and of parts."""
     found: dict[int, Any] = {}
-    waiting = [part.config for part in (model, *parts)]
+    waiting = [*own, *(part.config for part in (model, *parts))]
     while waiting:
         config = waiting.pop()
         if id(config) not in found:
