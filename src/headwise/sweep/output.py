@@ -53,7 +53,7 @@ class Output:
                 found = json.loads(self.about.read_text(encoding="utf-8"))
                 if found["sha256"] != sha256_of(self.path):
                     return None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
 
