@@ -47,6 +47,7 @@ READS: dict[str, Callable[[AttentionMap], Any]] = {
     "measures": lambda amap: [*amap.measure(*measures()).values()],
     "measures by tiles": lambda amap: [*measure(amap._tiles, amap.lse, amap.rule, measures(), rows=True).rows.values()],
     "a tile": lambda amap: amap[0, 1:5, 3:30:2, 4:50],
+    "columns apart": lambda amap: amap[0, 1:5, 3:30, 4:50:3],
     "dense": lambda amap: amap.to_dense(),
     "products": lambda amap: (amap @ amap.k[:, :1], amap.T @ amap.q),
     "pictures": lambda amap: (amap.pool(9), amap.pool(7, "max"), *amap.pooled(slice(3, 30), range(5, 50), 4)),

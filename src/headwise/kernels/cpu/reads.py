@@ -13,6 +13,8 @@ from headwise.kernels.reads import Matrix, Reads
 from headwise.statistics import COLUMN_MASS, KeyWeights, SameLabel, Squares, Statistic, TopKeys, TopWeights
 from headwise.tiles import Progress
 
+LARGEST_PART = 1 << 18  # weights of a head that are computed at once for some of their columns
+
 Result = TypeVar("Result")
 
 
@@ -27,14 +29,19 @@ class CompiledReads(Reads):
             alone = range(1)
             found = [[self.weights(of.head(b, h), alone, alone, rows, cols) for h in heads] for b in batch]
             return torch.cat([torch.cat(of_heads, 1) for of_heads in found])
-        if rows.step != 1:  # its rule is for rows that follow one another
-            return torch.cat([self.weights(of, batch, heads, range(i, i + 1), cols) for i in rows], 2)
-        if cols.step != 1:
-            across = range(min(cols), max(cols) + 1)
-            at = torch.tensor([j - across.start for j in cols])
-            return self.weights(of, batch, heads, rows, across)[..., at]
+        if rows.step != 1 or cols.step != 1:
+            return torch.cat(list(self._apart(of, batch, heads, rows, cols)), 2)
         part = of.part(rows, cols)
         return _done(part, lambda call: matrix.weights(call, part.lse))
+
+    def _apart(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Iterator[Tensor]:
+        """Weights of rows or columns that do not follow one another, from some whole rows at a time."""
+        across = range(min(cols), max(cols) + 1)
+        at = torch.tensor([j - across.start for j in cols], device=of.lse.device)
+        height = max(1, LARGEST_PART // len(across)) if rows.step == 1 else 1
+        for start in range(0, len(rows), height):
+            some = rows[start : start + height]
+            yield self.weights(of, batch, heads, range(some[0], some[-1] + 1), across)[..., at]
 
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
