@@ -179,7 +179,7 @@ class Top1Mass(RowMeasure):
         return torch.maximum(one, other)
 
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
-        return total.exp()
+        return total.clamp_max(0.0).exp()  # of logits whose rounding is large, the largest may exceed the log-sum-exp
 
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
         return (LARGEST,)
