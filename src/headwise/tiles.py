@@ -112,11 +112,8 @@ class Tile:
     @cached_property
     def entropy(self) -> Tensor:
         """The tile's share of each row's entropy, −Σ p ln p over the keys, [b, h, r] in nats."""
-        logs = self.log_weights
-        if self._terms.relative is not None or self._terms.biases:
-            logs = logs.clamp_min(torch.finfo(logs.dtype).min)  # a bias may be −∞
-        if self.allowed is not None:
-            logs = logs.masked_fill(~self.allowed, 0.0)  # 0 · −∞ would be NaN
+        # Not −∞, which a mask, a bias or a key that is not finite may give: 0 · −∞ would be NaN.
+        logs = self.log_weights.clamp_min(torch.finfo(self.lse.dtype).min)
         return -torch.mul(self.weights, logs, out=self._scratch.take("product", self.shape, self.lse)).sum(-1)
 
     @cached_property

@@ -13,7 +13,6 @@ from headwise.attention import attend
 from headwise.map import AttentionMap
 from headwise.masks import Grid, Mask, Span, State
 from headwise.measures import MEASURES, ClassMass, DuplicateMass, InductionMass
-from headwise.measures.engine import measure
 
 IDS = torch.randint(7, (2, 53), generator=torch.Generator().manual_seed(2))
 
@@ -45,7 +44,7 @@ def measures() -> list[Any]:
 
 READS: dict[str, Callable[[AttentionMap], Any]] = {
     "measures": lambda amap: [*amap.measure(*measures()).values()],
-    "measures by tiles": lambda amap: [*measure(amap._tiles, amap.lse, amap.rule, measures(), rows=True).rows.values()],
+    "measures by tiles": lambda amap: [*amap.using("torch_blocks").measure(*measures(), rows=True).rows.values()],
     "a tile": lambda amap: amap[0, 1:5, 3:30:2, 4:50],
     "columns apart": lambda amap: amap[0, 1:5, 3:30, 4:50:3],
     "dense": lambda amap: amap.to_dense(),

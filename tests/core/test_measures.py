@@ -386,3 +386,11 @@ def test_progress_of_no_batch_and_no_heads(b: int, h: int) -> None:
     assert [x.shape for x in amap.topk(3, progress=progress)] == [(b, h, 37, 3)] * 2
     assert told[0] == told[-1] == (37, 37)
     assert (6, 6) in told
+
+
+@pytest.mark.parametrize("kernel", ["torch_blocks", "reference"])
+def test_a_score_of_minus_infinity_has_no_entropy(kernel: str) -> None:
+    q, k, v = torch.ones(1, 1, 3, 2), torch.ones(1, 1, 5, 2), torch.ones(1, 1, 5, 2)
+    k[0, 0, 4] = -torch.inf
+    amap = attend(q, k, v, kernel=kernel, return_map=True)[1]
+    torch.testing.assert_close(amap.measure("entropy")["entropy"], torch.full((1, 1), 4.0).log())

@@ -20,6 +20,7 @@ from headwise.map import AttentionMap
 from headwise.masks import Causal, Dense, Lengths, Mask
 from headwise.measures import MEASURES
 from headwise.scores import ALiBi, Bias, Relative, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
+from headwise.tiles import stream
 
 ABLE = [name for name in kernels_here() if name != "torch_fused"]  # it refuses every score
 FEW = ("everything", "causal", "window and sinks", "nothing for some", "dense")
@@ -357,7 +358,7 @@ def test_the_map_over_many_tiles() -> None:
     _, amap = attend(q, k, v, mask=mask, score=score, return_map=True)
     weights, _, scores = truth(q, k, mask, score)
     torch.testing.assert_close((amap @ v).double(), weights @ v.double().repeat_interleave(2, 1), rtol=1e-5, atol=1e-6)
-    for tile in amap._tiles():
+    for tile in stream(amap.q, amap.k, amap.lse, amap.rule):
         here = (..., slice(*tile.rows), slice(*tile.cols))
         torch.testing.assert_close(tile.logits.double(), scores[here], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(tile.weights.double(), weights[here], rtol=2e-5, atol=1e-7)

@@ -10,7 +10,7 @@ from .oracle import Slopes, Truth
 ROUND = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float64: 2.0**-53}
 LEAST = {torch.float32: 1.4e-45, torch.bfloat16: 9.2e-41, torch.float16: 6e-8, torch.float64: 5e-324}
 CONTRACT = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3, torch.float64: 2e-14}
-NORMAL = 1.2e-38  # weights below the least normal float32 may be 0, and values of bfloat16 in a product
+NORMAL = 1.2e-38  # weights below the least normal float32 may be 0
 OVERFLOW = 1e37
 
 
@@ -27,7 +27,6 @@ class Bounds:
         self.half = dtype in (torch.bfloat16, torch.float16)
         self.u = ROUND[torch.float64] if dtype == torch.float64 else ROUND[torch.float32]
         self.lost = lost
-        self.least = NORMAL if dtype == torch.bfloat16 else LEAST[torch.float32]
         self.weight = 2 * ROUND[dtype] if self.half else 0.0  # weights may be rounded to the dtype before a product
         d = t.q.shape[-1]
         size, raw = (x.nan_to_num(0.0, 0.0, 0.0) for x in (t.size, t.raw))
@@ -102,7 +101,7 @@ class Bounds:
     def product(self, left: Tensor, off: Tensor, right: Tensor, count: int, weight: float | None = None) -> Tensor:
         """Of left @ right where left is known to `off`."""
         relative = self.summed(count) + (self.weight if weight is None else weight)
-        return off @ right.abs() + relative * (left.abs() @ right.abs()) + (count + 2) * self.least
+        return off @ right.abs() + relative * (left.abs() @ right.abs()) + (count + 2) * LEAST[torch.float32]
 
     def out(self, kept: Tensor | None = None) -> Tensor:
         """[b, h, n, e]"""
