@@ -197,11 +197,12 @@ def _gradients(
             sees_bad = (t.allowed.double() @ (~t.spread(t.k).isfinite()).double().amax(-1, keepdim=True)) > 0
             fine = ~(t.bad | (t.bad_out | t.open_out).any(-1) | ~t.q.isfinite().all(-1))[..., None] & ~sees_bad
             where = fine.expand(total.shape)
+        narrow = (t.p.shape[2] + t.p.shape[3]) ** 0.5  # distances add up in the dtype of the score
         dark = t.dark[..., None].expand(total.shape) & where if same_as == ["q"] else None
         if dark is not None and bool((got[dark] != 0).any()):
             raise Mismatch("gradient of fully masked queries", f"{got[dark][:4].tolist()}, expected 0")
         close(f"gradient of {name if name in 'qkv' else 'scores'}", got, total, limit + 2 * near.rounded(total)
-              if got.dtype == near.dtype else limit + ROUND[got.dtype] * total.abs() + 1e-44, where)  # fmt: skip
+              if got.dtype == near.dtype else limit + ROUND[got.dtype] * narrow * total.abs().max() + 1e-44, where)  # fmt: skip
 
 
 @contextlib.contextmanager
