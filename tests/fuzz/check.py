@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import oracle, reads
-from .bounds import CONTRACT, ROUND, Bounds
+from .bounds import CONTRACT, LEAST, ROUND, Bounds
 from .case import Case, leaves
 from .compare import Mismatch, close, same
 from .source import Source, source
@@ -201,8 +201,12 @@ def _gradients(
         dark = t.dark[..., None].expand(total.shape) & where if same_as == ["q"] else None
         if dark is not None and bool((got[dark] != 0).any()):
             raise Mismatch("gradient of fully masked queries", f"{got[dark][:4].tolist()}, expected 0")
-        close(f"gradient of {name if name in 'qkv' else 'scores'}", got, total, limit + 2 * near.rounded(total)
-              if got.dtype == near.dtype else limit + ROUND[got.dtype] * narrow * total.abs().max() + 1e-44, where)  # fmt: skip
+        more = (
+            2 * near.rounded(total)
+            if got.dtype == near.dtype
+            else ROUND[got.dtype] * narrow * total.abs().max() + LEAST[got.dtype]
+        )
+        close(f"gradient of {name if name in 'qkv' else 'scores'}", got, total, limit + more, where)
 
 
 @contextlib.contextmanager
