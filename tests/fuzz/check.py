@@ -190,6 +190,8 @@ def _gradients(
                 raise Mismatch(f"gradient of {name}", "there is none")
             continue
         total, limit = (sum(x[other] for other in same_as) for x in (right, limits))
+        if not total.numel():
+            continue
         where = torch.ones_like(total, dtype=torch.bool)
         if bad:
             if name != "q" or len(same_as) > 1:
