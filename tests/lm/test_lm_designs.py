@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from headwise.cache import KVCache
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.heads.named import NAMES, design_of
-from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained, save_model
+from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained, read, save_model
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
@@ -20,6 +19,7 @@ from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import train
 from headwise.see import see
 from headwise.subject.own import DecoderSubject
+from headwise.tensor_files import write_tensors
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
 CAUSAL = [name for name in NAMES if design_of(name).takes_mask]
@@ -206,8 +206,5 @@ def test_the_order_of_the_blocks_is_kept_and_heard() -> None:
 
 
 def _with_config(path: Path, change: Any) -> None:
-    with safe_open(path, framework="pt") as opened:
-        header = opened.metadata()
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    header["config"] = json.dumps(change(json.loads(header["config"])))
-    save_file(tensors, path, metadata=header)
+    tensors, header = read(path)
+    write_tensors(path, tensors, header | {"config": json.dumps(change(json.loads(header["config"])))})

@@ -145,7 +145,7 @@ def test_each_start_has_a_token_of_its_own(monkeypatch):
 
 def test_without_the_extra_the_way_out_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ConfigError, match=r"pip install 'headwise\[view\]'"):
+    with pytest.raises(ConfigError, match="the viewer requires starlette: pip install starlette uvicorn"):
         serve(small_subject(), say=lambda _: None)
 
 

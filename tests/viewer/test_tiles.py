@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from tile_samples import close, dense, map_of, pooled
 
+import headwise as hw
 from headwise.kernels.cpu.library import library
 from headwise.masks import Causal, Dense, Documents, Everything, Lengths, Mask, Sinks, Span, Window
 from headwise.scores import ALiBi, Bias, SoftCap
@@ -86,8 +87,8 @@ def test_scores_count_in_every_part(score):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_keys_shared_by_heads_and_other_dtypes(dtype):
     amap = map_of(45, 45, Causal(), dtype=dtype)
-    shared = type(amap)(amap.q, amap.k[:, :1], amap.lse, amap.rule)
-    weights = (amap.q[0, 1].double() @ amap.k[0, 0].double().T * amap.rule.scale - amap.lse[0, 1, :, None]).exp()
+    _, shared = hw.attend(amap.q, amap.k[:, :1], amap.k[:, :1], mask=Causal(), return_map=True)
+    weights = (amap.q[0, 1].double() @ amap.k[0, 0].double().T * amap.rule.scale - shared.lse[0, 1, :, None]).exp()
     allowed = Causal().to_dense(45, 45)[0, 0].numpy()
     found = by_name(rectangle(shared.head(0, 1), Span(0, 45), Span(0, 45), 8))
     for reduce, values in found:
