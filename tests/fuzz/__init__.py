@@ -20,7 +20,8 @@ The tolerance of a case follows its conditioning, not its kernel. With u the uni
 - where no score is larger than 8 in magnitude, the contract holds as well: relative error ≤ 2e-6 (Frobenius) in
   float32, 6e-3 in bfloat16, 1e-3 in float16; and statistics ≤ 1e-5.
 - exact, always: zeros and −∞ of fully masked queries, gradients of zero there; integers (keys, counts, offsets); the
-  same bits for any number of threads of the compiled kernel, for a call repeated, and for a map saved and loaded whose kernel was not named.
+  same bits for any number of threads of the compiled kernel, for a call repeated, and for a map saved and loaded whose
+  kernel was not named.
 - NaN and infinity: a query whose allowed scores hold NaN or +∞ is not finite, and so is its log-sum-exp; a value that
   is not finite makes its column of every query that may see it not finite; all other numbers are as if it were not
   there. Queries whose scores exceed 1e37 in an accumulating float32 are not compared.
