@@ -72,7 +72,8 @@ def test_gradients_of_biases_are_summed_where_they_are_shared(shape: tuple[int, 
     """With a learned sink, so that a constant added to a row has a gradient too."""
     values = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     score = (Bias(values), *SCORES["sinks"](2, 3, 37, 53))
-    agree(list(qkv(h=3, h_kv=1)), Causal(), score, 5e-6)
+    # Thousands of numbers that nearly cancel: what is left of their rounding differs between processors.
+    agree(list(qkv(h=3, h_kv=1)), Causal(), score, 2e-5)
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 37), (5, 5), slow(33, 33), slow(70, 131)])
