@@ -161,7 +161,11 @@ def _top(got: tuple[Tensor, Tensor], t: Truth, near: Bounds) -> None:
     if bool(twice.any()):
         raise Mismatch("read topk, keys", "a key twice")
     if not bool(t.q.any()) and t.added.abs().max() == 0:  # every score is 0: the lower key first
-        lowest = torch.where(t.allowed, torch.arange(t.p.shape[-1]), t.p.shape[-1]).sort(-1).values[..., :count]
+        lowest = (
+            torch.where(t.allowed & (t.s > -torch.inf), torch.arange(t.p.shape[-1]), t.p.shape[-1])
+            .sort(-1)
+            .values[..., :count]
+        )
         same("read topk, ties", keys, lowest.masked_fill(lowest == t.p.shape[-1], -1))
 
 
