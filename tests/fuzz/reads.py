@@ -161,12 +161,9 @@ def _top(got: tuple[Tensor, Tensor], t: Truth, near: Bounds) -> None:
     if bool(twice.any()):
         raise Mismatch("read topk, keys", "a key twice")
     if not bool(t.q.any()) and t.added.abs().max() == 0:  # every score is 0: the lower key first
-        lowest = (
-            torch.where(t.allowed & (t.s > -torch.inf), torch.arange(t.p.shape[-1]), t.p.shape[-1])
-            .sort(-1)
-            .values[..., :count]
-        )
-        same("read topk, ties", keys, lowest.masked_fill(lowest == t.p.shape[-1], -1))
+        last = t.p.shape[-1]
+        lowest = torch.where(t.s > -torch.inf, torch.arange(last), last).sort(-1).values[..., :count]
+        same("read topk, ties", keys[fine], lowest.masked_fill(lowest == last, -1)[fine])
 
 
 def measures(
