@@ -54,6 +54,15 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
     return tensors, header
 
 
+def tensor_like(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """The tensor of that name. CheckpointError if it is missing, or not of the same size and dtype as another."""
+    found = tensors.get(name)
+    if found is None or found.shape != like.shape or found.dtype != like.dtype:
+        came = "is missing" if found is None else f"is {found.dtype} {tuple(found.shape)}"
+        raise CheckpointError(f"{name} {came}; expected {like.dtype} {tuple(like.shape)}")
+    return found
+
+
 def _put_in_order(file: str | os.PathLike[str]) -> None:
     """Sort the header of a safetensors file, in place: its texts come in another order at each save."""
     with open(file, "r+b") as opened:

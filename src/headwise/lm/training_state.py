@@ -10,6 +10,7 @@ from torch import Tensor
 from headwise.contents import Entry, reading
 from headwise.errors import CheckpointError
 from headwise.lm.checkpoint import WHAT
+from headwise.tensor_files import tensor_like
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size, beside the number of steps
 
@@ -49,7 +50,7 @@ def training_state(
         if best and "all" not in best:
             raise CheckpointError("info.best: expected the loss of all files")
         return TrainingState(
-            {name: _of(tensors, f"model.{name}", x) for name, x in model.items()},
+            {name: tensor_like(tensors, f"model.{name}", x) for name, x in model.items()},
             [_moments(tensors, i, parameter) for i, parameter in enumerate(parameters)],
             entry.whole("step", least=0), entry.number("seconds", least=0.0), best,
             [one.plain() for one in log],
@@ -61,17 +62,8 @@ def _moments(tensors: Mapping[str, Tensor], i: int, parameter: Tensor) -> dict[s
     names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix)]
     if not names:  # saved before the first step
         return {}
-    found = {name: _of(tensors, f"{prefix}{name}", parameter) for name in MOMENTS}
+    found = {name: tensor_like(tensors, f"{prefix}{name}", parameter) for name in MOMENTS}
     step = tensors.get(f"{prefix}step")
     if step is None or step.shape != ():
         raise CheckpointError(f"{prefix}step: expected one number")
     return {"step": step, **found}
-
-
-def _of(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """The tensor of that name, of the same size and dtype as another."""
-    found = tensors.get(name)
-    if found is None or found.shape != like.shape or found.dtype != like.dtype:
-        came = "is missing" if found is None else f"is {found.dtype} {tuple(found.shape)}"
-        raise CheckpointError(f"{name} {came}; expected {like.dtype} {tuple(like.shape)}")
-    return found

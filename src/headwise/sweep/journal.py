@@ -21,7 +21,7 @@ from headwise.errors import CheckpointError
 from headwise.files import atomic_path, sweep
 from headwise.outputs import taken
 from headwise.sweep.tally import Tally, Trouble
-from headwise.tensor_files import CHECKSUM, read_tensors, write_tensors
+from headwise.tensor_files import CHECKSUM, read_tensors, tensor_like, write_tensors
 
 FORMAT = "headwise-measure-2"
 MANIFEST = "manifest.json"
@@ -152,13 +152,8 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def _tally(sums: Entry, source: str, tensors: Mapping[str, torch.Tensor], like: Tally) -> Tally:
-    both = []
-    for name, expected in ((f"{source}.numbers", like.numbers), (f"{source}.lost", like.lost)):
-        x = tensors.get(name)
-        if x is None or x.shape != expected.shape or x.dtype != expected.dtype:
-            came = "is missing" if x is None else f"is {x.dtype} {tuple(x.shape)}"
-            raise CheckpointError(f"{name} {came}; expected {expected.dtype} {tuple(expected.shape)}")
-        both.append(x)
+    numbers = tensor_like(tensors, f"{source}.numbers", like.numbers)
+    lost = tensor_like(tensors, f"{source}.lost", like.lost)
     troubles = [
         Trouble(
             one.word("path"), one.word("where"), one.whole("layer", least=0), tuple(one.each("heads", whole)),
@@ -167,4 +162,4 @@ def _tally(sums: Entry, source: str, tensors: Mapping[str, torch.Tensor], like: 
         for one in sums.entries("troubles")
     ]  # fmt: skip
     kernels = frozenset(sums.each("kernels", word))
-    return Tally(both[0], both[1], sums.whole("windows", least=0), sums.whole("tokens", least=0), troubles, kernels)
+    return Tally(numbers, lost, sums.whole("windows", least=0), sums.whole("tokens", least=0), troubles, kernels)
