@@ -18,7 +18,7 @@ from torch import Tensor
 import headwise as hw
 from benchmarks.machine import examine
 from benchmarks.timing import medians
-from headwise.sweep.asked import DEFAULT
+from headwise.corpus.asked import DEFAULT
 
 
 def main() -> None:

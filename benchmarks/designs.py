@@ -28,7 +28,7 @@ from headwise.lm.corpus import Corpus
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.train import heldout_loss, train
-from headwise.views.figure import figure_class
+from headwise.reports.figure import figure_class
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = 48  # tokens, to measure the speed of writing

@@ -1,4 +1,4 @@
-"""Time the questions that headwise.science asks of heads beside the forward pass that made their maps.
+"""Time the questions that headwise.analysis asks of heads beside the forward pass that made their maps.
 
     python -m benchmarks.questions                  # 12 layers × 12 heads, 2,048 tokens; --quick for a small model
 

@@ -6,8 +6,8 @@
     python scripts/all_families.py --write             # what has been run goes into docs/models.md
 
 Each type runs in a process of its own: one that crashes or hangs is one row. The checks are those of
-tests/adapters/registry_checks.py. Rows are kept in build/all_families.jsonl as they come; `--write` adds them to
-those stored in tests/adapters/registry_results.jsonl.
+tests/models/registry_checks.py. Rows are kept in build/all_families.jsonl as they come; `--write` adds them to
+those stored in tests/models/registry_results.jsonl.
 """
 
 import argparse

@@ -14,7 +14,7 @@ from fontTools import subset
 from fontTools.pens.t2CharStringPen import T2CharStringPen
 from fontTools.ttLib import TTCollection, TTFont
 
-OUT = Path(__file__).parent.parent / "src/headwise/views/fonts/HeadwiseHan.otf"
+OUT = Path(__file__).parent.parent / "src/headwise/reports/fonts/HeadwiseHan.otf"
 NAME = "Headwise Han"
 # Sign to draw: (an arrow whose glyph is given up for it, its polygons in units of 1000 an em, counter-clockwise).
 DRAWN = {

@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 
 import headwise as hw
+from headwise.analysis.given import head_name
+from headwise.analysis.roles import DEFINITIONS
+from headwise.analysis.similarity import HeadSimilarity
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.corpus import Corpus
 from headwise.lm.loss import mean_loss
 from headwise.lm.probes import frequent_characters, probe_repeats
 from headwise.lm.text_files import read_text
 from headwise.lm.watch_heads import HEADS_FILE
-from headwise.science.given import head_name
-from headwise.science.roles import DEFINITIONS
-from headwise.science.similarity import HeadSimilarity
-from headwise.views.dynamics import write_dynamics
-from headwise.views.pruning import write_pruning
+from headwise.reports.dynamics import write_dynamics
+from headwise.reports.pruning import write_pruning
 
 ROOT = Path(__file__).parent.parent
 DOC, PICTURES = ROOT / "docs" / "heads.md", ROOT / "docs" / "pictures"

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.heads.multi_head import MultiHeadAttention
+from headwise.analysis.given import head_name
+from headwise.analysis.importance import Head, losses_without
 from headwise.map import AttentionMap
 from headwise.masks import Causal
-from headwise.measures import InductionMass
-from headwise.science.given import head_name
-from headwise.science.importance import Head, losses_without
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.stats import InductionMass
 
 VOCAB, LONGEST, SHORTEST = 64, 32, 8
 FOUND = 0.3  # weight on the key in question, from which a head counts as one of that kind

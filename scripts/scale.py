@@ -13,7 +13,6 @@ from pathlib import Path
 
 from blocks import replaced
 
-from headwise.configs import find
 from headwise.costs import Work, counts_of
 from headwise.costs.communication import (
     Way,
@@ -27,10 +26,11 @@ from headwise.costs.communication import (
     ulysses,
     ways,
 )
+from headwise.costs.configs import find
 from headwise.costs.model import attention_of
 from headwise.files import atomic_path
-from headwise.plan.show import markdown_table
-from headwise.plan.tables import Column, Table, Value, scaled, written
+from headwise.textbook.plan.show import markdown_table
+from headwise.textbook.plan.tables import Column, Table, Value, scaled, written
 
 ROOT = Path(__file__).parent.parent
 DOC, PICTURE = ROOT / "docs" / "scale.md", ROOT / "docs" / "pictures" / "scale.png"
@@ -128,8 +128,8 @@ def draw(path: Path) -> None:
     """What a device sends, and how long it waits, over the number of devices."""
     from matplotlib.ticker import LogLocator
 
-    from headwise.views.colours import stops
-    from headwise.views.figure import INK, LINE, MUTED, figure_class, font, plain
+    from headwise.reports.colours import stops
+    from headwise.reports.figure import INK, LINE, MUTED, figure_class, font, plain
 
     counts, work = attention_of(find(MODEL)), Work(1, 1 << 20, 1 << 20)
     cool, warm = stops("light"), stops("dark")

@@ -17,20 +17,20 @@ from torch import Tensor, nn
 
 from corruption import damaged
 from headwise import ALiBi, AttentionMap, Causal, Dense, Documents, Lengths, SoftCap, attend
+from headwise.analysis.history import Alike, HeadHistory, HeadLook
+from headwise.analysis.roles.conllu import read_conllu
+from headwise.compress import read_budget, save_budget
+from headwise.corpus.journal import Journal
+from headwise.corpus.pieces import count, documents
+from headwise.corpus.sources import check, find_sources
+from headwise.corpus.tally import Tally, Trouble
+from headwise.edit import load_pruned, prune, save_pruned
+from headwise.edit.budgets import Budget
 from headwise.errors import HeadwiseError
 from headwise.lm.checkpoint import header_of, load_model, read, save_model, unpack, write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.training_state import training_state
-from headwise.refit import read_budget, save_budget
-from headwise.science.history import Alike, HeadHistory, HeadLook
-from headwise.science.roles.conllu import read_conllu
-from headwise.surgery import load_pruned, prune, save_pruned
-from headwise.surgery.budgets import Budget
-from headwise.sweep.journal import Journal
-from headwise.sweep.pieces import count, documents
-from headwise.sweep.sources import check, find_sources
-from headwise.sweep.tally import Tally, Trouble
 
 TIMES = 200
 FEW = 25  # of what transformers reads, which takes longer
@@ -285,7 +285,7 @@ def _opened(transformers: Any, folder: Path) -> Path:
 @pytest.mark.filterwarnings("ignore")  # transformers', about strange configurations
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
 def test_a_damaged_folder_of_transformers_is_told_by_name(name: str, tmp_path: Path, transformers: Any) -> None:
-    from headwise.subject import open_subject
+    from headwise.lm.loading import open_subject
 
     folder = _opened(transformers, tmp_path)
 

@@ -18,11 +18,11 @@ from headwise.kernels.quick import again, keep
 from headwise.lowering import is_value
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
-from headwise.measures import Measure
-from headwise.measures.engine import statistics_for
-from headwise.measures.registry import resolve
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
+from headwise.stats import Measure
+from headwise.stats.engine import statistics_for
+from headwise.stats.registry import resolve
 
 
 @overload

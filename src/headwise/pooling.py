@@ -10,7 +10,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.lowering import lowered
 from headwise.masks import Span
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
-from headwise.statistics import Squares
+from headwise.stats.statistics import Squares
 from headwise.tiles import Progress, stream
 
 

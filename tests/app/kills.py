@@ -12,7 +12,7 @@ from typing import Any
 
 # Each run is a process of its own, forked from one that has imported everything: they take no seconds to begin, and a
 # kill meets the command's work and not Python's imports.
-PRELOADED = ["headwise.lm.train", "headwise.sweep", "headwise.refit", "headwise.cli", "torch._dynamo", "pytest"]
+PRELOADED = ["headwise.lm.train", "headwise.corpus", "headwise.compress", "headwise.cli", "torch._dynamo", "pytest"]
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(PRELOADED)
 PATIENCE = 300.0

@@ -19,7 +19,15 @@ from rich.console import Console
 
 from headwise.attention import attend
 from headwise.cache import KVCache
-from headwise.claims import (
+from headwise.errors import ConfigError
+from headwise.nn.block_diagonal import BlockDiagonalAttention
+from headwise.nn.convolution import from_conv1d
+from headwise.nn.gating import Gates
+from headwise.nn.head_mixing import HeadMixingAttention
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.per_head import PerHeadAttention
+from headwise.nn.sparse_mixture import SparseHeadMixture
+from headwise.textbook.claims import (
     Claim,
     Finding,
     Verdict,
@@ -40,18 +48,10 @@ from headwise.claims import (
     to_json,
     to_markdown,
 )
-from headwise.claims.evidence import Check, Role, at_least, at_most, difference, equal, judge, number, same
-from headwise.claims.registry import GROUPS, grouped
-from headwise.claims.samples import layer, normal
-from headwise.claims.show import summary
-from headwise.errors import ConfigError
-from headwise.heads.block_diagonal import BlockDiagonalAttention
-from headwise.heads.convolution import from_conv1d
-from headwise.heads.gating import Gates
-from headwise.heads.head_mixing import HeadMixingAttention
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.per_head import PerHeadAttention
-from headwise.heads.sparse_mixture import SparseHeadMixture
+from headwise.textbook.claims.evidence import Check, Role, at_least, at_most, difference, equal, judge, number, same
+from headwise.textbook.claims.registry import GROUPS, grouped
+from headwise.textbook.claims.samples import layer, normal
+from headwise.textbook.claims.show import summary
 
 ALL = choose(slow=True)
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from headwise.claims import Finding, choose, counts, page, run, write_page
 from headwise.errors import ConfigError
-from headwise.views.curves import Curve
+from headwise.reports.curves import Curve
+from headwise.textbook.claims import Finding, choose, counts, page, run, write_page
 
 IDS = ["splitting", "splitting-lowers-cost", "four-d-squared", "kv-cache", "many-heads-beat-one", "block-diagonal"]
 HOSTILE = '</td></svg><script>alert(1)</script><img src=x onerror="alert(2)">&amp;\'"'
@@ -150,8 +150,8 @@ def test_code_is_linked_where_the_project_says_where_it_is(found, monkeypatch, l
     assert len(links) == (len(found) if url else 0)
     if url:
         claim = found[0].claim
-        assert links[0] == f"{url}/blob/main/src/headwise/claims/definitions.py#L{claim.line}"
-        root = Path(page.__file__).parents[3]
+        assert links[0] == f"{url}/blob/main/src/headwise/textbook/claims/definitions.py#L{claim.line}"
+        root = Path(page.__file__).parents[4]
         lines_there = (root / claim.code).read_text(encoding="utf-8").splitlines()
         assert f"def {claim.function}(" in "\n".join(lines_there[claim.line - 1 : claim.line + 7])
 
@@ -186,7 +186,7 @@ def test_command_writes_the_page_beside_what_it_says(headwise, tmp_path):
 def test_command_takes_all_claims_where_none_is_named(headwise, tmp_path, monkeypatch):
     asked = []
     quick = choose(["splitting"])
-    monkeypatch.setattr("headwise.claims.choose", lambda only=(), *, slow=False: asked.append(slow) or quick)
+    monkeypatch.setattr("headwise.textbook.claims.choose", lambda only=(), *, slow=False: asked.append(slow) or quick)
     assert headwise("claims", "--html", str(tmp_path / "claims.html")).code == 0
     assert asked[0] is True
 

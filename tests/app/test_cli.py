@@ -76,7 +76,7 @@ def test_trace_and_measures_print(headwise: Command) -> None:
     latent = headwise("trace", "--design", "latent", "--set", "latent-dim=3", "--num-heads", "4").out
     assert "W_DKV" in latent
     assert "[1 × 4 × 3]" in latent
-    from headwise.measures import GIVEN, MEASURES
+    from headwise.stats import GIVEN, MEASURES
 
     listed = headwise("measures").out
     assert all(name in listed for name in [*MEASURES, *GIVEN])

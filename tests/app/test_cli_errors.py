@@ -11,8 +11,8 @@ from commands import Command
 
 from headwise.cli import app
 from headwise.cli.look import WIDE, measures
-from headwise.measures import GIVEN, MEASURES
 from headwise.outputs import taken
+from headwise.stats import GIVEN, MEASURES
 
 NAMES = [command.callback.__name__ for command in app.registered_commands if command.callback is not None]
 

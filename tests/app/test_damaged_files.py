@@ -9,9 +9,9 @@ import pytest
 import torch
 from commands import Command
 
-from headwise.refit import save_budget
-from headwise.surgery.budgets import Budget
-from headwise.sweep.journal import Journal
+from headwise.compress import save_budget
+from headwise.corpus.journal import Journal
+from headwise.edit.budgets import Budget
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # corruption
 from corruption import damaged
@@ -92,7 +92,7 @@ def test_a_measurement_that_continues_from_a_damaged_file(
     ]  # fmt: skip
     with monkeypatch.context() as stopped:  # before the table is written
         stopped.setattr(Journal, "remove", lambda self: None)
-        stopped.setattr("headwise.sweep.output.Output.write", lambda self, parts, about: None)
+        stopped.setattr("headwise.corpus.output.Output.write", lambda self, parts, about: None)
         assert headwise(*args).code == 0
     folder, kept = Journal(out).folder, tmp_path / "kept"
     shutil.copytree(folder, kept)

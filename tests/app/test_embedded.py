@@ -7,9 +7,9 @@ import torch
 from headwise.cli import SAMPLE
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.generate import write
+from headwise.lm.loading.own import DecoderSubject
 from headwise.lm.probes import frequent_characters, probe_repeats
-from headwise.see import see
-from headwise.subject.own import DecoderSubject
+from headwise.reports.see import see
 
 
 def test_it_is_small() -> None:

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.analysis.history import HeadHistory, HeadLook
+from headwise.compress import save_budget
+from headwise.corpus.output import Output
+from headwise.edit.budgets import Budget
 from headwise.errors import CheckpointError
 from headwise.files import atomic_path
-from headwise.refit import save_budget
-from headwise.science.history import HeadHistory, HeadLook
-from headwise.surgery.budgets import Budget
-from headwise.sweep.output import Output
 
 TEXT = "话说武松打虎。" * 9
 

@@ -11,11 +11,11 @@ import pytest
 from commands import Command, program
 from rich.console import Console
 
-from headwise.configs import CONFIGS, find
 from headwise.costs import DESIGNS, Machine, Work, attention_stages, counts_of
+from headwise.costs.configs import CONFIGS, find
 from headwise.costs.model import Load, model_cache_bytes, parameter_parts, pass_stages, step_stages
 from headwise.errors import ConfigError
-from headwise.plan import (
+from headwise.textbook.plan import (
     Plan,
     Table,
     answer,
@@ -28,9 +28,9 @@ from headwise.plan import (
     to_markdown,
     trade_off,
 )
-from headwise.plan.machine import measured_machine
-from headwise.plan.show import markdown_table
-from headwise.plan.tables import scaled, written
+from headwise.textbook.plan.machine import measured_machine
+from headwise.textbook.plan.show import markdown_table
+from headwise.textbook.plan.tables import scaled, written
 
 GQA = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}
 MACHINE = Machine(1e12, 5e10)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headwise.errors import TextError
-from headwise.lm.reconstruct import EPOCHS, reconstruct, stolen
+from headwise.textbook.reconstruct import EPOCHS, reconstruct, stolen
 
 
 @pytest.fixture

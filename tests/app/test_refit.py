@@ -14,14 +14,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import headwise as hw
+from headwise.compress import read_budget, split_text
+from headwise.compress.ranking import order_of
+from headwise.compress.sizes import counts_in, expected_cache_bytes, expected_parameters
 from headwise.lm.checkpoint import load_model, save_model
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.refit import read_budget, split_text
-from headwise.refit.ranking import order_of
-from headwise.refit.sizes import counts_in, expected_cache_bytes, expected_parameters
-from headwise.views.pruning import pruning_figure
+from headwise.reports.pruning import pruning_figure
 
 WORDS = ["话说", "武松", "打虎。", "The tiger", " sleeps!", "又来", "再来？\n"]
 

@@ -14,8 +14,8 @@ import headwise as hw
 from headwise.errors import ConfigError, ShapeError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.views.data import Report
-from headwise.views.png import write_pngs
+from headwise.reports.data import Report
+from headwise.reports.png import write_pngs
 
 Model = tuple[Decoder, CharTokenizer]
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -67,8 +67,8 @@ def test_a_record_becomes_the_maps_of_its_last_forward(model: Model) -> None:
 
 
 def test_it_says_of_a_text_what_see_says(model: Model) -> None:
-    from headwise.see import see
-    from headwise.subject.own import DecoderSubject
+    from headwise.lm.loading.own import DecoderSubject
+    from headwise.reports.see import see
 
     decoder, tokenizer = model
     text = "武松打虎，再来？The tiger sleeps!"

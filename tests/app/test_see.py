@@ -9,16 +9,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from headwise.edit import prune
 from headwise.errors import TextError
+from headwise.lm.loading.own import DecoderSubject
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.see import SHOWN, see, sentences
-from headwise.see.heads import _windows
-from headwise.subject.own import DecoderSubject
-from headwise.surgery import prune
-from headwise.views.html import write_report
-from headwise.views.png import write_pngs
-from headwise.views.terminal import print_report
+from headwise.reports.html import write_report
+from headwise.reports.png import write_pngs
+from headwise.reports.see import SHOWN, see, sentences
+from headwise.reports.see.heads import _windows
+from headwise.reports.terminal import print_report
 
 Model = tuple[Decoder, CharTokenizer]
 

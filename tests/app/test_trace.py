@@ -7,10 +7,10 @@ import torch
 from rich.console import Console
 
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
-from headwise.heads.registry import DESIGNS
-from headwise.trace import Step, print_trace, trace
-from headwise.trace.designs import FOLLOW
-from headwise.trace.words import WORDS
+from headwise.nn.registry import DESIGNS
+from headwise.textbook.trace import Step, print_trace, trace
+from headwise.textbook.trace.designs import FOLLOW
+from headwise.textbook.trace.words import WORDS
 
 # Every design, plain and with what adds steps.
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + [
@@ -78,7 +78,7 @@ def test_a_trace_that_is_not_the_module_is_found_out(name: str, monkeypatch: pyt
     def wrong(layer: Any, x: torch.Tensor, note: Any) -> None:
         FOLLOW[name](layer, x + 0.1, note)
 
-    monkeypatch.setattr("headwise.trace.follow.FOLLOW", FOLLOW | {name: wrong})
+    monkeypatch.setattr("headwise.textbook.trace.follow.FOLLOW", FOLLOW | {name: wrong})
     with pytest.raises(AssertionError, match="not close"):
         trace(5, 12, 6, design=name)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from headwise.kernels.cpu.reads import CompiledReads
 from headwise.kernels.reads import Matrix
 from headwise.rule import Rule
-from headwise.statistics import Squares
+from headwise.stats.statistics import Squares
 
 READS = CompiledReads()
 

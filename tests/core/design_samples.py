@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.heads.base import AttentionLayer
-from headwise.heads.registry import DESIGNS
+from headwise.nn.base import AttentionLayer
+from headwise.nn.registry import DESIGNS
 
 # Options besides the defaults that a design is tested with; every design of the registry is tested without any.
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

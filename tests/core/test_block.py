@@ -9,11 +9,11 @@ from torch import nn
 
 from headwise.cache import KVCache
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
-from headwise.heads.block import TransformerBlock
-from headwise.heads.convolution import ConvolutionAttention
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.registry import DESIGNS
 from headwise.masks import Causal
+from headwise.nn.block import TransformerBlock
+from headwise.nn.convolution import ConvolutionAttention
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.registry import DESIGNS
 
 
 def block(name: str = "multi_head", **options: Any) -> TransformerBlock:

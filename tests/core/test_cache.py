@@ -13,10 +13,10 @@ from headwise.attention import attend
 from headwise.cache import BudgetCache, Cache, HeadWindows, KVCache, RaggedCache, SlidingCache
 from headwise.costs import cache_bytes, counts_of
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
-from headwise.heads.base import AttentionLayer
-from headwise.heads.registry import DESIGNS
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, Dense, Grid, Mask, Sinks, Span, State, Window
+from headwise.nn.base import AttentionLayer
+from headwise.nn.registry import DESIGNS
 
 CACHED = [(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"]
 every = pytest.mark.parametrize(("name", "options"), CACHED, ids=lambda value: str(value))

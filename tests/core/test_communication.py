@@ -23,8 +23,8 @@ from headwise.costs.communication import (
     ways,
 )
 from headwise.errors import ConfigError
-from headwise.plan import answer, print_plan
-from headwise.plan.spread import spread_table
+from headwise.textbook.plan import answer, print_plan
+from headwise.textbook.plan.spread import spread_table
 
 ROOT = Path(__file__).parents[2]
 torch = pytest.importorskip("torch")

@@ -19,8 +19,6 @@ from torch.library import opcheck
 
 from headwise.attention import attend
 from headwise.errors import KernelError, ShapeError
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.registry import DESIGNS
 from headwise.kernels import KERNELS, use_kernel
 from headwise.kernels.cpu import kernel as compiled_kernel
 from headwise.kernels.graph import can_record
@@ -28,6 +26,8 @@ from headwise.kernels.operator import attend as forward_operator, attend_backwar
 from headwise.kernels.written import KINDS, read, write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, Documents, Everything, Grid, Lengths, Mask, Sinks, State, Window
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.registry import DESIGNS
 from headwise.rule import Rule, compute
 from headwise.scores import ALiBi, Bias, Relative, SinkLogits, t5_bias
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from headwise.configs import CONFIGS, ModelConfig, find
+from headwise.costs.configs import CONFIGS, ModelConfig, find
 from headwise.costs.model import (
     Load,
     active_parameters,

@@ -27,8 +27,8 @@ from headwise.costs import (
 )  # fmt: skip
 from headwise.costs.designs import sizes_of
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
-from headwise.heads import registry
 from headwise.masks import Causal, Sinks, Window
+from headwise.nn import registry
 
 NO_WEIGHTS = {"rotary", "dropout", "renormalise", "scaled", "form", "sharpness"}  # options that learn nothing
 SIZES = {"d_model": 30, "num_heads": 6, "head_dim": 7, "value_dim": 5}  # not d_model / num_heads, and d_k ≠ d_v

@@ -12,7 +12,7 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.map import AttentionMap
 from headwise.masks import Grid, Mask, Span, State
-from headwise.measures import MEASURES, ClassMass, DuplicateMass, InductionMass
+from headwise.stats import MEASURES, ClassMass, DuplicateMass, InductionMass
 
 IDS = torch.randint(7, (2, 53), generator=torch.Generator().manual_seed(2))
 

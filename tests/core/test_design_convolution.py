@@ -8,7 +8,7 @@ from hypothesis import given as over, settings, strategies as st
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads.convolution import ConvolutionAttention, from_conv1d, from_conv2d
+from headwise.nn.convolution import ConvolutionAttention, from_conv1d, from_conv2d
 
 
 def channels_last(x: Tensor) -> Tensor:

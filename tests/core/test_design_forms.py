@@ -8,13 +8,13 @@ from design_samples import design, given
 from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads.base import AttentionLayer
-from headwise.heads.block_diagonal import BlockDiagonalAttention
-from headwise.heads.contraction import ContractionAttention
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.per_head import PerHeadAttention
-from headwise.heads.single_head import SingleHeadAttention
 from headwise.masks import Causal
+from headwise.nn.base import AttentionLayer
+from headwise.nn.block_diagonal import BlockDiagonalAttention
+from headwise.nn.contraction import ContractionAttention
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.per_head import PerHeadAttention
+from headwise.nn.single_head import SingleHeadAttention
 
 SIZES: list[dict[str, Any]] = [
     {},

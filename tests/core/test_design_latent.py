@@ -9,8 +9,8 @@ from torch import Tensor
 
 from headwise.cache import KVCache, SlidingCache
 from headwise.errors import ConfigError
-from headwise.heads.latent import LatentAttention
 from headwise.masks import Causal, Lengths, Mask, Window
+from headwise.nn.latent import LatentAttention
 
 SIZES: list[dict[str, Any]] = [
     {},

@@ -9,12 +9,12 @@ from samples import MASKS
 from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads import talking_heads
-from headwise.heads.gated_output import GatedAttention
-from headwise.heads.grouped_mlp import GroupedMLPAttention
-from headwise.heads.projected import ProjectedLayer
-from headwise.heads.talking_heads import TalkingHeadsAttention
 from headwise.masks import Causal, Mask
+from headwise.nn import talking_heads
+from headwise.nn.gated_output import GatedAttention
+from headwise.nn.grouped_mlp import GroupedMLPAttention
+from headwise.nn.projected import ProjectedLayer
+from headwise.nn.talking_heads import TalkingHeadsAttention
 
 
 def scores(module: ProjectedLayer, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def test_talking_heads_keep_no_matrix_for_the_backward_pass() -> None:
 
 
 def test_talking_heads_start_as_multi_head_attention() -> None:
-    from headwise.heads.multi_head import MultiHeadAttention
+    from headwise.nn.multi_head import MultiHeadAttention
 
     module, whole = TalkingHeadsAttention(12, 6).double(), MultiHeadAttention(12, 6).double()
     whole.load_state_dict({k: v for k, v in module.state_dict().items() if k in whole.state_dict()})

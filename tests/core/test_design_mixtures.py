@@ -11,12 +11,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.cache import KVCache
 from headwise.errors import ConfigError
-from headwise.heads.chosen import Picked
-from headwise.heads.gating import Gates
-from headwise.heads.mixture_of_heads import MixtureOfHeads
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.sparse_mixture import SparseHeadMixture
 from headwise.masks import Causal, Dense, Grid, Lengths, Mask, Span, State, Window
+from headwise.nn.chosen import Picked
+from headwise.nn.gating import Gates
+from headwise.nn.mixture_of_heads import MixtureOfHeads
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.sparse_mixture import SparseHeadMixture
 
 KINDS: list[tuple[str, dict[str, Any]]] = [
     ("sparse_mixture", {"top_k": 2}),

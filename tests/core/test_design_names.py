@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.named import NAMES, build, design_of, options_of, read_options
-from headwise.heads.registry import DESIGNS
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.named import NAMES, build, design_of, options_of, read_options
+from headwise.nn.registry import DESIGNS
 
 
 @pytest.mark.parametrize("name", DESIGNS)

@@ -14,9 +14,9 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.cache import KVCache
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
-from headwise.heads.checks import parameters_of
-from headwise.heads.registry import DESIGNS
 from headwise.masks import Causal, Dense, Lengths, Mask
+from headwise.nn.checks import parameters_of
+from headwise.nn.registry import DESIGNS
 from headwise.scores import SoftCap
 
 every = pytest.mark.parametrize(("name", "options"), CASES, ids=lambda value: str(value))

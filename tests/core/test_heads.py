@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from headwise.cache import KVCache, SlidingCache
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads.multi_head import MultiHeadAttention
 from headwise.masks import Causal, Dense, Lengths, Sinks, Window
-from headwise.positions import Rotary
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.positions import Rotary
 
 
 def made(*args: Any, **options: Any) -> MultiHeadAttention:

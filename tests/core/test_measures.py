@@ -10,7 +10,8 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Causal, Mask, Window
-from headwise.measures import (
+from headwise.scores import ALiBi
+from headwise.stats import (
     GIVEN,
     MEASURES,
     ClassMass,
@@ -23,9 +24,8 @@ from headwise.measures import (
     TopKMass,
     row_measure,
 )
-from headwise.measures.engine import statistics_for
-from headwise.measures.registry import resolve
-from headwise.scores import ALiBi
+from headwise.stats.engine import statistics_for
+from headwise.stats.registry import resolve
 from headwise.tiles import Tile
 
 Dense = tuple[Tensor, Tensor, Tensor]  # weights, allowed, scores: [b, h, n, m] float64

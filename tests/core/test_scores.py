@@ -15,11 +15,11 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.cache import KVCache
 from headwise.errors import CheckpointError, ConfigError, DeviceError, DTypeError, KernelError, ShapeError
-from headwise.heads.multi_head import MultiHeadAttention
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Dense, Lengths, Mask
-from headwise.measures import MEASURES
+from headwise.nn.multi_head import MultiHeadAttention
 from headwise.scores import ALiBi, Bias, Relative, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
+from headwise.stats import MEASURES
 from headwise.tiles import stream
 
 ABLE = [name for name in kernels_here() if name != "torch_fused"]  # it refuses every score

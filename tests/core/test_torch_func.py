@@ -11,8 +11,8 @@ from torch.autograd import forward_ad
 
 from headwise.attention import attend
 from headwise.errors import KernelError
-from headwise.heads.multi_head import MultiHeadAttention
 from headwise.masks import Causal, Dense, Window
+from headwise.nn.multi_head import MultiHeadAttention
 from headwise.scores import ALiBi, Bias, SinkLogits
 
 pytestmark = [

@@ -10,7 +10,7 @@ from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.masks import Span
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
-from headwise.statistics import (
+from headwise.stats.statistics import (
     CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,

@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from headwise.errors import CheckpointError, ConfigError
-from headwise.heads.talking_heads import TalkingHeadsAttention
 from headwise.lm.checkpoint import MODEL_FILE, load_model, read, save_model, write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.nn.talking_heads import TalkingHeadsAttention
 
 TOKENIZER = CharTokenizer("水浒武松")
 

@@ -10,15 +10,15 @@ from safetensors import safe_open
 
 from headwise.cache import KVCache
 from headwise.errors import CheckpointError, HeadwiseError
-from headwise.heads.named import NAMES, design_of
 from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained, read, save_model
 from headwise.lm.generate import write
+from headwise.lm.loading.own import DecoderSubject
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import train
-from headwise.see import see
-from headwise.subject.own import DecoderSubject
+from headwise.nn.named import NAMES, design_of
+from headwise.reports.see import see
 from headwise.tensor_files import write_tensors
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")

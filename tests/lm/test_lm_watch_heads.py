@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
+from headwise.analysis.history import HeadHistory
 from headwise.attention import attend
 from headwise.errors import CheckpointError, ConfigError
-from headwise.heads.named import NAMES, design_of
 from headwise.lm.checkpoint import MODEL_FILE, read
 from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
 from headwise.lm.train import Outcome, Progress, train
 from headwise.lm.watch_heads import HEADS_FILE, HeadWatcher
-from headwise.science.history import HeadHistory
+from headwise.nn.named import NAMES, design_of
 
 SMALL: dict[str, Any] = {
     "d_model": 20, "num_layers": 2, "num_heads": 5, "d_ff": 23, "context": 19, "dropout": 0.1, "batch_size": 3,

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from headwise.attention import attend
 from headwise.cache import KVCache, SlidingCache
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.talking_heads import TalkingHeadsAttention
 from headwise.kernels import KERNELS
 from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Declined, Result
@@ -24,9 +22,11 @@ from headwise.kernels.cpu.library import library
 from headwise.kernels.eight_bits import EightBits
 from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.talking_heads import TalkingHeadsAttention
 from headwise.rule import Rule
 from headwise.scores import Score
-from headwise.statistics import (
+from headwise.stats.statistics import (
     CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,

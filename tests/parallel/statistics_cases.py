@@ -6,7 +6,7 @@ from samples import MASKS, SCORES, qkv
 
 import headwise as hw
 from headwise import parallel
-from headwise.measures import MEASURES
+from headwise.stats import MEASURES
 
 N = 37
 

@@ -14,7 +14,7 @@ from headwise.kernels.call import Call
 from headwise.masks import Grid, Span
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
 from headwise.rule import Rule
-from headwise.statistics import (
+from headwise.stats.statistics import (
     CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,

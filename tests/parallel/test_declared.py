@@ -16,12 +16,12 @@ from headwise.kernels.call import Call, Result
 from headwise.kernels.reference import dense_weights
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Everything, Grid, Span
-from headwise.measures import RowMeasure
 from headwise.parallel.blocks import Rows, Way
 from headwise.parallel.ring_measures import wanted_of_kernels
 from headwise.rule import Rule
 from headwise.scores import Bias, Relative, Score, SinkLogits
-from headwise.statistics import Join, Statistic
+from headwise.stats import RowMeasure
+from headwise.stats.statistics import Join, Statistic
 from headwise.tiles import Tile
 
 B, H, H_KV, N, M, D, E = 2, 4, 2, 17, 29, 5, 3

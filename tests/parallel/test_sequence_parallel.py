@@ -9,13 +9,13 @@ import cases
 import headwise as hw
 from headwise import parallel
 from headwise.masks import Grid, Span
-from headwise.measures.registry import resolve
 from headwise.parallel.blocks import Way
 from headwise.parallel.layout import CHUNKS, Layout
 from headwise.parallel.ring_measures import wanted_of_kernels
 from headwise.parallel.ring_plan import plan
 from headwise.parallel.ulysses_exchange import shares
 from headwise.rule import Rule
+from headwise.stats.registry import resolve
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

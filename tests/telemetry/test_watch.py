@@ -71,7 +71,7 @@ def test_what_the_user_has_turned_to_headwise_stays_so():
     hw.swap(model)
     with hw.watch(model):
         pass
-    assert type(model.self_attn).__module__ == "headwise.adapters.torch"
+    assert type(model.self_attn).__module__ == "headwise.models.adapters.torch"
     other = hw.switch(transformers_model("llama"))
     with hw.watch(other):
         pass

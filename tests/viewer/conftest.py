@@ -7,7 +7,7 @@ from chromium import BROWSER, Browser, Page
 from fake_server import Fake, serving
 from page_steps import IDLE, TEXT, idle
 
-from headwise.viewer.page import viewer_page
+from headwise.reports.viewer.page import viewer_page
 
 
 @pytest.fixture(scope="session")

@@ -12,15 +12,15 @@ from urllib.parse import urlencode
 import torch
 from starlette.testclient import TestClient
 
+from headwise.lm.loading import Subject
+from headwise.lm.loading.own import DecoderSubject
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.subject import Subject
-from headwise.subject.own import DecoderSubject
-from headwise.viewer.app import make_app
-from headwise.viewer.guard import Guard
-from headwise.viewer.server import bind, hosts_of, made_server
-from headwise.viewer.session import Session
-from headwise.viewer.text import Text
+from headwise.reports.viewer.app import make_app
+from headwise.reports.viewer.guard import Guard
+from headwise.reports.viewer.server import bind, hosts_of, made_server
+from headwise.reports.viewer.session import Session
+from headwise.reports.viewer.text import Text
 
 TOKEN = "the-token-of-the-tests"
 HOST = "127.0.0.1:8123"

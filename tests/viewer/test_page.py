@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import ConfigError
-from headwise.measures import MEASURES
-from headwise.subject.remarks import SENTENCES
-from headwise.viewer import words as viewer_words
-from headwise.viewer.page import SCRIPTS, viewer_page
-from headwise.viewer.said import IN_CHINESE
-from headwise.viewer.text import STATISTICS
-from headwise.views.words import LANGUAGES
+from headwise.lm.loading.remarks import SENTENCES
+from headwise.reports.viewer import words as viewer_words
+from headwise.reports.viewer.page import SCRIPTS, viewer_page
+from headwise.reports.viewer.said import IN_CHINESE
+from headwise.reports.viewer.text import STATISTICS
+from headwise.reports.words import LANGUAGES
+from headwise.stats import MEASURES
 
 FOLDER = Path(viewer_words.__file__).parent / "page"
 OWN = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}

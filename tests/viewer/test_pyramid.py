@@ -6,9 +6,9 @@ import torch
 from tile_samples import close, dense, map_of, pooled
 
 from headwise.masks import Causal, Dense, Everything, Lengths, Sinks, Window
-from headwise.viewer import pyramid, wire
-from headwise.viewer.pyramid import Levels, choose_levels, head_pyramid
-from headwise.viewer.tiles import SIDE, Unwanted
+from headwise.reports.viewer import pyramid, wire
+from headwise.reports.viewer.pyramid import Levels, choose_levels, head_pyramid
+from headwise.reports.viewer.tiles import SIDE, Unwanted
 
 MASKS = {
     "causal": Causal(),

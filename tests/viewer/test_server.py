@@ -14,10 +14,10 @@ from server_samples import HOST, TOKEN, client_of, live, refused, settled, small
 from starlette.testclient import TestClient
 from tile_samples import close, dense, pooled
 
-from headwise.viewer import app as app_module, wire
-from headwise.viewer.app import make_app
-from headwise.viewer.session import Session
-from headwise.viewer.text import STATISTICS
+from headwise.reports.viewer import app as app_module, wire
+from headwise.reports.viewer.app import make_app
+from headwise.reports.viewer.session import Session
+from headwise.reports.viewer.text import STATISTICS
 
 TEXT = "the quick brown fox 武松 jumps over the lazy dog " * 13
 

@@ -22,10 +22,10 @@ from server_samples import PATIENCE, small_subject, until
 from headwise.cli import main
 from headwise.cli.view import view
 from headwise.errors import ConfigError
-from headwise.viewer import limits as limits_module, server as server_module
-from headwise.viewer.limits import bytes_a_token, free_memory, limits_of
-from headwise.viewer.server import bind, serve
-from headwise.viewer.session import Session, TooLong
+from headwise.reports.viewer import limits as limits_module, server as server_module
+from headwise.reports.viewer.limits import bytes_a_token, free_memory, limits_of
+from headwise.reports.viewer.server import bind, serve
+from headwise.reports.viewer.session import Session, TooLong
 
 
 def command(*options: str) -> list[str]:

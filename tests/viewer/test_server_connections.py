@@ -13,9 +13,9 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx2")
 from server_samples import PATIENCE, TOKEN, Live, live, small_subject, until
 
-from headwise.viewer import connections
-from headwise.viewer.connections import HEAD
-from headwise.viewer.session import Session
+from headwise.reports.viewer import connections
+from headwise.reports.viewer.connections import HEAD
+from headwise.reports.viewer.session import Session
 
 HALVES = {
     "nothing": b"",

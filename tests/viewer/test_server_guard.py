@@ -10,10 +10,10 @@ pytest.importorskip("httpx2")
 from server_samples import HOST, TOKEN, client_of, live, refused, settled, small_subject
 from starlette.testclient import TestClient
 
-from headwise.viewer.app import make_app, policy_of
-from headwise.viewer.server import hosts_of
-from headwise.viewer.session import Session
-from headwise.views.template import digest
+from headwise.reports.template import digest
+from headwise.reports.viewer.app import make_app, policy_of
+from headwise.reports.viewer.server import hosts_of
+from headwise.reports.viewer.session import Session
 
 PATHS = ["/", "/api/model", "/api/font", "/api/texts/x", "/api/texts/x/tiles/0/0/1/0/0", "/nothing"]
 

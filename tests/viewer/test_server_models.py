@@ -14,9 +14,9 @@ pytest.importorskip("transformers")
 from server_samples import client_of, refused, settled
 from tile_samples import close
 
-from headwise.subject import open_subject
-from headwise.viewer import wire
-from headwise.viewer.session import Session
+from headwise.lm.loading import open_subject
+from headwise.reports.viewer import wire
+from headwise.reports.viewer.session import Session
 
 TEXT = "Wu Song drank eighteen bowls of wine, and then he fought the tiger on the ridge. " * 21
 

@@ -12,7 +12,7 @@ from page_steps import at, fragment_of, idle, text_of
 from server_samples import TOKEN, live, small_subject
 from tile_samples import dense
 
-from headwise.viewer.session import Session
+from headwise.reports.viewer.session import Session
 
 pytestmark = pytest.mark.browser
 

@@ -13,8 +13,8 @@ from server_samples import Gate, client_of, refused, settled, small_subject, unt
 
 from headwise.errors import CheckpointError
 from headwise.kernels import pauses
-from headwise.viewer import reader as reader_module, text as text_module, wire
-from headwise.viewer.session import Session
+from headwise.reports.viewer import reader as reader_module, text as text_module, wire
+from headwise.reports.viewer.session import Session
 
 
 def test_a_forward_pass_is_given_up_before_the_next_layer():

@@ -15,10 +15,10 @@ from server_samples import PATIENCE, TOKEN, live, settled, small_subject, until
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from headwise.viewer import app as app_module
-from headwise.viewer.session import Session
-from headwise.viewer.tiles import Unwanted
-from headwise.viewer.workers import Kept, Workers
+from headwise.reports.viewer import app as app_module
+from headwise.reports.viewer.session import Session
+from headwise.reports.viewer.tiles import Unwanted
+from headwise.reports.viewer.workers import Kept, Workers
 
 
 class Client:

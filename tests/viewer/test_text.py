@@ -6,9 +6,9 @@ import torch
 pytest.importorskip("starlette")
 from server_samples import small_subject
 
-from headwise.subject import Reading
-from headwise.viewer.pyramid import Levels
-from headwise.viewer.text import Text
+from headwise.lm.loading import Reading
+from headwise.reports.viewer.pyramid import Levels
+from headwise.reports.viewer.text import Text
 
 SPANS = [(0, 0), (0, 5), (5, 6), (7, 10), (12, 17), (0, 0)]
 PIECES = ["[CLS]", "Speak", ".", "All", "right", "[SEP]"]

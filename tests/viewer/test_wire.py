@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 
 from headwise.errors import ShapeError
-from headwise.viewer import wire
+from headwise.reports.viewer import wire
 
 WEIGHTS = st.floats(0, 1, width=32) | st.just(float("nan"))
 

@@ -56,9 +56,9 @@ def prune(
     json: Json = None,
 ) -> None:
     """Take heads out of a model: named ones, or the least important, with the curve of what it costs."""
-    from headwise.refit.pruning import Choice, plan_pruning
-    from headwise.views.figure import figure_class
-    from headwise.views.pruning import write_pruning
+    from headwise.compress.pruning import Choice, plan_pruning
+    from headwise.reports.figure import figure_class
+    from headwise.reports.pruning import write_pruning
 
     choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))
     if heads is not None and (by is not None or png is not None):
@@ -110,7 +110,7 @@ def convert(
     json: Json = None,
 ) -> None:
     """Let heads share keys and values (GQA, MQA): a smaller cache, with healing by some training."""
-    from headwise.refit import plan_conversion
+    from headwise.compress import plan_conversion
 
     check_file("--json", json, "converted.json")
     options = {"num_kv_heads": num_kv_heads, "method": method, "heal": heal, "lr": lr, "seed": seed}
@@ -144,8 +144,8 @@ def budget(
     json: Json = None,
 ) -> None:
     """Which heads may keep a short cache, as a file for `headwise write --budget`; what it saves and costs."""
-    from headwise.refit import Candidate, judge, open_source, plan_budget, read_budget, save_budget
-    from headwise.refit.made import KEY
+    from headwise.compress import Candidate, judge, open_source, plan_budget, read_budget, save_budget
+    from headwise.compress.made import KEY
 
     check_file("--json", json, "budget_plan.json")
     if not dry_run:

@@ -15,7 +15,7 @@ from headwise.files import atomic_path
 from headwise.outputs import taken
 
 if TYPE_CHECKING:
-    from headwise.refit import Source, Texts
+    from headwise.compress import Source, Texts
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ def opened(
     windows: int, *, force: bool, dry_run: bool,
 ) -> "Iterator[Job]":  # fmt: skip
     """The model and the text, after all that can be refused before anything takes long; `out` is held meanwhile."""
-    from headwise.refit import check_target, open_source
+    from headwise.compress import check_target, open_source
 
     if out is None and not dry_run:
         raise ConfigError("--out is missing: a folder for the new checkpoint; or give --dry-run to see the plan")
@@ -55,8 +55,8 @@ def job_of(
     windows: int,
 ) -> Job:  # fmt: skip
     """The text for a model, and whether `out` holds what is to be made of both."""
-    from headwise.refit import split_text
-    from headwise.refit.made import is_made, made_by
+    from headwise.compress import split_text
+    from headwise.compress.made import is_made, made_by
 
     length = source.decoder.config.context if context is None else context
     texts = split_text(file, source.tokenizer, context=length, windows=windows)
@@ -66,7 +66,7 @@ def job_of(
 
 def is_done(job: Job, json: Path | None) -> bool:
     """Whether all that the command is to write was written before; then it is said."""
-    from headwise.refit.made import made_json
+    from headwise.compress.made import made_json
 
     if not job.finished or not (json is None or made_json(json, job.made)):
         return False
@@ -80,11 +80,11 @@ def carry_out(
     json: Path | None,
 ) -> None:  # fmt: skip
     """Ask, write, read again, judge. A result that was written before is only judged."""
+    from headwise.compress import Candidate, judge
+    from headwise.compress.healing import healed
+    from headwise.compress.made import KEY
+    from headwise.compress.source import write_changed
     from headwise.lm.checkpoint import load_model
-    from headwise.refit import Candidate, judge
-    from headwise.refit.healing import healed
-    from headwise.refit.made import KEY
-    from headwise.refit.source import write_changed
 
     console, source, out, options = Console(), job.source, job.out, job.made["options"]
     if out is None or not is_wanted(job, yes=yes, dry_run=dry_run, console=console):
@@ -128,7 +128,7 @@ def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
 
 def print_tables(result: Any) -> Console:
     """A plan or a verdict as tables."""
-    from headwise.plan import print_plan
+    from headwise.textbook.plan import print_plan
 
     console = Console()
     print_plan(result.shown(), console)

@@ -42,7 +42,7 @@ def plan(
     markdown: Annotated[bool, typer.Option("--markdown")] = False,
 ) -> None:
     """What a model or a layer takes: parameters, memory, FLOPs, and the least time on a machine."""
-    from headwise.plan import answer, plot_trade_off, print_plan, to_json, to_markdown
+    from headwise.textbook.plan import answer, plot_trade_off, print_plan, to_json, to_markdown
 
     if json and markdown:
         raise ConfigError("give --json or --markdown, not both")
@@ -83,7 +83,7 @@ def claims(
     if only and every:
         raise ConfigError("give --only or --all, not both")
     check_file("--html", html, "claims.html")
-    from headwise.claims import choose, print_findings, run, to_json, to_markdown, write_page
+    from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
 
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
     with progress() as step:

@@ -58,9 +58,9 @@ def train(
     if experiment is not None:
         _experiment(experiment, files, out, seed, console)
         return
-    from headwise.heads.named import read_options
     from headwise.lm.run import Resumed
     from headwise.lm.train import Progress as Done, train as run
+    from headwise.nn.named import read_options
     from headwise.tables import duration
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
@@ -120,7 +120,7 @@ def write(
     decoder, tokenizer, _ = load(model)
     kept = None
     if budget is not None:
-        from headwise.refit import read_budget
+        from headwise.compress import read_budget
 
         kept = read_budget(budget)
     pieces = compose(
@@ -135,7 +135,7 @@ def write(
 
 def _heads(out: Path, console: Console) -> None:
     from headwise.lm.watch_heads import HEADS_FILE
-    from headwise.views.dynamics import write_dynamics
+    from headwise.reports.dynamics import write_dynamics
 
     record = out / HEADS_FILE
     console.print(f"[bold]{record}[/bold] holds what every head did at each evaluation.", highlight=False)
@@ -148,9 +148,9 @@ def _heads(out: Path, console: Console) -> None:
 
 
 def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Console) -> None:
-    from headwise.lm.reconstruct import reconstruct
     from headwise.outputs import taken
-    from headwise.views.html import write_report
+    from headwise.reports.html import write_report
+    from headwise.textbook.reconstruct import reconstruct
 
     if name != "reconstruct":
         raise ConfigError(f"--experiment {name!r}: expected 'reconstruct'")

@@ -31,13 +31,13 @@ def see(
     lang: Annotated[str, typer.Option("--lang", help="Language of the page: en or zh.")] = "en",
 ) -> None:
     """Show what every head attends to in a text: a table here, and an HTML report."""
+    from headwise.lm.loading import open_subject
     from headwise.lm.text_files import read_text
-    from headwise.see import see as look
-    from headwise.subject import open_subject
-    from headwise.views.figure import figure_class
-    from headwise.views.html import write_report
-    from headwise.views.terminal import print_report
-    from headwise.views.words import LANGUAGES
+    from headwise.reports.figure import figure_class
+    from headwise.reports.html import write_report
+    from headwise.reports.see import see as look
+    from headwise.reports.terminal import print_report
+    from headwise.reports.words import LANGUAGES
 
     if lang not in LANGUAGES:
         raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
@@ -59,7 +59,7 @@ def see(
         write_report(report, out, lang=lang)
         console.print(f"\n[bold]{out}[/bold] shows every head; open it in a browser.", highlight=False)
         if png is not None:
-            from headwise.views.png import write_pngs
+            from headwise.reports.png import write_pngs
 
             with progress() as step:
                 pictures = write_pngs(report, png, step=step)
@@ -81,8 +81,8 @@ def trace(
     lang: Annotated[str, typer.Option("--lang", help="en or zh.")] = "en",
 ) -> None:
     """Every step of a head design with its shapes and numbers, computed as you read."""
-    from headwise.heads.named import read_options
-    from headwise.trace import print_trace, trace as follow
+    from headwise.nn.named import read_options
+    from headwise.textbook.trace import print_trace, trace as follow
 
     steps = follow(
         seq, d_model, num_heads, design=design, num_kv_heads=num_kv_heads, options=read_options(options or []),
@@ -96,7 +96,7 @@ def measures() -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from headwise.measures import GIVEN, MEASURES
+    from headwise.stats import GIVEN, MEASURES
 
     console = Console()
     wide = console.width >= WIDE

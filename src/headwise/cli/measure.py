@@ -46,7 +46,7 @@ def measure(
     png: Annotated[Path | None, typer.Option("--png", help="Also draw every measure as layers × heads.")] = None,
 ) -> None:
     """Measure every head on a corpus of any size; stopped or killed, the same command goes on; torchrun shares it."""
-    from headwise.sweep.ranks import Deserted, Ranks
+    from headwise.corpus.ranks import Deserted, Ranks
 
     ranks = Ranks.joined()
     atexit.register(ranks.leave)  # when what is to be said has been printed
@@ -77,10 +77,10 @@ def _measure(
     ranks: Any, files: list[str], out: Path, sort: str | None, png: Path | None, *, model: Path | None,
     measures: str | None, **options: Any,
 ) -> None:  # fmt: skip
-    from headwise.sweep import measure_corpus
-    from headwise.sweep.asked import DEFAULT
-    from headwise.sweep.picture import check_picture, write_picture
-    from headwise.sweep.show import check_sort, print_measures
+    from headwise.corpus import measure_corpus
+    from headwise.corpus.asked import DEFAULT
+    from headwise.corpus.show import check_sort, print_measures
+    from headwise.reports.corpus_picture import check_picture, write_picture
 
     names = DEFAULT if measures is None else tuple(name.strip() for name in measures.split(",") if name.strip())
     check_sort(sort, names)
@@ -127,7 +127,7 @@ def _signals() -> Iterator[None]:
 
 
 def _say_how_to_go_on(out: Path, restart: bool) -> None:
-    from headwise.sweep.journal import Journal
+    from headwise.corpus.journal import Journal
 
     so_far = Journal(out).so_far()
     if so_far is None:

@@ -22,10 +22,10 @@ def view(
     ] = None,
 ) -> None:
     """Look at all heads on a text of up to 100,000 tokens, and zoom into each: a page in the browser, served here."""
+    from headwise.lm.loading import open_subject
     from headwise.lm.text_files import read_text
-    from headwise.subject import open_subject
-    from headwise.viewer import serve
-    from headwise.views.words import LANGUAGES
+    from headwise.reports.viewer import serve
+    from headwise.reports.words import LANGUAGES
 
     if lang not in (None, *LANGUAGES):
         raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")

@@ -1,13 +1,13 @@
 """A whole Transformer: where its parameters are, and what a pass over a text or one more token takes.
 
->>> from headwise.configs import find
+>>> from headwise.costs.configs import find
 >>> sum(parameter_parts(find("gpt-2-small")).values())
 124439808
 """
 
 from dataclasses import dataclass, replace
 
-from headwise.configs import ModelConfig
+from headwise.costs.configs import ModelConfig
 from headwise.costs.counts import Counts
 from headwise.costs.designs import counts_of
 from headwise.costs.stages import Stage, attention_stages, backward_flops, cache_bytes, linear_stage

@@ -19,7 +19,7 @@ from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
-from headwise.statistics import COLUMN_MASS, SameLabel, Statistic
+from headwise.stats.statistics import COLUMN_MASS, SameLabel, Statistic
 from headwise.tiles import Progress
 
 PAIRS = 1 << 26  # of query and key, all heads together, for each thread: some 0.2 s of one core

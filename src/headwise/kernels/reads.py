@@ -13,7 +13,7 @@ from torch import Tensor
 from headwise.kernels.call import Declined
 from headwise.masks import Span
 from headwise.rule import Rule
-from headwise.statistics import Squares, Statistic
+from headwise.stats.statistics import Squares, Statistic
 from headwise.tiles import Progress, Tile, stream
 
 

@@ -12,7 +12,7 @@ from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Span, State
 from headwise.rule import Rule, Terms, diagonal_sums
-from headwise.statistics import Squares, Statistic
+from headwise.stats.statistics import Squares, Statistic
 from headwise.tiles import Progress, Scratch, Tile
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 from headwise import pooling
 from headwise.kernels.reads import Matrix, Reads
 from headwise.rule import grouped, grouped_t
-from headwise.statistics import Squares, Statistic
+from headwise.stats.statistics import Squares, Statistic
 from headwise.tiles import Progress, stream, weights_at
 
 

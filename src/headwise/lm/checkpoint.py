@@ -32,7 +32,7 @@ def save_model(
 ) -> None:
     """Write a decoder with its vocabulary; `info` (JSON values) tells how it was made.
 
-    Layers may have lost heads, or share keys, since the decoder was built (`headwise.surgery`): what is written is
+    Layers may have lost heads, or share keys, since the decoder was built (`headwise.edit`): what is written is
     what they are. ConfigError if a layer is of another design. CheckpointError if it cannot be written.
     """
     if decoder.strange_layers:

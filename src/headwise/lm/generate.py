@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from headwise.anatomy import find_heads
 from headwise.cache import BudgetCache, SlidingCache
 from headwise.cache.base import Cache
+from headwise.edit.budgets import Budget
 from headwise.errors import ConfigError, TextError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import BYTES, CharTokenizer
-from headwise.surgery.budgets import Budget
+from headwise.models import find_heads
 
 
 def write(

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from headwise.cache import Cache
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads.base import AttentionLayer
-from headwise.heads.block import ORDERS, TransformerBlock
-from headwise.heads.forms import MultiHeadForm
-from headwise.heads.named import build, design_of, options_of
 from headwise.masks import Causal, Mask
-from headwise.measures import Measure
+from headwise.nn.base import AttentionLayer
+from headwise.nn.block import ORDERS, TransformerBlock
+from headwise.nn.forms import MultiHeadForm
+from headwise.nn.named import build, design_of, options_of
 from headwise.parallel.heads_held import held_heads
+from headwise.stats import Measure
 
 # What the decoder sets itself. Its dropout is on the residual branches, not on the weights: the fused kernel stays in
 # use while training.

@@ -6,11 +6,11 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from headwise.analysis.roles.pairs import offset_mass
+from headwise.analysis.roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
 from headwise.errors import ConfigError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
-from headwise.science.roles.pairs import offset_mass
-from headwise.science.roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
 
 __all__ = ["VERSION", "HeadScores", "RepeatProbe", "frequent_characters", "offset_mass", "probe_repeats"]
 

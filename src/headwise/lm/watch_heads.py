@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.anatomy import find_heads, record_heads
+from headwise.analysis.history import Alike, HeadHistory, HeadLook
+from headwise.analysis.outputs import output_similarities
+from headwise.analysis.roles import DEFINITIONS, roles
+from headwise.analysis.roles.definitions import VERSION as ROLES
+from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
 from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder
 from headwise.lm.probes import VERSION, RepeatProbe, frequent_characters, probe_repeats
-from headwise.science.history import Alike, HeadHistory, HeadLook
-from headwise.science.outputs import output_similarities
-from headwise.science.roles import DEFINITIONS, roles
-from headwise.science.roles.definitions import VERSION as ROLES
-from headwise.science.similarity import HeadSimilarity
+from headwise.models import find_heads, record_heads
 
 HEADS_FILE = "heads.jsonl"
 PASSAGE = 1024  # tokens of the held-out passage, about: whole windows, as many of each file

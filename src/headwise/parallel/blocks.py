@@ -3,7 +3,7 @@
 Of two sets of keys with log-sum-exps L₁ and L₂ a query's row has L = ln(e^L₁ + e^L₂), and the share of each set is
 e^(L_s − L): outputs, masses and distances add up by shares, Σp² by their squares, and entropy as
 Σ_s share_s · (H_s − ln share_s) (Milakov & Gimelshein 2018, 1805.02867, for the sums; the chain rule of entropy).
-Each statistic declares which of these it is (`headwise.statistics.Join`).
+Each statistic declares which of these it is (`headwise.stats.statistics.Join`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from headwise.kernels.call import Call
 from headwise.masks import Everything, Span, State
 from headwise.rule import Rule, Terms, compute, own_dtypes, sink_gradient
 from headwise.scores import cell
-from headwise.statistics import DISTANCE, Join, Statistic
+from headwise.stats.statistics import DISTANCE, Join, Statistic
 
 OF_KEYS_ALONE = (Join.LARGEST, Join.CONCENTRATION, Join.VARIANCE)  # a sink changes nothing of these
 

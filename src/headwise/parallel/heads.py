@@ -17,21 +17,21 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from headwise.errors import ConfigError, ShapeError
-from headwise.heads.base import AttentionLayer
-from headwise.heads.block import TransformerBlock
-from headwise.heads.block_diagonal import BlockDiagonalAttention
-from headwise.heads.contraction import ContractionAttention
-from headwise.heads.convolution import ConvolutionAttention
-from headwise.heads.gated_output import GatedAttention
-from headwise.heads.grouped_mlp import GroupedMLPAttention
-from headwise.heads.head_mixing import HeadMixingAttention
-from headwise.heads.latent import LatentAttention
-from headwise.heads.mixture_of_heads import MixtureOfHeads
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.per_head import PerHeadAttention
-from headwise.heads.single_head import SingleHeadAttention
-from headwise.heads.sparse_mixture import SparseHeadMixture
-from headwise.heads.talking_heads import TalkingHeadsAttention
+from headwise.nn.base import AttentionLayer
+from headwise.nn.block import TransformerBlock
+from headwise.nn.block_diagonal import BlockDiagonalAttention
+from headwise.nn.contraction import ContractionAttention
+from headwise.nn.convolution import ConvolutionAttention
+from headwise.nn.gated_output import GatedAttention
+from headwise.nn.grouped_mlp import GroupedMLPAttention
+from headwise.nn.head_mixing import HeadMixingAttention
+from headwise.nn.latent import LatentAttention
+from headwise.nn.mixture_of_heads import MixtureOfHeads
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.per_head import PerHeadAttention
+from headwise.nn.single_head import SingleHeadAttention
+from headwise.nn.sparse_mixture import SparseHeadMixture
+from headwise.nn.talking_heads import TalkingHeadsAttention
 from headwise.parallel.heads_held import check_even, held_heads
 from headwise.parallel.heads_styles import HeadNorm, Heads, KeyHeads, OwnRandomness
 

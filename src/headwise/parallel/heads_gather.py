@@ -10,12 +10,12 @@ from headwise.cache import HeadWindows
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.masks import And, Dense, Mask, Or
-from headwise.measures import Measurements
-from headwise.measures.states import side_by_side, tensors_of, with_tensors
 from headwise.parallel.heads_held import HeldHeads, held_heads
 from headwise.parallel.heads_rule import OfHeads, RelativeOfHeads
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits
+from headwise.stats import Measurements
+from headwise.stats.states import side_by_side, tensors_of, with_tensors
 
 
 def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from headwise.errors import ConfigError
-from headwise.heads.base import AttentionLayer
+from headwise.nn.base import AttentionLayer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

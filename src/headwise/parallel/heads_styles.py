@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, SequenceParallel
 
-from headwise.heads.base import AttentionLayer
 from headwise.masks import Mask
+from headwise.nn.base import AttentionLayer
 from headwise.parallel.heads_held import HeldHeads, hold
 from headwise.parallel.heads_rule import mask_of_heads, scores_of_heads
 

@@ -21,7 +21,6 @@ from headwise.kernels.autograd import SavedRule
 from headwise.kernels.eager import eager
 from headwise.kernels.once import once
 from headwise.masks import Everything, Mask, Span
-from headwise.measures import Measure
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
 from headwise.parallel.layout import Members, members
 from headwise.parallel.ring_map import RingMap
@@ -31,6 +30,7 @@ from headwise.parallel.ring_travel import Gradients, Held, split, travel
 from headwise.parallel.sequence_call import agree
 from headwise.rule import Rule, Terms, compute
 from headwise.scores import Score
+from headwise.stats import Measure
 
 
 @overload

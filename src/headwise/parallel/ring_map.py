@@ -7,8 +7,6 @@ from torch import Tensor
 from headwise import pooling
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
-from headwise.measures import Measure, Measurements
-from headwise.measures.registry import resolve
 from headwise.parallel.layout import Members, unshard
 from headwise.parallel.ring_measures import Found, check_measures, measured
 from headwise.parallel.ring_plan import Plan
@@ -16,7 +14,9 @@ from headwise.parallel.ring_pooling import squares
 from headwise.parallel.ring_travel import split
 from headwise.parallel.spread_map import SpreadMap
 from headwise.rule import Rule
-from headwise.statistics import Squares
+from headwise.stats import Measure, Measurements
+from headwise.stats.registry import resolve
+from headwise.stats.statistics import Squares
 
 
 class RingMap(SpreadMap):

@@ -10,15 +10,15 @@ from headwise.errors import ConfigError
 from headwise.kernels import read
 from headwise.kernels.reads import Matrix
 from headwise.masks import Span
-from headwise.measures import Measure, Measurements, RowMeasure
-from headwise.measures.base import RowState
-from headwise.measures.engine import statistics_for
-from headwise.measures.pattern import ColumnState, ReceivedMass
 from headwise.parallel.layout import Members, reduce_together
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split, travel
 from headwise.rule import Rule, own_dtypes
-from headwise.statistics import Join, Statistic
+from headwise.stats import Measure, Measurements, RowMeasure
+from headwise.stats.base import RowState
+from headwise.stats.engine import statistics_for
+from headwise.stats.pattern import ColumnState, ReceivedMass
+from headwise.stats.statistics import Join, Statistic
 from headwise.tiles import Scratch, Tile
 
 Found = Sequence[Mapping[Statistic, Tensor]]  # of each run of rows

@@ -12,7 +12,7 @@ from headwise.parallel.layout import Members, reduce_together
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split, travel
 from headwise.rule import Rule
-from headwise.statistics import Squares
+from headwise.stats.statistics import Squares
 
 
 @torch.no_grad()

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from headwise.errors import ConfigError
-from headwise.heads.base import AttentionLayer
-from headwise.heads.block_diagonal import BlockDiagonalAttention
-from headwise.heads.contraction import ContractionAttention
-from headwise.heads.gated_output import GatedAttention
-from headwise.heads.grouped_mlp import GroupedMLPAttention
-from headwise.heads.head_mixing import HeadMixingAttention
-from headwise.heads.multi_head import MultiHeadAttention
-from headwise.heads.per_head import PerHeadAttention
-from headwise.heads.single_head import SingleHeadAttention
+from headwise.nn.base import AttentionLayer
+from headwise.nn.block_diagonal import BlockDiagonalAttention
+from headwise.nn.contraction import ContractionAttention
+from headwise.nn.gated_output import GatedAttention
+from headwise.nn.grouped_mlp import GroupedMLPAttention
+from headwise.nn.head_mixing import HeadMixingAttention
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.per_head import PerHeadAttention
+from headwise.nn.single_head import SingleHeadAttention
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths, members, reduce_together
 from headwise.parallel.ring import ring_attend
 from headwise.parallel.ulysses import ulysses_attend

@@ -14,12 +14,12 @@ from headwise.attention import check_mask, rule_of
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels.written import write
 from headwise.masks import Mask
-from headwise.measures import Measure
-from headwise.measures.registry import resolve
 from headwise.parallel.layout import Layout, Members, check_held, check_layout
 from headwise.parallel.ring_measures import check_measures
 from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
+from headwise.stats import Measure
+from headwise.stats.registry import resolve
 
 HASHED = 1 << 20  # numbers of a mask that are compared between ranks; of a larger one only the shape is
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from headwise.attention import nonfinite
 from headwise.kernels import check_name
-from headwise.measures import Measurements
 from headwise.parallel.layout import Members
 from headwise.rule import Rule
+from headwise.stats import Measurements
 
 Own = TypeVar("Own", bound="SpreadMap")
 

@@ -17,8 +17,6 @@ from headwise.kernels.call import Call
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask
-from headwise.measures import Measure
-from headwise.measures.engine import statistics_for
 from headwise.parallel.heads_rule import mask_of_heads, scores_of_heads
 from headwise.parallel.layout import members
 from headwise.parallel.sequence_call import agree
@@ -26,6 +24,8 @@ from headwise.parallel.ulysses_exchange import Exchange, ToHeads, ToRows, shares
 from headwise.parallel.ulysses_map import UlyssesMap
 from headwise.rule import Rule
 from headwise.scores import Score
+from headwise.stats import Measure
+from headwise.stats.engine import statistics_for
 
 
 @overload

@@ -7,14 +7,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.map import AttentionMap
-from headwise.measures import Measure, Measurements
-from headwise.measures.base import RowState
-from headwise.measures.pattern import ColumnState
-from headwise.measures.registry import resolve
 from headwise.parallel.layout import Members
 from headwise.parallel.ring_measures import check_measures
 from headwise.parallel.spread_map import SpreadMap
 from headwise.rule import Rule
+from headwise.stats import Measure, Measurements
+from headwise.stats.base import RowState
+from headwise.stats.pattern import ColumnState
+from headwise.stats.registry import resolve
 
 
 class UlyssesMap(SpreadMap):

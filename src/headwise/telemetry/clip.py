@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from headwise.anatomy import HeadSite, Part, find_heads
 from headwise.errors import ConfigError
-from headwise.heads.latent import LatentAttention
-from headwise.heads.talking_heads import TalkingHeadsAttention
+from headwise.models import HeadSite, Part, find_heads
+from headwise.nn.latent import LatentAttention
+from headwise.nn.talking_heads import TalkingHeadsAttention
 from headwise.parallel.heads_held import held_heads
 from headwise.tables import as_html, as_text
 from headwise.telemetry.record import Record, Reduced

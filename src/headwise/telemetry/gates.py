@@ -21,13 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
-from headwise.heads.head_mixing import HeadMixingAttention
-from headwise.heads.sparse_mixture import SparseHeadMixture
-from headwise.heads.talking_heads import TalkingHeadsAttention
 from headwise.kernels.eager import eager
 from headwise.kernels.gates import begin, end
-from headwise.science.importance.values import HeadImportance
+from headwise.nn.head_mixing import HeadMixingAttention
+from headwise.nn.sparse_mixture import SparseHeadMixture
+from headwise.nn.talking_heads import TalkingHeadsAttention
 from headwise.telemetry.places import Place, asked, give_back, take_over
 
 Self = TypeVar("Self", bound="GateGradients")

@@ -10,9 +10,9 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.adapters.observer import Observation, in_backward
 from headwise.kernels.eager import eager
-from headwise.measures import Measure
+from headwise.models.adapters.observer import Observation, in_backward
+from headwise.stats import Measure
 
 
 class _Asked(tuple[Measure, ...]):

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from headwise.adapters.tokens import over_tokens
 from headwise.errors import ConfigError
-from headwise.measures import Measure
-from headwise.measures.registry import resolve
+from headwise.models.adapters.tokens import over_tokens
+from headwise.stats import Measure
+from headwise.stats.registry import resolve
 from headwise.telemetry.alarms import Alarm
 
 MEASURES = ("max_logit", "entropy", "effective_keys", "top1_mass", "sink_mass", "mean_distance")

@@ -8,12 +8,12 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from headwise.adapters.huggingface import restore
-from headwise.adapters.huggingface.interface import calls_interface, left_out
-from headwise.adapters.huggingface.switching import turn, unswitched
-from headwise.adapters.torch import MultiheadAttention, swap, swap_back
 from headwise.errors import ConfigError
-from headwise.heads.base import AttentionLayer
+from headwise.models.adapters.huggingface import restore
+from headwise.models.adapters.huggingface.interface import calls_interface, left_out
+from headwise.models.adapters.huggingface.switching import turn, unswitched
+from headwise.models.adapters.torch import MultiheadAttention, swap, swap_back
+from headwise.nn.base import AttentionLayer
 
 _KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformers"
 

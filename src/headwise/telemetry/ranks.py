@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.measures.states import side_by_side, with_tensors
+from headwise.stats.states import side_by_side, with_tensors
 from headwise.telemetry.running import Layer, Running
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.adapters.observer import Observation, call_name, in_backward, observe
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
-from headwise.measures import Measure
+from headwise.models.adapters.observer import Observation, call_name, in_backward, observe
 from headwise.rule import own_dtypes
+from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.layers import LayerHooks
 from headwise.telemetry.ledger import Ledger

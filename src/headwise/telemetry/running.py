@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.adapters.observer import Observation
 from headwise.masks import Grid
-from headwise.measures import Measure
-from headwise.measures.states import tensors_of
+from headwise.models.adapters.observer import Observation
 from headwise.parallel.heads_held import held_heads
+from headwise.stats import Measure
+from headwise.stats.states import tensors_of
 
 
 @dataclass

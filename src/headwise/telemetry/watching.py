@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from headwise.measures import Measure
+from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm
 from headwise.telemetry.options import MEASURES, options
 from headwise.telemetry.places import asked

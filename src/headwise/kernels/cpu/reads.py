@@ -10,7 +10,7 @@ from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import matrix
 from headwise.kernels.cpu.passes import LARGEST_TOP, forward, refusal, transposed
 from headwise.kernels.reads import Matrix, Reads
-from headwise.statistics import COLUMN_MASS, KeyWeights, SameLabel, Squares, Statistic, TopKeys, TopWeights
+from headwise.stats.statistics import COLUMN_MASS, KeyWeights, SameLabel, Squares, Statistic, TopKeys, TopWeights
 from headwise.tiles import Progress
 
 LARGEST_PART = 1 << 18  # weights of a head that are computed at once for some of their columns

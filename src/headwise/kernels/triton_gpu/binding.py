@@ -18,7 +18,7 @@ from headwise.kernels.triton_gpu.sums import (
     VARIANCE,
 )
 from headwise.lowering import Lowered
-from headwise.statistics import (
+from headwise.stats.statistics import (
     COLUMN_MASS,
     CONCENTRATION,
     DISTANCE,

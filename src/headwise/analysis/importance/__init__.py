@@ -1,0 +1,31 @@
+"""Which heads matter to a loss, asked in several ways, and whether the ways agree.
+
+    import headwise as hw
+    def loss_fn(model, batch):                                    # one number, the mean loss of the batch
+        return model(**batch).loss
+
+    by_gradient = hw.gradient_importance(model, batches, loss_fn)     # one backward pass a batch
+    by_ablation = hw.ablation_importance(model, batches, loss_fn)     # one forward pass a batch and head
+    gates = hw.learn_gates(model, batches, loss_fn, penalty=0.01)     # which heads are worth that much
+    print(hw.rank_agreement([by_gradient, by_ablation, gates.importance]))
+    print(hw.pruning_curve(model, others, loss_fn, by_gradient))      # on batches that the order was not made on
+
+Works on every model that `find_heads` knows; the model is left as it was.
+"""
+
+from headwise.analysis.importance.ablation import (
+    ablation_importance as ablation_importance,
+    losses_without as losses_without,
+)
+from headwise.analysis.importance.agreement import Agreement as Agreement, rank_agreement as rank_agreement
+from headwise.analysis.importance.curve import PruningCurve as PruningCurve, pruning_curve as pruning_curve
+from headwise.analysis.importance.gates import (
+    HardConcrete as HardConcrete,
+    LearnedGates as LearnedGates,
+    learn_gates as learn_gates,
+)
+from headwise.analysis.importance.gradient import (
+    gradient_importance as gradient_importance,
+    taylor_importance as taylor_importance,
+)
+from headwise.analysis.importance.values import Head as Head, HeadImportance as HeadImportance

@@ -1,0 +1,135 @@
+"""Whether methods agree on which heads matter: rank correlations, with what chance would make of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from headwise.analysis.importance.values import HeadImportance
+from headwise.errors import ConfigError
+from headwise.tables import as_html, as_text, plain
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Spearman's ρ between methods, over heads.
+
+    Attributes:
+        methods: names, k of them. heads: how many heads were ranked.
+        rho: [k, k]; NaN where a method gives all heads one value.
+        low, high: [k, k], bootstrap interval over heads, of the given confidence.
+        p: [k, k], share of random permutations of the heads with |ρ| as large, itself among them; 0 on the diagonal,
+            where there is nothing to ask.
+    """
+
+    methods: tuple[str, ...]
+    heads: int
+    rho: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    p: np.ndarray
+    confidence: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; NaN becomes None."""
+        matrices = {name: plain(getattr(self, name)) for name in ("rho", "low", "high", "p")}
+        return {"methods": list(self.methods), "heads": self.heads, "confidence": self.confidence, **matrices}
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and cells, a row a pair of methods."""
+        body = []
+        for i, j in combinations(range(len(self.methods)), 2):
+            interval = f"{self.low[i, j]:+.2f} … {self.high[i, j]:+.2f}"
+            body.append([self.methods[i], self.methods[j], f"{self.rho[i, j]:+.3f}", interval, f"{self.p[i, j]:.2g}"])
+        return ["method", "and", "ρ", f"{self.confidence:.0%} interval", "p"], body
+
+    def caption(self) -> str:
+        """What the table shows."""
+        return f"Spearman's rank correlation over {self.heads} heads; interval by bootstrap, p by permutation"
+
+    def __str__(self) -> str:
+        return f"{self.caption()}\n{as_text(*self.table())}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.table(), self.caption())
+
+
+def rank_agreement(
+    importances: Sequence[HeadImportance], *, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
+) -> Agreement:
+    """Spearman's rank correlation between every two of the methods.
+
+    ρ is Pearson's correlation of the ranks, equal values sharing their mean rank. The interval is the percentile
+    bootstrap over heads; p comes from permutations of the heads of one method.
+
+    Args:
+        importances: at least two, of the same heads.
+        resamples: of the bootstrap, and permutations; drawn with `seed`.
+        confidence: of the interval, between 0 and 1.
+    Raises:
+        ConfigError: naming the argument, or the method whose heads differ.
+    Source: Spearman 1904; Efron & Tibshirani 1993, ch. 13 (percentiles) and 15 (permutations).
+    """
+    if len(importances) < 2:
+        raise ConfigError(f"importances: {len(importances)} given; expected at least 2 to compare")
+    if resamples < 1 or not 0.0 < confidence < 1.0:
+        raise ConfigError(f"resamples={resamples}, confidence={confidence}: expected at least 1, and between 0 and 1")
+    first = importances[0]
+    for one in importances[1:]:
+        if one.names != first.names or [len(v) for v in one.values] != [len(v) for v in first.values]:
+            raise ConfigError(
+                f"importances: {one.method!r} is about other heads than {first.method!r}: "
+                f"{[len(v) for v in one.values]} in {list(one.names)}, expected {[len(v) for v in first.values]} in "
+                f"{list(first.names)}"
+            )
+    values = np.stack([one.flat for one in importances])  # [k, heads]
+    heads = values.shape[1]
+    if heads < 3:
+        raise ConfigError(f"importances: {heads} heads; ranks of fewer than 3 say nothing")
+    ranked = ranks(values)
+    rho = _correlations(ranked)
+    generator = np.random.default_rng(seed)
+    picked = [_correlations(ranks(values[:, generator.integers(heads, size=heads)])) for _ in range(resamples)]
+    edges = (50 * (1 - confidence), 50 * (1 + confidence))
+    low, high = _percentiles(np.stack(picked), edges)
+    beyond = np.ones_like(rho)
+    for _ in range(resamples):
+        shuffled = ranked[:, generator.permutation(heads)]
+        beyond += np.abs(_correlations(ranked, shuffled)) >= np.abs(rho) - 1e-12
+    p = np.triu(np.where(np.isnan(rho), np.nan, beyond / (resamples + 1)), 1)
+    p = p + p.T  # one order of the two is enough: the other differs by the draw alone
+    return Agreement(tuple(one.method for one in importances), heads, rho, low, high, p, confidence)
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks of every row of [k, heads], from 1; equal values share the mean of theirs."""
+    found = np.empty(values.shape)
+    for row, into in zip(values, found, strict=True):
+        _, place, counts = np.unique(row, return_inverse=True, return_counts=True)
+        into[:] = (np.cumsum(counts) - (counts - 1) / 2)[place.ravel()]
+    return found
+
+
+def _correlations(one: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
+    """Pearson's, of every row [k, heads] with every row, [k, k]; NaN for a row of one value."""
+    first, second = (_unit(x) for x in (one, one if other is None else other))
+    return np.clip(first @ second.T, -1.0, 1.0)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    centred = rows - rows.mean(1, keepdims=True)
+    norm = np.linalg.norm(centred, axis=1, keepdims=True)
+    return np.divide(centred, norm, out=np.full_like(centred, np.nan), where=norm > 1e-9)
+
+
+def _percentiles(samples: np.ndarray, edges: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
+    """Over the first axis, of the samples that are numbers; NaN where there are none."""
+    k = samples.shape[1]
+    low, high = np.full((k, k), np.nan), np.full((k, k), np.nan)
+    for i, j in np.ndindex(k, k):
+        known = samples[:, i, j][~np.isnan(samples[:, i, j])]
+        if len(known):
+            low[i, j], high[i, j] = np.percentile(known, edges)
+    return low, high

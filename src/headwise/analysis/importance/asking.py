@@ -1,0 +1,112 @@
+"""A model that is asked and not changed: held still, run on batches, its losses checked."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.analysis.given import head_name
+from headwise.errors import ConfigError, ShapeError
+from headwise.models.find import find_heads
+from headwise.models.site import Change, HeadSite
+from headwise.models.taps import record_heads
+
+LossFunction = Callable[[nn.Module, Any], Tensor]  # (model, batch) to the batch's mean loss, one number
+Progress = Callable[[int, int], None]  # told (done, all) after each run of the model
+
+
+@contextmanager
+def held_still(model: nn.Module) -> Iterator[None]:
+    """While open, the model is in eval mode and its weights want no gradient; then every module and weight is as it
+    was."""
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(weight, weight.requires_grad) for weight in model.parameters()]
+    try:
+        model.eval()
+        for weight, _ in wanted:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for weight, want in wanted:
+            weight.requires_grad_(want)
+
+
+@contextmanager
+def changed(sites: Sequence[HeadSite], changes: dict[int, Change]) -> Iterator[None]:
+    """While open, changes[i] stands between the heads of sites[i] and their output projection."""
+    with ExitStack() as stack:
+        for layer, change in changes.items():
+            stack.enter_context(sites[layer].anatomy.tapped(sites[layer], change))
+        yield
+
+
+def asked(
+    model: nn.Module, batches: Iterable[Any], sites: Sequence[HeadSite] | None
+) -> tuple[list[Any], list[HeadSite]]:
+    """The batches, kept, as they are gone through many times; and the places of the heads, all by default."""
+    kept = list(batches)
+    if not kept:
+        raise ConfigError("batches: there are none; expected at least one")
+    places = list(find_heads(model) if sites is None else sites)
+    if not places:
+        raise ConfigError("sites: there are none; leave it out to ask for all heads that the model has")
+    return kept, places
+
+
+class Losses:
+    """Losses of a model on batches, each of them one finite number, or an error that says where it is not."""
+
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFunction, sites: Sequence[HeadSite], total: int, progress: Progress | None
+    ) -> None:
+        self.model, self.loss_fn, self.sites = model, loss_fn, sites
+        self.done, self.total, self.progress = 0, total, progress
+
+    def of(self, batch: Any, number: int, with_what: str = "") -> Tensor:
+        """The loss of batch `number`, with its graph if gradients are on."""
+        loss = self.loss_fn(self.model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise ShapeError(f"loss_fn: gave {what} for batch {number}; expected a tensor of one number, the mean loss")
+        if not math.isfinite(float(loss.detach())):
+            where = with_what or self._culprit(batch)
+            raise ConfigError(
+                f"loss_fn: gave {float(loss.detach())} for batch {number}{where}; expected a finite number"
+            )
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+        return loss.reshape(())
+
+    def value(self, batch: Any, number: int, changes: dict[int, Change], with_what: str = "") -> float:
+        """The loss as a number, with changed heads."""
+        with torch.no_grad(), changed(self.sites, changes):
+            return float(self.of(batch, number, with_what))
+
+    def _culprit(self, batch: Any) -> str:
+        """Words for the first head whose output is not finite."""
+        with torch.no_grad(), record_heads(self.sites) as outputs:
+            self.loss_fn(self.model, batch)
+        for layer, output in enumerate(outputs):
+            bad = ~output.isfinite().all(-1).all(-1).all(0)
+            if bool(bad.any()):
+                head = int(bad.nonzero()[0])
+                return f"; the first output that is not finite is that of {called(self.sites, layer, head)}"
+        return "; the outputs of all heads are finite"
+
+
+def called(sites: Sequence[HeadSite], layer: int, head: int) -> str:
+    """A head, and the module that it is in."""
+    return f"{head_name(layer, head)} ({sites[layer].name!r})"
+
+
+def not_called(site: HeadSite) -> ConfigError:
+    """For a place that the model passes by."""
+    return ConfigError(
+        f"sites: {site.name!r} is never called by loss_fn, so nothing can be said of its heads; give sites= without it"
+    )

@@ -1,0 +1,254 @@
+"""Gates that learn which heads to keep: a hard concrete variable on every head, and a price for each open one.
+
+A gate is drawn anew at each step, by a parameter log α a head and u ~ U(0, 1):
+
+    s = σ((log u − log(1 − u) + log α) / β),   z = min(1, max(0, s (ζ − γ) + γ))
+
+z is 0 or 1 with a probability above 0 and differentiable between them. What is made small is the loss with all heads
+multiplied by their z, plus λ Σ P(z ≠ 0), where P(z ≠ 0) = σ(log α − β log(−γ/ζ)).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.analysis.importance.asking import Losses, LossFunction, Progress, asked, held_still
+from headwise.analysis.importance.removal import Removal
+from headwise.analysis.importance.values import Head, HeadImportance, by_layer
+from headwise.errors import ConfigError
+from headwise.models.site import HeadSite
+from headwise.models.taps import scale_heads
+from headwise.seeds import devices_of, seeded, step_seed
+from headwise.tables import as_html, as_text, plain
+
+KEPT = 0.5  # a head that is open less often is closed
+_EDGE = 1e-6  # u is kept from 0 and 1, where its logarithms end
+
+
+@dataclass(frozen=True)
+class HardConcrete:
+    """The distribution of a gate: Louizos et al. 2018, 1712.01312, eqs. 10–12, with their values by default.
+
+    Attributes:
+        temperature: β; smaller is closer to 0 or 1, with gradients that vary more.
+        low, high: γ and ζ, the ends of the stretched interval, below 0 and above 1.
+    """
+
+    temperature: float = 2.0 / 3.0
+    low: float = -0.1
+    high: float = 1.1
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.temperature <= 1.0:
+            raise ConfigError(f"temperature={self.temperature}: expected more than 0 and at most 1")
+        if not (self.low < 0.0 and self.high > 1.0):
+            raise ConfigError(f"low={self.low}, high={self.high}: expected low < 0 and high > 1")
+
+    def draw(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
+        """z of each gate, of uniform numbers in (0, 1); differentiable in log α."""
+        u = uniform.clamp(_EDGE, 1.0 - _EDGE)
+        return self._stretched(((u.log() - (-u).log1p() + log_alpha) / self.temperature).sigmoid())
+
+    def settled(self, log_alpha: Tensor) -> Tensor:
+        """The gate that stands for the drawn ones after training: min(1, max(0, σ(log α)(ζ − γ) + γ))."""
+        return self._stretched(log_alpha.sigmoid())
+
+    def open(self, log_alpha: Tensor) -> Tensor:
+        """P(z ≠ 0)."""
+        return (log_alpha - self.temperature * math.log(-self.low / self.high)).sigmoid()
+
+    def log_alpha(self, probability: float) -> float:
+        """The log α at which P(z ≠ 0) is `probability`."""
+        return math.log(probability / (1.0 - probability)) + self.temperature * math.log(-self.low / self.high)
+
+    def _stretched(self, s: Tensor) -> Tensor:
+        return (s * (self.high - self.low) + self.low).clamp(0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class LearnedGates:
+    """Which heads a model was willing to pay for.
+
+    Attributes:
+        names: of the attention modules. penalty: λ, the price of an open head.
+        open: P(z ≠ 0) of each head, [heads] float64, one array a layer. log_alpha: the parameters, likewise.
+        gates: the settled gate of each head, 0 to 1.
+        history: [steps, 2]: loss of the step's batch with the drawn gates, and the heads that are open on average.
+        whole, without: [batches] loss with all heads, and with the closed ones masked and the others as they were.
+    """
+
+    names: tuple[str, ...]
+    penalty: float
+    open: tuple[np.ndarray, ...]
+    log_alpha: tuple[np.ndarray, ...]
+    gates: tuple[np.ndarray, ...]
+    history: np.ndarray
+    whole: np.ndarray
+    without: np.ndarray
+
+    def kept(self, at_least: float = KEPT) -> list[Head]:
+        """(layer, head) of the heads that are open with at least this probability."""
+        return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if p >= at_least]
+
+    def removed(self, below: float = KEPT) -> list[Head]:
+        """(layer, head) of all other heads, those that are open with less than this probability: what `prune` takes.
+
+        hw.prune(model, gates.removed())                    # the heads that are not worth their price
+        hw.prune(model, gates.importance.order()[:2])       # the two that matter least
+        """
+        return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if not p >= below]
+
+    @property
+    def importance(self) -> HeadImportance:
+        """log α, which orders heads as P(z ≠ 0) does and does not saturate, beside the other methods."""
+        loss = float(self.whole.mean())
+        return HeadImportance("L0 gates", "log α", self.names, self.log_alpha, None, None, loss)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = {name: [plain(row) for row in getattr(self, name)] for name in ("open", "log_alpha", "gates")}
+        return {
+            "layers": list(self.names), "penalty": self.penalty, **rows, "kept": [list(head) for head in self.kept()],
+            "whole_loss": float(self.whole.mean()), "kept_loss": float(self.without.mean()),
+            "history": self.history.tolist(),
+        }  # fmt: skip
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and cells: P(z ≠ 0), a row a layer, a column a head; ● marks a head that is kept."""
+        kept, most = set(self.kept()), max(map(len, self.open))
+        body = [
+            [f"L{i} {name}".rstrip(), *(f"{p:.2f} {'●' if (i, h) in kept else '·'}" for h, p in enumerate(row))]
+            + [""] * (most - len(row))
+            for i, (name, row) in enumerate(zip(self.names, self.open, strict=True))
+        ]
+        return ["layer", *(f"H{head}" for head in range(most))], body
+
+    def caption(self) -> str:
+        """What the table shows, and what it costs."""
+        total = sum(map(len, self.open))
+        return (
+            f"probability that a head is open, at a price of {self.penalty:g} a head; {len(self.kept())} of {total} "
+            f"kept (●): loss {self.without.mean():.4f}, of the whole model {self.whole.mean():.4f}"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.caption()}\n{as_text(*self.table())}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.table(), self.caption())
+
+
+def learn_gates(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction,
+    penalty: float,
+    *,
+    steps: int = 500,
+    lr: float = 0.05,
+    start: float = 0.9,
+    gate: HardConcrete = HardConcrete(),
+    optimizer: torch.optim.Optimizer | None = None,
+    seed: int = 0,
+    sites: Sequence[HeadSite] | None = None,
+    progress: Progress | None = None,
+) -> LearnedGates:
+    """Learn which heads are worth their price: loss + penalty · (heads open on average) is made small over the gates.
+
+    Args:
+        model: any that `find_heads` knows. Its weights stay as they are, and it is in eval mode; with `optimizer`
+            they are trained along, in the mode that the model is in.
+        batches: one a step, in an order drawn anew for each round.
+        loss_fn: (model, batch) to the batch's mean loss, a tensor of one number.
+        penalty: λ, in the loss's unit: a head is closed if it saves less than that. 0 keeps what does no harm.
+        steps: of Adam on log α, with the learning rate `lr`.
+        start: P(z ≠ 0) of every head at the beginning.
+        gate: the distribution; β = 2/3, γ = −0.1, ζ = 1.1 by default (Louizos et al.). The code published with Voita
+            et al. has β = 0.33.
+        optimizer: of the model's weights (or some of them), stepped with the gates; Voita et al. go on training so.
+        seed: of the drawn gates, of the order of the batches, and of the model's own dropout with `optimizer`.
+        sites: those of `find_heads(model)` to put gates on; all by default.
+        progress: called with (runs done, runs in all).
+    Returns:
+        LearnedGates; `kept()` and `removed()` name the heads, `importance` stands beside other methods.
+    Raises:
+        ConfigError, ShapeError: naming the argument, or the step at which the loss is not finite.
+    Source: Louizos et al. 2018, 1712.01312, §2.2; Voita et al. 2019, 1905.09418, §5 (one gate a head; they start from
+        a trained model too).
+    """
+    if not (penalty >= 0.0 and math.isfinite(penalty)):
+        raise ConfigError(f"penalty={penalty}: expected a finite number of at least 0")
+    if steps < 1 or not lr > 0.0:
+        raise ConfigError(f"steps={steps}, lr={lr}: expected at least 1, and more than 0")
+    if not 0.0 < start < 1.0:
+        raise ConfigError(f"start={start}: expected a probability between 0 and 1")
+    kept, places = asked(model, batches, sites)
+    losses = Losses(model, loss_fn, places, 1 + steps + 2 * len(kept), progress)
+    removal = Removal("zero", places, None, 1, seed)
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+    sizes = [site.num_heads for site in places]
+    log_alpha = torch.full((sum(sizes),), gate.log_alpha(start), device=device, requires_grad=True)
+    with held_still(model):
+        removal.whole(losses, kept[0], 0)  # what cannot be judged is told before the steps and not after them
+    with nullcontext() if optimizer is not None else held_still(model):
+        history = _learn(losses, kept, log_alpha, sizes, penalty, steps, lr, gate, optimizer, seed)
+    settled = log_alpha.detach()
+    opened, parameters, gates = (
+        by_layer(x.double().cpu().numpy(), places) for x in (gate.open(settled), settled, gate.settled(settled))
+    )
+    names = tuple(site.name for site in places)
+    whole, without = np.empty(len(kept)), np.empty(len(kept))
+    found = LearnedGates(names, penalty, opened, parameters, gates, history, whole, without)
+    closed = found.removed()
+    with held_still(model):
+        for number, batch in enumerate(kept):
+            whole[number] = removal.whole(losses, batch, number)
+            without[number] = removal.without(losses, batch, number, closed)
+    return found
+
+
+def _learn(
+    losses: Losses,
+    batches: list[Any],
+    log_alpha: Tensor,
+    sizes: list[int],
+    penalty: float,
+    steps: int,
+    lr: float,
+    gate: HardConcrete,
+    optimizer: torch.optim.Optimizer | None,
+    seed: int,
+) -> np.ndarray:
+    """The steps; log_alpha is changed in place. History as in `LearnedGates`."""
+    generator = torch.Generator().manual_seed(seed)
+    adam = torch.optim.Adam([log_alpha], lr=lr)
+    history = np.empty((steps, 2))
+    devices = devices_of(losses.model)
+    order: list[int] = []
+    for step in range(steps):
+        order = order or torch.randperm(len(batches), generator=generator).tolist()
+        number = order.pop()
+        uniform = torch.rand(len(log_alpha), generator=generator).to(log_alpha.device)
+        with torch.enable_grad():
+            drawn = gate.draw(log_alpha, uniform)
+            with seeded(step_seed(seed, step), devices):
+                with scale_heads(losses.sites, drawn.split(sizes)):
+                    loss = losses.of(batches[number], number, f", at step {step} of the gates")
+                opened = gate.open(log_alpha).sum()
+                adam.zero_grad()
+                if optimizer is not None:
+                    optimizer.zero_grad()
+                (loss + penalty * opened).backward()
+        adam.step()
+        if optimizer is not None:
+            optimizer.step()
+        history[step] = float(loss.detach()), float(opened.detach())
+    if optimizer is not None:
+        optimizer.zero_grad()
+    return history

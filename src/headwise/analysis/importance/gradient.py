@@ -1,0 +1,160 @@
+"""Importance by one backward pass a batch: how the loss changes where a head's output becomes a little smaller.
+
+The output o_t of a head at token t, [d_v], is multiplied by a mask ξ = 1. By the chain rule,
+
+    ∂L/∂ξ = Σ_t o_t · ∂L/∂o_t,
+
+which is also the first-order Taylor estimate of L − L(ξ = 0).
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from headwise.analysis.importance.asking import (
+    Losses,
+    LossFunction,
+    Progress,
+    asked,
+    called,
+    changed,
+    held_still,
+    not_called,
+)
+from headwise.analysis.importance.values import HeadImportance, from_samples
+from headwise.errors import ConfigError
+from headwise.models.site import Change, HeadSite
+
+
+def gradient_importance(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction,
+    *,
+    absolute: str = "each",
+    per: str = "batch",
+    sites: Sequence[HeadSite] | None = None,
+    progress: Progress | None = None,
+) -> HeadImportance:
+    """|∂L/∂ξ_h| of every head, ξ_h a factor on its output that is 1.
+
+    Args:
+        model: any that `find_heads` knows; asked in eval mode, and left as it was.
+        batches: gone through once; x below is one of them.
+        loss_fn: (model, batch) to the batch's mean loss, a tensor of one number.
+        absolute: "each" for E_x|∂L/∂ξ_h| (Michel's), "mean" for |E_x ∂L/∂ξ_h|: what pulls one way in one batch and
+            the other way in the next counts in the first and cancels in the second.
+        per: "batch", or "row": x is then a row of a batch. For losses that are a mean over rows that weigh alike (as
+            many tokens), of models that keep the batch as the first axis.
+        sites: those of `find_heads(model)` to ask for; all by default.
+        progress: called with (runs done, runs in all).
+    Returns:
+        HeadImportance in the loss's unit; `normalised()` divides each layer by its norm, as Michel et al. do.
+        With "each", values depend on the size of x: the rows of a larger batch cancel more.
+    Raises:
+        ConfigError, ShapeError: naming the argument, or the layer and head that gave a number that is not finite.
+    Source: Michel et al. 2019, 1905.10650, eq. 2.
+    """
+    if absolute not in ("each", "mean"):
+        raise ConfigError(f"absolute={absolute!r}: expected 'each' or 'mean'")
+    if per not in ("batch", "row"):
+        raise ConfigError(f"per={per!r}: expected 'batch' or 'row'")
+
+    def own(calls: list[list[Tensor]]) -> Tensor:
+        rows = torch.cat([torch.stack(masks).sum(0).flatten(0, -2) for masks in calls], -1)  # [rows or 1, all heads]
+        return rows * len(rows)  # the loss is a mean over rows: a row's own gradient is so many times its part
+
+    signed, loss, places = _passes(model, batches, loss_fn, sites, per, own, progress)
+    method = "gradient, E|dL/dξ|" if absolute == "each" else "gradient, |E dL/dξ|"
+    method += " by rows" if per == "row" else ""
+    found = np.abs(signed) if absolute == "each" else signed
+    return from_samples(method, "loss", places, found, loss, absolute=absolute == "mean")
+
+
+def taylor_importance(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction,
+    *,
+    sites: Sequence[HeadSite] | None = None,
+    progress: Progress | None = None,
+) -> HeadImportance:
+    """E_x Σ_t |o_t · ∂L/∂o_t| of every head: first-order Taylor, a token at a time.
+
+    |o_t · ∂L/∂o_t| estimates what the loss changes if the head is silent at token t alone. Without the absolute value
+    the sum is ∂L/∂ξ_h, so this is at least `gradient_importance(absolute="each")`, and equal to it where all tokens
+    pull one way: a head that helps some tokens and harms others as much is important here and not there.
+
+    Arguments, result and errors as in `gradient_importance`.
+    Source: Molchanov et al. 2017, 1611.06440, eqs. 6–8, with a head at a token in the place of an activation.
+    """
+
+    def summed(calls: list[list[Tensor]]) -> Tensor:
+        return torch.cat([torch.cat([mask.flatten(0, -2) for mask in masks]).abs().sum(0) for masks in calls])[None]
+
+    samples, loss, places = _passes(model, batches, loss_fn, sites, "token", summed, progress)
+    return from_samples("taylor, E Σ|o·dL/do|", "loss", places, samples, loss)
+
+
+def _passes(
+    model: nn.Module,
+    batches: Iterable[Any],
+    loss_fn: LossFunction,
+    sites: Sequence[HeadSite] | None,
+    grain: str,
+    reduce: Callable[[list[list[Tensor]]], Tensor],
+    progress: Progress | None,
+) -> tuple[np.ndarray, float, list[HeadSite]]:
+    """What `reduce` makes of the gradients of all masks, for batch after batch [samples, all heads]; the mean loss;
+    the sites. A mask is [1, …, h], [rows, 1, …, h] or [rows, …, n, h] by the grain ("batch", "row", "token")."""
+    kept, places = asked(model, batches, sites)
+    losses = Losses(model, loss_fn, places, len(kept), progress)
+    samples, total = [], 0.0
+    with held_still(model), torch.enable_grad():
+        for number, batch in enumerate(kept):
+            masks: list[list[Tensor]] = [[] for _ in places]
+            with changed(places, {i: _masked(site, grain, masks[i]) for i, site in enumerate(places)}):
+                loss = losses.of(batch, number)
+            samples.append(reduce(_gradients(loss, masks, places, number)).cpu().numpy())
+            total += float(loss.detach())
+    return np.concatenate(samples), total / len(kept), places
+
+
+def _masked(site: HeadSite, grain: str, masks: list[Tensor]) -> Change:
+    """Multiplies heads by ones, which are kept in `masks`, one tensor for each call of the site."""
+
+    def change(concat: Tensor) -> Tensor:
+        if grain == "row" and concat.ndim < 3:
+            raise ConfigError(f"per='row': the heads of {site.name!r} come without an axis of rows; use per='batch'")
+        apart = {"batch": 0, "row": 1, "token": concat.ndim - 1}[grain]  # axes that have masks of their own
+        shape = (*concat.shape[:apart], *[1] * (concat.ndim - 1 - apart), site.num_heads)
+        mask = torch.ones(shape, dtype=concat.dtype, device=concat.device, requires_grad=True)
+        masks.append(mask)
+        return (concat.unflatten(-1, (site.num_heads, site.value_dim)) * mask[..., None]).flatten(-2)
+
+    return change
+
+
+def _gradients(loss: Tensor, masks: list[list[Tensor]], sites: list[HeadSite], number: int) -> list[list[Tensor]]:
+    """∂L/∂mask in float64, for each site a list of its calls; zeros where a head has no way to the loss."""
+    for site, calls in zip(sites, masks, strict=True):
+        if not calls:
+            raise not_called(site)
+    if not loss.requires_grad:
+        raise ConfigError(
+            "loss_fn: its result has no gradient with respect to the heads; it must not run the model under "
+            "torch.no_grad(), nor detach what comes out"
+        )
+    each = [mask for calls in masks for mask in calls]
+    parts = iter(torch.autograd.grad(loss, each, allow_unused=True, materialize_grads=True))
+    found = [[next(parts).double() for _ in calls] for calls in masks]
+    for layer, calls in enumerate(found):
+        for gradient in calls:
+            bad = ~gradient.isfinite().flatten(0, -2).all(0)
+            if bool(bad.any()):
+                who = called(sites, layer, int(bad.nonzero()[0]))
+                raise ConfigError(f"loss_fn: the gradient of {who} is not finite for batch {number}")
+    return found

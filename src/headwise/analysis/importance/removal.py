@@ -1,0 +1,159 @@
+"""Heads taken away from a running model: what stands in the place of their outputs, and where it comes from."""
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.analysis.given import head_name
+from headwise.analysis.importance.asking import Losses, called, not_called
+from headwise.analysis.importance.values import Head
+from headwise.errors import ConfigError, ShapeError
+from headwise.models.site import Change, HeadSite
+
+WAYS = ("zero", "mean", "resample")
+
+
+class Removal:
+    """One way to take heads away, and what it has to know for it. `learn` first; then for each batch `whole`, and
+    `without` as often as wanted."""
+
+    def __init__(
+        self, by: str, sites: Sequence[HeadSite], reference: Iterable[Any] | None, draws: int, seed: int
+    ) -> None:
+        if by not in WAYS:
+            raise ConfigError(f"by={by!r}: expected one of {', '.join(map(repr, WAYS))}")
+        if reference is not None and by != "mean":
+            raise ConfigError(f"reference: by={by!r} needs none; it is for by='mean'")
+        if draws < 1 or (draws > 1 and by != "resample"):
+            raise ConfigError(f"draws={draws}: expected 1, or more with by='resample'")
+        self.by, self.sites, self.draws, self.seed = by, list(sites), draws, seed
+        self.reference = None if reference is None else list(reference)
+        if self.reference == []:
+            raise ConfigError("reference: there are no batches in it; expected at least one")
+        self._means: list[Tensor] = []
+        self._clean: list[list[Tensor]] = []  # what each call of each site gave in `whole`
+
+    def runs(self, batches: Sequence[Any], sets: int) -> int:
+        """Runs of the model in all, for `sets` sets of heads."""
+        learning = len(self.reference or batches) if self.by == "mean" else 0
+        return learning + len(batches) * (1 + sets * self.draws)
+
+    def learn(self, losses: Losses, batches: Sequence[Any]) -> None:
+        """The mean output of every head over all tokens of the reference."""
+        if self.by != "mean":
+            return
+        sums = [torch.zeros(site.num_heads * site.value_dim, dtype=torch.float64) for site in self.sites]
+        tokens = [0] * len(self.sites)
+
+        def adding(layer: int) -> Change:
+            def change(concat: Tensor) -> Tensor:
+                rows = concat.flatten(0, -2)
+                sums[layer] += rows.sum(0, dtype=torch.float64).cpu()
+                tokens[layer] += len(rows)
+                return concat
+
+            return change
+
+        changes = {layer: adding(layer) for layer in range(len(self.sites))}
+        for number, batch in enumerate(self.reference or batches):
+            losses.value(batch, number, changes, " of the reference" if self.reference else "")
+        for site, count in zip(self.sites, tokens, strict=True):
+            if not count:
+                raise not_called(site)
+        self._means = [total / count for total, count in zip(sums, tokens, strict=True)]
+
+    def whole(self, losses: Losses, batch: Any, number: int) -> float:
+        """The loss with all heads."""
+        self._clean = [[] for _ in self.sites]
+
+        def keeping(layer: int) -> Change:
+            def change(concat: Tensor) -> Tensor:
+                self._clean[layer].append(concat if self.by == "resample" else concat[:0])
+                return concat
+
+            return change
+
+        loss = losses.value(batch, number, {layer: keeping(layer) for layer in range(len(self.sites))})
+        for site, calls in zip(self.sites, self._clean, strict=True):
+            if not calls:
+                raise not_called(site)
+        return loss
+
+    def without(self, losses: Losses, batch: Any, number: int, heads: Sequence[Head]) -> float:
+        """The loss without these heads, mean over the draws."""
+        gone: dict[int, list[int]] = {}
+        for layer, head in heads:
+            gone.setdefault(layer, []).append(head)
+        few = [called(self.sites, *head) for head in heads[:1]] + [f"{len(heads) - 1} more"] * (len(heads) > 1)
+        what = f" without {' and '.join(few)} (by={self.by!r})" if heads else ""
+        total = 0.0
+        for draw in range(self.draws):
+            seed = self.seed + 1_000_003 * draw + number
+            changes = {layer: self._change(layer, which, seed) for layer, which in gone.items()}
+            total += losses.value(batch, number, changes, what)
+        return total / self.draws
+
+    def _change(self, layer: int, heads: list[int], seed: int) -> Change:
+        site = self.sites[layer]
+        away = torch.zeros(site.num_heads, dtype=torch.bool)
+        away[heads] = True
+        mask = away.repeat_interleave(site.value_dim)
+        instead = self._instead(layer, seed)
+
+        def change(concat: Tensor) -> Tensor:
+            return torch.where(mask.to(concat.device), instead(concat), concat)
+
+        return change
+
+    def _instead(self, layer: int, seed: int) -> Callable[[Tensor], Tensor]:
+        """What takes the heads' place, to be broadcast to their shape [..., n, h·d_v]; one function for one run."""
+        if self.by == "zero":
+            return lambda concat: concat.new_zeros(())
+        if self.by == "mean":
+            return lambda concat: self._means[layer].to(concat)
+        calls = iter(self._clean[layer])
+
+        def donated(concat: Tensor) -> Tensor:
+            clean = next(calls, None)
+            if clean is None or clean.shape != concat.shape:
+                raise ShapeError(
+                    f"by='resample': {self.sites[layer].name!r} was called otherwise the second time; loss_fn must do "
+                    f"the same whenever it is called"
+                )
+            if clean.ndim < 3 or len(clean) < 2:
+                raise ConfigError(
+                    f"batches: by='resample' swaps the sequences of a batch, and {self.sites[layer].name!r} gets heads "
+                    f"{list(clean.shape)}; expected [sequences, tokens, h·d_v] with at least 2 sequences"
+                )
+            return clean[donors(len(clean), seed).to(clean.device)]
+
+        return donated
+
+
+def donors(count: int, seed: int) -> Tensor:
+    """For each of `count` sequences another one, along a random circle: every one is a donor once, none its own."""
+    circle = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    found = torch.empty_like(circle)
+    found[circle] = circle.roll(-1)
+    return found
+
+
+def checked_heads(heads: Iterable[Head], sites: Sequence[HeadSite], name: str = "heads") -> list[Head]:
+    """The heads, each there and named once."""
+    try:
+        found = [(operator.index(layer), operator.index(head)) for layer, head in heads]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={heads!r}: expected pairs of whole numbers (layer, head)") from None
+    for at in found:
+        if not 0 <= at[0] < len(sites):
+            raise ConfigError(f"{name}: {head_name(*at)} is not there; there are {len(sites)} layers, counted from 0")
+        count = sites[at[0]].num_heads
+        if not 0 <= at[1] < count:
+            raise ConfigError(f"{name}: {head_name(*at)} is not there; layer {at[0]} has {count} heads, counted from 0")
+    if len(set(found)) < len(found):
+        twice = next(head for i, head in enumerate(found) if head in found[:i])
+        raise ConfigError(f"{name}: {head_name(*twice)} is named twice")
+    return found

@@ -1,0 +1,40 @@
+"""What each head does on an input: whether it looks back by one, at the first token, along arcs, and so on.
+
+>>> import torch, headwise as hw
+>>> q, k, v = torch.randn(3, 1, 4, 100, 16)
+>>> _, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
+>>> found = hw.roles(amap, tokens=torch.randint(0, 20, (100,)))
+>>> found["previous"].mass.shape, found["previous"].lift.shape          # [layers, heads]
+((1, 4), (1, 4))
+>>> found.labels(0, 3)                                                 # a random head plays none
+[]
+"""
+
+from headwise.analysis.roles.ask import roles
+from headwise.analysis.roles.choices import Choice
+from headwise.analysis.roles.conllu import Sentence, parse_conllu, read_conllu
+from headwise.analysis.roles.coreference import Mention
+from headwise.analysis.roles.definitions import DEFINITIONS, VERSION
+from headwise.analysis.roles.repeats import HeadScores, RepeatProbe, probe_induction
+from headwise.analysis.roles.result import Roles
+from headwise.analysis.roles.score import Label, RoleScore
+from headwise.analysis.roles.syntax import Placed, place
+
+__all__ = [
+    "DEFINITIONS",
+    "VERSION",
+    "Choice",
+    "HeadScores",
+    "Label",
+    "Mention",
+    "Placed",
+    "RepeatProbe",
+    "RoleScore",
+    "Roles",
+    "Sentence",
+    "parse_conllu",
+    "place",
+    "probe_induction",
+    "read_conllu",
+    "roles",
+]

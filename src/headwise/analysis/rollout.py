@@ -1,0 +1,136 @@
+"""How information mixes across layers: attention rollout, as a product of maps that are never stored."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headwise.analysis.given import checked_maps
+from headwise.errors import ConfigError, ShapeError
+from headwise.map import AttentionMap
+from headwise.rule import compute
+
+
+class Rollout:
+    """R = Ã_L ⋯ Ã_2 Ã_1 with Ã_l = (1 − r)·Σ_h w_h A_lh + r·I, an n × n matrix for each batch entry that is only ever
+    applied: R_ij is how much of token j has come to position i after all layers. Made by `rollout`.
+
+    `R @ x` and `R.T @ y` take one product with each layer's map; memory is O(heads · n) for each column of x.
+    """
+
+    def __init__(self, maps: list[AttentionMap], head_weights: list[Tensor], residual: float) -> None:
+        self._maps, self._weights, self._residual = maps, head_weights, residual
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(b, n, n)"""
+        b, _, n, _ = self._maps[0].shape
+        return b, n, n
+
+    @property
+    def T(self) -> "TransposedRollout":
+        """The transpose, for `rollout(maps).T @ y`."""
+        return TransposedRollout(self)
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """R @ x for x [n], [n, e] or [b, n, e]: [b, n] or [b, n, e]."""
+        return self._through(x, transposed=False)
+
+    def row(self, i: int) -> Tensor:
+        """What position i has of each input token, [b, n]. Negative i counts from the end."""
+        n = self.shape[1]
+        if not -n <= i < n:
+            raise IndexError(f"rollout: position {i} is out of range for {n}")
+        one = torch.zeros(n, dtype=self._maps[0].lse.dtype, device=self._maps[0].lse.device)
+        one[i] = 1.0
+        return self.T @ one
+
+    def __repr__(self) -> str:
+        b, n, _ = self.shape
+        return f"Rollout({len(self._maps)} layers, {b} × {n} × {n}, residual {self._residual:g}; not stored)"
+
+    @torch.no_grad()
+    def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
+        b, n, _ = self.shape
+        given = tuple(x.shape)
+        wide = x[:, None] if x.ndim == 1 else x
+        wide = wide[None] if wide.ndim == 2 else wide
+        if wide.ndim != 3 or wide.shape[0] not in (1, b) or wide.shape[1] != n:
+            raise ShapeError(f"rollout @ x: x has shape {given}, expected ({n},), ({n}, e) or ({b}, {n}, e)")
+        wide = wide.detach().to(self._maps[0].lse).expand(b, -1, -1)
+        layers = list(zip(self._maps, self._weights, strict=True))
+        for amap, weights in reversed(layers) if transposed else layers:
+            mixed = (amap.T if transposed else amap) @ wide[:, None]  # [b, h, n, e]
+            mixed = torch.einsum("h,bhne->bne", weights.to(mixed), mixed)
+            wide = self._residual * wide + (1 - self._residual) * mixed
+        return wide[..., 0] if x.ndim == 1 else wide
+
+
+class TransposedRollout:
+    """Rᵀ: where the information of each input token goes."""
+
+    def __init__(self, whole: Rollout) -> None:
+        self._whole = whole
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(b, n, n)"""
+        return self._whole.shape
+
+    @property
+    def T(self) -> Rollout:
+        """The rollout itself."""
+        return self._whole
+
+    def __matmul__(self, y: Tensor) -> Tensor:
+        """Rᵀ @ y for y [n], [n, e] or [b, n, e]: [b, n] or [b, n, e]."""
+        return self._whole._through(y, transposed=True)
+
+
+def rollout(
+    maps: Sequence[AttentionMap], *, residual: float = 0.5, head_weights: Sequence[Tensor] | None = None
+) -> Rollout:
+    """Attention rollout (Abnar & Zuidema 2020, 2005.00928 §2.2): maps of all layers multiplied, each mixed with the
+    identity for the residual connection.
+
+        >>> import torch, headwise as hw
+        >>> q = torch.randn(1, 2, 500, 8)
+        >>> maps = [hw.attend(q, q, q, mask=hw.Causal(), return_map=True)[1] for _ in range(3)]
+        >>> flow = hw.rollout(maps)
+        >>> flow.row(-1).shape, (flow @ torch.ones(500)).shape
+        (torch.Size([1, 500]), torch.Size([1, 500]))
+
+    Heads are averaged, which is linear, so nothing has to be stored. The maximum over heads that some use instead is
+    not: it needs every weight of every head at once, and is not offered. A rollout is no cause: it leaves out values,
+    output projections and feed-forward networks.
+
+    Args:
+        maps: one for each layer, from the first, with as many keys as queries.
+        residual: r from 0 to 1, the share of the residual connection; 0.5 in the paper, 0 for attention alone.
+        head_weights: for each layer [h] ≥ 0, scaled to sum 1; all alike if left out.
+    Returns:
+        `Rollout`. Its rows sum to 1, but for queries that see nothing and for what learned sinks take.
+    Raises:
+        ShapeError, ConfigError: naming the argument.
+    """
+    layers = checked_maps(maps, square=True)
+    if not 0.0 <= residual <= 1.0:
+        raise ConfigError(f"residual={residual}: expected 0 to 1")
+    return Rollout(layers, shares(layers, head_weights), float(residual))
+
+
+def shares(layers: list[AttentionMap], given: Sequence[Tensor] | None) -> list[Tensor]:
+    """Weights of the heads of each layer, each summing to 1."""
+    if given is None:
+        return [torch.full((amap.shape[1],), 1 / amap.shape[1], dtype=torch.float64) for amap in layers]
+    if len(given) != len(layers):
+        raise ShapeError(f"head_weights: {len(given)} layers, expected the {len(layers)} of maps")
+    found = []
+    for layer, (amap, weights) in enumerate(zip(layers, given, strict=True)):
+        weights = compute(torch.as_tensor(weights).detach()).double()
+        if weights.shape != (amap.shape[1],):
+            raise ShapeError(f"head_weights[{layer}]: shape {tuple(weights.shape)}, expected ({amap.shape[1]},)")
+        if not (bool(torch.isfinite(weights).all()) and bool((weights >= 0).all()) and bool(weights.sum() > 0)):
+            raise ConfigError(f"head_weights[{layer}]: expected finite numbers ≥ 0, not all of them 0")
+        found.append(weights / weights.sum())
+    return found

@@ -1,0 +1,14 @@
+"""A checkpoint changed on disk: planned, carried out into a new file, and judged before and after.
+
+Three changes: heads go (`pruning`), key heads are shared (`converting`), caches become short (`budgeting`). Each plans
+on one part of a text, and the result is read from the disk again and judged on another part, beside the model that it
+came from. The source is never overwritten.
+"""
+
+from headwise.compress.budget_file import read_budget as read_budget, save_budget as save_budget
+from headwise.compress.budgeting import Budgeting as Budgeting, plan_budget as plan_budget
+from headwise.compress.converting import Conversion as Conversion, plan_conversion as plan_conversion
+from headwise.compress.judging import Candidate as Candidate, Verdict as Verdict, judge as judge
+from headwise.compress.pruning import Pruning as Pruning, plan_pruning as plan_pruning
+from headwise.compress.source import Source as Source, check_target as check_target, open_source as open_source
+from headwise.compress.texts import Texts as Texts, split_text as split_text

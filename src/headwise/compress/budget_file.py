@@ -1,0 +1,57 @@
+"""A budget of caches as a JSON file: which heads keep all tokens, and which only the first and the last."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from headwise.contents import Entry, number, parsed, reading, text_of, whole
+from headwise.edit.budgets import Budget
+from headwise.errors import CheckpointError
+from headwise.files import atomic_path
+
+FORMAT = "headwise-budget-1"
+
+
+def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, Any] | None = None) -> None:
+    """Write a budget, whole or not at all; `read_budget` reads it. more: what else the file is to hold, for JSON."""
+    layers = [
+        {"windows": list(windows), "kept": [float(x) for x in kept], "key_width": widths[0], "value_width": widths[1]}
+        for windows, kept, widths in zip(found.windows, found.kept, found.widths, strict=True)
+    ]
+    content = {
+        "format": FORMAT, "window": found.window, "sinks": found.sinks, "threshold": found.threshold,
+        "tokens": found.tokens, "layers": layers, **(more or {}),
+    }  # fmt: skip
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_budget(path: str | os.PathLike[str]) -> Budget:
+    """A budget that `save_budget` or `headwise budget` wrote: its `caches()` go into a model.
+
+    CheckpointError if the file is missing or is something else.
+    """
+    with reading(path, "budget", missing="`headwise budget --file TEXT` makes one"):
+        content = Entry(parsed(text_of(path)))
+        if content.word("format") != FORMAT:
+            raise CheckpointError(f"it is not of the format {FORMAT}; it says {content.word('format')!r}")
+        layers = content.entries("layers")
+        found = Budget(
+            tuple(tuple(layer.each("windows", _window)) for layer in layers),
+            tuple(torch.tensor(layer.each("kept", number), dtype=torch.float64) for layer in layers),
+            content.whole("window", least=1), content.whole("sinks", least=0), content.number("threshold"),
+            tuple((layer.whole("key_width", least=1), layer.whole("value_width", least=1)) for layer in layers),
+            content.whole("tokens", least=0),
+        )  # fmt: skip
+        for i, (windows, kept) in enumerate(zip(found.windows, found.kept, strict=True)):
+            if not windows or len(kept) == 0 or len(kept) % len(windows):
+                raise CheckpointError(f"layers[{i}]: {len(kept)} heads are no multiple of {len(windows)} KV heads")
+        found.caches()  # says what else is out of range
+        return found
+
+
+def _window(value: Any, at: str) -> int | None:
+    return None if value is None else whole(value, at, least=1)

@@ -1,0 +1,131 @@
+"""Caches that become short where heads look only at the first and the last tokens: which, and what that does."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headwise.compress.judging import Step
+from headwise.compress.sizes import counts_in
+from headwise.compress.source import Source
+from headwise.compress.texts import Texts
+from headwise.edit import budget, budget_effect
+from headwise.edit.budgets import Budget, Effect
+from headwise.errors import ConfigError
+from headwise.models import find_heads
+from headwise.textbook.plan.tables import Column, Plan, Table, Value
+
+HEADS = (
+    Column("layer"), Column("short"), Column("least kept", "share"), Column("mean kept", "share"),
+    Column("tokens that each key head keeps"),
+)  # fmt: skip
+BYTES = (
+    Column("tokens", "count"), Column("all kept", "bytes", "full_bytes"), Column("with the budget", "bytes", "bytes"),
+    Column("saved", "share"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Budgeting:
+    """A plan: the budget, the bytes of the caches at some lengths, and the loss to be expected."""
+
+    source: Source
+    texts: Texts
+    found: Budget
+    lengths: tuple[int, ...]
+    effect: Effect
+
+    def shown(self) -> Plan:
+        """As tables."""
+        found = self.found
+        heads = [window for layer in found.windows for window in layer]
+        short = sum(window is not None for window in heads)
+        more = self.effect.short / self.effect.full - 1
+        facts = (
+            ("model", f"{self.source.name}, {self.source.sizes}"),
+            ("text", str(self.texts)),
+            ("short if", f"the first {found.sinks} and the last {found.window} tokens hold {found.threshold:.1%} of "
+             f"the attention of every query head that reads the keys"),
+            ("short are", f"{short} of {len(heads)} key heads"),
+            ("expected", f"loss {self.effect.full:.4f} → {self.effect.short:.4f} ({100 * more:+.2f} %)"),
+        )  # fmt: skip
+        tables = (
+            Table("heads", "Key and value heads", HEADS, tuple(self._heads()), note=(
+                "Kept: the share of a query head's attention that the window and the first tokens hold, the least and "
+                "the mean over the heads of a layer."
+            )),
+            Table("bytes", "Keys and values of all layers, by formula, in float32", BYTES, tuple(self._bytes())),
+        )  # fmt: skip
+        return Plan("The plan: short caches", facts, tables)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = [
+            {"tokens": n, "full_bytes": self.found.full_nbytes(n), "bytes": self.found.nbytes(n)} for n in self.lengths
+        ]
+        return {
+            "command": "budget", "model": self.source.name, "text": self.texts.name,
+            "windows": [list(layer) for layer in self.found.windows],
+            "kept": [[float(x) for x in kept] for kept in self.found.kept], "window": self.found.window,
+            "sinks": self.found.sinks, "threshold": self.found.threshold, "bytes": rows,
+            "expected": {"loss_now": self.effect.full, "loss": self.effect.short},
+        }  # fmt: skip
+
+    def _heads(self) -> list[tuple[Value, ...]]:
+        return [
+            (
+                str(i), f"{sum(window is not None for window in layer)} of {len(layer)}", float(kept.min()),
+                float(kept.mean()), " ".join("all" if window is None else str(window) for window in layer),
+            )
+            for i, (layer, kept) in enumerate(zip(self.found.windows, self.found.kept, strict=True))
+        ]  # fmt: skip
+
+    def _bytes(self) -> list[tuple[Value, ...]]:
+        rows: list[tuple[Value, ...]] = []
+        for n in self.lengths:
+            full, short = self.found.full_nbytes(n), self.found.nbytes(n)
+            rows.append((n, full, short, 1 - short / full))
+        return rows
+
+
+@torch.no_grad()
+def plan_budget(
+    source: Source,
+    texts: Texts,
+    step: Step,
+    *,
+    window: int = 64,
+    sinks: int = 4,
+    threshold: float = 0.95,
+    lengths: Sequence[int] = (),
+) -> Budgeting:
+    """Which key heads may keep a short cache, by the maps of the part of the text to decide on (see `budget`).
+
+    lengths: tokens to tell the bytes at; the context and 4, 16 and 64 times as much by default. ConfigError for what
+    is out of range, windows that hold a whole text, and designs whose caches are not kept by head.
+    """
+    if any(n < 1 for n in lengths):
+        raise ConfigError(f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1")
+    if window < 1 or sinks < 0 or window + sinks >= texts.context:
+        raise ConfigError(
+            f"--window {window}, --sinks {sinks}: expected at least 1 and 0, and together less than the context of "
+            f"{texts.context} tokens that is looked at"
+        )
+    decoder = source.decoder
+    sites = find_heads(decoder)
+    for layer, site in enumerate(sites):
+        if counts_in(decoder, layer).cache != site.num_kv_heads * (site.head_dim + site.value_dim):
+            raise ConfigError(
+                f"{source.name}: a layer of the design {decoder.config.design} keeps no keys and values of its own for "
+                f"each head, so no head can have a cache of its own length"
+            )
+    maps = []
+    for i, batch in enumerate(texts.decide):
+        step("looking at heads", i, len(texts.decide))
+        maps.append(decoder(batch[:, :-1], return_maps=True)[1])
+    found = budget(maps, window, sinks, threshold, value_dim=sites[0].value_dim)
+    step("foretelling the loss", 0, 1)
+    effect = budget_effect(decoder, texts.foretell, found)
+    wanted = tuple(lengths) or tuple(texts.context * factor for factor in (1, 4, 16, 64))
+    return Budgeting(source, texts, found, wanted, effect)

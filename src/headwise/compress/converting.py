@@ -1,0 +1,98 @@
+"""Key heads that come to be shared: what is merged, what that loses; and the model that shares them, healed or not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headwise.compress.judging import Step
+from headwise.compress.sizes import Heads, cost_table, expected
+from headwise.compress.source import Source
+from headwise.compress.texts import Texts
+from headwise.edit import merge_kv
+from headwise.edit.merging import Merge
+from headwise.lm.model import Decoder
+from headwise.lm.train import heldout_loss
+from headwise.models import find_heads
+from headwise.textbook.plan.tables import Column, Plan, Table, Value
+
+WHAT = {
+    "mean": "the mean of neighbours",
+    "first": "the first of neighbours",
+    "cluster": "the mean of heads whose W_K and W_V are alike (cosine)",
+    "svd": "what loses least of W_Q W_Kᵀ and W_V W_O, of heads that span alike spaces",
+}
+MERGED = (
+    Column("layer"), Column("key heads"), Column("error of W_Q W_Kᵀ", "share"), Column("error of W_V W_O", "share"),
+    Column("shared by"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A plan: which key heads become one, and what is expected then.
+
+    model: the merged one, not healed. merges: by the name of the layer. losses: now and merged, on the part of the
+    text to foretell.
+    """
+
+    source: Source
+    texts: Texts
+    method: str
+    model: Decoder
+    merges: Mapping[str, Merge]
+    losses: tuple[float, float]
+
+    @property
+    def after(self) -> dict[int, Heads]:
+        """Query heads and key heads of each layer."""
+        return {i: (site.num_heads, site.num_kv_heads) for i, site in enumerate(find_heads(self.model))}
+
+    def shown(self) -> Plan:
+        """As tables."""
+        facts = (
+            ("model", f"{self.source.name}, {self.source.sizes}"),
+            ("text", str(self.texts)),
+            ("method", f"{self.method}: {WHAT[self.method]}"),
+        )
+        rows: list[tuple[Value, ...]] = [
+            (
+                str(i), f"{sum(map(len, merge.groups))} → {len(merge.groups)}", merge.lost_scores, merge.lost_values,
+                " ".join(f"({' '.join(map(str, group))})" for group in merge.groups),
+            )
+            for i, merge in enumerate(self.merges.values())
+        ]  # fmt: skip
+        note = "Lost: relative error of the matrices W_Q W_Kᵀ and W_V W_O, where inputs have no direction of their own."
+        title = "What is expected before healing: loss measured, the rest by formula"
+        tables = (
+            Table("merges", "Key and value heads", MERGED, tuple(rows), note=note),
+            cost_table(title, self.source.decoder, "merged", self.after, self.losses),
+        )
+        return Plan("The plan: key and value heads that are shared", facts, tables)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "command": "convert", "model": self.source.name, "text": self.texts.name, "method": self.method,
+            "groups": [[list(group) for group in merge.groups] for merge in self.merges.values()],
+            "lost_scores": [merge.lost_scores for merge in self.merges.values()],
+            "lost_values": [merge.lost_values for merge in self.merges.values()],
+            "expected": {
+                "loss_now": self.losses[0], "loss": self.losses[1], **expected(self.source.decoder, self.after),
+            },
+        }  # fmt: skip
+
+
+def plan_conversion(source: Source, texts: Texts, num_kv_heads: int, step: Step, *, method: str = "svd") -> Conversion:
+    """Merge key and value heads of a copy, and foretell its loss. method: as in `merge_kv`, which says what is refused.
+
+    ConfigError for a number that is no divisor of those there are, or all of them, and for other designs.
+    """
+    merged = merge_kv(source.decoder, num_kv_heads, method=method)
+    assert isinstance(merged.model, Decoder)
+    losses = []
+    for i, (name, decoder) in enumerate((("the model as it is", source.decoder), ("the merged model", merged.model))):
+        step(f"foretelling: {name}", i, 2)
+        losses.append(float(np.mean(heldout_loss(decoder, texts.foretell))))
+    return Conversion(source, texts, method, merged.model, merged.merges, (losses[0], losses[1]))

@@ -1,0 +1,163 @@
+"""Models beside one another: loss on held-out text, speed turn by turn, parameters, bytes of the cache."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.analysis.importance.values import standard_error
+from headwise.cache import KVCache
+from headwise.cache.base import Cache
+from headwise.compress.texts import Texts
+from headwise.edit import budget_effect
+from headwise.edit.budgets import Budget
+from headwise.lm.model import Decoder
+from headwise.lm.train import heldout_loss
+from headwise.textbook.plan.tables import Column, Plan, Table, Value
+
+Step = Callable[[str, int, int], None]  # told what is done, how far, and of how much
+ROUNDS = 5
+WRITTEN = 32  # tokens written in a round
+COLUMNS = (
+    Column("model"), Column("loss", "number"), Column("rise", "share"), Column("±", "share", "error"),
+    Column("reads tok/s", "count", "reading"), Column("writes tok/s", "count", "writing"),
+    Column("parameters", "count"), Column("KV B/token", "count", "cache_bytes"),
+)  # fmt: skip
+NOTE = (
+    "Loss in nats a token on text that nothing was decided on; ± is the standard error of the rise over batches of "
+    "the text. Speeds are medians of {rounds} rounds, the models in turn, with {threads}: {read} tokens read at "
+    "once, {written} written one by one. Bytes of keys and values in float32."
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to be judged, and the budget of its caches, if they have one."""
+
+    name: str
+    decoder: Decoder
+    budget: Budget | None = None
+
+    def caches(self) -> Sequence[Cache]:
+        """New caches, one a layer."""
+        return [KVCache() for _ in self.decoder.blocks] if self.budget is None else self.budget.caches()
+
+    def losses(self, batches: Sequence[Tensor]) -> list[float]:
+        """Mean loss of each batch, in nats a token; with a budget, through its caches, half a window at a time."""
+        if self.budget is None:
+            return heldout_loss(self.decoder, batches)
+        half = (batches[0].shape[1] + 1) // 2
+        return [budget_effect(self.decoder, [batch], self.budget, step=half).short for batch in batches]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What was measured of one model: `losses` of each batch [batches]; tokens a second; numbers and bytes."""
+
+    name: str
+    losses: np.ndarray
+    reading: float
+    writing: float
+    parameters: int
+    cache_bytes: float
+
+    @property
+    def loss(self) -> float:
+        """Mean over batches, each as long as the others but the last."""
+        return float(self.losses.mean())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Models beside the first of them."""
+
+    models: tuple[Judged, ...]
+    note: str
+
+    def rise(self, i: int) -> tuple[float, float]:
+        """How much more model i loses than the first, as a share, and the standard error of that."""
+        first, other = self.models[0], self.models[i]
+        return other.loss / first.loss - 1, float(standard_error(other.losses - first.losses)) / first.loss
+
+    def shown(self) -> Plan:
+        """As a table."""
+        rows: list[tuple[Value, ...]] = []
+        for i, model in enumerate(self.models):
+            rise, error = self.rise(i)
+            more = ("", "") if not i else (f"{100 * rise:+.2f} %", "" if np.isnan(error) else f"{100 * error:.2f} %")
+            rows.append((
+                model.name, f"{model.loss:.4f}", *more, model.reading, model.writing, model.parameters,
+                model.cache_bytes,
+            ))  # fmt: skip
+        if len(rows) > 1:
+            rows.append(
+                ("change", "", "", "", *(_change(a, b) for a, b in zip(rows[0][4:], rows[-1][4:], strict=True)))
+            )
+        title = "Judged: what was written is read again, and stands beside what it came from"
+        return Plan(title, (), (Table("judged", "Before and after", COLUMNS, tuple(rows), note=self.note),))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            model.name: {
+                "loss": model.loss, "rise": self.rise(i)[0], "losses": model.losses.tolist(), "reading": model.reading,
+                "writing": model.writing, "parameters": model.parameters, "cache_bytes": model.cache_bytes,
+            }
+            for i, model in enumerate(self.models)
+        }  # fmt: skip
+
+
+def judge(candidates: Sequence[Candidate], texts: Texts, step: Step) -> Verdict:
+    """Losses on the part of the text to judge on; speeds in turn, so that what slows the machine slows all alike."""
+    losses = []
+    for i, one in enumerate(candidates):
+        step(f"judging {one.name}", i, len(candidates) + ROUNDS)
+        losses.append(np.array(one.losses(texts.judge)))
+    written = max(1, min(WRITTEN, texts.context // 2))
+    prompt = texts.judge[0][:1, : texts.context - written]
+    seconds: list[list[tuple[float, float, float]]] = [[] for _ in candidates]
+    for turn in range(ROUNDS):
+        step("measuring speed", len(candidates) + turn, len(candidates) + ROUNDS)
+        for i, one in enumerate(candidates):
+            seconds[i].append(_timed(one, prompt, written))
+    found = []
+    for one, loss, times in zip(candidates, losses, seconds, strict=True):
+        reading, writing = (median(each[k] for each in times) for k in (0, 1))
+        found.append(
+            Judged(
+                one.name, loss, prompt.shape[1] / reading, written / writing, one.decoder.num_parameters, times[0][2]
+            )
+        )
+    count = torch.get_num_threads()
+    threads = f"{count} thread" + ("s" if count > 1 else "")
+    note = NOTE.format(rounds=ROUNDS, threads=threads, read=prompt.shape[1], written=written)
+    return Verdict(tuple(found), note)
+
+
+@torch.no_grad()
+def _timed(one: Candidate, prompt: Tensor, written: int) -> tuple[float, float, float]:
+    """Seconds to read the prompt, seconds to write, and bytes of the cache for each token that it has seen."""
+    caches = one.caches()
+
+    def next_token(ids: Tensor) -> Tensor:
+        hidden, _ = one.decoder.hidden(ids, caches=caches)
+        return torch.nn.functional.linear(hidden[:, -1], one.decoder.embedding.weight).argmax(-1, keepdim=True)
+
+    begun = time.perf_counter()
+    token = next_token(prompt)
+    read = time.perf_counter()
+    for _ in range(written):
+        token = next_token(token)
+    done = time.perf_counter()
+    return read - begun, done - read, sum(cache.nbytes for cache in caches) / caches[0].seen
+
+
+def _change(before: Value, after: Value) -> str:
+    assert isinstance(before, int | float)
+    assert isinstance(after, int | float)
+    return f"{100 * (after / before - 1):+.1f} %" if before else "—"

@@ -1,0 +1,271 @@
+"""Heads that go: which, why, what that is expected to cost; and the model without them."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from headwise.analysis.importance import HeadImportance, PruningCurve, pruning_curve
+from headwise.analysis.importance.values import Head
+from headwise.compress.judging import Step
+from headwise.compress.ranking import METHODS, Order, named_heads, order_of, rank
+from headwise.compress.sizes import Heads, cost_table, expected
+from headwise.compress.source import Source
+from headwise.compress.texts import Texts
+from headwise.edit import prune
+from headwise.edit.limits import check_independent
+from headwise.errors import ConfigError
+from headwise.lm.loss import mean_loss
+from headwise.lm.model import Decoder
+from headwise.models import HeadSite, find_heads
+from headwise.textbook.plan.tables import Column, Plan, Table, Value
+
+MOST_POINTS = 32  # of the curve, beside the whole model
+GOING = (Column("layer"), Column("heads"), Column("that go", key="gone"))
+CURVE = (
+    Column("kept", "count"), Column("loss", "number"), Column("rise", "share"), Column("±", "share"),
+    Column("random", "number"), Column("least", "number"), Column("most", "number"), Column("better"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How many heads go: one of these. heads: which, such as "0.1,3.5". remove: so many. share: of all. max_loss: as
+    many as the curve allows at this rise of the loss, 0.01 for one hundredth."""
+
+    heads: str | None = None
+    remove: int | None = None
+    share: float | None = None
+    max_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None]
+        if len(given) != 1:
+            raise ConfigError(
+                f"{' and '.join(given) or 'nothing'} given; expected one of --heads, --remove, --share and --max-loss"
+            )
+        if self.remove is not None and self.remove < 1:
+            raise ConfigError(f"--remove {self.remove}: expected at least 1")
+        if self.share is not None and not 0.0 < self.share < 1.0:
+            raise ConfigError(f"--share {self.share:g}: expected more than 0 and less than 1, or 0 % and 100 %")
+        if self.max_loss is not None and not (self.max_loss > 0.0 and math.isfinite(self.max_loss)):
+            raise ConfigError(f"--max-loss {self.max_loss:g}: expected more than 0, such as 1% or 0.01")
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """A plan: which heads go, and what is expected then.
+
+    heads: those that go, in the order of going. importance: of all heads, None where they were named. curve: the loss
+    in that order beside random ones. order: None where heads were named.
+    """
+
+    source: Source
+    texts: Texts
+    heads: tuple[Head, ...]
+    by: str
+    importance: HeadImportance | None
+    order: Order | None
+    curve: PruningCurve
+
+    @property
+    def after(self) -> dict[int, Heads]:
+        """Query heads and key heads of each layer that loses some."""
+        found = {}
+        for layer, site in enumerate(find_heads(self.source.decoder)):
+            gone = {head for at, head in self.heads if at == layer}
+            group = site.num_heads // site.num_kv_heads
+            kept = [head for head in range(site.num_heads) if head not in gone]
+            if gone:
+                found[layer] = (len(kept), len({head // group for head in kept}))
+        return found
+
+    @property
+    def loss(self) -> float:
+        """Expected: the curve's where so many heads are gone."""
+        return float(self.curve.loss[list(self.curve.removed).index(len(self.heads))])
+
+    def apply(self) -> Decoder:
+        """The model without these heads, a copy."""
+        model = prune(self.source.decoder, self.heads).model
+        assert isinstance(model, Decoder)
+        return model
+
+    def shown(self) -> Plan:
+        """As tables."""
+        source, curve = self.source, self.curve
+        total = curve.total
+        facts = [
+            ("model", f"{source.name}, {source.sizes}"),
+            ("text", str(self.texts)),
+            ("why", f"by {self.by}: {METHODS[self.by]}, the least first" if self.importance else "named"),
+            ("go", f"{len(self.heads)} of {total} heads ({len(self.heads) / total:.1%})"),
+        ]
+        title = "What is expected: loss by the curve, the rest by formula"
+        losses = float(curve.loss[0]), self.loss
+        tables = [self._going(), cost_table(title, source.decoder, "expected", self.after, losses)]
+        if self.order is not None:
+            tables.append(self._curve())
+        return Plan("The plan: heads that go", tuple(facts), tuple(tables), tuple(self._notes()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        source = self.source
+        return {
+            "command": "prune", "model": source.name, "text": self.texts.name, "by": self.by,
+            "heads": [list(head) for head in self.heads],
+            "importance": None if self.importance is None else self.importance.to_dict(),
+            "expected": {"loss": self.loss, **expected(source.decoder, self.after)},
+            "curve": self.curve.to_dict(),
+        }  # fmt: skip
+
+    def _going(self) -> Table:
+        rows: list[tuple[Value, ...]] = []
+        for layer, site in enumerate(find_heads(self.source.decoder)):
+            gone = sorted(head for at, head in self.heads if at == layer)
+            if not gone:
+                rows.append((str(layer), str(site.num_heads), "—"))
+                continue
+            words = [
+                f"{layer}.{head}" + (f" ({self.importance.values[layer][head]:+.4f})" if self.importance else "")
+                for head in gone
+            ]
+            heads, kv = self.after[layer]
+            count = f"{site.num_heads} → {heads}" + (f", keys {site.num_kv_heads} → {kv}" if kv != heads else "")
+            rows.append((str(layer), count, "  ".join(words)))
+        told = f", with their importance ({self.importance.unit})" if self.importance else ""
+        return Table("heads", f"Heads, as LAYER.HEAD{told}", GOING, tuple(rows))
+
+    def _curve(self) -> Table:
+        return Table("curve", "Loss against heads kept", CURVE, tuple(curve_rows(self.curve)))
+
+    def _notes(self) -> list[str]:
+        curve = self.curve
+        notes = []
+        if self.order is not None and self.order.skipped:
+            names = ", ".join(f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit)
+            notes.append(
+                f"A layer keeps at least one head (or group that shares keys): {names} would have gone and stay, each "
+                f"as the last of its layer; the next in the order go instead."
+            )
+        chance, count = curve.random, len(curve.random)
+        if self.order is None:
+            notes.append(
+                f"As many heads at random, {count} times: loss {chance[:, -1].min():.4f} to {chance[:, -1].max():.4f}."
+            )
+            return notes
+        points = int(((curve.removed > 0) & (curve.removed < curve.total)).sum())
+        notes.append(
+            f"Random: mean, least and most of {count} random orders of single heads, which may empty a layer. Better "
+            f"than their mean at {int(curve.better.sum())} of {points} points, than each at "
+            f"{int(curve.better_than_all.sum())}; {curve.removable()} of {curve.total} heads go for at most 1 %."
+        )
+        return notes
+
+
+def plan_pruning(
+    source: Source,
+    texts: Texts,
+    choice: Choice,
+    step: Step,
+    *,
+    by: str = "ablation",
+    orders: int = 4,
+    penalty: float = 0.01,
+    gate_steps: int = 200,
+    seed: int = 0,
+) -> Pruning:
+    """Which heads go: ranked on the part of the text to decide on, their number by `choice`, with the curve on the
+    part to foretell.
+
+    Heads that share a key head go together, by the sum of their importance; the last head (or group) of a layer never
+    goes. seed: of the random orders, and of learned gates. ConfigError for choices out of range and designs whose heads
+    depend on each other.
+    """
+    if by not in METHODS:
+        raise ConfigError(f"--by {by!r}: expected one of {', '.join(METHODS)}")
+    if orders < 1:
+        raise ConfigError(f"--orders {orders}: expected at least 1 random order to compare with")
+    decoder, sites = source.decoder, find_heads(source.decoder)
+    for site in sites:
+        check_independent(site)
+
+    def drawing(done: int, of: int) -> None:
+        step("drawing the curve", done, of)
+
+    if choice.heads is not None:
+        named = named_heads(choice.heads, sites)
+        prune(decoder, named)  # raises for what is not grouped evenly, before anything takes long
+        rest = [(i, head) for i, site in enumerate(sites) for head in range(site.num_heads) if (i, head) not in named]
+        curve = pruning_curve(
+            decoder, texts.foretell, mean_loss, [*named, *rest], points=[len(named)], random_orders=orders, seed=seed,
+            progress=drawing,
+        )  # fmt: skip
+        return Pruning(source, texts, tuple(named), "named", None, None, curve)
+    wanted = _wanted(choice, sites)
+    importance = rank(by, decoder, texts.decide, penalty=penalty, steps=gate_steps, seed=seed, step=step)
+    order = order_of(importance.values, sites)
+    counts = np.cumsum([len(unit) for unit in order.going]).tolist()
+    wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
+    if wanted == 0:
+        raise ConfigError(
+            f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share keys go together, "
+            f"{counts[0]} at once; expected room for at least one such group"
+        )
+    points = sorted({*_spread(counts), *([wanted] if wanted else [])})
+    curve = pruning_curve(
+        decoder,
+        texts.foretell,
+        mean_loss,
+        order.heads,
+        points=points,
+        random_orders=orders,
+        seed=seed,
+        progress=drawing,
+    )
+    curve = replace(curve, method=importance.method)
+    gone = curve.removable(choice.max_loss) if choice.max_loss is not None else wanted
+    assert gone is not None
+    return Pruning(source, texts, tuple(order.heads[:gone]), by, importance, order, curve)
+
+
+def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
+    """The rows of `CURVE`."""
+    rows: list[tuple[Value, ...]] = []
+    for i, kept in enumerate(curve.kept):
+        chance, rise = curve.random[:, i], curve.loss[i] / curve.loss[0] - 1
+        error = "" if not i or np.isnan(curve.errors[i]) else f"{100 * curve.errors[i] / curve.loss[0]:.2f} %"
+        against: tuple[str, ...] = ("", "", "", "")
+        if i:
+            word = "than all" if curve.better_than_all[i] else "than mean" if curve.better[i] else "no"
+            against = (f"{chance.mean():.4f}", f"{chance.min():.4f}", f"{chance.max():.4f}", word)
+        rows.append((int(kept), f"{curve.loss[i]:.4f}", f"{100 * rise:+.2f} %" if i else "", error, *against))
+    return rows
+
+
+def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
+    """Heads to remove at most; None if the curve is to say."""
+    total = sum(site.num_heads for site in sites)
+    if choice.max_loss is not None:
+        return None
+    count = choice.remove if choice.remove is not None else math.floor(round((choice.share or 0.0) * total, 9))
+    most = sum(site.num_heads - _unit(site) for site in sites)
+    if count > most:
+        raise ConfigError(
+            f"--remove {count}: of {total} heads in {len(sites)} layers at most {most} can go, as each layer keeps one"
+        )
+    if count < 1:
+        raise ConfigError(f"--share {choice.share:g}: of {total} heads that is none; expected at least 1")
+    return count
+
+
+def _unit(site: HeadSite) -> int:
+    return site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
+
+
+def _spread(counts: list[int]) -> list[int]:
+    """At most `MOST_POINTS` of them, evenly, the last among them."""
+    if len(counts) <= MOST_POINTS:
+        return counts
+    return [counts[i] for i in np.linspace(0, len(counts) - 1, MOST_POINTS).astype(int)]

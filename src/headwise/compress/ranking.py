@@ -1,0 +1,114 @@
+"""In which order heads would go: by importance, whole groups where keys are shared, and never a whole layer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headwise.analysis.importance import (
+    HeadImportance,
+    ablation_importance,
+    gradient_importance,
+    learn_gates,
+    taylor_importance,
+)
+from headwise.analysis.importance.values import Head
+from headwise.compress.judging import Step
+from headwise.errors import ConfigError
+from headwise.lm.loss import mean_loss
+from headwise.models import HeadSite
+
+METHODS = {
+    "ablation": "what the loss rises by without it, one head at a time",
+    "gradient": "|dL/dξ| of a factor ξ on its output",
+    "taylor": "Σ|o · dL/do| over tokens",
+    "gates": "log α of a gate that learned whether it is worth its price",
+}
+Unit = tuple[Head, ...]  # heads that go together
+
+
+@dataclass(frozen=True)
+class Order:
+    """Units in the order in which they go.
+
+    going: those that can. last: the one of each layer that stays, whatever its importance; `skipped`: those of them
+    that were less important than some that go.
+    """
+
+    going: tuple[Unit, ...]
+    last: tuple[Unit, ...]
+    skipped: tuple[Unit, ...]
+
+    @property
+    def heads(self) -> list[Head]:
+        """All heads."""
+        return [head for unit in (*self.going, *self.last) for head in unit]
+
+
+def rank(
+    by: str, model: torch.nn.Module, batches: Sequence[torch.Tensor], *, penalty: float, steps: int, seed: int,
+    step: Step,
+) -> HeadImportance:  # fmt: skip
+    """Importance of every head for the loss on these batches. penalty, steps, seed: of "gates", as in `learn_gates`."""
+    if by not in METHODS:
+        raise ConfigError(f"--by {by!r}: expected one of {', '.join(METHODS)}")
+
+    def progress(done: int, of: int) -> None:
+        step(f"ranking heads by {by}", done, of)
+
+    if by == "ablation":
+        return ablation_importance(model, batches, mean_loss, progress=progress)
+    if by == "gates":
+        found = learn_gates(model, batches, mean_loss, penalty, steps=steps, seed=seed, progress=progress)
+        return found.importance
+    asked = gradient_importance if by == "gradient" else taylor_importance
+    return asked(model, batches, mean_loss, progress=progress)
+
+
+def units_of(site: HeadSite, layer: int) -> list[Unit]:
+    """Heads of a layer that go together: those that share a key head, where there are several key heads."""
+    group = site.num_heads // site.num_kv_heads if site.num_kv_heads > 1 else 1
+    return [tuple((layer, head) for head in range(i, i + group)) for i in range(0, site.num_heads, group)]
+
+
+def order_of(values: Sequence[np.ndarray], sites: Sequence[HeadSite]) -> Order:
+    """The least important unit first, by the sum over its heads; the last of a layer stays."""
+    units = [unit for layer, site in enumerate(sites) for unit in units_of(site, layer)]
+    by_value = sorted(units, key=lambda unit: sum(float(values[layer][head]) for layer, head in unit))
+    left = [sum(unit[0][0] == layer for unit in units) for layer in range(len(sites))]
+    going: list[Unit] = []
+    last: list[tuple[int, Unit]] = []  # with how many were to go before it
+    for unit in by_value:
+        layer = unit[0][0]
+        if left[layer] == 1:
+            last.append((len(going), unit))
+        else:
+            going.append(unit)
+            left[layer] -= 1
+    skipped = tuple(unit for before, unit in last if before < len(going))
+    return Order(tuple(going), tuple(unit for _, unit in last), skipped)
+
+
+def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
+    """ "0.1,3.5" as (layer, head) pairs, counted from 0; ConfigError for what is no head, is not there, or is twice."""
+    found: list[Head] = []
+    for word in (word.strip() for word in text.split(",")):
+        layer, point, head = word.partition(".")
+        if not (point and layer.isdecimal() and head.isdecimal()):
+            raise ConfigError(f"--heads {word!r}: expected LAYER.HEAD, counted from 0, such as 0.1,3.5")
+        at = int(layer), int(head)
+        if at[0] >= len(sites):
+            raise ConfigError(f"--heads {word}: there is no layer {at[0]}; expected 0 to {len(sites) - 1}")
+        if at[1] >= sites[at[0]].num_heads:
+            most = sites[at[0]].num_heads - 1
+            raise ConfigError(f"--heads {word}: layer {at[0]} has no head {at[1]}; expected 0 to {most}")
+        if at in found:
+            raise ConfigError(f"--heads {word}: is named twice")
+        found.append(at)
+    for layer_number, site in enumerate(sites):
+        if sum(layer == layer_number for layer, _ in found) == site.num_heads:
+            raise ConfigError(
+                f"--heads: all {site.num_heads} heads of layer {layer_number} would go; expected to leave at least one"
+            )
+    return found

@@ -1,0 +1,63 @@
+"""Parameters and cache of a decoder by formulas, now and with other numbers of heads."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from headwise.costs import Counts, counts_of
+from headwise.costs.designs import sizes_of
+from headwise.lm.model import SIZES, Decoder
+from headwise.textbook.plan.tables import Column, Table, Value
+
+Heads = tuple[int, int]  # query heads, and key and value heads
+COST = (
+    Column("model"), Column("loss", "number"), Column("rise", "share"), Column("parameters", "count"),
+    Column("KV B/token", "count"),
+)  # fmt: skip
+
+
+def expected_parameters(decoder: Decoder, heads: Mapping[int, Heads]) -> int:
+    """Of the whole model, if these layers had so many heads."""
+    found = decoder.num_parameters
+    for layer, count in heads.items():
+        found += counts_in(decoder, layer, count).parameters - counts_in(decoder, layer).parameters
+    return found
+
+
+def expected_cache_bytes(decoder: Decoder, heads: Mapping[int, Heads], size: int = 4) -> int:
+    """Bytes of keys and values that a token leaves in all layers, at `size` bytes a number."""
+    return size * sum(counts_in(decoder, layer, heads.get(layer)).cache for layer in range(len(decoder.blocks)))
+
+
+def expected(decoder: Decoder, heads: Mapping[int, Heads]) -> dict[str, int]:
+    """Parameters, and bytes of a token in float32 caches, of the model with so many heads in these layers."""
+    return {
+        "parameters": expected_parameters(decoder, heads),
+        "cache_bytes": expected_cache_bytes(decoder, heads),
+    }
+
+
+def cost_table(
+    title: str, decoder: Decoder, name: str, heads: Mapping[int, Heads], losses: tuple[float, float]
+) -> Table:
+    """The model now and, under `name`, with so many heads: losses that were foretold, the rest by formula."""
+    now, then = losses
+    rows: tuple[tuple[Value, ...], ...] = (
+        ("now", f"{now:.4f}", "", decoder.num_parameters, expected_cache_bytes(decoder, {})),
+        (
+            name, f"{then:.4f}", f"{100 * (then / now - 1):+.2f} %", expected_parameters(decoder, heads),
+            expected_cache_bytes(decoder, heads),
+        ),
+    )  # fmt: skip
+    return Table("expected", title, COST, rows)
+
+
+def counts_in(decoder: Decoder, layer: int, heads: Heads | None = None) -> Counts:
+    """The attention of a layer, with its own heads or with others."""
+    config = decoder.config
+    attention: Any = decoder.blocks[layer].attention
+    taken = sizes_of(config.design)
+    sizes = {name: value for name, value in config.options.items() if name in taken}
+    sizes |= {name: getattr(attention, name) for name in SIZES if name in taken and hasattr(attention, name)}
+    if heads is not None:
+        sizes |= {name: n for name, n in zip(("num_heads", "num_kv_heads"), heads, strict=True) if name in taken}
+    return counts_of(config.design, {**sizes, "d_model": config.d_model})

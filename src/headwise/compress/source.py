@@ -1,0 +1,87 @@
+"""The checkpoint that is changed, and the new one that comes of it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.errors import CheckpointError
+from headwise.files import sha256_of
+from headwise.lm.checkpoint import MODEL_FILE, load_model, read, save_model
+from headwise.lm.model import Decoder
+from headwise.lm.tokenizer import CharTokenizer
+from headwise.models import find_heads
+from headwise.outputs import contents
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model as it was read.
+
+    name: for people. file: the checkpoint. dtype: of the weights in it; what comes of it is written in the same.
+    info: what the checkpoint tells of itself. sha256: of the file.
+    """
+
+    name: str
+    file: Path
+    decoder: Decoder
+    tokenizer: CharTokenizer
+    info: dict[str, Any]
+    dtype: torch.dtype
+    sha256: str
+
+    @property
+    def sizes(self) -> str:
+        """Layers and heads in words."""
+        heads = [site.num_heads for site in find_heads(self.decoder)]
+        alike = f"{heads[0]} heads" if len(set(heads)) == 1 else f"{' '.join(map(str, heads))} heads"
+        return f"{len(heads)} layers × {alike} ({self.decoder.config.design})"
+
+
+def open_source(model: str | os.PathLike[str] | None) -> Source:
+    """The model of a folder or file, or the embedded one. CheckpointError if it cannot be read."""
+    if model is None:
+        with as_file(files("headwise.lm") / "pretrained" / MODEL_FILE) as path:
+            return _opened("the embedded model", path)
+    path = Path(model)
+    return _opened(str(path), path / MODEL_FILE if path.is_dir() else path)
+
+
+def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Raise CheckpointError if the folder `out` is the source's, is in use and not to be replaced, or is no folder.
+    What runs put there while they last does not count."""
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"--out {str(folder)!r}: is a file; expected a new folder")
+    if folder.resolve() == source.file.resolve().parent:
+        raise CheckpointError(
+            f"--out {str(folder)!r}: is where {source.name} lies, and a source is never overwritten; expected another "
+            f"folder"
+        )
+    if not force and folder.is_dir() and contents(folder):
+        raise CheckpointError(f"--out {str(folder)!r}: is not empty; expected a new folder, or give --force")
+
+
+def write_changed(
+    source: Source, decoder: Decoder, out: str | os.PathLike[str], change: Mapping[str, Any], more: Mapping[str, Any]
+) -> Decoder:  # fmt: skip
+    """Write a changed model into the folder `out`, and read it again: what is judged is what is on the disk.
+
+    `change` joins the list "changes" of the checkpoint's info, and `more` the info. CheckpointError if it
+    cannot be written.
+    """
+    file = Path(out) / MODEL_FILE
+    info = {**source.info, "changes": [*source.info.get("changes", []), dict(change)], **more}
+    save_model(file, decoder, source.tokenizer, info, dtype=source.dtype)
+    return load_model(file)[0]
+
+
+def _opened(name: str, file: Path) -> Source:
+    decoder, tokenizer, info = load_model(file)
+    dtypes = {x.dtype for x in read(file)[0].values() if x.is_floating_point()}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    return Source(name, file, decoder, tokenizer, info, dtype, sha256_of(file))

@@ -1,0 +1,15 @@
+"""A corpus measured: every head, over as many processes as there are, and on again after a kill.
+
+>>> import pathlib, tempfile
+>>> from headwise.corpus import measure_corpus
+>>> with tempfile.TemporaryDirectory() as folder:
+...     _ = pathlib.Path(folder, "text.txt").write_text("武松打虎。" * 40, encoding="utf-8")
+...     found = measure_corpus(None, folder, f"{folder}/stats.csv", measures=["entropy"], window=64, device="cpu")
+>>> found["entropy"].shape                                              # [layers, heads]
+torch.Size([4, 8])
+>>> found.total.windows, found.total.tokens
+(4, 200)
+"""
+
+from headwise.corpus.result import CorpusMeasures as CorpusMeasures
+from headwise.corpus.run import measure_corpus as measure_corpus

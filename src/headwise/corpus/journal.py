@@ -1,0 +1,165 @@
+"""What a sweep has done so far, on the disk beside its result: a manifest, and a file for each finished unit.
+
+Each file is written whole or not at all, so a run may be killed at any time. The next one reads the manifest, sees
+that it measures the same, and measures the units that have no file yet.
+"""
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwise.contents import Entry, parsed, reading, text_of, whole, word
+from headwise.corpus.tally import Tally, Trouble
+from headwise.errors import CheckpointError
+from headwise.files import atomic_path, sweep
+from headwise.outputs import taken
+from headwise.tensor_files import CHECKSUM, read_tensors, tensor_like, write_tensors
+
+FORMAT = "headwise-measure-2"
+MANIFEST = "manifest.json"
+
+
+class Journal:
+    """The folder `OUT.partial`.
+
+    Args:
+        out: the file that the result will be written to.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.folder = out, out.with_name(f"{out.name}.partial")
+        self._held = contextlib.ExitStack()
+        self._opened = False
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is something to go on from."""
+        return (self.folder / MANIFEST).is_file()
+
+    def open(self) -> None:
+        """Take the output for this run, and make the folder. By rank 0.
+
+        Raises:
+            ConfigError: if another run has it. CheckpointError: if it cannot be written.
+        """
+        with self._writing():
+            self._held.enter_context(taken(self.out, "out"))
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._opened = True
+
+    def clean(self, restart: bool) -> None:
+        """Remove what killed runs left half written; with `restart`, all that there is."""
+        sweep(self.folder)
+        with self._writing():
+            for path in self.folder.iterdir():
+                if restart and path.suffix in (".safetensors", ".json"):
+                    path.unlink()
+
+    def read(self) -> dict[str, Any]:
+        """The manifest. CheckpointError if it is damaged, or of another version."""
+        path = self.folder / MANIFEST
+        with reading(path, "manifest", way_out="--restart measures anew"):
+            found = Entry(parsed(text_of(path)))
+            if found.word("format") != FORMAT:
+                raise CheckpointError("it is not of this version of headwise")
+            manifest = {name: found.raw(name) for name in found if name not in ("format", CHECKSUM)}
+            if found.word(CHECKSUM) != _checksum(manifest):
+                raise CheckpointError("it is damaged: its contents do not have its checksum")
+            return manifest
+
+    def begin(self, manifest: Mapping[str, Any]) -> None:
+        """Write the manifest."""
+        with self._writing(), atomic_path(self.folder / MANIFEST) as temporary:
+            content = {"format": FORMAT, CHECKSUM: _checksum(manifest), **manifest}
+            temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), "utf-8")
+
+    def finished(self) -> set[int]:
+        """The numbers of the units that are there."""
+        names = (re.fullmatch(r"unit-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
+        return {int(name[1]) for name in names if name}
+
+    def so_far(self) -> tuple[int, int] | None:
+        """How many units are done, of how many; None if nothing was begun."""
+        return (len(self.finished()), int(self.read()["units"])) if self.exists else None
+
+    def write(self, unit: int, found: Mapping[int, Tally], how: Mapping[str, Any]) -> None:
+        """A finished unit. how: what may differ between units without making them wrong, such as the batch size."""
+        tensors, sums = {}, {}
+        for source, tally in found.items():
+            tensors[f"{source}.numbers"], tensors[f"{source}.lost"] = tally.numbers, tally.lost
+            sums[source] = {
+                "windows": tally.windows, "tokens": tally.tokens, "kernels": sorted(tally.kernels),
+                "troubles": [asdict(trouble) for trouble in tally.troubles],
+            }  # fmt: skip
+        header = {"format": FORMAT, "sums": json.dumps(sums, ensure_ascii=False), "how": json.dumps(how)}
+        with self._writing():
+            write_tensors(self._path(unit), tensors, header)
+
+    def tallies(self, unit: int, like: Tally) -> tuple[dict[int, Tally], dict[str, Any]]:
+        """What a unit gave, and how it was measured. like: a tally of its size."""
+        path = self._path(unit)
+        again = "the same command measures this unit again"
+        with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
+            tensors, header = read_tensors(path, FORMAT)
+            text = Entry(dict(header))
+            sums = Entry(parsed(text.word("sums")), "sums")
+            found = {}
+            for source in sums:
+                if not source.removeprefix("-").isdecimal():
+                    raise CheckpointError(f"sums: {source!r} is no number of a file")
+                found[int(source)] = _tally(sums.entry(source), source, tensors, like)
+            return found, Entry(parsed(text.word("how")), "how").plain()
+
+    def remove(self) -> None:
+        """The result is written: the folder has done its work."""
+        # Without a manifest, what a kill leaves of the folder is taken for nothing that was begun.
+        with contextlib.suppress(OSError):
+            (self.folder / MANIFEST).unlink()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let other runs have the folder; it goes if nothing was begun in it."""
+        if self._opened and not self.exists:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self._opened = False
+        self._held.close()
+
+    def _path(self, unit: int) -> Path:
+        return self.folder / f"unit-{unit:06}.safetensors"
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, CheckpointError) as error:
+            why = error.strerror or error if isinstance(error, OSError) else error
+            done = len(self.finished()) if self.folder.is_dir() else 0
+            kept = f"; {done} finished units are safe there, and the same command goes on" if done else ""
+            raise CheckpointError(f"{str(self.folder)!r} cannot be written: {why}{kept}") from None
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _tally(sums: Entry, source: str, tensors: Mapping[str, torch.Tensor], like: Tally) -> Tally:
+    numbers = tensor_like(tensors, f"{source}.numbers", like.numbers)
+    lost = tensor_like(tensors, f"{source}.lost", like.lost)
+    troubles = [
+        Trouble(
+            one.word("path"), one.word("where"), one.whole("layer", least=0), tuple(one.each("heads", whole)),
+            one.word("what"),
+        )
+        for one in sums.entries("troubles")
+    ]  # fmt: skip
+    kernels = frozenset(sums.each("kernels", word))
+    return Tally(numbers, lost, sums.whole("windows", least=0), sums.whole("tokens", least=0), troubles, kernels)

@@ -1,0 +1,119 @@
+"""A corpus in pieces that can be read by themselves, and the texts in a piece.
+
+A text file is cut about every so many bytes, after the next line end (or space, or character where there is none); a
+JSON-lines file between lines; a Parquet file between its row groups. Where the cuts lie depends on the files alone, so
+any process can read any piece, and nobody reads what others read.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headwise.contents import parsed
+from headwise.corpus.parquet import rows
+from headwise.corpus.sources import Source
+from headwise.errors import CheckpointError, TextError
+from headwise.lm.text_files import decoded
+
+HALVES = re.compile("[\ud800-\udfff]")  # JSON can spell them
+REACH = 1 << 16  # bytes behind a cut in which a line end is looked for
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, and where it stands: "byte 4,096" of a file, or its line or row."""
+
+    text: str
+    where: str
+
+
+def count(source: Source, step: int) -> int:
+    """How many pieces a file has, at `step` bytes a piece."""
+    return len(source.groups) if source.kind == "parquet" else -(-source.size // step)
+
+
+def size(source: Source, piece: int, step: int) -> int:
+    """About how many bytes a piece has."""
+    return source.groups[piece] if source.kind == "parquet" else min(step, source.size - piece * step)
+
+
+def end(source: Source, piece: int, step: int) -> int:
+    """The byte behind a piece; of a Parquet file that behind all of it."""
+    return source.size if source.kind == "parquet" else _cut(source, (piece + 1) * step, step)
+
+
+def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Document]:
+    """The texts of a piece, in order; those without a character are left out.
+
+    Raises:
+        TextError: naming the file and the place of what cannot be read.
+    """
+    if source.kind == "parquet":
+        for row, text in rows(source.path, piece, field):
+            yield Document(text, f"row {row:,}")
+        return
+    start, stop = (_cut(source, at, step) for at in (piece * step, (piece + 1) * step))
+    if start == stop:
+        return
+    if source.kind == "jsonl":
+        yield from _lines(source, start, stop, field)
+        return
+    with open(source.path, "rb") as file:
+        file.seek(start)
+        text = decoded(file.read(stop - start), source.path, start)
+    if text:
+        yield Document(text, f"byte {start:,}")
+
+
+def check_lines(source: Source, start: int, stop: int, field: str) -> None:
+    """Read the lines of a part of a JSON-lines file, for the errors in them."""
+    for _ in _lines(source, start, stop, field):
+        pass
+
+
+def _lines(source: Source, start: int, stop: int, field: str) -> Iterator[Document]:
+    with open(source.path, "rb") as file:
+        file.seek(start)
+        while start < stop and (line := file.readline()):
+            text = decoded(line, source.path, start)
+            where, start = f"byte {start:,}", start + len(line)
+            if text.strip():
+                said = _said(text, source.path, where, field)
+                if said:
+                    yield Document(said, where)
+
+
+def _said(line: str, path: str, where: str, field: str) -> str:
+    try:
+        entry = parsed(line)
+    except CheckpointError as error:
+        raise TextError(f"{path!r}, line at {where}: {error}") from None
+    if not isinstance(entry, dict):
+        raise TextError(f"{path!r}, line at {where}: expected a JSON object, got {type(entry).__name__}")
+    if field not in entry:
+        known = ", ".join(map(repr, list(entry)[:8])) or "nothing"
+        raise TextError(f"{path!r}, line at {where}: no field {field!r}; it has {known}: give --field")
+    said = entry[field]
+    if said is not None and not isinstance(said, str):
+        raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(said).__name__}, expected a string")
+    if said and HALVES.search(said):
+        raise TextError(f"{path!r}, line at {where}: field {field!r} has half of a surrogate pair, which is no text")
+    return said or ""
+
+
+def _cut(source: Source, target: int, step: int) -> int:
+    """The first place from byte `target` on where a piece may begin."""
+    if target <= 0 or target >= source.size:
+        return max(0, min(target, source.size))
+    with open(source.path, "rb") as file:
+        file.seek(target - 1)
+        if source.kind == "jsonl":
+            file.readline()
+            return file.tell()
+        near = file.read(1 + max(4, min(REACH, step // 4)))  # 4: the longest character
+    for sign in (b"\n", b" "):
+        at = near.find(sign)
+        if at >= 0:
+            return target + at
+    begun = next((i for i, byte in enumerate(near[1:5]) if byte & 0xC0 != 0x80), len(near[1:5]))
+    return target + begun

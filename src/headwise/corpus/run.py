@@ -1,0 +1,200 @@
+"""`measure_corpus`: a corpus of any size, every head of it, by one process or many, in one go or several."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from headwise.corpus.asked import DEFAULT, Asked, chosen
+from headwise.corpus.ends import Begun, begin, finish, look
+from headwise.corpus.journal import Journal
+from headwise.corpus.output import Output
+from headwise.corpus.plan import step_for
+from headwise.corpus.ranks import Ranks
+from headwise.corpus.result import CorpusMeasures
+from headwise.corpus.windows import Frame, length_of
+from headwise.corpus.work import Work
+from headwise.errors import ConfigError
+from headwise.lm.loading import Subject, open_subject
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PER = ("all", "file")
+BATCH = 8
+WAIT = 0.2  # seconds between two times that processes tell one another how far they are
+Step = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+
+
+def measure_corpus(
+    model: Subject | str | os.PathLike[str] | None,
+    files: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    measures: Sequence[str] = DEFAULT,
+    window: int | None = None,
+    stride: int | None = None,
+    batch: int = BATCH,
+    max_tokens: int | None = None,
+    per: str = "all",
+    field: str = "text",
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    restart: bool = False,
+    ranks: Ranks | None = None,
+    step: Step | None = None,
+) -> CorpusMeasures:
+    """Measure every head on a corpus, and write a table of layer, head and measure.
+
+    The corpus is read in pieces and never held; what is finished is written beside `out`, in the folder OUT.partial, so
+    that the same call continues where the last one was stopped or killed, and a finished table of the same files and
+    options is read instead of measured again. Under torchrun the processes share the work.
+    The numbers are the same bits however many processes there are and wherever they were stopped, for the same batch
+    size, device and threads a process.
+
+    Args:
+        model: what `open_subject` takes, or what it gave.
+        files: texts (UTF-8), .jsonl and .parquet files, folders and patterns such as "news/*.txt".
+        out: .parquet, .csv or .jsonl.
+        measures: names, as `headwise measures` lists them; and duplicate_mass, induction_mass, punctuation_mass and
+            separator_mass (white space).
+        window: tokens that the model reads at once, special ones included; what it was trained on if None.
+        stride: tokens from one window to the next; as many as a window holds if None, so that none is read twice.
+        batch: windows at a time. max_tokens: of the corpus, from its beginning on; all if None.
+        per: "all", or "file" for numbers of each file.
+        field: of JSON lines, or column of Parquet files, that holds the text.
+        layers, heads: which are kept, by their numbers; None for all.
+        device: "cpu", "cuda", …; a GPU where there is one if None. dtype: of the weights, "float32", "bfloat16" or
+            "float16"; as they were opened if None. A `Subject` that is given is moved, and stays where it is if None.
+        restart: measure anew, whatever is there.
+        ranks: the processes; as torchrun's environment says if None. step: told how far all of them are.
+    Returns:
+        The numbers over the whole corpus; on processes but the first, of an empty one.
+    Raises:
+        ConfigError: for an option that does not fit, or an `out` that was begun with others. TextError: for what cannot
+            be read. CheckpointError: for a model that cannot, and for a folder that cannot be written.
+    """
+    output = Output.of(out)
+    asked = Asked.of(measures)
+    _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
+    own = ranks is None
+    ranks = Ranks.joined() if ranks is None else ranks
+    journal = Journal(output.path)
+    try:
+        tell = step or _tell_nobody
+        given = [files] if isinstance(files, str | os.PathLike) else list(files)
+        sources = look(given, journal, output, restart, ranks)
+        subject = _placed(model, device, dtype, ranks)
+        frame = Frame.of(subject)
+        length = length_of(window, subject, frame)
+        room = length - len(frame)
+        stride = room if stride is None else stride
+        if stride > room:
+            raise ConfigError(
+                f"stride={stride}: a window has room for {room} tokens of the text; some would be left out"
+            )
+        options = {
+            "measures": list(asked.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
+            "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
+            "dtype": _dtype(subject),
+        }  # fmt: skip
+        work = Work(
+            subject=subject, sources=sources, asked=asked, heads=chosen(subject, layers, heads), frame=frame,
+            step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
+        )  # fmt: skip
+        begun = begin(work, journal, output, options, max_tokens, restart, ranks, tell)
+        if isinstance(begun, CorpusMeasures):
+            return begun
+        _measure(begun, journal, ranks, tell)
+        if not ranks.first:
+            return CorpusMeasures.of(begun.work, output.path, work.nothing(), {})
+        return finish(begun, journal, output, options, tell)
+    except Exception as error:
+        if own:
+            ranks.fail(str(error))
+        raise
+    finally:
+        journal.close()
+        if own:
+            ranks.leave()
+
+
+def _measure(begun: Begun, journal: Journal, ranks: Ranks, tell: Step) -> None:
+    """Take units as long as there are any, then wait until the others have finished theirs."""
+    progress = _Progress(begun, ranks, tell)
+    progress.say()
+    while (number := ranks.take(begun.left)) is not None:
+        journal.write(number, begun.work.measure(begun.units[number], progress.more), begun.work.how())
+        progress.say()
+        ranks.count("units", 1)
+    while ranks.first and ranks.count("units", 0) < len(begun.left):
+        time.sleep(WAIT)
+        progress.say()
+
+
+class _Progress:
+    """How far all processes are, together."""
+
+    def __init__(self, begun: Begun, ranks: Ranks, tell: Step) -> None:
+        self._ranks, self._tell = ranks, tell
+        self._size = sum(unit.size for unit in begun.units)
+        self._before = self._size - sum(begun.units[number].size for number in begun.left)
+        self._bytes, self._tokens = 0.0, 0  # that the others do not know of yet
+        self._since = self._said = time.monotonic()
+
+    def more(self, size: float, tokens: int) -> None:
+        """So many bytes and tokens are done. Batches are many: other processes are told now and then."""
+        self._bytes, self._tokens = self._bytes + size, self._tokens + tokens
+        if self._ranks.world == 1 or time.monotonic() - self._said >= WAIT:
+            self.say()
+
+    def say(self) -> None:
+        """Tell the others; by the first process, also whoever looks on. Stopped or Deserted as `Ranks.check`."""
+        self._ranks.check()
+        size, self._said = round(self._bytes), time.monotonic()
+        done, tokens = self._before + self._ranks.count("bytes", size), self._ranks.count("tokens", self._tokens)
+        self._bytes, self._tokens = self._bytes - size, 0
+        if self._ranks.first:
+            speed = tokens / max(self._said - self._since, 1e-9)
+            self._tell(f"measuring, {speed:,.0f} tokens/s", min(done, self._size), self._size)
+
+
+def _placed(
+    model: Subject | str | os.PathLike[str] | None, device: str | None, dtype: str | None, ranks: Ranks
+) -> Subject:
+    """The model on its device: with several GPUs, each process of a machine takes its own."""
+    subject = model if isinstance(model, Subject) else open_subject(model)
+    here = next(subject.model.parameters()).device
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    wanted = device or (str(here) if isinstance(model, Subject) else found)
+    if wanted == "cuda" and ranks.world > 1:
+        wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    try:
+        subject.model.to(torch.device(wanted))
+        if dtype is not None:
+            subject.model.to(DTYPES[dtype])
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device={wanted!r}: {str(error).splitlines()[0]}") from None
+    return subject
+
+
+def _dtype(subject: Subject) -> str:
+    return str(next(subject.model.parameters()).dtype).removeprefix("torch.")
+
+
+def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:
+    for name, value, known in (("per", per, PER), ("dtype", dtype, (None, *DTYPES))):
+        if value not in known:
+            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(repr(one) for one in known if one)}")
+    for name, number in numbers.items():
+        if number is not None and (type(number) is not int or number < 1):
+            raise ConfigError(f"{name}={number!r}: expected a whole number of at least 1")
+
+
+def _numbers(given: Sequence[int] | None) -> list[int] | None:
+    return None if given is None else sorted(set(given))
+
+
+def _tell_nobody(what: str, done: int, of: int) -> None:
+    pass

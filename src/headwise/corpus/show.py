@@ -1,0 +1,89 @@
+"""A sweep's numbers in a terminal: what was measured, each measure over the heads, and the first heads."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from headwise.corpus.result import CorpusMeasures
+from headwise.errors import ConfigError
+from headwise.tables import as_text, duration
+
+SHOWN = 12  # heads
+
+
+def check_sort(sort: str | None, names: Sequence[str]) -> None:
+    """ConfigError if the heads cannot be sorted by that."""
+    if sort is not None and sort not in names:
+        raise ConfigError(f"sort={sort!r}: expected one of the measures, {', '.join(names)}")
+
+
+def print_measures(
+    found: CorpusMeasures, console: Console, *, sort: str | None = None, seconds: float | None = None
+) -> None:
+    """Facts, a line a measure, and a line each for the first heads, with as many measures as there is room for.
+
+    Args:
+        sort: a measure whose largest values stand first; by layer and head if None. seconds: that it took.
+    """
+    about, total = found.about, found.total
+    took = "" if seconds is None else f", in {duration(seconds)}"
+    files = len(about["files"])
+    facts = [
+        ("model", f"{about['model']['name']}: {about['model']['about']}"),
+        ("corpus", f"{files:,} file{'s' * (files > 1)}, {total.tokens:,} tokens in {total.windows:,} windows{took}"),
+        ("kernel", ", ".join(about["kernels"])),
+        ("table", f"{found.path}: {len(found.heads):,} heads × {len(found)} measures"),
+    ]
+    for name, value in facts:
+        console.print(Text(f"{name:>6}  ", style="dim") + Text(value), soft_wrap=True)
+    console.print()
+    _print_table(console, as_text(*found.overview(), words=2, gap="  "))
+    console.print()
+    head, body = found.table()
+    if sort is not None:
+        body = [
+            body[i] for i in found.of_heads(sort).nan_to_num(-math.inf).argsort(descending=True, stable=True).tolist()
+        ]
+    fits = _fitting(head, body, console.width, sort)
+    shown = as_text([head[i] for i in fits], [[row[i] for i in fits] for row in body[:SHOWN]], gap="  ")
+    _print_table(console, shown)
+    rest = [f"{len(body) - SHOWN:,} more heads"] if len(body) > SHOWN else []
+    hidden = [name for i, name in enumerate(head) if i not in fits]
+    rest += [", ".join(hidden)] if hidden else []
+    if rest:
+        console.print(Text(f"The table also holds {' and '.join(rest)}.", style="dim"))
+    _print_troubles(found, console)
+
+
+def _fitting(head: list[str], body: list[list[str]], width: int, sort: str | None) -> list[int]:
+    """The columns that fit: layer and head, then the measure that is sorted by, then the others in their order."""
+    widths = [max(map(len, column)) + 2 for column in zip(head, *body[:SHOWN], strict=True)]
+    order = sorted(range(2, len(head)), key=lambda i: head[i] != sort)
+    taken, room = [0, 1], width + 2 - widths[0] - widths[1]
+    for i in order:
+        room -= widths[i]
+        if room < 0:
+            break
+        taken.append(i)
+    return sorted(taken)
+
+
+def _print_table(console: Console, text: str) -> None:
+    first, _, rest = text.partition("\n")
+    console.print(Text(first, style="bold"), soft_wrap=True)
+    console.print(Text(rest), soft_wrap=True)
+
+
+def _print_troubles(found: CorpusMeasures, console: Console) -> None:
+    rows, windows = (int(count) for count in found.total.lost.max(1).values)
+    if not found.total.troubles:
+        return
+    console.print()
+    said = f"NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it."
+    if not rows:
+        said = "NaN or infinity among the values of a head; its weights are well, and nothing was left out."
+    console.print(Text(said, style="bold red"))
+    for trouble in found.total.troubles:
+        console.print(Text(f"  {trouble}"), soft_wrap=True)

@@ -1,0 +1,168 @@
+"""The files of a corpus: found, checked before any work, and known again when a run goes on."""
+
+import codecs
+import glob
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from headwise.corpus.parquet import check_column, row_groups
+from headwise.errors import ConfigError, TextError
+from headwise.lm.text_files import not_utf8
+
+BLOCK = 1 << 22  # bytes read at once
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+TEXTS = (".txt", ".text", ".md")  # what a folder is searched for beside these
+PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar")
+Tell = Callable[[int], None]  # bytes done since the last call
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of the corpus.
+
+    Attributes:
+        path: as it was found. kind: "text", "jsonl" or "parquet". size: bytes.
+        groups: bytes of each row group of a Parquet file; () for others.
+    """
+
+    path: str
+    kind: str
+    size: int
+    groups: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Print:
+    """What a file is known by when a run goes on: its size and time, and if only its time is another, its content.
+
+    Attributes:
+        mtime: in nanoseconds. sha256: of its first `size` bytes.
+    """
+
+    path: str
+    size: int
+    mtime: int
+    sha256: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
+    """The files that are meant, each once: files, folders (all texts in them, by name) and patterns such as
+    `news/**/*.txt`.
+
+    Raises:
+        TextError: naming what is not there, holds no texts, or is packed; or if all are empty.
+    """
+    if not given:
+        raise ConfigError("files=(): give at least one file, folder or pattern")
+    paths = dict.fromkeys(path for one in given for path in _paths(os.fspath(one)))
+    seen: set[str] = set()
+    found: list[Source] = []
+    for path in paths:
+        real = os.path.realpath(path)
+        if real not in seen:
+            seen.add(real)
+            found.append(_source(path))
+    if not any(source.size for source in found):
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise TextError(f"the corpus is empty: {found[0].path!r}{more} of 0 bytes")
+    return found
+
+
+def check(source: Source, field: str, upto: int, tell: Tell) -> Print:
+    """Read a file once from its first byte to byte `upto`, and take its print.
+
+    Raises:
+        TextError: naming the file and the place of the first byte that is not UTF-8, the first line that is not JSON
+            or has no such field; or the column that a Parquet file lacks.
+    """
+    if source.kind == "parquet":
+        check_column(source.path, field)
+    digest = hashlib.sha256()
+    mtime = os.stat(source.path).st_mtime_ns
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    at = 0
+    for block in blocks(source.path, upto):
+        digest.update(block)
+        if source.kind != "parquet":
+            _decode(decoder, block, source.path, at)
+        at += len(block)
+        tell(len(block))
+    if source.kind != "parquet" and at == source.size:
+        _decode(decoder, b"", source.path, at, final=True)
+    return Print(source.path, source.size, mtime, digest.hexdigest())
+
+
+def changed(known: Print, upto: int) -> str | None:
+    """What is otherwise with a file than when its print was taken, in words; None if nothing is."""
+    try:
+        now = os.stat(known.path)
+    except FileNotFoundError:
+        return f"{known.path!r} is gone"
+    if now.st_size != known.size:
+        return f"{known.path!r} had {known.size:,} bytes and has {now.st_size:,}"
+    if now.st_mtime_ns == known.mtime:
+        return None
+    digest = hashlib.sha256()
+    for block in blocks(known.path, upto):
+        digest.update(block)
+    return None if digest.hexdigest() == known.sha256 else f"{known.path!r} has other content"
+
+
+def blocks(path: str, upto: int) -> Iterator[bytes]:
+    """The first `upto` bytes of a file, a block at a time."""
+    with open(path, "rb") as file:
+        while upto > 0 and (block := file.read(min(BLOCK, upto))):
+            upto -= len(block)
+            yield block
+
+
+def _decode(decoder: codecs.IncrementalDecoder, block: bytes, path: str, at: int, final: bool = False) -> None:
+    waiting = len(decoder.getstate()[0])  # bytes of a character that the last block began
+    try:
+        decoder.decode(block, final)
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error.object[error.start], at - waiting + error.start) from None
+
+
+def _paths(given: str) -> list[str]:
+    if os.path.isdir(given):
+        known = (*KINDS, *TEXTS)
+        files = sorted(str(path) for path in Path(given).rglob("*") if _shown(path, given) and path.is_file())
+        found = [path for path in files if Path(path).suffix.lower() in known]
+        if not found:
+            raise TextError(f"{given!r}: the folder holds no texts ({', '.join(known)})")
+        return found
+    if os.path.exists(given):
+        return [given]
+    if any(sign in given for sign in "*?["):
+        found = sorted(path for path in glob.glob(given, recursive=True) if os.path.isfile(path))
+        if found:
+            return found
+        raise TextError(f"{given!r}: no file is so called")
+    raise TextError(f"{given!r} does not exist")
+
+
+def _shown(path: Path, folder: str) -> bool:
+    return not any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def _source(path: str) -> Source:
+    if not os.path.isfile(path):
+        raise TextError(f"{path!r} is a pipe or a device; give a file: a corpus is read at many places at once")
+    suffix = Path(path).suffix.lower()
+    if suffix in PACKED:
+        raise TextError(f"{path!r} is packed; unpack it first: a corpus is read at many places at once")
+    if suffix == ".json":
+        raise TextError(f"{path!r}: expected JSON lines (.jsonl), one object a line, or a text")
+    kind = KINDS.get(suffix, "text")
+    if kind == "parquet":
+        return Source(path, kind, os.path.getsize(path), row_groups(path))
+    return Source(path, kind, os.path.getsize(path))

@@ -1,0 +1,251 @@
+"""Heads that look only at the first and the last tokens keep only those: which ones, what it saves, what it costs.
+
+>>> import torch, headwise as hw
+>>> layer, x = hw.MultiHeadAttention(64, 8, num_kv_heads=2), torch.randn(1, 200, 64)
+>>> _, amap = layer(x, mask=hw.Causal(), return_map=True)
+>>> found = budget([amap], window=64, sinks=4, threshold=0.95)
+>>> found.masks()[0], found.caches()[0].windows == found.windows[0]
+(HeadWindows([None, None, None, None, None, None, None, None], sinks=4), True)
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.cache import BudgetCache, HeadWindows
+from headwise.edit.table import aligned, change
+from headwise.errors import ConfigError, ShapeError
+from headwise.map import AttentionMap
+from headwise.masks import is_causal
+from headwise.stats import RowMeasure
+from headwise.tiles import Tile
+
+
+class OutsideMass(RowMeasure):
+    """Σ p_ij over keys that are neither among the first `sinks` nor less than `window` behind the query."""
+
+    name, unit, range = "outside_mass", "mass", "0 to 1"
+    source = "what a short cache loses: Xiao et al. 2023, 2309.17453"
+
+    def __init__(self, window: int, sinks: int) -> None:
+        self.window, self.sinks = window, sinks
+
+    def partial(self, tile: Tile) -> Tensor:
+        farthest = int(tile.positions[-1]) - tile.cols.start
+        if farthest < self.window or tile.cols.stop <= self.sinks:
+            return tile.lse.new_zeros(tile.lse.shape)
+        far = (tile.positions[:, None] - tile.keys >= self.window) & (tile.keys >= self.sinks)
+        return (tile.weights * far).sum(-1)
+
+
+class AheadMass(RowMeasure):
+    """Σ p_ij over keys that come after the query: 0 in causal attention, exactly."""
+
+    name, unit, range = "ahead_mass", "mass", "0 to 1"
+    source = "headwise"
+
+    def partial(self, tile: Tile) -> Tensor:
+        if tile.cols.stop <= int(tile.positions[0]) + 1:
+            return tile.lse.new_zeros(tile.lse.shape)
+        return (tile.weights * (tile.keys > tile.positions[:, None])).sum(-1)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How many tokens each head keeps.
+
+    Attributes:
+        windows: for each layer one entry a key head: the last so many tokens, or None for all.
+        kept: for each layer [h], the share of each query head's attention that the window and the sinks hold, mean
+            over the queries that see anything else.
+        sinks: first tokens that every head keeps. window, threshold: as asked for.
+        widths: for each layer, numbers of a key and of a value. tokens: of the longest text that was looked at.
+    """
+
+    windows: tuple[tuple[int | None, ...], ...]
+    kept: tuple[Tensor, ...]
+    window: int
+    sinks: int
+    threshold: float
+    widths: tuple[tuple[int, int], ...]
+    tokens: int
+
+    def caches(self, *, stored: str | None = None) -> list[BudgetCache]:
+        """New caches, one a layer; layers mask by themselves what they do not hold."""
+        return [BudgetCache(windows, self.sinks, stored=stored) for windows in self.windows]
+
+    def masks(self) -> list[HeadWindows]:
+        """What each layer's queries may still see in a full pass; join it with `Causal()` (`Decoder` does)."""
+        found = []
+        for windows, kept in zip(self.windows, self.kept, strict=True):
+            group = len(kept) // len(windows)
+            found.append(HeadWindows([window for window in windows for _ in range(group)], self.sinks))
+        return found
+
+    def nbytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes that the caches hold after so many tokens: batch · Σ_heads min(tokens, sinks + window − 1) · (d_k +
+        d_v) · bytes a number. What `BudgetCache.nbytes` says, summed over layers."""
+        return self._bytes(self.windows, tokens, batch, dtype)
+
+    def full_nbytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
+        """The same for caches that keep all tokens."""
+        return self._bytes([[None] * len(windows) for windows in self.windows], tokens, batch, dtype)
+
+    def _bytes(self, windows: Sequence[Sequence[int | None]], tokens: int, batch: int, dtype: torch.dtype) -> int:
+        if tokens < 0 or batch < 1:
+            raise ConfigError(f"tokens={tokens}, batch={batch}: expected tokens >= 0 and batch >= 1")
+        numbers = sum(
+            sum(tokens if w is None else min(tokens, self.sinks + w - 1) for w in layer) * sum(widths)
+            for layer, widths in zip(windows, self.widths, strict=True)
+        )
+        return batch * numbers * dtype.itemsize
+
+    def __str__(self) -> str:
+        heads = [window for layer in self.windows for window in layer]
+        short = sum(window is not None for window in heads)
+        first = (
+            f"{short} of {len(heads)} key heads keep {self.sinks} + {self.window} tokens; at {self.tokens} tokens in "
+            f"float32 {change(self.full_nbytes(self.tokens), self.nbytes(self.tokens))} bytes"
+        )
+        rows = [
+            (
+                i, f"{sum(window is not None for window in layer)} of {len(layer)}", f"{float(kept.min()):.3f}",
+                f"{float(kept.mean()):.3f}", " ".join("all" if window is None else str(window) for window in layer),
+            )
+            for i, (layer, kept) in enumerate(zip(self.windows, self.kept, strict=True))
+        ]  # fmt: skip
+        return f"{first}\n{aligned(('layer', 'short', 'least kept', 'mean kept', 'tokens of each key head'), rows)}"
+
+
+def budget(
+    maps: Sequence[AttentionMap] | Sequence[Sequence[AttentionMap]],
+    window: int,
+    sinks: int = 4,
+    threshold: float = 0.95,
+    *,
+    value_dim: int | None = None,
+) -> Budget:
+    """Which heads may keep a short cache, from what they look at.
+
+    A query head may if, on average over the queries that see anything else, the last `window` tokens (its own among
+    them) and the first `sinks` hold at least `threshold` of its attention; a key head may if all query heads that
+    read it may. That is a reading of attention maps, not a training of gates as in DuoAttention: `budget_effect`
+    measures what it costs.
+
+    Args:
+        maps: one a layer, causal, as `Decoder` and other models return them; or several texts' lists of them. Longer
+            than window + sinks. For layers that cache keys by head; `LatentAttention` caches one latent for all.
+        value_dim: width of the values, that of the keys by default; only bytes depend on it.
+    Returns:
+        `Budget`, for `BudgetCache` and `HeadWindows`. It prints as a table.
+    Raises:
+        ConfigError: for options out of range, maps that are not causal, and texts too short to tell. ShapeError: for
+            texts whose maps differ.
+    Source: Xiao et al. 2023, 2309.17453 (sinks and a window); Xiao et al. 2024, 2410.10819 (by head).
+    """
+    for name, value, least in (("window", window, 1), ("sinks", sinks, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{name}={value!r}: expected a whole number of at least {least}")
+    if not 0.0 < threshold <= 1.0:
+        raise ConfigError(f"threshold={threshold}: expected 0 < threshold <= 1")
+    texts = _texts(maps)
+    kept = tuple(_kept([text[i] for text in texts], window, sinks) for i in range(len(texts[0])))
+    windows, widths = [], []
+    for amap, share in zip(texts[0], kept, strict=True):
+        least_of_group = share.view(amap.k.shape[1], -1).amin(-1)
+        windows.append(tuple(window if float(x) >= threshold else None for x in least_of_group))
+        d_k = amap.k.shape[-1]
+        widths.append((d_k, d_k if value_dim is None else value_dim))
+    longest = max(amap.shape[3] for text in texts for amap in text)
+    return Budget(tuple(windows), kept, window, sinks, threshold, tuple(widths), longest)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Mean loss in nats a token with all tokens, and with the budget's."""
+
+    full: float
+    short: float
+    tokens: int
+
+    def __str__(self) -> str:
+        more = self.short - self.full
+        return f"loss {self.full:.4f} → {self.short:.4f} nats a token ({more:+.4f}), {self.tokens:,} tokens"
+
+
+@torch.no_grad()
+def budget_effect(model: nn.Module, batches: Iterable[Tensor], found: Budget, *, step: int | None = None) -> Effect:
+    """The loss of foretelling the next token, with all tokens and with what the budget leaves of them.
+
+    Args:
+        model: takes model(ids, mask=[one a layer]) and model(ids, caches=[one a layer]) and gives logits
+            [b, n, vocabulary], as `Decoder` does; in eval mode.
+        batches: token ids [b, n], n at least 2.
+        step: None computes a full pass with the budget's masks; a number sends so many tokens at a time through the
+            budget's caches, which gives the same and holds less.
+    """
+    if model.training:
+        raise ConfigError("model: is in training mode, where dropout is on; call model.eval() first")
+    if step is not None and step < 1:
+        raise ConfigError(f"step={step}: expected at least 1, or None")
+    full, short, tokens = 0.0, 0.0, 0
+    for ids in batches:
+        if ids.ndim != 2 or ids.shape[1] < 2:
+            raise ShapeError(f"batches: expected [batch, seq of at least 2], got shape {tuple(ids.shape)}")
+        if step is None:
+            logits = model(ids, mask=found.masks())
+        else:
+            caches = found.caches()
+            logits = torch.cat([model(part, caches=caches) for part in ids.split(step, 1)], 1)
+        full, short = full + _loss(model(ids), ids), short + _loss(logits, ids)
+        tokens += ids[:, 1:].numel()
+    if not tokens:
+        raise ConfigError("batches: there are none")
+    return Effect(full / tokens, short / tokens, tokens)
+
+
+def _loss(logits: Any, ids: Tensor) -> float:
+    """The sum over tokens, in nats."""
+    return float(nn.functional.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:], reduction="sum"))
+
+
+def _texts(maps: Sequence[Any]) -> list[list[AttentionMap]]:
+    if not len(maps):
+        raise ConfigError("maps: there are none; expected one a layer")
+    texts = [list(maps)] if isinstance(maps[0], AttentionMap) else [list(text) for text in maps]
+    sizes = [[(amap.shape[1], amap.k.shape[1], amap.k.shape[3]) for amap in text] for text in texts]
+    for i, size in enumerate(sizes):
+        if size != sizes[0]:
+            raise ShapeError(f"maps: text {i} has layers (heads, key heads, width) {size}, and text 0 {sizes[0]}")
+    return texts
+
+
+def _kept(maps: Sequence[AttentionMap], window: int, sinks: int) -> Tensor:
+    """[h], mean over texts, batch entries and queries that see more than the window and the sinks."""
+    total, count = torch.zeros(2, maps[0].shape[1], dtype=torch.float64)
+    for amap in maps:
+        _, _, n, m = amap.shape
+        first = max(0, window + sinks - (m - n))  # the first query with a key behind its window and after the sinks
+        # What a causal mask hides has no mass; other maps are looked at.
+        asked = [OutsideMass(window, sinks)] if is_causal(amap.mask) else [OutsideMass(window, sinks), AheadMass()]
+        rows = amap.measure(*asked, rows=True).rows
+        if "ahead_mass" in rows and bool((rows["ahead_mass"] > 0).any()):
+            raise ConfigError(
+                "maps: queries see keys that come after them; expected causal maps (mask=Causal()), as a cache of past "
+                "tokens is for a model that reads from left to right"
+            )
+        if first >= n:
+            continue
+        outside = rows["outside_mass"][:, :, first:]
+        total += outside.double().sum((0, 2)).cpu()
+        count += (amap.lse[:, :, first:] != -torch.inf).double().sum((0, 2)).cpu()
+    if not count.all():
+        longest = max(amap.shape[3] for amap in maps)
+        raise ConfigError(
+            f"window={window}, sinks={sinks}: they hold all of the {longest} tokens that the maps have, so nothing can "
+            f"be told; give maps of longer texts, or a smaller window"
+        )
+    return 1.0 - total / count

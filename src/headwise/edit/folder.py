@@ -1,0 +1,165 @@
+"""Models of transformers whose layers have heads of their own number, as folders: weights, config, and the heads.
+
+transformers' own configuration holds one number of heads for all layers, so a pruned model that it saved could not be
+loaded again. Here a third file says how many heads each module has.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from headwise.contents import Entry, one_line, parsed, reading, text_of, word
+from headwise.edit.resize import make_room
+from headwise.errors import CheckpointError, ConfigError, not_installed
+from headwise.files import atomic_folder, sweep
+from headwise.models import HeadSite, find_heads
+from headwise.tensor_files import read_tensors, save_tensors
+from headwise.trust import check_config
+
+WEIGHTS_FILE, CONFIG_FILE, HEADS_FILE = "model.safetensors", "config.json", "heads.json"
+FORMAT = "headwise-pruned-2"
+WEIGHTS_FORMAT = "pt"  # as transformers has it
+
+
+def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Write a model of transformers whose heads were cut or merged: model.safetensors, config.json and heads.json
+    (and generation_config.json), the whole folder or nothing. `load_pruned` reads it.
+
+    Args:
+        model: a model class of transformers itself; any numbers of heads.
+        folder: a new one, or an empty one: no model is ever overwritten. Save the tokenizer after the model.
+    Raises:
+        ConfigError: for another model. CheckpointError: for a folder that is in use, and if it cannot be written.
+    """
+    kind = type(model)
+    if not kind.__module__.startswith("transformers.") or not hasattr(model, "config"):
+        raise ConfigError(
+            f"model={kind.__name__}: expected a model class of transformers; headwise.lm.checkpoint.save_model writes "
+            f"headwise's own"
+        )
+    sites = {site.name: {"num_heads": site.num_heads, "num_kv_heads": site.num_kv_heads} for site in find_heads(model)}
+    tensors, same = _apart(model)
+    heads = {"format": FORMAT, "class": kind.__name__, "sites": sites, "same": same}
+    held: Any = model
+    generation = getattr(held, "generation_config", None)
+    with _new_folder(Path(folder)) as temporary:
+        save_tensors(temporary / WEIGHTS_FILE, tensors, {"format": WEIGHTS_FORMAT})
+        (temporary / CONFIG_FILE).write_text(held.config.to_json_string(use_diff=False), encoding="utf-8")
+        if generation is not None:
+            (temporary / "generation_config.json").write_text(generation.to_json_string(), encoding="utf-8")
+        (temporary / HEADS_FILE).write_text(json.dumps(heads, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def load_pruned(folder: str | os.PathLike[str]) -> Any:
+    """The model that `save_pruned` wrote, in eval mode, in the dtypes that it was saved in.
+
+    Raises:
+        CheckpointError: if a file is missing, cannot be read, or does not fit the others. ConfigError: without
+            transformers.
+    """
+    folder = Path(folder)
+    file, weights = folder / HEADS_FILE, folder / WEIGHTS_FILE
+    with reading(
+        file, "list of heads", missing="save_pruned writes it; transformers' own from_pretrained reads others"
+    ):
+        heads = Entry(parsed(text_of(file)))
+        if heads.word("format") != FORMAT:
+            raise CheckpointError(f"it is not of the format {FORMAT}; it says {heads.word('format')!r}")
+        name = heads.word("class")
+    kind = _kind(name, file)
+    config = _config(folder / CONFIG_FILE, kind)
+    with reading(weights, "weights"):
+        tensors, _ = read_tensors(weights, WEIGHTS_FORMAT)
+    _check_layers(config, tensors, folder / CONFIG_FILE)
+    try:
+        model = kind._from_config(config)
+    except Exception as error:  # their code, with sizes from a file
+        raise CheckpointError(f"{str(folder / CONFIG_FILE)!r} makes no {kind.__name__}: {one_line(error)}") from None
+    with reading(file, "list of heads"):
+        sites = {site.name: site for site in find_heads(model)}
+        sizes = heads.entry("sites")
+        if set(sites) != set(sizes):
+            raise CheckpointError(f"it does not fit the model: its modules are not those of {kind.__name__}")
+        for name, site in sites.items():
+            one = sizes.entry(name)
+            _resize(site, one.whole("num_heads", least=1), one.whole("num_kv_heads", least=1))
+        same = heads.named("same", word)
+        if missing := [name for name in same.values() if name not in tensors]:
+            raise CheckpointError(f"same: {missing[0]!r} is not among the weights")
+    try:
+        model.load_state_dict(tensors | {name: tensors[of] for name, of in same.items()}, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{str(weights)!r} does not fit its own sizes: {one_line(error)}") from None
+    model.tie_weights()
+    return model.eval()
+
+
+def _resize(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+    if num_heads > site.num_heads or num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"{site.name}: num_heads={num_heads}, num_kv_heads={num_kv_heads}; expected a multiple of the KV heads, "
+            f"and at most {site.num_heads}"
+        )
+    if (num_heads, num_kv_heads) != (site.num_heads, site.num_kv_heads):
+        make_room(site, num_heads, num_kv_heads)
+
+
+def _kind(name: str, file: Path) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise not_installed("load_pruned()", "transformers>=5") from None
+    kind: Any = getattr(transformers, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        raise CheckpointError(f"{str(file)!r}: {name!r} is no model class of this transformers")
+    return kind
+
+
+def _config(path: Path, kind: Any) -> Any:
+    with reading(path, "configuration"):
+        values = Entry(parsed(text_of(path))).plain()
+        check_config(values, path)
+        try:
+            return kind.config_class(**values)
+        except Exception as error:  # their code, with values from a file
+            raise CheckpointError(one_line(error)) from None
+
+
+def _check_layers(config: Any, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """CheckpointError for more layers than there are weights, before any is made."""
+    layers = getattr(config, "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > len(tensors):
+        raise CheckpointError(f"{str(path)!r}: {layers} layers, and {len(tensors)} weights in {WEIGHTS_FILE}")
+
+
+def _apart(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The state with every tensor once, and for each name that shares one, the name it is saved under."""
+    first: dict[tuple[int, int, tuple[int, ...]], str] = {}
+    tensors: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    for name, x in model.state_dict().items():
+        key = (x.untyped_storage().data_ptr(), x.storage_offset(), tuple(x.shape))
+        if key in first and x.numel():
+            same[name] = first[key]
+        else:
+            first[key] = name
+            tensors[name] = x
+    return tensors, same
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder that is not there before, and there with all its files after; or nothing changes."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{str(folder)!r} is not empty; expected a new folder, as no model is overwritten")
+    try:
+        sweep(folder.parent)
+        with atomic_folder(folder) as temporary:
+            yield temporary
+    except OSError as error:
+        raise CheckpointError(f"{str(folder)!r} could not be written ({error}); nothing is left of it") from error

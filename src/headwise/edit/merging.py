@@ -1,0 +1,279 @@
+"""Heads that share keys and values: multi-head attention becomes grouped (GQA) or multi-query attention (MQA).
+
+>>> import torch, headwise as hw
+>>> layer = hw.MultiHeadAttention(64, 8)
+>>> done = merge_kv(layer, 2, method="svd")
+>>> done.model.num_kv_heads, len(done.merges[""].groups)
+(2, 2)
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.edit import share
+from headwise.edit.limits import check_weights
+from headwise.edit.places import by_site, place, whole
+from headwise.edit.resize import pick_heads, put, set_sizes
+from headwise.edit.table import aligned, change, count_parameters
+from headwise.errors import ConfigError
+from headwise.models import HeadSite, find_heads
+from headwise.nn.multi_head import MultiHeadAttention
+
+METHODS = ("mean", "first", "cluster", "svd")
+Groups = Sequence[Sequence[int]]
+# Attention modules of transformers that turn the pairs (t, t + d/2) of all channels.
+HALF_SPLIT = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What one module shares now.
+
+    Attributes:
+        groups: key and value heads, by their numbers before, that became one, in the new order.
+        queries: query heads by their numbers before, in the new order.
+        lost_scores, lost_values: relative error of the matrices W_Q W_Kᵀ and of W_V W_O of all heads (√ of squared
+            sums; 0 is exact, and it can exceed 1): what is lost where inputs have no direction of their own.
+    """
+
+    module: str
+    groups: tuple[tuple[int, ...], ...]
+    queries: tuple[int, ...]
+    lost_scores: float
+    lost_values: float
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The model with shared keys and values. model: what was given if it was changed in place, else a copy. merges:
+    one for each module that was changed, by the name of its site."""
+
+    model: nn.Module
+    method: str
+    merges: dict[str, Merge]
+    parameters_before: int
+    parameters_after: int
+
+    def __str__(self) -> str:
+        first = f"method {self.method}; parameters {change(self.parameters_before, self.parameters_after)}"
+        rows = [
+            (
+                m.module, f"{sum(map(len, m.groups))} → {len(m.groups)}", f"{100 * m.lost_scores:.1f} %",
+                f"{100 * m.lost_values:.1f} %", " ".join("(" + " ".join(map(str, group)) + ")" for group in m.groups),
+            )
+            for m in self.merges.values()
+        ]  # fmt: skip
+        head = ("module", "key heads", "error of W_Q W_Kᵀ", "error of W_V W_O", "shared by")
+        return f"{first}; errors are relative and can exceed 100 %\n{aligned(head, rows)}"
+
+
+def merge_kv(
+    model: nn.Module,
+    num_kv_heads: int | Mapping[str | int, int],
+    method: str = "mean",
+    *,
+    groups: Mapping[str | int, Groups] | None = None,
+    in_place: bool = False,
+) -> Merged:
+    """Let groups of heads share one key and value head. Query heads move along with theirs; the order of heads alone
+    changes nothing.
+
+    Args:
+        model: a `MultiHeadAttention` or a model with them, such as `Decoder`; or a Llama-like one of transformers.
+        num_kv_heads: key and value heads that stay, a divisor of those there are; or by site, and others stay as they
+            are.
+        method: how a group becomes one head, and, where `groups` does not say, which heads are a group.
+            "mean": their mean; neighbours (Ainslie et al. 2023). "first": the first of them; neighbours.
+            "cluster": their mean; heads whose W_K and W_V are alike (cosine).
+            "svd": the matrices that lose least of all W_Q W_Kᵀ and W_V W_O, with a map a head taken into W_Q and W_O;
+            heads whose W_K and W_V span alike spaces. It loses nothing where W_K and W_V of a group are equal up to
+            invertible maps. With rotary positions, keys are mapped by a complex factor for each turned pair, which is
+            all that the positions let pass; with QK-norm keys take the mean.
+        groups: for some sites, lists of key heads that become one, such as `group_heads` gives.
+        in_place: change the model itself; else a deepcopy, and the model stays as it is.
+    Returns:
+        `Merged`. If all heads of a group had the same keys and values, nothing is lost; otherwise `heal` trains the
+        model on.
+    Raises:
+        ConfigError: for a number that is no divisor, groups that do not fit, other designs and models, and weights
+            that are quantised, parametrised, unknown, or shared by two modules. Nothing has been changed then.
+    Source: Ainslie et al. 2023, 2305.13245; like heads first, Chen et al. 2024, 2412.20677.
+    """
+    if method not in METHODS:
+        raise ConfigError(f"method={method!r}: expected one of {', '.join(map(repr, METHODS))}")
+    sites = find_heads(model)
+    counts = (
+        by_site("num_kv_heads", sites, num_kv_heads)
+        if isinstance(num_kv_heads, Mapping)
+        else dict.fromkeys(range(len(sites)), num_kv_heads)
+    )
+    chosen = by_site("groups", sites, groups or {})
+    for i in chosen:
+        if i not in counts:
+            raise ConfigError(f"groups: {place(sites[i])} is not among the sites of num_kv_heads")
+    for i, count in counts.items():
+        _check_site(sites[i], method)
+        counts[i] = _checked_count(sites[i], count)
+    check_weights(model, [sites[i] for i in counts])
+    found = {i: _groups(sites[i], count, method, chosen.get(i)) for i, count in counts.items()}
+    before = count_parameters(model)
+    result = model if in_place else deepcopy(model)
+    own = sites if in_place else find_heads(result)
+    merges = {own[i].name: _merge(own[i], each, method) for i, each in found.items()}
+    _tell_config(result)
+    return Merged(result, method, merges, before, count_parameters(result))
+
+
+def group_heads(site: HeadSite, count: int, outputs: Tensor | None = None, *, method: str = "cluster") -> Groups:
+    """Key heads of a site in `count` groups of one size, alike ones together.
+
+    Args:
+        outputs: what the query heads gave on some text, [b, h, n, d_v], as `record_heads` keeps it: heads are then
+            alike if their outputs are (cosine, mean over the pairs of query heads of two key heads). Without it, if
+            their weights are, in the sense of `method`, "cluster" or "svd" (see `merge_kv`).
+    """
+    if method not in ("cluster", "svd"):
+        raise ConfigError(f"method={method!r}: expected 'cluster' or 'svd'")
+    _check_site(site, method)
+    count = _checked_count(site, count)
+    if outputs is None:
+        return share.alike_groups(_similarity(site, method), count)
+    if outputs.ndim != 4 or outputs.shape[1] != site.num_heads:
+        raise ConfigError(f"outputs: expected [b, h={site.num_heads}, n, d_v], got shape {tuple(outputs.shape)}")
+    group = site.num_heads // site.num_kv_heads
+    pairs = share.cosine(outputs.detach().double().transpose(0, 1))
+    return share.alike_groups(pairs.unflatten(0, (-1, group)).unflatten(-1, (-1, group)).mean((1, 3)), count)
+
+
+def _check_site(site: HeadSite, method: str) -> None:
+    module: Any = site.module
+    if type(module) is not MultiHeadAttention and site.kind != "llama":
+        raise ConfigError(
+            f"{place(site)}: {type(module).__name__} cannot share keys and values here; known: MultiHeadAttention, "
+            f"alone or in TransformerBlock and Decoder, and Llama-like models of transformers"
+        )
+    if method != "svd" or site.kind != "llama":
+        return
+    config: Any = getattr(module, "config", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    share_turned = getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
+    if type(module).__name__ not in {f"{name}Attention" for name in HALF_SPLIT} or share_turned != 1.0:
+        raise ConfigError(
+            f"method='svd': which channels {type(module).__name__} turns together is not known; known: "
+            f"{', '.join(HALF_SPLIT)}. The other methods do not need to know"
+        )
+
+
+def _checked_count(site: HeadSite, count: object) -> int:
+    found = whole(count)
+    if found is None or found < 1 or site.num_kv_heads % found:
+        raise ConfigError(
+            f"num_kv_heads={count!r}: {place(site)} has {site.num_kv_heads} key heads; expected a divisor of that"
+        )
+    return found
+
+
+def _groups(site: HeadSite, count: int, method: str, given: Groups | None) -> list[list[int]]:
+    size = site.num_kv_heads // count
+    if given is None:
+        if method in ("cluster", "svd"):
+            return [list(group) for group in group_heads(site, count, method=method)]
+        return [list(range(i, i + size)) for i in range(0, site.num_kv_heads, size)]
+    found = [[head if (number := whole(head)) is None else number for head in group] for group in given]
+    if sorted(head for group in found for head in group) != list(range(site.num_kv_heads)) or any(
+        len(group) != size for group in found
+    ):
+        raise ConfigError(
+            f"groups: {place(site)}: {found}; expected {count} groups of {size}, in which each of the "
+            f"{site.num_kv_heads} key heads stands once"
+        )
+    return found
+
+
+def _merge(site: HeadSite, groups: list[list[int]], method: str) -> Merge:
+    """Reorder, then put the shared heads in the place of the others."""
+    ratio, size = site.num_heads // site.num_kv_heads, len(groups[0])
+    order = [head for group in groups for head in group]
+    queries = [head * ratio + i for head in order for i in range(ratio)]
+    pick_heads(site, queries, order)
+    q, k, v, o = _extended(site)
+    new = []
+    for i in range(len(groups)):
+        of_keys, of_queries = slice(i * size, (i + 1) * size), slice(i * size * ratio, (i + 1) * size * ratio)
+        new.append(_shared(site, q[of_queries], k[of_keys], v[of_keys], o[of_queries], method))
+    new_q, new_o = (torch.cat([each[i] for each in new]) for i in (0, 3))
+    new_k, new_v = (torch.stack([each[i] for each in new]) for i in (1, 2))
+    per_query = [x.repeat_interleave(len(q) // len(x), 0) for x in (k, new_k, v, new_v)]
+    scores = share.lost(q, per_query[0].mT, new_q, per_query[1].mT)
+    values = share.lost(per_query[2], o, per_query[3], new_o)
+    module: Any = site.module
+    changed = (("q_proj", new_q), ("k_proj", new_k), ("v_proj", new_v)) if method == "svd" else (
+        ("k_proj", new_k), ("v_proj", new_v)
+    )  # fmt: skip
+    for name, x in changed:
+        _write(getattr(module, name), x)
+    if method == "svd":
+        put(module.o_proj, "weight", new_o.flatten(0, 1).mT.to(module.o_proj.weight))
+    set_sizes(site, site.num_heads, len(groups))
+    return Merge(place(site), tuple(map(tuple, groups)), tuple(queries), scores, values)
+
+
+def _shared(
+    site: HeadSite, q: Tensor, k: Tensor, v: Tensor, o: Tensor, method: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, the one K and the one V, and outputs of a group."""
+    if method == "first":
+        return q, k[0], v[0], o
+    if method != "svd":
+        return q, k.mean(0), v.mean(0), o
+    module: Any = site.module
+    new_v, new_o = share.shared_values(v, o)
+    if getattr(module, "k_norm", None) is not None:
+        return q, k.mean(0), new_v, new_o
+    turned = site.kind == "llama" or module.rotary is not None
+    new_q, new_k = (share.shared_rotary_keys if turned else share.shared_keys)(q, k)
+    return new_q, new_k, new_v, new_o
+
+
+def _similarity(site: HeadSite, method: str) -> Tensor:
+    module: Any = site.module
+    _, k, v, _ = _extended(site)
+    if method == "cluster":
+        return (share.cosine(k) + share.cosine(v)) / 2
+    if getattr(module, "k_norm", None) is not None:
+        return (share.cosine(k) + share.overlap(v)) / 2
+    turned = site.kind == "llama" or module.rotary is not None
+    return ((share.rotary_overlap if turned else share.overlap)(k) + share.overlap(v)) / 2
+
+
+def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Q, K, V with a row for the bias (0 without one), and O, all in float64."""
+    module: Any = site.module
+    weights = {name: x.double() for name, x in site.weights().items()}
+    for name in "qkv":
+        x, bias = weights[name], getattr(module, f"{name}_proj").bias
+        row = x.new_zeros(len(x), 1, x.shape[-1]) if bias is None else bias.detach().double().view(len(x), 1, -1)
+        weights[name] = torch.cat((x, row), 1)
+    return weights["q"], weights["k"], weights["v"], weights["o"]
+
+
+def _write(linear: nn.Linear, x: Tensor) -> None:
+    """[heads, in + 1, d] into a linear map, the last row as its bias."""
+    bias = linear.bias
+    put(linear, "weight", x[:, :-1].mT.flatten(0, 1).to(linear.weight))
+    if bias is not None:
+        put(linear, "bias", x[:, -1].flatten().to(bias))
+
+
+def _tell_config(model: nn.Module) -> None:
+    """transformers writes a model whose layers are alike by itself, if its configuration has the new number."""
+    config: Any = getattr(model, "config", None)
+    counts = {site.num_kv_heads for site in find_heads(model)}
+    heads = {site.num_heads for site in find_heads(model)}
+    if hasattr(config, "num_key_value_heads") and len(counts) == 1 and heads == {config.num_attention_heads}:
+        config.num_key_value_heads = counts.pop()

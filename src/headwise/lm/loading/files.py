@@ -1,0 +1,135 @@
+"""What has to be in a folder of transformers before anything of it is loaded, and the messages for what is not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from headwise.contents import Entry, one_line, parsed, reading, text_of, word
+from headwise.errors import CheckpointError, HeadwiseError
+from headwise.models.adapters.huggingface.library import library
+from headwise.trust import WEIGHTS, check_config, check_folder
+
+PICKLED = "*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack"
+INDEX = WEIGHTS[1]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within it, transformers shows no progress bars and logs errors only; afterwards it is as it was."""
+    logging = library("utils.logging")
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def theirs(folder: Path | str, what: str) -> Iterator[None]:
+    """A block of calls of transformers, with values from files: there may be anything wrong with them, in any class.
+    CheckpointError that says so."""
+    try:
+        yield
+    except HeadwiseError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{str(folder)!r}: {what}: {one_line(error)}") from None
+
+
+def check_weights(folder: Path, config: Any) -> None:
+    """CheckpointError if there are no safetensors, a part of them is missing, damaged or lies elsewhere, or they cannot
+    be those of so many layers."""
+    tensors = sum(_tensors(folder / name) for name in _files(folder))
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    if isinstance(layers, int) and layers > tensors:
+        raise CheckpointError(f"{str(folder)!r}: {layers} layers by its config.json, but {tensors} weights")
+
+
+def _files(folder: Path) -> list[str]:
+    if (folder / WEIGHTS[0]).is_file():
+        return [WEIGHTS[0]]
+    index = folder / INDEX
+    if index.is_file():
+        names = sorted(_parts(index))
+        for name in names:
+            if Path(name).name != name or not name.endswith(".safetensors"):
+                raise CheckpointError(f"{str(index)!r} names {name!r}, which is no safetensors file of this folder")
+            if not (folder / name).is_file():
+                raise CheckpointError(f"{str(folder)!r}: {name} is missing, which {INDEX} names")
+        return names
+    pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if pickled:
+        raise CheckpointError(
+            f"{str(folder)!r} has its weights in {pickled[0]} alone, and headwise reads no pickled files: they can run "
+            f"code. Open them where you trust them, and write model.safetensors with model.save_pretrained(…)"
+        )
+    raise CheckpointError(f"{str(folder)!r} has no weights: expected model.safetensors, or {INDEX} and its parts")
+
+
+def _tensors(path: Path) -> int:
+    """How many tensors a file holds."""
+    with reading(path, "weights"):
+        try:
+            with safe_open(path, framework="pt") as file:
+                return len(list(file.keys()))
+        except SafetensorError as error:
+            raise CheckpointError(f"truncated or damaged, so the model cannot be loaded: {error}") from None
+
+
+def _parts(index: Path) -> set[str]:
+    with reading(index, "index"):
+        parts = Entry(parsed(text_of(index))).named("weight_map", word)
+        if not parts:
+            raise CheckpointError("weight_map names no files")
+        return set(parts.values())
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration. CheckpointError if it cannot be read, is not known, or is of a model that is no one text
+    model."""
+    auto = library("models.auto")
+    check_folder(folder)
+    path = folder / "config.json"
+    with reading(path, "configuration"):
+        given = Entry(parsed(text_of(path))).plain()
+    with theirs(folder, "its config.json cannot be read"), quiet():
+        # Another file, where the configuration names one for this version of transformers.
+        kind = library("configuration_utils").PreTrainedConfig
+        followed, _ = kind.get_config_dict(str(folder), local_files_only=True)
+    for values in (given, followed):
+        check_config(values, path)
+        if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
+            raise CheckpointError(
+                f"{str(path)!r}: auto_map={values['auto_map']!r} names code of its own for a model that this version "
+                f"of transformers does not know; headwise runs no code of a folder"
+            )
+    unknown = "its config.json is of no model that this version of transformers knows, or cannot be read"
+    with theirs(folder, unknown), quiet():
+        config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    if getattr(config, "is_encoder_decoder", False):
+        raise CheckpointError(
+            f"{str(folder)!r} is an encoder with a decoder ({config.model_type}), which needs two texts; open models "
+            f"of one text, or watch this one with headwise.watch"
+        )
+    return config
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer. CheckpointError if there is none."""
+    auto = library("models.auto")
+    with theirs(folder, "it has no tokenizer that can be read"), quiet():
+        tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        empty = not len(tokenizer) > len(tokenizer.added_tokens_decoder)
+    if empty:
+        raise CheckpointError(
+            f"{str(folder)!r}: it has no tokenizer, such as tokenizer.json or vocab.txt; save one with "
+            f"tokenizer.save_pretrained(…)"
+        )
+    return tokenizer

@@ -1,0 +1,188 @@
+"""A model of Hugging Face transformers as a subject: its own code, with the attention computed by headwise."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from headwise.errors import CheckpointError, ConfigError, TextError
+from headwise.lm.loading.base import LossFunction, Maps, Seen, Subject, described, text_of
+from headwise.lm.loading.characters import by_decoding, by_offsets
+from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
+from headwise.lm.loading.reading import Reading
+from headwise.lm.loading.remarks import Remark, remark
+from headwise.models.adapters.huggingface import switch
+from headwise.models.adapters.huggingface.library import library
+from headwise.models.adapters.observer import Observation, call_name, observe
+from headwise.stats import Measure
+
+LOGITS = 1 << 26  # logits held at once, 256 MB in float32
+# Parts that no attention reads: they may be missing from the weights.
+UNREAD = ("pooler",)
+
+
+class TransformersSubject(Subject):
+    """A folder of transformers."""
+
+    kind = "transformers"
+    model: Any
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.resolve().name
+        self._folder = str(folder)
+        config = read_config(folder)
+        check_weights(folder, config)
+        self._tokenizer = read_tokenizer(folder)
+        self.model, self._predicts = _load(folder, config)
+        try:
+            switch(self.model)
+        except ConfigError as error:
+            raise CheckpointError(f"{self._folder!r}: {error}") from None
+        text = config.get_text_config()
+        self.limit = _positions(self.model)
+        trained = getattr(text, "max_position_embeddings", None)
+        self.context = trained if isinstance(trained, int) and self.limit is None else self.limit
+        found = self._tried()
+        self.layers, self.heads = tuple(found), tuple(amap.shape[1] for amap in found.values())
+        self.causal = all(float(amap[0, :, 0, 1].max()) == 0.0 for amap in found.values())
+        self._predicts = self._predicts and self.causal
+        size = sum(p.numel() for p in self.model.parameters()) / 1e6
+        width = getattr(text, "hidden_size", None)
+        wide = f", hidden size {width}" if isinstance(width, int) else ""
+        self.about = f"{type(self.model).__name__}, {described(self.heads)}{wide}, {size:.1f} M weights"
+
+    def read(self, text: str) -> Reading:
+        """The text by the folder's tokenizer, with the special tokens that it puts around a text."""
+        whole = text_of(text)
+        tokenizer = self._tokenizer
+        fast = bool(tokenizer.is_fast)
+        with theirs(self._folder, "its tokenizer cannot read a text"):
+            found = tokenizer(
+                whole, return_offsets_mapping=fast, return_special_tokens_mask=True, truncation=False, padding=False,
+                verbose=False,
+            )  # fmt: skip
+            ids = list(found["input_ids"])
+            tokens = [str(token) for token in tokenizer.convert_ids_to_tokens(ids)]
+            special = [bool(mark) for mark in found["special_tokens_mask"]]
+            unknown = tokenizer.unk_token_id, str(tokenizer.unk_token)
+        if not ids:
+            raise TextError("text: the model's tokenizer makes no token of it; give a text with letters")
+        if fast:
+            pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
+        else:
+            pieces, spans = by_decoding(whole, tokens, special)
+        return Reading(whole, torch.tensor(ids), pieces, spans, special, _remarks_on(ids, pieces, *unknown))
+
+    @property
+    def loss_fn(self) -> LossFunction | None:
+        """As in `Subject`."""
+        return _mean_loss if self._predicts else None
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.model.get_input_embeddings().weight.shape[0])
+
+    @torch.no_grad()
+    def _run(
+        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
+        seen: Seen | None = None,
+    ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
+        maps: Maps = {}
+
+        def keep(call: Observation) -> None:
+            name = call_name(call.name, maps)
+            maps[name] = call.map
+            if seen is not None:
+                seen(name, call.map)
+
+        padding = {} if mask is None else {"attention_mask": mask.long()}
+        wants = with_loss and self._predicts and ids.shape[1] > 1
+        whole = wants and ids.numel() * self._vocabulary <= LOGITS
+        options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
+        with observe(keep, model=self.model, measures=measures):
+            found = self.model(input_ids=ids, use_cache=False, **padding, **options)
+        if whole:
+            said = float(_nats(found.logits[:, :-1], ids[:, 1:]))
+            return maps, lambda: said
+        return maps, lambda: self._long_loss(ids) if wants else None
+
+    def _long_loss(self, ids: Tensor) -> float:
+        """The loss without all logits at once: the text is read once more, a stretch after the other, with a cache."""
+        b, n = ids.shape
+        rows = max(1, LOGITS // (b * self._vocabulary))
+        cache, total = library("cache_utils").DynamicCache(config=self.model.config), 0.0
+        for start in range(0, n - 1, rows):
+            part = ids[:, start : start + rows]
+            logits = self.model(input_ids=part, past_key_values=cache, use_cache=True).logits
+            targets = ids[:, start + 1 : start + rows + 1]
+            total += float(_nats(logits[:, : targets.shape[1]], targets, reduction="sum"))
+        return total / (b * (n - 1))
+
+    def _tried(self) -> Maps:
+        """The maps of two tokens: they tell layers, heads, and whether the model is causal."""
+        with theirs(self._folder, f"{type(self.model).__name__} cannot be run on token ids alone"):
+            last = self._vocabulary - 1
+            maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
+        if not maps:
+            raise CheckpointError(f"{self._folder!r}: {type(self.model).__name__} has no attention that can be seen")
+        return maps
+
+
+def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Remark, ...]:
+    said = []
+    missing = 0 if unknown is None else ids.count(unknown)
+    if missing:
+        said.append(remark("unknown_tokens", count=missing, of=len(ids), sign=sign))
+    parts = sum(not piece for piece in pieces)
+    if parts:
+        said.append(remark("parts_of_characters", count=parts))
+    return tuple(said)
+
+
+def _load(folder: Path, config: Any) -> tuple[Any, bool]:
+    """The model in eval mode, and whether it has a head that predicts the next token."""
+    auto = library("models.auto")
+    names = set(library("models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    with theirs(folder, "the model cannot be loaded"), quiet():
+        headed = any(name in names for name in getattr(config, "architectures", None) or ())
+        kind = auto.AutoModelForCausalLM if headed else auto.AutoModel
+        model, info = kind.from_pretrained(
+            str(folder), config=config, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+            dtype=torch.float32, output_loading_info=True,
+        )  # fmt: skip
+    missing = sorted(name for name in info["missing_keys"] if not any(part in name for part in UNREAD))
+    if missing or info["mismatched_keys"]:
+        wrong = missing or sorted(str(key[0]) for key in info["mismatched_keys"])
+        raise CheckpointError(
+            f"{str(folder)!r}: {len(wrong)} weights of {type(model).__name__} are missing or have other sizes in its "
+            f"files, {wrong[0]} for one; they are of another model, or not whole"
+        )
+    return model.eval(), headed
+
+
+def _positions(model: nn.Module) -> int | None:
+    """How many positions a model has learned, None if they are not learned: of tables such as `position_embeddings`
+    and `wpe`, without the places that some keep for padding."""
+    found = []
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and (last == "wpe" or "position" in last):
+            kept = getattr(module, "offset", None)  # OPT
+            if not isinstance(kept, int):
+                kept = 0 if module.padding_idx is None else module.padding_idx + 1  # RoBERTa
+            found.append(module.num_embeddings - kept)
+    return min(found, default=None)
+
+
+def _mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
+    """Nats a token on windows [w, tokens + 1]."""
+    logits = model(input_ids=windows[:, :-1], use_cache=False).logits
+    return _nats(logits, windows[:, 1:])
+
+
+def _nats(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    """The loss of logits [b, n, vocabulary] for the tokens that came, [b, n]."""
+    return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)

@@ -1,0 +1,94 @@
+"""A decoder of headwise as a subject."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.lm.loading.base import LossFunction, Maps, Seen, Subject, described, text_of
+from headwise.lm.loading.reading import Reading
+from headwise.lm.loading.remarks import SENTENCES, Remark, remark
+from headwise.lm.loss import mean_loss, next_token_loss
+from headwise.lm.model import Decoder
+from headwise.lm.tokenizer import CharTokenizer
+from headwise.masks import Lengths
+from headwise.stats import Measure
+
+
+class DecoderSubject(Subject):
+    """A `Decoder` and the characters that it knows."""
+
+    kind, limit, causal = "headwise", None, True
+    model: Decoder
+
+    def __init__(self, decoder: Decoder, tokenizer: CharTokenizer, name: str = "decoder") -> None:
+        self.name, self.model, self._tokenizer = name, decoder.eval(), tokenizer
+        self.context = decoder.config.context
+        self.layers = tuple(f"blocks.{i}.attention" for i in range(decoder.config.num_layers))
+        maps, _ = self._run(torch.zeros(1, 1, dtype=torch.long), None, (), False)
+        self.heads = tuple(amap.shape[1] for amap in maps.values())
+        self.about = self._described()
+
+    def read(self, text: str) -> Reading:
+        """One token a character, or one a byte of a character that the vocabulary does not have."""
+        ids = torch.from_numpy(self._tokenizer.encode(text_of(text)))
+        pieces: list[str] = []
+        spans: list[tuple[int, int]] = []
+        in_bytes = 0
+        for i, (character, (start, end)) in enumerate(zip(text, self._tokenizer.spans(text), strict=True)):
+            more = end - start - 1
+            pieces += [""] * more + [character]
+            spans += [(i, i)] * more + [(i, i + 1)]
+            in_bytes += more > 0
+        remarks = (remark("read_as_bytes", count=in_bytes),) if in_bytes else ()
+        return Reading(text, ids, pieces, spans, [False] * len(pieces), remarks)
+
+    @property
+    def loss_fn(self) -> LossFunction:
+        """As in `Subject`."""
+        return mean_loss
+
+    def remarks(self, tokens: int) -> list[Remark]:
+        """As in `Subject`."""
+        design = self.model.config.design
+        return [*([remark(design)] if design in SENTENCES else []), *super().remarks(tokens)]
+
+    @property
+    def _vocabulary(self) -> int:
+        return self.model.config.vocab_size
+
+    @torch.no_grad()
+    def _run(
+        self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
+        seen: Seen | None = None,
+    ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
+        padding = None if mask is None else Lengths(mask.sum(-1), mask.sum(-1))
+        with ExitStack() as hooks:
+            if seen is not None:
+                for name in self.layers:
+                    tell = partial(_tell, seen, name)
+                    hooks.enter_context(self.model.get_submodule(name).register_forward_hook(tell))
+            hidden, maps = self.model.hidden(ids, mask=padding, return_maps=True, measures=measures)
+
+        def loss() -> float | None:
+            if ids.shape[1] < 2:
+                return None
+            weight = self.model.embedding.weight
+            return float(next_token_loss(hidden[:, :-1].flatten(0, 1), weight, ids[:, 1:].flatten()))
+
+        return dict(zip(self.layers, maps, strict=True)), loss
+
+    def _described(self) -> str:
+        c = self.model.config
+        extras = [] if c.design == "multi_head" else [c.design]
+        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} of keys and values"]
+        kind = f" ({', '.join(extras)})" if extras else ""
+        return f"{described(self.heads)}{kind}, d_model {c.d_model}, {self.model.num_parameters / 1e6:.1f} M weights"
+
+
+def _tell(seen: Seen, name: str, module: Any, given: Any, found: Any) -> None:
+    """A hook: (y, map) is what an attention layer gave."""
+    seen(name, found[1])

@@ -1,0 +1,66 @@
+"""A text as a model reads it: its tokens, and where each of them stands in the text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headwise.lm.loading.remarks import Remark
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A text and its tokens.
+
+    Attributes:
+        text: as it was given.
+        ids: [n] int64 token ids, with the special tokens that the tokenizer puts around a text.
+        pieces: what each token says, such as "武", " world" or "[SEP]". A token that ends inside a character has "",
+            and the last token of that character has all of it.
+        spans: (start, end) of each token in the text, in characters; an empty one where it is none of the text.
+        special: whether each token was put there by the tokenizer, such as [CLS] and <s>.
+        remarks: sentences on how the text was read, such as how much of it is not in the vocabulary.
+    """
+
+    text: str
+    ids: Tensor
+    pieces: list[str]
+    spans: list[tuple[int, int]]
+    special: list[bool]
+    remarks: tuple[Remark, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def words(self) -> list[str]:
+        """The text cut up at its tokens: joined, without the special ones, they are all of it. What the tokenizer
+        drops, such as blanks between words, stands with the token behind it."""
+        found: list[str] = []
+        at, last = 0, -1
+        for i, (piece, (start, end), special) in enumerate(zip(self.pieces, self.spans, self.special, strict=True)):
+            if special or start == end:
+                found.append(piece)
+                continue
+            found.append(self.text[at:end])
+            at, last = end, i
+        if last >= 0:
+            found[last] += self.text[at:]
+        return found
+
+    @property
+    def units(self) -> list[tuple[int, int]]:
+        """Token ranges that can be shown: a token, or all those that one character takes."""
+        return units_of(self.pieces)
+
+    def __repr__(self) -> str:
+        start = " ".join(self.text.split())
+        return f"Reading({start[:24] + '…' if len(start) > 24 else start!r}, {len(self)} tokens)"
+
+
+def units_of(pieces: Sequence[str]) -> list[tuple[int, int]]:
+    """Token ranges: each ends with a piece that says something; those at the end that say nothing go with the last."""
+    ends = [i + 1 for i, piece in enumerate(pieces) if piece]
+    if not ends or ends[-1] < len(pieces):
+        ends[-1:] = [len(pieces)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))

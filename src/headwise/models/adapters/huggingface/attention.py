@@ -1,0 +1,185 @@
+"""The attention function that transformers calls for attn_implementation="headwise"."""
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.masks import Causal, Documents, Grid, Mask, Window, is_causal as mask_is_causal
+from headwise.models.adapters.foreign_masks import both, of_additive, of_boolean
+from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.models.adapters.observer import attended
+from headwise.models.adapters.weights import AttentionWeights
+from headwise.rule import Rule
+from headwise.scores import Bias, Score, SinkLogits, SoftCap
+
+# What models pass on beside what is computed with: none of it changes the attention of one call. Positions are in the
+# queries and keys already, and packed sequences in the mask.
+HARMLESS = frozenset({
+    "cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "output_hidden_states",
+    "output_router_logits", "position_ids", "return_dict", "use_cache",
+})  # fmt: skip
+# Where FlashAttention is told of packed sequences.
+PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention by the interface of transformers' `AttentionInterface`.
+
+    Args:
+        query: [b, h, n, d]; key, value: [b, h_kv, m, d], not repeated for grouped queries.
+        attention_mask: a `MaskTensor`; or a boolean (True = may attend) or floating (added) [b or 1, h or 1, n or 1, m]
+            of the user's own, or of a model that computed with its mask; or None for every key, as in
+            attn_implementation="eager".
+        dropout: share of weights dropped; models give 0 when they do not train.
+        softcap: Gemma 2's cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
+        position_bias: [b or 1, h or 1, n, m], added to the scores (T5).
+    Returns:
+        [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call asks for attentions, else None;
+        with s_aux their rows sum to less than 1, by the share of the sink.
+    Raises:
+        ConfigError: for an argument that is not known, by name: it might change what is computed; and for is_causal
+            and sliding_window that contradict a missing mask.
+    """
+    _refuse_unknown(module, kwargs)
+    b, h, n, _ = query.shape
+    if query.dtype != value.dtype or key.dtype != value.dtype:
+        query, key = query.to(value.dtype), key.to(value.dtype)  # under autocast norms widen them
+    packed = kwargs.get("cu_seq_lens_q") is not None or kwargs.get("cu_seq_lens_k") is not None
+    found: list[Mask | None] = []
+    scores: tuple[Score, ...] = () if softcap is None else (SoftCap(float(softcap)),)
+    if isinstance(attention_mask, MaskTensor) and _is_of(attention_mask, b, n, key.shape[2]):
+        if attention_mask.keys < key.shape[2]:
+            key, value = key[:, :, : attention_mask.keys], value[:, :, : attention_mask.keys]
+            position_bias = None if position_bias is None else position_bias[..., : attention_mask.keys]
+        found.append(attention_mask.mask)
+    elif attention_mask is None and not packed:
+        _refuse_contradictions(module, n, key.shape[2], is_causal, sliding_window)
+    elif attention_mask is None:
+        found.append(_of_module(module, key.shape[2], is_causal, sliding_window))
+    else:
+        mask, score = _of_tensor(module, attention_mask, Grid(b, h, n, key.shape[2]))
+        found.append(mask)
+        scores += score
+    if packed:
+        found.append(_of_packed(kwargs, b, n, key.shape[2]))
+    if position_bias is not None and (position_bias.requires_grad or bool(position_bias.any())):
+        scores += (Bias(position_bias),)
+    if s_aux is not None:
+        scores += (SinkLogits(s_aux),)
+    wanted = _attentions_wanted(kwargs)
+    whole = both(*found)
+    out, amap = attended(
+        module, query, key, value, want_map=wanted, to_itself=_to_itself(module, whole, n, key.shape[2]), mask=whole,
+        scale=scaling, score=scores, dropout_p=float(dropout),
+    )  # fmt: skip
+    weights = None
+    if wanted and amap is not None:
+        tensors = (query, key, s_aux, position_bias)
+        graph = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+        rule = Rule(amap.rule.mask, amap.rule.scale, amap.rule.grid, scores)
+        weights = AttentionWeights(amap, query.dtype, graph=(query, key, rule) if graph else None)
+    return out.transpose(1, 2).contiguous(), weights  # models call .view on it
+
+
+def _to_itself(module: nn.Module, mask: Mask | None, n: int, m: int) -> bool:
+    """Whether queries and keys are one sequence, as far as the call tells: only then one may be before the other; and
+    what is part of a decoder and not causal looks at the encoder."""
+    if mask_is_causal(mask):
+        return True
+    crosses = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
+    return n == m and not crosses and not getattr(module, "is_decoder", False)
+
+
+def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
+    for name, value in kwargs.items():
+        if name not in HARMLESS and name not in PACKED and value is not None and value is not False:
+            known = "softcap, s_aux, sliding_window, position_bias, cu_seq_lens_q and cu_seq_lens_k"
+            raise ConfigError(
+                f"{type(module).__name__} calls its attention with {name}=…, which attn_implementation='headwise' does "
+                f"not know and might have to reckon with; it knows {known}. Use attn_implementation='eager' for this "
+                f"model: headwise.restore(model)"
+            )
+
+
+def _is_of(mask: MaskTensor, b: int, n: int, m: int) -> bool:
+    """Whether a mask was made for this call and holds what it was made with."""
+    return not mask.changed and (mask.shape[0], mask.shape[2], mask.shape[3]) == (b, n, m)
+
+
+def _refuse_contradictions(
+    module: nn.Module, n: int, m: int, is_causal: bool | None, sliding_window: int | None
+) -> None:
+    """Raise if a call without a mask says of itself that it hides keys."""
+    said = "is_causal=True" if is_causal and n > 1 else None
+    if sliding_window is not None and m > sliding_window:
+        said = f"sliding_window={sliding_window}"
+    if said is not None:
+        raise ConfigError(
+            f"{type(module).__name__} calls its attention with {said} and no mask, for {n} queries and {m} keys: "
+            f"transformers' eager attention hides no key then, and its others do. Give the model a 4-D attention_mask"
+        )
+
+
+def _of_module(module: nn.Module, m: int, is_causal: bool | None, sliding_window: int | None) -> Mask | None:
+    """What FlashAttention takes from the module where sequences are packed and there is no mask."""
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        _refuse_contradictions(module, m, m, None, sliding_window)
+        return None
+    return Causal() if sliding_window is None else Causal() & Window(sliding_window)
+
+
+def _of_tensor(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
+    """A 4-D mask that a user or a model made, as it is."""
+    if not isinstance(given, Tensor) or (given.dtype != torch.bool and not given.is_floating_point()):
+        came = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise DTypeError(f"attention_mask: expected a boolean or floating tensor, got {came}")
+    b, h, n, m = grid
+    if given.ndim != 4 or any(
+        size not in fits for size, fits in zip(given.shape, ((1, b), (1, h), (1, n), (m,)), strict=True)
+    ):
+        raise ShapeError(
+            f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [{b} or 1, {h} "
+            f"or 1, {n} or 1, {m}]; a model that makes no mask of its padding ignores it, and headwise will not"
+        )
+    if given.dtype == torch.bool:
+        return of_boolean(given.expand(-1, -1, n, -1)), ()
+    given = given.expand(b, -1, -1, -1) if given.shape[2] == 1 else given  # padding has a length for each
+    return of_additive(given, n, lowest=torch.finfo(given.dtype).min / 2)
+
+
+def _of_packed(kwargs: dict[str, Any], b: int, n: int, m: int) -> Mask:
+    """Sequences one after the other in one batch entry, as FlashAttention is told of them."""
+    ends, key_ends = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
+    if ends is None or key_ends is None or not torch.equal(ends, key_ends) or b != 1 or n != m or int(ends[-1]) != m:
+        raise ConfigError(
+            f"cu_seq_lens_q and cu_seq_lens_k: expected the same ends of sequences for queries and keys, in a batch of "
+            f"1, the last of them {m}; got {ends} and {key_ends} for a batch of {b}, {n} queries and {m} keys"
+        )
+    return Documents(torch.searchsorted(ends[1:].contiguous(), torch.arange(m, device=ends.device), right=True))
+
+
+def _attentions_wanted(kwargs: dict[str, Any]) -> bool:
+    """Whether the caller of the model asked for attentions: some models say so, for others transformers keeps a list
+    of what to catch."""
+    if kwargs.get("output_attentions"):
+        return True
+    collector = getattr(sys.modules.get("transformers.utils.output_capturing"), "_active_collector", None)
+    catching = None if collector is None else collector.get()
+    return catching is not None and any(name.endswith("attentions") for name in catching)

@@ -1,0 +1,109 @@
+"""The mask function that transformers calls for attn_implementation="headwise": a `MaskTensor` in O(n) memory."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from headwise.masks import Everything, Mask, is_causal
+from headwise.models.adapters.foreign_masks import both, of_boolean, of_padding
+from headwise.models.adapters.huggingface.library import library
+from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
+from headwise.models.adapters.huggingface.patterns import MaskFunction, Place, Unknown, read
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: MaskFunction | None = None,
+    attention_mask: Tensor | None = None,
+    device: Any = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **kwargs: Any,
+) -> MaskTensor | None:
+    """What each query may see, by the interface of transformers' `AttentionMaskInterface`.
+
+    Args:
+        q_offset, kv_offset: where the queries and the keys begin on the axis that mask_function counts on.
+        mask_function: (batch, head, query, key) indices to booleans.
+        attention_mask: [batch, keys ever seen], True where a token stands, or None.
+        dtype: of the mask that the model sees.
+        kwargs: what other implementations are told, such as when they may leave a mask out.
+    Returns:
+        [batch, 1, q_length, kv_length], to the model the mask of attn_implementation="eager"; None where that is None.
+        A function that is not one of transformers' own is evaluated to a boolean of that size, as their own
+        implementations do with every function.
+    """
+    theirs = library("masking_utils")
+    function = theirs.causal_mask_function if mask_function is None else mask_function
+    eager = partial(
+        theirs.eager_mask, batch_size, q_length, kv_length, int(q_offset), kv_offset, attention_mask=attention_mask,
+        dtype=dtype, device=device, **kwargs,
+    )  # fmt: skip
+    if kwargs.get("allow_is_bidirectional_skip") and _leaves_out(eager):
+        return None
+    # Queries of headwise stand at the end of the keys: those beyond are a fixed cache's empty places.
+    keys = q_length + int(q_offset) - kv_offset
+    shape = batch_size, q_length, kv_length
+    real = None
+    if attention_mask is not None:
+        # A mask that ends before the keys says that nothing stands there yet.
+        missing = max(0, kv_offset + kv_length - attention_mask.shape[-1])
+        real = pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
+    try:
+        mask: Mask | None = read(function, Place(kv_offset, min(keys, kv_length)))
+        if isinstance(mask, Everything):
+            mask, keys = None, kv_length  # wherever the queries stand
+        elif keys > kv_length or (keys < kv_length and not is_causal(mask)):
+            raise Unknown("queries that stand elsewhere than at the end of the keys")
+    except Unknown:
+        # The padding is said apart, so that what a user's function says stays one boolean for all of the batch.
+        index = _indices(batch_size, q_length, kv_length, int(q_offset), kv_offset, device)
+        mask, keys = of_boolean(_evaluate(function, index, theirs, bool(kwargs.get("use_vmap")))), kv_length
+    if real is not None:
+        mask = both(mask, of_padding(real[:, :keys], q_length))
+    return MaskTensor(mask, shape, keys, device, dtype, partial(eager, mask_function=function))
+
+
+class _Read(Exception):
+    """A mask function was called."""
+
+
+def _leaves_out(eager: Callable[..., Tensor | None]) -> bool:
+    """Whether eager attention goes without a mask: transformers decides so before it calls any mask function."""
+
+    def read(*index: Tensor) -> Tensor:
+        raise _Read
+
+    try:
+        return eager(mask_function=read) is None
+    except _Read:
+        return False
+
+
+def _indices(b: int, n: int, m: int, q_offset: int, kv_offset: int, device: Any) -> tuple[Tensor, ...]:
+    return (
+        torch.arange(b, device=device),
+        torch.arange(1, device=device),
+        torch.arange(n, device=device) + q_offset,
+        torch.arange(m, device=device) + kv_offset,
+    )
+
+
+def _evaluate(function: MaskFunction, index: tuple[Tensor, ...], theirs: Any, one_by_one: bool) -> Tensor:
+    """The boolean [b, 1, n, m] of a function; `one_by_one` for those that may not know of broadcasting."""
+    if not one_by_one:
+        cells = function(*(i[(None,) * at + (slice(None),) + (None,) * (3 - at)] for at, i in enumerate(index)))
+        return cells.expand(len(index[0]), 1, len(index[2]), len(index[3]))
+    for axis in reversed(range(4)):
+        places = [None] * 4
+        places[axis] = 0  # type: ignore[call-overload]
+        function = torch.vmap(function, in_dims=tuple(places), out_dims=0)
+    with theirs.TransformGetItemToIndex():
+        return function(*index)

@@ -1,0 +1,122 @@
+"""Turning models of transformers to headwise, and back."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from headwise.errors import ConfigError
+from headwise.models.adapters.huggingface.attention import attention_forward
+from headwise.models.adapters.huggingface.interface import calls_interface, left_out
+from headwise.models.adapters.huggingface.library import library
+from headwise.models.adapters.huggingface.masks import make_mask
+
+NAME = "headwise"
+_BEFORE = "_headwise_before"  # on a switched model: its configurations and what each of them said
+
+
+def install() -> None:
+    """Let transformers know attn_implementation="headwise", for models that are loaded and for `switch`.
+
+    Both of its registers are told: attention, and how to make the masks for it. Calling it again changes nothing.
+
+    Raises:
+        ConfigError: if transformers is not installed: `pip install 'transformers>=5'`.
+    """
+    # torch.compile cannot look into masks that are read from closures; it compiles what lies between.
+    library("modeling_utils").AttentionInterface.register(NAME, torch.compiler.disable(attention_forward))
+    library("masking_utils").AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask))
+
+
+def switch(model: Any) -> Any:
+    """Let headwise compute the attention of a loaded transformers model, all its parts included; gives the model back.
+
+    Modules in it that compute their attention by themselves, as some image encoders do, go on doing so; a
+    `UserWarning` lists them.
+
+    Raises:
+        ConfigError: if it is no transformers model, if a part of it ignores attn_implementation or none of it takes
+            its attention from outside (named; nothing is changed then), or if transformers is not installed.
+    """
+    turn(model)
+    if left := unswitched(model):
+        warnings.warn(
+            f"switch(model): these parts of {type(model).__name__} compute their attention by themselves, and headwise "
+            f"does not: {_listed(left)}",
+            UserWarning,
+            stacklevel=2,
+        )
+    return model
+
+
+def unswitched(model: nn.Module) -> dict[str, str]:
+    """The attention modules of a transformers model that `switch` leaves as they are: name → class."""
+    return left_out(model, [name for name, module in model.named_modules() if calls_interface(module)])
+
+
+def turn(model: Any) -> Any:
+    """`switch` without its warning."""
+    pretrained = library("modeling_utils").PreTrainedModel
+    if not isinstance(model, pretrained):
+        hint = "; for nn.MultiheadAttention call headwise.swap(model)" if isinstance(model, nn.Module) else ""
+        raise ConfigError(f"switch(model): expected a transformers model, got {type(model).__name__}{hint}")
+    parts = [part for part in model.modules() if isinstance(part, pretrained)]
+    for part in parts:
+        if not part._can_set_attn_implementation():
+            raise ConfigError(
+                f"switch(model): {type(part).__name__} computes its attention by itself and ignores "
+                f"attn_implementation, so headwise cannot compute it"
+            )
+    if not any(map(calls_interface, model.modules())):
+        left = unswitched(model)
+        raise ConfigError(
+            f"switch(model): {type(model).__name__} "
+            + (f"computes its attention by itself: {_listed(left)}" if left else "has no attention")
+        )
+    if _BEFORE in model.__dict__:
+        return model
+    install()
+    own = [module.config for module in model.modules() if calls_interface(module)]
+    before = [(config, config._attn_implementation_internal) for config in _configs(own, model, parts)]
+    model.set_attn_implementation(NAME)
+    for config in own:  # some modules have a copy of their model's, which the model does not know of
+        config._attn_implementation_internal = NAME
+    object.__setattr__(model, _BEFORE, before)
+    stayed = sorted({type(part).__name__ for part in parts if part.config._attn_implementation != NAME})
+    if stayed:
+        restore(model)
+        raise ConfigError(f"switch(model): {', '.join(stayed)} did not take attn_implementation='headwise'")
+    return model
+
+
+def restore(model: Any) -> Any:
+    """Put back what computed the attention of a switched model, part by part; gives the model back."""
+    for config, implementation in model.__dict__.get(_BEFORE, ()):
+        config._attn_implementation_internal = implementation
+    if _BEFORE in model.__dict__:
+        object.__delattr__(model, _BEFORE)
+    return model
+
+
+def _configs(own: list[Any], model: Any, parts: list[Any]) -> list[Any]:
+    """Every configuration that says how attention is computed, each once: those of modules, of models and of parts."""
+    found: dict[int, Any] = {}
+    waiting = [*own, *(part.config for part in (model, *parts))]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in found:
+            found[id(config)] = config
+            waiting += [sub for name in config.sub_configs if (sub := getattr(config, name, None)) is not None]
+    return list(found.values())
+
+
+def _listed(found: Mapping[str, str]) -> str:
+    """Modules by class, with the name of the first of each."""
+    names: dict[str, list[str]] = {}
+    for name, kind in found.items():
+        names.setdefault(kind, []).append(name or "the model itself")
+    return "; ".join(
+        f"{kind} ({those[0]}{f' and {len(those) - 1} more' if len(those) > 1 else ''})" for kind, those in names.items()
+    )

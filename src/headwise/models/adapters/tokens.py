@@ -1,0 +1,155 @@
+"""Padded batches as observers see them: queries that are padding see nothing and are counted by no measure.
+
+Other libraries compute the rows of padded queries like any others, and so do the adapters, for their outputs must be
+the same. But those rows are no data. In self attention a query that stands on a hidden key is padding itself, so the
+mask says which they are.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from headwise.map import AttentionMap
+from headwise.masks import And, Dense, Documents, Grid, Lengths, Mask, conjuncts
+from headwise.masks.base import kept
+from headwise.rule import Rule
+from headwise.stats import Measure, Measurements, RowMeasure
+from headwise.stats.base import RowState
+from headwise.stats.statistics import Statistic
+from headwise.tiles import Tile
+
+
+class OverTokens(RowMeasure):
+    """A measure of rows, over the queries that are no padding. For self attention; otherwise as the measure is."""
+
+    def __init__(self, inner: RowMeasure) -> None:
+        self.inner = inner
+        self.name = f"{inner.name} over tokens"
+        self.unit, self.range, self.source = inner.unit, inner.range, inner.source
+        self.reduce = inner.reduce  # type: ignore[misc]  # it is that of the class for all but this one
+
+    def partial(self, tile: Tile) -> Tensor:
+        return self.inner.partial(tile)
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.inner.combine(one, other)
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return self.inner.value(total, lse)
+
+    def counted(self, total: Tensor, lse: Tensor) -> Tensor:
+        return self.inner.counted(total, lse) & (lse != -torch.inf)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return self.inner.needs(rule)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return self.inner.from_rows(found, lse, rule)
+
+    def start(self, grid: Grid, like: Tensor, keep_rows: bool = False) -> RowState:
+        return self.inner.start(grid, like, keep_rows)
+
+    def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        self._close(state, self.from_rows(found, lse, rule), _seen(lse, rule, 0), 0)
+
+    def update(self, state: RowState, tile: Tile) -> None:
+        part = self.partial(tile)
+        state.current = part if tile.first or state.current is None else self.combine(state.current, part)
+        if tile.last:
+            self._close(state, state.current, _seen(tile.lse, tile.rule, tile.rows.start), tile.rows.start)
+            state.current = None
+
+
+def over_tokens(measure: Measure) -> Measure:
+    """The measure over tokens; one that is not made of rows, such as `received_mass`, stays as it is."""
+    own = isinstance(measure, RowMeasure) and type(measure).update is RowMeasure.update
+    return OverTokens(measure) if own and isinstance(measure, RowMeasure) else measure
+
+
+def token_map(amap: AttentionMap, measures: Sequence[Measure]) -> AttentionMap:
+    """The map of self attention in which queries that are padding see nothing, and what is measured of it.
+
+    Args:
+        amap: as it was computed, measured by `over_tokens` of each of the measures.
+        measures: those that were asked for. What a kernel told of the rows serves again; only a measure that is not
+            made of rows is computed anew.
+    Returns:
+        A map that shares all with the other but the log-sum-exp.
+    """
+    rule = amap.rule
+    seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
+    result = AttentionMap(
+        amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, named=amap.named, refusals=amap.refusals,
+        nonfinite_values=amap.nonfinite_values,
+    )  # fmt: skip
+    if amap.measured is not None:
+        states = amap.measured.states
+        others = [measure for measure in measures if over_tokens(measure) is measure]
+        states |= result.measure(*others).states if others else {}
+        nonfinite = (torch.isnan(result.lse) | (result.lse == torch.inf)).sum(-1)
+        result.measured = Measurements(measures, [states[over_tokens(one).name] for one in measures], nonfinite)
+        result.measured.nonfinite_values = amap.nonfinite_values
+    return result
+
+
+def token_queries(mask: Mask, grid: Grid) -> Tensor | None:
+    """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are. Made once for each mask and
+    size, as `token_mask`."""
+    found: Tensor | None = kept("_token_queries", lambda: _queries(mask, grid), mask, (grid.n, grid.m))
+    return found
+
+
+def token_mask(mask: Mask, grid: Grid) -> Mask:
+    """The mask of self attention under which queries that are padding see nothing. It is made once for each mask and
+    size, so that layers which share a mask share this one too."""
+    made: Mask = kept("_token_mask", lambda: _blinded(mask, grid), mask, (grid.n, grid.m))
+    return made
+
+
+def _queries(mask: Mask, grid: Grid) -> Tensor | None:
+    if grid.n > grid.m:
+        return None
+    real: Tensor | None = None
+    for part in conjuncts(mask):
+        if _is_padding(part):
+            keys = _first_row(part, grid)
+            here = keys[:, grid.m - grid.n :]
+            real = here if real is None else real & here
+    return None if real is None or bool(real.all()) else real
+
+
+def _blinded(mask: Mask, grid: Grid) -> Mask:
+    if isinstance(mask, And):
+        return And(_blinded(mask.left, grid), _blinded(mask.right, grid))
+    if not _is_padding(mask):
+        return mask
+    if isinstance(mask, Lengths):
+        left = mask.side == "left"
+        queries = (mask.keys - grid.shift).clamp(min=0) if left else mask.keys.clamp(max=grid.n)
+        return Lengths(mask.keys, queries, side=mask.side)
+    # Padding with holes: one document, in O(n) where a boolean of rows and columns would be n×m.
+    real = _first_row(mask, grid)
+    return Documents(real.long() - 1)
+
+
+def _is_padding(mask: Mask) -> bool:
+    """Whether it hides keys from all queries alike."""
+    if isinstance(mask, Lengths):
+        return mask.queries is None
+    return isinstance(mask, Dense) and mask.mask.stride(2) == 0 and mask.mask.shape[1] == 1
+
+
+def _seen(lse: Tensor, rule: Rule, first: int) -> Tensor:
+    """The log-sum-exp [b, h, r] of rows from `first` on, −∞ where the query is padding."""
+    real = token_queries(rule.mask, rule.grid)
+    if real is None:
+        return lse
+    here = real[:, None, first : first + lse.shape[-1]].to(lse.device)
+    return lse.masked_fill(~here, -torch.inf)
+
+
+def _first_row(mask: Mask, grid: Grid) -> Tensor:
+    """Which keys the first query may see, [b or 1, m]."""
+    row, keys = torch.zeros(1, dtype=torch.long, device="cpu"), torch.arange(grid.m, device="cpu")
+    return mask.allowed(row, keys, grid)[:, 0, 0]

@@ -1,0 +1,128 @@
+"""Attention weights as other libraries return them: a tensor to its users, an `AttentionMap` until they touch it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.kernels.call import Call
+from headwise.kernels.reference import dense_weights
+from headwise.map import AttentionMap
+from headwise.models.adapters.lazy import LazyTensor
+from headwise.rule import Rule
+
+
+class AttentionWeights(LazyTensor):
+    """Weights [b, h, n, m] (averaged: [b, n, m]; of an unbatched call: without b) that nobody has paid for yet.
+
+    It is a `torch.Tensor`: any torch function, NumPy and `.tolist()` work, and give what they give for the dense
+    tensor. Before it is first touched it takes O(n) memory. An index of integers and slices, `weights[0, 3, 10:20]`,
+    computes that tile alone; anything else makes the whole n×m tensor once and keeps it, as the other library would
+    have from the start. Where gradients were recorded in the call, they flow through it to queries, keys and biases,
+    and then the first touch that autograd records makes all of it, in float64.
+
+    Weights are those before dropout, and rows of fully masked queries are 0, where PyTorch's are NaN. With a learned
+    sink (`s_aux` of gpt-oss and others), rows sum to less than 1, by as much as the sink takes, as in gpt-oss's own
+    code. The eager code of Granite's models with sinks (granite_swa, granitemoe_swa) returns rows without the sink,
+    which sum to 1: `weights / weights.sum(-1, keepdim=True)`.
+
+    Attributes:
+        map: the `AttentionMap` [b, h, n, m] behind it. Keys that `add_bias_kv` and `add_zero_attn` append are the
+            map's first ones, and the last ones here.
+    """
+
+    map: AttentionMap
+
+    @staticmethod
+    def __new__(cls: type["AttentionWeights"], amap: AttentionMap, dtype: torch.dtype, **how: Any) -> Any:
+        b, h, n, m = amap.shape
+        shape = (*((b,) if how.get("batched", True) else ()), *(() if how.get("averaged") else (h,)), n, m)
+        return LazyTensor.empty_shell(cls, shape, dtype, amap.lse.device)
+
+    def __init__(
+        self,
+        amap: AttentionMap,
+        dtype: torch.dtype,
+        *,
+        averaged: bool = False,
+        batched: bool = True,
+        appended: int = 0,
+        graph: tuple[Tensor, Tensor, Rule] | None = None,
+    ) -> None:
+        """
+        Args:
+            dtype: of the weights as a tensor.
+            averaged: over heads. batched: False drops the batch axis.
+            appended: how many of the map's first keys the caller expects last.
+            graph: queries, keys and rule with their graph, where weights must be differentiable.
+        """
+        self.map = amap
+        self._averaged, self._batched, self._appended = averaged, batched, appended
+        self._graph = graph
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        """Whether gradients flow through it."""
+        return self._made.requires_grad if self._made is not None else self._graph is not None
+
+    @property
+    def origin(self) -> str:
+        return f"{'the mean over heads of ' if self._averaged else ''}{self.map!r}"
+
+    def make(self) -> Tensor:
+        if self._graph is not None:
+            q, k, rule = self._graph
+            with torch.enable_grad():
+                every = dense_weights(Call(q, k, k[..., :0], rule))[0]
+                return self._arranged(every.mean(1) if self._averaged else every)
+        return self._arranged(self._read([slice(None)] * 4))
+
+    def __getitem__(self, index: Any) -> Tensor:
+        parts = self._tile_of(index)
+        if parts is None:
+            return self.dense()[index]
+        shape = torch.empty(self.shape, device="meta")[index].shape  # raises what a tensor raises
+        if 0 in shape:
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return self._read(parts).to(self.dtype)
+
+    def _read(self, parts: list[Any]) -> Tensor:
+        """A tile of the map, [batch, head, query, key] indices; the mean over heads if averaged."""
+        if not self._averaged:
+            return self.map[tuple(parts)]
+        batch, _, rows, cols = parts
+        heads = self.map.shape[1]  # one after the other, so that never all of them are held
+        total = self.map[batch, 0, rows, cols]
+        for head in range(1, heads):
+            total += self.map[batch, head, rows, cols]
+        return total / heads
+
+    def _arranged(self, weights: Tensor) -> Tensor:
+        """The map's weights in the order, shape and dtype that the caller expects."""
+        if self._appended:
+            weights = weights.roll(-self._appended, -1)
+        return (weights if self._batched else weights[0]).to(self.dtype)
+
+    def _tile_of(self, index: Any) -> list[Any] | None:
+        """The index as one into the map, [batch, head, query, key], if it is a tile; None if only all of it will do."""
+        parts = list(index) if isinstance(index, tuple) else [index]
+        plain = all(
+            type(part) is int or (isinstance(part, slice) and _is_forward(part)) or part is ... for part in parts
+        )
+        graph = self._graph is not None and torch.is_grad_enabled()
+        if self.made or graph or self._appended or not plain or parts.count(...) > 1:
+            return None
+        if len(parts) - parts.count(...) > self.ndim:
+            return None  # the dense tensor knows how to say so
+        if ... not in parts:
+            parts.append(...)
+        at = parts.index(...)
+        parts[at : at + 1] = [slice(None)] * (self.ndim - len(parts) + 1)
+        return [*([] if self._batched else [0]), *parts[: len(parts) - 2 - (not self._averaged)],
+                *([slice(None)] if self._averaged else [parts[-3]]), *parts[-2:]]  # fmt: skip
+
+
+def _is_forward(part: slice) -> bool:
+    return all(end is None or type(end) is int for end in (part.start, part.stop)) and (
+        part.step is None or (type(part.step) is int and part.step > 0)
+    )

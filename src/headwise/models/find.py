@@ -1,0 +1,44 @@
+"""All kinds of attention modules that are known, and a model searched for them."""
+
+from torch import nn
+
+from headwise.errors import ConfigError
+from headwise.models.bert import BertKind
+from headwise.models.four_maps import BartKind, DistilBertKind, T5Kind, ViTKind
+from headwise.models.gpt2 import Gpt2Kind
+from headwise.models.headwise_designs import HeadwiseKind
+from headwise.models.llama import LlamaKind
+from headwise.models.site import HeadSite, Kind
+from headwise.models.torch_attention import TorchKind
+
+KINDS: tuple[Kind, ...] = (
+    HeadwiseKind(), TorchKind(), BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), ViTKind(),
+    DistilBertKind(), T5Kind(),
+)  # fmt: skip
+
+
+def find_heads(model: nn.Module) -> list[HeadSite]:
+    """Every attention module of a model whose heads are known, in the order in which the modules are registered.
+
+    >>> import headwise as hw
+    >>> [site.name for site in find_heads(hw.TransformerBlock(hw.MultiHeadAttention(16, 4), d_ff=32))]
+    ['attention']
+
+    Known by class or by structure; transformers is not imported. A module that stands in the model twice is listed
+    once.
+
+    Raises:
+        ConfigError: naming the known kinds, if there is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model={type(model).__name__}: expected an nn.Module")
+    found = [
+        site
+        for name, module in model.named_modules()
+        for site in (kind.site(name, module) for kind in KINDS)
+        if site is not None
+    ]
+    if not found:
+        known = "; ".join(f"{kind.name}: {kind.about}" for kind in KINDS)
+        raise ConfigError(f"model={type(model).__name__}: no attention heads of a known kind in it. Known: {known}")
+    return found

@@ -1,0 +1,84 @@
+"""Modules of transformers that hold four linear maps of one width, for queries, keys, values and the output."""
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from headwise.models.site import HeadSite, Kind, Part, features, linear_parts
+
+
+class FourMapsKind(Kind):
+    """A module with four such maps and the size of a head; as many key heads as query heads.
+
+    Attributes:
+        maps: what the maps are called, those of queries, keys, values and the output. size: the size of a head.
+    """
+
+    maps: ClassVar[tuple[str, str, str, str]]
+    size: ClassVar[str]
+
+    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+        """As in `Kind`."""
+        d = getattr(module, self.size, None)
+        q, k, v, o = maps = [getattr(module, x, None) for x in self.maps]
+        if not isinstance(d, int) or not all(isinstance(x, nn.Module) for x in maps):
+            return None
+        width = features(o, 1)
+        if not width or width % d or any(features(x, 0) != width for x in (q, k, v)):
+            return None
+        return HeadSite(name, module, self.name, width // d, width // d, d, d, o, self)
+
+    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+        """As in `Kind`."""
+        held: Any = module
+        d, (*inputs, out) = getattr(held, self.size), (getattr(held, x) for x in self.maps)
+        parts = [part for x, owner in zip("qkv", inputs, strict=True) for part in linear_parts(x, owner, 0, "query", d)]
+        return [*parts, *linear_parts("o", out, 1, "query", d)]
+
+
+class BartKind(FourMapsKind):
+    """BART and what is built like it: Whisper, mBART, Marian, Pegasus, OPT, CLIP, SigLIP, wav2vec 2.0 …"""
+
+    name = "bart"
+    about = "BART-like models of transformers, Whisper, OPT and CLIP among them (q_proj, k_proj, v_proj, out_proj)"
+    maps = ("q_proj", "k_proj", "v_proj", "out_proj")
+    size = "head_dim"
+
+
+class ViTKind(FourMapsKind):
+    """ViT: maps called as in Llama, but a key head for every query head."""
+
+    name = "vit"
+    about = "ViT-like models of transformers (q_proj, k_proj, v_proj, o_proj, num_attention_heads)"
+    maps = ("q_proj", "k_proj", "v_proj", "o_proj")
+    size = "head_dim"
+
+    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+        """As in `Kind`; what has groups of heads is of the kind "llama", and headwise's own has another name for h."""
+        if hasattr(module, "num_key_value_groups") or not isinstance(getattr(module, "num_attention_heads", None), int):
+            return None
+        return super().site(name, module)
+
+
+class DistilBertKind(FourMapsKind):
+    """DistilBERT."""
+
+    name = "distilbert"
+    about = "DistilBERT of transformers (q_lin, k_lin, v_lin, out_lin)"
+    maps = ("q_lin", "k_lin", "v_lin", "out_lin")
+    size = "attention_head_size"
+
+
+class T5Kind(FourMapsKind):
+    """T5 and what is built like it: mT5, UMT5, Switch Transformers … Their relative biases have a column a head."""
+
+    name = "t5"
+    about = "T5-like models of transformers (q, k, v, o, key_value_proj_dim)"
+    maps = ("q", "k", "v", "o")
+    size = "key_value_proj_dim"
+
+    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+        """As in `Kind`; letter "bias" for the relative bias, where the module has one."""
+        bias = getattr(module, "relative_attention_bias", None)
+        own = [] if not isinstance(bias, nn.Module) else [Part("bias", bias, "weight", 1, "query", 1)]
+        return [*super().parts(module, output), *own]

@@ -1,0 +1,40 @@
+"""GPT-2 of transformers: weights lie [in, out], and queries, keys and values in one packed map."""
+
+from typing import Any
+
+from torch import nn
+
+from headwise.models.site import HeadSite, Kind, Part
+
+
+class Gpt2Kind(Kind):
+    """A module with `c_attn` and `c_proj` of the class Conv1D, and its `head_dim`; with `q_attn` in cross attention."""
+
+    name = "gpt2"
+    about = "GPT-2-like models of transformers (c_attn, c_proj)"
+
+    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+        """As in `Kind`."""
+        maps = [getattr(module, x, None) for x in ("c_attn", "c_proj")]
+        d = getattr(module, "head_dim", None)
+        if not isinstance(d, int) or any(type(x).__name__ != "Conv1D" for x in maps):
+            return None
+        packed, out = maps
+        assert packed is not None
+        assert out is not None
+        width = out.weight.shape[0]
+        if packed.weight.shape[1] != (2 if hasattr(module, "q_attn") else 3) * width:
+            return None
+        return HeadSite(name, module, self.name, width // d, width // d, d, d, out, self)
+
+    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+        """As in `Kind`."""
+        held: Any = module
+        width, d = held.c_proj.weight.shape[0], held.head_dim
+        if hasattr(held, "q_attn"):
+            places = [("q", held.q_attn, 0), ("k", held.c_attn, 0), ("v", held.c_attn, width)]
+        else:
+            places = [(x, held.c_attn, i * width) for i, x in enumerate("qkv")]
+        parts = [Part(x, owner, "weight", 1, "query", d, start) for x, owner, start in places]
+        parts += [Part(x, owner, "bias", 0, "query", d, start) for x, owner, start in places]
+        return [*parts, Part("o", held.c_proj, "weight", 0, "query", d)]

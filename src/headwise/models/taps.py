@@ -1,0 +1,63 @@
+"""Heads scaled and recorded while a model runs, between Concat(head_1 … head_h) and the output projection."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ShapeError
+from headwise.models.site import Change, HeadSite
+
+
+@contextmanager
+def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> Iterator[None]:
+    """While open, every head's output is multiplied by its gate, before the output projection.
+
+    Args:
+        sites: as `find_heads` gives them, or some of them.
+        gates: one tensor [h] a site, for all batch entries and tokens; it may require a gradient. 0 masks a head.
+    Raises:
+        ShapeError: naming the site whose gates do not fit.
+    """
+    if len(gates) != len(sites):
+        raise ShapeError(f"gates: {len(gates)} tensors for {len(sites)} sites; expected one tensor [h] each")
+    for site, gate in zip(sites, gates, strict=True):
+        if gate.shape != (site.num_heads,):
+            raise ShapeError(
+                f"gates: shape {tuple(gate.shape)} for {site.name!r}; expected [{site.num_heads}], one for each head"
+            )
+
+    def scaled(site: HeadSite, gate: Tensor) -> Change:
+        def change(concat: Tensor) -> Tensor:
+            return concat * gate.repeat_interleave(site.value_dim).to(concat)
+
+        return change
+
+    with ExitStack() as stack:
+        for site, gate in zip(sites, gates, strict=True):
+            stack.enter_context(site.anatomy.tapped(site, scaled(site, gate)))
+        yield
+
+
+@contextmanager
+def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
+    """While open, what every head gives to the output projection is kept: yields a list, one [b, h, n, d_v] a site.
+
+    Entry i is that of the latest call of `sites[i]`, with its gradient, and [0, h, 0, d_v] before the first. Places
+    of two axes are counted row by row; a call without a batch has b = 1.
+    """
+    heads = [torch.empty(0, site.num_heads, 0, site.value_dim) for site in sites]
+
+    def kept(i: int, site: HeadSite) -> Change:
+        def change(concat: Tensor) -> Tensor:
+            rows = concat[None] if concat.ndim == 2 else concat.flatten(1, -2)  # [b, n, h·d_v]
+            heads[i] = rows.unflatten(-1, (site.num_heads, site.value_dim)).transpose(1, 2)
+            return concat
+
+        return change
+
+    with ExitStack() as stack:
+        for i, site in enumerate(sites):
+            stack.enter_context(site.anatomy.tapped(site, kept(i, site)))
+        yield heads

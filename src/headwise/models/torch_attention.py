@@ -1,0 +1,76 @@
+"""PyTorch's own `nn.MultiheadAttention`, also inside `nn.TransformerEncoderLayer` and its like."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.models.site import Change, HeadSite, Kind, Part, linear_parts
+
+
+class TorchKind(Kind):
+    """`nn.MultiheadAttention`, by class."""
+
+    name = "torch"
+    about = "torch.nn.MultiheadAttention"
+
+    def site(self, name: str, module: nn.Module) -> HeadSite | None:
+        """As in `Kind`."""
+        if not isinstance(module, nn.MultiheadAttention):
+            return None
+        h, d = module.num_heads, module.head_dim
+        return HeadSite(name, module, self.name, h, h, d, d, module.out_proj, self)
+
+    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+        """As in `Kind`: q, k and v lie one after the other in in_proj_weight, or in three of their own."""
+        assert isinstance(module, nn.MultiheadAttention)
+        d, width = module.head_dim, module.embed_dim
+        packed = module._qkv_same_embed_dim
+        names = {letter: "in_proj_weight" if packed else f"{letter}_proj_weight" for letter in "qkv"}
+        starts = {letter: i * width for i, letter in enumerate("qkv")}
+        parts = [Part(x, module, names[x], 0, "query", d, starts[x] if packed else 0) for x in "qkv"]
+        if module.in_proj_bias is not None:
+            parts += [Part(x, module, "in_proj_bias", 0, "query", d, starts[x]) for x in "qkv"]
+        return [*parts, *linear_parts("o", module.out_proj, 1, "query", d)]
+
+    @contextmanager
+    def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
+        """As in `Kind`. The module calls no output projection, and fused paths call not even the module: these are
+        turned off, and while the heads are computed the identity stands in the place of W_O."""
+        module = site.module
+        assert isinstance(module, nn.MultiheadAttention)
+        before, own = module.forward, vars(module).get("forward")
+
+        def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+            with _identity(module.out_proj):
+                concat, weights = before(*args, **kwargs)
+            swapped = concat.ndim == 3 and not module.batch_first  # [n, b, h·d_v]
+            concat = concat.transpose(0, 1) if swapped else concat
+            y = nn.functional.linear(change(concat), module.out_proj.weight, module.out_proj.bias)
+            return y.transpose(0, 1) if swapped else y, weights
+
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        vars(module)["forward"] = forward
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            if own is None:
+                del vars(module)["forward"]
+            else:
+                vars(module)["forward"] = own
+
+
+@contextmanager
+def _identity(linear: nn.Linear) -> Iterator[None]:
+    """The map as the identity, which an output projection of h·d_v = d_model can be."""
+    held = dict(linear._parameters)
+    eye = torch.eye(linear.in_features, dtype=linear.weight.dtype, device=linear.weight.device)
+    linear._parameters.update(weight=nn.Parameter(eye, requires_grad=False), bias=None)
+    try:
+        yield
+    finally:
+        linear._parameters.update(held)

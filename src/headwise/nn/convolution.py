@@ -1,0 +1,181 @@
+"""A convolution as multi-head attention over relative positions: one head for each place of the kernel."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headwise.cache import Cache
+from headwise.errors import ConfigError, ShapeError
+from headwise.masks import Mask
+from headwise.nn.base import AttentionLayer, attend_to, copy_into
+from headwise.nn.checks import check_input, size
+from headwise.scores import Score
+
+Pad = tuple[int, int]  # zeros before and after the input, along one axis
+
+
+class ConvolutionAttention(AttentionLayer):
+    """y_t = Σ_i Σ_s softmax_s(α_i R(s − t − Δ_i)) x_s W_i^O + b,  R(δ) = Σ_axes Σ_f cos(π δ / 2^f).
+
+    Head i looks at the place t + Δ_i, whatever stands there, and W_i^O is the kernel's matrix for that place. R is
+    largest at δ = 0 and less by more than 3 elsewhere, so with α = 16 all other places together have weights
+    below 1e-20: the layer equals a convolution to rounding. α and Δ are parameters, so it may move from there.
+
+    The channels are last, x [b, n, d_model], or [b, n_1, n_2, d_model] with two axes. Zeros around the input are keys
+    too. It takes no mask (every head sees one place; put zeros where nothing should be seen), no score, no cache and
+    no context (a place has meaning in its own sequence only).
+
+    Args:
+        d_model: channels in. num_heads: places of the kernel.
+        offsets: [h, axes] places Δ_i, whole numbers; by default 0 … h − 1, centred as in padding="same".
+        padding: zeros before and after along each axis; by default as many as keep the length.
+        out_dim: channels out, d_model by default.
+        bias: b.
+        sharpness: α.
+        dropout: as in `MultiHeadAttention`.
+
+    Parameters: h·d_model·out_dim (+ out_dim), the convolution's own, and h·(axes + 1) for Δ and α.
+    Cost: n·m·h·(4·axes·log₂ n + 2·d_model) operations, where a convolution has none of the attention: a statement about
+        what heads can express, not a faster convolution.
+    Source: Cordonnier et al. 2020, 1911.03584, theorem 1. The paper's R is −‖δ‖²; the sum of cosines has logits that
+        do not grow with the length, as float32 could not resolve n² beyond some thousand places.
+    """
+
+    takes_context, takes_cache, takes_mask, takes_score = False, False, False, False
+    takes_none_as: ClassVar[Mapping[str, str]] = {
+        "mask": "every head sees one place; put zeros where nothing should be seen",
+        "score": "every head sees one place",
+        "cache": "its queries are the places of the whole output, some of them before their keys",
+        "context": "a place has meaning in its own sequence only",
+    }
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        offsets: Tensor | None = None,
+        padding: Sequence[Pad] | None = None,
+        out_dim: int | None = None,
+        bias: bool = False,
+        sharpness: float = 16.0,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__(d_model, num_heads, num_kv_heads=1, head_dim=1, value_dim=d_model, dropout=dropout)
+        if offsets is None:
+            offsets = torch.arange(num_heads)[:, None] - (num_heads - 1) // 2
+        if offsets.ndim != 2 or len(offsets) != num_heads:
+            raise ShapeError(f"offsets: expected [num_heads={num_heads}, axes], got shape {tuple(offsets.shape)}")
+        first, last = offsets.amin(0).tolist(), offsets.amax(0).tolist()
+        padding = [(int(-a), int(z)) for a, z in zip(first, last, strict=True)] if padding is None else list(padding)
+        if len(padding) != len(first):
+            raise ShapeError(f"padding: expected {len(first)} pairs, one for each axis, got {len(padding)}")
+        # Offsets count from the first place of the kernel, which stands on the first of the padded keys.
+        self.padding = padding
+        self.reach = [int(z - a) for a, z in zip(first, last, strict=True)]
+        self.centres = nn.Parameter((offsets - offsets.amin(0)).float())
+        self.sharpness = nn.Parameter(torch.full((num_heads,), float(sharpness)))
+        out_dim = d_model if out_dim is None else size("out_dim", out_dim)
+        self.o_proj = nn.Linear(num_heads * d_model, out_dim, bias=bias)
+
+    def compute(
+        self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
+    ) -> tuple[Tensor, Any, Any]:
+        """As in `AttentionLayer`. Queries are the places of the output, keys those of the padded input; with two
+        axes both are counted row by row in the map, and y is [b, n_1, n_2, out_dim]."""
+        pads = [size for pair in reversed(self.padding) for size in pair]
+        padded = nn.functional.pad(x, (0, 0, *pads))
+        places = padded.shape[1:-1]
+        sizes = [size - reach for size, reach in zip(places, self.reach, strict=True)]
+        if min(sizes) < 1:
+            raise ShapeError(f"x: shape {tuple(x.shape)} with padding {self.padding} is shorter than the kernel")
+        frequencies = math.ceil(math.log2(max(2, *places))) + 2
+        keys = _code(_grid(list(places), x), frequencies)  # [m, code]
+        queries = _code(_grid(sizes, x)[None] + self.centres[:, None].double(), frequencies)  # [h, n, code]
+        v = padded.flatten(1, -2)[:, None]  # [b, 1, m, d_model]: every head reads the input itself
+        q = (self.sharpness[:, None, None] * queries).to(v.dtype).expand(len(x), -1, -1, -1)
+        heads, amap = attend_to(q, keys.to(v.dtype).expand(len(x), 1, -1, -1), v, scale=1.0, **options)
+        concat = self.merge(heads, x).unflatten(1, sizes)
+        return self.output(concat), amap, concat
+
+    def output(self, concat: Tensor) -> Tensor:
+        """Σ_i head_i W_i^O + b."""
+        return self.o_proj(concat)
+
+    def check(
+        self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
+    ) -> None:
+        """As in `AttentionLayer`, for as many axes as the kernel has."""
+        axes = len(self.padding)
+        check_input(self, "x", x)
+        if x.ndim != axes + 2 or x.shape[-1] != self.d_model:
+            raise ShapeError(
+                f"x: expected [batch, {axes} axes, d_model={self.d_model}] ({axes + 2} dimensions), channels last, got "
+                f"shape {tuple(x.shape)}"
+            )
+        super().check(x.flatten(1, -2), context, cache, mask, scores)
+
+    def extra_repr(self) -> str:
+        """The sizes, for print(module)."""
+        return f"d_model={self.d_model}, num_heads={self.num_heads}, padding={self.padding}"
+
+
+def from_conv1d(conv: nn.Conv1d, *, sharpness: float = 16.0) -> ConvolutionAttention:
+    """The attention that equals a convolution [b, c, n], weights copied; its channels are last, [b, n, c].
+
+    Any kernel size, dilation, groups, bias and zero padding; stride 1. ConfigError for others, and for a module of
+    another kind, such as nn.ConvTranspose1d.
+    """
+    return _from_conv(conv, nn.Conv1d, sharpness)
+
+
+def from_conv2d(conv: nn.Conv2d, *, sharpness: float = 16.0) -> ConvolutionAttention:
+    """As `from_conv1d`, for images [b, c, n_1, n_2], here [b, n_1, n_2, c]; a head for each place of the kernel."""
+    return _from_conv(conv, nn.Conv2d, sharpness)
+
+
+def _from_conv(
+    conv: nn.Conv1d | nn.Conv2d, kind: type[nn.Conv1d] | type[nn.Conv2d], sharpness: float
+) -> ConvolutionAttention:
+    if not isinstance(conv, kind):
+        raise ConfigError(f"conv: expected an nn.{kind.__name__}, got {type(conv).__name__}")
+    if any(step != 1 for step in conv.stride):
+        raise ConfigError(f"stride={conv.stride}: expected 1; attention has a query for each place")
+    if conv.padding_mode != "zeros":
+        raise ConfigError(f"padding_mode={conv.padding_mode!r}: expected 'zeros'")
+    places = list(product(*(range(0, d * k, d) for d, k in zip(conv.dilation, conv.kernel_size, strict=True))))
+    module = ConvolutionAttention(
+        conv.in_channels, len(places), offsets=torch.tensor(places), padding=_padding(conv), bias=conv.bias is not None,
+        out_dim=conv.out_channels, sharpness=sharpness,
+    ).to(conv.weight)  # fmt: skip
+    kernel = conv.weight.detach().flatten(2)  # [out, in / groups, h]
+    dense = kernel.new_zeros(conv.out_channels, conv.in_channels, len(places))
+    rows, columns = conv.out_channels // conv.groups, conv.in_channels // conv.groups
+    for g in range(conv.groups):
+        dense[g * rows : (g + 1) * rows, g * columns : (g + 1) * columns] = kernel[g * rows : (g + 1) * rows]
+    pairs = [(module.o_proj.weight, dense.transpose(1, 2).flatten(1))]  # [out, h·in]
+    copy_into(pairs if conv.bias is None else [*pairs, (module.o_proj.bias, conv.bias)])
+    return module.train(conv.training)
+
+
+def _padding(conv: nn.Conv1d | nn.Conv2d) -> list[Pad]:
+    reach = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+    if isinstance(conv.padding, str):
+        return [(r // 2, r - r // 2) if conv.padding == "same" else (0, 0) for r in reach]
+    return [(size, size) for size in conv.padding]
+
+
+def _grid(sizes: list[int], like: Tensor) -> Tensor:
+    """Every place of a grid, row by row: float64 [product of sizes, axes]."""
+    axes = (torch.arange(size, dtype=torch.float64, device=like.device) for size in sizes)
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+
+
+def _code(places: Tensor, frequencies: int) -> Tensor:
+    """cos and sin of π·place / 2^f, so that a product of two codes is R of their difference: [..., 2·axes·f]."""
+    angle = places[..., None] * (math.pi * 0.5 ** torch.arange(frequencies, dtype=torch.float64, device=places.device))
+    return torch.cat((angle.cos(), angle.sin()), -1).flatten(-2)

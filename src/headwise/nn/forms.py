@@ -1,0 +1,79 @@
+"""Other forms of the same function: what converts them to and from `MultiHeadAttention`."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+from headwise.nn.base import AttentionLayer, copy_into
+from headwise.nn.multi_head import MultiHeadAttention
+
+Form = TypeVar("Form", bound="MultiHeadForm")
+
+
+class MultiHeadForm(AttentionLayer):
+    """A module that keeps the weights of `MultiHeadAttention` in another arrangement, outputs and gradients the same.
+
+    Args:
+        bias: b_q [h, d_k], b_k [h_kv, d_k], b_v [h_kv, d_v] and b_o [d_model].
+        options: sizes, dropout and rotary, as in `AttentionLayer`.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
+        super().__init__(d_model, num_heads, **options)
+        h, h_kv, d_k, d_v = self.num_heads, self.num_kv_heads, self.head_dim, self.value_dim
+        self.b_q, self.b_k, self.b_v, self.b_o = (
+            nn.Parameter(torch.zeros(shape)) if bias else None
+            for shape in ((h, d_k), (h_kv, d_k), (h_kv, d_v), (d_model,))
+        )  # fmt: skip
+
+    def matrices(self) -> dict[str, Sequence[Tensor]]:
+        """W_i^Q [d_model, d_k], W_i^K [context_dim, d_k], W_i^V [context_dim, d_v] and W_i^O [d_v, d_model] of
+        every head, as "q", "k", "v" and "o". Views."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_multi_head(cls: type[Form], other: MultiHeadAttention) -> Form:
+        """The same function in this form, weights copied. ConfigError with QK-norm."""
+        if other.q_norm is not None:
+            raise ConfigError(
+                f"{cls.__name__} has no norms, so a MultiHeadAttention with qk_norm=True has no equal here"
+            )
+        module = cls(
+            other.d_model, other.num_heads, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
+            value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,
+            dropout=other.dropout, rotary=other.rotary is not None,
+        ).to(other.q_proj.weight)  # fmt: skip
+        weights = other.per_head_weights()
+        for name, matrices in module.matrices().items():
+            copy_into(zip(matrices, weights[name], strict=True))
+        copy_into(module._biases(other))
+        return module.train(other.training)
+
+    def to_multi_head(self) -> MultiHeadAttention:
+        """The same function as a `MultiHeadAttention`, weights copied."""
+        weights = {name: torch.stack(list(matrices)).detach() for name, matrices in self.matrices().items()}
+        other = MultiHeadAttention.from_heads(
+            **weights, bias=self.b_q is not None, dropout=self.dropout, rotary=self.rotary is not None
+        )
+        copy_into((theirs, ours) for ours, theirs in self._biases(other))
+        return other.train(self.training)
+
+    def _biases(self, other: MultiHeadAttention) -> list[tuple[Tensor, Tensor]]:
+        """Each bias of this form beside that of the multi-head module, in this form's shape."""
+        ours = {"q": self.b_q, "k": self.b_k, "v": self.b_v, "o": self.b_o}
+        linears = {"q": other.q_proj, "k": other.k_proj, "v": other.v_proj, "o": other.o_proj}
+        return [(bias, linears[name].bias.view_as(bias)) for name, bias in ours.items() if bias is not None]
+
+
+def drawn(*shape: int, inputs: int) -> nn.Parameter:
+    """Weights drawn as nn.Linear with so many inputs draws its own."""
+    bound = inputs**-0.5
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+
+def shifted(heads: Tensor, bias: Tensor | None) -> Tensor:
+    """heads [b, h, n, d] plus bias [h, d], if there is one."""
+    return heads if bias is None else heads + bias[:, None].to(heads.dtype)

@@ -1,0 +1,63 @@
+"""A sigmoid gate on every head's output, read from the query's token."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+from headwise.nn.base import copy_into
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.projected import ProjectedLayer
+
+
+class GatedAttention(ProjectedLayer):
+    """y = (Concat(head_1 … head_h) ⊙ σ(X W_G + b_G)) W_O: a token may take less of a head, or nothing.
+
+    Softmax weights sum to 1, so an ungated head always says something; the gate lets it be silent without looking at
+    a sink token. It also sets a nonlinearity between W_V and W_O.
+
+    Args:
+        gate: "head", one number for each head and token, or "channel", one for each channel of each head.
+        bias: on the projections; the gate always has its own.
+        options: sizes, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+
+    Parameters: those of `MultiHeadAttention` and (d_model + 1)·h, or (d_model + 1)·h·d_v with gate="channel".
+    Cost: that of `MultiHeadAttention` and two operations for each of the gate's parameters and token.
+    Source: Qiu et al. 2025, 2505.06708, gate after the attention (G1).
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, gate: str = "head", bias: bool = False, **options: Any) -> None:
+        super().__init__(d_model, num_heads, bias=bias, **options)
+        if gate not in ("head", "channel"):
+            raise ConfigError(f"gate={gate!r}: expected 'head' or 'channel'")
+        self.gate = gate
+        self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
+        self.gate_proj = nn.Linear(d_model, num_heads * (1 if gate == "head" else self.value_dim))
+
+    def gates(self, x: Tensor) -> Tensor:
+        """σ(X W_G + b_G) of x [b, n, d_model]: [b, h, n, 1 or d_v], between 0 and 1."""
+        return torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def merge(self, heads: Tensor, x: Tensor) -> Tensor:
+        """The gated heads side by side, [b, n, h·d_v]."""
+        return super().merge(heads * self.gates(x).to(heads.dtype), x)
+
+    def output(self, concat: Tensor) -> Tensor:
+        """The gated heads times W_O."""
+        return self.o_proj(concat)
+
+    @classmethod
+    def from_multi_head(cls, other: MultiHeadAttention, *, gate: str = "head") -> "GatedAttention":
+        """The same function as a trained module, to be trained on: gates start at ½ everywhere, W_O doubled."""
+        module = cls(
+            other.d_model, other.num_heads, gate=gate, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
+            value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,
+            dropout=other.dropout, rotary=other.rotary is not None, qk_norm=other.q_norm is not None,
+        ).to(other.q_proj.weight)  # fmt: skip
+        ours = dict(module.named_parameters())
+        copy_into((ours[name], parameter) for name, parameter in other.named_parameters())
+        nn.init.zeros_(module.gate_proj.weight)
+        nn.init.zeros_(module.gate_proj.bias)
+        copy_into([(module.o_proj.weight, 2.0 * other.o_proj.weight)])
+        return module.train(other.training)

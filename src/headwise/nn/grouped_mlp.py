@@ -1,0 +1,51 @@
+"""Groups of heads that interact fully, and an MLP between the groups."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+from headwise.nn.checks import size
+from headwise.nn.forms import drawn
+from headwise.nn.projected import ProjectedLayer
+
+
+class GroupedMLPAttention(ProjectedLayer):
+    """y = MLP(Concat(Group_1 … Group_g)),  Group_j = Concat(heads of group j) W_j,
+    MLP(z) = GELU(z W_1 + b_1) W_2 + b_2.
+
+    Inside a group the heads interact fully, by a dense W_j of its own; between groups only the MLP does, in the place
+    of the linear W_O of `MultiHeadAttention`.
+
+    Args:
+        num_groups: g, a divisor of h; by default 2 if h is even, else h.
+        hidden: width of the MLP, d_model by default.
+        options: sizes, bias (of the projections), dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+
+    Parameters: the projections of `MultiHeadAttention` without W_O; g·(h/g·d_v)² for the groups; (h·d_v + 1)·hidden +
+        (hidden + 1)·d_model for the MLP.
+    Cost: two operations for each parameter and token, and the attention of `MultiHeadAttention`.
+    Source: group interaction as in a sum of grouped heads followed by a network; the W_O it replaces is 1706.03762's.
+    """
+
+    def __init__(
+        self, d_model: int, num_heads: int, *, num_groups: int | None = None, hidden: int | None = None, **options: Any
+    ) -> None:
+        super().__init__(d_model, num_heads, **options)
+        if num_groups is None:
+            num_groups = 2 if num_heads % 2 == 0 else num_heads
+        if num_heads % size("num_groups", num_groups):
+            raise ConfigError(f"num_groups={num_groups}: expected a divisor of num_heads={num_heads}")
+        hidden = d_model if hidden is None else size("hidden", hidden)
+        self.num_groups, width = num_groups, num_heads // num_groups * self.value_dim
+        self.w_groups = drawn(num_groups, width, width, inputs=width)
+        self.mlp_in, self.mlp_out = nn.Linear(num_groups * width, hidden), nn.Linear(hidden, d_model)
+
+    def groups(self, concat: Tensor) -> Tensor:
+        """Group_1 … Group_g [b, n, g, h/g·d_v] of the concatenated heads [b, n, h·d_v]."""
+        return torch.einsum("bngi,gio->bngo", concat.unflatten(-1, (self.num_groups, -1)), self.w_groups)
+
+    def output(self, concat: Tensor) -> Tensor:
+        """MLP(Concat(Group_1 … Group_g))."""
+        return self.mlp_out(nn.functional.gelu(self.mlp_in(self.groups(concat).flatten(2))))

@@ -1,0 +1,63 @@
+"""Attention over heads: what each head found is read by the other heads of the same token."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.map import AttentionMap
+from headwise.masks import Mask
+from headwise.nn.base import attend_to
+from headwise.nn.projected import ProjectedLayer
+
+
+class HeadMixingAttention(ProjectedLayer):
+    """H' = Attention(M·Q, M·K, M·V) along the head axis, y = Concat(H'_1 … H'_h) W_O.
+
+    H [h, d_v] are a token's heads after the usual attention along the sequence; Q = H U^Q, K = H U^K, V = H U^V are
+    their projections, the same for every head; M [h, h] is a learned map over heads, the identity at the start; and
+    Attention is softmax(· / √d_v) with h queries and h keys. No token is mixed with another in this second step, so
+    masks keep their meaning.
+
+    Args:
+        options: sizes, bias (of the projections and W_O), dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+
+    Parameters: those of `MultiHeadAttention`, 3·d_v² and h².
+    Cost: that of `MultiHeadAttention` and, for each token, 6·h·d_v² + 6·h²·d_v + 4·h²·d_v operations.
+    Source: learned maps over heads as in Shazeer et al. 2020, 2003.02436, put before an attention (1706.03762, eq. 1)
+        whose sequence is the list of heads.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
+        super().__init__(d_model, num_heads, bias=bias, **options)
+        self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
+        self.u_q, self.u_k, self.u_v = (nn.Linear(self.value_dim, self.value_dim, bias=False) for _ in range(3))
+        self.head_map = nn.Parameter(torch.eye(num_heads))
+
+    def mix(self, heads: Tensor, *, return_map: bool = False) -> tuple[Tensor, AttentionMap | None]:
+        """Heads [b, h, n, d_v] after the attention over heads, and its map [b·n, 1, h, h] if asked for."""
+        b, h, n, d = heads.shape
+        of_token = heads.transpose(1, 2).reshape(b * n, h, d)
+        q, k, v = (
+            torch.einsum("gh,thd->tgd", self.head_map, u(of_token))[:, None] for u in (self.u_q, self.u_k, self.u_v)
+        )
+        mixed, amap = attend_to(q, k, v, return_map=return_map)
+        return mixed.view(b, n, h, d).transpose(1, 2), amap
+
+    def merge(self, heads: Tensor, x: Tensor) -> Tensor:
+        """The mixed heads side by side, [b, n, h·d_v]."""
+        return super().merge(self.mix(heads)[0], x)
+
+    def output(self, concat: Tensor) -> Tensor:
+        """Concat(H'_1 … H'_h) W_O."""
+        return self.o_proj(concat)
+
+    @torch.no_grad()
+    def map_of_heads(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> AttentionMap:
+        """Which head reads which: the map of the second attention, [b·n, 1, h, h], token after token."""
+        self.check(x, context, None, mask)
+        q, k, v = self.project(x, x if context is None else context)
+        q, k = self.turn(q, k, 0)
+        amap = self.mix(self.attention(q.to(v.dtype), k.to(v.dtype), v, mask=mask)[0], return_map=True)[1]
+        assert amap is not None
+        return amap

@@ -1,0 +1,136 @@
+"""Multi-head latent attention: keys and values of all heads from one small latent, which is all that is cached."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+from headwise.nn.base import AttentionLayer, attend_to
+from headwise.nn.checks import size
+from headwise.nn.forms import drawn
+from headwise.nn.positions import Rotary
+from headwise.nn.projected import split
+
+
+class LatentAttention(AttentionLayer):
+    """c = C W^DKV,  k_i = [c W_i^UK ; rope(C W^KR)],  v_i = c W_i^UV,  q_i = [X W_i^Q ; rope(X W_i^QR)],
+    head_i = softmax(q_i k_iᵀ / √(d_h + d_h^R)) v_i,  y = Concat(head_1 … head_h) W^O.
+
+    The latent c [m, d_c] and one rotary key [m, d_h^R], shared by all heads, are cached: d_c + d_h^R elements a token
+    instead of h·(d_k + d_v).
+
+    Two forms of one function: "plain" makes every head's keys and values from the latent; "absorbed" moves W^UK to the
+    queries and W^UV to the outputs, so that the latent itself is key and value of one shared head, which decoding
+    wants. "auto" takes the one with fewer operations for the sizes at hand.
+
+    Args:
+        latent_dim: d_c, 4·d_h by default. head_dim: d_h; value_dim: d_v.
+        rope_dim: d_h^R, even, about d_h / 2 by default; 0 for no positions, and then a context may be given.
+        query_latent_dim: width of a latent for queries too (W^DQ, W^UQ); None for queries straight from x.
+        latent_norm: RMS norm of the latents, before they are cached.
+        form: "auto", "plain" or "absorbed".
+        options: context_dim and dropout, as in `MultiHeadAttention`.
+
+    Parameters: context_dim·(d_c + d_h^R) + h·d_c·(d_h + d_v) + h·(d_h + d_h^R)·d_model + h·d_v·d_model, without a
+        latent for queries.
+    Cost: plain 2·m·h·d_c·(d_h + d_v) + 2·n·m·h·(d_h + d_h^R + d_v); absorbed 2·n·h·d_c·(d_h + d_v) +
+        2·n·m·h·(2·d_c + d_h^R), beside the projections of x.
+    Source: DeepSeek-AI 2024, 2405.04434, §2.1, eqs. 9–19.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        latent_dim: int | None = None,
+        rope_dim: int | None = None,
+        query_latent_dim: int | None = None,
+        latent_norm: bool = False,
+        form: str = "auto",
+        **options: Any,
+    ) -> None:
+        super().__init__(d_model, num_heads, **options)
+        h, d_h, d_v = num_heads, self.head_dim, self.value_dim
+        if self.num_kv_heads != h or self.rotary is not None:
+            raise ConfigError("num_kv_heads, rotary: all heads share one latent and one rotary key; see rope_dim")
+        if form not in ("auto", "plain", "absorbed"):
+            raise ConfigError(f"form={form!r}: expected 'auto', 'plain' or 'absorbed'")
+        d_c = 4 * d_h if latent_dim is None else size("latent_dim", latent_dim)
+        d_r = 2 * -(-d_h // 4) if rope_dim is None else size("rope_dim", rope_dim, 0)
+        query_latent_dim = None if query_latent_dim is None else size("query_latent_dim", query_latent_dim)
+        if d_r and self.context_dim != d_model:
+            raise ConfigError(f"rope_dim={d_r} needs self attention: a context has positions of its own; rope_dim=0")
+        self.latent_dim, self.rope_dim, self.form = d_c, d_r, form
+        self.rotary = Rotary(d_r) if d_r else None
+        self.q_down = None if query_latent_dim is None else nn.Linear(d_model, query_latent_dim, bias=False)
+        self.q_proj = nn.Linear(d_model if query_latent_dim is None else query_latent_dim, h * (d_h + d_r), bias=False)
+        self.kv_down = nn.Linear(self.context_dim, d_c + d_r, bias=False)  # W^DKV and W^KR side by side
+        self.k_up = drawn(h, d_h, d_c, inputs=d_c)
+        self.v_up = drawn(h, d_v, d_c, inputs=d_c)
+        self.o_proj = nn.Linear(h * d_v, d_model, bias=False)
+        self.kv_norm = nn.RMSNorm(d_c) if latent_norm else None
+        self.q_norm = nn.RMSNorm(query_latent_dim) if latent_norm and query_latent_dim is not None else None
+
+    @property
+    def cached_elements(self) -> int:
+        """Numbers that a cache keeps for each token: d_c + d_h^R."""
+        return self.latent_dim + self.rope_dim
+
+    @property
+    def without_positions(self) -> str:
+        """As in `AttentionLayer`."""
+        return f"rope_dim=0 (this layer has rope_dim={self.rope_dim})"
+
+    def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [b, h, n, d_h + d_h^R]; the latent and the shared rotary key [b, 1, m, d_c + d_h^R] in the place of
+        the keys; no values."""
+        x = x if self.q_down is None else _normed(self.q_down(x), self.q_norm)
+        q = split(self.q_proj(x), self.num_heads)
+        c, k_r = self.kv_down(source).split((self.latent_dim, self.rope_dim), -1)
+        latent = torch.cat((_normed(c, self.kv_norm), k_r), -1)[:, None]
+        return q, latent, latent[..., :0]
+
+    def turn(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """The last d_h^R channels of queries and latent with their positions."""
+        if self.rotary is None:
+            return q, k
+        q_c, q_r = q.split((self.head_dim, self.rope_dim), -1)
+        c, k_r = k.split((self.latent_dim, self.rope_dim), -1)
+        return torch.cat((q_c, self.rotary(q_r, start)), -1), torch.cat((c, self.rotary(k_r, start)), -1)
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Any]:
+        """As in `AttentionLayer`, from the latent [b, 1, m, d_c + d_h^R]."""
+        scale = (self.head_dim + self.rope_dim) ** -0.5
+        q_c, q_r = q.split((self.head_dim, self.rope_dim), -1)
+        c, k_r = k.split((self.latent_dim, self.rope_dim), -1)
+        if self.is_absorbed(q.shape[2], k.shape[2]):
+            q_c = torch.einsum("bhnd,hdc->bhnc", q_c, self.k_up)  # q·(c W^UK) = (q W^UKᵀ)·c
+            q = torch.cat((q_c.to(k.dtype), q_r), -1)
+            mixed, amap = attend_to(q, k, c, scale=scale, **options)
+            return torch.einsum("bhnc,hvc->bhnv", mixed, self.v_up), amap
+        k_c = torch.einsum("bmc,hdc->bhmd", c[:, 0], self.k_up).to(q.dtype)
+        values = torch.einsum("bmc,hvc->bhmv", c[:, 0], self.v_up).to(q.dtype)
+        keys = torch.cat((k_c, k_r.expand(-1, self.num_heads, -1, -1)), -1)
+        return attend_to(q, keys, values, scale=scale, **options)
+
+    def is_absorbed(self, n: int, m: int) -> bool:
+        """Whether n queries over m keys are computed in the absorbed form."""
+        if self.form != "auto":
+            return self.form == "absorbed"
+        d_h, d_v, d_c, d_r = self.head_dim, self.value_dim, self.latent_dim, self.rope_dim
+        plain = m * d_c * (d_h + d_v) + n * m * (d_h + d_r + d_v)
+        return n * d_c * (d_h + d_v) + n * m * (2 * d_c + d_r) < plain
+
+    def output(self, concat: Tensor) -> Tensor:
+        """Concat(head_1 … head_h) W^O."""
+        return self.o_proj(concat)
+
+    def extra_repr(self) -> str:
+        """The sizes, for print(module)."""
+        return f"{super().extra_repr()}, latent_dim={self.latent_dim}, rope_dim={self.rope_dim}, form={self.form!r}"
+
+
+def _normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
+    return x if norm is None else norm(x.to(norm.weight.dtype)).to(x.dtype)

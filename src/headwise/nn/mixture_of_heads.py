@@ -1,0 +1,99 @@
+"""Mixture-of-head attention: a router a token, heads that are shared and heads that are chosen."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+from headwise.nn.base import copy_into
+from headwise.nn.checks import size
+from headwise.nn.gating import Gates, choose_heads
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.sparse_mixture import SparseHeadMixture
+from headwise.rule import own_dtypes
+
+
+class MixtureOfHeads(SparseHeadMixture):
+    """y = Σ_i g_i head_i W_i^O, the sum form of Concat(g_1 head_1 … g_h head_h) W_O, with, for each token x,
+
+    g_i = α_1 Softmax(W_s x)_i for the h_s shared heads, g_i = α_2 Softmax(W_r x)_i for the top k of the other h_r
+    heads and 0 for the rest, [α_1, α_2] = Softmax(W_h x).
+
+    With `scaled` the weights average 1 instead of 1 / (h_s + k), so that a module made from a trained
+    `MultiHeadAttention` starts near it: 2·h_s·g_i for the shared heads, and 2·k·g_i / Σ of the chosen probabilities.
+
+    Args:
+        shared_heads: h_s, a quarter of the heads by default; the first ones.
+        top_k: k, half of all heads by default.
+        scaled: as above.
+        options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`; gates per token only.
+
+    Parameters: those of `MultiHeadAttention` and d_model·(h + 2) for the routers.
+    Cost: as in `SparseHeadMixture` with per="token": queries, outputs and attention of h_s + k of h heads.
+    Source: Jin et al. 2024, 2410.11842, §3.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        shared_heads: int | None = None,
+        top_k: int | None = None,
+        scaled: bool = False,
+        **options: Any,
+    ) -> None:
+        num_heads = size("num_heads", num_heads)
+        shared_heads = max(1, num_heads // 4) if shared_heads is None else size("shared_heads", shared_heads, 0)
+        if num_heads > 1 and shared_heads < 1:
+            raise ConfigError(f"shared_heads={shared_heads}: expected at least 1; SparseHeadMixture needs none")
+        if options.get("per", "token") != "token":
+            raise ConfigError(f"per={options['per']!r}: MixtureOfHeads chooses for each token; see SparseHeadMixture")
+        top_k = max(1, num_heads // 2) if top_k is None else top_k
+        super().__init__(d_model, num_heads, shared_heads=shared_heads, top_k=top_k, **options)
+        self.scaled = scaled
+        self.shared_gate = nn.Linear(d_model, shared_heads, bias=False)
+        self.balance = nn.Linear(d_model, 2, bias=False)
+
+    def route(self, x: Tensor) -> Gates:
+        """As in `SparseHeadMixture`; probabilities are those of the routed heads."""
+        with own_dtypes(x):
+            x = x.to(self.gate.weight.dtype)
+            wide = torch.promote_types(x.dtype, torch.float32)
+            shared, routed, alpha = (
+                linear(x).to(wide).softmax(-1) for linear in (self.shared_gate, self.gate, self.balance)
+            )
+        chosen = choose_heads(routed, self.top_k, self.shared_heads)
+        kept = routed * chosen[..., self.shared_heads :]
+        if self.scaled:
+            shared = 2.0 * self.shared_heads * shared
+            kept = 2.0 * self.top_k * kept / kept.sum(-1, keepdim=True)
+        return Gates(torch.cat((alpha[..., :1] * shared, alpha[..., 1:] * kept), -1), chosen, routed)
+
+    @classmethod
+    def from_multi_head(
+        cls,
+        other: MultiHeadAttention,
+        *,
+        shared_heads: int | None = None,
+        top_k: int | None = None,
+        router_std: float = 0.01,
+    ) -> "MixtureOfHeads":
+        """A mixture that starts from a trained module, weights copied, `scaled=True`, to be trained on.
+
+        The shared heads are the first ones; put those first that should be always on. Routers start at zero, the one
+        that chooses at random with `router_std`, so that every token does not choose the same heads. With
+        router_std=0 and all heads chosen (top_k = h − shared_heads) it is the module's own function.
+        """
+        module = cls(
+            other.d_model, other.num_heads, shared_heads=shared_heads, top_k=top_k, scaled=True,
+            num_kv_heads=other.num_kv_heads, head_dim=other.head_dim, value_dim=other.value_dim,
+            context_dim=other.context_dim, bias=other.q_proj.bias is not None, dropout=other.dropout,
+            rotary=other.rotary is not None, qk_norm=other.q_norm is not None,
+        ).to(other.q_proj.weight)  # fmt: skip
+        ours = dict(module.named_parameters())
+        copy_into((ours[name], parameter) for name, parameter in other.named_parameters())
+        for router, std in ((module.gate, router_std), (module.shared_gate, 0.0), (module.balance, 0.0)):
+            nn.init.normal_(router.weight, std=std)
+        return module.train(other.training)

@@ -1,0 +1,149 @@
+"""Multi-head attention with everything people turn on and off: grouped keys, cross attention, cache, map."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError, ShapeError
+from headwise.nn.projected import ProjectedLayer
+
+
+class MultiHeadAttention(ProjectedLayer):
+    """MultiHead(X, C) = Concat(head_1 … head_h) W_O,  head_i = softmax(Q_i K_iᵀ / √d_k) V_i.
+
+    Q_i = X W_i^Q, K_i = C W_i^K, V_i = C W_i^V, with C = X unless a context is given (Vaswani et al. 2017, §3.2.2).
+    The matrices of all heads lie side by side in one projection each; `from_heads` and `per_head_weights`
+    convert to and from one matrix a head, which is the same function.
+
+    Args:
+        d_model: width of x.
+        num_heads: query heads h. num_kv_heads: key and value heads, a divisor of h; h by default (MHA), 1 is MQA
+            (Shazeer 2019), between them GQA (Ainslie et al. 2023).
+        head_dim: size d_k of queries and keys, d_model / num_heads by default.
+        value_dim: size d_v of values, head_dim by default.
+        context_dim: width of the context in cross attention, d_model by default.
+        bias: on all four projections.
+        dropout: share of the attention weights dropped in training.
+        rotary: rotary positions on queries and keys (self attention only).
+        qk_norm: RMS norm of each query and key head before the product (Dehghani et al. 2023, 2302.05442).
+
+    Parameters: h·d_k·(d_model + 1) + h_kv·(d_k + d_v)·(context_dim + 1) + (h·d_v + 1)·d_model, the ones with bias.
+    Cost: two operations for each weight and token, and 2·n·m·h·(d_k + d_v) for the attention.
+    Source: Vaswani et al. 2017, 1706.03762; Shazeer 2019, 1911.02150; Ainslie et al. 2023, 2305.13245.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        context_dim: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        rotary: bool = False,
+        qk_norm: bool = False,
+    ) -> None:
+        super().__init__(
+            d_model, num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, value_dim=value_dim,
+            context_dim=context_dim, bias=bias, dropout=dropout, rotary=rotary, qk_norm=qk_norm,
+        )  # fmt: skip
+        self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
+
+    def output(self, concat: Tensor) -> Tensor:
+        """Concat(head_1 … head_h) W_O."""
+        return self.o_proj(concat)
+
+    def per_head_weights(self) -> dict[str, Tensor]:
+        """The matrices of each head: "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k], "v" [h_kv, context_dim,
+        d_v] and "o" [h, d_v, d_model], so that head_i's query is x @ q[i] and y = Σ_i head_i @ o[i]. Views."""
+        return {
+            "q": self.q_proj.weight.view(self.num_heads, self.head_dim, self.d_model).mT,
+            "k": self.k_proj.weight.view(self.num_kv_heads, self.head_dim, self.context_dim).mT,
+            "v": self.v_proj.weight.view(self.num_kv_heads, self.value_dim, self.context_dim).mT,
+            "o": self.o_proj.weight.mT.view(self.num_heads, self.value_dim, self.d_model),
+        }
+
+    @classmethod
+    def from_heads(cls, q: Tensor, k: Tensor, v: Tensor, o: Tensor, **options: Any) -> "MultiHeadAttention":
+        """A module from one matrix a head, in the shapes of `per_head_weights`; options as in the constructor."""
+        for name, x in (("q", q), ("k", k), ("v", v), ("o", o)):
+            if x.ndim != 3:
+                raise ShapeError(f"{name}: expected [heads, in, out], got shape {tuple(x.shape)}")
+        h, d_model, d_k = q.shape
+        h_kv, context_dim, d_v = v.shape
+        if k.shape != (h_kv, context_dim, d_k) or o.shape != (h, d_v, d_model):
+            raise ShapeError(
+                f"k {tuple(k.shape)} and o {tuple(o.shape)} do not fit q {tuple(q.shape)} and v {tuple(v.shape)}; "
+                f"expected ({h_kv}, {context_dim}, {d_k}) and ({h}, {d_v}, {d_model})"
+            )
+        module = cls(
+            d_model, h, num_kv_heads=h_kv, head_dim=d_k, value_dim=d_v, context_dim=context_dim, **options
+        ).to(q)  # fmt: skip
+        with torch.no_grad():
+            for name, x in module.per_head_weights().items():
+                x.copy_({"q": q, "k": k, "v": v, "o": o}[name])
+        return module
+
+    @classmethod
+    def from_torch(cls, other: nn.MultiheadAttention) -> "MultiHeadAttention":
+        """The same function as an `nn.MultiheadAttention`, weights copied.
+
+        Ours is batch-first whatever `other.batch_first` says, and masks have True = may attend, the opposite of
+        its `attn_mask` and `key_padding_mask`.
+        """
+        unlike = (other.bias_k is not None, "add_bias_kv"), (other.add_zero_attn, "add_zero_attn"), (
+            other.kdim != other.vdim, "kdim different from vdim"
+        )  # fmt: skip
+        for present, name in unlike:
+            if present:
+                raise ConfigError(f"nn.MultiheadAttention with {name} has no equal here")
+        bias = other.in_proj_bias is not None
+        module = cls(
+            other.embed_dim, other.num_heads, context_dim=other.kdim, bias=bias, dropout=other.dropout
+        ).to(other.out_proj.weight)  # fmt: skip
+        packed = other._qkv_same_embed_dim
+        weights = (
+            other.in_proj_weight.chunk(3) if packed else (other.q_proj_weight, other.k_proj_weight, other.v_proj_weight)
+        )
+        with torch.no_grad():
+            for linear, weight in zip((module.q_proj, module.k_proj, module.v_proj), weights, strict=True):
+                linear.weight.copy_(weight)
+            module.o_proj.weight.copy_(other.out_proj.weight)
+            if bias:
+                for linear, part in zip(
+                    (module.q_proj, module.k_proj, module.v_proj), other.in_proj_bias.chunk(3), strict=True
+                ):
+                    linear.bias.copy_(part)
+                module.o_proj.bias.copy_(other.out_proj.bias)
+        return module.train(other.training)
+
+    def to_torch(self) -> nn.MultiheadAttention:
+        """An `nn.MultiheadAttention(batch_first=True)` with the same weights and outputs; ConfigError if it cannot
+        express this module (grouped keys, other head sizes, rotary positions, QK-norm)."""
+        square = self.num_heads * self.head_dim == self.d_model and self.value_dim == self.head_dim
+        if self.num_kv_heads != self.num_heads or not square or self.rotary or self.q_norm:
+            raise ConfigError(
+                "nn.MultiheadAttention knows no grouped keys, no head_dim or value_dim of its own, no rotary "
+                "positions and no QK-norm; this module has one of them"
+            )
+        bias = self.q_proj.bias is not None
+        other = nn.MultiheadAttention(
+            self.d_model, self.num_heads, dropout=self.dropout, bias=bias, kdim=self.context_dim,
+            vdim=self.context_dim, batch_first=True,
+        ).to(self.q_proj.weight)  # fmt: skip
+        linears = (self.q_proj, self.k_proj, self.v_proj)
+        with torch.no_grad():
+            if other._qkv_same_embed_dim:
+                other.in_proj_weight.copy_(torch.cat([linear.weight for linear in linears]))
+            else:
+                for name, linear in zip("qkv", linears, strict=True):
+                    getattr(other, f"{name}_proj_weight").copy_(linear.weight)
+            other.out_proj.weight.copy_(self.o_proj.weight)
+            if bias:
+                other.in_proj_bias.copy_(torch.cat([linear.bias for linear in linears]))
+                other.out_proj.bias.copy_(self.o_proj.bias)
+        return other.train(self.training)

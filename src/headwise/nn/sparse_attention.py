@@ -1,0 +1,271 @@
+"""Attention of chosen (query, head) pairs only: the arithmetic of the sparse mixtures of heads."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headwise.cache import Cache
+from headwise.kernels.eager import eager
+from headwise.map import AttentionMap
+from headwise.masks import Everything, Grid, Mask
+from headwise.nn.base import attend_to
+from headwise.nn.chosen import Picked, Rows
+from headwise.nn.gating import Gates
+from headwise.nn.positions import Rotary
+from headwise.nn.projected import normed, split
+from headwise.rule import Rule
+
+# Queries that stand this near to each other are masked together: a causal block then skips the keys after it.
+NEAR = 512
+TOGETHER = 0.75  # heads whose loads differ by less than this factor are computed in one call, padded to the largest
+
+Result = tuple[Tensor, AttentionMap | None, Tensor | None]  # y, map, concat
+
+
+@dataclass(frozen=True)
+class SparseCall:
+    """One call of a sparse mixture: `layer` is a `ProjectedLayer` with an `o_proj`, `options` are those of `attend`."""
+
+    layer: Any
+    x: Tensor
+    source: Tensor
+    gates: Gates
+    cache: Cache | None
+    options: dict[str, Any]
+    return_concat: bool
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Queries of some heads: `heads` [b, i], `positions` [b, i, c] among the n queries, and which of them count.
+
+    A head with fewer than c queries repeats its last one, with `filled` False.
+    """
+
+    heads: Tensor
+    positions: Tensor
+    filled: Tensor
+
+    def are_all(self, n: int) -> bool:
+        """Whether every head has all n queries, in order."""
+        return self.positions.shape[-1] == n and bool(self.filled.all())
+
+    @property
+    def index(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Batch entry, head and position of what counts, each [filled.sum()]."""
+        entry = torch.arange(len(self.heads), device=self.heads.device)[:, None, None]
+        whole = entry, self.heads[..., None], self.positions
+        entry, heads, positions = (x.expand_as(self.positions)[self.filled] for x in whole)
+        return entry, heads, positions
+
+
+@eager  # which heads are computed is known only when it runs
+def by_sequence(call: SparseCall) -> Result:
+    """The same heads for every token of a sequence: their matrices are gathered, the others are not touched."""
+    layer, x = call.layer, call.x
+    b, n, h = x.shape[0], x.shape[1], layer.num_heads
+    heads = call.gates.chosen[:, 0].nonzero()[:, 1].view(b, -1)  # [b, i], rising; as many in each row
+    q, k, v = (
+        split(_gathered(linear, y, heads, h), heads.shape[1])
+        for linear, y in ((layer.q_proj, x), (layer.k_proj, call.source), (layer.v_proj, call.source))
+    )
+    q, k = layer.turn(normed(q, layer.q_norm), normed(k, layer.k_norm), 0)
+    positions = torch.arange(n, device=x.device).expand(*heads.shape, n)
+    picks = Picks(heads, positions, torch.ones_like(positions, dtype=torch.bool))
+    grid = Grid(b, h, n, k.shape[2])
+    out, parts = _attend(call, grid, picks, q, k, v)
+    out = out * call.gates.weights[:, 0].gather(-1, heads)[..., None, None].to(out.dtype)
+    w_o = layer.o_proj.weight.mT.view(h, layer.value_dim, layer.d_model)[heads].flatten(1, 2)  # [b, i·d_v, d_model]
+    y = torch.bmm(layer.merge(out, x), w_o)
+    y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
+    extras = _Extras(call, grid, v)
+    extras.add(picks, out, parts)
+    extras.add_keys((torch.arange(b, device=x.device)[:, None], heads), k)
+    return y, extras.map(), extras.concat()
+
+
+@eager  # how many queries each head has is known only when it runs
+def by_token(call: SparseCall) -> Result:
+    """Every query its own heads: queries are grouped by head, heads with like loads are computed together."""
+    layer, x = call.layer, call.x
+    b, n, h = x.shape[0], x.shape[1], layer.num_heads
+    group, h_kv = h // layer.num_kv_heads, layer.num_kv_heads
+    loads = call.gates.chosen.sum(1).amax(0).tolist()  # of each head, in the entry that uses it most
+    start = 0 if call.cache is None else call.cache.seen
+    used = list(range(h_kv))
+    if call.cache is None:  # a cache must hold all keys: a later token may choose any head
+        used = [j for j in used if any(loads[j * group : (j + 1) * group])]
+    k = normed(split(_of_heads(layer.k_proj, call.source, used, h_kv), len(used)), layer.k_norm)
+    k = k if layer.rotary is None else layer.rotary(k, start)
+    v = split(_of_heads(layer.v_proj, call.source, used, h_kv), len(used))
+    if call.cache is not None:
+        k, v = call.cache.append(k, v)
+    grid = Grid(b, h, n, k.shape[2])
+    extras = _Extras(call, grid, v)
+    extras.add_keys((slice(None), used), k)
+    w_q, b_q = _heads_of(layer.q_proj, h)
+    w_o = layer.o_proj.weight.view(layer.d_model, h, layer.value_dim)
+    entry = torch.arange(b, device=x.device)[:, None]
+    y = v.new_zeros(b * n, layer.d_model)
+    for members in _buckets(loads, n):
+        picks = _picks(call.gates.chosen, members, max(loads[i] for i in members))
+        at = picks.positions
+        q = torch.stack(
+            [F.linear(x[entry, at[:, j]], w_q[i], None if b_q is None else b_q[i]) for j, i in enumerate(members)], 1
+        )  # i times [b, c, d_k] -> [b, i, c, d_k]
+        q = normed(q, layer.q_norm)
+        q = q if layer.rotary is None else _turned(layer.rotary, q, at + start)
+        of = [used.index(i // group) for i in members]
+        own = of == list(range(len(used)))
+        out, parts = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
+        weights = call.gates.weights[entry[..., None], at, picks.heads[..., None]] * picks.filled
+        out = out * weights[..., None].to(out.dtype)
+        for j, i in enumerate(members):
+            head = F.linear(out[:, j], w_o[:, i])  # [b, c, d_model]
+            y.index_add_(0, (entry * n + at[:, j]).flatten(), head.flatten(0, 1).to(y.dtype))
+        extras.add(picks, out, parts)
+    y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
+    return y.view(b, n, -1), extras.map(), extras.concat()
+
+
+def _attend(
+    call: SparseCall, grid: Grid, picks: Picks, q: Tensor, k: Tensor, v: Tensor
+) -> tuple[Tensor, list[AttentionMap]]:
+    """q [b, i, c, d] of the picks, with keys and values [b, i, m, d] of their heads: [b, i, c, d_v], and the maps of
+    its rows, block after block, if they are asked for."""
+    b, i, c, _ = q.shape
+    mask = call.options["mask"] or Everything()
+    mask.check(grid)
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    if picks.are_all(grid.n) and _is_alike_for_heads(mask, grid):
+        out, part = attend_to(q, k, v, **call.options)
+        return out, [] if part is None else [part]
+    # Each head has queries of its own: heads become batch entries, and the mask knows where each row stands.
+    q, k, v = (x.reshape(b * i, 1, *x.shape[2:]) for x in (q, k, v))
+    options, blocks = dict(call.options), 1
+    if not isinstance(mask, Everything):
+        blocks = max(1, min(c, grid.n // NEAR))
+    outs, parts = [], []
+    for rows in torch.arange(c, device="cpu").tensor_split(blocks):
+        at = slice(int(rows[0]), int(rows[-1]) + 1)
+        if not isinstance(mask, Everything):
+            options["mask"] = Picked(mask, grid, picks.heads, picks.positions[:, :, at])
+        out, part = attend_to(q[:, :, at], k, v, **options)
+        outs.append(out)
+        parts += [] if part is None else [part]
+    return torch.cat(outs, 2).view(b, i, c, -1), parts
+
+
+class _Extras:
+    """The map and the concatenation of all h heads, put together from the parts that were computed."""
+
+    def __init__(self, call: SparseCall, grid: Grid, v: Tensor) -> None:
+        self._call, self._grid = call, grid
+        self._part: AttentionMap | None = None
+        b, h, n, m = grid
+        layer = call.layer
+        wide = torch.promote_types(v.dtype, torch.float32)
+        if call.options["return_map"]:
+            self._q, self._k = (
+                v.new_zeros(b, h, n, layer.head_dim),
+                v.new_zeros(b, layer.num_kv_heads, m, layer.head_dim),
+            )
+            # A query of a head that it did not choose is like one that sees nothing: log-sum-exp −∞, weights 0.
+            self._lse = torch.full((b, h, n), -torch.inf, dtype=wide, device=v.device)
+        self._concat = v.new_zeros(b, n, h, layer.value_dim) if call.return_concat else None
+
+    def add_keys(self, at: Any, k: Tensor) -> None:
+        """The keys of the heads at an index of [b, h_kv]."""
+        if self._call.options["return_map"]:
+            self._k[at] = k.detach().to(self._k.dtype)
+
+    def add(self, picks: Picks, out: Tensor, parts: list[AttentionMap]) -> None:
+        """The weighted output [b, i, c, d_v] of some heads, and the maps of their rows."""
+        entry, heads, positions = picks.index
+        if parts:
+            self._part = parts[0]
+            q, lse = torch.cat([part.q for part in parts], 2), torch.cat([part.lse for part in parts], 2)
+            self._q[entry, heads, positions] = q.view(*picks.filled.shape, -1)[picks.filled]
+            self._lse[entry, heads, positions] = lse.view(picks.filled.shape)[picks.filled]
+        if self._concat is not None:
+            self._concat = self._concat.index_put((entry, positions, heads), out[picks.filled])
+
+    def map(self) -> AttentionMap | None:
+        """[b, h, n, m]; only chosen pairs have weights."""
+        if self._part is None:
+            return None
+        b, h, n, _ = self._grid
+        rows = Rows(self._call.gates.chosen.transpose(1, 2).expand(b, h, n))
+        mask = self._call.options["mask"]
+        mask = rows if mask is None else mask & rows
+        rule = Rule(mask, self._part.rule.scale, self._grid)
+        part = self._part
+        return AttentionMap(
+            self._q, self._k, self._lse, rule, kernel=part.kernel, named=part.named, refusals=part.refusals
+        )  # fmt: skip
+
+    def concat(self) -> Tensor | None:
+        """[b, n, h·d_v]; zeros where a head was not chosen."""
+        return None if self._concat is None else self._concat.flatten(2)
+
+
+def _is_alike_for_heads(mask: Mask, grid: Grid) -> bool:
+    first = torch.zeros(min(1, grid.n), dtype=torch.long, device="cpu")
+    return mask.allowed(first, first[: grid.m], grid).shape[1] == 1
+
+
+def _heads_of(linear: nn.Linear, heads: int) -> tuple[Tensor, Tensor | None]:
+    """Weight [heads, d, in] and bias [heads, d] of each head. Views."""
+    bias = None if linear.bias is None else linear.bias.view(heads, -1)
+    return linear.weight.view(heads, -1, linear.in_features), bias
+
+
+def _of_heads(linear: nn.Linear, x: Tensor, which: list[int], heads: int) -> Tensor:
+    """linear(x) [b, n, len(which)·d] of some heads."""
+    if len(which) == heads:
+        return linear(x)
+    weight, bias = _heads_of(linear, heads)
+    return F.linear(x, weight[which].flatten(0, 1), None if bias is None else bias[which].flatten())
+
+
+def _gathered(linear: nn.Linear, x: Tensor, which: Tensor, heads: int) -> Tensor:
+    """linear(x) [b, n, i·d] of the heads `which` [b, i], others in each batch entry."""
+    weight, bias = _heads_of(linear, heads)
+    y = torch.bmm(x, weight[which].flatten(1, 2).mT)
+    return y if bias is None else y + bias[which].flatten(1)[:, None].to(y.dtype)
+
+
+def _buckets(loads: list[int], full: int) -> list[list[int]]:
+    """Heads that are used at all, in groups of like loads; the always full ones by themselves."""
+    buckets: list[list[int]] = []
+    for i in sorted((i for i, load in enumerate(loads) if load > 0), key=lambda i: -loads[i]):
+        first = loads[buckets[-1][0]] if buckets else 0
+        if buckets and loads[i] >= first * (1.0 if first == full else TOGETHER):
+            buckets[-1].append(i)
+        else:
+            buckets.append([i])
+    return [sorted(bucket) for bucket in buckets]
+
+
+def _picks(chosen: Tensor, members: list[int], size: int) -> Picks:
+    """The queries that chose some heads, from chosen [b, n, h]: `size` places for each head."""
+    wanted = chosen[:, :, members].transpose(1, 2)  # [b, i, n]
+    order = (~wanted).to(torch.uint8).argsort(dim=-1, stable=True)[..., :size]  # chosen queries first, in order
+    count = wanted.sum(-1, keepdim=True)
+    place = torch.arange(size, device=chosen.device)
+    positions = order.gather(-1, torch.minimum(place, (count - 1).clamp_min(0)))
+    heads = torch.tensor(members, device=chosen.device).expand(len(chosen), -1)
+    return Picks(heads, positions, place < count)
+
+
+def _turned(rotary: Rotary, x: Tensor, positions: Tensor) -> Tensor:
+    """x [b, i, c, d] turned as the rotary positions [b, i, c] say; `Rotary` itself knows only runs of positions."""
+    d = x.shape[-1]
+    ones = (torch.arange(d, device=x.device) < d // 2).float()
+    table = rotary(ones.expand(int(positions.max()) + 1, d))  # (1, 0) turned: cosines and sines of every position
+    cos, sin = table[positions].chunk(2, -1)
+    one, two = x.float().chunk(2, -1)
+    return torch.cat((one * cos - two * sin, two * cos + one * sin), -1).to(x.dtype)

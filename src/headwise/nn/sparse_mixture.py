@@ -1,0 +1,136 @@
+"""A few heads of many, chosen by a gate for each token or each sequence; the others are not computed."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from headwise.cache import Cache
+from headwise.errors import ConfigError
+from headwise.masks import Mask
+from headwise.nn.checks import size
+from headwise.nn.gating import Gates, choose_heads
+from headwise.nn.projected import ProjectedLayer
+from headwise.nn.sparse_attention import SparseCall, by_sequence, by_token
+from headwise.rule import own_dtypes
+from headwise.scores import Score
+
+
+class SparseHeadMixture(ProjectedLayer):
+    """y = Σ_{i ∈ TopK(G(X))} Softmax(G(X))_i · head_i W_i^O, k ≪ h, with the gate G(X) = X W_G.
+
+    `per="token"`: every query chooses its own k heads. Only the queries of those heads are computed, grouped by head;
+    keys and values of the heads that any query chose. With a cache keys and values are computed for all heads, as a
+    later token may choose any: sparse over queries only, or the cache would have holes.
+    `per="sequence"`: the mean of X over the sequence chooses for all of it; queries, keys and values of k heads are
+    computed, from matrices gathered for each batch entry. The choice reads the whole sequence, so it lets a causal
+    model see its future through the gate, reads padding, and excludes a cache.
+
+    It takes no score: a bias is laid out for all queries and heads, and only some are computed.
+
+    Args:
+        top_k: routed heads in use, a quarter of all by default.
+        per: "token" or "sequence".
+        shared_heads: heads that are always on with weight 1, the first ones; the gate chooses among the others.
+        renormalise: divide the weights of the chosen heads by their sum.
+        options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+
+    Parameters: those of `MultiHeadAttention` and d_model·(h − shared_heads) for the gate.
+    Cost: for each query, s + k instead of h heads of the query and output maps and of the attention; keys and values
+        of s + k heads (`per="sequence"`), or of all that are chosen by some token.
+    Source: sparse gating as in Shazeer et al. 2017, 1701.06538, with heads as experts (Zhang et al. 2022, 2210.05144).
+    """
+
+    takes_score = False
+    takes_none_as: ClassVar[Mapping[str, str]] = {
+        "score": "a bias is laid out for all queries and heads, and only some are computed"
+    }
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        top_k: int | None = None,
+        per: str = "token",
+        shared_heads: int = 0,
+        renormalise: bool = False,
+        bias: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(d_model, num_heads, bias=bias, **options)
+        top_k = max(1, num_heads // 4) if top_k is None else size("top_k", top_k)
+        shared_heads = size("shared_heads", shared_heads, 0)
+        if shared_heads >= num_heads:
+            raise ConfigError(f"shared_heads={shared_heads}: expected 0 <= shared_heads < num_heads={num_heads}")
+        if top_k > num_heads - shared_heads:
+            raise ConfigError(
+                f"top_k={top_k}: expected 1 <= top_k <= {num_heads - shared_heads}, the heads that are not shared"
+            )
+        if per not in ("token", "sequence"):
+            raise ConfigError(f"per={per!r}: expected 'token' or 'sequence'")
+        if per == "sequence" and self.num_kv_heads != num_heads:
+            raise ConfigError(f"per='sequence' gathers keys by head; num_kv_heads={self.num_kv_heads} shares them")
+        self.top_k, self.per, self.shared_heads, self.renormalise = top_k, per, shared_heads, renormalise
+        self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
+        self.gate = nn.Linear(d_model, num_heads - shared_heads, bias=False)
+
+    def forward(self, x: Tensor, context: Tensor | None = None, *, return_gates: bool = False, **options: Any) -> Any:
+        """As in `AttentionLayer`; with return_gates also the `Gates`, last.
+
+        The map has all h heads; a query of a head that it did not choose has no weights there, like a query that
+        sees nothing. The concatenation holds the weighted heads, zeros where a head was not chosen.
+        """
+        result = super().forward(x, context, **options)
+        if not return_gates:
+            return result
+        gates = self.route(x)  # once more: small beside the attention, and the same choice
+        return (*result, gates) if isinstance(result, tuple) else (result, gates)
+
+    def compute(
+        self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
+    ) -> tuple[Tensor, Any, Any]:
+        """As in `AttentionLayer`, of the chosen heads."""
+        if not x.shape[0] * x.shape[1]:  # no query chooses a head, so there is nothing to leave out
+            return super().compute(x, source, cache, options, return_concat)
+        measures = options.pop("measures")
+        call = SparseCall(self, x, source, self.route(x), cache, options, return_concat)
+        y, amap, concat = by_sequence(call) if self.per == "sequence" else by_token(call)
+        if amap is not None and measures:
+            amap.measured = amap.measure(*measures)
+        return y, amap, concat
+
+    def route(self, x: Tensor) -> Gates:
+        """The choice for x [b, n, d_model]. In the gate's own precision: autocast would blur close choices."""
+        with own_dtypes(x):
+            logits = self.gate(self.routed_by(x))
+            probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
+        chosen = choose_heads(probabilities, self.top_k, self.shared_heads)
+        weights = probabilities * chosen[..., self.shared_heads :]
+        if self.renormalise:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return Gates(nn.functional.pad(weights, (self.shared_heads, 0), value=1.0), chosen, probabilities)
+
+    def routed_by(self, x: Tensor) -> Tensor:
+        """What the gate reads: every token, or the mean of the sequence, [b, n or 1, d_model]."""
+        x = x.to(self.gate.weight.dtype)
+        return x.mean(1, keepdim=True) if self.per == "sequence" else x
+
+    def output(self, concat: Tensor) -> Tensor:
+        """Concat of the weighted heads times W_O."""
+        return self.o_proj(concat)
+
+    def check(
+        self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
+    ) -> None:
+        """As in `AttentionLayer`."""
+        super().check(x, context, cache, mask, scores)
+        if cache is not None and self.per == "sequence":
+            raise ConfigError(
+                "cache=… needs per='token': with per='sequence' the heads are chosen by the whole sequence"
+            )
+
+    def extra_repr(self) -> str:
+        """The sizes, for print(module)."""
+        return f"{super().extra_repr()}, top_k={self.top_k}, per={self.per!r}, shared_heads={self.shared_heads}"

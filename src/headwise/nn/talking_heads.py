@@ -1,0 +1,127 @@
+"""Heads that talk: learned maps over heads before and after the softmax."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from headwise.cache import BudgetCache, Cache
+from headwise.errors import ConfigError, ShapeError
+from headwise.map import AttentionMap
+from headwise.masks import Everything, Grid, Mask, Span
+from headwise.nn.projected import ProjectedLayer
+from headwise.rule import TILE_ELEMENTS, Rule, grouped, own_dtypes, raw_scores
+from headwise.scores import Score
+
+
+class TalkingHeadsAttention(ProjectedLayer):
+    """J_l = Q_l K_lᵀ / √d_k,  L_j = Σ_l J_l P_lj,  W_j = softmax(L_j),  U_i = Σ_j W_j R_ji,  head_i = U_i V_i.
+
+    P ("logits_mix") and R ("weights_mix") are [h, h], the identity at the start, which is multi-head attention.
+    Masks hold after the first mix; no score is taken, as a bias means another thing on each side of it. A block of
+    query rows is computed at a time and again in the backward pass, so that memory is O(rows · m · h), whatever n is;
+    the result is exact.
+
+    The map (`return_map`) is that of the softmax weights W_j. An `AttentionMap` knows a weight as exp(q·k − lse), and
+    W_j is of that form: L_j is one product of the queries Σ_l P_lj Q_l, side by side for every key head, with all the
+    keys side by side, so it holds h_kv·d_k numbers a query and head. What the values see, U_i, is not of that form: a
+    sum of exponentials is not an exponential of a sum, and no single log-sum-exp normalises it. `mixed(tile)` makes
+    U of any tile of W.
+
+    Args:
+        options: sizes, bias, dropout (of U), rotary and qk_norm, as in `MultiHeadAttention`.
+
+    Parameters: those of `MultiHeadAttention` and 2·h².
+    Cost: that of `MultiHeadAttention` and 4·n·m·h² for the two mixes.
+    Source: Shazeer et al. 2020, 2003.02436, with h_k = h = h_v.
+    """
+
+    takes_score = False
+    takes_none_as: ClassVar[Mapping[str, str]] = {
+        "score": "a bias means another thing before and after the heads are mixed"
+    }
+
+    def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
+        super().__init__(d_model, num_heads, bias=bias, **options)
+        self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
+        self.logits_mix = nn.Parameter(torch.eye(num_heads))
+        self.weights_mix = nn.Parameter(torch.eye(num_heads))
+
+    def output(self, concat: Tensor) -> Tensor:
+        """Concat(head_1 … head_h) W_O."""
+        return self.o_proj(concat)
+
+    def check(
+        self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
+    ) -> None:
+        """As in `AttentionLayer`; a cache must keep the same tokens for all heads, as each head's logits are made of
+        every head's scores."""
+        super().check(x, context, cache, mask, scores)
+        if isinstance(cache, BudgetCache) and len(set(cache.windows)) > 1:
+            raise ConfigError(
+                f"cache: TalkingHeadsAttention makes logits of every head's scores, but in {list(cache.windows)} the "
+                f"windows differ; use SlidingCache"
+            )
+
+    def mixed(self, tile: Tensor) -> Tensor:
+        """U [b, h, r, c], the weights that the values see, of any tile of W [b, h, r, c], such as `amap[:, :, :8]`."""
+        if tile.ndim != 4 or tile.shape[1] != self.num_heads:
+            raise ShapeError(f"tile: expected [b, h={self.num_heads}, rows, cols], got shape {tuple(tile.shape)}")
+        return _over_heads(tile, self.weights_mix.detach())
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Any]:
+        """As in `AttentionLayer`, a block of rows after the other."""
+        mask, dropout_p = options["mask"] or Everything(), options["dropout_p"]
+        b, h, n, d = q.shape
+        rule = Rule(mask, d**-0.5, Grid(b, h, n, k.shape[2]))
+        rule.mask.check(rule.grid)
+        height = max(16, TILE_ELEMENTS // max(1, b * h * k.shape[2]))
+        blocks = [self._block(q, k, v, rule, Span(i, min(i + height, n)), dropout_p) for i in range(0, n, height)]
+        heads = torch.cat([out for out, _ in blocks], 2) if blocks else q.new_zeros(b, h, n, v.shape[-1])
+        if not options["return_map"]:
+            return heads, None
+        lse = torch.cat([part for _, part in blocks], 2) if blocks else q.new_zeros(b, h, n)
+        h_kv = k.shape[1]
+        mix = self.logits_mix.detach().view(h_kv, h // h_kv, h).to(q.dtype)
+        talking = torch.einsum("bgrnd,grj->bjngd", q.detach().reshape(b, h_kv, h // h_kv, n, d), mix)
+        keys = k.detach().transpose(1, 2).flatten(2)[:, None]  # [b, 1, m, h_kv·d]
+        amap = AttentionMap(talking.flatten(3), keys, lse, rule, kernel="talking_heads")
+        if options["measures"]:
+            amap.measured = amap.measure(*options["measures"])
+        return heads, amap
+
+    def _block(
+        self, q: Tensor, k: Tensor, v: Tensor, rule: Rule, rows: Span, dropout_p: float
+    ) -> tuple[Tensor, Tensor]:
+        """Output [b, h, r, d_v] and log-sum-exp [b, h, r] of some rows, from the keys that any of them sees."""
+        seen = [cols for cols, _ in rule.tiles(rows)]
+        cols = Span(seen[0].start, seen[-1].stop) if seen else Span(0, 0)
+        r, c = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
+        mixes = self.logits_mix, self.weights_mix
+        given = q[:, :, r], k[:, :, c], v[:, :, c], *mixes, rule, rows, cols, dropout_p
+        if not torch.is_grad_enabled():
+            return _talk(*given)
+        return checkpoint(_talk, *given, use_reentrant=False, preserve_rng_state=dropout_p > 0)
+
+
+def _talk(
+    q: Tensor, k: Tensor, v: Tensor, logits_mix: Tensor, weights_mix: Tensor, rule: Rule, rows: Span, cols: Span,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    allowed = rule.allowed(rows, cols, q.device)
+    dark = ~allowed.any(-1, keepdim=True)  # rows that see nothing
+    scores = _over_heads(raw_scores(q, k, rule.scale), logits_mix)
+    scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(dark, 0.0)
+    weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
+    seen = F.dropout(_over_heads(weights, weights_mix), dropout_p)
+    lse = scores.detach().logsumexp(-1).masked_fill(dark[..., 0], -torch.inf)
+    return grouped(seen, v).to(q.dtype), lse
+
+
+def _over_heads(tile: Tensor, mix: Tensor) -> Tensor:
+    """Σ_l tile_l mix_lj: [b, h, r, c]. In the tile's own precision, which autocast must not narrow."""
+    with own_dtypes(tile):
+        return torch.einsum("blrc,lj->bjrc", tile, mix.to(tile.dtype))

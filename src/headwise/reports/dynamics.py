@@ -1,0 +1,148 @@
+"""When heads took up their roles in a training, as a picture: a line a head, in the colour of its last role. Needs
+matplotlib."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwise.analysis.given import head_name
+from headwise.analysis.history import NO_ROLE, HeadHistory
+from headwise.analysis.roles.definitions import DEFINITIONS
+from headwise.errors import ConfigError
+from headwise.reports.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Far apart in hue and in lightness (Okabe & Ito 2008); roles that are not named here share the last one.
+COLOURS = {
+    "induction": "#d55e00", "previous": "#0072b2", "local": "#56b4e9", "self": "#009e73", "first": "#cc79a7",
+    "even": "#a58b00", "broad": "#a58b00", NO_ROLE: "#b9b7ae",
+}  # fmt: skip
+OTHER = "#7a4fb5"
+NAMED = 4  # heads of a panel whose names stand at the ends of their lines
+
+
+def write_dynamics(
+    history: HeadHistory | str | os.PathLike[str], path: str | os.PathLike[str], *, title: str | None = None
+) -> Path:
+    """Write the picture as a PNG; see `dynamics_figure`. `history` may be the file heads.jsonl. Returns the path.
+
+    Raises:
+        CheckpointError: if the file is no record of heads. ConfigError: if matplotlib is missing, or nothing is in it.
+    """
+    found = history if isinstance(history, HeadHistory) else HeadHistory.read(history)
+    return save(dynamics_figure(found, title=title), Path(path))
+
+
+def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figure":
+    """Four panels over the steps, as a matplotlib figure: weight on the previous token and on what followed before
+    (random tokens, said twice), entropy on the held-out passage, and how alike the heads' outputs are on average."""
+    if not history.looks:
+        raise ConfigError("history: holds no looks, so there is nothing to draw")
+    figure = figure_class()(figsize=(10.6, 7.4), layout="constrained", facecolor="white")
+    grid = figure.subplots(2, 2, sharex=True)
+    entropy = history.passage("broad")
+    panels = [
+        ("weight on the previous token · random tokens", history.repeats("previous"), 1.0),
+        ("weight on what followed before: induction · random tokens", history.repeats("induction"), 1.0),
+        ("entropy, nats · held-out passage", entropy, float(np.nanmax(entropy, initial=0.0)) or 1.0),
+    ]
+    for axes, (name, values, top) in zip(grid.flat, panels, strict=False):
+        _lines(axes, history, values)
+        axes.set_title(drawable(name), loc="left", color=INK, fontproperties=font(10))
+        axes.set_ylim(0.0, 1.04 * top)
+    _likeness(grid[1, 1], history)
+    for axes in grid.flat:
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        for side in ("left", "bottom"):
+            axes.spines[side].set_color(LINE)
+        axes.grid(axis="y", color=LINE, linewidth=0.5)
+        plain(axes)
+    for axes in grid[1]:
+        axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
+    _legend(figure, history)
+    figure.suptitle(
+        drawable(title or f"What every head does while it is trained: {history.title}"), x=0.01, ha="left", color=INK,
+        fontproperties=font(12),
+    )  # fmt: skip
+    return figure
+
+
+def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
+    """A line a head; the largest at the end carry their names."""
+    layers, heads = history.shape
+    if np.isnan(values).all():
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
+        return
+    for at in np.ndindex(layers, heads):
+        role = history.role(*at)
+        axes.plot(
+            history.steps, values[:, at[0], at[1]], color=_colour(role), linewidth=1.0 if role == NO_ROLE else 1.7,
+            zorder=2 if role == NO_ROLE else 3, marker="o" if len(history.looks) == 1 else None, markersize=3,
+        )  # fmt: skip
+    last = np.nan_to_num(values[-1], nan=-1.0)
+    order = [divmod(int(i), heads) for i in np.argsort(-last, axis=None)]
+    placed: list[float] = []
+    span = float(np.nanmax(values)) or 1.0
+    for at in order[:NAMED]:
+        if all(abs(last[at] - y) > 0.05 * span for y in placed):  # names must not lie on one another
+            placed.append(float(last[at]))
+            role = history.role(*at)
+            axes.annotate(
+                head_name(*at), (history.steps[-1], last[at]), xytext=(4, 0), textcoords="offset points",
+                va="center", color=MUTED if role == NO_ROLE else _colour(role), fontproperties=font(8),
+                annotation_clip=False,
+            )  # fmt: skip
+
+
+def _likeness(axes: "Axes", history: HeadHistory) -> None:
+    """Mean over all pairs, and over those inside a layer."""
+    shown: list[Any] = []
+    for measure, colour, word in (("cka", INK, "CKA"), ("cosine", "#009e73", "cosine")):
+        for within, style in ((False, "-"), (True, ":")):
+            values = history.alike(measure, within)
+            if not np.isnan(values).all():
+                pairs = "pairs of one layer" if within else "all pairs"
+                mark = "o" if len(history.looks) == 1 else None
+                shown += axes.plot(
+                    history.steps, values, style, color=colour, linewidth=1.6, marker=mark, label=f"{word}, {pairs}"
+                )
+    what = "likeness of two heads' outputs, mean · held-out passage"
+    axes.set_title(drawable(what), loc="left", color=INK, fontproperties=font(10))
+    if shown:
+        axes.legend(handles=shown, frameon=False, prop=font(9), labelcolor=MUTED)
+    else:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
+
+
+def _unmeasured(axes: "Axes") -> None:
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
+
+
+def _legend(figure: "Figure", history: HeadHistory) -> None:
+    """What the colours mean, with the number of heads of each role at the end."""
+    from matplotlib.lines import Line2D
+
+    roles = [history.role(*at) for at in np.ndindex(*history.shape)]
+    counts = sorted({role: roles.count(role) for role in roles}.items(), key=lambda one: (one[0] == NO_ROLE, -one[1]))
+    handles = [
+        Line2D([], [], color=_colour(role), linewidth=2.0, label=drawable(f"{_word(role)} ({count})"))
+        for role, count in counts
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=min(len(handles), 6), frameon=False, prop=font(9),
+        labelcolor=MUTED, title="clearest role at the last step (heads)", title_fontproperties=font(9),
+    )  # fmt: skip
+
+
+def _word(role: str) -> str:
+    return "no role" if role == NO_ROLE else DEFINITIONS[role].word if role in DEFINITIONS else role
+
+
+def _colour(role: str) -> str:
+    return COLOURS.get(role, OTHER)

@@ -1,0 +1,138 @@
+"""A head × head matrix as a picture: heads that are alike stand side by side, in boxes. Needs matplotlib."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwise.analysis.similarity import HeadSimilarity
+from headwise.errors import ConfigError
+from headwise.reports.colours import stops
+from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ORDERS = ("layers", "alike")
+READABLE = 96  # heads that can stand as ticks along an axis
+ITSELF = "#b9b8b2"  # the diagonal, a grey that is on no scale
+BELOW = ["#fdf3ea", "#f6c49b", "#dd8148", "#a84a1c", "#5f2508"]  # below 0, from small to large
+
+
+def write_matrix(
+    similarity: HeadSimilarity, path: str | os.PathLike[str], *, order: str = "alike", title: str | None = None
+) -> Path:
+    """Write the matrix as a PNG; see `matrix_figure`. Returns the path.
+
+    Raises:
+        ConfigError: if matplotlib is missing, or SciPy for the order "alike".
+    """
+    return save(matrix_figure(similarity, order=order, title=title), Path(path))
+
+
+def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: str | None = None) -> "Figure":
+    """The matrix as a matplotlib figure.
+
+    Args:
+        order: "alike" puts heads that are alike side by side, and a box around each group of at least two; "layers"
+            keeps them layer by layer, with lines between layers, the only order for a matrix that has a direction.
+        title: instead of what the matrix says of itself.
+    """
+    if order not in ORDERS:
+        raise ConfigError(f"order={order!r}: expected one of {', '.join(ORDERS)}")
+    directed = similarity.distance is None
+    alike = order == "alike" and not directed
+    size = len(similarity.names)
+    at = similarity.order if alike else list(range(size))
+    values = similarity.matrix.numpy()[np.ix_(at, at)]
+    names = [similarity.names[i] for i in at]
+    inches = float(np.clip(0.14 * size, 4.2, 12.0))
+    figure = figure_class()(figsize=(inches + 1.9, inches + 1.2), layout="compressed", facecolor="white")
+    axes = figure.subplots()
+    image = _draw(axes, values, similarity)
+    if alike:
+        _boxes(axes, similarity.groups(), names)
+    else:
+        _layer_lines(axes, names)
+    _ticks(axes, names)
+    if directed:
+        axes.set_ylabel("writes", color=MUTED, fontproperties=font(10))
+    if size > 1:
+        _tell_diagonal(axes, directed)
+    colour_bar(figure, image, axes, similarity.unit)
+    axes.set_title(drawable(title or similarity.title), loc="left", pad=10, color=INK, fontproperties=font(12))
+    return figure
+
+
+def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
+    from matplotlib.colors import LinearSegmentedColormap, Normalize
+
+    # A head with itself says nothing and would set the scale: it is grey. Of one head alone nothing else is left.
+    itself = np.eye(len(values), dtype=bool) & (len(values) > 1)
+    others = values[~itself]
+    low, high = min(0.0, float(others.min())), max(0.0, float(others.max()))
+    if low < -0.02 * high:
+        end = max(high, -low) or 1.0
+        colours = LinearSegmentedColormap.from_list("headwise-signed", _signed())
+        norm = Normalize(-end, end, clip=True)
+    else:
+        # Divergence is small where heads are alike: darker is more alike in every picture.
+        scale = stops("light")[::-1] if similarity.small_is_alike else stops("light")
+        colours = LinearSegmentedColormap.from_list("headwise", scale)
+        norm = Normalize(0.0, high or 1.0, clip=True)
+    for spine in axes.spines.values():
+        spine.set_color(LINE)
+    shown = np.ma.array(values, mask=itself)
+    return axes.imshow(
+        shown, cmap=colours.with_extremes(bad=ITSELF), norm=norm, interpolation="nearest", aspect="equal"
+    )
+
+
+def _tell_diagonal(axes: "Axes", directed: bool) -> None:
+    words = f"{'reads   ·   ' if directed else ''}grey: a head with itself, which is not on the scale"
+    axes.set_xlabel(words, color=MUTED, fontproperties=font(10))
+
+
+def _signed() -> list[tuple[float, str]]:
+    """Colours with their places from 0 to 1: 0 stands in the middle, at the lightest."""
+    above, below = stops("light"), BELOW[::-1]
+    left = [(0.5 * k / len(below), colour) for k, colour in enumerate(below)]
+    return left + [(0.5 + 0.5 * k / (len(above) - 1), colour) for k, colour in enumerate(above)]
+
+
+def _boxes(axes: "Axes", groups: list[list[str]], names: list[str]) -> None:
+    """A box around each group of at least two heads; in the order of the tree they stand together."""
+    from matplotlib.patches import Rectangle
+
+    for group in groups:
+        if 1 < len(group) < len(names):
+            first = min(map(names.index, group)) - 0.5
+            box = Rectangle((first, first), len(group), len(group), fill=False, edgecolor=INK, linewidth=1.1)
+            axes.add_patch(box)
+
+
+def _layer_lines(axes: "Axes", names: list[str]) -> None:
+    layers = [name.partition("H")[0].partition("K")[0] for name in names]  # of L3H5 and L3KV1
+    for i in range(1, len(names)):
+        if layers[i] != layers[i - 1]:
+            axes.axhline(i - 0.5, color=MUTED, linewidth=0.5)
+            axes.axvline(i - 0.5, color=MUTED, linewidth=0.5)
+
+
+def _ticks(axes: "Axes", names: list[str]) -> None:
+    if len(names) <= READABLE:
+        size = float(np.clip(560 / len(names), 5.0, 9.5))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks(range(len(names)), names, color=INK, fontproperties=font(size))
+            axis.set_tick_params(length=0, pad=3)
+        axes.tick_params(axis="x", rotation=90)
+        return
+    # Too many for all: every so many, so that about 24 are left.
+    step = -(-len(names) // 24)
+    places = range(0, len(names), step)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(places, [names[i] for i in places])
+    axes.tick_params(axis="x", rotation=90)
+    plain(axes)

@@ -1,0 +1,212 @@
+"""Heat maps as PNG: one picture of all heads, and one of each. Needs matplotlib, the `view` extra.
+
+Colours run with the square root of the weight, from the page's colour map, up to the same end as on the page:
+weights above it are as dark as it gets.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwise.errors import ConfigError
+from headwise.reports.colours import stops
+from headwise.reports.data import Passage, Report, visible
+from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
+from headwise.reports.ranges import colour_top, finite, halves, reduced
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+READABLE = 64  # tokens that can stand as ticks along an axis
+WITH_VALUES = 16  # texts so short get their weights written into the cells
+MASKED = "#f1efe8"
+
+
+def write_pngs(
+    report: Report, folder: str | os.PathLike[str], *, step: Callable[[str, int, int], None] | None = None
+) -> list[Path]:
+    """Write all-heads.png and layer-L-head-H.png (for each passage, if there are several) into `folder`.
+
+    Returns the files in the order they were written. Raises ConfigError if matplotlib is missing.
+    """
+    figure_class()
+    folder = Path(folder)
+    heads = [[(i, h) for i, h in report.heads if i in report.shown_in(passage)] for passage in report.passages]
+    total, written = sum(len(those) + 1 for those in heads), []
+    for k, passage in enumerate(report.passages):
+        prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
+        written.append(save(overview(report, passage), folder / f"{prefix}all-heads.png"))
+        for layer, head in heads[k]:
+            if step is not None:
+                step("drawing", len(written), total)
+            picture = heat_map(report, passage, layer, head)
+            written.append(save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
+    return written
+
+
+def heat_map(report: Report, passage: Passage, layer: int, head: int) -> "Figure":
+    """One head: axes with the characters, colour bar and, for short texts, the weight in each cell.
+
+    Pooled maps show the largest weight of each cell, and say so.
+    """
+    weights = finite(_shown(passage)[report.shown_in(passage).index(layer), head])
+    words = [len(tokens) for tokens in _sides(passage)]
+    inches = float(np.clip(0.23 * max(words) if max(words) <= READABLE else 7.2, 4.2, 11.5))
+    figure = figure_class()(figsize=(inches + 1.2, inches + 0.8), layout="compressed", facecolor="white")
+    axes = figure.subplots()
+    image, cut = _draw(axes, weights, passage.causal)
+    pooled = f"largest weight of {passage.cell} × {passage.cell} tokens"
+    _bar(figure, image, axes, "weight" if passage.cell == 1 else pooled, cut)
+    _ticks(axes, passage)
+    axes.set_xlabel("key: what is looked at", color=MUTED, fontproperties=font(10))
+    axes.set_ylabel("query: what looks", color=MUTED, fontproperties=font(10))
+    pattern = report.patterns[layer][head]
+    title = f"Layer {layer}, head {head}" + (f": {pattern}" if pattern else "")
+    axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
+    if max(words) <= WITH_VALUES and passage.cell == 1:
+        _values(axes, image, weights, passage.causal)
+    return figure
+
+
+def overview(report: Report, passage: Passage) -> "Figure":
+    """All heads, layer by head, each on its own scale; beneath each its strongest pattern."""
+    layers, heads = report.shown_in(passage), report.shape[1]
+    maps = _shown(passage)
+    size = 1.5 * heads + 0.5, 1.75 * len(layers) + 0.7
+    figure = figure_class()(figsize=size, layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.02)
+    grid = figure.subplots(len(layers), heads, squeeze=False)
+    for row, layer in enumerate(layers):
+        for head in range(heads):
+            axes = grid[row, head]
+            if (layer, head) not in report.heads:
+                axes.set_axis_off()
+                continue
+            _draw(axes, finite(maps[row, head]), passage.causal, limit=160)
+            axes.set_xticks([])
+            axes.set_yticks([])
+            pattern = report.patterns[layer][head].split(",")[0]
+            axes.set_xlabel(drawable(_clipped(pattern, 22)), color=MUTED, labelpad=3, fontproperties=font(7.5))
+            if row == 0:
+                axes.set_title(f"head {head}", color=INK, fontproperties=font(9))
+        grid[row, 0].set_ylabel(f"layer {layer}", color=INK, fontproperties=font(9))
+    figure.suptitle(drawable(_clipped(report.title, 12 * heads + 12)), color=INK, fontproperties=font(12))
+    return figure
+
+
+def loss_curve(
+    log: list[dict[str, Any]], path: str | os.PathLike[str], baselines: dict[str, float] | None = None
+) -> None:
+    """A picture of a training log: dictionaries with `step`, `train_loss`, `heldout_loss` and, if there are several
+    texts, `heldout`, the loss of each; other models' held-out losses stand as lines. Nats a token."""
+    if not log:
+        raise ConfigError("loss_curve(log): got no entries, expected at least one evaluation")
+    figure = figure_class()(figsize=(8.4, 4.6), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    steps = [entry["step"] for entry in log]
+    axes.plot(steps, [entry["train_loss"] for entry in log], color="#c9c7bd", linewidth=1.4, label="training batch")
+    colours = stops("light")
+    names = [name for name in log[0].get("heldout", {}) if name != "all"]
+    for k, name in enumerate(names):
+        losses = [entry["heldout"][name] for entry in log]
+        colour = colours[14 + round(14 * k / max(1, len(names) - 1))]
+        axes.plot(steps, losses, color=colour, linewidth=2, label=drawable(f"held out: {name}"))
+    if not names:
+        axes.plot(steps, [entry["heldout_loss"] for entry in log], color=colours[22], linewidth=2, label="held out")
+    _baselines(axes, baselines or {})
+    axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
+    axes.set_ylabel("loss, nats a token", color=MUTED, fontproperties=font(10))
+    axes.grid(axis="y", color=LINE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(LINE)
+    plain(axes)
+    axes.legend(frameon=False, prop=font(9))
+    save(figure, Path(path))
+
+
+def _sides(passage: Passage) -> tuple[list[str], list[str]]:
+    """The tokens that look, and those that are looked at."""
+    return passage.tokens, passage.tokens if passage.keys is None else passage.keys
+
+
+def _shown(passage: Passage) -> np.ndarray:
+    return passage.maps if passage.peaks is None else passage.peaks
+
+
+def _draw(axes: "Axes", weights: np.ndarray, causal: bool, limit: int = 1600) -> tuple[Any, bool]:
+    """The picture, and whether there are weights above the end of its scale."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    top = colour_top(*halves(weights))
+    rows, columns = weights.shape
+    small = reduced(weights, limit)
+    ahead = np.triu(np.ones(small.shape, bool), 1) if causal else np.zeros(small.shape, bool)
+    colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MASKED)
+    image = axes.imshow(
+        np.ma.array(small, mask=ahead), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=top, clip=True),
+        interpolation="nearest", aspect="equal", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
+    )  # fmt: skip
+    for spine in axes.spines.values():
+        spine.set_color(LINE)
+    return image, f"{weights.max():.3g}" != f"{top:.3g}"
+
+
+def _bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> None:
+    values = image.norm.vmax * np.linspace(0, 1, 6) ** 2  # evenly spaced along a bar of square roots
+    ticks = {value: f"{value:.3g}" for value in values.tolist()}
+    if cut:
+        ticks[max(ticks)] = f"≥ {ticks[max(ticks)]}"
+    colour_bar(figure, image, axes, label, ticks=ticks)
+
+
+def _values(axes: "Axes", image: Any, weights: np.ndarray, causal: bool) -> None:
+    size = float(np.clip(130 / max(weights.shape), 6.5, 9.5))
+    for (i, j), weight in np.ndenumerate(weights):
+        if causal and j > i:
+            continue
+        ink = "white" if image.norm(weight) > 0.5 else INK
+        axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color=ink, fontproperties=font(size))
+
+
+def _ticks(axes: "Axes", passage: Passage) -> None:
+    cell = passage.cell
+    queries, keys = _sides(passage)
+    if cell == 1 and max(len(queries), len(keys)) <= READABLE:
+        for axis, tokens in ((axes.xaxis, keys), (axes.yaxis, queries)):
+            words = [drawable(_clipped(visible(token.strip() or token), 14)) for token in tokens]
+            axis.set_ticks(range(len(words)), words, color=INK, fontproperties=font(10.5))
+            axis.set_tick_params(length=0, pad=5)
+            if axis is axes.xaxis and any(len(word) > 2 for word in words):
+                axes.tick_params(axis="x", rotation=90)
+        return
+    for axis, tokens in ((axes.xaxis, keys), (axes.yaxis, queries)):
+        n = len(tokens)
+        step = next(s for s in (10**k * f for k in range(12) for f in (1, 2, 5)) if n / s <= 8)
+        places = range(0, n, step)
+        axis.set_ticks([p / cell for p in places], [f"{p:,}" for p in places])
+    plain(axes)
+
+
+def _baselines(axes: "Axes", losses: dict[str, float]) -> None:
+    """Dotted lines with their names at the right, moved apart where they would touch."""
+    if not losses:
+        return
+    for loss in losses.values():
+        axes.axhline(loss, color=MUTED, linestyle=(0, (1, 2)), linewidth=1)
+    low, high = axes.get_ylim()
+    apart, last = (high - low) * 0.045, -np.inf
+    for name, loss in sorted(losses.items(), key=lambda item: item[1]):
+        last = max(loss, last + apart)
+        axes.annotate(
+            drawable(f"{name} {loss:.2f}"), (1.01, last), xycoords=("axes fraction", "data"), va="center",
+            annotation_clip=False, color=MUTED, fontproperties=font(8.5),
+        )  # fmt: skip
+
+
+def _clipped(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,79 @@
+"""The maps of a watched model, sorted by what looks at what: a model with an encoder and a decoder has three kinds."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from headwise.map import AttentionMap
+from headwise.masks import is_causal
+from headwise.models.adapters.observer import crosses, module_name
+from headwise.telemetry.pictures import Picture
+
+Kept = AttentionMap | Picture
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers whose maps are of the same tokens.
+
+    Attributes:
+        maps: of the layers, all `AttentionMap`s or all `Picture`s; layers: their places among all.
+        crosses: whether one text looks at another. causal: whether no token sees a later one, as far as is known.
+    """
+
+    maps: list[Kept]
+    layers: list[int]
+    crosses: bool
+    causal: bool
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        """Batch entries, queries and keys."""
+        b, _, n, m = self.maps[0].shape
+        return b, n, m
+
+    @property
+    def lazy(self) -> list[AttentionMap]:
+        """The maps, if they are known exactly; else []."""
+        return [amap for amap in self.maps if isinstance(amap, AttentionMap)]
+
+    @property
+    def pooled(self) -> list[Picture]:
+        """The maps, if there are only pictures of them; else []."""
+        return [picture for picture in self.maps if isinstance(picture, Picture)]
+
+
+def groups_of(maps: Mapping[str, Kept]) -> list[Group]:
+    """The groups, in the order in which the model called the first layer of each."""
+    found: dict[tuple[object, ...], Group] = {}
+    for layer, (name, amap) in enumerate(maps.items()):
+        b, _, n, m = amap.shape
+        causal = _causal(amap)
+        # Fewer queries than keys under a causal mask are a step of generation.
+        over = crosses(module_name(name)) or (n != m and not causal)
+        key = type(amap), b, n, m, over, causal
+        group = found.setdefault(key, Group([], [], over, causal))
+        group.maps.append(amap)
+        group.layers.append(layer)
+    return list(found.values())
+
+
+def titles(groups: Sequence[Group]) -> list[str]:
+    """What to call each of them."""
+    both = any(group.crosses for group in groups)
+    return [_title(group, both, len(groups)) for group in groups]
+
+
+def _title(group: Group, both: bool, count: int) -> str:
+    _, n, m = group.size
+    if group.crosses:
+        return f"cross attention, {n} tokens at {m}"
+    if both:
+        return f"decoder, {m} tokens" if group.causal else f"encoder, {m} tokens"
+    return f"{m} tokens" if count > 1 else ""
+
+
+def _causal(amap: Kept) -> bool:
+    if isinstance(amap, AttentionMap):
+        return is_causal(amap.mask)
+    n, m = amap.shape[2:]
+    return n == m and amap.largest.shape[2] > 1 and not bool(amap.largest.triu(1).any())

@@ -1,0 +1,69 @@
+"""A text run through a model, and all that its heads did with it put into a report."""
+
+from collections.abc import Sequence
+
+import torch
+
+from headwise.analysis.roles import Roles, roles
+from headwise.lm.loading import Reading, Subject
+from headwise.map import AttentionMap
+from headwise.reports.data import Report
+from headwise.reports.see.heads import comparisons, importance
+from headwise.reports.see.numbers import statistics, wanted
+from headwise.reports.see.passages import Side, Step, of_layer, passage
+from headwise.reports.see.places import Places
+from headwise.reports.see.words import patterns, roles_in_words
+
+CELLS = 384  # a map at most so many cells wide is shown exactly
+EXPLAINED = "Weights say where a head looks on this input; they do not by themselves explain what the model does."
+
+
+@torch.no_grad()
+def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, step: Step | None = None) -> Report:
+    """Run the model over the text and report every head: statistics, strongest pattern, maps.
+
+    Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and largest
+    weight, and no n×n tensor is made. Raises TextError if the text is empty, or longer than the model can read.
+    """
+    tell = step or tell_nobody
+    reading = subject.read(text)
+    tell("reading", 0, 1)
+    found = subject.look(reading.ids)
+    tell("reading", 1, 1)
+    maps, places = list(found.maps.values()), Places(subject.heads)
+    asked = wanted(subject.causal, [reading.pieces], [reading.special])
+    results = [amap.measure(*asked, progress=of_layer(tell, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
+    shown = passage(title, maps, 0, (side_of(reading), None), places, cells, tell)
+    tell("roles", 0, 1)
+    played = _roles(maps, reading)
+    tell("roles", 1, 1)
+    tell("comparing", 0, 1)
+    alike, untold = comparisons(found.outputs, maps, places)
+    tell("comparing", 1, 1)
+    needed, unasked = importance(subject, reading, places, lambda done, of: tell("importance", done, of))
+    facts = [
+        ("text", f"{len(text):,} characters" + (f", {len(reading):,} tokens" if len(reading) != len(text) else "")),
+        ("model", subject.about),
+        ("kernel", ", ".join(sorted({amap.kernel for amap in maps}))),
+    ]
+    if found.loss is not None:
+        facts.append(("loss", f"{found.loss:.2f} nats a token"))
+    notes = [EXPLAINED, *reading.remarks, *subject.remarks(len(reading)), *untold, *unasked]
+    return Report(
+        title, [shown], statistics(results, places), patterns(played, places), facts, notes, counts=places.uneven,
+        roles=roles_in_words(played, places), comparisons=alike, importance=needed,
+        layers=[] if subject.kind == "headwise" else list(subject.layers),
+    )  # fmt: skip
+
+
+def side_of(reading: Reading) -> Side:
+    """A text that was read, as a side of a map."""
+    return Side(reading.words, reading.units, reading.special)
+
+
+def tell_nobody(what: str, done: int, of: int) -> None:
+    """Progress that nobody asked for."""
+
+
+def _roles(maps: Sequence[AttentionMap], reading: Reading) -> list[Roles]:
+    return [roles(amap, tokens=reading.ids, pieces=reading.pieces) for amap in maps]

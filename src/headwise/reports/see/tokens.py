@@ -1,0 +1,136 @@
+"""The tokens of watched maps, as their owner tells them: ids and a tokenizer, or their text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.analysis.roles.given import is_marker
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.lm.loading.characters import readable
+from headwise.lm.loading.reading import units_of
+from headwise.lm.tokenizer import BYTES, CharTokenizer
+from headwise.reports.see.passages import Side
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """The tokens of a batch.
+
+    Attributes:
+        ids: [b or 1, m], None if only their text is known.
+        pieces: of each entry, what each token says; words: the same with blanks between words. None if only ids are.
+        special: of each entry, which tokens are none of the text.
+    """
+
+    ids: Tensor | None
+    pieces: list[list[str]] | None
+    words: list[list[str]] | None
+    special: list[list[bool]]
+
+    @property
+    def length(self) -> int:
+        """Tokens of an entry."""
+        return len(self.special[0])
+
+    @property
+    def entries(self) -> int:
+        """Entries of the batch; one may stand for all."""
+        return len(self.special)
+
+    def side(self, entry: int, tokens: range) -> Side:
+        """Some of an entry's tokens, as a side of a map."""
+        at = entry if self.entries > 1 else 0
+        special = [self.special[at][i] for i in tokens]
+        if self.words is None or self.pieces is None:
+            assert self.ids is not None
+            names = [str(int(self.ids[at, i])) for i in tokens]
+            return Side(names, units_of(names), [True] * len(names))
+        return Side([self.words[at][i] for i in tokens], units_of([self.pieces[at][i] for i in tokens]), special)
+
+
+def numbered(tokens: range) -> Side:
+    """Places that nobody says anything of: their numbers."""
+    names = [str(i) for i in tokens]
+    return Side(names, units_of(names), [True] * len(names))
+
+
+def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any) -> Text | None:
+    """What the arguments `tokens` and `pieces` of that name tell; None if they tell nothing.
+
+    Args:
+        name: "" or "decoder_", in front of the arguments' names, for messages.
+        tokenizer: of transformers or of headwise, which makes pieces of tokens.
+    """
+    if tokens is None and pieces is None:
+        return None
+    ids = None if tokens is None else _ids(f"{name}tokens", tokens)
+    if pieces is not None:
+        raw = _texts(f"{name}pieces", pieces)
+        if ids is not None and (len(raw) != len(ids) or len(raw[0]) != ids.shape[1]):
+            raise ShapeError(
+                f"{name}pieces: {len(raw)} × {len(raw[0])} of them for {name}tokens of {tuple(ids.shape)}; expected "
+                f"one for each token"
+            )
+        marked = [[is_marker(piece) for piece in row] for row in raw]
+        return _written(ids, raw, marked)
+    assert ids is not None
+    if tokenizer is None:
+        return Text(ids, None, None, [[False] * ids.shape[1]] * len(ids))
+    if isinstance(tokenizer, CharTokenizer):
+        return _written(ids, [_characters(row, tokenizer) for row in ids.tolist()], [[False] * ids.shape[1]] * len(ids))
+    if not hasattr(tokenizer, "convert_ids_to_tokens"):
+        raise ConfigError(
+            f"tokenizer: {type(tokenizer).__name__} has no convert_ids_to_tokens; give a tokenizer of transformers or "
+            f"headwise, or pieces=…, the text of each token"
+        )
+    special = set(getattr(tokenizer, "all_special_ids", ()))
+    raw = [[str(token) for token in tokenizer.convert_ids_to_tokens(row)] for row in ids.tolist()]
+    decoder = repr(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None))
+    marks = [[i in special for i in row] for row in ids.tolist()]
+    return _written(ids, raw, marks, blanks=decoder.startswith("WordPiece"))
+
+
+def _written(ids: Tensor | None, raw: list[list[str]], special: list[list[bool]], blanks: bool = False) -> Text:
+    """`blanks`: words stand apart, though no token says so, as with WordPiece."""
+    blanks = blanks or any(token.startswith("##") for row in raw for token in row)
+    pieces = [readable(row, marks) for row, marks in zip(raw, special, strict=True)]
+    words = [_spaced(*rows) for rows in zip(raw, pieces, special, strict=True)] if blanks else pieces
+    return Text(ids, pieces, words, special)
+
+
+def _spaced(raw: Sequence[str], pieces: Sequence[str], special: Sequence[bool]) -> list[str]:
+    """Pieces with the blanks between words that WordPiece leaves out."""
+    words = []
+    for i, (token, piece) in enumerate(zip(raw, pieces, strict=True)):
+        begins = i == 0 or special[i - 1] or special[i] or token.startswith("##") or not piece[:1].isalnum()
+        words.append(piece if begins else f" {piece}")
+    return words
+
+
+def _characters(ids: Sequence[int], tokenizer: CharTokenizer) -> list[str]:
+    return [f"<0x{i:02X}>" if i < BYTES else tokenizer.decode([i]) for i in ids]
+
+
+def _ids(name: str, tokens: Any) -> Tensor:
+    ids = torch.as_tensor(tokens)
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise DTypeError(f"{name}: expected integers [m] or [b, m], got {ids.dtype}")
+    ids = torch.atleast_2d(ids).cpu().long()
+    if ids.ndim != 2 or 0 in ids.shape:
+        raise ShapeError(f"{name}: shape {tuple(ids.shape)}, expected [m] or [b, m]")
+    return ids
+
+
+def _texts(name: str, pieces: Any) -> list[list[str]]:
+    flat = not isinstance(pieces, str) and all(isinstance(piece, str) for piece in pieces)
+    rows = [list(pieces)] if flat else [list(row) for row in pieces if not isinstance(row, str)]
+    if isinstance(pieces, str) or not rows or not all(isinstance(piece, str) for row in rows for piece in row):
+        raise DTypeError(f"{name}: expected the text of each token, a list of strings or one list a batch entry")
+    if not rows[0] or len({len(row) for row in rows}) > 1:
+        raise ShapeError(
+            f"{name}: lists of {[len(row) for row in rows][:6]}; all entries of a batch have as many tokens"
+        )
+    return rows

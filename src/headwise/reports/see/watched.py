@@ -1,0 +1,258 @@
+"""A watched model as the page that `headwise see` writes.
+
+with hw.watch(model, maps="lazy") as record:
+    model(**batch)
+hw.report(record, "report.html", tokens=batch["input_ids"], tokenizer=tokenizer)
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headwise.analysis.roles import Roles, roles
+from headwise.errors import ConfigError, ShapeError
+from headwise.map import AttentionMap
+from headwise.models.adapters.observer import module_name
+from headwise.reports.data import Passage, Report, Statistic
+from headwise.reports.html import write_report
+from headwise.reports.see.groups import Group, groups_of, titles
+from headwise.reports.see.heads import alike
+from headwise.reports.see.look import CELLS, EXPLAINED, tell_nobody
+from headwise.reports.see.numbers import BOTH_WAYS, OF_ROWS, statistic, wanted
+from headwise.reports.see.passages import Side, passage, picture_passage
+from headwise.reports.see.places import Places
+from headwise.reports.see.tokens import Text, numbered, text_of
+from headwise.reports.see.words import pattern, roles_of
+from headwise.telemetry import Record
+
+ENTRIES = 4  # of a batch that are shown unless asked for
+
+
+@torch.no_grad()
+def report(
+    record: Record,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    tokens: Any = None,
+    pieces: Any = None,
+    decoder_tokens: Any = None,
+    decoder_pieces: Any = None,
+    tokenizer: Any = None,
+    entries: int | Sequence[int] | None = None,
+    title: str = "",
+    cells: int = CELLS,
+    lang: str = "en",
+) -> Report:
+    """What a record saw of its last measured forward: every map with its tokens, statistics, patterns and roles.
+
+    Args:
+        record: of `hw.watch(model, maps="lazy")`, or "pooled": then with maps of at most 64 × 64 cells, the statistics
+            that were watched, and without roles.
+        path: where to write it as one HTML file, whole or not at all.
+        tokens: the ids that went in, integers [m] or [b, m]. pieces: the text of each, a list of m strings, or one a
+            batch entry; tokens as their tokenizer writes them (Ġworld, ##ing) become readable.
+        decoder_tokens, decoder_pieces: the same of the decoder's input, for a model with an encoder and a decoder.
+        tokenizer: makes pieces of the tokens; of transformers, or a `CharTokenizer`.
+        entries: which of the batch, by number; None for the first four. Padding is left out where the mask tells of it.
+        title, lang: of the page; lang is "en" or "zh".
+        cells: longer texts are pooled to so many cells.
+    Returns:
+        The report, which `headwise.reports` writes as a page, pictures or a table.
+    Raises:
+        ConfigError: if nothing was measured, or the record keeps no maps. ShapeError: if tokens do not fit the maps.
+    """
+    if not isinstance(record, Record):
+        raise ConfigError(f"report(record): expected what headwise.watch gives, got {type(record).__name__}")
+    if not record.maps:
+        why = "keeps no maps; watch(model, maps='lazy') does" if record.latest.steps else "has not measured a forward"
+        raise ConfigError(f"report(record): the record {why}")
+    if cells < 1:
+        raise ConfigError(f"cells={cells}: expected at least 1")
+    groups = groups_of(record.maps)
+    texts = text_of("", tokens, pieces, tokenizer), text_of("decoder_", decoder_tokens, decoder_pieces, tokenizer)
+    _check(groups, texts)
+    places = Places(tuple(amap.shape[1] for amap in record.maps.values()))
+    passages = [
+        shown
+        for group, name in zip(groups, titles(groups), strict=True)
+        for shown in _passages(group, name, texts, groups, places, _entries(group, entries), cells)
+    ]
+    numbers, said, played = _numbers(record, groups, texts, places)
+    size = sum(p.numel() for p in record.model.parameters()) / 1e6
+    facts = [("model", f"{type(record.model).__name__}, {size:.1f} M weights")]
+    kernels = sorted({amap.kernel for amap in record.maps.values() if isinstance(amap, AttentionMap)})
+    facts += [("kernel", ", ".join(kernels))] if kernels else []
+    facts += [("steps", f"{record.totals.steps:,} measured; the last of them is shown")]
+    notes = [EXPLAINED, *_notes(record, groups, entries)]
+    compared = alike(groups[0].lazy, places) if len(groups) == 1 and groups[0].lazy else []
+    found = Report(
+        title or type(record.model).__name__, passages, numbers, said, facts, notes, counts=places.uneven, roles=played,
+        comparisons=compared, layers=[name or type(record.model).__name__ for name in record.maps],
+    )  # fmt: skip
+    if path is not None:
+        write_report(found, path, lang=lang)
+    return found
+
+
+def _check(groups: Sequence[Group], texts: tuple[Text | None, Text | None]) -> None:
+    """ShapeError if a text fits no map."""
+    for prefix, text in zip(("", "decoder_"), texts, strict=True):
+        if text is None:
+            continue
+        if prefix and not any(group.crosses for group in groups):
+            raise ShapeError(f"{prefix}tokens: there is no cross attention in the record; give tokens or pieces alone")
+        if not any(text in _texts_of(group, texts, groups) for group in groups):
+            sizes = sorted({size for group in groups for size in group.size[1:]})
+            batch = sorted({group.size[0] for group in groups})
+            raise ShapeError(
+                f"{prefix}tokens, {prefix}pieces: {text.entries} × {text.length} of them, but the maps are of batches "
+                f"of {', '.join(map(str, batch))} and {' or '.join(map(str, sizes))} tokens"
+            )
+
+
+def _texts_of(
+    group: Group, texts: tuple[Text | None, Text | None], groups: Sequence[Group]
+) -> tuple[Text | None, Text | None]:
+    """What looks and what is looked at, as far as it is told and fits."""
+    first, second = texts
+    both = any(other.crosses for other in groups)
+    keys = second if both and group.causal else first
+    queries = second if group.crosses else keys
+    b, n, m = group.size
+    looks = n if group.crosses else m  # queries stand at the end of the keys
+    return _fitting(queries, b, looks), _fitting(keys, b, m)
+
+
+def _fitting(text: Text | None, b: int, size: int) -> Text | None:
+    return text if text is not None and text.length == size and text.entries in (1, b) else None
+
+
+def _entries(group: Group, entries: int | Sequence[int] | None) -> list[int]:
+    b = group.size[0]
+    if entries is None:
+        return list(range(min(b, ENTRIES)))
+    chosen = [entries] if isinstance(entries, int) else list(entries)
+    for entry in chosen:
+        if not isinstance(entry, int) or not 0 <= entry < b:
+            raise ConfigError(f"entries={entry!r}: expected numbers from 0 to {b - 1}, the entries of the batch")
+    if not chosen:
+        raise ConfigError("entries=(): give at least one, or None")
+    return chosen
+
+
+def _passages(
+    group: Group, name: str, texts: tuple[Text | None, Text | None], groups: Sequence[Group], places: Places,
+    entries: Sequence[int], cells: int,
+) -> list[Passage]:  # fmt: skip
+    b, n, m = group.size
+    queries, keys = _texts_of(group, texts, groups)
+    own = Places(tuple(places.counts[layer] for layer in group.layers), places.most)
+    layers = [] if len(groups) == 1 else group.layers
+    found = []
+    for entry in entries:
+        rows, cols = _real(group, entry) if max(n, m) <= cells else (range(n), range(m))
+        before = 0 if group.crosses else m - n
+        looks = range(rows.start + before, rows.stop + before)
+        side = queries.side(entry, looks) if queries else numbered(looks)
+        other: Side | None = None
+        if group.crosses or looks != cols:
+            other = keys.side(entry, cols) if keys else numbered(cols)
+        called = ", ".join(part for part in (name, f"entry {entry}" if b > 1 else "") if part)
+        if group.lazy:
+            first = rows.start, cols.start
+            found.append(passage(called, group.lazy, entry, (side, other), own, cells, tell_nobody, layers, first))
+        else:
+            found.append(picture_passage(called, group.pooled, entry, (side, other), own, layers))
+    return found
+
+
+def _real(group: Group, entry: int) -> tuple[range, range]:
+    """The rows and columns of an entry without its padding: from the first to the last query that sees a key, and key
+    that is seen."""
+    _, n, m = group.size
+    if not group.lazy:
+        return range(n), range(m)
+    sees = torch.zeros(n, dtype=torch.bool)
+    seen = torch.zeros(m, dtype=torch.bool)
+    for amap in group.lazy:
+        sees |= (amap.lse[entry] != -torch.inf).any(0).cpu()
+        seen |= (amap[entry].amax((0, 1)) > 0).cpu()
+    rows, cols = _from_first_to_last(sees), _from_first_to_last(seen)
+    if group.crosses or n != m:
+        return rows, cols
+    both = range(min(rows.start, cols.start), max(rows.stop, cols.stop))
+    return both, both
+
+
+def _from_first_to_last(members: Tensor) -> range:
+    at = members.nonzero()[:, 0].tolist()
+    return range(at[0], at[-1] + 1) if at else range(len(members))
+
+
+def _numbers(
+    record: Record, groups: Sequence[Group], texts: tuple[Text | None, Text | None], places: Places
+) -> tuple[list[Statistic], list[list[str]], list[list[list[str]]]]:
+    """Statistics, strongest patterns and roles of all layers."""
+    values: dict[str, np.ndarray] = {}
+
+    def put(name: str, layer: int, numbers: np.ndarray) -> None:
+        if name not in values:
+            values[name] = np.full((len(places.counts), places.most), np.nan)
+        values[name][layer, : len(numbers)] = numbers
+
+    said = [[""] * places.most for _ in places.counts]
+    played: list[list[list[str]]] = [[[] for _ in range(places.most)] for _ in places.counts]
+    for group in groups:
+        keys = _texts_of(group, texts, groups)[1]
+        asked = wanted(group.causal, keys.pieces if keys else None, keys.special if keys else [])
+        if group.crosses:  # whose places are not those of its keys
+            asked = [one for one in asked if not isinstance(one, str) or one in OF_ROWS]
+        for amap, layer in zip(group.lazy, group.layers, strict=False):
+            for name, found in amap.measure(*asked).items():
+                put(name, layer, found.mean(0).cpu().numpy())
+            if not group.crosses:
+                one = _roles(amap, keys)
+                for head in range(amap.shape[1]):
+                    said[layer][head], played[layer][head] = pattern(one, head), roles_of(one, head)
+    names = [module_name(name) for name in record.maps]
+    crossing = {layer for group in groups if group.crosses for layer in group.layers}
+    for name in record.latest:
+        table = record.latest[name].numpy()
+        for called, numbers in zip(record.latest.layers, table, strict=True):
+            for at in (at for at, module in enumerate(names) if module == called):  # each of its calls
+                if at in crossing and name in BOTH_WAYS and name not in OF_ROWS:
+                    continue
+                if name not in values or not np.isfinite(values[name][at]).any():
+                    put(name, at, numbers[: places.counts[at]])
+    return [statistic(name, found) for name, found in values.items()], said, played if any(map(any, played)) else []
+
+
+def _roles(amap: AttentionMap, text: Text | None) -> Roles:
+    if text is None:
+        return roles(amap)
+    return roles(amap, tokens=text.ids, pieces=text.pieces)
+
+
+def _notes(record: Record, groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:
+    found = []
+    b = max(group.size[0] for group in groups)
+    if b > 1:
+        found.append("Numbers, patterns and roles are over all entries of the batch, of which each map shows one.")
+    if entries is None and b > ENTRIES:
+        found.append(f"The first {ENTRIES} of {b} entries of the batch are shown; entries=… chooses others.")
+    if any(group.pooled for group in groups):
+        found.append(
+            "The record keeps pictures of the maps, of 64 × 64 cells at most; watch(maps='lazy') keeps them whole."
+        )
+    if any(module_name(name) != name for name in record.maps):
+        found.append(
+            "A layer that the model calls several times has a row for each call, with #2 for the second; statistics "
+            "that were watched, and are not those of the maps, are over all of its calls."
+        )
+    if any(group.crosses for group in groups):
+        found.append("In cross attention there are no patterns: its queries and keys have no places in common.")
+    return found

@@ -1,0 +1,110 @@
+"""What a request asks for, read and bounded: whatever does not fit is told in one sentence."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+
+from headwise.lm.loading.remarks import Remark
+from headwise.reports.viewer.refusals import Refusal, misfit
+from headwise.reports.viewer.text import CANCELLED, FAILED, Text
+from headwise.reports.viewer.tiles import REDUCES, tile_spans
+
+PIECES = 4096  # tokens a request
+POSITIONS = 1000  # of a search
+WANTED = 256  # characters of what is looked for
+CELLS = 16, 256  # of an overview, along a side
+TITLE = 200  # characters
+ESCAPED = 12  # bytes that JSON may take for a character: \\\\ud83d\\\\ude00
+
+
+@dataclass(frozen=True)
+class TileAsked:
+    """A tile of a head's map."""
+
+    layer: int
+    head: int
+    cell: int
+    row: int
+    col: int
+    reduce: str
+
+
+def whole(request: Request, name: str, default: int | None = None) -> int:
+    """A whole number of the query or the path."""
+    given = request.path_params.get(name, request.query_params.get(name))
+    if given is None and default is not None:
+        return default
+    if given is None or not given.isascii() or not given.isdigit() or len(given) > 12:
+        raise misfit(name, f"{name}: expected a whole number of at least 0, got {_short(given)}")
+    return int(given)
+
+
+def reduce_of(request: Request) -> str:
+    """mean (if nothing is said) or max."""
+    given = request.query_params.get("reduce", "mean")
+    if given not in REDUCES:
+        raise misfit("reduce", f"reduce: expected {' or '.join(REDUCES)}, got {_short(given)}")
+    return given
+
+
+def tile_of(request: Request, text: Text) -> TileAsked:
+    """Which tile; 404 for a head that there is not, 400 for a tile outside the map, 409 before it can be had."""
+    layer, head, cell, row, col = (whole(request, name) for name in ("layer", "head", "cell", "row", "col"))
+    heads = text.subject.heads
+    if layer >= len(heads) or head >= heads[layer]:
+        raise Refusal(404, Remark("no_head", "there is no head {head} in layer {layer}", head=head, layer=layer))
+    if (layer, head) not in text.heads:
+        raise not_yet(text)
+    levels = text.levels
+    if cell & (cell - 1) or not 1 <= cell <= levels.coarsest:
+        raise misfit("cell", f"cell: expected a power of two from 1 to {levels.coarsest}, got {cell}")
+    if any(span.start == span.stop for span in tile_spans(levels.n, levels.m, cell, row, col)):
+        raise misfit(
+            "tile", f"tile ({row}, {col}) of cells of {cell} lies outside the map of {levels.n} × {levels.m} tokens"
+        )
+    return TileAsked(layer, head, cell, row, col, reduce_of(request))
+
+
+def not_yet(text: Text) -> Refusal:
+    """Why there is nothing to be had of a text."""
+    if text.state == FAILED and text.error is not None:
+        return Refusal(409, Remark("failed", "the text could not be read: {error}", error=text.error))
+    if text.state == CANCELLED:
+        sentence = "this text was given up: a newer one took its place, or it was cancelled"
+        return Refusal(404, Remark("given_up", sentence))
+    return Refusal(409, Remark("still_reading", "the text is still being read; ask again"), retry_after=1)
+
+
+async def text_of(request: Request, characters: int) -> tuple[str, str]:
+    """Text and title of a POST, its body read only so far as a text that is short enough can be."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise misfit("content-type", f"content-type: expected application/json, got {_short(kind)}")
+    most = ESCAPED * characters + 4 * ESCAPED * TITLE + 1024
+    sentence = "the request is too large: a text may have {characters:,} characters at most"
+    too_long = Refusal(413, Remark("too_large", sentence, characters=characters))
+    length = request.headers.get("content-length", "0")
+    if length.isdigit() and int(length) > most:
+        raise too_long
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise too_long
+    try:
+        data: Any = json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        raise misfit("body", "the body is no JSON; expected {text, title?}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("text"), str):
+        raise misfit("body", "the body: expected an object with a text, {text, title?}")
+    title = data.get("title") or ""
+    if not isinstance(title, str):
+        raise misfit("title", "title: expected a text")
+    return data["text"], title.encode("utf-8", "replace").decode()[:TITLE]
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= 60 else text[:60] + "…"

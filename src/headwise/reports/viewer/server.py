@@ -1,0 +1,115 @@
+"""`serve`: the viewer on this machine's own address, until Ctrl-C.
+
+>>> from headwise.lm.loading import open_subject
+>>> from headwise.reports.viewer import serve
+>>> serve(open_subject(None), say=log.info)                                # doctest: +SKIP
+"""
+
+import errno
+import os
+import secrets
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headwise.errors import ConfigError, not_installed
+from headwise.lm.loading import Subject
+from headwise.reports.viewer.limits import MAX_TOKENS
+from headwise.reports.viewer.session import Session
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+    from uvicorn import Server
+
+HOST = "127.0.0.1"
+
+
+def serve(
+    subject: Subject,
+    *,
+    text: str | None = None,
+    title: str = "",
+    port: int = 0,
+    open_browser: bool = True,
+    max_tokens: int = MAX_TOKENS,
+    lang: str | None = None,
+    say: Callable[[str], None],
+) -> bool:
+    """Serve the viewer of a model on 127.0.0.1, until it is interrupted.
+
+    Args:
+        text: read at once, if given; title: its name. port: 0 for any that is free.
+        open_browser: also open the page. max_tokens: the longest text. lang: of the page, as in `viewer_page`.
+        say: told the address, with the token that every request needs.
+    Returns:
+        Whether its thread has ended; if not, it is in the middle of what cannot be interrupted.
+    Raises:
+        ConfigError: if starlette or uvicorn is not installed, or the port cannot be had.
+        TextError, TooLong: for a text that cannot be read.
+    """
+    try:
+        import uvicorn  # noqa: F401
+
+        from headwise.reports.viewer.app import make_app
+    except ImportError:
+        raise not_installed("the viewer", "starlette", "uvicorn") from None
+    with bind(port) as listening:
+        port = listening.getsockname()[1]
+        session = Session(subject, max_tokens=max_tokens)
+        try:
+            if text is not None:
+                session.open(text, title)
+            token = secrets.token_urlsafe(32)
+            app = make_app(session, token, hosts_of(port), lang)
+            address = f"http://{HOST}:{port}/?token={token}"
+            listening.listen(128)  # from here on a browser may connect: it waits until the server takes it
+            say(address)
+            if open_browser:
+                threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+            made_server(app).run(sockets=[listening])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            ended = session.close()
+    return ended
+
+
+def made_server(app: "ASGIApp") -> "Server":
+    """A server that writes no log of requests, whose addresses hold the token, does not say what it is, and waits for
+    nobody without end."""
+    import uvicorn
+
+    from headwise.reports.viewer.connections import HEAD, Connection
+
+    config = uvicorn.Config(
+        app, http=Connection, h11_max_incomplete_event_size=HEAD, log_level="warning", access_log=False,
+        server_header=False, ws="none", lifespan="off", timeout_graceful_shutdown=2,
+    )  # fmt: skip
+    return uvicorn.Server(config)
+
+
+def bind(port: int) -> socket.socket:
+    """A socket on this machine's own address. ConfigError if the port is taken, or not for us."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port {port}: expected 0 to 65535; 0 takes any that is free")
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if os.name == "posix":  # elsewhere it would let two servers share a port; here a port need not rest after its last
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((HOST, port))
+    except OSError as error:
+        made.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"--port {port}: another program listens there; leave --port out to take a free one"
+            ) from None
+        raise ConfigError(f"--port {port}: {error.strerror}; leave --port out to take a free one") from None
+    return made
+
+
+def hosts_of(port: int) -> set[str]:
+    """What the Host header says where a browser asks this server by its own name."""
+    names = {HOST, "localhost"}
+    return {f"{name}:{port}" for name in names} | (names if port == 80 else set())

@@ -1,0 +1,64 @@
+"""A rectangle of one head's map, pooled in square cells: the one place where the viewer computes weights."""
+
+from collections.abc import Callable
+
+import torch
+
+from headwise.map import AttentionMap
+from headwise.masks import Span, State
+from headwise.stats.statistics import Squares
+
+SIDE = 256  # cells along a tile
+REDUCES = ("mean", "max")
+BAND = 1 << 27  # pairs of query and key between two looks at whether the result is still wanted
+
+Wanted = Callable[[], bool]
+
+
+class Unwanted(Exception):
+    """Nobody waits for the result any more."""
+
+
+def always() -> bool:
+    """For who waits to the end."""
+    return True
+
+
+def tile_spans(n: int, m: int, cell: int, row: int, col: int) -> tuple[Span, Span]:
+    """Queries and keys of a tile; empty ranges where it lies outside."""
+    size = SIDE * cell
+    return Span(min(n, row * size), min(n, (row + 1) * size)), Span(min(m, col * size), min(m, (col + 1) * size))
+
+
+def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wanted = always) -> Squares:
+    """Weights of the rectangle in squares of `cell` × `cell`, each [⌈rows/cell⌉, ⌈cols/cell⌉]: the mean over the pairs
+    that the mask allows and the largest, NaN where it allows none, and how many it allows.
+
+    Args:
+        head: the map of one head, as `AttentionMap.head` gives it.
+        rows, cols: queries and keys; the squares begin at the first of each.
+        wanted: asked now and then.
+    Raises:
+        Unwanted: once `wanted` says no.
+    """
+
+    def look(*_: int) -> None:
+        if not wanted():
+            raise Unwanted
+
+    high, wide = (-(-(span.stop - span.start) // cell) for span in (rows, cols))
+    mean, largest = (torch.full((high, wide), torch.nan) for _ in REDUCES)
+    allowed = torch.zeros(high, wide, dtype=torch.int64)
+    step = max(1, BAND // max(1, cols.stop - cols.start) // cell) * cell
+    for start in range(rows.start, rows.stop, step):
+        look()
+        band = Span(start, min(start + step, rows.stop))
+        if head.rule.mask.state(band, cols, head.rule.grid) is State.EMPTY:
+            continue
+        found = head.pooled(range(*band), range(*cols), cell, progress=look)
+        at = slice((start - rows.start) // cell, -(-(band.stop - rows.start) // cell))
+        allowed[at] = found.allowed[0, 0]
+        hidden = allowed[at] == 0
+        mean[at] = found.mean[0, 0].float().masked_fill(hidden, torch.nan)
+        largest[at] = found.largest[0, 0].float().masked_fill(hidden, torch.nan)
+    return Squares(mean, largest, allowed)

@@ -1,0 +1,99 @@
+"""Few threads for many requests: a bounded queue, and nothing computed for who has gone."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+import anyio
+from starlette.requests import Request
+
+from headwise.lm.loading.remarks import Remark
+from headwise.reports.viewer.refusals import Refusal
+from headwise.reports.viewer.tiles import Unwanted, Wanted
+
+Result = TypeVar("Result")
+Key = TypeVar("Key")
+
+
+class Workers:
+    """Runs work of requests in threads.
+
+    Args:
+        threads: pieces of work at the same time. queue: requests that may wait; more are sent away with 503.
+    """
+
+    def __init__(self, threads: int, queue: int) -> None:
+        self._threads, self._queue = anyio.CapacityLimiter(threads), queue
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._threads.statistics().tasks_waiting
+
+    async def run(self, request: Request, work: Callable[[Wanted], Result]) -> Result:
+        """What `work` returns; it is given a function that says whether the client is still there.
+
+        Raises:
+            Refusal: 503 if too many wait already.
+            Unwanted: if the client went away, or `work` raised it.
+        """
+        if self.waiting >= self._queue:
+            raise Refusal(503, Remark("busy", "too many tiles are asked for at once; ask again"), retry_after=1)
+        gone = threading.Event()
+        outcome: list[Result | Exception] = []
+
+        async def leave_with_client() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+            group.cancel_scope.cancel()  # takes it out of the queue, if it is there still
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(leave_with_client)
+            try:
+                call = partial(work, lambda: not gone.is_set())
+                outcome.append(await anyio.to_thread.run_sync(call, limiter=self._threads))
+            except Exception as error:  # raised below: a task group would wrap it
+                outcome.append(error)
+            group.cancel_scope.cancel()
+        result = outcome[0] if outcome else Unwanted()
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+class Kept(Generic[Key]):
+    """The bytes that were used last, at most so many of them all together."""
+
+    def __init__(self, budget: int) -> None:
+        self._budget, self._size = budget, 0
+        self._held: OrderedDict[Key, bytes] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return self._size
+
+    def get(self, key: Key) -> bytes | None:
+        """What was put there, if it is still held; it counts as used."""
+        found = self._held.get(key)
+        if found is not None:
+            self._held.move_to_end(key)
+        return found
+
+    def put(self, key: Key, value: bytes) -> None:
+        """Hold it, and drop what was not used for longest."""
+        self.drop(lambda held: held == key)
+        if len(value) > self._budget:
+            return
+        self._held[key] = value
+        self._size += len(value)
+        while self._size > self._budget:
+            self._size -= len(self._held.popitem(last=False)[1])
+
+    def drop(self, unwanted: Callable[[Key], bool]) -> None:
+        """Drop what has such a key."""
+        for key in [key for key in self._held if unwanted(key)]:
+            self._size -= len(self._held.pop(key))

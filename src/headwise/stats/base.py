@@ -1,0 +1,176 @@
+"""What a measure is: a statistic of each head, reduced tile by tile, that adds up over batches and machines.
+
+A measure of your own is a few lines. For each row, add something up over the tiles of its keys:
+
+    >>> import torch, headwise as hw
+    >>> class LongRange(hw.RowMeasure):
+    ...     name, unit, range = "long_range", "mass", "0 to 1"
+    ...     source = "weight on keys more than 100 positions back"
+    ...     def partial(self, tile):
+    ...         far = tile.positions[:, None] - tile.keys > 100
+    ...         return (tile.weights * far).sum(-1)
+    >>> q = torch.randn(1, 2, 300, 8)
+    >>> _, amap = hw.attend(q, q, q, mask=hw.Causal(), return_map=True)
+    >>> amap.measure(LongRange())["long_range"].shape
+    torch.Size([1, 2])
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Grid
+from headwise.rule import Rule
+from headwise.stats.statistics import Statistic
+from headwise.tiles import Tile
+
+
+class Measure(ABC):
+    """A statistic of each head. `start` makes a state, `update` takes one tile after the other, `finish` gives
+    the number; `merge` joins the states of two inputs (their batches are pooled)."""
+
+    name: str
+    unit: str
+    range: str
+    source: str
+
+    @abstractmethod
+    def start(self, grid: Grid, like: Tensor) -> Any:
+        """A fresh state for a matrix of this size, on the device of `like`."""
+
+    @abstractmethod
+    def update(self, state: Any, tile: Tile) -> None:
+        """Take in a tile. Tiles come row block by row block; `tile.first` and `tile.last` mark its edges."""
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        """What a kernel has to tell for `take`; None if only the tiles will do."""
+        return None
+
+    def take(self, state: Any, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        """Take in the whole matrix at once, by what a kernel told of it."""
+        raise NotImplementedError(f"{type(self).__name__} says what it needs but not what it makes of it")
+
+    @abstractmethod
+    def merge(self, one: Any, other: Any) -> Any:
+        """The state of both inputs together, their batches pooled into one."""
+
+    @abstractmethod
+    def finish(self, state: Any) -> Tensor:
+        """[b, h] float32, or [1, h] after a merge; 0 where no row counted."""
+
+
+@dataclass
+class RowState:
+    """Sums over rows, [b, h] in float64, and the row block in the making."""
+
+    total: Tensor
+    count: Tensor
+    current: Tensor | None = None
+    rows: Tensor | None = None  # [b, h, n], kept if asked for
+
+
+class RowMeasure(Measure):
+    """A measure that has a value for each row (query): subclass it and give `partial`.
+
+    `reduce` says how rows become one number a head: their "mean", or their "max". Rows that see nothing are
+    not counted.
+    """
+
+    reduce: ClassVar[str] = "mean"
+    blank: ClassVar[bool] = False  # whether a row that does not count has the value 0, where its scores are finite
+
+    @abstractmethod
+    def partial(self, tile: Tile) -> Tensor:
+        """What the tile adds to each of its rows, [b, h, r] or [b, h, r, parts]."""
+
+    def combine(self, one: Tensor, other: Tensor) -> Tensor:
+        """Join two tiles of the same rows; a sum unless overridden."""
+        return one + other
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        """The row's value [b, h, r] from the joined partials and the row's log-sum-exp."""
+        return total
+
+    def counted(self, total: Tensor, lse: Tensor) -> Tensor:
+        """Which rows count, boolean [b, h, r]: those that see something, unless overridden."""
+        return lse != -torch.inf
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        """The joined partials of all rows, made of what a kernel told; goes with `needs`."""
+        raise NotImplementedError(f"{type(self).__name__} says what it needs but not what it makes of it")
+
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor | None]:
+        """Values of all rows, [b, h, n], and which of them count, broadcasting to that; None: those that see something.
+
+        What `from_rows`, `value` and `counted` give; a measure says it by itself where it can be had with less work.
+        """
+        total = self.from_rows(found, lse, rule)
+        usual = type(self).counted is RowMeasure.counted
+        return self.value(total, lse), None if usual else self.counted(total, lse)
+
+    def start(self, grid: Grid, like: Tensor, keep_rows: bool = False) -> RowState:
+        zero = torch.zeros(grid.b, grid.h, dtype=torch.float64, device=like.device)
+        total = torch.full_like(zero, -torch.inf) if self.reduce == "max" else zero
+        rows = like.new_zeros(grid.b, grid.h, grid.n) if keep_rows else None
+        return RowState(total, torch.zeros_like(zero), rows=rows)
+
+    def update(self, state: RowState, tile: Tile) -> None:
+        part = self.partial(tile)
+        state.current = part if tile.first or state.current is None else self.combine(state.current, part)
+        if tile.last:
+            self._close(state, state.current, tile.lse, tile.rows.start)
+            state.current = None
+
+    def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
+        value, counted = self.told(found, lse, rule)
+        self._add(state, value, counted, lse, 0)
+
+    def _close(self, state: RowState, total: Tensor, lse: Tensor, first: int) -> None:
+        """Add rows whose partials are complete, the first of them being row `first`."""
+        self._add(state, self.value(total, lse), self.counted(total, lse), lse, first)
+
+    def _add(self, state: RowState, value: Tensor, counted: Tensor | None, lse: Tensor, first: int) -> None:
+        # A look at all rows costs less than masking each of them, but for a device that would have to be waited for.
+        every = value.device.type == "cpu"
+        if counted is None:
+            every = every and value.numel() > 0 and bool(lse.amin() > -torch.inf)
+            counted = lse if every else lse != -torch.inf
+        else:
+            every = every and bool(counted.all())
+        if not every:
+            value = value.masked_fill(~counted, -torch.inf if self.reduce == "max" else 0.0)
+        if state.rows is not None:
+            rows = value if every else value.masked_fill(~counted, 0.0)
+            state.rows[:, :, first : first + value.shape[-1]] = rows
+        if self.reduce == "max":
+            largest = value.amax(-1) if value.shape[-1] else value.new_full(value.shape[:-1], -torch.inf)
+            state.total = torch.maximum(state.total, largest.double())
+        else:
+            state.total = state.total + value.sum(-1).double()  # float32 sums of a block are cascaded
+        state.count = state.count + (value.shape[-1] if every else counted.sum(-1))
+
+    def merge(self, one: RowState, other: RowState) -> RowState:
+        totals = torch.cat((one.total, other.total))
+        total = totals.amax(0, keepdim=True) if self.reduce == "max" else totals.sum(0, keepdim=True)
+        return RowState(total, torch.cat((one.count, other.count)).sum(0, keepdim=True))
+
+    def finish(self, state: RowState) -> Tensor:
+        if self.reduce == "max":
+            return state.total.masked_fill(state.count == 0, 0.0).float()
+        return (state.total / state.count.clamp_min(1)).float()
+
+
+def row_measure(
+    name: str, partial: Callable[[Tile], Tensor], *, unit: str = "", range: str = "", source: str = ""
+) -> RowMeasure:
+    """A row-wise measure from one line: `partial(tile)` gives [b, h, r], summed over the tiles of a row.
+
+    >>> import headwise as hw
+    >>> even = hw.row_measure("even_keys", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+    """
+    fields = {"name": name, "unit": unit, "range": range, "source": source, "__doc__": source or name}
+    return type(name, (RowMeasure,), {**fields, "partial": lambda self, tile: partial(tile)})()

@@ -1,0 +1,159 @@
+"""Running measures: all of them in one pass over the tiles."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.rule import Rule
+from headwise.stats.base import Measure, RowMeasure
+from headwise.stats.registry import resolve
+from headwise.stats.statistics import Statistic
+from headwise.stats.together import goes_together, take_together
+from headwise.tables import as_html, as_text
+from headwise.tiles import Tile
+
+
+class Measurements(Mapping[str, Tensor]):
+    """The result of a measurement: name → [b, h] float32. Prints itself as a table.
+
+    Attributes:
+        rows: name → [b, h, n], each query's own value, if `rows=True` was asked for (0 where not counted).
+        nonfinite: [b, h], queries whose scores are NaN or infinite; the head's numbers are then not to be trusted.
+        nonfinite_values: [b, h_kv], NaN and infinite entries of v, or None if there are none.
+    """
+
+    def __init__(
+        self, measures: Sequence[Measure], states: Sequence[Any], nonfinite: Tensor, known: Mapping[str, Tensor] = {}
+    ) -> None:
+        """`known`: values that were found with the states; of those `states` has what makes them."""
+        self._measures, self._given, self.nonfinite = tuple(measures), list(states), nonfinite
+        self._late = set(known)
+        self._values = {
+            measure.name: known[measure.name] if measure.name in known else measure.finish(state)
+            for measure, state in zip(measures, states, strict=True)
+        }
+        self.nonfinite_values: Tensor | None = None
+        self.rows: dict[str, Tensor] = {
+            measure.name: state.rows
+            for measure, state in zip(measures, states, strict=True)
+            if getattr(state, "rows", None) is not None
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def _states(self) -> list[Any]:
+        for i, measure in enumerate(self._measures):
+            if measure.name in self._late:
+                self._given[i] = self._given[i]()
+        self._late = set()
+        return self._given
+
+    @property
+    def states(self) -> dict[str, Any]:
+        """name → what was added up, to be merged by the measure that made it."""
+        return {measure.name: state for measure, state in zip(self._measures, self._states, strict=True)}
+
+    def merge(self, other: "Measurements") -> "Measurements":
+        """Both inputs as one: batches are pooled, so values become [1, h]. Exact, in any order of merging."""
+        if list(self) != list(other):
+            raise ConfigError(f"merge: the measures differ: {list(self)} and {list(other)}")
+        states = [
+            measure.merge(one, two)
+            for measure, one, two in zip(self._measures, self._states, other._states, strict=True)
+        ]
+        nonfinite = torch.cat((self.nonfinite, other.nonfinite)).sum(0, keepdim=True)
+        return Measurements(self._measures, states, nonfinite)
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text, one row a batch and head."""
+        head = ["batch", "head", *self._values]
+        b, h = self.nonfinite.shape
+        body = [
+            [str(i), str(j), *(f"{value[i, j].item():.4g}" for value in self._values.values())]
+            for i in range(b)
+            for j in range(h)
+        ]
+        if bool(self.nonfinite.any()):
+            head.append("non-finite rows")
+            for line, count in zip(body, self.nonfinite.flatten().tolist(), strict=True):
+                line.append(str(int(count)))
+        if self.nonfinite_values is not None:
+            head.append("non-finite v")
+            group = h // self.nonfinite_values.shape[1]
+            for index, line in enumerate(body):
+                line.append(str(int(self.nonfinite_values[index // h, index % h // group])))
+        return head, body
+
+    def __repr__(self) -> str:
+        return as_text(*self.table())
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.table())
+
+
+def statistics_for(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:
+    """What a kernel would have to tell for these measures, each once; those that need tiles ask for nothing."""
+    return tuple(dict.fromkeys(statistic for m in measures for statistic in m.needs(rule) or ()))
+
+
+def measure(
+    tiles: Callable[[], Iterable[Tile]],
+    lse: Tensor,
+    rule: Rule,
+    wanted: Sequence[str | Measure],
+    *,
+    rows: bool = False,
+    found: Mapping[Statistic, Tensor] | None = None,
+) -> Measurements:
+    """Reduce all wanted measures: those that can be made of `found`, what a kernel told of the rows, by that, and the
+    others in one pass over `tiles()`; see `AttentionMap.measure`."""
+    measures = resolve(wanted)
+    told: Mapping[Statistic, Tensor] = {} if found is None else found
+    known = {m.name for m in measures if found is not None and _is_told(m, told, rule)}
+    every, nonfinite = _look_at(lse)
+    together = [] if rows or not lse.shape[-1] else [m for m in measures if m.name in known and goes_together(m)]
+    taken = take_together(together, told, lse, rule, every)
+    states: list[Any] = []
+    by_tiles = []
+    for m in measures:
+        if m.name in taken:
+            states.append(taken[m.name][0])
+            continue
+        state = m.start(rule.grid, lse, keep_rows=rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
+        states.append(state)
+        if m.name in known:
+            m.take(state, told, lse, rule)
+        else:
+            by_tiles.append((m, state))
+    if by_tiles:
+        for tile in tiles():
+            for m, state in by_tiles:
+                m.update(state, tile)
+    return Measurements(measures, states, nonfinite, {name: value for name, (_, value) in taken.items()})
+
+
+def _is_told(m: Measure, told: Mapping[Statistic, Tensor], rule: Rule) -> bool:
+    """Whether it can be made of what a kernel told."""
+    needed = m.needs(rule)
+    return needed is not None and all(statistic in told for statistic in needed)
+
+
+def _look_at(lse: Tensor) -> tuple[bool, Tensor]:
+    """Whether each row is known to see something, and how many are not finite, [b, h]. One look at all of them costs
+    less than a mask, but for a device that would have to be waited for."""
+    if lse.device.type == "cpu" and lse.numel():
+        least, largest = map(float, torch.aminmax(lse))
+        if -torch.inf < least and largest < torch.inf:
+            return True, torch.zeros(lse.shape[:2], dtype=torch.int64, device=lse.device)
+    return False, (~(lse < torch.inf)).sum(-1)

@@ -1,0 +1,71 @@
+"""Measures of rows, all taken at once: each by itself is a few tensor operations, and a small call takes less time than
+some dozens of those."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from headwise.rule import Rule
+from headwise.stats.base import Measure, RowMeasure, RowState
+from headwise.stats.statistics import Statistic
+
+
+def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:
+    """Whether it is begun, taken and finished as measures of rows are, so that others can be with it."""
+    kind = type(measure)
+    return (
+        isinstance(measure, RowMeasure)
+        and kind.start is RowMeasure.start
+        and kind.take is RowMeasure.take
+        and kind.finish is RowMeasure.finish
+    )
+
+
+def take_together(
+    measures: Sequence[RowMeasure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, every: bool
+) -> dict[str, tuple[Callable[[], RowState], Tensor]]:
+    """State, made when it is asked for, and value of each, as `start`, `take` and `finish` give them one by one.
+
+    Args:
+        every: whether each row is known to see something, and all scores to be finite.
+    """
+    result: dict[str, tuple[Callable[[], RowState], Tensor]] = {}
+    seen = None if every else lse != -torch.inf
+    for largest in (False, True):
+        here = [measure for measure in measures if (measure.reduce == "max") is largest]
+        if not here:
+            continue
+        values, counts = [], {}
+        for i, measure in enumerate(here):
+            value, which = measure.told(found, lse, rule)
+            which = seen if which is None else which
+            # A look costs less than a mask, but for a device that would have to be waited for.
+            if which is not None and not (which.device.type == "cpu" and bool(which.all())):
+                if not (every and measure.blank):
+                    value = torch.where(which, value, -torch.inf if largest else 0.0)
+                counts[i] = which.sum(-1)
+            values.append(value if value.shape == lse.shape else value.expand(lse.shape))
+        rows = torch.stack(values)  # [s, b, h, n]
+        total = rows.amax(-1) if largest else rows.sum(-1)  # float32 sums are cascaded
+        total = total.double()
+        count: Tensor | None = None
+        if counts:
+            count = torch.full(total.shape, lse.shape[-1], dtype=torch.float64, device=lse.device)
+            for i, number in counts.items():
+                count[i] = number
+        if largest:
+            final = total if count is None else total.masked_fill(count == 0, 0.0)
+        else:
+            final = total / (lse.shape[-1] if count is None else count.clamp_min(1))
+        for i, (measure, value) in enumerate(zip(here, final.float().unbind(), strict=True)):
+            result[measure.name] = partial(_state, total, count, i, lse.shape[-1]), value
+    return result
+
+
+def _state(total: Tensor, count: Tensor | None, i: int, rows: int) -> RowState:
+    """That of measure i of a stack; `count` is None where all rows count."""
+    here = torch.full_like(total[i], rows) if count is None else count[i]
+    return RowState(total[i], here)

@@ -1,0 +1,100 @@
+"""Weight on keys that match the query's token: repeats, and what followed them."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ShapeError
+from headwise.masks import Grid
+from headwise.masks.given import as_given
+from headwise.rule import Rule
+from headwise.stats.base import RowMeasure
+from headwise.stats.rows import allowed_keys, ranges, same_label
+from headwise.stats.statistics import SameLabel, Statistic
+from headwise.tiles import Tile
+
+
+class _Match(RowMeasure):
+    """Σ p_ij over the earlier keys j with token[j − shift] = token[i], per eligible query (one that has such keys).
+
+    Args:
+        ids: integer tokens of the keys, [m] or [b, m].
+        uniform: instead of the head's weight, that of a head looking at all allowed keys alike: the baseline.
+    """
+
+    shift: int
+    unit, range = "mass", "0 to 1"
+
+    def __init__(self, ids: Tensor, *, uniform: bool = False) -> None:
+        self.ids = torch.atleast_2d(as_given(ids))
+        self.uniform = uniform
+        if uniform:
+            self.name = f"{self.name}_uniform"
+        self._statistic: tuple[Grid, SameLabel] | None = None
+
+    def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
+        b, m = self.ids.shape
+        if m != grid.m or b not in (1, grid.b):
+            raise ShapeError(
+                f"{type(self).__name__}(ids): shape {(b, m)} does not fit {grid.m} keys of {grid.b} batch entries"
+            )
+        return super().start(grid, like, keep_rows)
+
+    def partial(self, tile: Tile) -> Tensor:
+        ids = self.ids.to(tile.lse.device)
+        of_query = ids[:, tile.positions.clamp_min(0)]  # of a query before the first key: nothing is earlier
+        before = tile.keys - self.shift
+        of_key = ids[:, before.clamp_min(0)]
+        match = (of_query[:, :, None] == of_key[:, None, :]) & (before >= 0) & (before < tile.positions[:, None])
+        match = match[:, None]
+        if tile.allowed is not None:
+            match = match & tile.allowed
+        found = match.sum(-1).to(tile.lse).expand(tile.lse.shape)
+        if self.uniform:
+            return torch.stack((found, found, tile.allowed_keys), -1)
+        mass = (tile.weights * match).sum(-1) if bool(match.any()) else torch.zeros_like(tile.lse)
+        return torch.stack((mass, found), -1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        if ranges(rule) is None or not rule.grid.at_end or not 0 <= rule.grid.shift < rule.grid.m == self.ids.shape[1]:
+            return None
+        return () if self.uniform else (self._labels(rule.grid),)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        labels = self._labels(rule.grid)
+        count = same_label(rule, labels.keys, labels.queries, self.shift, lse)
+        parts = (count, count, allowed_keys(rule, lse)) if self.uniform else (found[labels], count)
+        return torch.stack([part.expand(lse.shape) for part in parts], -1)
+
+    def _labels(self, grid: Grid) -> SameLabel:
+        """The tokens as labels, a key having that of the token `shift` before it; one object for each grid."""
+        if self._statistic is None or self._statistic[0] != grid:
+            labels = self.ids.cpu().unique(return_inverse=True)[1].int()
+            keys = torch.nn.functional.pad(labels, (self.shift, 0), value=-1)[:, : grid.m]
+            self._statistic = grid, SameLabel(keys, labels[:, grid.shift :], self.shift)
+        return self._statistic[1]
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return total[..., 0] / total[..., 2].clamp_min(1) if self.uniform else total[..., 0]
+
+    def counted(self, total: Tensor, lse: Tensor) -> Tensor:
+        return total[..., 1] > 0
+
+
+class DuplicateMass(_Match):
+    """Weight on earlier places of the query's own token, per query that has one (duplicate-token heads)."""
+
+    name, shift = "duplicate_mass", 0
+    source = "Wang et al. 2022, 2211.00593 (duplicate token heads)"
+
+
+class InductionMass(_Match):
+    """Weight on the tokens that followed earlier places of the query's token, per query that has one.
+
+    On repeated random tokens this is the induction score per eligible query: a perfect head gets 1.
+    Source: Olsson et al. 2022, 2209.11895 (prefix matching).
+    """
+
+    name, shift = "induction_mass", 1
+    source = "Olsson et al. 2022, 2209.11895 (prefix matching)"

@@ -1,0 +1,114 @@
+"""What heads can be trained to do: too few of them, too small ones, and as many as a task needs."""
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention import attend
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.reports.curves import Curve
+from headwise.seeds import seeded
+from headwise.textbook.claims.claim import claim
+from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most
+from headwise.textbook.claims.samples import normal
+
+STEPS = 300
+
+
+@claim(
+    "low-rank-bottleneck",
+    "A head with d_k < n cannot learn to look where it should.",
+    formula="min over W^Q, W^K of ‖softmax(Q Kᵀ / √d_k) X − X_π‖² / ‖X‖²",
+    source="§5.3, why not more heads; Bhojanapalli et al. 2020, 2002.07028 (low-rank bottleneck)",
+    expected=Verdict.CONDITIONS,
+)
+def low_rank_bottleneck() -> list[Check | Curve]:
+    """A head is trained to copy one of 12 tokens for each, given their places. With d_k = 1 all scores of a row rise
+    or fall along one line, so only two keys can be the largest. But a few numbers are enough for sharp patterns,
+    which need not be any matrix P.
+    """
+    missed = {d: _copying_missed(d) for d in (1, 2, 3, 4, 12)}
+    return [
+        at_least("d_k = 1: share of the target missed", missed[1], 0.5),
+        at_least("d_k = 4, still below n = 12", missed[4], 0.5).beyond(),
+        at_most("d_k = 12", missed[12], 0.05).control(),
+        Curve.of("A head trained to copy one of 12 tokens", "d_k", "share of the target missed", {
+            "after 400 steps": missed}, log="y"),
+    ]  # fmt: skip
+
+
+@claim(
+    "more-heads-learn-more",
+    "In one and the same layer of d_model = h·d_k, more heads learn what fewer cannot.",
+    formula="min ‖MultiHead(X) − Y‖² / ‖Y‖² over h, 4·d_model² parameters each",
+    source="ch. 11, single head against multi-head, why not more heads; Bhojanapalli et al. 2020, 2002.07028",
+    expected=Verdict.CONDITIONS,
+)
+def more_heads_learn_more() -> list[Check | Curve]:
+    """Layers of d_model = 32 are trained on y_i = x_π(i) − x_σ(i), with new x at each step: two places to look at for
+    each of 16 tokens. One head misses half of it, two find both; 32 heads with d_k = 1 miss it again.
+    """
+    missed = {h: _trained_missed(h) for h in (1, 2, 4, 8, 16, 32)}
+    steps = (*range(0, STEPS, 25), STEPS)
+    ends = {h: way[-1] for h, way in missed.items()}
+    ways = {f"h = {h}, d_k = {32 // h}": {t: missed[h][t] for t in steps} for h in (1, 2, 4, 32)}
+    return [
+        at_least("h = 1, d_k = 32: share missed", ends[1], 0.4),
+        at_most("h = 2, d_k = 16", ends[2], 0.03),
+        at_most("h = 4, d_k = 8", ends[4], 0.03),
+        at_most("h = 32, d_k = 1", ends[32], 0.03).beyond(),
+        Curve.of("Trained on y_i = x_π(i) − x_σ(i), d_model = 32", "heads h", "share of the target missed", {
+            f"after {STEPS} steps": ends}, log="xy"),
+        Curve.of("The same in training", "step", "share of the target missed", ways, log="y"),
+    ]  # fmt: skip
+
+
+def _trained_missed(h: int) -> list[float]:
+    """What a layer of h heads misses of y_i = x_π(i) − x_σ(i): at each step on new sequences, then on 256 others.
+
+    Tokens are [x | place]: 8 random numbers and a random direction of 24 numbers for each of 16 places.
+    """
+    n, content, d_model = 16, 8, 32
+    draw = torch.Generator().manual_seed(0)
+    first, second = (torch.randperm(n, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    places = normal(n, d_model - content, seed=5).float()
+    with seeded(0):
+        module = MultiHeadAttention(d_model, h)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
+    rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
+
+    def missed(sequences: int) -> Tensor:
+        x = torch.randn(sequences, n, content, generator=draw)
+        y = module(torch.cat((x, places.expand(sequences, -1, -1)), -1))[..., :content]
+        return _share(y, x[:, first] - x[:, second])
+
+    way = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = missed(16)
+        way.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        rate.step()
+    with torch.no_grad():
+        return [*way, missed(256).item()]
+
+
+def _share(found: Tensor, target: Tensor) -> Tensor:
+    """The share of the target's energy that was not found."""
+    return (found - target).square().sum() / target.square().sum()
+
+
+def _copying_missed(d: int) -> float:
+    """What a trained head of size d misses of y_i = x_π(i), its places given as one-hot vectors: share of energy."""
+    n = 12
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    x = normal(16, 1, n, 5)
+    w_q, w_k = (nn.Parameter(normal(n, d, seed=s)) for s in (1, 2))  # a place times W is a row of W
+    optimizer = torch.optim.Adam([w_q, w_k], lr=0.1)
+    for _ in range(400):
+        q, k = (w.expand(len(x), 1, n, d) for w in (w_q, w_k))
+        missed = _share(attend(q, k, x), x[:, :, order])
+        optimizer.zero_grad()
+        missed.backward()
+        optimizer.step()
+    return missed.item()

@@ -1,0 +1,48 @@
+"""All head designs at one width: parameters, work and cache beside one another."""
+
+from dataclasses import replace
+from math import gcd
+from typing import Any
+
+from headwise.costs import DESIGNS, Counts, Work, attention_stages, counts_of
+from headwise.costs.designs import sizes_of
+from headwise.textbook.plan.tables import Column, Plan, Table, Value, written
+
+COLUMNS = (
+    Column("design"), Column("parameters", "count"), Column("met", "figure", "parameters_a_token_meets"),
+    Column("FLOPs", "flops", "flops"), Column("exps", "figure", "exponentials"),
+    Column("cache", "count", "cached_numbers_a_token"), Column("step", "flops", "step_flops"),
+)  # fmt: skip
+
+
+def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: int | None = None) -> Plan:
+    """A row for each design, all options at their defaults; `num_kv_heads` of gqa, by default a key head for up to
+    four heads. A design that takes no mask is counted without one, even if `work` is causal."""
+    shared = num_heads // gcd(num_heads, 4) if num_kv_heads is None else num_kv_heads
+    rows = tuple(_row(name, d_model, num_heads, shared, work) for name in DESIGNS)
+    note = (
+        f"met: parameters that one token meets. FLOPs and exps: one forward pass. cache: numbers a token. step: one "
+        f"decoding step at token {work.queries:,}. gqa has {written(shared, 'count')} key heads; all other options are "
+        "at their defaults. —: it cannot decode. convolution: a kernel of h places, full, as it takes no mask."
+    )
+    table = Table("comparison", "One layer of each design", COLUMNS, rows, note=note)
+    seen = "causal" if work.causal else "full"
+    seen += "" if work.window is None else f", window of {work.window:,}"
+    seen += f" after {work.sinks:,} sinks" if work.sinks else ""
+    asked = f"{work.batch} × {work.queries:,} tokens, {seen}"
+    meanings = ("A multiply-add is two FLOPs; only matrix products are counted, and exps are the softmax's.",)
+    return Plan(f"Head designs at d_model {d_model:,} and h {num_heads:,}", (("asked", asked),), (table,), meanings)
+
+
+def _row(name: str, d_model: int, num_heads: int, shared: int, work: Work) -> tuple[Value, ...]:
+    """The values of `COLUMNS`."""
+    given: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": shared}
+    needed = sizes_of(name)
+    counts: Counts = counts_of(name, {size: value for size, value in given.items() if needed.get(size)})
+    stages = attention_stages(counts, work if counts.masked else replace(work, causal=False, window=None, sinks=0))
+    row: list[Value] = [name, counts.parameters, counts.met]
+    row += [sum(stage.flops for stage in stages), sum(stage.exponentials for stage in stages)]
+    if not counts.cached or not work.causal:
+        return (*row, None, None)
+    step = attention_stages(counts.at_decoding, replace(work, queries=1))
+    return (*row, counts.cache, sum(stage.flops for stage in step))

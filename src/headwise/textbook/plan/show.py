@@ -1,0 +1,85 @@
+"""A plan for a terminal, as Markdown, and as JSON."""
+
+import json
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as Grid
+from rich.text import Text
+
+from headwise.textbook.plan.tables import Plan, Table, written
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Title, facts, each table with its note, then the notes; fits 80 columns."""
+    console.print(Text(plan.title, style="bold"))
+    margin = max((len(name) for name, _ in plan.facts), default=0)
+    facts = Grid.grid(padding=(0, 2))
+    facts.add_column(justify="right", style="dim", min_width=margin, no_wrap=True)
+    facts.add_column(overflow="fold")
+    for name, value in plan.facts:
+        facts.add_row(name, Text(value))
+    console.print(facts)
+    for table in plan.tables:
+        console.print()
+        console.print(Text(table.title, style="bold cyan"))
+        wide = _grid(table, 2)
+        console.print(wide if _width(wide, console) <= console.width else _grid(table, 1))
+        if table.note:
+            console.print(Text(table.note, style="dim"))
+    if plan.notes:
+        console.print()
+    for note in plan.notes:
+        console.print(Text(note, style="dim"))
+
+
+def to_markdown(plan: Plan) -> str:
+    """The same as Markdown, tables and all."""
+    lines = [f"## {plan.title}", ""]
+    lines += [f"- {name}: {value}" for name, value in plan.facts]
+    for table in plan.tables:
+        lines += ["", f"### {table.title}", "", markdown_table(table).rstrip()]
+        if table.note:
+            lines += ["", table.note]
+    lines += ["", *plan.notes] if plan.notes else []
+    return "\n".join(lines) + "\n"
+
+
+def markdown_table(table: Table) -> str:
+    """One table as Markdown, numbers to the right."""
+    rows = [[column.name for column in table.columns], ["---:" if c.unit else "---" for c in table.columns]]
+    return "".join("| " + " | ".join(row) + " |\n" for row in [*rows, *_cells(table)])
+
+
+def to_json(plan: Plan) -> str:
+    """The numbers, not rounded: bytes, FLOPs and seconds, under the columns' keys."""
+    tables = {
+        table.key: [
+            {column.key or column.name: value for column, value in zip(table.columns, row, strict=True)}
+            for row in table.rows
+        ]
+        for table in plan.tables
+    }
+    content = {"title": plan.title, "facts": dict(plan.facts), "tables": tables, "notes": list(plan.notes)}
+    return json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+
+
+def _width(grid: Grid, console: Console) -> int:
+    return Measurement.get(console, console.options.update(max_width=10_000), grid).maximum
+
+
+def _grid(table: Table, gap: int) -> Grid:
+    grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, gap, 0, 0))
+    for i, column in enumerate(table.columns):
+        grid.add_column(column.name, justify="right" if column.unit else "left", overflow="fold", no_wrap=i == 0)
+    rows = _cells(table)
+    for i, row in enumerate(rows):
+        last = table.total and i == len(rows) - 1
+        grid.add_row(*(Text(cell) for cell in row), style="bold" if last else "")
+    return grid
+
+
+def _cells(table: Table) -> list[list[str]]:
+    return [
+        [written(value, column.unit) for value, column in zip(row, table.columns, strict=True)] for row in table.rows
+    ]

@@ -1,0 +1,58 @@
+"""A trace: a layer of a design with random weights, followed through all its steps."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from headwise.errors import ConfigError
+from headwise.masks import Causal
+from headwise.nn.named import build
+from headwise.nn.registry import DESIGNS
+from headwise.textbook.trace.designs import FOLLOW
+from headwise.textbook.trace.steps import Notes, Step
+
+
+def trace(
+    seq: int = 4,
+    d_model: int = 8,
+    num_heads: int = 2,
+    *,
+    design: str = "multi_head",
+    num_kv_heads: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    batch: int = 1,
+    causal: bool = False,
+    seed: int = 0,
+    lang: str = "en",
+) -> list[Step]:
+    """Every step of a head design on a random input, self attention, computed by its definition.
+
+    The last step is checked against the module itself; they agree to float32 rounding.
+
+    Args:
+        design: by name, as in `heads.named`; options: its own, such as {"top_k": 1}.
+        lang: "en" or "zh".
+    """
+    if lang not in ("en", "zh"):
+        raise ConfigError(f"lang={lang!r}: expected 'en' or 'zh'")
+    if min(seq, batch, d_model) < 1:
+        raise ConfigError(f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each")
+    given = dict(options or {})
+    if given.get("context_dim") not in (None, d_model) or given.get("out_dim") not in (None, d_model):
+        raise ConfigError("options: a trace is of self attention, from d_model to d_model; leave out the other widths")
+    if num_kv_heads is not None:
+        given["num_kv_heads"] = num_kv_heads
+    generator = torch.Generator().manual_seed(seed)
+    layer = build(design, d_model, num_heads, given).eval()
+    name = next(name for name, kind in DESIGNS.items() if kind is type(layer))
+    note = Notes(lang, causal)
+    with torch.no_grad():
+        for key, parameter in layer.named_parameters():
+            if "norm" not in key and key not in ("centres", "sharpness"):  # those are what they are by design
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) / d_model**0.5)
+        x = torch.randn(batch, seq, d_model, generator=generator)
+        expected = layer(x, mask=Causal() if causal else None)
+        FOLLOW[name](layer, note("x", x, "b n d_model"), note)
+    torch.testing.assert_close(note.steps[-1].tensor, expected, rtol=1e-4, atol=1e-5)
+    return note.steps

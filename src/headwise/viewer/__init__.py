@@ -1,3 +1,0 @@
-"""A local server and its page: attention maps of long texts, drawn from tiles."""
-
-from headwise.viewer.server import serve as serve

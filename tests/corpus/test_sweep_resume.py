@@ -1,0 +1,261 @@
+"""Stopped and begun again, by one process: the same bits, or an error that says what is otherwise."""
+
+import json
+import os
+
+import pytest
+import torch
+from sweep_samples import WINDOW, make_model, said
+
+import headwise.corpus.run as run
+from headwise.corpus import measure_corpus
+from headwise.corpus.journal import Journal
+from headwise.errors import CheckpointError, ConfigError, TextError
+
+OPTIONS = {"measures": ["entropy", "max_logit"], "window": WINDOW, "device": "cpu", "batch": 3}
+
+
+@pytest.fixture
+def corpus(tmp_path, small_pieces):
+    (tmp_path / "a.txt").write_text(said(6000, 1), encoding="utf-8")
+    (tmp_path / "b.txt").write_text(said(3000, 2), encoding="utf-8")
+    return [tmp_path / "a.txt", tmp_path / "b.txt"]
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(tokens):
+    """A step that stops the sweep in the middle, when so many windows are done."""
+    left = [tokens]
+
+    def step(what, done, of):
+        left[0] -= what.startswith("measuring")
+        if not left[0]:
+            raise Stop
+
+    return step
+
+
+def begun(model_folder, corpus, out, **options):
+    """A sweep that has been stopped in the middle, in `out`; its units so far."""
+    with pytest.raises(Stop):
+        measure_corpus(model_folder, corpus, out, **{**OPTIONS, **options}, step=stop_at(120))
+    done, of = Journal(out).so_far()
+    assert 0 < done < of
+    return done
+
+
+@pytest.mark.parametrize("per", ["all", "file"])
+def test_it_goes_on_with_the_same_bits(model_folder, corpus, tmp_path, per):
+    whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
+    once = measure_corpus(model_folder, corpus, whole, **OPTIONS, per=per)
+    before = begun(model_folder, corpus, parts, per=per)
+    kept = {path: path.stat().st_mtime_ns for path in Journal(parts).folder.glob("unit-*")}
+    steps = []
+    twice = measure_corpus(model_folder, corpus, parts, **OPTIONS, per=per, step=lambda *now: steps.append(now))
+    assert len(kept) == before
+    measured = [now for now in steps if now[0].startswith("measuring")]
+    assert measured[0][1] > 0  # it says that some is done
+    assert whole.read_bytes() == parts.read_bytes()
+    assert torch.equal(once.total.numbers, twice.total.numbers)
+    assert not Journal(parts).folder.exists()
+
+
+def test_finished_units_are_not_measured_again(model_folder, corpus, tmp_path, monkeypatch):
+    out = tmp_path / "out.csv"
+    before = begun(model_folder, corpus, out)
+    written = []
+    monkeypatch.setattr(Journal, "write", lambda self, unit, *more: written.append(unit))
+    with pytest.raises(CheckpointError, match=r"unit-.*does not exist; the same command"):  # nothing was written here
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    _, of = Journal(out).so_far()
+    assert len(written) == of - before
+    assert set(written).isdisjoint(Journal(out).finished())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [({"window": 11}, "--window: it was 13 and is 11"), ({"stride": 5}, "--stride: it was 13 and is 5"),
+     ({"measures": ["entropy"]}, "--measures: it was entropy,max_logit and is entropy"),
+     ({"per": "file"}, "--per: it was all and is file"), ({"layers": [1]}, "--layers: it was not given and is 1"),
+     ({"max_tokens": 900}, "--max-tokens: it was not given and is 900"), ({"dtype": "bfloat16"}, "--dtype")],
+)  # fmt: skip
+def test_other_options_are_named(model_folder, corpus, tmp_path, options, says):
+    out = tmp_path / "out.csv"
+    before = begun(model_folder, corpus, out)
+    with pytest.raises(ConfigError, match=says) as error:
+        measure_corpus(model_folder, corpus, out, **{**OPTIONS, **options})
+    assert "--restart to measure anew" in str(error.value)
+    assert Journal(out).so_far()[0] == before  # nothing is lost
+
+
+def test_other_files_and_models_are_named(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    begun(model_folder, corpus, out)
+    with pytest.raises(ConfigError, match=r"b\.txt' is not among the files"):
+        measure_corpus(model_folder, corpus[:1], out, **OPTIONS)
+    with pytest.raises(ConfigError, match="another order"):
+        measure_corpus(model_folder, corpus[::-1], out, **OPTIONS)
+    other = make_model(tmp_path / "other", seed=4)
+    with pytest.raises(ConfigError, match=f"the model: {model_folder.name} and other have other weights"):
+        measure_corpus(other, corpus, out, **OPTIONS)
+    text = corpus[1].read_text("utf-8")
+    corpus[1].write_text(text[:-1] + "!", encoding="utf-8")
+    os.utime(corpus[1], ns=(1, 1))
+    with pytest.raises(ConfigError, match=r"b\.txt' has other content"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    corpus[1].write_text(text, encoding="utf-8")  # another time, the same content
+    measure_corpus(model_folder, corpus, out, **OPTIONS)
+
+
+def test_another_batch_size_goes_on(model_folder, corpus, tmp_path):
+    """As after running out of memory: the same numbers up to rounding, and the table says so."""
+    whole = measure_corpus(model_folder, corpus, tmp_path / "whole.csv", **OPTIONS)
+    begun(model_folder, corpus, tmp_path / "out.csv")
+    found = measure_corpus(model_folder, corpus, tmp_path / "out.csv", **{**OPTIONS, "batch": 2})
+    assert [how["batch"] for how in found.about["how"]] == [3, 2]
+    torch.testing.assert_close(found["entropy"], whole["entropy"], rtol=1e-6, atol=1e-7)
+
+
+def test_restart_begins_anew(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    begun(model_folder, corpus, out)
+    found = measure_corpus(model_folder, corpus[:1], out, **OPTIONS, restart=True)
+    alone = measure_corpus(model_folder, corpus[:1], tmp_path / "alone.csv", **OPTIONS)
+    assert torch.equal(found.total.numbers, alone.total.numbers)
+
+
+def test_a_finished_table_is_not_written_over(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    measure_corpus(model_folder, corpus[:1], out, **OPTIONS)
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    assert out.read_bytes() == before
+    measure_corpus(model_folder, corpus, out, **OPTIONS, restart=True)
+    assert out.read_bytes() != before
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("per", ["all", "file"])
+def test_a_finished_table_is_known_and_read(model_folder, corpus, tmp_path, suffix, per):
+    """As after a kill between the last file and the exit: the folder may be half removed."""
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    out = tmp_path / f"out.{suffix}"
+    first = measure_corpus(model_folder, corpus, out, **OPTIONS, per=per)
+    before, time = out.read_bytes(), out.stat().st_mtime_ns
+    Journal(out).folder.mkdir()
+    (Journal(out).folder / "unit-000001.safetensors").write_bytes(b"a rest")
+    again = measure_corpus(model_folder, corpus, out, **OPTIONS, per=per)
+    assert (first.new, again.new) == (True, False)
+    assert (out.read_bytes(), out.stat().st_mtime_ns) == (before, time)
+    assert not Journal(out).folder.exists()
+    assert torch.equal(first.total.numbers, again.total.numbers)
+    assert torch.equal(first.total.lost, again.total.lost)
+    assert repr(first) == repr(again)
+    assert first.columns() == again.columns()
+
+
+def test_a_finished_table_of_something_else_is_named(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    measure_corpus(model_folder, corpus, out, **OPTIONS)
+    before = out.read_bytes()
+    with pytest.raises(ConfigError, match=r"is there already, measured with.*: --window: it was 13 and is 11"):
+        measure_corpus(model_folder, corpus, out, **{**OPTIONS, "window": 11})
+    other = make_model(tmp_path / "other", seed=4)
+    with pytest.raises(ConfigError, match=r"is there already.*have other weights.*--restart"):
+        measure_corpus(other, corpus, out, **OPTIONS)
+    text = corpus[1].read_text("utf-8")
+    corpus[1].write_text(text[:-1] + "!", encoding="utf-8")
+    os.utime(corpus[1], ns=(1, 1))
+    with pytest.raises(ConfigError, match=r"is there already.*b\.txt' has other content"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    corpus[1].write_text(text, encoding="utf-8")
+    out.write_bytes(before[:-1] + b" ")  # not as it was written
+    with pytest.raises(ConfigError, match="is there already; give another"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    out.write_bytes(before)
+    assert not measure_corpus(model_folder, corpus, out, **OPTIONS).new
+    assert out.read_bytes() == before
+
+
+def test_one_run_at_a_time(model_folder, corpus, tmp_path):
+    pytest.importorskip("fcntl", reason="no locks of files here")
+    out = tmp_path / "out.csv"
+    begun(model_folder, corpus, out)
+    first = Journal(out)
+    first.open()
+    with pytest.raises(ConfigError, match=rf"another run \(process {os.getpid()}\) is writing it"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    first.close()
+    measure_corpus(model_folder, corpus, out, **OPTIONS)
+
+
+def test_a_broken_manifest_or_unit_is_told(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    begun(model_folder, corpus, out)
+    unit = sorted(Journal(out).folder.glob("unit-*"))[0]
+    unit.write_bytes(unit.read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match=f"{unit.name}.*cannot be read.*remove it"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    unit.unlink()
+    manifest = Journal(out).folder / "manifest.json"
+    whole = manifest.read_text("utf-8")
+    manifest.write_text(whole[:50], encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"manifest.*--restart"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    manifest.write_text(json.dumps({**json.loads(whole), "format": "headwise-measure-0"}), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="not of this version"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    manifest.write_text(whole, encoding="utf-8")
+    found = measure_corpus(model_folder, corpus, out, **OPTIONS)
+    assert torch.equal(
+        found.total.numbers, measure_corpus(model_folder, corpus, tmp_path / "w.csv", **OPTIONS).total.numbers
+    )
+
+
+def test_what_is_wrong_with_names_is_told_before_a_model_is_loaded(model_folder, corpus, tmp_path, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(run, "open_subject", loaded.append)
+    (tmp_path / "there.csv").write_text("a table")
+    with pytest.raises(ConfigError, match=r"there\.csv' is there already"):
+        measure_corpus(model_folder, corpus, tmp_path / "there.csv", **OPTIONS)
+    with pytest.raises(TextError, match=r"absent\.txt' does not exist"):
+        measure_corpus(model_folder, [*corpus, tmp_path / "absent.txt"], tmp_path / "out.csv", **OPTIONS)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        measure_corpus(model_folder, corpus, tmp_path / "there.csv" / "out.csv", **OPTIONS)
+    assert loaded == []
+    assert not Journal(tmp_path / "out.csv").folder.exists()
+
+
+def test_restart_keeps_what_was_done_until_the_model_is_there(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    before = begun(model_folder, corpus, out)
+    with pytest.raises(CheckpointError, match="absent"):
+        measure_corpus(tmp_path / "absent", corpus, out, **OPTIONS, restart=True)
+    assert Journal(out).so_far()[0] == before > 0
+
+
+def test_a_corpus_that_changes_while_it_is_measured_is_told(model_folder, corpus, tmp_path):
+    out = tmp_path / "out.csv"
+    other = corpus[1].read_text(encoding="utf-8").replace("松", "武")
+
+    def step(what, done, of):
+        if what.startswith("measuring"):
+            corpus[1].write_text(other, encoding="utf-8")
+
+    with pytest.raises(TextError, match=r"changed while it was measured: .*b\.txt"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS, step=step)
+    assert not out.exists()
+    with pytest.raises(ConfigError, match=r"b\.txt"):
+        measure_corpus(model_folder, corpus, out, **OPTIONS)
+    measure_corpus(model_folder, corpus, out, **OPTIONS, restart=True)
+
+
+def test_heads_that_are_none_are_told(model_folder, corpus, tmp_path):
+    for none in ({"layers": []}, {"heads": []}):
+        with pytest.raises(ConfigError, match=r"no head of .* is meant"):
+            measure_corpus(model_folder, corpus, tmp_path / "out.csv", **OPTIONS, **none)

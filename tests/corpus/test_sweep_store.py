@@ -1,0 +1,72 @@
+"""What the processes of a sweep say to one another, over a store in one process."""
+
+import time
+
+import pytest
+import torch.distributed as dist
+
+import headwise.corpus.ranks as module
+from headwise.corpus.ranks import Deserted, Ranks, Stopped
+from headwise.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="PyTorch without torch.distributed")
+
+
+@pytest.fixture
+def both():
+    store = dist.HashStore()
+    ranks = [Ranks(rank, 2, store) for rank in (0, 1)]
+    yield ranks
+    for one in ranks:
+        one._end.set()
+
+
+def test_each_unit_is_taken_once(both):
+    taken = [both[i % 2].take([3, 5, 8]) for i in range(5)]
+    assert taken == [3, 5, 8, None, None]
+    assert both[0].count("units", 4) == 4
+    assert both[1].count("units", 1) == 5
+    assert [Ranks().take([7]), Ranks().first] == [7, True]
+
+
+def test_what_one_says_the_other_hears(both):
+    both[0].say("plan", {"left": [1, 2]})
+    assert both[1].hear("plan") == {"left": [1, 2]}
+
+
+def test_the_first_to_fail_is_heard(both):
+    both[1].fail("no more paper")
+    both[0].fail("no more ink")
+    for one in both:
+        with pytest.raises(Stopped, match=r"^process 1 of 2: no more paper$"):
+            one.check()
+    with pytest.raises(Stopped):
+        both[0].hear("plan")
+
+
+def test_who_is_silent_is_missed_and_who_never_came_is_waited_for(monkeypatch):
+    monkeypatch.setattr(module, "SILENCE", 0.2)
+    monkeypatch.setattr(module, "BEAT", 0.02)
+    store = dist.HashStore()
+    first = Ranks(0, 2, store)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        first.check()
+    second = Ranks(1, 2, store)
+    while not store.add("beat1", 0):
+        time.sleep(0.01)
+    first.check()
+    second._end.set()
+    with pytest.raises(Deserted, match="process 1 of 2 gives no sign of life"):  # noqa: PT012
+        while True:
+            first.check()
+            time.sleep(0.01)
+    first._end.set()
+
+
+def test_half_an_environment_is_told(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match=r"could not be joined.*RANK"):
+        Ranks.joined()

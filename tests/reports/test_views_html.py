@@ -1,0 +1,158 @@
+"""The page as a file: what is in it, and what cannot get into it. What it does is in test_views_browser.py."""
+
+import base64
+import hashlib
+import json
+import re
+import zlib
+
+import numpy as np
+import pytest
+from view_samples import FAMILY, HOSTILE, passage, report_of
+
+from headwise.errors import ConfigError
+from headwise.reports.data import Passage, Report
+from headwise.reports.html import write_report
+from headwise.reports.words import WORDS
+
+
+def page_of(report, tmp_path, **options) -> str:
+    path = write_report(report, tmp_path / "report.html", **options)
+    return path.read_text(encoding="utf-8")
+
+
+def data_of(page: str) -> dict:
+    return json.loads(re.search(r'<script type="application/json" id="report">(.*?)</script>', page, re.S)[1])
+
+
+def weights_of(page: str, data: dict, index: int, layer: int, kind: str) -> np.ndarray:
+    """Undo the packing as data.js does."""
+    code = re.search(rf'id="w-{index}-{layer}-{kind}">([^<]*)<', page)[1]
+    planes = np.frombuffer(zlib.decompress(base64.b64decode(code)), np.uint8).astype(np.uint16).reshape(2, -1)
+    halves = ((planes[0] << 8) | planes[1]).view(np.float16).astype(np.float64)
+    rows, columns = data["passages"][index]["rows"], data["passages"][index]["columns"]
+    shift = np.array(data["passages"][index][kind]["shift"][layer])
+    return halves.reshape(data["heads"], rows, columns) * 2.0 ** -shift[:, None, None]
+
+
+@pytest.mark.parametrize("cell", [1, 4])
+def test_page_holds_every_weight(tmp_path, cell):
+    shown = passage("话说大宋仁宗天子在位", cell=cell)
+    page = page_of(report_of(passage("前文"), shown), tmp_path)
+    data = data_of(page)
+    for kind, maps in (("mean", shown.maps), ("peak", shown.peaks)):
+        for layer in range(2 if maps is not None else 0):
+            np.testing.assert_allclose(weights_of(page, data, 1, layer, kind), maps[layer], rtol=2**-11, atol=1e-12)
+
+
+def test_small_weights_keep_their_digits(tmp_path):
+    one = passage("abcdefgh", layers=1, heads=1)
+    small = Passage("small", one.tokens, one.maps * np.float32(1e-7))
+    page = page_of(report_of(small), tmp_path)
+    np.testing.assert_allclose(weights_of(page, data_of(page), 0, 0, "mean"), small.maps[0], rtol=2**-11, atol=1e-14)
+
+
+def test_nothing_that_a_user_writes_becomes_markup(tmp_path):
+    hostile = report_of(
+        passage(HOSTILE, HOSTILE), title=HOSTILE, facts=[(HOSTILE, HOSTILE)], notes=[HOSTILE, "\ud83d alone"]
+    )
+    page = page_of(hostile, tmp_path)
+    data = data_of(page)
+    assert "".join(data["passages"][0]["tokens"]) == HOSTILE
+    assert data["facts"] == [[HOSTILE, HOSTILE]]
+    assert data["notes"] == [HOSTILE, "\ud83d alone"]
+    assert "<img" not in page
+    assert "<!--" not in page
+    assert "\u2028" not in page.split('id="report">')[1].split("</script>")[0]
+    ends = page.count("</script>")
+    assert ends == page.count("<script")
+
+
+def test_only_the_pages_own_scripts_may_run_and_nothing_may_load(tmp_path, chinese):
+    page = page_of(chinese, tmp_path)
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.S)
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts]
+    assert rules["script-src"].split() == hashes
+    assert rules["default-src"] == "'none'"
+    assert not re.search(r"""(?:src|href)=["']?(?!data:)[^"' >]""", page.split('id="report"')[0])
+    assert not re.search(r"https?://|url\((?!data:)", page)
+
+
+def test_numbers_that_are_not_known_are_null(tmp_path):
+    data = data_of(page_of(report_of(passage("abc")), tmp_path))
+    assert data["statistics"][1]["values"][0][2] is None
+    assert data["statistics"][1]["values"][1][2] is not None
+
+
+def test_weights_that_are_not_finite_do_not_stop_the_report(tmp_path):
+    broken = passage("abcd")
+    broken.maps[0, 0, 2, :2] = np.nan, np.inf
+    page = page_of(report_of(broken), tmp_path)
+    found = weights_of(page, data_of(page), 0, 0, "mean")
+    np.testing.assert_array_equal(found[0, 2, :2], 0)
+    np.testing.assert_allclose(found[1:], broken.maps[0, 1:], rtol=2**-11)
+
+
+def test_colour_range_is_not_set_by_the_first_rows(tmp_path):
+    n = 300
+    even = np.tril(np.ones((n, n), np.float32)) / np.arange(1, n + 1, dtype=np.float32)[:, None]
+    data = data_of(page_of(report_of(Passage("even", list("x" * n), even[None, None])), tmp_path))
+    top = data["passages"][0]["mean"]["own"][0][0]
+    mass_above = float(even[even > top].sum() / even.sum())
+    assert 0.04 < mass_above < 0.051
+    assert data["passages"][0]["mean"]["all"] == 1
+
+
+def test_size_stays_near_that_of_the_weights(tmp_path):
+    n = 384
+    page = page_of(report_of(passage("水" * n, layers=2, heads=3)), tmp_path)
+    # Half of the n x n cells are zero and all but vanish; base64 makes 4 bytes of 3.
+    assert len(page) < 200_000 + 2 * 3 * n * n * 2 * (1 / 2) * (4 / 3) * 1.02
+
+
+def test_page_opens_on_what_is_worth_seeing(tmp_path):
+    maps = np.tril(np.ones((2, 2, 9, 9), np.float32)) / np.arange(1, 10, dtype=np.float32)[:, None]
+    maps[0, 0] = np.eye(9)[0]  # all on the first token: sharp, and dull
+    maps[1, 0, 6] = np.eye(9)[3]
+    data = data_of(page_of(Report("r", [Passage("p", list("abcdefghi"), maps)], [], [["", ""]] * 2), tmp_path))
+    assert data["first"] == [1, 0, 6]
+
+
+def test_page_speaks_both_languages(tmp_path, chinese):
+    english, zh = page_of(chinese, tmp_path), page_of(chinese, tmp_path, lang="zh")
+    assert "on this input" in english
+    assert "这段输入" in zh
+    assert '<html lang="zh">' in zh
+    for both in WORDS.values():
+        assert all(both)
+        assert re.findall(r"\{\w+\}", both[0]) == re.findall(r"\{\w+\}", both[1])
+    for page in (english, zh):
+        assert "{{" not in re.sub(r"<script.*?</script>|<style.*?</style>", "", page, flags=re.S)
+    with pytest.raises(ConfigError, match="'de'"):
+        write_report(chinese, tmp_path / "x.html", lang="de")
+
+
+def test_every_word_that_the_scripts_use_is_in_the_table(tmp_path, chinese):
+    page = page_of(chinese, tmp_path)
+    used = set(re.findall(r"\bT\.(\w+)", page))
+    assert used
+    assert used <= set(WORDS)
+
+
+def test_emoji_and_breaks_survive(tmp_path):
+    text = f"a {FAMILY}\ne\u0301\t水"
+    data = data_of(page_of(report_of(passage(text)), tmp_path))
+    assert "".join(data["passages"][0]["tokens"]) == text
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path, chinese):
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    broken = report_of(passage("ab"))
+    object.__setattr__(broken, "notes", [object()])
+    with pytest.raises(TypeError):
+        write_report(broken, path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,150 @@
+"""Pictures: what is written, with which characters, and what the pixels say."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from view_samples import passage, report_of, weights
+
+from headwise.errors import ConfigError
+from headwise.reports.data import Passage
+from headwise.reports.png import WITH_VALUES, heat_map, loss_curve, overview, write_pngs
+from headwise.reports.ranges import reduced
+
+pytest.importorskip("matplotlib", reason="pictures need the view extra")
+
+
+def labels(axes) -> tuple[list[str], list[str]]:
+    return [t.get_text() for t in axes.get_xticklabels()], [t.get_text() for t in axes.get_yticklabels()]
+
+
+def test_every_head_and_the_overview_are_written(tmp_path, chinese):
+    told = []
+    written = write_pngs(chinese, tmp_path / "new", step=lambda *news: told.append(news))
+    assert [p.name for p in written] == [
+        "all-heads.png",
+        *(f"layer-{layer}-head-{head}.png" for layer in range(2) for head in range(3)),
+    ]
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in written)
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == sorted(p.name for p in written)
+    assert told[-1][1:] == (6, 7)
+
+
+def test_passages_are_kept_apart(tmp_path):
+    written = write_pngs(report_of(passage("ab"), passage("水浒")), tmp_path)
+    assert {p.name.split("-")[1] for p in written} == {"1", "2"}
+    assert len({p.name for p in written}) == 14
+
+
+@pytest.mark.filterwarnings("error")
+def test_ticks_are_the_characters_and_what_has_no_glyph_is_numbered(tmp_path):
+    one = passage(["水", "浒", " ", "\n", "\t", "é", "$", "👩", "滸", "\u0301"])
+    figure = heat_map(report_of(one), one, 0, 0)
+    x, y = labels(figure.axes[0])
+    assert x == y == ["水", "浒", "␣", "↵", "⇥", "é", r"\$", "U+1F469", "滸", "\u0301"]
+    figure.savefig(tmp_path / "x.png")  # a missing glyph would warn
+
+
+def test_short_texts_have_their_weights_in_the_cells(chinese):
+    one = chinese.passages[0]
+    words = [t.get_text() for t in heat_map(chinese, one, 1, 2).axes[0].texts]
+    assert words == [f"{one.maps[1, 2, i, j]:.2f}" for i in range(9) for j in range(i + 1)]
+    longer = passage("x" * (WITH_VALUES + 1))
+    assert not heat_map(report_of(longer), longer, 0, 0).axes[0].texts
+
+
+def test_long_texts_have_round_numbers(tmp_path):
+    long = passage("水" * 450, layers=1, heads=1)
+    x, _ = labels(heat_map(report_of(long), long, 0, 0).axes[0])
+    assert x == ["0", "100", "200", "300", "400"]
+    pooled = passage("水" * 450, layers=1, heads=1, cell=9)
+    axes = heat_map(report_of(pooled), pooled, 0, 0).axes[0]
+    assert labels(axes)[0] == x
+    np.testing.assert_allclose(axes.get_xticks(), np.arange(0, 450, 100) / 9)
+
+
+def test_title_and_bar_say_what_is_shown():
+    pooled = passage("水" * 30, cell=4)
+    figure = heat_map(report_of(pooled), pooled, 1, 0)
+    axes, bar = figure.axes
+    assert axes.get_title(loc="left") == "Layer 1, head 0: previous 0.91"
+    assert bar.get_ylabel() == "largest weight of 4 × 4 tokens"
+    shown = axes.images[0].get_array()
+    np.testing.assert_array_equal(shown.filled(0), np.tril(pooled.peaks[1, 0]))
+    assert shown.mask[0, 1]
+    assert not shown.mask[1, 0]
+
+
+def test_scale_says_where_it_is_cut():
+    n = 200
+    even = (np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None]).astype(np.float32)
+    one = Passage("even", list("x" * n), even[None, None])
+    figure = heat_map(report_of(one), one, 0, 0)
+    words = [t.get_text() for t in figure.axes[1].get_yticklabels()]
+    assert words[-1].startswith("≥ ")
+    assert figure.axes[0].images[0].norm.vmax < 0.2
+
+
+def test_weights_that_are_not_finite_are_drawn_as_none(tmp_path):
+    one = passage("abcd")
+    one.maps[0, 0] = np.nan
+    write_pngs(report_of(one), tmp_path)
+
+
+def test_one_character_and_no_weight_at_all(tmp_path):
+    one = Passage("水", ["水"], np.zeros((1, 1, 1, 1), np.float32))
+    assert len(write_pngs(report_of(one), tmp_path)) == 2
+
+
+def test_overview_has_a_map_a_head(chinese):
+    figure = overview(chinese, chinese.passages[0])
+    assert len(figure.axes) == 6
+    assert [a.get_xlabel() for a in figure.axes[:3]] == ["previous 0.91", "first 0.80", "mixed"]
+
+
+@pytest.mark.parametrize(("n", "limit"), [(7, 7), (7, 3), (100, 9), (12, 6)])
+def test_smaller_maps_keep_their_largest_weights(n, limit):
+    weight = weights(n, 1, 1, causal=False)[0, 0]
+    small = reduced(weight, limit)
+    step = -(-n // limit)
+    assert max(small.shape) <= limit
+    for i, j in np.ndindex(small.shape):
+        assert small[i, j] == weight[i * step : (i + 1) * step, j * step : (j + 1) * step].max()
+
+
+def test_loss_curve_is_drawn_from_a_log(tmp_path):
+    log = [
+        {"step": s, "train_loss": 5 - s / 9, "heldout_loss": 5.1 - s / 9, "heldout": {"all": 5.1, "水浒": 5.2}}
+        for s in range(1, 9)
+    ]
+    loss_curve(log, tmp_path / "loss.png", {"bigram": 4.2, "5-gram": 4.19})
+    loss_curve([{k: v for k, v in line.items() if k != "heldout"} for line in log[:1]], tmp_path / "one.png")
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match="log"):
+        loss_curve([], tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path):
+    code = (
+        "import sys; sys.modules['matplotlib'] = None\n"
+        "import numpy as np\n"
+        "from headwise.reports.data import Passage, Report\n"
+        "from headwise.reports.png import write_pngs\n"
+        "from headwise.errors import ConfigError\n"
+        "report = Report('r', [Passage('p', ['a'], np.ones((1, 1, 1, 1), np.float32))], [], [['']])\n"
+        f"try: write_pngs(report, {str(tmp_path / 'pictures')!r})\n"
+        "except ConfigError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install matplotlib" in done.stdout
+    assert not (tmp_path / "pictures").exists()
+
+
+def test_pictures_leave_the_users_matplotlib_as_it_was(chinese):
+    import matplotlib as mpl
+
+    before = dict(mpl.rcParams)
+    overview(chinese, chinese.passages[0])
+    assert dict(mpl.rcParams) == before

@@ -1,0 +1,73 @@
+"""Maps to look at: heads whose pattern is known, over texts that are hard to show."""
+
+import numpy as np
+
+from headwise.reports.data import Comparison, Passage, Report, Statistic
+
+HOSTILE = "</script><img src=x onerror=alert(1)><!-- & \u2028'\"{{title}}"
+FAMILY = "👩\u200d👩\u200d👧"  # one picture, five code points
+
+
+def weights(n: int, layers: int = 2, heads: int = 3, *, causal: bool = True, seed: int = 5) -> np.ndarray:
+    """[layers, heads, n, n] with rows that sum to one: previous token, first token, and spread, in turn."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=(layers, heads, n, n))
+    i, j = np.arange(n)[:, None], np.arange(n)
+    scores[:, 0] += 6 * (j == i - 1)
+    scores[:, 1 % heads] += 5 * (j == 0)
+    if causal:
+        scores = np.where(j <= i, scores, -np.inf)
+    exact = np.exp(scores - scores.max(-1, keepdims=True))
+    return (exact / exact.sum(-1, keepdims=True)).astype(np.float32)
+
+
+def passage(text: str | list[str], title: str = "a text", *, cell: int = 1, **options) -> Passage:
+    """An exact passage, or one whose weights are pooled over the allowed cells."""
+    tokens = list(text)
+    maps = weights(len(tokens), **options)
+    if cell == 1:
+        return Passage(title, tokens, maps)
+    side = -(-len(tokens) // cell)
+    whole = np.zeros((*maps.shape[:2], side * cell, side * cell), np.float32)
+    whole[..., : len(tokens), : len(tokens)] = maps
+    tiles = whole.reshape(*maps.shape[:2], side, cell, side, cell)
+    allowed = (whole > 0).reshape(tiles.shape).sum((3, 5))
+    means = (tiles.sum((3, 5)) / np.maximum(allowed, 1)).astype(np.float32)
+    return Passage(title, tokens, means, cell, tiles.max((3, 5)))
+
+
+def report_of(*passages: Passage, title: str = "A report", **options) -> Report:
+    """A report with two statistics, one of which is not known for one head."""
+    maps = passages[0].maps
+    first = maps[..., 0].mean(-1).astype(np.float64)
+    spread = -(maps * np.log(np.maximum(maps, 1e-30))).sum(-1).mean(-1).astype(np.float64)
+    first[0, -1] = np.nan
+    statistics = [
+        Statistic("entropy", spread, "nat", "How widely a head looks."),
+        Statistic("sink_mass", first, "mass", "Weight on the first token."),
+    ]
+    names = ["previous 0.91", "first 0.80, nearby 0.40", "mixed"]
+    patterns = [[names[h % 3] for h in range(maps.shape[1])] for _ in maps]
+    return Report(title, list(passages), statistics, patterns, **options)
+
+
+def compared(text: str = "武松打虎", *, seed: int = 7) -> Report:
+    """A report with two comparisons, one signed and one where small is alike, importance, and roles."""
+    rng = np.random.default_rng(seed)
+    cosine = rng.uniform(-1, 1, (6, 6))
+    cosine = (cosine + cosine.T) / 2
+    apart = np.abs(cosine - cosine.mean())
+    np.fill_diagonal(cosine, 1)
+    np.fill_diagonal(apart, 0)
+    return report_of(
+        passage(text),
+        roles=[[["previous 0.91"], [], ["first 0.80", "nearby 0.95"]], [[], [], []]],
+        comparisons=[
+            Comparison("cosine", cosine, [3, 1, 5, 0, 4, 2], "", "Of outputs."),
+            Comparison("divergence", apart, [5, 4, 3, 2, 1, 0], "nats", "Of maps.", small_is_alike=True),
+        ],
+        importance=[
+            Statistic("loss without it", rng.normal(size=(2, 3)), "nats", "Without the head."),
+            Statistic("gradient", rng.uniform(size=(2, 3)), "nats", "Slope."),
+        ],
+    )
