@@ -32,7 +32,7 @@ from torch.nn.functional import linear
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.masks import Causal, Lengths, Mask, Sinks
-from headwise.models.adapters.foreign_masks import both, of_additive, of_boolean, of_padding
+from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
 from headwise.models.adapters.observer import attended
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.rule import Rule
