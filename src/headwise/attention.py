@@ -138,7 +138,8 @@ def _given_as_in_torch(
     """`mask=<tensor>` and `is_causal=True` as a mask and scores."""
     if isinstance(mask, Tensor):
         _check_tensors(q, k, v)
-        grid = Grid(*q.shape[:3], k.shape[2])
+        b, h, n, _ = q.shape
+        grid = Grid(b, h, n, k.shape[2])
         mask, bias = of_argument(mask, grid)
         if bias:
             score = (*check_scores(score, grid, q.device), *bias)

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from core.samples import qkv
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from core.samples import qkv
 from headwise import KVCache, MultiHeadAttention, TransformerBlock
 from headwise.attention import attend
 from headwise.errors import DTypeError, ShapeError

@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.masks import Causal, Lengths, Mask, Sinks
 from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
+from headwise.masks import Causal, Lengths, Mask, Sinks
 from headwise.models.adapters.observer import attended
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.rule import Rule

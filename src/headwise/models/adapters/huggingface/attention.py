@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.masks import Causal, Documents, Grid, Mask, Window, is_causal as mask_is_causal
 from headwise.mask_tensors import both, of_additive, of_boolean
+from headwise.masks import Causal, Documents, Grid, Mask, Window, is_causal as mask_is_causal
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.models.adapters.observer import attended
 from headwise.models.adapters.weights import AttentionWeights
