@@ -114,7 +114,7 @@ def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{type(module).__name__} calls its attention with {name}=…, which attn_implementation='headwise' does "
                 f"not know and might have to reckon with; it knows {known}. Use attn_implementation='eager' for this "
-                f"model: headwise.restore(model)"
+                f"model: detach() the handle of headwise.attach(model)"
             )
 
 
