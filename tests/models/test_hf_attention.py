@@ -303,6 +303,10 @@ def test_models_are_made_with_headwise_by_name():
 class OwnAttention(nn.Module):
     """Attention of a model that does not ask transformers how to compute it."""
 
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(2, 2)
+
 
 class Stubborn(PreTrainedModel):
     """A model that computes attention by itself."""
