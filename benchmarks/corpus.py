@@ -33,13 +33,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     args = parser.parse_args()
     window, tokens = (32, 500) if args.quick else (args.window, args.tokens)
-    subject = hw.open_subject(args.model)
+    subject = hw.load_model(args.model)
     ids = subject.read(args.file.read_text(encoding="utf-8")[: 8 * tokens]).ids[:tokens]
     batches = list(ids[: len(ids) // window * window].view(-1, window).split(args.batch))
     machine = examine(0.1)
     with tempfile.TemporaryDirectory() as folder:
         measured = partial(
-            hw.measure_corpus, subject, [args.file], Path(folder) / "out.csv", window=window, batch=args.batch,
+            hw.corpus.measure_corpus, subject, [args.file], Path(folder) / "out.csv", window=window, batch=args.batch,
             max_tokens=len(ids), restart=True,
         )  # fmt: skip
         begun = time.perf_counter()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def _forward(subject: hw.Subject, batches: list[Tensor]) -> None:
+def _forward(subject: hw.LoadedModel, batches: list[Tensor]) -> None:
     for batch in batches:
         subject.model(batch)
 

@@ -23,7 +23,7 @@ from benchmarks.machine import examine
 from benchmarks.timing import interleaved
 from headwise.cache import KVCache
 from headwise.files import atomic_path
-from headwise.lm.checkpoint import load_model
+from headwise.lm.checkpoint import load_checkpoint
 from headwise.lm.corpus import Corpus
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
@@ -157,13 +157,13 @@ def _train(entry: Entry, seed: int, args: argparse.Namespace) -> None:
 def _outcomes(entries: list[Entry], args: argparse.Namespace) -> list[Outcome]:
     corpus = _corpus(args)
     windows = corpus.heldout_windows(args.context)
-    decoders = {e.label: load_model(_folder(e, 0, args))[0] for e in entries}
+    decoders = {e.label: load_checkpoint(_folder(e, 0, args))[0] for e in entries}
     speeds = _speeds(decoders, corpus, args)
     found = []
     for entry in entries:
         decoder = decoders[entry.label]
         seeds = range(args.seeds if entry is ENTRIES[0] else 1)
-        models = [load_model(_folder(entry, seed, args))[0] for seed in seeds]
+        models = [load_checkpoint(_folder(entry, seed, args))[0] for seed in seeds]
         losses = [dict(zip(corpus.names, heldout_loss(model, windows), strict=True)) for model in models]
         attention = sum(p.numel() for block in decoder.blocks for p in block.attention.parameters())
         found.append(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases import Case
-from headwise.kernels.eight_bits import EightBits
+from headwise.kernels.quantized import QuantizedKV
 from headwise.masks import Causal, Mask, Window
 
 
@@ -35,7 +35,7 @@ def make(case: Case, seed: int) -> Inputs:
 
     q, k, v = (draw(size, case.backward) for size in (case.size, case.kv_size, case.kv_size))
     if case.stored:  # what floats there are stand for the same numbers
-        k, v = EightBits.of(k).decoded(), EightBits.of(v).decoded()
+        k, v = QuantizedKV.of(k).decoded(), QuantizedKV.of(v).decoded()
     return Inputs(q, k, v, draw(case.size) if case.backward else None)
 
 

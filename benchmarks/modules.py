@@ -144,7 +144,7 @@ def _against_torch(batch: int, n: int, d: int, training: bool) -> tuple[Call, Ca
 def _mixture(n: int, heads: int, per: str, causal: bool) -> tuple[Call, Call]:
     x, mask = torch.randn(1, n, heads * 64), hw.Causal() if causal else None
     dense = hw.MultiHeadAttention(heads * 64, heads).eval()
-    sparse = hw.SparseHeadMixture(heads * 64, heads, top_k=heads // 4, per=per).eval()
+    sparse = hw.nn.SparseHeadMixture(heads * 64, heads, top_k=heads // 4, per=per).eval()
     return lambda: sparse(x, mask=mask), lambda: dense(x, mask=mask)
 
 
@@ -182,7 +182,7 @@ def _grouped(cached: int, d: int) -> tuple[Call, Call]:
 
 def _pruned(n: int, d: int, heads: int) -> tuple[Call, Call]:
     whole = hw.MultiHeadAttention(d, heads).eval()
-    half = hw.prune(whole, range(0, heads, 2)).model
+    half = hw.edit.prune(whole, range(0, heads, 2)).model
     x = torch.randn(1, n, d)
     return lambda: half(x, mask=hw.Causal()), lambda: whole(x, mask=hw.Causal())
 

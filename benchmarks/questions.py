@@ -59,15 +59,15 @@ def _measured(blocks: nn.ModuleList, x: Tensor, rounds: int) -> dict[str, float]
     weights = [site.weights() for site in hw.find_heads(blocks)]
     questions: dict[str, Callable[[], Any]] = {
         "forward with 12 measures": lambda: _forward(blocks, x),
-        "roles": lambda: hw.roles(maps, tokens=tokens, pieces=["a.b c"[i % 5] for i in range(x.shape[1])]),
-        "outputs: cosine, CKA, mutual information": lambda: hw.output_similarities(
+        "roles": lambda: hw.analysis.roles(maps, tokens=tokens, pieces=["a.b c"[i % 5] for i in range(x.shape[1])]),
+        "outputs: cosine, CKA, mutual information": lambda: hw.analysis.output_similarities(
             outputs, ("cosine", "cka", "mutual_information")
         ),
-        "maps: Jensen–Shannon, 256 rows": lambda: hw.map_divergence(maps),
-        "information": lambda: hw.head_information(outputs),
-        "spectra of the maps": lambda: [hw.map_spectrum(amap) for amap in maps],
-        "circuits: QK and OV": lambda: [hw.circuit_similarity(weights, kind) for kind in ("qk", "ov")],
-        "rollout, one row": lambda: hw.rollout(maps).row(-1),
+        "maps: Jensen–Shannon, 256 rows": lambda: hw.analysis.map_divergence(maps),
+        "information": lambda: hw.analysis.head_information(outputs),
+        "spectra of the maps": lambda: [hw.analysis.map_spectrum(amap) for amap in maps],
+        "circuits: QK and OV": lambda: [hw.analysis.circuit_similarity(weights, kind) for kind in ("qk", "ov")],
+        "rollout, one row": lambda: hw.analysis.rollout(maps).row(-1),
     }
     times: dict[str, list[float]] = {name: [] for name in questions}
     for _ in range(rounds):
@@ -80,7 +80,7 @@ def _measured(blocks: nn.ModuleList, x: Tensor, rounds: int) -> dict[str, float]
 
 def _forward(blocks: nn.ModuleList, x: Tensor) -> tuple[list[hw.AttentionMap], list[Tensor]]:
     maps = []
-    with hw.record_heads(hw.find_heads(blocks)) as outputs:
+    with hw.models.record_heads(hw.find_heads(blocks)) as outputs:
         for block in blocks:
             x, amap = block(x, mask=hw.Causal(), return_map=True, measures=ROWS)
             maps.append(amap)

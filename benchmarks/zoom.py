@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import torch
 
 from benchmarks.machine import examine
-from headwise.lm.loading.own import DecoderSubject
+from headwise.lm.loading.own import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.masks import Causal, Span, State
@@ -65,12 +65,12 @@ def main() -> None:
         print("\nA short text: these times say nothing.")
 
 
-def _subject() -> DecoderSubject:
+def _subject() -> DecoderModel:
     """One layer of one head, untrained: what a tile costs does not depend on the weights."""
     torch.manual_seed(0)
     tokenizer = CharTokenizer(LETTERS)
     config = DecoderConfig(tokenizer.vocab_size, d_model=64, num_layers=1, num_heads=1, d_ff=64)
-    return DecoderSubject(Decoder(config), tokenizer, "one head")
+    return DecoderModel(Decoder(config), tokenizer, "one head")
 
 
 def _read(session: Session, n: int) -> Text:

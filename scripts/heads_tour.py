@@ -23,7 +23,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.analysis.given import head_name
-from headwise.analysis.roles import DEFINITIONS
+from headwise.analysis.head_roles import DEFINITIONS
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.corpus import Corpus
@@ -76,7 +76,7 @@ class Tour:
         """Ids [w, context] of the first file, the maps of all layers, the heads' outputs."""
         decoder, s = self.model[0], self.sizes
         ids = self.corpus.heldout_windows(s.context, most=s.windows)[0][:, :-1]
-        with torch.no_grad(), hw.record_heads(hw.find_heads(decoder)) as outputs:
+        with torch.no_grad(), hw.models.record_heads(hw.find_heads(decoder)) as outputs:
             maps = decoder.hidden(ids, return_maps=True)[1]
         return ids, maps, outputs
 
@@ -87,13 +87,13 @@ class Tour:
         return [torch.stack(list(rows)) for rows in zip(*windows, strict=False)]
 
     @cached_property
-    def importances(self) -> list[hw.HeadImportance]:
+    def importances(self) -> list[hw.analysis.HeadImportance]:
         """By five methods, on the even batches."""
         decoder, fit = self.model[0], self.batches[0 : 2 * self.sizes.batches : 2]
         return [
-            hw.gradient_importance(decoder, fit, mean_loss),
-            hw.taylor_importance(decoder, fit, mean_loss),
-            *(hw.ablation_importance(decoder, fit, mean_loss, by=by) for by in ("zero", "mean", "resample")),
+            hw.analysis.gradient_importance(decoder, fit, mean_loss),
+            hw.analysis.taylor_importance(decoder, fit, mean_loss),
+            *(hw.analysis.ablation_importance(decoder, fit, mean_loss, by=by) for by in ("zero", "mean", "resample")),
         ]
 
 
@@ -102,7 +102,7 @@ def roles(tour: Tour) -> str:
     decoder, tokenizer, _ = tour.model
     ids, maps, _ = tour.run
     pieces = [[tokenizer.decode([i]) for i in row] for row in ids.tolist()]
-    found = hw.roles(maps, tokens=ids, pieces=pieces)
+    found = hw.analysis.roles(maps, tokens=ids, pieces=pieces)
     layers, heads = found.shape
     rows = [
         [f"layer {i}", *("<br>".join(map(str, found.labels(i, j)[:2])) or "·" for j in range(heads))]
@@ -128,9 +128,9 @@ def roles(tour: Tour) -> str:
 def alike(tour: Tour) -> str:
     """Which heads say the same, and which look alike."""
     _, maps, outputs = tour.run
-    said = hw.output_similarities(outputs, ("cka", "cosine"))
-    looks = hw.map_divergence(maps)
-    hw.write_matrix(said["cka"], tour.pictures / "heads_alike.png", title="outputs (CKA), on this input")
+    said = hw.analysis.output_similarities(outputs, ("cka", "cosine"))
+    looks = hw.analysis.map_divergence(maps)
+    hw.reports.write_matrix(said["cka"], tour.pictures / "heads_alike.png", title="outputs (CKA), on this input")
     groups = [group for group in said["cka"].groups() if len(group) > 1]
     words = "; ".join(", ".join(group) if len(group) <= 8 else f"{len(group)} heads" for group in groups) or "none"
     tokens, d = outputs[0].shape[0] * outputs[0].shape[2], outputs[0].shape[3]
@@ -147,7 +147,7 @@ def alike(tour: Tour) -> str:
 def information(tour: Tour) -> str:
     """What each head has to say that others of its layer do not."""
     _, maps, outputs = tour.run
-    found = hw.head_information(outputs, maps)
+    found = hw.analysis.head_information(outputs, maps)
     columns = ("output_rank", "capacity", "shared", "redundancy", "map_rank")
     order = np.argsort(-found["redundancy"].numpy()).tolist()
     picked = [*order[:4], *order[-4:]]
@@ -166,7 +166,7 @@ def importance(tour: Tour) -> str:
         [x.method, *(", ".join(head_name(*h) for h in order[:4]) for order in (x.order()[::-1], x.order()))]
         for x in found
     ]
-    agreement = hw.rank_agreement(found)
+    agreement = hw.analysis.rank_agreement(found)
     head, rows = agreement.table()
     worst = found[2].order()[::-1][:3]
     rises = ", ".join(f"{head_name(*h)} {found[2].values[h[0]][h[1]]:+.3f}" for h in worst)
@@ -185,7 +185,9 @@ def pruning(tour: Tour) -> str:
     judge = tour.batches[1 : 2 * tour.sizes.batches : 2]
     zero = tour.importances[2]
     points = sorted({1, 2, 3, *range(0, len(zero.flat) + 1, tour.sizes.every)})
-    curve = hw.pruning_curve(tour.model[0], judge, mean_loss, zero, points=points, random_orders=tour.sizes.orders)
+    curve = hw.analysis.pruning_curve(
+        tour.model[0], judge, mean_loss, zero, points=points, random_orders=tour.sizes.orders
+    )
     write_pruning(curve, tour.pictures / "heads_pruning.png", limit=0.01)
     head, body = curve.table()
     every = max(1, len(body) // 8)
@@ -204,7 +206,7 @@ def rollout(tour: Tour) -> str:
     n = maps[0].shape[2]
     far = (n - 1 - torch.arange(n)).float()
     last = torch.stack([amap.row(-1).mean(1) for amap in maps[-1:]])[0]
-    rows = {"all layers (rollout)": hw.rollout(maps).row(-1), "the last layer, mean of heads": last}
+    rows = {"all layers (rollout)": hw.analysis.rollout(maps).row(-1), "the last layer, mean of heads": last}
     body = [
         [name, *(f"{float(x):.3f}" for x in (
             weights[:, -1].mean(), weights[:, -9:-1].sum(1).mean(), weights[:, :1].mean()
@@ -233,11 +235,11 @@ def encoder(tour: Tour) -> str:
     ids = torch.tensor([[tokenizer.cls_token_id, *plain[s : s + 126], tokenizer.sep_token_id] for s in starts])
     maps: list[hw.AttentionMap] = []
     hw.attach(model)
-    seen = hw.observe(lambda call: maps.append(call.map), model=model)
-    with torch.no_grad(), seen, hw.record_heads(hw.find_heads(model)) as outputs:
+    seen = hw.models.observe(lambda call: maps.append(call.map), model=model)
+    with torch.no_grad(), seen, hw.models.record_heads(hw.find_heads(model)) as outputs:
         model(input_ids=ids)
     pieces = [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
-    found = hw.roles(maps, tokens=ids, pieces=pieces)
+    found = hw.analysis.roles(maps, tokens=ids, pieces=pieces)
     layers, heads = found.shape
     shown = ("previous", "next", "separator", "punctuation", "broad")
     kept = [[{x.role for x in found.labels(i, j)} for j in range(heads)] for i in range(layers)]
@@ -247,8 +249,10 @@ def encoder(tour: Tour) -> str:
         body.append([
             f"layer {i}", *counts, f"{found['broad'].mass[i].mean():.2f}", f"{found['separator'].mass[i].mean():.2f}",
         ])  # fmt: skip
-    said = hw.output_similarities(outputs, ("cka",))["cka"]
-    hw.write_matrix(said, tour.pictures / "heads_encoder.png", title="outputs (CKA) of the encoder, on this input")
+    said = hw.analysis.output_similarities(outputs, ("cka",))["cka"]
+    hw.reports.write_matrix(
+        said, tour.pictures / "heads_encoder.png", title="outputs (CKA) of the encoder, on this input"
+    )
     best = said.pairs(5)
     return "\n\n".join(
         [
@@ -268,7 +272,7 @@ def training(tour: Tour) -> str:
     """When heads took up their roles in a run of `headwise train --watch-heads`."""
     if tour.training is None:
         return "Not run: give `--training DIR`, the folder of a run that was watched."
-    history = hw.HeadHistory.read(tour.training / HEADS_FILE)
+    history = hw.analysis.HeadHistory.read(tour.training / HEADS_FILE)
     write_dynamics(history, tour.pictures / "heads_training.png")
     cka = history.alike("cka")
     words = f"Mean CKA of two heads: {cka[0]:.3f} at the first look, {cka[-1]:.3f} at the last. {history.title}."

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from headwise.lm.baselines import baseline_losses
-from headwise.lm.checkpoint import load_model, save_model
+from headwise.lm.checkpoint import load_checkpoint, save_model
 from headwise.lm.corpus import Corpus
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder
@@ -40,12 +40,12 @@ def main() -> None:
     parser.add_argument("files", nargs="+")
     args = parser.parse_args()
     runs, files = args.run, args.files
-    decoder, tokenizer, info = load_model(runs[-1])
+    decoder, tokenizer, info = load_checkpoint(runs[-1])
     save_model(PACKAGED, decoder, tokenizer, info, dtype=torch.float16)
     size = PACKAGED.stat().st_size
     if size > MOST_BYTES:
         raise SystemExit(f"{PACKAGED} has {size:,} bytes, more than {MOST_BYTES:,}")
-    decoder, tokenizer, info = load_model(PACKAGED)
+    decoder, tokenizer, info = load_checkpoint(PACKAGED)
     corpus = Corpus.read(files, context=decoder.config.context, tokenizer=tokenizer)
     windows = corpus.heldout_windows(decoder.config.context)
     ours = heldout_loss(decoder, windows)
@@ -69,7 +69,7 @@ def _joined(runs: list[Path]) -> list[dict]:
     log: list[dict] = []
     for k, run in enumerate(runs):
         steps, seconds = (log[-1]["step"], log[-1]["seconds"]) if log else (0, 0)
-        last = load_model(runs[k + 1])[2]["settings"]["init"]["step"] if k + 1 < len(runs) else math.inf
+        last = load_checkpoint(runs[k + 1])[2]["settings"]["init"]["step"] if k + 1 < len(runs) else math.inf
         lines = [line for line in _log(run) if line["step"] <= last]
         log += [line | {"step": line["step"] + steps, "seconds": line["seconds"] + seconds} for line in lines]
     return log
@@ -150,7 +150,7 @@ def _heads(decoder: Decoder, tokenizer: CharTokenizer, files: list[str], runs: l
         copied.append(f"{name}: {first:.2f} nats a token the first time, {second:.2f} the second.")
     lines += ["", "What copying gains, on the same sequences. " + " ".join(copied)]
     if len(runs) > 1:
-        before = _probe(load_model(runs[0])[0], tokenizer, files[0], 64).induction
+        before = _probe(load_checkpoint(runs[0])[0], tokenizer, files[0], 64).induction
         lines += ["", f"Where the first command ended, the strongest head for induction on Chinese had "
                   f"{before.mass.max():.2f} (uniform {before.uniform:.3f})."]  # fmt: skip
     return "\n".join([*lines, ""])

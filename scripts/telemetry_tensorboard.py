@@ -45,7 +45,7 @@ def train(files: list[Path], logdir: Path, steps: int) -> None:
     decoder = Decoder(DecoderConfig(corpus.tokenizer.vocab_size, 96, 2, 4, d_ff=240, context=context))
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
     writer = SummaryWriter(str(logdir))
-    record = hw.watch(decoder, every=4, steps="manual", during="training").write_to(hw.TensorBoard(writer))
+    record = hw.watch(decoder, every=4, steps="manual", during="training").write_to(hw.telemetry.TensorBoard(writer))
     with record:
         for step in range(steps):
             for group in optimizer.param_groups:

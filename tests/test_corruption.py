@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from corruption import damaged
 from headwise import ALiBi, AttentionMap, Causal, Dense, Documents, Lengths, SoftCap, attend
+from headwise.analysis.head_roles.conllu import read_conllu
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
-from headwise.analysis.roles.conllu import read_conllu
 from headwise.compress import read_budget, save_budget
 from headwise.corpus.journal import Journal
 from headwise.corpus.pieces import count, documents
@@ -27,7 +27,7 @@ from headwise.corpus.tally import Tally, Trouble
 from headwise.edit import load_pruned, prune, save_pruned
 from headwise.edit.budgets import Budget
 from headwise.errors import HeadwiseError
-from headwise.lm.checkpoint import header_of, load_model, read, save_model, unpack, write
+from headwise.lm.checkpoint import header_of, load_checkpoint, read, save_model, unpack, write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.training_state import training_state
@@ -177,7 +177,7 @@ def _conllu(folder: Path) -> Path:
 
 KINDS = {
     "map": Kind(_map, lambda path: AttentionMap.load(path).to_dense()),
-    "checkpoint": Kind(_checkpoint, lambda path: load_model(path)[0].state_dict()),
+    "checkpoint": Kind(_checkpoint, lambda path: load_checkpoint(path)[0].state_dict()),
     "training state": Kind(_training, _read_training),
     "record of heads": Kind(_history, _read_history),
     "budget": Kind(_budget, _read_budget),
@@ -286,12 +286,12 @@ def _opened(transformers: Any, folder: Path) -> Path:
 @pytest.mark.filterwarnings("ignore")  # transformers', about strange configurations
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
 def test_a_damaged_folder_of_transformers_is_told_by_name(name: str, tmp_path: Path, transformers: Any) -> None:
-    from headwise.lm.loading import open_subject
+    from headwise.lm.loading import load_model
 
     folder = _opened(transformers, tmp_path)
 
     def read() -> Any:
-        subject = open_subject(folder)
+        subject = load_model(folder)
         return len(subject.maps(subject.read("武松 打 虎").ids))
 
     survives(folder / name, folder, read, FEW, seed=4)

@@ -11,9 +11,9 @@ from torch import Tensor
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
-from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import anyone, hearer
 from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, shapes
+from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.kernels.quick import again, keep
 from headwise.lowering import is_value
 from headwise.map import AttentionMap
@@ -58,7 +58,7 @@ def attend(
         q: [b, h, n, d] float32, bfloat16, float16 or float64. Logits and softmax are float32 (float64 for float64).
         k, v: [b, h_kv, m, d] and [b, h_kv, m, d_v], q's dtype and device. h must be a multiple of h_kv: query
             head i reads key head i // (h / h_kv), and keys are never repeated in memory (GQA, MQA). They may be
-            `EightBits` of that dtype, as a cache keeps them.
+            `QuantizedKV` of that dtype, as a cache keeps them.
         mask: which keys each query may attend to, such as `Causal() & Window(128)`; None for all. Queries are aligned
             to the *end* of the keys (bottom-right) when there are fewer of them, as decoding needs. Or a tensor, as in
             `F.scaled_dot_product_attention`, broadcastable to [b, h, n, m]: boolean (True = may attend), or floating
@@ -112,7 +112,7 @@ def attend(
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     dtype = q.dtype
-    if return_map and isinstance(k, EightBits):  # so that the map has the keys that were computed with
+    if return_map and isinstance(k, QuantizedKV):  # so that the map has the keys that were computed with
         wide = torch.promote_types(dtype, torch.float32)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
     statistics = statistics_for(wanted, rule) if wanted else ()

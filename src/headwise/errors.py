@@ -3,6 +3,17 @@
 import shlex
 from collections.abc import Mapping
 
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DTypeError",
+    "DeviceError",
+    "HeadwiseError",
+    "KernelError",
+    "ShapeError",
+    "TextError",
+]
+
 
 class HeadwiseError(ValueError):
     """Base of all errors that a caller can mend; the message names the argument, what came and what fits."""

@@ -27,8 +27,8 @@ from torch import Tensor
 from headwise import map_file, pooling
 from headwise.errors import ConfigError, KernelError, ShapeError
 from headwise.kernels import check_name, named as kernel_of, read
-from headwise.kernels.eight_bits import Vectors, decoded
 from headwise.kernels.graph import has_no_numbers
+from headwise.kernels.quantized import Vectors, decoded
 from headwise.kernels.reads import Matrix
 from headwise.masks import Mask
 from headwise.rule import Rule, own_dtypes

@@ -21,6 +21,8 @@ from torch import Tensor
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError, check_declared
 from headwise.masks import Grid, Span
 
+__all__ = ["ALiBi", "Bias", "Relative", "RelativeBias", "Score", "SinkLogits", "SoftCap", "t5_bias"]
+
 
 class Score:
     """Base of what can stand in `score=(…)`.

@@ -325,10 +325,10 @@ def test_nothing_of_size_n_squared_is_made() -> None:
         "q = torch.randn(1, 2, 9973, 8)\n"
         "out, amap = hw.attend(q, q, q, mask=hw.Causal() & hw.Window(200), return_map=True)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "hw.map_divergence([amap], rows=32)\n"
-        "hw.output_similarities([out], ['cosine', 'cka', 'mutual_information'])\n"
-        "hw.head_information([out], [amap], components=4)\n"
-        "hw.rollout([amap]).row(-1)\n"
+        "hw.analysis.map_divergence([amap], rows=32)\n"
+        "hw.analysis.output_similarities([out], ['cosine', 'cka', 'mutual_information'])\n"
+        "hw.analysis.head_information([out], [amap], components=4)\n"
+        "hw.analysis.rollout([amap]).row(-1)\n"
         "sys.stdout.write(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -6,8 +6,8 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 import headwise as hw
-from headwise.analysis.roles.definitions import LEFT
-from headwise.analysis.roles.pairs import offset_mass
+from headwise.analysis.head_roles.definitions import LEFT
+from headwise.analysis.head_roles.pairs import offset_mass
 
 MASKS = {
     "everything": lambda b, h, n, m: None,
@@ -115,7 +115,7 @@ def same(found, wanted, what, atol=2e-5):
 @given(cases())
 def test_scores_are_those_of_the_dense_weights(c):
     amap, weights, allowed, ids = built(c)
-    result = hw.roles(amap, tokens=ids, reach=c["reach"], radius=c["radius"])
+    result = hw.analysis.roles(amap, tokens=ids, reach=c["reach"], radius=c["radius"])
     first = first_of(allowed)
     at = torch.arange(c["b"])
     without = weights.clone()
@@ -180,7 +180,7 @@ def test_scores_are_those_of_the_dense_weights(c):
 def test_the_best_offset_is_that_of_the_largest_weights(c):
     amap, weights, allowed, _ = built(c)
     b, h, n, m = amap.shape
-    scores = hw.roles(amap, reach=c["reach"])["offset"]
+    scores = hw.analysis.roles(amap, reach=c["reach"])["offset"]
     top = weights.topk(min(2, m), -1).values
     close = (top[..., 0] - top[..., -1]).abs() < 1e-4 * top[..., 0]
     if (close & (allowed.sum(-1) > 1)).any():
@@ -209,7 +209,7 @@ def test_classes_of_pieces_are_counted_cell_by_cell(classes):
          "one_text": False, "seed": 3, "loud": 2.0}  # fmt: skip
     amap, weights, allowed, _ = built(c)
     pieces = [[classes[(i * i + row) % 3 == 0] for i in range(29)] for row in range(2)]
-    result = hw.roles(amap, pieces=pieces)
+    result = hw.analysis.roles(amap, pieces=pieces)
     is_blank, is_mark = {"\n": True}, {",": True, "。": True}
     for name, kind in (("separator", is_blank), ("punctuation", is_mark)):
         member = torch.tensor([[kind.get(piece, False) for piece in row] for row in pieces])[:, None, None]
@@ -223,7 +223,7 @@ def test_more_queries_than_keys():
     q, k = torch.randn(2, 3, 19, 4), torch.randn(2, 3, 11, 4)
     _, amap = hw.attend(q, k, k, return_map=True)
     weights = amap.to_dense().double()
-    result = hw.roles(amap, tokens=torch.randint(0, 3, (2, 11)))
+    result = hw.analysis.roles(amap, tokens=torch.randint(0, 3, (2, 11)))
     previous = torch.stack([weights[:, :, i, i - 9] for i in range(9, 19)], -1)
     np.testing.assert_allclose(result["previous"].mass[0], previous.mean((0, 2)), atol=1e-6)
     assert result["previous"].coverage[0] == pytest.approx(10 / 19)
@@ -235,7 +235,7 @@ def test_dtypes(dtype):
     ids = torch.randint(0, 9, (50,), generator=generator(1))
     _, amap = hw.attend(q, k, k, mask=hw.Causal(), return_map=True)
     _, exact = hw.attend(*(x.double() for x in (q, k, k)), mask=hw.Causal(), return_map=True, kernel="reference")
-    one, two = hw.roles(amap, tokens=ids), hw.roles(exact, tokens=ids)
+    one, two = hw.analysis.roles(amap, tokens=ids), hw.analysis.roles(exact, tokens=ids)
     for name in one:
         np.testing.assert_allclose(one[name].mass, two[name].mass, atol=1e-5 if dtype != torch.float64 else 1e-10)
 
@@ -256,7 +256,7 @@ def test_no_number_depends_on_the_kernel():
     for kernel in ("auto", "torch_blocks"):
         with hw.use_kernel(kernel):
             _, amap = hw.attend(q, k, k, mask=hw.Causal() & hw.Window(30), return_map=True)
-            results.append(hw.roles(amap, tokens=ids, pieces=pieces))
+            results.append(hw.analysis.roles(amap, tokens=ids, pieces=pieces))
     for name, score in results[0].items():
         np.testing.assert_allclose(score.mass, results[1][name].mass, atol=1e-6)
 
@@ -268,7 +268,7 @@ def test_grouped_heads_laid_out_token_by_token():
     k, v = torch.randn(2, 2, 9, 2, 8, generator=g).transpose(2, 3)
     tokens = torch.randint(0, 4, (2, 9), generator=g)
     laid, plain = (
-        hw.roles(hw.attend(*x, mask=hw.Causal(), return_map=True)[1], tokens=tokens)
+        hw.analysis.roles(hw.attend(*x, mask=hw.Causal(), return_map=True)[1], tokens=tokens)
         for x in ((q, k, v), (q.contiguous(), k.contiguous(), v.contiguous()))
     )
     for name in plain:

@@ -5,7 +5,7 @@ import torch
 from planted import PATTERNS, planted
 
 import headwise as hw
-from headwise.analysis.roles import DEFINITIONS
+from headwise.analysis.head_roles import DEFINITIONS
 
 
 def tokens(b: int, m: int, seed: int) -> torch.Tensor:
@@ -15,10 +15,10 @@ def tokens(b: int, m: int, seed: int) -> torch.Tensor:
     return half.repeat(1, 2)[:, :m]
 
 
-def found(roles: list[str], ids: torch.Tensor, n: int, mask: hw.Mask | None, **options: int) -> hw.Roles:
+def found(roles: list[str], ids: torch.Tensor, n: int, mask: hw.masks.Mask | None, **options: int) -> hw.analysis.Roles:
     q, k = planted(roles, ids, n, **options)
     _, amap = hw.attend(q, k, k[..., :2], mask=mask, scale=1.0, return_map=True)
-    return hw.roles(amap, tokens=ids)
+    return hw.analysis.roles(amap, tokens=ids)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -60,7 +60,7 @@ def test_padding_before_the_text_moves_the_first_key() -> None:
     k = torch.eye(m).expand(b, 1, m, m)
     mask = hw.Causal() & hw.Lengths(lengths, lengths, side="right")
     _, amap = hw.attend(q, k, k[..., :2], mask=mask, scale=1.0, return_map=True)
-    result = hw.roles(amap)
+    result = hw.analysis.roles(amap)
     assert result["first"].mass[0, 0] == pytest.approx(1.0)
     assert [label.role for label in result.labels(0, 0)] == ["first"]
 
@@ -74,7 +74,7 @@ def test_random_heads_play_none_of_these_roles(n: int, causal: bool) -> None:
         mask = hw.Causal() if causal else None
         _, amap = hw.attend(q, k, k[..., :1], mask=mask, scale=temperature, return_map=True)
         pieces = [",", *["a"] * (n - 2), " "]
-        result = hw.roles(amap, tokens=tokens(1, n, seed)[0], pieces=pieces, frequencies=torch.ones(4 * n))
+        result = hw.analysis.roles(amap, tokens=tokens(1, n, seed)[0], pieces=pieces, frequencies=torch.ones(4 * n))
         for head in range(40):
             labels = [label for label in result.labels(0, head) if label.role not in ("broad", "even")]
             assert not labels, (temperature, head, labels)
@@ -84,7 +84,7 @@ def test_a_uniform_head_is_even_and_broad_only_where_there_are_many_keys() -> No
     for n, words in ((40, ["even"]), (400, ["broad"])):
         q = torch.zeros(1, 2, n, 4)
         _, amap = hw.attend(q, q, q, return_map=True)
-        result = hw.roles(amap, tokens=torch.arange(n) % 7)
+        result = hw.analysis.roles(amap, tokens=torch.arange(n) % 7)
         assert [label.text for label in result.labels(0, 1)] == words
         for name, score in result.items():
             if name not in ("offset", "broad"):
@@ -108,7 +108,7 @@ def test_separators_punctuation_and_rare_tokens() -> None:
                 q[row, head, :, j] = 40.0 * (j % 7 in members)
     k = torch.eye(m).expand(2, 3, m, m)
     _, amap = hw.attend(q, k, k[..., :1], scale=1.0, return_map=True)
-    result = hw.roles(amap, pieces=pieces, tokens=ids, frequencies=counts)
+    result = hw.analysis.roles(amap, pieces=pieces, tokens=ids, frequencies=counts)
     for head, name in enumerate(wanted):
         assert result[name].mass[0, head] == pytest.approx(1.0)
         assert name in [label.role for label in result.labels(0, head)]
@@ -127,6 +127,6 @@ def test_padding_is_never_a_rare_token():
     _, amap = hw.attend(q, q, q, mask=mask, return_map=True)
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 0, 0, 0]])
     counts = torch.tensor([0, 9, 9, 9, 2, 9, 9, 9, 9, 9])
-    found = hw.roles(amap, tokens=ids, frequencies=counts)["rare"]
+    found = hw.analysis.roles(amap, tokens=ids, frequencies=counts)["rare"]
     assert found.coverage[0, 0] == 1.0
     assert found.mass[0, 0] == pytest.approx((9 / 9 + 6 / 6) / 15)

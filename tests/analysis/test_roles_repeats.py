@@ -6,7 +6,7 @@ import torch
 from planted import Copier
 
 import headwise as hw
-from headwise.analysis.roles import probe_induction
+from headwise.analysis.head_roles import probe_induction
 from headwise.errors import ConfigError, DTypeError, ShapeError
 
 START = 60
@@ -39,7 +39,7 @@ def test_roles_of_the_same_input_say_the_same():
     model, ids = Copier(START + 1, 110), torch.arange(25).repeat(4)
     ids = torch.cat((torch.tensor([START]), ids))
     _, maps, _ = model(ids[None])
-    found = hw.roles(maps, tokens=ids)
+    found = hw.analysis.roles(maps, tokens=ids)
     assert found["induction"].mass[1, 0] == pytest.approx(1.0)
     assert found.olsson[1, 0] == pytest.approx(0.5)
     assert found.tl_mul[1, 0] == pytest.approx(75 / 101)

@@ -8,8 +8,8 @@ import torch
 from planted import planted
 
 import headwise as hw
-from headwise.analysis.roles import DEFINITIONS, VERSION, Placed
-from headwise.analysis.roles.tally import MOST, STRETCHES, Tally, by_stretch, pooled
+from headwise.analysis.head_roles import DEFINITIONS, VERSION, Placed
+from headwise.analysis.head_roles.tally import MOST, STRETCHES, Tally, by_stretch, pooled
 from headwise.errors import ConfigError, DTypeError, ShapeError
 
 
@@ -37,7 +37,7 @@ def noisy(share, n=400, seed=0):
 
 
 def test_confidence_is_that_of_a_score_over_its_threshold():
-    sure, unsure, no = (hw.roles(noisy(share))["previous"] for share in (0.8, 0.51, 0.2))
+    sure, unsure, no = (hw.analysis.roles(noisy(share))["previous"] for share in (0.8, 0.51, 0.2))
     assert sure.confidence[0, 0] == 1.0
     assert 0.05 < unsure.confidence[0, 0] < 0.95
     assert no.confidence[0, 0] == 0.0
@@ -55,13 +55,13 @@ def test_rows_that_are_alike_make_less_sure_than_as_many_that_are_not():
     q[0, 0, torch.arange(n), key.clamp_min(0)] = 40.0
     k = torch.eye(n)[None, None]
     _, amap = hw.attend(q, k, k[..., :1], scale=1.0, return_map=True)
-    together, scattered = hw.roles(amap)["previous"], hw.roles(noisy(0.6))["previous"]
+    together, scattered = hw.analysis.roles(amap)["previous"], hw.analysis.roles(noisy(0.6))["previous"]
     widths = [float(score.interval[1][0, 0] - score.interval[0][0, 0]) for score in (together, scattered)]
     assert widths[0] > 1.8 * widths[1]
 
 
 def test_a_label_needs_the_confidence_that_is_asked_for():
-    found = hw.roles(noisy(0.51))
+    found = hw.analysis.roles(noisy(0.51))
     assert found.labels(0, 0) == []
     label = next(x for x in found.labels(0, 0, confidence=0.0) if x.role == "previous")
     assert label.score == pytest.approx(float(found["previous"].mass[0, 0]))
@@ -73,7 +73,7 @@ def test_a_label_needs_the_confidence_that_is_asked_for():
 def test_one_row_is_never_sure():
     q = torch.zeros(1, 1, 1, 4)
     _, amap = hw.attend(q, q, q, return_map=True)
-    found = hw.roles(amap)
+    found = hw.analysis.roles(amap)
     assert found["self"].mass[0, 0] == 1.0
     assert found["self"].uniform[0, 0] == 1.0
     assert found.labels(0, 0, confidence=0.5) == []
@@ -92,8 +92,8 @@ def test_merged_inputs_are_one_batch():
                 return_map=True,
             )  # fmt: skip
             one.append(alone)
-        parts.append(hw.roles(one, tokens=ids[i]))
-    whole, merged = hw.roles(maps, tokens=ids), parts[0].merge(parts[1]).merge(parts[2])
+        parts.append(hw.analysis.roles(one, tokens=ids[i]))
+    whole, merged = hw.analysis.roles(maps, tokens=ids), parts[0].merge(parts[1]).merge(parts[2])
     for name, score in whole.items():
         for field in ("mass", "uniform", "coverage", "lift"):
             np.testing.assert_allclose(getattr(merged[name], field), getattr(score, field), rtol=1e-5, atol=1e-7)
@@ -125,7 +125,7 @@ def test_stretches_never_hold_two_sequences(b, n):
 
 def test_the_table_says_where_it_holds():
     maps, ids = mixed()
-    found = hw.roles(maps, tokens=ids, pieces=["a"] * 60)
+    found = hw.analysis.roles(maps, tokens=ids, pieces=["a"] * 60)
     text = repr(found)
     lines = text.splitlines()
     assert "on this input" in lines[0]
@@ -143,14 +143,14 @@ def test_the_table_says_where_it_holds():
 def test_words_of_the_caller_are_escaped_in_html():
     maps, ids = mixed()
     arcs = [Placed(((0, 1), (1, 2)), ((1, 0, "<script>"),))]
-    html = hw.roles(maps, tokens=ids, arcs=arcs)._repr_html_()
+    html = hw.analysis.roles(maps, tokens=ids, arcs=arcs)._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html
 
 
 def test_everything_goes_into_json(tmp_path):
     maps, ids = mixed()
-    found = hw.roles(maps, tokens=ids, mentions=[hw.Mention(3, "a"), hw.Mention(9, "a")])
+    found = hw.analysis.roles(maps, tokens=ids, mentions=[hw.analysis.Mention(3, "a"), hw.analysis.Mention(9, "a")])
     found.save(tmp_path / "roles.json")
     read = json.loads((tmp_path / "roles.json").read_text(encoding="utf-8"))
     assert read["version"] == VERSION
@@ -177,9 +177,9 @@ def test_definitions_tell_their_sources():
 
 def test_a_role_that_needs_more_than_was_given_is_not_there():
     maps, ids = mixed()
-    assert {"separator", "punctuation", "duplicate", "induction", "rare"} & set(hw.roles(maps)) == set()
-    assert np.isnan(hw.roles(maps).olsson).all()
-    assert set(hw.roles(maps, tokens=ids, pieces="a" * 60, frequencies={})) == set(DEFINITIONS)
+    assert {"separator", "punctuation", "duplicate", "induction", "rare"} & set(hw.analysis.roles(maps)) == set()
+    assert np.isnan(hw.analysis.roles(maps).olsson).all()
+    assert set(hw.analysis.roles(maps, tokens=ids, pieces="a" * 60, frequencies={})) == set(DEFINITIONS)
 
 
 @pytest.mark.parametrize(
@@ -200,31 +200,31 @@ def test_a_role_that_needs_more_than_was_given_is_not_there():
 )
 def test_what_does_not_fit_is_named(options, error, message):
     with pytest.raises(error, match=message):
-        hw.roles(mixed()[0], **options)
+        hw.analysis.roles(mixed()[0], **options)
 
 
 def test_maps_that_do_not_fit_are_named():
     maps, ids = mixed()
     with pytest.raises(ConfigError, match="maps: there is none"):
-        hw.roles([])
+        hw.analysis.roles([])
     with pytest.raises(DTypeError, match=r"maps\[1\]: expected an AttentionMap, got Tensor"):
-        hw.roles([maps[0], torch.zeros(3)])
+        hw.analysis.roles([maps[0], torch.zeros(3)])
     with pytest.raises(ShapeError, match=r"maps\[1\]: \(1, 2, 60, 60\)"):
-        hw.roles([maps[0], mixed(b=1)[0][0]])
-    found = hw.roles(maps, tokens=ids)
+        hw.analysis.roles([maps[0], mixed(b=1)[0][0]])
+    found = hw.analysis.roles(maps, tokens=ids)
     with pytest.raises(ShapeError, match="layer=2"):
         found.labels(2, 0)
     with pytest.raises(ConfigError, match="confidence=2"):
         found.labels(0, 0, confidence=2)
     with pytest.raises(ConfigError, match="merge"):
-        found.merge(hw.roles(maps))
+        found.merge(hw.analysis.roles(maps))
 
 
 def test_a_role_of_many_heads_prints_a_small_table():
     g = torch.Generator().manual_seed(0)
     given = [torch.randn(3, 1, 12, 40, 8, generator=g) for _ in range(6)]
     maps = [hw.attend(*qkv, mask=hw.Causal(), return_map=True)[1] for qkv in given]
-    found = hw.roles(maps, mentions=[hw.Mention(at, at % 3) for at in range(4, 40, 3)])
+    found = hw.analysis.roles(maps, mentions=[hw.analysis.Mention(at, at % 3) for at in range(4, 40, 3)])
     assert repr(found["next"]).endswith("\nof no head is it known on this input (72 heads)")
     for shown in (*(score for name, score in found.items() if name != "next"), found.coreference):
         lines = repr(shown).splitlines()

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.analysis.roles import Choice, Placed, parse_conllu
-from headwise.analysis.roles.show import choices
+from headwise.analysis.head_roles import Choice, Placed, parse_conllu
+from headwise.analysis.head_roles.show import choices
 from headwise.errors import ConfigError, ShapeError, TextError
 
 SENTENCE = """# sent_id = 1
@@ -31,7 +31,7 @@ def columns(number, head, form="w", relation="dep"):
 def test_a_sentence_is_read(tmp_path):
     path = tmp_path / "a.conllu"
     path.write_text(SENTENCE + "\n\n" + columns(1, 0, "Yes", "root"), encoding="utf-8")  # and no line end at the end
-    one, two = hw.read_conllu(path)
+    one, two = hw.analysis.read_conllu(path)
     assert one.words == ("Do", "n't", "feed", "the", "café", "'s", "cats", "!")
     assert one.heads == (2, 2, -1, 4, 6, 4, 2, 2)
     assert one.relations[4] == "nmod:poss"
@@ -42,7 +42,7 @@ def test_a_sentence_is_read(tmp_path):
 def test_windows_lines_and_a_byte_order_mark(tmp_path):
     path = tmp_path / "a.conllu"
     path.write_bytes(b"\xef\xbb\xbf" + SENTENCE.replace("\n", "\r\n").encode())
-    assert hw.read_conllu(path)[0].words[-1] == "!"
+    assert hw.analysis.read_conllu(path)[0].words[-1] == "!"
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_what_is_not_conllu_is_told_with_its_line(lines, message):
 
 def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(TextError, match=r"no\.conllu.*No such file"):
-        hw.read_conllu(tmp_path / "no.conllu")
+        hw.analysis.read_conllu(tmp_path / "no.conllu")
     (tmp_path / "latin").write_bytes("1\tcaf\xe9".encode("latin-1"))
     with pytest.raises(TextError, match="not UTF-8 at byte 5"):
-        hw.read_conllu(tmp_path / "latin")
+        hw.analysis.read_conllu(tmp_path / "latin")
 
 
 @pytest.mark.parametrize(
@@ -93,12 +93,12 @@ def test_files_that_cannot_be_read(tmp_path):
 )
 def test_words_are_found_in_the_pieces_of_tokenizers(pieces, words):
     sentence = parse_conllu(SENTENCE.split("\n"))[0]
-    placed = hw.place(sentence, pieces, batch=3)
+    placed = hw.analysis.place_words(sentence, pieces, batch=3)
     assert placed.words == words
     assert placed.batch == 3
     assert (4, 6, "nmod:poss") in placed.arcs
     assert len(placed.arcs) == 7  # all words but the root
-    shifted = hw.place(sentence, ["Hi", *pieces], start=1)
+    shifted = hw.analysis.place_words(sentence, ["Hi", *pieces], start=1)
     assert shifted.words == tuple((a + 1, b + 1) for a, b in words)
 
 
@@ -106,7 +106,7 @@ def test_words_are_found_in_the_pieces_of_tokenizers(pieces, words):
 def test_words_that_are_not_there_are_named(pieces):
     sentence = parse_conllu(SENTENCE.split("\n"))[0]
     with pytest.raises(TextError, match="word"):
-        hw.place(sentence, pieces)
+        hw.analysis.place_words(sentence, pieces)
 
 
 def corpus(count: int, seed: int = 0) -> tuple[list[Placed], int]:
@@ -147,7 +147,7 @@ def test_heads_that_follow_arcs_are_found_and_beside_them_none():
     q = torch.cat((follow(placed, m, "obj", True), follow(placed, m, "det", False), random), 1)
     k = torch.eye(m).expand(60, 4, m, m)
     _, amap = hw.attend(q, k, k[..., :1], scale=1.0, return_map=True)
-    found = hw.roles([amap, amap], arcs=placed)
+    found = hw.analysis.roles([amap, amap], arcs=placed)
     up, down = found.syntax["obj, dependent → head"], found.syntax["det, head → dependent"]
     assert set(found.syntax) == {f"{r}, {w}" for r in ("obj", "det") for w in ("dependent → head", "head → dependent")}
     assert up.accuracy[1, 0] == pytest.approx(1.0)
@@ -176,7 +176,7 @@ def test_accuracies_are_those_of_the_dense_words(causal):
     q, k = torch.randn(7, 4, n, 8), torch.randn(7, 2, m, 8)
     _, amap = hw.attend(q, k, k, mask=hw.Causal() if causal else None, return_map=True)
     weights = amap.to_dense().double()
-    found = hw.roles(amap, arcs=placed)
+    found = hw.analysis.roles(amap, arcs=placed)
     right, cases = dict.fromkeys(found.syntax, 0), dict.fromkeys(found.syntax, 0)
     for s in placed:
         for dependent, head, name in s.arcs:
@@ -199,7 +199,7 @@ def test_coreference_beside_the_nearest_mention():
     mentions, heads = [], ["w"] * m
     for batch in range(3):
         tokens = sorted(g.choice(np.arange(2, m), 30, replace=False).tolist())
-        mentions += [hw.Mention(token, int(g.integers(0, 4)), batch) for token in tokens]
+        mentions += [hw.analysis.Mention(token, int(g.integers(0, 4)), batch) for token in tokens]
     q = torch.zeros(3, 2, m, m)
     for x in mentions:
         earlier = [y for y in mentions if y.batch == x.batch and y.token < x.token]
@@ -210,7 +210,7 @@ def test_coreference_beside_the_nearest_mention():
             q[x.batch, 1, x.token, earlier[-1].token] = 40.0  # the nearest of any
     k = torch.eye(m).expand(3, 2, m, m)
     _, amap = hw.attend(q, k, k[..., :1], scale=1.0, mask=hw.Causal(), return_map=True)
-    found = hw.roles(amap, mentions=mentions)
+    found = hw.analysis.roles(amap, mentions=mentions)
     choice = found.coreference
     assert choice is not None
     assert choice.accuracy[0, 0] == pytest.approx(1.0)
@@ -225,7 +225,7 @@ def test_coreference_beside_the_nearest_mention():
     words = [list(heads) for _ in range(3)]
     for x in mentions:
         words[x.batch][x.token] = f"name{x.entity}"
-    told = hw.roles(amap, mentions=mentions, pieces=words)
+    told = hw.analysis.roles(amap, mentions=mentions, pieces=words)
     assert told.coreference.baseline == 1.0
     assert "same head" in told.coreference.rule
     assert "coreference" not in [x.role for x in told.labels(0, 0)]
@@ -234,8 +234,8 @@ def test_coreference_beside_the_nearest_mention():
 def test_mentions_without_a_query_or_out_of_sight_do_not_count():
     q, k = torch.randn(1, 2, 10, 4), torch.randn(1, 2, 30, 4)
     _, amap = hw.attend(q, k, k, mask=hw.Causal() & hw.Window(6), return_map=True)
-    mentions = [hw.Mention(t, e) for t, e in ((3, "a"), (8, "a"), (21, "a"), (24, "b"), (25, "a"), (29, "b"))]
-    choice = hw.roles(amap, mentions=mentions).coreference
+    mentions = [hw.analysis.Mention(t, e) for t, e in ((3, "a"), (8, "a"), (21, "a"), (24, "b"), (25, "a"), (29, "b"))]
+    choice = hw.analysis.roles(amap, mentions=mentions).coreference
     assert choice.asked == 4  # of the mentions at 8, 21, 25 and 29
     assert choice.count == 2  # 25 sees 21, 29 sees 24
     assert not choice.better.any()  # too few cases to say
@@ -247,15 +247,15 @@ def test_mentions_without_a_query_or_out_of_sight_do_not_count():
         ({"arcs": [Placed(((0, 2),), (), 5)]}, ShapeError, "batch entry 5"),
         ({"arcs": [Placed(((0, 99),), ())]}, ShapeError, r"\(0, 99\)"),
         ({"arcs": [Placed(((0, 1), (1, 2)), ((0, 2, "obj"),))]}, ShapeError, r"\(0, 2, 'obj'\)"),
-        ({"mentions": [hw.Mention(70, "a")]}, ShapeError, "mentions"),
-        ({"mentions": [hw.Mention(7, "a"), hw.Mention(7, "b")]}, ConfigError, "same head token"),
+        ({"mentions": [hw.analysis.Mention(70, "a")]}, ShapeError, "mentions"),
+        ({"mentions": [hw.analysis.Mention(7, "a"), hw.analysis.Mention(7, "b")]}, ConfigError, "same head token"),
     ],
 )
 def test_what_does_not_fit_is_named(options, error, message):
     q = torch.randn(1, 2, 20, 4)
     _, amap = hw.attend(q, q, q, return_map=True)
     with pytest.raises(error, match=message):
-        hw.roles(amap, **options)
+        hw.analysis.roles(amap, **options)
 
 
 def test_ties_are_told_and_of_few_cases_no_head_is_named():

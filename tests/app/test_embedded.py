@@ -5,12 +5,12 @@ from importlib.resources import files
 import pytest
 import torch
 
-from headwise.cli import SAMPLE
 from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.generate import write
-from headwise.lm.loading.own import DecoderSubject
+from headwise.lm.loading.own import DecoderModel
 from headwise.lm.probes import frequent_characters, probe_repeats
 from headwise.reports.see import see
+from headwise.reports.see.front import SAMPLE
 
 
 def test_it_is_small() -> None:
@@ -31,7 +31,7 @@ def test_its_heads_look_back() -> None:
 @pytest.mark.thorough
 def test_it_foretells_the_novel_better_than_chance_and_writes_it() -> None:
     decoder, tokenizer, _ = load_pretrained()
-    report = see(SAMPLE, DecoderSubject(decoder, tokenizer))
+    report = see(SAMPLE, DecoderModel(decoder, tokenizer))
     loss = float(dict(report.facts)["loss"].split()[0])
     assert loss < 5.0  # a unigram model of the same characters stands at 7.2
     assert report.shape == (decoder.config.num_layers, decoder.config.num_heads)

@@ -57,7 +57,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a map": ("map.safetensors", lambda path: amap().save(path)),
     "a record of heads": ("heads.jsonl", lambda path: history().write(path)),
     "a budget": ("budget.json", lambda path: save_budget(budget(), path)),
-    "roles": ("roles.json", lambda path: hw.roles([amap()]).save(path)),
+    "roles": ("roles.json", lambda path: hw.analysis.roles([amap()]).save(path)),
     "a CSV table": ("table.csv", table),
     "a JSON table": ("table.jsonl", table),
     "a Parquet table": ("table.parquet", table),

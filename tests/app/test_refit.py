@@ -17,7 +17,7 @@ import headwise as hw
 from headwise.compress import read_budget, split_text
 from headwise.compress.ranking import order_of
 from headwise.compress.sizes import counts_in, expected_cache_bytes, expected_parameters
-from headwise.lm.checkpoint import load_model, save_model
+from headwise.lm.checkpoint import load_checkpoint, save_model
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
@@ -60,11 +60,11 @@ def test_named_heads_go_and_the_rest_computes_what_silencing_them_gave(headwise,
     assert done.code == 0, done.err
     assert f"write to {out}? [y/N]" in done.out
     assert (model_folder / "model.safetensors").read_bytes() == before
-    whole, pruned = load_model(model_folder)[0], load_model(out)[0]
+    whole, pruned = load_checkpoint(model_folder)[0], load_checkpoint(out)[0]
     assert [site.num_heads for site in hw.find_heads(pruned)] == [3, 4]
     gates = [torch.tensor([1.0, 0, 1, 0, 1]), torch.tensor([1.0, 1, 1, 1, 0])]
     ids = torch.arange(2 * 17).view(2, 17)
-    with torch.no_grad(), hw.scale_heads(hw.find_heads(whole), gates):
+    with torch.no_grad(), hw.models.scale_heads(hw.find_heads(whole), gates):
         torch.testing.assert_close(pruned(ids), whole(ids), rtol=1e-4, atol=1e-5)
     content = numbers(told)
     judged, expected = content["judged"], content["plan"]["expected"]
@@ -73,13 +73,13 @@ def test_named_heads_go_and_the_rest_computes_what_silencing_them_gave(headwise,
     assert judged["pruned"]["cache_bytes"] == expected["cache_bytes"] == (3 + 4) * 2 * 4 * 4
     assert judged["pruned"]["reading"] > 0
     assert judged["pruned"]["writing"] > 0
-    parts = split_text(text, load_model(out)[1], context=24, windows=2)
+    parts = split_text(text, load_checkpoint(out)[1], context=24, windows=2)
     with torch.no_grad():
         assert judged["pruned"]["losses"] == pytest.approx([float(mean_loss(pruned, x)) for x in parts.judge], rel=1e-5)
         assert expected["loss"] == pytest.approx(
             sum(float(mean_loss(pruned, x)) for x in parts.foretell) / len(parts.foretell), rel=1e-5
         )
-    info = load_model(out)[2]
+    info = load_checkpoint(out)[2]
     assert info["changes"] == [{"prune": [[0, 1], [1, 4], [0, 3]], "by": "named"}]
 
 
@@ -113,7 +113,7 @@ def test_the_picture_draws_the_curve_and_the_band_of_chance():
     chance = np.array([[[4.0], [4.3], [4.9], [5.5]], [[4.0], [4.1], [5.3], [5.4]]])
     order = ((0, 0), (1, 2), (0, 1), (1, 1), (1, 0))
     losses = np.array([[4.0], [4.02], [4.2], [5.0]])
-    curve = hw.PruningCurve(order, "taste", "zero", np.array([0, 1, 2, 3]), 5, losses, chance)
+    curve = hw.analysis.PruningCurve(order, "taste", "zero", np.array([0, 1, 2, 3]), 5, losses, chance)
     whole, near = pruning_figure(curve, chosen=1, limit=0.01).axes
     drawn = [[[x, round(y, 9)] for x, y in line.get_xydata().tolist()] for line in whole.lines]
     assert [[5, 4.0], [4, 4.02], [3, 4.2], [2, 5.0]] in drawn
@@ -123,7 +123,7 @@ def test_the_picture_draws_the_curve_and_the_band_of_chance():
     assert [4, 4.1] in band
     assert [4, 4.3] in band
     assert near.get_ylim()[1] == pytest.approx(4.4)
-    alone = hw.PruningCurve(order, "taste", "zero", np.array([0]), 5, losses[:1], chance[:, :1])
+    alone = hw.analysis.PruningCurve(order, "taste", "zero", np.array([0]), 5, losses[:1], chance[:, :1])
     with pytest.raises(hw.ConfigError, match="1 point"):
         pruning_figure(alone)
 
@@ -150,7 +150,7 @@ def test_heads_that_share_keys_go_together_and_the_dtype_stays(headwise, shared_
     heads = [tuple(head) for head in numbers(told)["plan"]["heads"]]
     assert len(heads) == 6
     assert all((layer, head ^ 1) in heads for layer, head in heads)  # two query heads a key head
-    pruned = load_model(out)[0]
+    pruned = load_checkpoint(out)[0]
     expected = numbers(told)["plan"]["expected"]
     assert pruned.num_parameters == expected["parameters"] == numbers(told)["judged"]["pruned"]["parameters"]
     assert numbers(told)["judged"]["pruned"]["cache_bytes"] == expected["cache_bytes"] == 3 * 2 * 4 * 4
@@ -192,7 +192,7 @@ def test_formulas_tell_the_parameters_and_bytes_of_a_pruned_decoder(design, opti
     after = {1: (2, 1 if kv else 2)}
     expected = expected_parameters(decoder, after), expected_cache_bytes(decoder, after)
     assert expected_cache_bytes(decoder, {}) == nbytes(decoder)
-    pruned: Any = hw.prune(decoder, {1: heads}).model
+    pruned: Any = hw.edit.prune(decoder, {1: heads}).model
     assert expected == (pruned.num_parameters, nbytes(pruned))
     assert counts_in(pruned, 1).parameters == sum(p.numel() for p in pruned.blocks[1].attention.parameters())
 
@@ -223,7 +223,7 @@ def test_heads_with_equal_keys_and_values_are_shared_without_loss(headwise, mode
     assert done.code == 0, done.err
     judged, expected = numbers(told)["judged"], numbers(told)["plan"]["expected"]
     assert judged["merged"]["losses"] == pytest.approx(judged["before"]["losses"], rel=1e-5)
-    merged = load_model(out)[0]
+    merged = load_checkpoint(out)[0]
     assert [site.num_kv_heads for site in hw.find_heads(merged)] == [2, 2]
     assert merged.num_parameters == expected["parameters"] == judged["merged"]["parameters"]
     assert judged["merged"]["cache_bytes"] == expected["cache_bytes"] == judged["before"]["cache_bytes"] / 2
@@ -240,7 +240,7 @@ def test_a_conversion_is_healed_and_both_losses_are_told(headwise, model_folder,
     judged = numbers(told)["judged"]
     assert list(judged) == ["before", "merged", "healed"]
     assert judged["healed"]["loss"] < judged["merged"]["loss"]
-    healed, tokenizer, info = load_model(out)
+    healed, tokenizer, info = load_checkpoint(out)
     assert info["changes"] == [{"convert": 1, "method": "svd", "heal": 40, "lr": 0.01}]
     with torch.no_grad():
         batches = split_text(text, tokenizer, context=24, windows=2).judge
@@ -262,7 +262,7 @@ def test_healing_gives_the_same_bits_for_the_same_seed(headwise, model, text, tm
         )  # fmt: skip
         assert done.code == 0, done.err
         assert torch.equal(torch.get_rng_state(), before)
-        made.append(load_model(tmp_path / name)[0].state_dict())
+        made.append(load_checkpoint(tmp_path / name)[0].state_dict())
     same = [all(torch.equal(x, other[name]) for name, x in made[0].items()) for other in made[1:]]
     assert same == [True, False]
     assert (tmp_path / "one" / "model.safetensors").read_bytes() == (
@@ -280,9 +280,9 @@ def test_a_budget_is_written_and_obeyed(headwise, model_folder, text, tmp_path):
     found, plan = read_budget(out), numbers(told)["plan"]
     assert [list(layer) for layer in found.windows] == plan["windows"]
     assert {5} < {window for layer in found.windows for window in layer} | {None}
-    decoder, tokenizer, _ = load_model(model_folder)
+    decoder, tokenizer, _ = load_checkpoint(model_folder)
     batches = split_text(text, tokenizer, context=24, windows=2).judge
-    losses = [hw.budget_effect(decoder, [x], found).short for x in batches]
+    losses = [hw.edit.budget_effect(decoder, [x], found).short for x in batches]
     assert numbers(told)["judged"]["budget"]["losses"] == pytest.approx(losses, rel=1e-5)
     caches = found.caches()
     decoder(torch.arange(100)[None] % 40, mask=found.masks(), caches=caches)
@@ -395,7 +395,7 @@ def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model
     again = headwise("prune", "--file", text, "--heads", "1.0", "--windows", 1, "--yes", "--model", out, "--out",
                      tmp_path / "twice")  # fmt: skip
     assert again.code == 0, again.err
-    decoder, _, info = load_model(tmp_path / "twice")
+    decoder, _, info = load_checkpoint(tmp_path / "twice")
     assert [site.num_heads for site in hw.find_heads(decoder)] == [4, 4]
     assert len(info["changes"]) == 2
 

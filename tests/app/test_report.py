@@ -67,13 +67,13 @@ def test_a_record_becomes_the_maps_of_its_last_forward(model: Model) -> None:
 
 
 def test_it_says_of_a_text_what_see_says(model: Model) -> None:
-    from headwise.lm.loading.own import DecoderSubject
+    from headwise.lm.loading.own import DecoderModel
     from headwise.reports.see import see
 
     decoder, tokenizer = model
     text = "武松打虎，再来？The tiger sleeps!"
     ids = torch.from_numpy(tokenizer.encode(text))[None]
-    mine, other = hw.report(watched(decoder, ids), tokens=ids, tokenizer=tokenizer), see(text, DecoderSubject(*model))
+    mine, other = hw.report(watched(decoder, ids), tokens=ids, tokenizer=tokenizer), see(text, DecoderModel(*model))
     np.testing.assert_allclose(mine.passages[0].maps, other.passages[0].maps, atol=1e-6)
     assert (mine.patterns, mine.roles) == (other.patterns, other.roles)
     assert mine.passages[0].tokens == other.passages[0].tokens
@@ -221,7 +221,7 @@ def test_long_maps_are_pooled(model: Model) -> None:
 
 
 def test_layers_with_different_heads(model: Model) -> None:
-    decoder = hw.prune(model[0], {1: [0, 3]}).model
+    decoder = hw.edit.prune(model[0], {1: [0, 3]}).model
     report = hw.report(watched(decoder, torch.randint(0, 256, (1, 12))))
     assert report.counts == [5, 3]
     assert not report.passages[0].maps[1, 3:].any()

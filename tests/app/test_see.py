@@ -11,7 +11,7 @@ from rich.console import Console
 
 from headwise.edit import prune
 from headwise.errors import TextError
-from headwise.lm.loading.own import DecoderSubject
+from headwise.lm.loading.own import DecoderModel
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.html import write_report
@@ -38,7 +38,7 @@ def dense(model: Model, text: str) -> np.ndarray:
 
 def test_short_text_is_shown_exactly(model: Model) -> None:
     text = "武松打虎。又来，"
-    report = see(text, DecoderSubject(*model))
+    report = see(text, DecoderModel(*model))
     assert report.shape == (2, 5)
     passage = report.passages[0]
     assert passage.tokens == list(text)
@@ -49,7 +49,7 @@ def test_short_text_is_shown_exactly(model: Model) -> None:
 
 def test_statistics_are_those_of_the_maps(model: Model) -> None:
     text = "武松打虎，再来？The tiger"
-    report = see(text, DecoderSubject(*model))
+    report = see(text, DecoderModel(*model))
     p = dense(model, text)
     values = {s.name: s.values for s in report.statistics}
     assert set(SHOWN) | {"punctuation_mass"} == set(values)
@@ -62,7 +62,7 @@ def test_statistics_are_those_of_the_maps(model: Model) -> None:
 
 def test_unseen_characters_are_read_as_bytes_and_shown_whole(model: Model) -> None:
     text = "武😀松龘"
-    report = see(text, DecoderSubject(*model))
+    report = see(text, DecoderModel(*model))
     passage = report.passages[0]
     assert passage.tokens == list(text)
     assert passage.maps.shape[2:] == (4, 4)
@@ -77,7 +77,7 @@ def test_unseen_characters_are_read_as_bytes_and_shown_whole(model: Model) -> No
 
 def test_long_text_is_pooled_mean_and_largest(model: Model) -> None:
     text = "武松打虎。" * 13
-    report = see(text, DecoderSubject(*model), cells=16)
+    report = see(text, DecoderModel(*model), cells=16)
     passage = report.passages[0]
     assert passage.cell == 5
     assert passage.maps.shape == (2, 5, 13, 13)
@@ -92,25 +92,25 @@ def test_long_text_is_pooled_mean_and_largest(model: Model) -> None:
 
 def test_pooled_text_keeps_every_character(model: Model) -> None:
     text = "武😀松\n" * 20
-    assert "".join(see(text, DecoderSubject(*model), cells=16).passages[0].tokens) == text
+    assert "".join(see(text, DecoderModel(*model), cells=16).passages[0].tokens) == text
 
 
 def test_one_character(model: Model) -> None:
-    report = see("武", DecoderSubject(*model))
+    report = see("武", DecoderModel(*model))
     np.testing.assert_allclose(report.passages[0].maps, np.ones((2, 5, 1, 1)), rtol=1e-6)
     assert all(np.isfinite(s.values).all() for s in report.statistics)
 
 
 def test_empty_text_is_refused(model: Model) -> None:
     with pytest.raises(TextError, match="empty"):
-        see("", DecoderSubject(*model))
+        see("", DecoderModel(*model))
 
 
 def test_progress_is_told_to_its_end(model: Model) -> None:
     told: dict[str, tuple[int, int]] = {}
     see(
         "武松打虎。" * 13,
-        DecoderSubject(*model),
+        DecoderModel(*model),
         cells=16,
         step=lambda what, done, of: told.__setitem__(what, (done, of)),
     )
@@ -137,7 +137,7 @@ def test_sentences(text: str, expected: list[str]) -> None:
 
 def test_heads_are_compared_and_judged_by_the_loss(model: Model) -> None:
     text = "武松打虎，再来？The tiger sleeps!"
-    report = see(text, DecoderSubject(*model))
+    report = see(text, DecoderModel(*model))
     assert [len(row) for row in report.roles] == [5, 5]
     assert len(report.comparisons) == 3
     for comparison in report.comparisons:
@@ -174,7 +174,7 @@ def test_layers_with_different_heads_are_seen(model: Model, tmp_path: Path) -> N
     decoder, tokenizer = model
     text = "武松打虎，再来？The tiger sleeps!"
     pruned = prune(decoder, {1: [0, 3]}).model
-    whole, report = see(text, DecoderSubject(decoder, tokenizer)), see(text, DecoderSubject(pruned, tokenizer))
+    whole, report = see(text, DecoderModel(decoder, tokenizer)), see(text, DecoderModel(pruned, tokenizer))
     assert report.shape == (2, 5)
     assert report.counts == [5, 3]
     np.testing.assert_allclose(report.passages[0].maps[0], whole.passages[0].maps[0], atol=1e-6)
@@ -191,6 +191,6 @@ def test_layers_with_different_heads_are_seen(model: Model, tmp_path: Path) -> N
 
 
 def test_a_text_of_a_few_characters_is_not_compared(model: Model) -> None:
-    report = see("武松", DecoderSubject(*model))
+    report = see("武松", DecoderModel(*model))
     assert report.comparisons == []
     assert report.importance == []

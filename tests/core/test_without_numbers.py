@@ -94,5 +94,5 @@ def test_modules_have_shapes_and_gradients_as_pytorchs_own(device: str, rotary: 
 
 def test_the_talking_heads_have_shapes(device: str) -> None:
     with torch.device(device):
-        layer, x = hw.TalkingHeadsAttention(24, 6), torch.empty(2, 7, 24)
+        layer, x = hw.nn.TalkingHeadsAttention(24, 6), torch.empty(2, 7, 24)
     assert layer(x).shape == (2, 7, 24)

@@ -15,7 +15,7 @@ from headwise.corpus.pieces import count, documents
 from headwise.corpus.plan import step_for
 from headwise.corpus.sources import find_sources
 from headwise.errors import ConfigError, TextError
-from headwise.lm.loading import open_subject
+from headwise.lm.loading import load_model
 
 NAMES = ("max_logit", "entropy", "top1_mass", "sink_mass", "mean_distance", "previous_mass", "received_mass")
 SMALL = {"measures": NAMES, "window": WINDOW, "device": "cpu", "batch": 3}
@@ -68,7 +68,7 @@ def test_numbers_are_those_of_every_window_by_itself(model_folder, tmp_path, sma
     lines = [said(n, n) for n in (1, 40, 7, 13, 14, 0, 26, 3)]
     write_jsonl(tmp_path / "b.jsonl", lines)
     found = measure_corpus(model_folder, tmp_path / "*.*l*", tmp_path / "out.csv", **SMALL)  # the lines alone
-    subject = open_subject(model_folder)
+    subject = load_model(model_folder)
     assert_same_numbers(found, dense(subject, [line for line in lines if line]))
     whole = measure_corpus(model_folder, [tmp_path / "a.txt", tmp_path / "b.jsonl"], tmp_path / "two.csv", **SMALL)
     (text, _) = find_sources([tmp_path / "a.txt", tmp_path / "b.jsonl"])
@@ -84,7 +84,7 @@ def test_windows_that_overlap(model_folder, tmp_path):
     text = said(100, 5)
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     found = measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "out.csv", **SMALL, stride=5)
-    subject = open_subject(model_folder)
+    subject = load_model(model_folder)
     assert_same_numbers(found, dense(subject, [text], stride=5))
     assert found.total.tokens == len(subject.read(text).ids)
     assert found.column("entropy", "count").max() > found.total.tokens
@@ -113,7 +113,7 @@ def test_so_many_tokens_and_no_more(model_folder, tmp_path, small_pieces, tokens
     (tmp_path / "b.txt").write_text(text, encoding="utf-8")
     out = tmp_path / "out.csv"
     found = measure_corpus(model_folder, tmp_path, out, **SMALL, max_tokens=tokens)
-    subject = open_subject(model_folder)
+    subject = load_model(model_folder)
     every = sum(len(subject.read(part).ids) for part in (*(said(n, n) for n in (30, 5, 50)), text))
     assert found.total.tokens == min(tokens, every)
     if tokens == 40:
@@ -163,7 +163,7 @@ def test_measures_that_read_the_tokens(model_folder, tmp_path):
     names = ["duplicate_mass", "induction_mass", "punctuation_mass", "separator_mass"]
     options = {**SMALL, "measures": names}
     found = measure_corpus(model_folder, tmp_path / "a.jsonl", tmp_path / "out.csv", **options)
-    subject = open_subject(model_folder)
+    subject = load_model(model_folder)
     values = {name: [] for name in names}
     for line in lines:
         reading = subject.read(line)

@@ -230,7 +230,7 @@ def test_a_broken_manifest_or_unit_is_told(model_folder, corpus, tmp_path):
 
 def test_what_is_wrong_with_names_is_told_before_a_model_is_loaded(model_folder, corpus, tmp_path, monkeypatch):
     loaded = []
-    monkeypatch.setattr(run, "open_subject", loaded.append)
+    monkeypatch.setattr(run, "load_model", loaded.append)
     (tmp_path / "there.csv").write_text("a table")
     with pytest.raises(ConfigError, match=r"there\.csv' is there already"):
         measure_corpus(model_folder, corpus, tmp_path / "there.csv", **OPTIONS)

@@ -167,7 +167,7 @@ def test_queries_and_keys_are_clipped(name: str) -> None:
         run(model, given)
         before = record.latest["max_logit"][0].double()
         tau = float(before[before > 0].mean() / 2)
-        clipped = hw.qk_clip(model, record, tau=tau)
+        clipped = hw.telemetry.qk_clip(model, record, tau=tau)
         run(model, given)
     after, over = record.latest["max_logit"][0].double(), before > tau
     assert over.any()
@@ -181,7 +181,7 @@ def test_queries_and_keys_are_clipped(name: str) -> None:
 
 def test_importance_is_asked_of_an_encoder_and_a_decoder() -> None:
     model, given = made("whisper")
-    found = hw.ablation_importance(model, [given], lambda model, batch: run(model, batch).square().mean())
+    found = hw.analysis.ablation_importance(model, [given], lambda model, batch: run(model, batch).square().mean())
     assert [len(layer) for layer in found.values] == KINDS["whisper"][2]
     sites = find_heads(model)
     gates = [torch.ones(site.num_heads).double() for site in sites]

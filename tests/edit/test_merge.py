@@ -14,7 +14,7 @@ from headwise.edit import group_heads, merge_kv
 from headwise.edit.merging import METHODS
 from headwise.edit.share import alike_groups, shared_keys, shared_rotary_keys, shared_values
 from headwise.errors import ConfigError
-from headwise.lm.checkpoint import MODEL_FILE, load_model, save_model
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, save_model
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
@@ -217,7 +217,7 @@ def test_a_merged_decoder_comes_back_and_writes(method: str, tmp_path: Path) -> 
     result = merge_kv(decoder, {0: 2, 1: 3}, method)
     assert [layer["num_kv_heads"] for layer in result.model.config.layers] == [2, 3]
     save_model(tmp_path / MODEL_FILE, result.model, TOKENIZER, {})
-    again, _, _ = load_model(tmp_path)
+    again, _, _ = load_checkpoint(tmp_path)
     ids = torch.randint(TOKENIZER.vocab_size, (2, 23), generator=torch.Generator().manual_seed(5))
     assert torch.equal(again(ids), result.model(ids))
     caches = [hw.KVCache() for _ in range(2)]
@@ -225,7 +225,7 @@ def test_a_merged_decoder_comes_back_and_writes(method: str, tmp_path: Path) -> 
     torch.testing.assert_close(torch.cat(steps, 1), again(ids), rtol=1e-4, atol=1e-5)
     assert [cache.nbytes for cache in caches] == [2 * 2 * h * 23 * 4 * 4 for h in (2, 3)]
     assert len("".join(write(again, TOKENIZER, "武松", 20, seed=2))) == 20
-    pruned = hw.prune(again, {0: [0, 1, 2]}).model
+    pruned = hw.edit.prune(again, {0: [0, 1, 2]}).model
     assert pruned.config.layers[0] == {"num_heads": 3, "num_kv_heads": 1, "head_dim": 4, "value_dim": 4}
 
 

@@ -29,7 +29,7 @@ def masked(module: nn.Module, heads: dict[int, list[int]], *args: Any, **options
         return module(*args, **options)
 
 
-def removable(module: hw.AttentionLayer) -> list[int]:
+def removable(module: hw.nn.AttentionLayer) -> list[int]:
     """Some heads that may go: one of each group, or whole groups where each has one."""
     group = module.num_heads // (module.num_kv_heads if module.takes_cache else 1)
     return [0, 4] if group == 1 else list(range(group - 1, module.num_heads, group))
@@ -260,7 +260,7 @@ def test_torch_is_refused_and_both_ways_out_work() -> None:
         prune(layer, {"self_attn": [0]})
     assert "prune(headwise.MultiHeadAttention.from_torch(module), […])" in str(told.value)
     x, gates = given(), [torch.tensor([0.0, 1.0, 1.0])]
-    with hw.scale_heads(hw.find_heads(layer), gates):
+    with hw.models.scale_heads(hw.find_heads(layer), gates):
         alone, within = layer.self_attn(x, x, x)[0], layer(x)
     assert not torch.allclose(within, layer(x), atol=1e-3)
     cut = prune(hw.MultiHeadAttention.from_torch(layer.self_attn), [0]).model
@@ -270,7 +270,9 @@ def test_torch_is_refused_and_both_ways_out_work() -> None:
 def test_its_docstring_names_the_designs_that_can_be_cut() -> None:
     assert prune.__doc__ is not None
     for kind in INDEPENDENT:
-        assert f"`{kind.__name__}`" in prune.__doc__ or kind is hw.SingleHeadAttention  # it has one head, which stays
+        assert (
+            f"`{kind.__name__}`" in prune.__doc__ or kind is hw.nn.SingleHeadAttention
+        )  # it has one head, which stays
     assert not any(f"`{kind.__name__}`" in prune.__doc__ for kind in DEPENDENT)
 
 

@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 import headwise as hw
 from headwise.edit.limits import INDEPENDENT
-from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained, save_model
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained, save_model
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
@@ -49,14 +49,14 @@ def test_a_pruned_decoder_equals_the_masked_one_and_comes_back(name: str, ids: t
     gates[2, [0, 1, 2]] = 0.0
     with scale_heads(sites, gates):
         expected = decoder(ids)
-    pruned = hw.prune(decoder, cuts).model
+    pruned = hw.edit.prune(decoder, cuts).model
     torch.testing.assert_close(pruned(ids), expected, rtol=1e-4, atol=1e-5)
     assert decoder.config.layers == ()
     assert pruned.config.layers[1] == {}
     assert pruned.config.layers[2]["num_heads"] == 3
 
     save_model(tmp_path / MODEL_FILE, pruned, TOKENIZER, {"how": "pruned"})
-    again, _, info = load_model(tmp_path)
+    again, _, info = load_checkpoint(tmp_path)
     assert info == {"how": "pruned"}
     assert again.config == pruned.config
     assert torch.equal(again(ids), pruned(ids))
@@ -68,8 +68,8 @@ def test_a_pruned_decoder_equals_the_masked_one_and_comes_back(name: str, ids: t
 
 def test_pruned_twice_and_trained_on(ids: torch.Tensor, tmp_path: Path) -> None:
     decoder = made("multi_head")
-    once = hw.prune(decoder, {0: [1]}, in_place=True).model
-    twice = hw.prune(once, {0: [0, 4], 1: [2]}, in_place=True).model
+    once = hw.edit.prune(decoder, {0: [1]}, in_place=True).model
+    twice = hw.edit.prune(once, {0: [0, 4], 1: [2]}, in_place=True).model
     assert twice is decoder
     assert [layer.get("num_heads") for layer in decoder.config.layers] == [3, 5, None]
     save_model(tmp_path / "cut" / MODEL_FILE, decoder, TOKENIZER, {})
@@ -80,7 +80,7 @@ def test_pruned_twice_and_trained_on(ids: torch.Tensor, tmp_path: Path) -> None:
         "dropout": 0.0, "precision": "float32", "steps": 10,
     }  # fmt: skip
     outcome = train([file], tmp_path / "run", **options)
-    trained, _, _ = load_model(tmp_path / "run")
+    trained, _, _ = load_checkpoint(tmp_path / "run")
     assert outcome.finished
     assert trained.config.layers == decoder.config.layers
     assert outcome.log[-1]["heldout_loss"] < outcome.log[0]["heldout_loss"]
@@ -95,9 +95,9 @@ def test_the_embedded_model_is_pruned_and_comes_back(tmp_path: Path) -> None:
     gates[1, :3] = 0.0
     with torch.no_grad(), scale_heads(sites, gates):
         expected = decoder(tokens)
-    pruned = hw.prune(decoder, {1: [0, 1, 2]})
+    pruned = hw.edit.prune(decoder, {1: [0, 1, 2]})
     save_model(tmp_path / MODEL_FILE, pruned.model, tokenizer, {})
-    again, _, _ = load_model(tmp_path)
+    again, _, _ = load_checkpoint(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(again(tokens), expected, rtol=1e-4, atol=1e-4)
     with safe_open(tmp_path / MODEL_FILE, framework="np") as opened:

@@ -256,9 +256,9 @@ def test_a_quantised_model_is_refused_with_the_reason(name: str) -> None:
     sites = hw.find_heads(quantised)
     assert [(site.num_heads, site.head_dim) for site in sites] == [(4, 6)] * 3
     with pytest.raises(ConfigError, match=r"Linear\.weight is no tensor; quantised modules are not cut"):
-        hw.prune(quantised, HEADS)
+        hw.edit.prune(quantised, HEADS)
     with pytest.raises(ConfigError, match="a quantised module; load the model unquantised"):
         sites[0].weights()
     whole = hidden(quantised, ids())
-    with hw.scale_heads(sites, [torch.tensor([1.0, 0.0, 1.0, 1.0])] * 3):  # masking is what is left, and works
+    with hw.models.scale_heads(sites, [torch.tensor([1.0, 0.0, 1.0, 1.0])] * 3):  # masking is what is left, and works
         assert not torch.allclose(hidden(quantised, ids()), whole, atol=1e-3)

@@ -78,7 +78,7 @@ def check(case: Case, i: int, expression: str, held: dict[str, Any], t: Truth, n
             named = re.findall(r"'(\w+)'", expression)
             measures(case, got, named, t, near, rows="rows=True" in expression)
         case "given":
-            ids = torch.atleast_2d(eval(re.search(r"hw.DuplicateMass\((.*?\)\))", expression)[1], held))  # type: ignore[index]
+            ids = torch.atleast_2d(eval(re.search(r"hw.stats.DuplicateMass\((.*?\)\))", expression)[1], held))  # type: ignore[index]
             found = {name: dense.of_tokens(t, near, name, ids) for name in got}
             measures(case, got, list(found), t, near, "rows=True" in expression, found)
         case "merge":

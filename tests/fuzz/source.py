@@ -164,7 +164,7 @@ def _mask(case: Case, tree: Tree, data: list[str]) -> tuple[Tree, str]:
                 size = f"{b if seed % 2 else 1}, {n}, {m}"
             data.append(f"{name} = torch.rand({size}, {_generator(seed)}, dtype=torch.float64) < {share}")
             return (kind, name), f"hw.Dense({name})"
-    return ("everything",), "hw.Everything()"
+    return ("everything",), "hw.masks.Everything()"
 
 
 def _score(case: Case, score: Tree, i: int, made: Source) -> str:
@@ -199,7 +199,7 @@ def _score(case: Case, score: Tree, i: int, made: Source) -> str:
             both, dtype, seed = rest
             tensor((10 if both else 7, h), dtype, seed)
             made.scores.append(("t5", name, both, 11))
-            return f"hw.t5_bias({name}, bidirectional={both}, max_distance=11)"
+            return f"hw.scores.t5_bias({name}, bidirectional={both}, max_distance=11)"
         case "bias":
             full, hidden, dtype, seed = rest
             size = tuple(x if there else 1 for x, there in zip((case.b, h, case.n, case.m), full, strict=True))
@@ -233,7 +233,7 @@ def _call(case: Case, made: Source, mask: str, scores: list[str]) -> None:
     for name in case.eight:
         width = case.d if name == "k" else case.e
         parts = f", ({width // 3}, {width - width // 3})" if case.parts and width > 2 else ""
-        made.call.append(f"{name}8 = hw.EightBits.of({name}{parts})")
+        made.call.append(f"{name}8 = hw.QuantizedKV.of({name}{parts})")
         names[name] = f"{name}8"
     result = "out, amap" if case.way == "map" else "out"
     if case.way == "vmap":
@@ -286,7 +286,7 @@ def _read(case: Case, kind: str, at: tuple[float, ...]) -> str:
             return f"{made}{side}(torch.randn({rows}, 3, {_generator(int(w * 1000))}, dtype=torch.float64).numpy())"
         case "given":
             ids = f"torch.randint(0, 4, ({f'{case.b}, ' if x < 0.5 else ''}{case.m},), {_generator(int(w * 1000))})"
-            kinds = f"hw.ClassMass({ids} > 1), hw.DuplicateMass({ids}), hw.InductionMass({ids})"
+            kinds = f"hw.stats.ClassMass({ids} > 1), hw.stats.DuplicateMass({ids}), hw.stats.InductionMass({ids})"
             return f"amap.measure({kinds}{', rows=True' if y < 0.4 else ''}{progress})"
         case "merge":
             names = MEASURES[int(x * 9) : 10 + int(x * 6)]

@@ -37,7 +37,7 @@ def test_auto_reads_with_it_first_and_what_it_lacks_with_others(amap: AttentionM
 
 
 def test_what_it_lacks_is_an_error_where_it_is_named(amap: AttentionMap) -> None:
-    even = hw.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+    even = hw.stats.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
     reads = (
         lambda: amap[0], lambda: amap.T @ amap.q, lambda: amap.pool(8), lambda: amap.topk(2), lambda: amap.diagonals(),
         lambda: amap.measure(even),

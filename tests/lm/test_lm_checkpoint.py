@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from headwise.errors import CheckpointError, ConfigError
-from headwise.lm.checkpoint import MODEL_FILE, load_model, read, save_model, write
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model, write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.nn.talking_heads import TalkingHeadsAttention
@@ -33,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("by_folder", [False, True])
 def test_a_model_comes_back_as_it_went(file: Path, by_folder: bool) -> None:
-    decoder, tokenizer, info = load_model(file.parent if by_folder else file)
+    decoder, tokenizer, info = load_checkpoint(file.parent if by_folder else file)
     assert decoder.config == made().config
     assert tokenizer.characters == TOKENIZER.characters
     assert info == {"step": 5, "说明": "试"}
@@ -46,7 +46,7 @@ def test_layers_with_sizes_of_their_own_come_back(tmp_path: Path) -> None:
     layers = [{"num_heads": 3, "head_dim": 2}, {}]
     decoder = Decoder(DecoderConfig(260, d_model=14, num_layers=2, num_heads=7, d_ff=22, context=13, layers=layers))
     save_model(tmp_path / MODEL_FILE, decoder, TOKENIZER, {})
-    again, _, _ = load_model(tmp_path)
+    again, _, _ = load_checkpoint(tmp_path)
     assert again.config == decoder.config
     assert all(torch.equal(x, decoder.state_dict()[name]) for name, x in again.state_dict().items())
 
@@ -55,7 +55,7 @@ def test_a_file_without_layers_is_read_as_before(file: Path) -> None:
     with safe_open(file, framework="np") as opened:
         config = json.loads(opened.metadata()["config"])
     assert "layers" not in config
-    assert load_model(file)[0].config.layers == ()
+    assert load_checkpoint(file)[0].config.layers == ()
 
 
 def test_a_layer_of_another_design_is_refused(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_layer_of_another_design_is_refused(tmp_path: Path) -> None:
 def test_half_precision_is_half_the_size_and_loads_as_float32(file: Path) -> None:
     small = file.with_name("small.safetensors")
     save_model(small, made(), TOKENIZER, {}, dtype=torch.float16)
-    decoder, _, _ = load_model(small)
+    decoder, _, _ = load_checkpoint(small)
     assert {x.dtype for x in decoder.state_dict().values()} == {torch.float32}
     assert all(torch.equal(x, made().state_dict()[n].half().float()) for n, x in decoder.state_dict().items())
     assert file.stat().st_size - small.stat().st_size == pytest.approx(2 * made().num_parameters, abs=300)
@@ -83,7 +83,7 @@ def test_the_header_is_json_that_others_can_read(file: Path) -> None:
 
 def test_a_missing_checkpoint_tells_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*headwise train"):
-        load_model(tmp_path)
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])
@@ -91,17 +91,17 @@ def test_a_truncated_checkpoint_is_told(file: Path, share: float) -> None:
     data = file.read_bytes()
     file.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
-        load_model(file)
+        load_checkpoint(file)
 
 
 def test_files_of_others_are_refused(file: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.safetensors"
     save_file({"weight": torch.zeros(3)}, other)
     with pytest.raises(CheckpointError, match="not of the format headwise-decoder-2"):
-        load_model(other)
+        load_checkpoint(other)
     other.write_text("#!/bin/sh\necho this is no checkpoint at all\n")
     with pytest.raises(CheckpointError, match=r"other\.safetensors"):
-        load_model(other)
+        load_checkpoint(other)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_broken_header_is_told(file: Path, key: str, value: str, words: str) -
     tensors, header = read(file)
     write(file, {name: x.clone() for name, x in tensors.items()}, header | {key: value})
     with pytest.raises(CheckpointError, match=words) as caught:
-        load_model(file)
+        load_checkpoint(file)
     assert "model.safetensors" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -142,7 +142,7 @@ def test_every_byte_that_has_changed_is_told(file: Path) -> None:
     for at in range(0, len(whole), len(whole) // 50):
         file.write_bytes(whole[:at] + bytes((whole[at] ^ 1 << at % 8,)) + whole[at + 1 :])
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-            load_model(file)
+            load_checkpoint(file)
 
 
 def test_a_tied_and_a_negated_weight_are_written(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_tied_and_a_negated_weight_are_written(tmp_path: Path) -> None:
     first.ff_in.weight = torch.nn.Parameter(turned)
     assert first.ff_in.weight.is_neg()
     save_model(tmp_path / MODEL_FILE, decoder, TOKENIZER, {})
-    again = load_model(tmp_path)[0].state_dict()
+    again = load_checkpoint(tmp_path)[0].state_dict()
     assert all(torch.equal(x, again[name]) for name, x in decoder.state_dict().items())
 
 
@@ -162,13 +162,13 @@ def test_weights_that_do_not_fit_the_sizes_are_told(file: Path) -> None:
     tensors, header = read(file)
     write(file, {"embedding.weight": torch.zeros(3, 2)}, header)
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*2 layers.* 1 tensors"):
-        load_model(file)
+        load_checkpoint(file)
     write(file, tensors | {"embedding.weight": torch.zeros(3, 2)}, header)
     with pytest.raises(CheckpointError, match=r"embedding\.weight is \(3, 2\); the sizes require \(260, 14\)"):
-        load_model(file)
+        load_checkpoint(file)
     write(file, tensors | {"more": torch.zeros(3, 2)}, header)
     with pytest.raises(CheckpointError, match="more is no weight"):
-        load_model(file)
+        load_checkpoint(file)
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from safetensors import safe_open
 
 from headwise.cache import KVCache
 from headwise.errors import CheckpointError, HeadwiseError
-from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained, read, save_model
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained, read, save_model
 from headwise.lm.generate import write
-from headwise.lm.loading.own import DecoderSubject
+from headwise.lm.loading.own import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
 from headwise.lm.tokenizer import CharTokenizer
@@ -74,7 +74,7 @@ def test_steps_with_a_cache_equal_one_pass(name: str, options: dict[str, Any], i
 def test_a_model_comes_back_as_it_went(name: str, options: dict[str, Any], ids: torch.Tensor, tmp_path: Path) -> None:
     decoder = made(name, options)
     save_model(tmp_path / MODEL_FILE, decoder, TOKENIZER, {})
-    again, _, _ = load_model(tmp_path)
+    again, _, _ = load_checkpoint(tmp_path)
     assert again.config == decoder.config
     assert type(again.get_submodule("blocks.0.attention")) is design_of(name)
     assert torch.equal(again(ids), decoder(ids))
@@ -92,7 +92,7 @@ def test_it_writes_and_is_seen(name: str, options: dict[str, Any]) -> None:
     text = "".join(write(decoder, TOKENIZER, "武松", 30, seed=2))
     assert len(text) == 30
     assert text == "".join(write(decoder, TOKENIZER, "武松", 30, seed=2))
-    report = see("武松打虎，林冲夜奔。水浒", DecoderSubject(decoder, TOKENIZER))
+    report = see("武松打虎，林冲夜奔。水浒", DecoderModel(decoder, TOKENIZER))
     heads = 1 if name == "single_head" else 6
     assert report.passages[0].maps.shape == (2, heads, 12, 12)
     facts = dict(report.facts)
@@ -143,7 +143,7 @@ def test_a_run_is_trained_kept_and_gone_on_with(name: str, tmp_path: Path) -> No
     outcome = train([file], tmp_path / "out", steps=40, watch=lambda p: losses.append(p.loss), **sizes)
     assert outcome.finished
     assert losses[-1] < 0.5 * losses[0]
-    decoder, _, _ = load_model(tmp_path / "out")
+    decoder, _, _ = load_checkpoint(tmp_path / "out")
     assert decoder.config.design == name
     with safe_open(tmp_path / "out" / TRAINING_FILE, framework="pt") as opened:
         assert json.loads(opened.metadata()["config"])["design"] == name
@@ -158,7 +158,7 @@ def test_a_model_of_before_loads_as_what_it_was(tmp_path: Path, ids: torch.Tenso
     decoder, path = made("multi_head"), tmp_path / MODEL_FILE
     save_model(path, decoder, TOKENIZER, {})
     _with_config(path, lambda values: {k: v for k, v in values.items() if k not in ("design", "options", "order")})
-    assert torch.equal(load_model(path)[0](ids), decoder(ids))
+    assert torch.equal(load_checkpoint(path)[0](ids), decoder(ids))
     packaged, _, info = load_pretrained()
     assert (packaged.config.design, packaged.config.order, dict(packaged.config.options)) == ("multi_head", "pre", {})
     assert info["heldout"]
@@ -179,7 +179,7 @@ def test_headers_that_cannot_be_are_told(changes: dict[str, Any], words: str, tm
     save_model(tmp_path / MODEL_FILE, made("multi_head"), TOKENIZER, {})
     _with_config(tmp_path / MODEL_FILE, lambda values: values | changes)
     with pytest.raises(CheckpointError, match=words):
-        load_model(tmp_path)
+        load_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize(

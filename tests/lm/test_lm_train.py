@@ -16,7 +16,7 @@ import torch
 
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.baselines import baseline_losses
-from headwise.lm.checkpoint import MODEL_FILE, load_model, read
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read
 from headwise.lm.corpus import Corpus
 from headwise.lm.run import LOG_FILE, TRAINING_FILE, Resumed
 from headwise.lm.schedule import read_shares, share_at
@@ -61,7 +61,7 @@ def test_training_beats_counting(file: Path, tmp_path: Path) -> None:
     assert outcome.finished
     assert outcome.step == 250
     assert [p.step for p in seen] == list(range(1, 251))
-    decoder, tokenizer, info = load_model(tmp_path / "out")
+    decoder, tokenizer, info = load_checkpoint(tmp_path / "out")
     corpus = Corpus.read([file], context=17, tokenizer=tokenizer)
     windows = corpus.heldout_windows(17, most=24)
     counted = baseline_losses(corpus.train, windows, tokenizer.vocab_size)
@@ -179,7 +179,7 @@ def test_a_run_is_not_continued_on_another_text(file: Path, tmp_path: Path) -> N
 def test_training_leaves_the_generator_of_the_caller_alone(file: Path, tmp_path: Path) -> None:
     before = torch.get_rng_state()
     run(file, tmp_path / "out")
-    load_model(tmp_path / "out")
+    load_checkpoint(tmp_path / "out")
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -288,7 +288,7 @@ def test_a_kill_at_any_moment_leaves_whole_files(file: Path, tmp_path: Path) -> 
         finally:
             process.kill()
             process.wait()
-        load_model(out)
+        load_checkpoint(out)
         step = json.loads(read(out / TRAINING_FILE)[1]["info"])["step"]
         assert step > reached
         reached = step
@@ -301,12 +301,12 @@ def _gone_on(out: Path, reached: int) -> bool:
 
 def test_a_run_can_start_from_another_model(file: Path, tmp_path: Path) -> None:
     run(file, tmp_path / "first")
-    first, tokenizer, _ = load_model(tmp_path / "first")
+    first, tokenizer, _ = load_checkpoint(tmp_path / "first")
     other = tmp_path / "other.txt"
     other.write_text("林冲上山，武松打虎。the marsh\n" * 60, encoding="utf-8")
     options = {"steps": 1, "eval_every": 1, "lr": 1e-9, "warmup": 0, "d_ff": 99}
     outcome, _ = run(other, tmp_path / "second", init=tmp_path / "first", **options)
-    second, same, info = load_model(tmp_path / "second")
+    second, same, info = load_checkpoint(tmp_path / "second")
     assert same.characters == tokenizer.characters
     assert second.config == first.config
     for name, weight in first.state_dict().items():

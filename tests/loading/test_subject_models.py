@@ -11,7 +11,7 @@ from folders import TOKENIZERS, VOCAB, byte_level, model_of, saved, transformers
 
 from headwise.errors import CheckpointError, DTypeError, ShapeError, TextError
 from headwise.lm.checkpoint import load_pretrained, save_model
-from headwise.lm.loading import Subject, foreign, open_subject
+from headwise.lm.loading import LoadedModel, foreign, load_model
 from headwise.map import AttentionMap
 
 CAUSAL = [("GPT2", "LMHeadModel"), ("Llama", "ForCausalLM"), ("Qwen3", "ForCausalLM"), ("Mistral", "ForCausalLM"),
@@ -24,11 +24,11 @@ def tokens(n: int, b: int = 1) -> torch.Tensor:
     return torch.randint(3, VOCAB, (b, n), generator=torch.Generator().manual_seed(n))
 
 
-def opened(folder: Path, kind: str, head: str) -> Subject:
-    return open_subject(saved(folder, kind, head, word_piece() if head == "Model" else byte_level()))
+def opened(folder: Path, kind: str, head: str) -> LoadedModel:
+    return load_model(saved(folder, kind, head, word_piece() if head == "Model" else byte_level()))
 
 
-def eager(folder: Path, subject: Subject) -> Any:
+def eager(folder: Path, subject: LoadedModel) -> Any:
     """The same folder by transformers' own attention."""
     return type(subject.model).from_pretrained(str(folder), attn_implementation="eager", dtype=torch.float32).eval()
 
@@ -66,7 +66,7 @@ def test_padding_behind_is_seen_by_nobody(tmp_path: Path, kind: str, head: str) 
 
 
 def test_padding_of_the_embedded_decoder() -> None:
-    subject = open_subject()
+    subject = load_model()
     ids = subject.read("武松打虎景阳冈").ids.expand(2, -1)
     mask = torch.arange(7) < torch.tensor([[7], [4]])
     together, alone = subject.maps(ids, mask), subject.maps(ids[0, :4])
@@ -110,13 +110,13 @@ def test_what_predicts_no_next_token_has_no_loss(tmp_path: Path, kind: str, head
 
 
 def test_a_body_without_its_head_has_no_loss(tmp_path: Path) -> None:
-    subject = open_subject(saved(tmp_path, "Llama", "Model", byte_level()))
+    subject = load_model(saved(tmp_path, "Llama", "Model", byte_level()))
     assert subject.causal
     assert subject.loss_fn is None
 
 
 def test_a_layer_that_is_called_again_has_a_name_of_its_own(tmp_path: Path) -> None:
-    subject = open_subject(saved(tmp_path, "Albert", "Model", word_piece()))
+    subject = load_model(saved(tmp_path, "Albert", "Model", word_piece()))
     name = subject.layers[0]
     assert subject.layers == (name, f"{name}#2", f"{name}#3")
     assert subject.sites == []
@@ -169,7 +169,7 @@ def test_ids_that_are_none_are_refused(tmp_path: Path, ids: torch.Tensor, error:
 @pytest.mark.parametrize("mask", [[[False, True, True]], [[True, False, True]], [[True, True]], [[1, 1, 1]]])
 def test_masks_that_are_no_padding_behind_are_refused(tmp_path: Path, mask: list[list[int]]) -> None:
     with pytest.raises(ShapeError, match="mask"):
-        open_subject().maps(torch.tensor([[1, 2, 3]]), torch.tensor(mask))
+        load_model().maps(torch.tensor([[1, 2, 3]]), torch.tensor(mask))
 
 
 def test_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     for name, make in TOKENIZERS.items():
-        subject = open_subject(saved(tmp_path / name, "Llama", "ForCausalLM", make()))
+        subject = load_model(saved(tmp_path / name, "Llama", "ForCausalLM", make()))
         subject.maps(subject.read("hello").ids)
 
 
@@ -241,7 +241,7 @@ def test_a_folder_that_will_not_do_says_why(tmp_path: Path, what: str) -> None:
     spoil, words = SPOILED[what]
     spoil(folder)
     with pytest.raises(CheckpointError, match=words) as caught:
-        open_subject(folder)
+        load_model(folder)
     assert "\n" not in str(caught.value)
     assert not (folder / "ran").exists()
 
@@ -253,7 +253,7 @@ def test_a_folder_that_will_not_do_says_why(tmp_path: Path, what: str) -> None:
 def test_a_model_that_will_not_do_says_why(tmp_path: Path, kind: str, head: str, words: str) -> None:
     saved(tmp_path, kind, head, byte_level())
     with pytest.raises(CheckpointError, match=words):
-        open_subject(tmp_path)
+        load_model(tmp_path)
 
 
 def test_parts_of_weights_are_read(tmp_path: Path) -> None:
@@ -262,13 +262,13 @@ def test_parts_of_weights_are_read(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     ids = tokens(7)
     whole = opened(tmp_path / "whole", "Llama", "ForCausalLM")
-    assert open_subject(tmp_path).loss(ids) == whole.loss(ids)
+    assert load_model(tmp_path).loss(ids) == whole.loss(ids)
 
 
 def test_weights_in_bfloat16_are_read_in_float32(tmp_path: Path) -> None:
     model_of("Llama", "ForCausalLM").to(torch.bfloat16).save_pretrained(tmp_path)
     unigram().save_pretrained(tmp_path)
-    assert {p.dtype for p in open_subject(tmp_path).model.parameters()} == {torch.float32}
+    assert {p.dtype for p in load_model(tmp_path).model.parameters()} == {torch.float32}
 
 
 def test_a_tokenizer_that_is_not_fast(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_a_tokenizer_that_is_not_fast(tmp_path: Path) -> None:
     words = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO.-", "<null_1>", "<mask>"]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     transformers.EsmTokenizer(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
-    reading = open_subject(tmp_path).read("LAG VS")
+    reading = load_model(tmp_path).read("LAG VS")
     assert reading.pieces == ["<cls>", "L", "A", "G", "V", "S", "<eos>"]
     assert reading.spans == [(0, 0), (0, 1), (1, 2), (2, 3), (4, 5), (5, 6), (6, 6)]
     assert "".join(reading.words[1:-1]) == "LAG VS"
@@ -285,16 +285,16 @@ def test_a_tokenizer_that_is_not_fast(tmp_path: Path) -> None:
 def test_checkpoints_of_headwise_are_opened(tmp_path: Path) -> None:
     decoder, tokenizer, info = load_pretrained()
     save_model(tmp_path / "model.safetensors", decoder, tokenizer, info)
-    ids = open_subject().read("武松打虎").ids
+    ids = load_model().read("武松打虎").ids
     for path in (tmp_path, tmp_path / "model.safetensors"):
-        subject = open_subject(path)
+        subject = load_model(path)
         assert subject.kind == "headwise"
-        assert subject.loss(ids) == pytest.approx(open_subject().loss(ids), rel=1e-6)
-    assert "4 layers × 8 heads" in repr(open_subject())
+        assert subject.loss(ids) == pytest.approx(load_model().loss(ids), rel=1e-6)
+    assert "4 layers × 8 heads" in repr(load_model())
 
 
 def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it is empty"):
-        open_subject(tmp_path)
+        load_model(tmp_path)
     with pytest.raises(CheckpointError, match="does not exist"):
-        open_subject(tmp_path / "nowhere")
+        load_model(tmp_path / "nowhere")

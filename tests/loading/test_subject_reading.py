@@ -5,7 +5,7 @@ from folders import TOKENIZERS, saved
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from headwise.errors import TextError
-from headwise.lm.loading import Reading, Subject, open_subject
+from headwise.lm.loading import LoadedModel, TokenizedText, load_model
 from headwise.lm.loading.characters import by_decoding, readable
 
 TEXTS = [
@@ -16,16 +16,16 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedModel]:
     found = {}
     for name, make in TOKENIZERS.items():
         folder = tmp_path_factory.mktemp(name.replace(" ", "-").replace(",", ""))
         kind, head = ("Bert", "Model") if name == "word piece" else ("Llama", "ForCausalLM")
-        found[name] = open_subject(saved(folder, kind, head, make()))
+        found[name] = load_model(saved(folder, kind, head, make()))
     return found
 
 
-def checked(subject: Subject, text: str) -> Reading:
+def checked(subject: LoadedModel, text: str) -> TokenizedText:
     reading = subject.read(text)
     tokenizer = subject._tokenizer
     ids = tokenizer(text)["input_ids"]
@@ -51,14 +51,14 @@ def checked(subject: Subject, text: str) -> Reading:
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_pieces_are_the_text(subjects: dict[str, Subject], name: str, text: str) -> None:
+def test_pieces_are_the_text(subjects: dict[str, LoadedModel], name: str, text: str) -> None:
     checked(subjects[name], text)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=st.text(st.characters(blacklist_categories=("Cs",)), min_size=1, max_size=23))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_pieces_of_any_text(subjects: dict[str, Subject], name: str, text: str) -> None:
+def test_pieces_of_any_text(subjects: dict[str, LoadedModel], name: str, text: str) -> None:
     try:
         checked(subjects[name], text)
     except TextError as error:
@@ -66,7 +66,7 @@ def test_pieces_of_any_text(subjects: dict[str, Subject], name: str, text: str) 
 
 
 @pytest.mark.parametrize("name", ["byte level", "byte level, whole offsets", "byte fallback"])
-def test_a_character_of_many_tokens_stands_at_the_last_of_them(subjects: dict[str, Subject], name: str) -> None:
+def test_a_character_of_many_tokens_stands_at_the_last_of_them(subjects: dict[str, LoadedModel], name: str) -> None:
     reading = subjects[name].read("x龘😀")
     ends = [piece for piece in reading.pieces if piece.strip() and piece != "<s>"]
     assert ends == ["x", "龘", "😀"]
@@ -76,7 +76,7 @@ def test_a_character_of_many_tokens_stands_at_the_last_of_them(subjects: dict[st
     assert any("inside a character" in remark for remark in reading.remarks)
 
 
-def test_special_tokens_are_shown_as_what_they_are(subjects: dict[str, Subject]) -> None:
+def test_special_tokens_are_shown_as_what_they_are(subjects: dict[str, LoadedModel]) -> None:
     reading = subjects["word piece"].read("Hello World")
     assert reading.pieces[0] == "[CLS]"
     assert reading.pieces[-1] == "[SEP]"
@@ -84,14 +84,14 @@ def test_special_tokens_are_shown_as_what_they_are(subjects: dict[str, Subject])
     assert "".join(reading.words[1:-1]) == "Hello World"
 
 
-def test_blanks_and_line_ends_are_no_signs(subjects: dict[str, Subject]) -> None:
+def test_blanks_and_line_ends_are_no_signs(subjects: dict[str, LoadedModel]) -> None:
     for name, subject in subjects.items():
         pieces = subject.read("hello world\nnew line").pieces
         assert not any(sign in piece for piece in pieces for sign in "ĠĊ▁"), name
         assert not any(piece.startswith("##") for piece in pieces), name
 
 
-def test_unknown_words_are_counted_and_shown(subjects: dict[str, Subject]) -> None:
+def test_unknown_words_are_counted_and_shown(subjects: dict[str, LoadedModel]) -> None:
     reading = subjects["word piece"].read("hello 龘龘 world")
     assert reading.pieces[1:-1].count("龘") == 2
     assert "2 of the" in reading.remarks[0]
@@ -99,8 +99,8 @@ def test_unknown_words_are_counted_and_shown(subjects: dict[str, Subject]) -> No
 
 
 @pytest.mark.parametrize(("text", "words"), [("", "empty"), ("a\ud800", "surrogate")])
-def test_what_is_no_text_is_refused(subjects: dict[str, Subject], text: str, words: str) -> None:
-    for subject in (*subjects.values(), open_subject()):
+def test_what_is_no_text_is_refused(subjects: dict[str, LoadedModel], text: str, words: str) -> None:
+    for subject in (*subjects.values(), load_model()):
         with pytest.raises(TextError, match=words):
             subject.read(text)
 

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from headwise.cli import main
 from headwise.corpus import measure_corpus
-from headwise.lm.loading import open_subject
+from headwise.lm.loading import load_model
 from headwise.reports.data import Report
 from headwise.reports.see import heads as see_heads, see
 from headwise.reports.see.heads import _windows
@@ -30,7 +30,7 @@ def encoder() -> Path:
 
 
 def test_a_causal_model_is_seen_with_its_loss(tmp_path: Path) -> None:
-    subject = open_subject(saved(tmp_path, "Llama", "ForCausalLM", byte_level()))
+    subject = load_model(saved(tmp_path, "Llama", "ForCausalLM", byte_level()))
     report = see(TEXT, subject)
     reading = subject.read(TEXT)
     passage = report.passages[0]
@@ -66,7 +66,7 @@ def test_a_corpus_and_a_text_give_the_same_mass_on_punctuation(kind, head, token
     reader = tokenizer()
     if kind == "GPT2":
         reader.add_tokens(" ,")
-    subject = open_subject(saved(tmp_path / "model", kind, head, reader))
+    subject = load_model(saved(tmp_path / "model", kind, head, reader))
     assert {" ,", ","} & set(subject.read(text).pieces)
     (tmp_path / "text.txt").write_text(text)
     corpus = measure_corpus(subject, tmp_path / "text.txt", tmp_path / "out.csv", measures=["punctuation_mass"])
@@ -76,7 +76,7 @@ def test_a_corpus_and_a_text_give_the_same_mass_on_punctuation(kind, head, token
 
 
 def test_an_encoder_is_seen_both_ways_and_without_importance(tmp_path: Path) -> None:
-    subject = open_subject(saved(tmp_path, "Bert", "Model", word_piece()))
+    subject = load_model(saved(tmp_path, "Bert", "Model", word_piece()))
     report = see("The lazy dog, it jumps! Hello world.", subject)
     passage = report.passages[0]
     assert (passage.tokens[0], passage.tokens[-1]) == ("[CLS]", "[SEP]")
@@ -94,14 +94,14 @@ def test_an_encoder_is_seen_both_ways_and_without_importance(tmp_path: Path) -> 
 
 
 def test_heads_that_nobody_knows_are_compared_by_their_maps(tmp_path: Path) -> None:
-    report = see("The lazy dog jumps over it!", open_subject(saved(tmp_path, "Albert", "Model", word_piece())))
+    report = see("The lazy dog jumps over it!", load_model(saved(tmp_path, "Albert", "Model", word_piece())))
     assert [c.name for c in report.comparisons] == ["where they look"]
     assert any("not known of this model" in note for note in report.notes)
     assert report.shape == (3, 5)
 
 
 def test_what_would_take_too_long_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subject = open_subject(saved(tmp_path, "Llama", "ForCausalLM", byte_level()))
+    subject = load_model(saved(tmp_path, "Llama", "ForCausalLM", byte_level()))
     monkeypatch.setattr(see_heads, "WORK", 1.0)
     monkeypatch.setattr(see_heads, "MOST", 11)
     report = see(TEXT, subject)
@@ -158,7 +158,7 @@ def test_the_command_says_in_a_line_that_a_text_is_too_long(
 
 @pytest.fixture(scope="module")
 def english() -> Report:
-    return see("The cat sat on the mat because it was tired, and it slept. Then the dog came!", open_subject(encoder()))
+    return see("The cat sat on the mat because it was tired, and it slept. Then the dog came!", load_model(encoder()))
 
 
 @needs_encoder

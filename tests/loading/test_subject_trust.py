@@ -12,7 +12,7 @@ from folders import byte_level, saved, transformers
 
 from headwise.edit import load_pruned, prune, save_pruned
 from headwise.errors import CheckpointError
-from headwise.lm.loading import open_subject
+from headwise.lm.loading import load_model
 
 KERNEL = "kernels-community/flash-attn"
 
@@ -81,14 +81,14 @@ def names(entry: dict[str, Any]) -> str:
 def test_what_asks_for_code_is_refused_by_name(folder: Path, entry: dict[str, Any]) -> None:
     edit(folder / "config.json", **entry)
     with pytest.raises(CheckpointError, match=names(entry)) as caught:
-        open_subject(folder)
+        load_model(folder)
     assert "config.json" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("entry", REFUSED, ids=json.dumps)
 def test_a_pruned_folder_may_not_ask_for_code_either(tmp_path: Path, entry: dict[str, Any]) -> None:
-    model = open_subject(saved(tmp_path / "model", "Bert", "Model", byte_level())).model
+    model = load_model(saved(tmp_path / "model", "Bert", "Model", byte_level())).model
     save_pruned(prune(model, {"encoder.layer.0.attention.self": [1]}).model, tmp_path / "pruned")
     assert load_pruned(tmp_path / "pruned")
     edit(tmp_path / "pruned" / "config.json", **entry)
@@ -108,10 +108,10 @@ def test_a_pruned_folder_may_not_ask_for_code_either(tmp_path: Path, entry: dict
     ids=json.dumps,
 )
 def test_what_asks_for_nothing_is_opened(folder: Path, entry: dict[str, Any]) -> None:
-    before = open_subject(folder)
+    before = load_model(folder)
     ids = before.read("hello world").ids
     edit(folder / "config.json", **entry)
-    assert open_subject(folder).loss(ids) == pytest.approx(before.loss(ids), rel=1e-6)
+    assert load_model(folder).loss(ids) == pytest.approx(before.loss(ids), rel=1e-6)
 
 
 def test_another_configuration_that_the_first_one_names_is_looked_at_too(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_another_configuration_that_the_first_one_names_is_looked_at_too(folder:
     (folder / "config.5.0.0.json").write_text(json.dumps({**values, "attn_implementation": KERNEL}), encoding="utf-8")
     edit(folder / "config.json", configuration_files=["config.5.0.0.json"])
     with pytest.raises(CheckpointError, match="attn_implementation='kernels-community/flash-attn'"):
-        open_subject(folder)
+        load_model(folder)
 
 
 def trap(folder: Path) -> None:
@@ -129,11 +129,11 @@ def trap(folder: Path) -> None:
 
 def test_code_of_a_known_model_is_passed_over(folder: Path) -> None:
     """Many published models carry the code that transformers has by now; transformers' own is taken."""
-    before = open_subject(folder)
+    before = load_model(folder)
     ids = before.read("hello world").ids
     trap(folder)
     edit(folder / "config.json", auto_map={"AutoConfig": "trap.Trap", "AutoModelForCausalLM": "trap.Trap"})
-    again = open_subject(folder)
+    again = load_model(folder)
     assert again.loss(ids) == before.loss(ids)
     assert type(again.model).__module__.startswith("transformers.")
     assert not (folder / "ran").exists()
@@ -143,7 +143,7 @@ def test_code_of_an_unknown_model_is_refused_by_name(folder: Path) -> None:
     trap(folder)
     edit(folder / "config.json", model_type="trap", auto_map={"AutoConfig": "trap.Trap"})
     with pytest.raises(CheckpointError, match=r"auto_map=.*names code of its own"):
-        open_subject(folder)
+        load_model(folder)
     assert not (folder / "ran").exists()
 
 
@@ -154,15 +154,15 @@ def test_code_of_a_tokenizer_is_never_run(folder: Path, auto_map: Any, kind: str
     edit(folder / "tokenizer_config.json", auto_map=auto_map, tokenizer_class=kind)
     before = set(sys.modules)
     with suppress(CheckpointError):
-        assert open_subject(folder).read("hello").pieces
+        assert load_model(folder).read("hello").pieces
     assert not (folder / "ran").exists()
     assert not [name for name in set(sys.modules) - before if "trap" in name]
 
 
 def test_a_tokenizer_of_an_unknown_class_is_read_as_data(folder: Path) -> None:
-    pieces = open_subject(folder).read("hello world").pieces
+    pieces = load_model(folder).read("hello world").pieces
     edit(folder / "tokenizer_config.json", tokenizer_class="SomebodysTokenizer")
-    assert open_subject(folder).read("hello world").pieces == pieces
+    assert load_model(folder).read("hello world").pieces == pieces
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00001.bin"])
@@ -170,17 +170,17 @@ def test_pickled_weights_are_never_read(folder: Path, name: str) -> None:
     (folder / "model.safetensors").rename(folder / name)
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
     with pytest.raises(CheckpointError, match="pickled"):
-        open_subject(folder)
+        load_model(folder)
 
 
 def test_pickled_weights_beside_safetensors_are_passed_over(folder: Path) -> None:
-    before = open_subject(folder)
+    before = load_model(folder)
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x02csys\nexit\n(I3\ntR.")
     ids = before.read("hello world").ids
-    assert open_subject(folder).loss(ids) == before.loss(ids)
+    assert load_model(folder).loss(ids) == before.loss(ids)
 
 
 def test_an_adapter_is_refused(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "somebody/model"}))
     with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
-        open_subject(folder)
+        load_model(folder)

@@ -115,14 +115,14 @@ def dropout(family: Family) -> None:
     """Attention alone in training: random, the same again from the same seed, and none of it in eval."""
     model = copy.deepcopy(make(family, dropout=0.4))
     given, real = inputs(family)
-    seen: list[hw.Observation] = []
+    seen: list[hw.models.Observation] = []
 
     def run(seed: int) -> Tensor:
         torch.manual_seed(seed)
         return output(model, **given)[real]
 
     with torch.no_grad(), switched(model):
-        with hw.observe(seen.append, model=model):
+        with hw.models.observe(seen.append, model=model):
             still = run(1)
         assert torch.equal(still, run(2))
         for observation in seen:
@@ -178,8 +178,8 @@ def cross_attention(family: Family) -> None:
 
     theirs, their_gradient = run()
     with switched(model):
-        seen: list[hw.Observation] = []
-        with hw.observe(seen.append, model=model):
+        seen: list[hw.models.Observation] = []
+        with hw.models.observe(seen.append, model=model):
             ours, gradient = run()
     same(ours, theirs)
     same(gradient, their_gradient)

@@ -70,9 +70,9 @@ def returned_weights(case: Case) -> None:
                 raise Wrong(f"{name}[{i}]: differs by {error:.1e}; allowed {bound:.1e}")
 
 
-def _observed(case: Case, **options: Any) -> tuple[list[hw.Observation], Outputs]:
-    seen: list[hw.Observation] = []
-    with torch.no_grad(), switched(case.model), hw.observe(seen.append, model=case.model, **options):
+def _observed(case: Case, **options: Any) -> tuple[list[hw.models.Observation], Outputs]:
+    seen: list[hw.models.Observation] = []
+    with torch.no_grad(), switched(case.model), hw.models.observe(seen.append, model=case.model, **options):
         out = outputs(case.model, case.given)
     return seen, out
 

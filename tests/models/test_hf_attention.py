@@ -223,7 +223,7 @@ def test_no_matrix_of_queries_and_keys_is_made(window, padded):
 
 def test_keys_are_not_repeated_for_grouped_queries():
     model, seen = make(FAMILY["Llama"]), []
-    with torch.no_grad(), switched(model), hw.observe(seen.append, model=model):
+    with torch.no_grad(), switched(model), hw.models.observe(seen.append, model=model):
         output(model, input_ids=tokens())
     assert [tuple(observation.map.k.shape) for observation in seen] == [(3, 2, 13, 8)] * 2
     assert [observation.name for observation in seen] == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
@@ -293,8 +293,8 @@ def test_models_are_made_with_headwise_by_name():
     install()
     install()
     options = {**FAMILY["Llama"].options, "attn_implementation": "headwise"}
-    seen: list[hw.Observation] = []
-    with hw.observe(seen.append):
+    seen: list[hw.models.Observation] = []
+    with hw.models.observe(seen.append):
         LlamaForCausalLM(LlamaConfig(**options))(tokens())
     assert len(seen) == 2
     assert seen[0].map.mask == hw.Causal()
@@ -335,7 +335,7 @@ def test_nan_in_a_weight_is_told():
     model, seen = copy.deepcopy(make(FAMILY["Llama"])), []
     with torch.no_grad():
         model.model.layers[1].self_attn.v_proj.weight[3] = torch.nan  # of key head 0
-        with switched(model), hw.observe(seen.append, model=model, measures=["entropy"]):
+        with switched(model), hw.models.observe(seen.append, model=model, measures=["entropy"]):
             assert output(model, input_ids=tokens()).isnan().all()
     assert seen[0].map.nonfinite_values is None
     assert seen[1].map.nonfinite_values.tolist() == [[13, 0]] * 3

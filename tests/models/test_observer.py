@@ -22,9 +22,9 @@ def model():
 
 
 def test_calls_are_told_in_order_with_maps_and_measures(model):
-    seen: list[hw.Observation] = []
+    seen: list[hw.models.Observation] = []
     before = model(X)
-    with hw.observe(seen.append, model=model, measures=["entropy", "max_logit"]):
+    with hw.models.observe(seen.append, model=model, measures=["entropy", "max_logit"]):
         after = model(X)
     model(X)
     torch.testing.assert_close(after, before)  # another kernel may compute the statistics too
@@ -38,8 +38,8 @@ def test_calls_are_told_in_order_with_maps_and_measures(model):
 
 
 def test_without_measures_nothing_is_measured_and_without_a_model_nothing_is_named(model):
-    seen: list[hw.Observation] = []
-    with hw.observe(seen.append):
+    seen: list[hw.models.Observation] = []
+    with hw.models.observe(seen.append):
         model(X)
     assert [(observation.name, observation.measured) for observation in seen] == [("", None)] * 2
 
@@ -48,8 +48,8 @@ def test_only_the_modules_of_the_model_are_told(model):
     other = hw.MultiHeadAttention(16, 4)  # computes with attend, and is no adapter
     twin = nn.MultiheadAttention(16, 4, batch_first=True)
     hw.attach(twin)
-    seen: list[hw.Observation] = []
-    with hw.observe(seen.append, model=twin):
+    seen: list[hw.models.Observation] = []
+    with hw.models.observe(seen.append, model=twin):
         model(X)
         other(X)
         assert seen == []
@@ -58,10 +58,10 @@ def test_only_the_modules_of_the_model_are_told(model):
 
 
 def test_observers_stack_and_each_gets_its_measures(model):
-    outer: list[hw.Observation] = []
-    inner: list[hw.Observation] = []
-    with hw.observe(outer.append, measures=["entropy"]):
-        with hw.observe(inner.append, measures=["entropy", "sink_mass"], model=model):
+    outer: list[hw.models.Observation] = []
+    inner: list[hw.models.Observation] = []
+    with hw.models.observe(outer.append, measures=["entropy"]):
+        with hw.models.observe(inner.append, measures=["entropy", "sink_mass"], model=model):
             model(X)
         model(X)
     assert (len(outer), len(inner)) == (4, 2)
@@ -71,31 +71,31 @@ def test_observers_stack_and_each_gets_its_measures(model):
 
 
 def test_two_measures_of_one_name_are_refused(model):
-    with hw.observe(print, measures=[hw.SinkMass(1)], model=model):
-        with hw.observe(print, measures=[hw.SinkMass(1)], model=model):
+    with hw.models.observe(print, measures=[hw.stats.SinkMass(1)], model=model):
+        with hw.models.observe(print, measures=[hw.stats.SinkMass(1)], model=model):
             pass
-        with pytest.raises(ConfigError, match="sink_mass"), hw.observe(print, measures=[hw.SinkMass(2)]):
+        with pytest.raises(ConfigError, match="sink_mass"), hw.models.observe(print, measures=[hw.stats.SinkMass(2)]):
             pass
-        with hw.observe(print, measures=[hw.SinkMass(2)], model=nn.Linear(2, 2)):
+        with hw.models.observe(print, measures=[hw.stats.SinkMass(2)], model=nn.Linear(2, 2)):
             pass
-    with pytest.raises(ConfigError, match="nonsense"), hw.observe(print, measures=["nonsense"]):
+    with pytest.raises(ConfigError, match="nonsense"), hw.models.observe(print, measures=["nonsense"]):
         pass
 
 
 def test_what_the_callback_raises_is_raised_and_the_observer_leaves(model):
-    def stop(observation: hw.Observation) -> None:
+    def stop(observation: hw.models.Observation) -> None:
         raise RuntimeError("enough")
 
-    with pytest.raises(RuntimeError, match="enough"), hw.observe(stop):
+    with pytest.raises(RuntimeError, match="enough"), hw.models.observe(stop):
         model(X)
     model(X)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_calls_are_told_once(model, reentrant):
-    seen: list[hw.Observation] = []
+    seen: list[hw.models.Observation] = []
     x = X.clone().requires_grad_()
-    with hw.observe(seen.append, model=model):
+    with hw.models.observe(seen.append, model=model):
         y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)
         y.sum().backward()
     assert len(seen) == 2
@@ -106,7 +106,7 @@ def test_checkpointed_calls_are_told_once(model, reentrant):
 def test_layers_of_an_encoder_and_a_decoder_are_told_apart(family):
     """Their layer_idx would not do: it is the same in all three kinds of attention."""
     model, seen = make(family), []
-    with torch.no_grad(), switched(model), hw.observe(seen.append, model=model, measures=["entropy"]):
+    with torch.no_grad(), switched(model), hw.models.observe(seen.append, model=model, measures=["entropy"]):
         output(model, **inputs(family)[0])
     names = [observation.name for observation in seen]
     assert len(names) == len(set(names)) == 6

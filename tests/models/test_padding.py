@@ -13,7 +13,7 @@ PLACED = {"right": ("sink_mass",), "left": ()}
 MEASURES = ("entropy", "max_logit", "normalized_entropy", "previous_mass", "mean_distance", "received_mass")
 
 
-class Squares(hw.RowMeasure):
+class Squares(hw.stats.RowMeasure):
     """A measure that keeps rows in its own way."""
 
     name, unit, range, source = "squares", "", "", "Σp²"
@@ -61,8 +61,8 @@ def places(side, i):
 
 
 def seen_by(model, measures, run):
-    seen: list[hw.Observation] = []
-    with torch.no_grad(), hw.observe(seen.append, model=model, measures=measures):
+    seen: list[hw.models.Observation] = []
+    with torch.no_grad(), hw.models.observe(seen.append, model=model, measures=measures):
         run()
     return seen
 
@@ -111,9 +111,9 @@ def test_roles_are_those_of_the_sentences_alone(make, side):
     hw.attach(model)
     tokens, real, positions = batch(side)
     run = lambda: model(tokens, attention_mask=real, position_ids=positions)  # noqa: E731
-    found = hw.roles([call.map for call in seen_by(model, (), run)], tokens=tokens)
+    found = hw.analysis.roles([call.map for call in seen_by(model, (), run)], tokens=tokens)
     alone = [
-        hw.roles([call.map for call in seen_by(model, (), lambda one=one: model(one))], tokens=one)
+        hw.analysis.roles([call.map for call in seen_by(model, (), lambda one=one: model(one))], tokens=one)
         for one in sentences()
     ]
     merged = alone[0].merge(alone[1]).merge(alone[2])
@@ -152,8 +152,8 @@ def test_multihead_attention_tells_tokens_and_returns_what_pytorch_returns(holes
     given = torch.zeros(3, 7).masked_fill(mask, -torch.inf) if floating else mask
     y, weights = own(x, x, x, key_padding_mask=given, average_attn_weights=False)
     hw.attach(own)
-    seen: list[hw.Observation] = []
-    with hw.observe(seen.append, measures=["entropy", "received_mass"]):
+    seen: list[hw.models.Observation] = []
+    with hw.models.observe(seen.append, measures=["entropy", "received_mass"]):
         ours, lazy = own(x, x, x, key_padding_mask=given, average_attn_weights=False)
         own(x, x.clone(), x, key_padding_mask=given)  # of another sequence
     assert_close(ours, y, rtol=1e-4, atol=1e-5)

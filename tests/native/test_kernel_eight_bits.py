@@ -19,7 +19,7 @@ from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.kernels.eight_bits import EightBits
+from headwise.kernels.quantized import QuantizedKV
 from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.nn.multi_head import MultiHeadAttention
@@ -57,7 +57,7 @@ def eight(
     statistics: tuple[Statistic, ...] = (), dropout: float = 0.0,
 ) -> tuple[Result, Tensor, Tensor]:  # fmt: skip
     """What the kernel gives from eight bits, and the numbers in float64 that they stand for. No floats are made."""
-    keys, values = EightBits.of(k), EightBits.of(v)
+    keys, values = QuantizedKV.of(k), QuantizedKV.of(v)
     rule = Rule(mask or Everything(), q.shape[-1] ** -0.5, Grid(*q.shape[:3], k.shape[2]), score)
     call = Call(q, keys, values, rule, dropout, 5, statistics)
     assert KERNELS["cpu"].refuse(call) is None
@@ -147,7 +147,7 @@ def test_dropout_drops_what_it_drops_of_floats() -> None:
 @pytest.mark.parametrize(("n", "h"), [(25, 4), (1, 98), (7, 14)])
 def test_more_queries_than_fit_are_computed_from_floats(n: int, h: int) -> None:
     q, k, v = qkv(1, h, 2, n, 64, 8, 8)
-    keys, values = EightBits.of(k), EightBits.of(v)
+    keys, values = QuantizedKV.of(k), QuantizedKV.of(v)
     call = Call(q, keys, values, Rule(Causal(), 0.3, Grid(1, h, n, 64)))
     found = done_by(KERNELS["cpu"], call)
     assert ("k" in vars(call)) == (n * h // 2 > 48)
@@ -156,7 +156,7 @@ def test_more_queries_than_fit_are_computed_from_floats(n: int, h: int) -> None:
 
 def test_what_else_is_computed_from_floats() -> None:
     q, k, v = qkv(1, 4, 2, 1, 64, 8, 8)
-    keys, values = EightBits.of(k), EightBits.of(v)
+    keys, values = QuantizedKV.of(k), QuantizedKV.of(v)
     plain = attend(q, keys.decoded(), values.decoded(), kernel="cpu")
     # Gradients, of the queries and through them.
     learning = q.clone().requires_grad_()
@@ -165,13 +165,13 @@ def test_what_else_is_computed_from_floats() -> None:
     attend(other, keys.decoded(), values.decoded(), kernel="cpu").sum().backward()
     assert torch.equal(learning.grad, other.grad)
     # Several scales a vector, one of both as floats, other kernels, other dtypes, the mass of keys.
-    parts = EightBits.of(k, (5, 3))
+    parts = QuantizedKV.of(k, (5, 3))
     assert torch.equal(attend(q, parts, values), attend(q, parts.decoded(), values.decoded()))
     assert torch.equal(attend(q, keys, v), attend(q, keys.decoded(), v))
     for kernel in ("torch_fused", "torch_blocks", "reference"):
         expected = attend(q, keys.decoded(), values.decoded(), kernel=kernel)
         assert torch.equal(attend(q, keys, values, kernel=kernel), expected)
-    double = attend(q.double(), EightBits.of(k.double()), EightBits.of(v.double()))
+    double = attend(q.double(), QuantizedKV.of(k.double()), QuantizedKV.of(v.double()))
     assert double.dtype == torch.float64
     assert error(double, plain) < 1e-6
     _, amap = attend(q, keys, values, return_map=True, measures=["received_mass"])
@@ -181,7 +181,7 @@ def test_what_else_is_computed_from_floats() -> None:
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_the_map_holds_the_keys_that_were_computed_with(dtype: torch.dtype) -> None:
     q, k, v = qkv(1, 8, 2, 2, 700, 16, 16, dtype=dtype)
-    keys, values = EightBits.of(k), EightBits.of(v)
+    keys, values = QuantizedKV.of(k), QuantizedKV.of(v)
     with torch.no_grad():
         out, amap = attend(q, keys, values, mask=Causal(), return_map=True, measures=["entropy", "mean_distance"])
         assert torch.equal(out, attend(q, keys, values, mask=Causal()))  # the map changes no bit
@@ -196,7 +196,7 @@ def test_the_map_holds_the_keys_that_were_computed_with(dtype: torch.dtype) -> N
 
 def test_a_scale_that_is_not_finite() -> None:
     q, k, v = qkv(1, 4, 2, 1, 70, 8, 8)
-    keys, values = EightBits.of(k), EightBits.of(v)
+    keys, values = QuantizedKV.of(k), QuantizedKV.of(v)
     values.scales[0, 1, 3] = math.nan
     found = attend(q, keys, values)
     assert found[:, 2:].isnan().all()
@@ -216,7 +216,7 @@ def test_only_its_own_results_are_written(dtype: torch.dtype) -> None:
     for n, d, e, m in ((1, 5, 3, 131), (4, 16, 16, 70), (12, 65, 33, 600)):
         b, h, h_kv = 2, 8, 2
         q, k, v = qkv(b, h, h_kv, n, m, d, e, dtype=dtype)
-        keys, values = EightBits.of(k), EightBits.of(v)
+        keys, values = QuantizedKV.of(k), QuantizedKV.of(v)
         rule = Rule(MASKS["nothing for some"](b, n, m), d**-0.5, Grid(b, h, n, m))
         lowered = lower(rule)
         assert isinstance(lowered, Lowered)
@@ -248,7 +248,7 @@ def test_nothing_is_read_beyond_the_end() -> None:
         for n, m, d, e in ((1, 70, 5, 3), (3, 65, 33, 19), (2, 521, 8, 64)):
             q, k, v = qkv(2, 4, 2, n, m, d, e)
             keys, values = (
-                EightBits(at_the_end(x.steps), at_the_end(x.scales), x.parts) for x in map(EightBits.of, (k, v))
+                QuantizedKV(at_the_end(x.steps), at_the_end(x.scales), x.parts) for x in map(QuantizedKV.of, (k, v))
             )
             attend(at_the_end(q), keys, values, mask=Causal())
         return True

@@ -114,7 +114,7 @@ def the_kernel_that_is_named_reads_the_map(rank: int, ranks: int) -> None:
     """Or raises on every rank; `using` gives the map to another."""
     q, k, v = qkv(1, 4, 2, 32, 32)
     parts = [parallel.shard(x, "contiguous") for x in (q, k, v)]
-    even = hw.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+    even = hw.stats.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
     _, whole = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
     for how, attention in (("ring", parallel.ring_attend), ("ulysses", parallel.ulysses_attend)):
         for kernel in ("reference", "torch_blocks"):

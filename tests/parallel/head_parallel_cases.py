@@ -37,7 +37,7 @@ class Crossing:
         return found
 
 
-class Falling(hw.Mask):
+class Falling(hw.masks.Mask):
     """A mask of nobody's library that differs between heads: head i sees keys that its index does not divide."""
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Any) -> Tensor:
@@ -83,7 +83,7 @@ def scores(x: Tensor) -> dict[str, Any]:
             hw.SoftCap(3.0), hw.ALiBi(leaf(8, seed=1)), hw.SinkLogits(leaf(8, seed=2)),
             hw.Bias(leaf(1, 8, n, n, seed=3)), hw.Bias(leaf(3, 1, 1, n, seed=4)),
             hw.RelativeBias(leaf(8, 5, seed=5), -2), hw.RelativeBias(leaf(1, 4, seed=6), -3),
-            hw.t5_bias(normal(16, 8, seed=7), bidirectional=False),
+            hw.scores.t5_bias(normal(16, 8, seed=7), bidirectional=False),
         ),
     }  # fmt: skip
 
@@ -100,11 +100,13 @@ CASES = (
     Case("scores", lambda: mha(8, 2), scores),
     Case(
         "masks of heads", lambda: mha(4, 2),
-        lambda x: {"mask": hw.Causal() & (hw.Dense(normal(3, 4, 7, 7, seed=1) > 0) | hw.HeadWindows([1, 2, 3, None]))},
+        lambda x: {
+            "mask": hw.Causal() & (hw.Dense(normal(3, 4, 7, 7, seed=1) > 0) | hw.cache.HeadWindows([1, 2, 3, None]))
+        },
     ),
     Case("mask of nobody", lambda: mha(8, 8), lambda x: {"mask": Falling() | hw.Sinks(1)}),
-    Case("gated", lambda: hw.GatedAttention(WIDTH, 4, head_dim=8, num_kv_heads=2, rotary=True, bias=True)),
-    Case("gated channels", lambda: hw.GatedAttention(WIDTH, 8, head_dim=4, gate="channel")),
+    Case("gated", lambda: hw.nn.GatedAttention(WIDTH, 4, head_dim=8, num_kv_heads=2, rotary=True, bias=True)),
+    Case("gated channels", lambda: hw.nn.GatedAttention(WIDTH, 8, head_dim=4, gate="channel")),
     Case("block", lambda: hw.TransformerBlock(mha(4, 1, rotary=True), d_ff=20, bias=True), wraps=True),
     Case(
         "post-norm", lambda: hw.TransformerBlock(mha(8, 2), d_ff=12, order="post", norm="layer", activation="relu"),

@@ -43,7 +43,7 @@ def half(mesh: DeviceMesh) -> Answer:
     for autocast in (False, True):
         truth, x = model_of(CASES[0], torch.float64), normal(3, 7, WIDTH, seed=1)
         whole = copy.deepcopy(truth).to(torch.float32 if autocast else torch.bfloat16)
-        spread = hw.parallelize_heads(copy.deepcopy(whole), mesh)
+        spread = hw.parallel.parallelize_heads(copy.deepcopy(whole), mesh)
         exact = truth(x, mask=hw.Causal())
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             given = x.to(next(whole.parameters()).dtype)
@@ -61,13 +61,13 @@ def statistics(mesh: DeviceMesh) -> Answer:
         if case.wraps:
             continue
         layer, x = model_of(case, torch.float64), normal(3, 7, WIDTH, seed=1)
-        spread = hw.parallelize_heads(copy.deepcopy(layer), mesh)
-        names = tuple(hw.MEASURES)
+        spread = hw.parallel.parallelize_heads(copy.deepcopy(layer), mesh)
+        names = tuple(hw.stats.MEASURES)
         (a, b), (c, d) = (
             [model(z, return_map=True, measures=names, **case.call(z))[1] for z in (x, x + 1)]
             for model in (spread, layer)
         )
-        a, b = hw.gather_map(a, spread), hw.gather_map(b, spread)
+        a, b = hw.parallel.gather_map(a, spread), hw.parallel.gather_map(b, spread)
         both, theirs = a.measured.merge(b.measured), c.measured.merge(d.measured)
         found[case.name] = {
             "shape": list(a.shape), "wanted": list(c.shape), "tile": _far(a[1, :, 2:5, 0:4], c[1, :, 2:5, 0:4]),
@@ -85,12 +85,12 @@ def decoding(mesh: DeviceMesh) -> Answer:
     for heads in ((8, 8), (8, 2), (4, 1)):
         torch.manual_seed(3)
         layer = hw.MultiHeadAttention(WIDTH, heads[0], num_kv_heads=heads[1], head_dim=8, rotary=True).double()
-        spread = hw.parallelize_heads(copy.deepcopy(layer), mesh)
-        held = hw.held_heads(spread)
+        spread = hw.parallel.parallelize_heads(copy.deepcopy(layer), mesh)
+        held = hw.parallel.held_heads(spread)
         windows = [3, None, 5, 2, None, 4, 1, 7][: heads[1]]
         caches: dict[str, Callable[[list[int | None]], Any]] = {
-            "KVCache": lambda _: hw.KVCache(), "SlidingCache": lambda _: hw.SlidingCache(window=4, sinks=1),
-            "BudgetCache": lambda windows: hw.BudgetCache(windows, sinks=1),
+            "KVCache": lambda _: hw.KVCache(), "SlidingCache": lambda _: hw.cache.SlidingCache(window=4, sinks=1),
+            "BudgetCache": lambda windows: hw.cache.BudgetCache(windows, sinks=1),
         }  # fmt: skip
         for name, make in caches.items():
             own, whole = make([windows[i] for i in held.kv_heads]), make(windows)
@@ -110,7 +110,7 @@ def writing(mesh: DeviceMesh) -> Answer:
     tokenizer = CharTokenizer.from_text(text)
     torch.manual_seed(2)
     decoder = Decoder(DecoderConfig(tokenizer.vocab_size, 24, 2, 4, 2, 16, context=12)).eval().double()
-    spread = hw.parallelize_heads(copy.deepcopy(decoder), mesh)
+    spread = hw.parallel.parallelize_heads(copy.deepcopy(decoder), mesh)
     found = {}
     for temperature in (0.0, 1.0):
         pair = (
@@ -129,15 +129,15 @@ def refusals(mesh: DeviceMesh) -> Answer:
         "uneven channels": lambda: hw.MultiHeadAttention(24, 4, num_kv_heads=1, head_dim=5, value_dim=4),
         "uneven feed-forward": lambda: hw.TransformerBlock(hw.MultiHeadAttention(24, 4), d_ff=31),
         "none": lambda: nn.Linear(3, 3),
-        "twice": lambda: hw.parallelize_heads(hw.MultiHeadAttention(24, 4), mesh),
-        **{name: lambda design=design: design.build(24, 4) for name, design in hw.DESIGNS.items()
+        "twice": lambda: hw.parallel.parallelize_heads(hw.MultiHeadAttention(24, 4), mesh),
+        **{name: lambda design=design: design.build(24, 4) for name, design in hw.nn.DESIGNS.items()
            if name not in ("multi_head", "single_head", "gated_output")},
     }  # fmt: skip
     found = {}
     for name, make in wrong.items():
         model = nn.Sequential(hw.MultiHeadAttention(24, 4), make()) if name != "none" else make()
         try:
-            hw.parallelize_heads(model, mesh)
+            hw.parallel.parallelize_heads(model, mesh)
             found[name] = "nothing"
         except hw.HeadwiseError as error:
             spread = [p for p in model[0].parameters() if isinstance(p, DTensor)] if name != "none" else []
@@ -149,26 +149,26 @@ def checkpoints(mesh: DeviceMesh) -> Answer:
     """The whole state out of a spread model, and into another one; and by PyTorch's own plan."""
     torch.manual_seed(11)
     model = Decoder(DecoderConfig(13, 24, 2, 4, 1, 16, context=12, options={"head_dim": 8})).double()
-    spread = hw.parallelize_heads(copy.deepcopy(model), mesh)
-    state = hw.whole_state(spread)
+    spread = hw.parallel.parallelize_heads(copy.deepcopy(model), mesh)
+    state = hw.parallel.whole_state(spread)
     same = all(torch.equal(state[name], x) for name, x in model.state_dict().items()) and len(state) == len(
         model.state_dict()
     )
     torch.manual_seed(12 + mesh.get_local_rank())  # each rank draws others: those of the first count
-    other = hw.parallelize_heads(Decoder(model.config).double(), mesh)
-    differ = not torch.equal(hw.whole_state(other)["embedding.weight"], state["embedding.weight"])
-    first = hw.whole_state(other)["embedding.weight"].double().sum().item()
+    other = hw.parallel.parallelize_heads(Decoder(model.config).double(), mesh)
+    differ = not torch.equal(hw.parallel.whole_state(other)["embedding.weight"], state["embedding.weight"])
+    first = hw.parallel.whole_state(other)["embedding.weight"].double().sum().item()
     set_model_state_dict(other, state, options=StateDictOptions(full_state_dict=True))
     ids = torch.arange(9).view(1, 9) % 13
     planned = copy.deepcopy(model.blocks[0].attention)
-    parallelize_module(planned, mesh, hw.head_parallel_plan(planned))
+    parallelize_module(planned, mesh, hw.parallel.head_parallel_plan(planned))
     x = normal(2, 5, 24, seed=6)
     return {
         "same": same and spread.config == model.config, "differ": differ, "first": first,
         "loaded": _far(other(ids), model(ids)),
         "plan": _far(planned(x), model.blocks[0].attention(x)),
         "own": {name: list(x.to_local().shape) for name, x in planned.state_dict().items()},
-        "config": str(hw.held_heads(planned)),
+        "config": str(hw.parallel.held_heads(planned)),
     }  # fmt: skip
 
 
@@ -180,7 +180,7 @@ def training(mesh: DeviceMesh) -> Answer:
         whole = Decoder(
             DecoderConfig(13, 24, 2, 4, kv, 16, context=12, options={"qk_norm": True, "head_dim": 8})
         ).double()
-        spread = hw.parallelize_heads(copy.deepcopy(whole), mesh)
+        spread = hw.parallel.parallelize_heads(copy.deepcopy(whole), mesh)
         ids = torch.randint(13, (3, 9), generator=torch.Generator().manual_seed(1))
         losses, norms = [], []
         for model in (whole, spread):
@@ -189,11 +189,11 @@ def training(mesh: DeviceMesh) -> Answer:
                 optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
                 loss.backward()
-                norms.append(float(hw.clip_gradients(model, 0.1)))
+                norms.append(float(hw.parallel.clip_gradients(model, 0.1)))
                 optimizer.step()
                 losses.append(float(loss))
         one = nn.utils.clip_grad_norm_(whole.parameters(), 0.1)
-        state = hw.whole_state(spread)
+        state = hw.parallel.whole_state(spread)
         found[str(kv)] = {
             "losses": losses, "norms": norms, "clipped": float(one),
             "weights": max(_far(state[name], x) for name, x in whole.state_dict().items()),
@@ -209,7 +209,7 @@ def dropout(mesh: DeviceMesh) -> Answer:
         for proj in (layer.q_proj, layer.k_proj, layer.v_proj):
             proj.weight.copy_(proj.weight[:8].repeat(4, 1))
     block = hw.TransformerBlock(layer, d_ff=16, inner_dropout=0.5, dropout=0.5)
-    hw.parallelize_heads(block, mesh)
+    hw.parallel.parallelize_heads(block, mesh)
     x = normal(2, 9, 24, seed=2).float()
     torch.manual_seed(7)
     _, train = block.attention(x, return_concat=True)
@@ -227,11 +227,11 @@ def watching(mesh: DeviceMesh) -> Answer:
     """A record numbers this rank's heads as the whole layer does, and all ranks together are one process."""
     torch.manual_seed(1)
     whole = nn.ModuleDict({name: mha(8, kv).double() for name, kv in (("a", 8), ("b", 2))})
-    spread = hw.parallelize_heads(copy.deepcopy(whole), mesh)
+    spread = hw.parallel.parallelize_heads(copy.deepcopy(whole), mesh)
     xs = [normal(3, 7, WIDTH, seed=1), normal(2, 5, WIDTH, seed=2)]
     records = []
     for model in (whole, spread):
-        with hw.watch(model, measures=tuple(hw.MEASURES), heads=[0, 3, 6], steps="manual") as record:
+        with hw.watch(model, measures=tuple(hw.stats.MEASURES), heads=[0, 3, 6], steps="manual") as record:
             for x in xs:
                 for layer in model.values():
                     layer(x, mask=hw.Causal())
@@ -239,13 +239,13 @@ def watching(mesh: DeviceMesh) -> Answer:
         records.append(record)
     one, many = records
     reduced = many.reduce()
-    held = hw.held_heads(spread["a"]).heads
+    held = hw.parallel.held_heads(spread["a"]).heads
     mine = [i for i, (_, head) in enumerate(one.latest.places) if head in held]
     with hw.watch(spread, measures=["max_logit"]) as narrow:
         spread["a"](xs[0])
     alone = ""
     try:
-        hw.qk_clip(nn.ModuleDict({"a": spread["a"]}), narrow)
+        hw.telemetry.qk_clip(nn.ModuleDict({"a": spread["a"]}), narrow)
     except hw.ConfigError as error:
         alone = str(error)
     with hw.watch(spread, measures=["max_logit"]) as record:
@@ -253,8 +253,8 @@ def watching(mesh: DeviceMesh) -> Answer:
     with hw.watch(whole, measures=["max_logit"]) as of_one:
         whole["b"](xs[0])
     tau = float(of_one.latest["max_logit"].median())
-    clipped = [hw.qk_clip(whole, of_one, tau), hw.qk_clip(spread, record.reduce(), tau)]
-    state = hw.whole_state(spread)
+    clipped = [hw.telemetry.qk_clip(whole, of_one, tau), hw.telemetry.qk_clip(spread, record.reduce(), tau)]
+    state = hw.parallel.whole_state(spread)
     return {
         "places": many.latest.places, "wanted": [one.latest.places[i] for i in mine],
         "own": _far(many.latest.numbers, one.latest.numbers[mine]) if mine else 0.0,
@@ -276,7 +276,7 @@ def traffic(mesh: DeviceMesh) -> Answer:
         work = Work(3, 16, 16, dtype=dtype)
         layer = hw.MultiHeadAttention(WIDTH + 3, h, num_kv_heads=kv, head_dim=d).to(getattr(torch, dtype))
         q, k, v = (normal(3, heads, 16, d, seed=1).to(next(layer.parameters())) for heads in (h, kv, kv))
-        hw.parallelize_heads(layer, mesh)
+        hw.parallel.parallelize_heads(layer, mesh)
         x = normal(3, 16, WIDTH + 3, seed=2).to(q).requires_grad_()
         parts = [shard(z, "zigzag").requires_grad_() for z in (q, k, v)]
         even = [shard(z, "contiguous").requires_grad_() for z in (q, k, v)]
@@ -299,7 +299,7 @@ def traffic(mesh: DeviceMesh) -> Answer:
         if ranks == 4 and kv > 1:  # else all-gathers of keys are among those in which ranks agree on the call
             both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "heads"))
             small = hw.MultiHeadAttention(WIDTH + 3, h, num_kv_heads=kv, head_dim=d).to(getattr(torch, dtype))
-            hw.parallelize_heads(small, both["heads"])
+            hw.parallel.parallelize_heads(small, both["heads"])
             part = shard(x.detach(), "zigzag", dim=1, group=both["sequence"]).requires_grad_()
             sequence_parallel(small, both["sequence"])
             calls["heads by ring"] = (
@@ -334,18 +334,18 @@ def meshes(mesh: DeviceMesh) -> Answer:
     for kv in (2, 1):
         torch.manual_seed(1)
         layer = hw.MultiHeadAttention(WIDTH, 4, num_kv_heads=kv, head_dim=8).double()
-        spread = hw.parallelize_heads(copy.deepcopy(layer), both["heads"])
+        spread = hw.parallel.parallelize_heads(copy.deepcopy(layer), both["heads"])
         x = normal(2, 5, WIDTH, seed=1 + both["data"].get_local_rank())
         found[str(kv)] = _far(spread(x), layer(x))
     try:
-        hw.parallelize_heads(copy.deepcopy(layer), both)
+        hw.parallel.parallelize_heads(copy.deepcopy(layer), both)
     except hw.ConfigError as error:
         found["error"] = str(error)
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "heads"))
     for how, kv in (("ring", 2), ("ulysses", 1), ("ring", 4)):
         torch.manual_seed(3)
         layer = hw.TransformerBlock(mha(4, kv, rotary=True, bias=True), d_ff=8).double()
-        spread = hw.parallelize_heads(copy.deepcopy(layer), both["heads"])
+        spread = hw.parallel.parallelize_heads(copy.deepcopy(layer), both["heads"])
         x, d_y = normal(2, 9, WIDTH, seed=4), normal(2, 9, WIDTH, seed=5)
         score = hw.ALiBi(normal(4, seed=6).abs())
         layer(x, mask=hw.Causal(), score=score).backward(d_y)
@@ -365,7 +365,7 @@ def meshes(mesh: DeviceMesh) -> Answer:
 
 def _differences(case: Case, mesh: DeviceMesh, dtype: torch.dtype) -> dict[str, float]:
     whole = model_of(case, dtype)
-    spread = hw.parallelize_heads(copy.deepcopy(whole), mesh)
+    spread = hw.parallel.parallelize_heads(copy.deepcopy(whole), mesh)
     found = {}
     xs = [normal(3, 7, WIDTH, seed=1).to(dtype).requires_grad_() for _ in range(2)]
     calls = [case.call(x) for x in xs]

@@ -16,7 +16,7 @@ N = 23
 
 def layers(design: type) -> list[nn.Module]:
     torch.manual_seed(3)
-    if issubclass(design, hw.SingleHeadAttention):
+    if issubclass(design, hw.nn.SingleHeadAttention):
         return [design.build(24, 1, rotary=True)]
     if design is hw.MultiHeadAttention:
         return [
@@ -30,7 +30,7 @@ def every_design(rank: int, ranks: int) -> None:
     """Outputs and, added up, gradients of every design are one process's, or it is refused by name."""
     x = torch.randn(2, N, 24, generator=torch.Generator().manual_seed(1))
     toward = torch.randn(2, N, 24, generator=torch.Generator().manual_seed(2))
-    for design in hw.DESIGNS.values():
+    for design in hw.nn.DESIGNS.values():
         if design not in DESIGNS:
             other = design.build(24, 4)
             raises(hw.ConfigError, design.__name__, parallel.sequence_parallel, other)
@@ -136,7 +136,7 @@ def models_that_cannot(rank: int, ranks: int) -> None:
     layer = hw.MultiHeadAttention(24, 4, rotary=True)
     raises(hw.ConfigError, "how='spiral'", parallel.sequence_parallel, layer, how="spiral")
     raises(hw.ConfigError, "layout='spiral'", parallel.sequence_parallel, layer, layout="spiral")
-    mixed = nn.ModuleDict({"good": layer, "bad": hw.TalkingHeadsAttention(24, 4)})
+    mixed = nn.ModuleDict({"good": layer, "bad": hw.nn.TalkingHeadsAttention(24, 4)})
     raises(hw.ConfigError, "'bad' (TalkingHeadsAttention)", parallel.sequence_parallel, mixed)
     assert not any(step in vars(layer) for step in STEPS)
     with parallel.sequence_parallel(layer):

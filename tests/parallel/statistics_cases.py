@@ -14,13 +14,13 @@ N = 37
 def all_measures() -> list:
     ids = torch.randint(0, 6, (N,), generator=torch.Generator().manual_seed(3))
     return [
-        *MEASURES, hw.DuplicateMass(ids), hw.InductionMass(ids), hw.InductionMass(ids, uniform=True),
-        hw.ClassMass(ids == 2, "twos"), hw.ClassMass(torch.stack((ids == 1, ids == 4)), "two classes"),
-        hw.row_measure("far", lambda tile: (tile.weights * (tile.positions[:, None] - tile.keys > 9)).sum(-1)),
+        *MEASURES, hw.stats.DuplicateMass(ids), hw.stats.InductionMass(ids), hw.stats.InductionMass(ids, uniform=True),
+        hw.stats.ClassMass(ids == 2, "twos"), hw.stats.ClassMass(torch.stack((ids == 1, ids == 4)), "two classes"),
+        hw.stats.row_measure("far", lambda tile: (tile.weights * (tile.positions[:, None] - tile.keys > 9)).sum(-1)),
     ]  # fmt: skip
 
 
-class Opaque(hw.Measure):
+class Opaque(hw.stats.Measure):
     """A measure whose state nobody else can join."""
 
     name, unit, range, source = "opaque", "", "", ""

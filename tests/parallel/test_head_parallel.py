@@ -114,7 +114,7 @@ def test_designs_that_couple_their_heads_are_refused_by_name(answers, design):
     for answer in answers:
         said = answer["refusals"][design]
         assert said.startswith(
-            f"ConfigError: 1: {hw.DESIGNS[design].__name__} cannot be spread over ranks by its heads: "
+            f"ConfigError: 1: {hw.nn.DESIGNS[design].__name__} cannot be spread over ranks by its heads: "
         )
         assert "CHANGED" not in said
 
@@ -212,12 +212,12 @@ def test_bytes_sent_are_those_of_the_formulas(answers, way, heads):
 
 def test_a_layer_that_is_not_spread_holds_all_heads():
     layer = mha(4, 2)
-    assert hw.held_heads(layer) is None
+    assert hw.parallel.held_heads(layer) is None
     with pytest.raises(hw.ConfigError, match="heads of this MultiHeadAttention are not spread"):
-        hw.gather_map(layer(torch.randn(1, 3, 21), return_map=True)[1], layer)
+        hw.parallel.gather_map(layer(torch.randn(1, 3, 21), return_map=True)[1], layer)
 
 
 def test_a_plan_names_every_part():
-    plan = hw.head_parallel_plan(hw.TransformerBlock(mha(4, 2, qk_norm=True), d_ff=8, inner_dropout=0.1))
+    plan = hw.parallel.head_parallel_plan(hw.TransformerBlock(mha(4, 2, qk_norm=True), d_ff=8, inner_dropout=0.1))
     parts = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
     assert set(plan) == {"attention", "ff_in", "ff_out", "inner_dropout", *(f"attention.{part}" for part in parts)}

@@ -24,7 +24,7 @@ def ddp(rank: int) -> dict[str, Any]:
                 model(piece).sum().backward()
             record.step()
         reduced = record.reduce()
-    result = hw.qk_clip(model, reduced, tau=0.5)
+    result = hw.telemetry.qk_clip(model, reduced, tau=0.5)
     return {
         "own": record.latest["max_logit"].nan_to_num(0.0).tolist(), "clipped": len(result),
         "latest": reduced.latest.numbers.tolist(), "totals": reduced.totals.numbers.tolist(),
@@ -47,7 +47,7 @@ def fsdp(rank: int) -> dict[str, Any]:
         whole(x()).sum().backward()
         before = record.reduce().latest["max_logit"][0]
         tau = float(before.sort().values[1:3].mean())
-        hw.qk_clip(whole, record.reduce(), tau=tau)
+        hw.telemetry.qk_clip(whole, record.reduce(), tau=tau)
         whole(x())
         after = record.reduce().latest["max_logit"][0]
     return {"before": before.tolist(), "tau": tau, "after": after.tolist()}

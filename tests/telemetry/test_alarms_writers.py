@@ -31,34 +31,40 @@ def findings(alarm_of, *values, name="max_logit"):
 
 def test_alarm_is_told_once_until_it_has_been_well_by_a_margin():
     found = findings(
-        lambda then: hw.MaxLogitAlarm(10.0, then=then),
+        lambda then: hw.telemetry.MaxLogitAlarm(10.0, then=then),
         [5.0, 11.0], [12.0, 12.0], [9.5, 9.5], [11.0, 11.0], [8.9, 9.1], [11.0, 11.0],
     )  # fmt: skip
     assert found == [(0, (("a.b", 1),)), (1, (("a.b", 0),)), (5, (("a.b", 0),))]
 
 
 def test_heads_that_did_not_run_are_neither_ill_nor_well():
-    found = findings(lambda then: hw.MaxLogitAlarm(10.0, then=then), [11.0], [torch.nan], [11.0])
+    found = findings(lambda then: hw.telemetry.MaxLogitAlarm(10.0, then=then), [11.0], [torch.nan], [11.0])
     assert found == [(0, (("a.b", 0),))]
 
 
 def test_entropy_and_sink_alarms_look_at_their_sides():
-    assert findings(lambda t: hw.EntropyAlarm(1.0, then=t), [0.9, 1.1], [1.05, 1.1], [0.9, 1.2], name="entropy") == [
+    assert findings(
+        lambda t: hw.telemetry.EntropyAlarm(1.0, then=t), [0.9, 1.1], [1.05, 1.1], [0.9, 1.2], name="entropy"
+    ) == [(0, (("a.b", 0),))]
+    assert findings(lambda t: hw.telemetry.SinkAlarm(0.9, then=t), [0.91, 0.89], name="sink_mass") == [
         (0, (("a.b", 0),))
     ]
-    assert findings(lambda t: hw.SinkAlarm(0.9, then=t), [0.91, 0.89], name="sink_mass") == [(0, (("a.b", 0),))]
 
 
 def test_alarm_warns_or_raises_with_layer_head_and_number():
-    with pytest.warns(hw.AttentionWarning, match=r"step 0: a.b head 1: max logit 11, over 10$"):
-        Alarms([hw.MaxLogitAlarm(10.0)]).look(summary([1.0, 11.0]))
-    with pytest.raises(hw.AttentionAlarm, match=r"head 3: max logit 11, over 10; and 2 more heads$"):
-        Alarms([hw.MaxLogitAlarm(10.0, then="raise")]).look(summary([11.0] * 6))
+    with pytest.warns(hw.telemetry.AttentionWarning, match=r"step 0: a.b head 1: max logit 11, over 10$"):
+        Alarms([hw.telemetry.MaxLogitAlarm(10.0)]).look(summary([1.0, 11.0]))
+    with pytest.raises(hw.telemetry.AttentionAlarm, match=r"head 3: max logit 11, over 10; and 2 more heads$"):
+        Alarms([hw.telemetry.MaxLogitAlarm(10.0, then="raise")]).look(summary([11.0] * 6))
 
 
 def test_model_in_training_meets_the_alarms():
     model, found = mixed(), []
-    alarms = [hw.NonFiniteAlarm(found.append), hw.DeadHeadAlarm(then=found.append), hw.SinkAlarm(then=found.append)]
+    alarms = [
+        hw.telemetry.NonFiniteAlarm(found.append),
+        hw.telemetry.DeadHeadAlarm(then=found.append),
+        hw.telemetry.SinkAlarm(then=found.append),
+    ]
     with hw.watch(model, alarms=alarms) as record:
         model(x())
         assert found == []
@@ -81,8 +87,8 @@ def test_model_in_training_meets_the_alarms():
 
 def test_alarm_that_raises_does_so_through_the_forward_after_the_numbers_are_kept():
     model = mixed()
-    with hw.watch(model, alarms=[hw.MaxLogitAlarm(1e-3, then="raise")]) as record:
-        with pytest.raises(hw.AttentionAlarm):
+    with hw.watch(model, alarms=[hw.telemetry.MaxLogitAlarm(1e-3, then="raise")]) as record:
+        with pytest.raises(hw.telemetry.AttentionAlarm):
             model(x())
         model(x())  # told already
     assert record.ledger.steps == 2
@@ -90,11 +96,16 @@ def test_alarm_that_raises_does_so_through_the_forward_after_the_numbers_are_kep
 
 def test_alarm_without_its_measure_is_named():
     with pytest.raises(hw.ConfigError, match=r"SinkAlarm.*needs sink_mass"):
-        hw.watch(mixed(), measures=["entropy"]).alarm(hw.SinkAlarm())
+        hw.watch(mixed(), measures=["entropy"]).alarm(hw.telemetry.SinkAlarm())
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: hw.MaxLogitAlarm(0.0), lambda: hw.SinkAlarm(1.5), lambda: hw.EntropyAlarm(then="shout")]
+    "make",
+    [
+        lambda: hw.telemetry.MaxLogitAlarm(0.0),
+        lambda: hw.telemetry.SinkAlarm(1.5),
+        lambda: hw.telemetry.EntropyAlarm(then="shout"),
+    ],
 )
 def test_alarms_that_will_not_do_are_named(make):
     with pytest.raises(hw.ConfigError, match=r"Alarm\("):
@@ -103,7 +114,7 @@ def test_alarms_that_will_not_do_are_named(make):
 
 def test_lines_of_json_say_what_the_record_says(tmp_path):
     path = tmp_path / "runs" / "log.jsonl"
-    with hw.watch(mixed(), every=2).write_to(hw.JSONLines(path)) as record:
+    with hw.watch(mixed(), every=2).write_to(hw.telemetry.JSONLines(path)) as record:
         for seed in range(5):
             record.model(x(seed=seed))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -113,7 +124,7 @@ def test_lines_of_json_say_what_the_record_says(tmp_path):
 
 
 def test_nan_is_null_in_json(tmp_path):
-    with hw.watch(mixed()).write_to(hw.JSONLines(tmp_path / "log")) as record:
+    with hw.watch(mixed()).write_to(hw.telemetry.JSONLines(tmp_path / "log")) as record:
         record.model(torch.full((1, 3, 24), torch.nan))
     layer = json.loads((tmp_path / "log").read_text())["layers"]["blocks.0.attention"]
     assert layer["max_logit"] == [None, None]
@@ -124,7 +135,7 @@ def test_nan_is_null_in_json(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
 def test_full_disk_is_told_once_and_the_run_goes_on():
-    with hw.watch(mixed()).write_to(hw.JSONLines("/dev/full")) as record:
+    with hw.watch(mixed()).write_to(hw.telemetry.JSONLines("/dev/full")) as record:
         with pytest.warns(RuntimeWarning, match="could not be written to /dev/full: OSError"):
             record.model(x())
         record.model(x())  # a second warning would be an error here
@@ -172,7 +183,7 @@ class Run:
 
 def test_weights_and_biases_gets_a_curve_a_head():
     run = Run()
-    with hw.watch(mixed(), measures=["entropy"]).write_to(hw.WeightsAndBiases(run)) as record:
+    with hw.watch(mixed(), measures=["entropy"]).write_to(hw.telemetry.WeightsAndBiases(run)) as record:
         record.model(x())
     (values,) = run.logged
     assert values["entropy/blocks.1.attention/2"] == pytest.approx(record.latest["entropy"][1, 2].item())
@@ -184,7 +195,7 @@ def test_tensorboard_gets_a_curve_a_head(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    writer = hw.TensorBoard(tmp_path)
+    writer = hw.telemetry.TensorBoard(tmp_path)
     with hw.watch(mixed(), measures=["entropy"]).write_to(writer) as record:
         record.model(x())
         record.model(x(seed=3))
@@ -197,7 +208,8 @@ def test_tensorboard_gets_a_curve_a_head(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "package"), [(lambda: hw.TensorBoard("x"), "tensorboard"), (hw.WeightsAndBiases, "wandb")]
+    ("make", "package"),
+    [(lambda: hw.telemetry.TensorBoard("x"), "tensorboard"), (hw.telemetry.WeightsAndBiases, "wandb")],
 )
 def test_library_that_is_not_there_is_named(make, package, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)

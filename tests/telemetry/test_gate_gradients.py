@@ -84,8 +84,8 @@ def loss_of(model, batch):
 def test_training_tells_what_passes_of_their_own_find(kernel, dtype, absolute, per):
     model = mixed().to(dtype)
     batches = [x(b, 7, seed=seed).to(dtype) for seed, b in enumerate((2, 2, 3))]
-    expected = hw.gradient_importance(model, batches, loss_of, absolute=absolute, per=per)
-    with hw.use_kernel(kernel), hw.gate_gradients(model) as gates:
+    expected = hw.analysis.gradient_importance(model, batches, loss_of, absolute=absolute, per=per)
+    with hw.use_kernel(kernel), hw.telemetry.gate_gradients(model) as gates:
         for batch in batches:
             loss_of(model, batch).backward()
     found = gates.importance(per=per, absolute=absolute)
@@ -102,8 +102,8 @@ def test_training_tells_what_passes_of_their_own_find(kernel, dtype, absolute, p
 def test_tokens_apart():
     model = mixed().double()
     batches = [x(2, 7, seed=seed).double() for seed in range(2)]
-    expected = hw.taylor_importance(model, batches, loss_of)
-    with hw.gate_gradients(model) as gates:
+    expected = hw.analysis.taylor_importance(model, batches, loss_of)
+    with hw.telemetry.gate_gradients(model) as gates:
         for batch in batches:
             loss_of(model, batch).backward()
     np.testing.assert_allclose(gates.importance(per="token").flat, expected.flat, rtol=1e-10)
@@ -116,8 +116,8 @@ def test_models_of_transformers(name):
     def loss(model, batch):
         return model(batch)[0].square().mean()
 
-    expected = hw.gradient_importance(model, [ids()], loss)
-    with hw.gate_gradients(model) as gates:
+    expected = hw.analysis.gradient_importance(model, [ids()], loss)
+    with hw.telemetry.gate_gradients(model) as gates:
         loss(model, ids()).backward()
     np.testing.assert_allclose(gates.importance().flat, expected.flat, rtol=1e-3, atol=1e-4 * expected.flat.max())
     assert model.config._attn_implementation != "headwise"
@@ -131,7 +131,7 @@ def test_checkpointed_passes_are_heard_once(reentrant, kernel):
 
     def run(again):
         z = batch.clone().requires_grad_()
-        with hw.use_kernel(kernel), hw.gate_gradients(blocks) as gates:
+        with hw.use_kernel(kernel), hw.telemetry.gate_gradients(blocks) as gates:
             y = z
             for block in blocks:
                 y = checkpoint(block, y, use_reentrant=reentrant) if again else block(y)
@@ -156,9 +156,9 @@ def test_a_layer_that_is_called_twice_is_one_gate():
             return self.layer(self.layer(z))
 
     batches = [x(seed=seed).double() for seed in range(3)]
-    expected = hw.gradient_importance(Twice(), batches, loss_of)
+    expected = hw.analysis.gradient_importance(Twice(), batches, loss_of)
     model = Twice()
-    with hw.gate_gradients(model) as gates:
+    with hw.telemetry.gate_gradients(model) as gates:
         for batch in batches:
             loss_of(model, batch).backward()
     assert gates.passes == {"layer": 3}
@@ -169,11 +169,11 @@ def test_a_layer_that_is_called_twice_is_one_gate():
 def test_every_design_is_heard_or_says_why_not(name):
     torch.manual_seed(0)
     layer = DESIGNS[name].build(24, 4)
-    if isinstance(layer, hw.SparseHeadMixture | hw.TalkingHeadsAttention | hw.HeadMixingAttention):
+    if isinstance(layer, hw.nn.SparseHeadMixture | hw.nn.TalkingHeadsAttention | hw.nn.HeadMixingAttention):
         with pytest.raises(hw.ConfigError, match=" of its "):
-            hw.gate_gradients(layer)
+            hw.telemetry.gate_gradients(layer)
         return
-    gates = hw.gate_gradients(layer)
+    gates = hw.telemetry.gate_gradients(layer)
     with gates:
         y = layer(torch.randn(2, 9, 24))
         (y[0] if isinstance(y, tuple) else y).square().mean().backward()
@@ -187,17 +187,17 @@ def test_every_design_is_heard_or_says_why_not(name):
 def test_a_compiled_model_is_heard():
     model = mixed()
     torch.compiler.reset()
-    with hw.gate_gradients(model) as plain:
+    with hw.telemetry.gate_gradients(model) as plain:
         loss_of(model, x()).backward()
     compiled = torch.compile(model, backend="aot_eager")
-    with hw.gate_gradients(model) as gates:
+    with hw.telemetry.gate_gradients(model) as gates:
         loss_of(compiled, x()).backward()
     np.testing.assert_allclose(gates.importance().flat, plain.importance().flat, rtol=1e-4)
 
 
 def test_passes_that_are_not_finite_are_left_out_and_counted():
     layer = hw.MultiHeadAttention(24, 4)
-    with hw.gate_gradients(layer) as gates:
+    with hw.telemetry.gate_gradients(layer) as gates:
         layer(x()).square().mean().backward()
         before = gates.importance().flat
         (layer(x(seed=2)) * math.inf).sum().backward()
@@ -209,7 +209,7 @@ def test_passes_that_are_not_finite_are_left_out_and_counted():
 def test_the_model_is_left_as_it_was_and_errors_leave_nothing_open():
     model = mixed()
     hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-    with hw.gate_gradients(model) as gates:
+    with hw.telemetry.gate_gradients(model) as gates:
         with pytest.raises(RuntimeError):
             model(torch.randn(2, 3, 7))
         with pytest.raises(hw.ConfigError, match="nothing was heard"):
@@ -228,18 +228,18 @@ def test_the_model_is_left_as_it_was_and_errors_leave_nothing_open():
     with pytest.raises(hw.ConfigError, match="absolute="):
         gates.importance(per="token", absolute="mean")
     with pytest.raises(hw.ConfigError, match=r"gate_gradients\(model\): Linear has no attention"):
-        hw.gate_gradients(nn.Linear(3, 3))
+        hw.telemetry.gate_gradients(nn.Linear(3, 3))
     with pytest.raises(hw.ConfigError, match=r"gate_gradients\(model\): .*the model: its heads mix their weights"):
-        hw.gate_gradients(hw.TalkingHeadsAttention(12, 3))
+        hw.telemetry.gate_gradients(hw.nn.TalkingHeadsAttention(12, 3))
     with pytest.raises(hw.ConfigError, match=r"gate_gradients\(model\): expected an nn"):
-        hw.gate_gradients("gpt2")
+        hw.telemetry.gate_gradients("gpt2")
     with pytest.raises(hw.ConfigError, match="no such layer"):
-        hw.gate_gradients(model, layers=["nowhere"])
+        hw.telemetry.gate_gradients(model, layers=["nowhere"])
 
 
 def test_layers_that_are_chosen_or_not_heard():
     model = mixed()
-    with hw.gate_gradients(model, layers=[0, 2]) as gates:
+    with hw.telemetry.gate_gradients(model, layers=[0, 2]) as gates:
         loss_of(model.blocks[0], x()).backward()
     found = gates.importance()
     assert gates.layers == ("blocks.0.attention", "encoder.self_attn")

@@ -15,8 +15,8 @@ def clipped(model, run, share=0.6, **options):
         run()
         before = record.latest["max_logit"].double()
         tau = share * before.nan_to_num(0.0).max().item()
-        result = hw.qk_clip(model, record, tau=tau)
-        again = hw.qk_clip(model, record, tau=tau)
+        result = hw.telemetry.qk_clip(model, record, tau=tau)
+        again = hw.telemetry.qk_clip(model, record, tau=tau)
         run()
         after = record.latest["max_logit"].double()
     assert not again  # a step is used once
@@ -50,10 +50,10 @@ def test_new_largest_logit_is_tau_and_heads_that_are_well_stay(name):
         lambda: hw.MultiHeadAttention(24, 4, bias=True),
         lambda: hw.MultiHeadAttention(24, 4, num_kv_heads=2, bias=True, rotary=True),
         lambda: hw.MultiHeadAttention(24, 4, num_kv_heads=1),
-        lambda: hw.PerHeadAttention(24, 4, bias=True),
-        lambda: hw.ContractionAttention(24, 4),
-        lambda: hw.GatedAttention(24, 4),
-        lambda: hw.LatentAttention(24, 4, latent_dim=7, rope_dim=4),
+        lambda: hw.nn.PerHeadAttention(24, 4, bias=True),
+        lambda: hw.nn.ContractionAttention(24, 4),
+        lambda: hw.nn.GatedAttention(24, 4),
+        lambda: hw.nn.LatentAttention(24, 4, latent_dim=7, rope_dim=4),
         lambda: nn.MultiheadAttention(24, 4, batch_first=True, add_bias_kv=True),
     ],
 )
@@ -101,7 +101,7 @@ def test_largest_logits_at_or_below_zero_change_nothing():
     with hw.watch(layer, **OPTIONS) as record:
         layer(z)
     assert (record.latest["max_logit"] < 0).all()
-    assert not hw.qk_clip(layer, record, tau=1e-6)
+    assert not hw.telemetry.qk_clip(layer, record, tau=1e-6)
     assert all(torch.equal(p, weights[name]) for name, p in layer.named_parameters())
 
 
@@ -110,7 +110,7 @@ def test_nan_changes_nothing():
     weights = layer.q_proj.weight.clone()
     with hw.watch(layer, **OPTIONS) as record:
         layer(torch.full((1, 3, 8), torch.nan))
-    assert not hw.qk_clip(layer, record, tau=1.0)
+    assert not hw.telemetry.qk_clip(layer, record, tau=1.0)
     assert torch.equal(layer.q_proj.weight, weights)
 
 
@@ -120,19 +120,19 @@ def test_a_step_that_was_used_is_not_used_again_before_the_next_measured_one():
         found = []
         for _ in range(4):
             layer(100 * x())
-            found.append(bool(hw.qk_clip(layer, record, tau=1e-3)))
+            found.append(bool(hw.telemetry.qk_clip(layer, record, tau=1e-3)))
     assert found == [True, False, True, False] or found == [True, False, False, False]
     assert_close(record.latest["max_logit"], torch.full((1, 2), 1e-3), rtol=1e-4, atol=1e-7)
 
 
 def test_layers_that_cannot_be_clipped_are_named_and_nothing_is_changed():
-    model = nn.ModuleList([hw.MultiHeadAttention(24, 2), hw.TalkingHeadsAttention(24, 2)])
+    model = nn.ModuleList([hw.MultiHeadAttention(24, 2), hw.nn.TalkingHeadsAttention(24, 2)])
     before = model[0].q_proj.weight.clone()
     with hw.watch(model, **OPTIONS) as record:
         for layer in model:
             layer(100 * x())
     with pytest.raises(hw.ConfigError, match=r"1 \(TalkingHeadsAttention\): its scores are mixtures"):
-        hw.qk_clip(model, record, tau=0.1)
+        hw.telemetry.qk_clip(model, record, tau=0.1)
     assert torch.equal(model[0].q_proj.weight, before)
 
 
@@ -142,7 +142,7 @@ def test_arguments_that_will_not_do_are_named(measures, tau, message):
     with hw.watch(layer, measures=measures) as record:
         layer(x(d=8))
     with pytest.raises(hw.ConfigError, match=message):
-        hw.qk_clip(layer, record, tau=tau)
+        hw.telemetry.qk_clip(layer, record, tau=tau)
 
 
 def train(clip):
@@ -161,7 +161,7 @@ def train(clip):
             losses.append(loss.item())
             logits.append(record.latest["max_logit"].max().item())
             if clip:
-                hw.qk_clip(layer, record, tau=5.0)
+                hw.telemetry.qk_clip(layer, record, tau=5.0)
     return torch.tensor(losses), torch.tensor(logits)
 
 

@@ -127,7 +127,7 @@ def test_observers_hear_of_every_call_under_one_name():
     model = albert()
     hw.attach(model)
     seen = []
-    with torch.no_grad(), hw.observe(seen.append, model=model):
+    with torch.no_grad(), hw.models.observe(seen.append, model=model):
         model(ids())
     assert len(seen) == 3
     assert len({call.name for call in seen}) == 1

@@ -43,7 +43,9 @@ def test_trainer_of_transformers_keeps_a_record(tmp_path):
         pytest.skip("Trainer needs accelerate, which is not installed")
     model = transformers_model("gpt2")
     rows = [{"input_ids": row, "labels": row} for row in ids(b=12)]
-    callback = hw.trainer_callback(every=1, measures=["max_logit"], writers=[hw.JSONLines(tmp_path / "log")])
+    callback = hw.telemetry.trainer_callback(
+        every=1, measures=["max_logit"], writers=[hw.telemetry.JSONLines(tmp_path / "log")]
+    )
     arguments = transformers.TrainingArguments(
         str(tmp_path), per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=3, report_to=[],
         use_cpu=True, disable_tqdm=True, save_strategy="no",
@@ -69,7 +71,7 @@ def test_trainer_of_lightning_keeps_a_record(tmp_path):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    callback = hw.lightning_callback(measures=["entropy"], tau=None)
+    callback = hw.telemetry.lightning_callback(measures=["entropy"], tau=None)
     trainer = lightning.Trainer(
         max_epochs=1, accumulate_grad_batches=2, callbacks=[callback], logger=False, enable_checkpointing=False,
         enable_progress_bar=False, accelerator="cpu", default_root_dir=str(tmp_path),
@@ -80,7 +82,7 @@ def test_trainer_of_lightning_keeps_a_record(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "name"), [(hw.trainer_callback, "transformers"), (hw.lightning_callback, "lightning")]
+    ("make", "name"), [(hw.telemetry.trainer_callback, "transformers"), (hw.telemetry.lightning_callback, "lightning")]
 )
 def test_library_that_is_not_there_is_named(make, name, monkeypatch):
     for module in ("transformers", "lightning", "lightning.pytorch", "pytorch_lightning"):
@@ -92,4 +94,4 @@ def test_library_that_is_not_there_is_named(make, name, monkeypatch):
 def test_trainer_says_where_steps_end():
     pytest.importorskip("transformers", reason="transformers is not installed (the hf extra)")
     with pytest.raises(hw.ConfigError, match="steps: the trainer says where steps end"):
-        hw.trainer_callback(steps="forward")
+        hw.telemetry.trainer_callback(steps="forward")

@@ -237,10 +237,10 @@ def test_learned_sinks_are_no_logits():
     assert record.latest["learned_sink_mass"][0, 0] > 0.99
 
 
-@pytest.mark.parametrize("design", sorted(hw.DESIGNS))
+@pytest.mark.parametrize("design", sorted(hw.nn.DESIGNS))
 def test_every_design_is_watched_and_answers_the_same(design):
     torch.manual_seed(2)
-    layer = hw.DESIGNS[design].build(24, 4).eval()
+    layer = hw.nn.DESIGNS[design].build(24, 4).eval()
     before = layer(x())
     with hw.watch(layer, maps="lazy") as record:
         y = layer(x())
@@ -420,7 +420,7 @@ def test_manual_step_that_is_under_way_ends_with_the_record():
 
 
 def test_own_measures_are_watched():
-    even = hw.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+    even = hw.stats.row_measure("even", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
     with hw.watch(mixed(), measures=[even, "entropy", "received_mass"], maps="lazy") as record:
         record.model(x(b=1))
     amap = record.maps[MIXED_LAYERS[1]]

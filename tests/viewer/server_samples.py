@@ -12,8 +12,8 @@ from urllib.parse import urlencode
 import torch
 from starlette.testclient import TestClient
 
-from headwise.lm.loading import Subject
-from headwise.lm.loading.own import DecoderSubject
+from headwise.lm.loading import LoadedModel
+from headwise.lm.loading.own import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.viewer.app import make_app
@@ -27,14 +27,14 @@ HOST = "127.0.0.1:8123"
 PATIENCE = 60.0  # seconds after which a test gives up; nothing waits so long
 
 
-def small_subject(layers: int = 3, heads: int = 2) -> Subject:
+def small_subject(layers: int = 3, heads: int = 2) -> LoadedModel:
     """A decoder of random weights that knows the small letters, and reads quickly."""
     torch.manual_seed(7)
     tokenizer = CharTokenizer("abcdefghijklmnopqrstuvwxyz 武松")
     config = DecoderConfig(
         tokenizer.vocab_size, d_model=8 * heads, num_layers=layers, num_heads=heads, d_ff=16, context=64
     )
-    return DecoderSubject(Decoder(config), tokenizer, "small")
+    return DecoderModel(Decoder(config), tokenizer, "small")
 
 
 def until(condition: Callable[[], Any]) -> Any:
@@ -77,7 +77,7 @@ def refused(answer: Any, status: int, *words: str) -> None:
 class Gate:
     """Holds the forward pass of a subject before a layer, until it is opened."""
 
-    def __init__(self, subject: Subject, layer: int) -> None:
+    def __init__(self, subject: LoadedModel, layer: int) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
         self.passed: list[int] = []  # layers that were run
         for i, name in enumerate(subject.layers):

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 from server_samples import client_of, refused, settled
 from tile_samples import close
 
-from headwise.lm.loading import open_subject
+from headwise.lm.loading import load_model
 from headwise.reports.viewer import wire
 from headwise.reports.viewer.session import Session
 
@@ -31,7 +31,7 @@ def folder() -> Path:
 
 @pytest.mark.thorough
 def test_bert_is_shown_as_it_attends(folder):
-    subject = open_subject(folder)
+    subject = load_model(folder)
     session = Session(subject)
     client = client_of(session)
     told = client.get("/api/model").json()

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("starlette")
 from server_samples import small_subject
 
-from headwise.lm.loading import Reading
+from headwise.lm.loading import TokenizedText
 from headwise.reports.viewer.pyramid import Levels
 from headwise.reports.viewer.text import Text
 
@@ -20,5 +20,5 @@ PIECES = ["[CLS]", "Speak", ".", "All", "right", "[SEP]"]
 )
 def test_what_stands_ahead_of_a_token(start: int, stop: int, expected: list[str]) -> None:
     special = [not begin < end for begin, end in SPANS]
-    reading = Reading("Speak. All  right", torch.zeros(6, dtype=torch.long), PIECES, SPANS, special)
+    reading = TokenizedText("Speak. All  right", torch.zeros(6, dtype=torch.long), PIECES, SPANS, special)
     assert Text(small_subject(), reading, "", Levels(6, 6, 1, 1)).ahead(start, stop) == expected

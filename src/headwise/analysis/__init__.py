@@ -1,1 +1,60 @@
 """What heads do, which of them are alike, and which of them matter."""
+
+from headwise.analysis.attention_rollout import Rollout, rollout
+from headwise.analysis.circuits import circuit_similarity, composition
+from headwise.analysis.divergence import map_divergence
+from headwise.analysis.flow import attention_flow
+from headwise.analysis.head_roles import Mention, Roles, RoleScore, place_words, probe_induction, read_conllu, roles
+from headwise.analysis.history import HeadHistory
+from headwise.analysis.importance import (
+    HardConcrete,
+    HeadImportance,
+    PruningCurve,
+    ablation_importance,
+    gradient_importance,
+    learn_gates,
+    losses_without,
+    pruning_curve,
+    rank_agreement,
+    taylor_importance,
+)
+from headwise.analysis.information import HeadInformation, head_information
+from headwise.analysis.outputs import output_similarities
+from headwise.analysis.similarity import HeadSimilarity
+from headwise.analysis.spectrum import MapSpectrum, map_spectrum
+from headwise.analysis.subspaces import principal_angles, subspace_overlap
+
+__all__ = [
+    "HardConcrete",
+    "HeadHistory",
+    "HeadImportance",
+    "HeadInformation",
+    "HeadSimilarity",
+    "MapSpectrum",
+    "Mention",
+    "PruningCurve",
+    "RoleScore",
+    "Roles",
+    "Rollout",
+    "ablation_importance",
+    "attention_flow",
+    "circuit_similarity",
+    "composition",
+    "gradient_importance",
+    "head_information",
+    "learn_gates",
+    "losses_without",
+    "map_divergence",
+    "map_spectrum",
+    "output_similarities",
+    "place_words",
+    "principal_angles",
+    "probe_induction",
+    "pruning_curve",
+    "rank_agreement",
+    "read_conllu",
+    "roles",
+    "rollout",
+    "subspace_overlap",
+    "taylor_importance",
+]

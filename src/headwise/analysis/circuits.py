@@ -25,7 +25,7 @@ def circuit_similarity(weights: Sequence[Weights], circuit: str = "ov") -> HeadS
     No d_model × d_model matrix is made for a pair, nor a whole one for a head. Random circuits have 0 on average.
 
     Args:
-        weights: for each layer a dictionary with "q" and "k", or "v" and "o"; see `headwise.subspace_overlap`.
+        weights: for each layer a dictionary with "q" and "k", or "v" and "o"; see `headwise.analysis.subspace_overlap`.
     """
     one_of("circuit", circuit, ("qk", "ov"))
     factors = _qk(weights) if circuit == "qk" else _ov(weights)

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.analysis.attention_rollout import shares
 from headwise.analysis.given import checked_maps
-from headwise.analysis.rollout import shares
 from headwise.errors import ConfigError, not_installed
 from headwise.map import AttentionMap
 

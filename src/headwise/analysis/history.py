@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from headwise.analysis.given import head_name
-from headwise.analysis.roles.definitions import DEFINITIONS
+from headwise.analysis.head_roles.definitions import DEFINITIONS
 from headwise.contents import Entry, each, number, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path

@@ -3,7 +3,7 @@
 >>> import torch, headwise as hw
 >>> one, two = torch.randn(2, 1, 3, 40, 8)                      # two layers of three heads
 >>> two[:, 1] = one[:, 2]
->>> alike = hw.output_similarities([one, two], ["cka"])["cka"]
+>>> alike = hw.analysis.output_similarities([one, two], ["cka"])["cka"]
 >>> alike.pairs(1)[0].names, round(alike["L0H2", "L1H1"], 3)
 (('L0H2', 'L1H1'), 1.0)
 """

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
-from headwise.kernels.eight_bits import Vectors
+from headwise.kernels.quantized import Vectors
 from headwise.masks import Mask
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from headwise.cache.base import Kind, kind_of, told, whole
 from headwise.cache.storage import Rows, storages
 from headwise.errors import ShapeError
-from headwise.kernels.eight_bits import Vectors, decoded
+from headwise.kernels.quantized import Vectors, decoded
 
 
 class KVCache:

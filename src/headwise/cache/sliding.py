@@ -6,7 +6,7 @@ from torch import Tensor
 
 from headwise.cache.base import Kind, kind_of, told, whole
 from headwise.cache.storage import Rows, storages
-from headwise.kernels.eight_bits import Vectors, decoded
+from headwise.kernels.quantized import Vectors, decoded
 from headwise.masks import Mask, Sinks, Window
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.cache.base import whole
 from headwise.costs.work import CACHE_BYTES
 from headwise.errors import ConfigError, DTypeError, ShapeError
-from headwise.kernels.eight_bits import EightBits, Vectors
+from headwise.kernels.quantized import QuantizedKV, Vectors
 
 
 class Storage(Protocol):
@@ -82,7 +82,7 @@ class Rounded:
 
 
 class Eight:
-    """Each vector as `EightBits`: an error of at most max|x| / 254, beside the rounding of float32.
+    """Each vector as `QuantizedKV`: an error of at most max|x| / 254, beside the rounding of float32.
 
     Args:
         widths: the parts of a vector that get a scale each; None for one scale.
@@ -95,15 +95,15 @@ class Eight:
         """int8 [b, h, n, d] and float32 [b, h, n, parts]; DTypeError if a number is not finite."""
         self._parts(x)
         try:
-            kept = EightBits.of(x, self.widths)
+            kept = QuantizedKV.of(x, self.widths)
         except DTypeError as error:
             raise DTypeError(f"cache: {error}; use stored=None") from None
         return kept.steps, kept.scales
 
-    def stored(self, parts: Sequence[Tensor], dtype: torch.dtype) -> EightBits:
+    def stored(self, parts: Sequence[Tensor], dtype: torch.dtype) -> QuantizedKV:
         """The eight bits."""
         steps, scales = parts
-        return EightBits(steps, scales, self._parts(steps), dtype)
+        return QuantizedKV(steps, scales, self._parts(steps), dtype)
 
     def decode(self, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
         """Steps times scales."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.judge import claims, doctor, plan
 from headwise.cli.learn import train, write
-from headwise.cli.look import SAMPLE as SAMPLE, measures, see, trace
+from headwise.cli.look import measures, see, trace
 from headwise.cli.measure import measure
 from headwise.cli.view import view
 from headwise.errors import HeadwiseError

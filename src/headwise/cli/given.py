@@ -37,9 +37,9 @@ def check_file(option: str, path: Path | None, example: str) -> None:
 
 def load(model: Path | None) -> Any:
     """Decoder, tokenizer and info of a checkpoint, or of the embedded model."""
-    from headwise.lm.checkpoint import load_model, load_pretrained
+    from headwise.lm.checkpoint import load_checkpoint, load_pretrained
 
-    return load_pretrained() if model is None else load_model(model)
+    return load_pretrained() if model is None else load_checkpoint(model)
 
 
 @contextmanager

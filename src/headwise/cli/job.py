@@ -84,7 +84,7 @@ def carry_out(
     from headwise.compress.healing import healed
     from headwise.compress.made import KEY
     from headwise.compress.source import write_changed
-    from headwise.lm.checkpoint import load_model
+    from headwise.lm.checkpoint import load_checkpoint
 
     console, source, out, options = Console(), job.source, job.out, job.made["options"]
     if out is None or not is_wanted(job, yes=yes, dry_run=dry_run, console=console):
@@ -97,7 +97,7 @@ def carry_out(
             models.append(Candidate(done, changed))
             change, done = {**change, "heal": options["heal"], "lr": options["lr"]}, "healed"
         if job.finished:
-            changed = load_model(out)[0]
+            changed = load_checkpoint(out)[0]
         else:
             if options["heal"]:
                 changed = healed(changed, job.texts, options["heal"], options["lr"], step, seed=options["seed"])

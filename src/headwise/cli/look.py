@@ -11,11 +11,6 @@ from headwise.errors import ConfigError
 from headwise.outputs import check_writable, taken
 
 WIDE = 110  # columns of a terminal from which on a measure has room for all it says side by side
-SAMPLE = (
-    "话说鲁智深回到丛林选佛场中禅床上扑倒头便睡。上下肩两个禅和子推他起来，说道：“使不得，既要出家，如何不学坐禅？”"
-    "智深道：“洒家自睡，干你甚事？”禅和子道：“善哉！”智深裸袖道：“团鱼洒家也吃，甚么‘鳝哉’？”"
-    "禅和子道：“却是苦也！”智深便道：“团鱼大腹，又肥甜了，好吃，那得‘苦也’？”"
-)
 
 
 def see(
@@ -31,11 +26,9 @@ def see(
     lang: Annotated[str, typer.Option("--lang", help="Language of the page: en or zh.")] = "en",
 ) -> None:
     """Show what every head attends to in a text: a table here, and an HTML report."""
-    from headwise.lm.loading import open_subject
-    from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
     from headwise.reports.html import write_report
-    from headwise.reports.see import see as look
+    from headwise.reports.see import see as report_on
     from headwise.reports.terminal import print_report
     from headwise.reports.words import LANGUAGES
 
@@ -48,12 +41,8 @@ def see(
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
     with taken(out, "--out"):
-        if file is not None:
-            text = read_text(file)
-        text = SAMPLE if text is None else text
-        subject = open_subject(model)
         with progress() as step:
-            report = look(text, subject, title=_title(text, file), cells=cells, step=step)
+            report = report_on(text, model, file=file, cells=cells, step=step)
         console = Console()
         print_report(report, console, sort=sort)
         write_report(report, out, lang=lang)
@@ -113,10 +102,3 @@ def measures() -> None:
         else:
             table.add_row(name, what.append(f"\n{kind.unit}, {kind.range}; {kind.source}", style="dim"))
     console.print(table)
-
-
-def _title(text: str, file: Path | None) -> str:
-    if file is not None:
-        return file.name
-    start = " ".join(text.split())
-    return start if len(start) <= 24 else start[:24] + "…"

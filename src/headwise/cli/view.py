@@ -22,7 +22,7 @@ def view(
     ] = None,
 ) -> None:
     """Look at all heads on a text of up to 100,000 tokens, and zoom into each: a page in the browser, served here."""
-    from headwise.lm.loading import open_subject
+    from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.viewer import serve
     from headwise.reports.words import LANGUAGES
@@ -38,7 +38,7 @@ def view(
         )
 
     ended = serve(
-        open_subject(model), text=text, title="" if file is None else file.name, port=port, open_browser=not no_open,
+        load_model(model), text=text, title="" if file is None else file.name, port=port, open_browser=not no_open,
         max_tokens=max_tokens, lang=lang, say=say,
     )  # fmt: skip
     if not ended:  # nothing is left to be written, and the model's own code may take its time

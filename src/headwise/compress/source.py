@@ -11,7 +11,7 @@ import torch
 
 from headwise.errors import CheckpointError
 from headwise.files import sha256_of
-from headwise.lm.checkpoint import MODEL_FILE, load_model, read, save_model
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.models import find_heads
@@ -77,11 +77,11 @@ def write_changed(
     file = Path(out) / MODEL_FILE
     info = {**source.info, "changes": [*source.info.get("changes", []), dict(change)], **more}
     save_model(file, decoder, source.tokenizer, info, dtype=source.dtype)
-    return load_model(file)[0]
+    return load_checkpoint(file)[0]
 
 
 def _opened(name: str, file: Path) -> Source:
-    decoder, tokenizer, info = load_model(file)
+    decoder, tokenizer, info = load_checkpoint(file)
     dtypes = {x.dtype for x in read(file)[0].values() if x.is_floating_point()}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     return Source(name, file, decoder, tokenizer, info, dtype, sha256_of(file))

@@ -11,5 +11,7 @@ torch.Size([4, 8])
 (4, 200)
 """
 
-from headwise.corpus.result import CorpusMeasures as CorpusMeasures
-from headwise.corpus.run import measure_corpus as measure_corpus
+from headwise.corpus.result import CorpusMeasures
+from headwise.corpus.run import measure_corpus
+
+__all__ = ["CorpusMeasures", "measure_corpus"]

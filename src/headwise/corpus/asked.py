@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.corpus.moments import OfRows, OfWindows, varied
 from headwise.corpus.windows import Window
 from headwise.errors import ConfigError
-from headwise.lm.loading import Subject
+from headwise.lm.loading import LoadedModel
 from headwise.stats import GIVEN, MEASURES, ClassMass, DuplicateMass, InductionMass, Measure
 from headwise.telemetry.options import MEASURES as USUAL
 
@@ -83,7 +83,7 @@ class Head:
     head: int
 
 
-def chosen(subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
+def chosen(subject: LoadedModel, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
     """The heads that are kept: of these layers, with these numbers; None for all.
 
     Raises:

@@ -11,10 +11,10 @@ import headwise.corpus.sources as files
 from headwise.corpus.plan import Limit
 from headwise.corpus.sources import Print, Source
 from headwise.errors import ConfigError
-from headwise.lm.loading import Subject
+from headwise.lm.loading import LoadedModel
 
 
-def weights_print(subject: Subject) -> str:
+def weights_print(subject: LoadedModel) -> str:
     """SHA-256 of all weights, with their names, dtypes and sizes."""
     digest = hashlib.sha256()
     for name, x in sorted(subject.model.state_dict().items()):

@@ -16,7 +16,7 @@ from headwise.corpus.result import CorpusMeasures
 from headwise.corpus.windows import Frame, length_of
 from headwise.corpus.work import Work
 from headwise.errors import ConfigError
-from headwise.lm.loading import Subject, open_subject
+from headwise.lm.loading import LoadedModel, load_model
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER = ("all", "file")
@@ -26,7 +26,7 @@ Step = Callable[[str, int, int], None]  # what is being done, how much is done, 
 
 
 def measure_corpus(
-    model: Subject | str | os.PathLike[str] | None,
+    model: LoadedModel | str | os.PathLike[str] | None,
     files: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
@@ -54,7 +54,7 @@ def measure_corpus(
     size, device and threads a process.
 
     Args:
-        model: what `open_subject` takes, or what it gave.
+        model: what `load_model` takes, or what it gave.
         files: texts (UTF-8), .jsonl and .parquet files, folders and patterns such as "news/*.txt".
         out: .parquet, .csv or .jsonl.
         measures: names, as `headwise measures` lists them; and duplicate_mass, induction_mass, punctuation_mass and
@@ -66,7 +66,8 @@ def measure_corpus(
         field: of JSON lines, or column of Parquet files, that holds the text.
         layers, heads: which are kept, by their numbers; None for all.
         device: "cpu", "cuda", …; a GPU where there is one if None. dtype: of the weights, "float32", "bfloat16" or
-            "float16"; as they were opened if None. A `Subject` that is given is moved, and stays where it is if None.
+            "float16"; as they were opened if None. A `LoadedModel` that is given is moved, and
+            stays where it is if None.
         restart: measure anew, whatever is there.
         ranks: the processes; as torchrun's environment says if None. step: told how far all of them are.
     Returns:
@@ -161,13 +162,13 @@ class _Progress:
 
 
 def _placed(
-    model: Subject | str | os.PathLike[str] | None, device: str | None, dtype: str | None, ranks: Ranks
-) -> Subject:
+    model: LoadedModel | str | os.PathLike[str] | None, device: str | None, dtype: str | None, ranks: Ranks
+) -> LoadedModel:
     """The model on its device: with several GPUs, each process of a machine takes its own."""
-    subject = model if isinstance(model, Subject) else open_subject(model)
+    subject = model if isinstance(model, LoadedModel) else load_model(model)
     here = next(subject.model.parameters()).device
     found = "cuda" if torch.cuda.is_available() else "cpu"
-    wanted = device or (str(here) if isinstance(model, Subject) else found)
+    wanted = device or (str(here) if isinstance(model, LoadedModel) else found)
     if wanted == "cuda" and ranks.world > 1:
         wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
@@ -179,7 +180,7 @@ def _placed(
     return subject
 
 
-def _dtype(subject: Subject) -> str:
+def _dtype(subject: LoadedModel) -> str:
     return str(next(subject.model.parameters()).dtype).removeprefix("torch.")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.lm.loading import Subject
+from headwise.lm.loading import LoadedModel
 
 POOL = 16  # batches whose windows are sorted by length at a time
 
@@ -47,7 +47,7 @@ class Frame:
     tail: Tensor
 
     @classmethod
-    def of(cls, subject: Subject) -> "Frame":
+    def of(cls, subject: LoadedModel) -> "Frame":
         """As the tokenizer puts them around a short text."""
         reading = subject.read("a")
         own = [i for i, special in enumerate(reading.special) if not special]
@@ -62,7 +62,7 @@ class Frame:
         return ids[len(self.head) : len(ids) - len(self.tail)]
 
 
-def length_of(window: int | None, subject: Subject, frame: Frame) -> int:
+def length_of(window: int | None, subject: LoadedModel, frame: Frame) -> int:
     """Tokens of a window, special ones included: as asked for, or what the model was trained on.
 
     Raises:

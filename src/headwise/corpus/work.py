@@ -13,7 +13,7 @@ from headwise.corpus.sources import Source
 from headwise.corpus.tally import Batch, Tally, Trouble, counted
 from headwise.corpus.windows import Frame, Window, batches, stacked, windows
 from headwise.errors import ConfigError, TextError
-from headwise.lm.loading import Subject
+from headwise.lm.loading import LoadedModel
 
 ALL = -1  # the file that stands for all of them
 Tell = Callable[[float, int], None]  # bytes of the corpus, tokens of the model: done since the last call
@@ -28,7 +28,7 @@ class Work:
         batch: windows at a time. by_file: whether each file has numbers of its own.
     """
 
-    subject: Subject
+    subject: LoadedModel
     sources: Sequence[Source]
     asked: Asked
     heads: Sequence[Head]

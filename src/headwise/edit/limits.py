@@ -49,15 +49,15 @@ def check_independent(site: HeadSite) -> None:
     if site.kind == "torch":
         raise ConfigError(
             f"{place(site)}: nn.MultiheadAttention takes num_heads · head_dim = embed_dim for granted, so it cannot "
-            f"hold fewer heads. Mask them instead: headwise.scale_heads(headwise.find_heads(model), gates), with 0 for "
-            f"a head. Where your own code calls the module, prune(headwise.MultiHeadAttention.from_torch(module), "
-            f"[…]) is called layer(x, mask=…) in its place; nn.TransformerEncoderLayer and its like cannot call it"
+            f"hold fewer heads. Mask them instead: headwise.models.scale_heads(headwise.find_heads(model), gates), "
+            f"with 0 for a head. Where your own code calls the module, "
+            f"prune(headwise.MultiHeadAttention.from_torch(module), […]) is called layer(x, mask=…) in its place; nn.TransformerEncoderLayer and its like cannot call it"
         )
     if site.kind == "t5" and "position_bias" in signature(kind.forward).parameters:
         raise ConfigError(
             f"{place(site)}: the layers of {kind.__name__} hand on one relative bias [1, heads, n, m], so that none "
             f"can hold fewer heads than the others. Mask them instead: "
-            f"headwise.scale_heads(headwise.find_heads(model), gates), with 0 for a head"
+            f"headwise.models.scale_heads(headwise.find_heads(model), gates), with 0 for a head"
         )
     if not isinstance(site.module, AttentionLayer):
         return

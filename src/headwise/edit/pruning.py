@@ -109,10 +109,10 @@ def prune(
             (number of the site, head), as importance names heads; or head numbers alone if the model has one site.
             Numbers may be NumPy's or torch's, and come in any iterable.
 
-                importance = hw.gradient_importance(model, batches, loss_fn)
-                hw.prune(model, importance.order()[:2])        # the two that matter least
-                gates = hw.learn_gates(model, batches, loss_fn, penalty=0.01)
-                hw.prune(model, gates.removed())               # those that are not worth their price
+                importance = hw.analysis.gradient_importance(model, batches, loss_fn)
+                hw.edit.prune(model, importance.order()[:2])   # the two that matter least
+                gates = hw.analysis.learn_gates(model, batches, loss_fn, penalty=0.01)
+                hw.edit.prune(model, gates.removed())          # those that are not worth their price
         in_place: cut the model itself; else a deepcopy, and the model stays as it is.
     Returns:
         `Pruned`. It prints as a table.

@@ -19,12 +19,15 @@ from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
 from headwise.kernels.gates import telling
 from headwise.kernels.kernel import Kernel
+from headwise.kernels.quantized import QuantizedKV
 from headwise.kernels.reads import Matrix
 from headwise.kernels.reference import Reference
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.kernels.torch_fused import TorchFused
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.rule import own_dtypes
+
+__all__ = ["KERNELS", "Kernel", "QuantizedKV", "use_kernel"]
 
 # Fastest first. The reference is never chosen, only named: it stores the n×m matrix.
 KERNELS: dict[str, Kernel] = {

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import Hearer
+from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.lowering import Lowered, is_value, lower, lowered
 from headwise.rule import Rule
 from headwise.stats.statistics import Statistic
@@ -48,7 +48,7 @@ class Call:
         """False if k or v holds a NaN or infinity (or sums past the largest float, which only costs time)."""
         if torch.compiler.is_compiling():
             return True  # a graph without the operator, which a branch on the data would end
-        held = [x.scales if isinstance(x, EightBits) else x.detach() for x in (self.values, self.keys)]
+        held = [x.scales if isinstance(x, QuantizedKV) else x.detach() for x in (self.values, self.keys)]
         return bool(torch.isfinite(held[0].sum() + held[1].sum()))
 
     @cached_property

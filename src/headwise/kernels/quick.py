@@ -19,8 +19,8 @@ from headwise.kernels.call import Call
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
 from headwise.kernels.cpu.passes import like
-from headwise.kernels.eight_bits import Vectors
 from headwise.kernels.kernel import Kernel
+from headwise.kernels.quantized import Vectors
 from headwise.lowering import is_value
 from headwise.masks import Mask
 

@@ -1,0 +1,17 @@
+"""A small character model with its training, and any model with its tokenizer."""
+
+from headwise.lm.checkpoint import load_checkpoint, save_model
+from headwise.lm.loading import LoadedModel, TokenizedText, load_model
+from headwise.lm.model import Decoder, DecoderConfig
+from headwise.lm.tokenizer import CharTokenizer
+
+__all__ = [
+    "CharTokenizer",
+    "Decoder",
+    "DecoderConfig",
+    "LoadedModel",
+    "TokenizedText",
+    "load_checkpoint",
+    "load_model",
+    "save_model",
+]

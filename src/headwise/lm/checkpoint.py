@@ -44,7 +44,7 @@ def save_model(
     write(path, {name: x.detach().to(dtype) for name, x in decoder.state_dict().items()}, header)
 
 
-def load_model(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
+def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
     """A decoder in float32 and eval mode, its tokenizer and its info, from a file or a folder that holds
     model.safetensors. Raises CheckpointError if it is missing, truncated or something else."""
     path = Path(path)
@@ -62,7 +62,7 @@ def load_model(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenizer, di
 def load_pretrained() -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
     """The decoder that comes with headwise, trained on *Water Margin* (two scripts) and tiny Shakespeare."""
     with as_file(files("headwise.lm") / "pretrained" / MODEL_FILE) as path:
-        return load_model(path)
+        return load_checkpoint(path)
 
 
 def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
-from headwise.lm.checkpoint import load_model
+from headwise.lm.checkpoint import load_checkpoint
 from headwise.lm.corpus import Corpus
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
@@ -112,7 +112,7 @@ def train(
     if lr <= 0 or weight_decay < 0 or warmup < 0:
         raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0")
     with taken(out, "out", folder=True):
-        base, tokenizer, made = load_model(init) if init is not None else (None, None, None)
+        base, tokenizer, made = load_checkpoint(init) if init is not None else (None, None, None)
         corpus = Corpus.read(files, context=context, tokenizer=tokenizer, seed=seed)
         if base is not None:
             config = replace(base.config, context=context, dropout=dropout)

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.analysis.head_roles import DEFINITIONS, roles
+from headwise.analysis.head_roles.definitions import VERSION as ROLES
 from headwise.analysis.history import Alike, HeadHistory, HeadLook
 from headwise.analysis.outputs import output_similarities
-from headwise.analysis.roles import DEFINITIONS, roles
-from headwise.analysis.roles.definitions import VERSION as ROLES
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
 from headwise.lm.corpus import Corpus

@@ -21,21 +21,25 @@ alone, and calls `allowed` only for MIXED ones. A compiled kernel asks for its `
 each query may see.
 """
 
-from headwise.masks.base import (
-    And as And,
-    Grid as Grid,
-    Mask as Mask,
-    Or as Or,
-    Part as Part,
-    Span as Span,
-    State as State,
-    conjuncts as conjuncts,
-)
-from headwise.masks.given import Dense as Dense, Documents as Documents, Lengths as Lengths
-from headwise.masks.positional import (
-    Causal as Causal,
-    Everything as Everything,
-    Sinks as Sinks,
-    Window as Window,
-    is_causal as is_causal,
-)
+from headwise.masks.base import And, Grid, Mask, Or, Part, Span, State, conjuncts
+from headwise.masks.given import Dense, Documents, Lengths
+from headwise.masks.positional import Causal, Everything, Sinks, Window, is_causal
+
+__all__ = [
+    "And",
+    "Causal",
+    "Dense",
+    "Documents",
+    "Everything",
+    "Grid",
+    "Lengths",
+    "Mask",
+    "Or",
+    "Part",
+    "Sinks",
+    "Span",
+    "State",
+    "Window",
+    "conjuncts",
+    "is_causal",
+]

@@ -12,13 +12,32 @@ The loss is the sum of the ranks' losses; what every rank has a copy of (weights
 rank its share of the gradient.
 """
 
-from headwise.parallel.layout import Layout as Layout, shard as shard, unshard as unshard
-from headwise.parallel.ring import ring_attend as ring_attend
-from headwise.parallel.ring_map import RingMap as RingMap
-from headwise.parallel.sequence import (
-    SequenceParallel as SequenceParallel,
-    sequence_parallel as sequence_parallel,
-    sum_gradients as sum_gradients,
-)
-from headwise.parallel.ulysses import ulysses_attend as ulysses_attend
-from headwise.parallel.ulysses_map import UlyssesMap as UlyssesMap
+from headwise.parallel.heads import clip_gradients, head_parallel_plan, parallelize_heads, whole_state
+from headwise.parallel.heads_gather import gather_map
+from headwise.parallel.heads_held import HeldHeads, held_heads
+from headwise.parallel.layout import Layout, shard, unshard
+from headwise.parallel.ring import ring_attend
+from headwise.parallel.ring_map import RingMap
+from headwise.parallel.sequence import SequenceParallel, sequence_parallel, sum_gradients
+from headwise.parallel.ulysses import ulysses_attend
+from headwise.parallel.ulysses_map import UlyssesMap
+
+__all__ = [
+    "HeldHeads",
+    "Layout",
+    "RingMap",
+    "SequenceParallel",
+    "UlyssesMap",
+    "clip_gradients",
+    "gather_map",
+    "head_parallel_plan",
+    "held_heads",
+    "parallelize_heads",
+    "ring_attend",
+    "sequence_parallel",
+    "shard",
+    "sum_gradients",
+    "ulysses_attend",
+    "unshard",
+    "whole_state",
+]

@@ -1,7 +1,7 @@
 """Head-parallel attention: every rank computes its own heads, and one all-reduce adds up what they say.
 
     mesh = init_device_mesh("cuda", (4,))
-    model = hw.parallelize_heads(model, mesh)        # every MultiHeadAttention in it, and the blocks around them
+    model = hw.parallel.parallelize_heads(model, mesh)  # every MultiHeadAttention in it, and the blocks around them
 
 The q, k and v projections are cut by columns and the output projection by rows (Megatron-LM: Shoeybi et al. 2019,
 1909.08053, §3), by PyTorch's own `parallelize_module`. Activations between layers are the same on all ranks.
@@ -56,7 +56,7 @@ _TOGETHER: dict[type[AttentionLayer], str] = {
 def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, ParallelStyle]:
     """How a layer is spread by its heads, for `torch.distributed.tensor.parallel.parallelize_module`.
 
-        parallelize_module(layer, mesh, hw.head_parallel_plan(layer))
+        parallelize_module(layer, mesh, hw.parallel.head_parallel_plan(layer))
 
     Q, K and V are cut by columns and W_O by rows. Where there are fewer key heads than ranks, those that share one
     compute its channels together. Of a `TransformerBlock` also the feed-forward network, W_1 by columns and W_2 by

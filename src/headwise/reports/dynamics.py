@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwise.analysis.given import head_name
+from headwise.analysis.head_roles.definitions import DEFINITIONS
 from headwise.analysis.history import NO_ROLE, HeadHistory
-from headwise.analysis.roles.definitions import DEFINITIONS
 from headwise.errors import ConfigError
 from headwise.reports.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
 

@@ -3,7 +3,7 @@
 A measure of your own is a few lines. For each row, add something up over the tiles of its keys:
 
     >>> import torch, headwise as hw
-    >>> class LongRange(hw.RowMeasure):
+    >>> class LongRange(hw.stats.RowMeasure):
     ...     name, unit, range = "long_range", "mass", "0 to 1"
     ...     source = "weight on keys more than 100 positions back"
     ...     def partial(self, tile):
@@ -170,7 +170,7 @@ def row_measure(
     """A row-wise measure from one line: `partial(tile)` gives [b, h, r], summed over the tiles of a row.
 
     >>> import headwise as hw
-    >>> even = hw.row_measure("even_keys", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+    >>> even = hw.stats.row_measure("even_keys", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
     """
     fields = {"name": name, "unit": unit, "range": range, "source": source, "__doc__": source or name}
     return type(name, (RowMeasure,), {**fields, "partial": lambda self, tile: partial(tile)})()

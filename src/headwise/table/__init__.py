@@ -13,5 +13,7 @@ columns  numbers of one kind with their unit, description and error     heads  t
 show     as text and as HTML                                            files  Parquet, CSV and JSON
 """
 
-from headwise.table.columns import HeadColumn as HeadColumn
-from headwise.table.heads import HeadTable as HeadTable
+from headwise.table.columns import HeadColumn
+from headwise.table.heads import HeadTable
+
+__all__ = ["HeadColumn", "HeadTable"]

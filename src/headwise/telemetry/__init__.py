@@ -1,24 +1,47 @@
 """A record of every head while a model runs: `watch`, what it finds, where it writes, and what can be done about it."""
 
 from headwise.telemetry.alarms import (
-    Alarm as Alarm,
-    AttentionAlarm as AttentionAlarm,
-    AttentionWarning as AttentionWarning,
-    DeadHeadAlarm as DeadHeadAlarm,
-    EntropyAlarm as EntropyAlarm,
-    Finding as Finding,
-    MaxLogitAlarm as MaxLogitAlarm,
-    NonFiniteAlarm as NonFiniteAlarm,
-    SinkAlarm as SinkAlarm,
+    Alarm,
+    AttentionAlarm,
+    AttentionWarning,
+    DeadHeadAlarm,
+    EntropyAlarm,
+    Finding,
+    MaxLogitAlarm,
+    NonFiniteAlarm,
+    SinkAlarm,
 )
-from headwise.telemetry.clip import Clipped as Clipped, qk_clip as qk_clip
-from headwise.telemetry.record import Record as Record, Reduced as Reduced
-from headwise.telemetry.summary import History as History, Summary as Summary
-from headwise.telemetry.trainers import lightning_callback as lightning_callback, trainer_callback as trainer_callback
-from headwise.telemetry.watching import watch as watch
-from headwise.telemetry.writers import (
-    JSONLines as JSONLines,
-    TensorBoard as TensorBoard,
-    WeightsAndBiases as WeightsAndBiases,
-    Writer as Writer,
-)
+from headwise.telemetry.clip import Clipped, qk_clip
+from headwise.telemetry.gates import GateGradients, gate_gradients
+from headwise.telemetry.record import Record, Reduced
+from headwise.telemetry.summary import History, Summary
+from headwise.telemetry.trainers import lightning_callback, trainer_callback
+from headwise.telemetry.watching import watch
+from headwise.telemetry.writers import JSONLines, TensorBoard, WeightsAndBiases, Writer
+
+__all__ = [
+    "Alarm",
+    "AttentionAlarm",
+    "AttentionWarning",
+    "Clipped",
+    "DeadHeadAlarm",
+    "EntropyAlarm",
+    "Finding",
+    "GateGradients",
+    "History",
+    "JSONLines",
+    "MaxLogitAlarm",
+    "NonFiniteAlarm",
+    "Record",
+    "Reduced",
+    "SinkAlarm",
+    "Summary",
+    "TensorBoard",
+    "WeightsAndBiases",
+    "Writer",
+    "gate_gradients",
+    "lightning_callback",
+    "qk_clip",
+    "trainer_callback",
+    "watch",
+]

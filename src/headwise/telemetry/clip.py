@@ -70,7 +70,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0) -> C
 
         loss.backward(); optimizer.step()
         record.step()                                  # with watch(model, steps="manual")
-        hw.qk_clip(model, record, tau=100.0)           # on many ranks: hw.qk_clip(model, record.reduce(), tau=100.0)
+        hw.telemetry.qk_clip(model, record, tau=100.0)  # on many ranks: qk_clip(model, record.reduce(), tau=100.0)
 
     Weights are changed in place, the optimiser's state is not. A step is used once: where `watch(every=N)` measures no
     new one, a further call does nothing. See the module's docstring for what is multiplied by what.

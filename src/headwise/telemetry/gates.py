@@ -2,7 +2,7 @@
 
     >>> import torch, headwise as hw
     >>> model = hw.MultiHeadAttention(24, 4)
-    >>> with hw.gate_gradients(model) as gates:
+    >>> with hw.telemetry.gate_gradients(model) as gates:
     ...     for _ in range(3):
     ...         model(torch.randn(2, 5, 24), mask=hw.Causal()).square().mean().backward()
     >>> [len(layer) for layer in gates.importance().values]

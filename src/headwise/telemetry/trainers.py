@@ -55,7 +55,7 @@ class TrainingRecord:
 
 
 def trainer_callback(*, tau: float | None = None, writers: Sequence[Writer] = (), **options: Any) -> Any:
-    """A `TrainerCallback` for transformers' `Trainer`: `Trainer(…, callbacks=[hw.trainer_callback(every=10)])`.
+    """A `TrainerCallback` for transformers' `Trainer`: `Trainer(…, callbacks=[trainer_callback(every=10)])`.
 
     Args:
         tau: clip the queries and keys of heads whose largest logit is over it (`qk_clip`), after each measured step.
@@ -85,7 +85,7 @@ def trainer_callback(*, tau: float | None = None, writers: Sequence[Writer] = ()
 
 
 def lightning_callback(*, tau: float | None = None, writers: Sequence[Writer] = (), **options: Any) -> Any:
-    """A `Callback` for Lightning: `Trainer(callbacks=[hw.lightning_callback(every=10)])`; see `trainer_callback`.
+    """A `Callback` for Lightning: `Trainer(callbacks=[lightning_callback(every=10)])`; see `trainer_callback`.
 
     The watched model is the `LightningModule`; layers have their names in it.
 

@@ -4,11 +4,11 @@
     def loss_fn(model, batch):                                    # one number, the mean loss of the batch
         return model(**batch).loss
 
-    by_gradient = hw.gradient_importance(model, batches, loss_fn)     # one backward pass a batch
-    by_ablation = hw.ablation_importance(model, batches, loss_fn)     # one forward pass a batch and head
-    gates = hw.learn_gates(model, batches, loss_fn, penalty=0.01)     # which heads are worth that much
-    print(hw.rank_agreement([by_gradient, by_ablation, gates.importance]))
-    print(hw.pruning_curve(model, others, loss_fn, by_gradient))      # on batches that the order was not made on
+    by_gradient = hw.analysis.gradient_importance(model, batches, loss_fn)  # one backward pass a batch
+    by_ablation = hw.analysis.ablation_importance(model, batches, loss_fn)  # one forward pass a batch and head
+    gates = hw.analysis.learn_gates(model, batches, loss_fn, penalty=0.01)  # which heads are worth that much
+    print(hw.analysis.rank_agreement([by_gradient, by_ablation, gates.importance]))
+    print(hw.analysis.pruning_curve(model, others, loss_fn, by_gradient))  # on batches that the order was not made on
 
 Works on every model that `find_heads` knows; the model is left as it was.
 """

@@ -99,8 +99,8 @@ class LearnedGates:
     def removed(self, below: float = KEPT) -> list[Head]:
         """(layer, head) of all other heads, those that are open with less than this probability: what `prune` takes.
 
-        hw.prune(model, gates.removed())                    # the heads that are not worth their price
-        hw.prune(model, gates.importance.order()[:2])       # the two that matter least
+        hw.edit.prune(model, gates.removed())               # the heads that are not worth their price
+        hw.edit.prune(model, gates.importance.order()[:2])  # the two that matter least
         """
         return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if not p >= below]
 

@@ -49,7 +49,7 @@ class HeadImportance:
     def order(self) -> list[Head]:
         """All heads, the least important first; equal ones as they stand in the model.
 
-            hw.prune(model, importance.order()[:2])             # the two that matter least
+            hw.edit.prune(model, importance.order()[:2])        # the two that matter least
 
         `prune` counts the layers of the whole model, as importance does if it was asked without `sites=`.
         """

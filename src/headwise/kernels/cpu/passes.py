@@ -16,7 +16,7 @@ from headwise.errors import KernelError
 from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
-from headwise.kernels.eight_bits import EightBits, Vectors
+from headwise.kernels.quantized import QuantizedKV, Vectors
 from headwise.lowering import Lowered
 from headwise.rule import without_masked_queries
 from headwise.stats.statistics import (
@@ -132,8 +132,8 @@ def like(
     return request, binding.write_rule(request.rule, call.lowered, call.rule)
 
 
-def _has_one_scale(x: Vectors) -> TypeGuard[EightBits]:
-    return isinstance(x, EightBits) and len(x.parts) == 1
+def _has_one_scale(x: Vectors) -> TypeGuard[QuantizedKV]:
+    return isinstance(x, QuantizedKV) and len(x.parts) == 1
 
 
 def backward(
@@ -261,7 +261,7 @@ def _match(statistic: SameLabel, held: list[Tensor]) -> binding.Match:
 
 
 def _has_memory(x: Vectors) -> bool:
-    if isinstance(x, EightBits):
+    if isinstance(x, QuantizedKV):
         return _has_memory(x.steps) and _has_memory(x.scales)
     if type(x) not in (Tensor, torch.nn.Parameter):
         return False

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError, TextError
-from headwise.lm.loading.reading import Reading
+from headwise.lm.loading.reading import TokenizedText
 from headwise.lm.loading.remarks import Remark, remark
 from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, record_heads
@@ -24,7 +24,7 @@ class Look:
     """What a model did with a text.
 
     Attributes:
-        maps: as `Subject.maps` gives them. loss: as `Subject.loss` does.
+        maps: as `LoadedModel.maps` gives them. loss: as `LoadedModel.loss` does.
         outputs: of each layer what its heads give to the output projection, [b, heads, n, d_v]; [] if it is not known
             where that is.
     """
@@ -34,8 +34,8 @@ class Look:
     loss: float | None
 
 
-class Subject(ABC):
-    """A model in eval mode, its tokenizer, and what is known of its heads; `open_subject` makes it.
+class LoadedModel(ABC):
+    """A model in eval mode, its tokenizer, and what is known of its heads; `load_model` makes it.
 
     Attributes:
         name: of the folder, or "embedded decoder". kind: "headwise" or "transformers".
@@ -58,7 +58,7 @@ class Subject(ABC):
     causal: bool
 
     @abstractmethod
-    def read(self, text: str) -> Reading:
+    def read(self, text: str) -> TokenizedText:
         """The text as tokens. TextError if it is empty, or none that can be written as UTF-8."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Subject(ABC):
         """Token ids that the model has an embedding for."""
 
     def __repr__(self) -> str:
-        return f"Subject({self.name}: {self.about})"
+        return f"LoadedModel({self.name}: {self.about})"
 
 
 def described(heads: Sequence[int]) -> str:

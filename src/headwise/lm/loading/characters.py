@@ -16,7 +16,7 @@ AHEAD = 64  # characters of the text that may have been dropped before a token
 
 
 def by_offsets(text: str, tokens: Sequence[str], offsets: Spans, special: Sequence[bool]) -> tuple[list[str], Spans]:
-    """Pieces and spans, as in `Reading`, from the offsets that a fast tokenizer tells.
+    """Pieces and spans, as in `TokenizedText`, from the offsets that a fast tokenizer tells.
 
     Tokens that share a character have it in the offsets of each; it goes to the last of them. A blank that offsets
     leave out goes to the token that is written with it.

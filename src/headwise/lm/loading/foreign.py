@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.errors import CheckpointError, ConfigError, TextError
-from headwise.lm.loading.base import LossFunction, Maps, Seen, Subject, described, text_of
+from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, Seen, described, text_of
 from headwise.lm.loading.characters import by_decoding, by_offsets
 from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
-from headwise.lm.loading.reading import Reading
+from headwise.lm.loading.reading import TokenizedText
 from headwise.lm.loading.remarks import Remark, remark
 from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
@@ -24,7 +24,7 @@ LOGITS = 1 << 26  # logits held at once, 256 MB in float32
 UNREAD = ("pooler",)
 
 
-class TransformersSubject(Subject):
+class TransformersModel(LoadedModel):
     """A folder of transformers."""
 
     kind = "transformers"
@@ -54,7 +54,7 @@ class TransformersSubject(Subject):
         wide = f", hidden size {width}" if isinstance(width, int) else ""
         self.about = f"{type(self.model).__name__}, {described(self.heads)}{wide}, {size:.1f} M weights"
 
-    def read(self, text: str) -> Reading:
+    def read(self, text: str) -> TokenizedText:
         """The text by the folder's tokenizer, with the special tokens that it puts around a text."""
         whole = text_of(text)
         tokenizer = self._tokenizer
@@ -74,11 +74,11 @@ class TransformersSubject(Subject):
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
             pieces, spans = by_decoding(whole, tokens, special)
-        return Reading(whole, torch.tensor(ids), pieces, spans, special, _remarks_on(ids, pieces, *unknown))
+        return TokenizedText(whole, torch.tensor(ids), pieces, spans, special, _remarks_on(ids, pieces, *unknown))
 
     @property
     def loss_fn(self) -> LossFunction | None:
-        """As in `Subject`."""
+        """As in `LoadedModel`."""
         return _mean_loss if self._predicts else None
 
     @property

@@ -1,15 +1,15 @@
-"""`open_subject`: the one door to models in folders."""
+"""`load_model`: the one door to models in folders."""
 
 import os
 from pathlib import Path
 
 from headwise.errors import CheckpointError
-from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained
-from headwise.lm.loading.base import Subject
-from headwise.lm.loading.own import DecoderSubject
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
+from headwise.lm.loading.base import LoadedModel
+from headwise.lm.loading.own import DecoderModel
 
 
-def open_subject(path: str | os.PathLike[str] | None = None) -> Subject:
+def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
     """A model and its tokenizer, ready to read texts.
 
     Args:
@@ -24,22 +24,22 @@ def open_subject(path: str | os.PathLike[str] | None = None) -> Subject:
     """
     if path is None:
         decoder, tokenizer, _ = load_pretrained()
-        return DecoderSubject(decoder, tokenizer, "embedded decoder")
+        return DecoderModel(decoder, tokenizer, "embedded decoder")
     folder = Path(path)
     if (folder / "config.json").is_file():
         # Imported where it is needed: the decoder's subject works without transformers.
-        from headwise.lm.loading.foreign import TransformersSubject
+        from headwise.lm.loading.foreign import TransformersModel
 
-        return TransformersSubject(folder)
+        return TransformersModel(folder)
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():
         raise CheckpointError(_nothing_in(folder))
     try:
-        decoder, tokenizer, _ = load_model(folder)
+        decoder, tokenizer, _ = load_checkpoint(folder)
     except CheckpointError as error:
         if folder.is_dir() and "not of the format" in str(error):
             raise CheckpointError(f"{error}; a folder of transformers needs its config.json too") from None
         raise
-    return DecoderSubject(decoder, tokenizer, folder.name)
+    return DecoderModel(decoder, tokenizer, folder.name)
 
 
 def _nothing_in(folder: Path) -> str:

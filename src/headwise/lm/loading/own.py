@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.lm.loading.base import LossFunction, Maps, Seen, Subject, described, text_of
-from headwise.lm.loading.reading import Reading
+from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, Seen, described, text_of
+from headwise.lm.loading.reading import TokenizedText
 from headwise.lm.loading.remarks import SENTENCES, Remark, remark
 from headwise.lm.loss import mean_loss, next_token_loss
 from headwise.lm.model import Decoder
@@ -18,7 +18,7 @@ from headwise.masks import Lengths
 from headwise.stats import Measure
 
 
-class DecoderSubject(Subject):
+class DecoderModel(LoadedModel):
     """A `Decoder` and the characters that it knows."""
 
     kind, limit, causal = "headwise", None, True
@@ -32,7 +32,7 @@ class DecoderSubject(Subject):
         self.heads = tuple(amap.shape[1] for amap in maps.values())
         self.about = self._described()
 
-    def read(self, text: str) -> Reading:
+    def read(self, text: str) -> TokenizedText:
         """One token a character, or one a byte of a character that the vocabulary does not have."""
         ids = torch.from_numpy(self._tokenizer.encode(text_of(text)))
         pieces: list[str] = []
@@ -44,15 +44,15 @@ class DecoderSubject(Subject):
             spans += [(i, i)] * more + [(i, i + 1)]
             in_bytes += more > 0
         remarks = (remark("read_as_bytes", count=in_bytes),) if in_bytes else ()
-        return Reading(text, ids, pieces, spans, [False] * len(pieces), remarks)
+        return TokenizedText(text, ids, pieces, spans, [False] * len(pieces), remarks)
 
     @property
     def loss_fn(self) -> LossFunction:
-        """As in `Subject`."""
+        """As in `LoadedModel`."""
         return mean_loss
 
     def remarks(self, tokens: int) -> list[Remark]:
-        """As in `Subject`."""
+        """As in `LoadedModel`."""
         design = self.model.config.design
         return [*([remark(design)] if design in SENTENCES else []), *super().remarks(tokens)]
 

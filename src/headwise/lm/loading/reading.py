@@ -9,7 +9,7 @@ from headwise.lm.loading.remarks import Remark
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class TokenizedText:
     """A text and its tokens.
 
     Attributes:
@@ -55,7 +55,7 @@ class Reading:
 
     def __repr__(self) -> str:
         start = " ".join(self.text.split())
-        return f"Reading({start[:24] + '…' if len(start) > 24 else start!r}, {len(self)} tokens)"
+        return f"TokenizedText({start[:24] + '…' if len(start) > 24 else start!r}, {len(self)} tokens)"
 
 
 def units_of(pieces: Sequence[str]) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ adapter and what watches models (telemetry) share.
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False)
     >>> handle = hw.attach(model)
     >>> seen = []
-    >>> with hw.observe(seen.append, model=model, measures=["entropy"]):
+    >>> with hw.models.observe(seen.append, model=model, measures=["entropy"]):
     ...     y = model(torch.randn(7, 1, 16))
     >>> [(call.name, tuple(call.map.shape), tuple(call.measured["entropy"].shape)) for call in seen]
     [('layers.0.self_attn', (1, 4, 7, 7), (1, 4)), ('layers.1.self_attn', (1, 4, 7, 7), (1, 4))]

@@ -20,8 +20,8 @@ What differs from PyTorch's: a fully masked query gives zeros (before the output
 are returned are those before dropout, as `headwise.models.adapters.weights.AttentionWeights` says; hooks
 on `out_proj` are called; an `is_causal` hint that contradicts `attn_mask` does no harm, for the mask decides;
 `is_causal=True` needs no mask; floating masks may have any dtype; there is no second path for inference, so
-`headwise.observe` sees every call; errors are `HeadwiseError`s; and `torch.jit.script` is not supported. The table in
-docs/models.md has all of it.
+`headwise.models.observe` sees every call; errors are `HeadwiseError`s; and `torch.jit.script` is not supported. The
+table in docs/models.md has all of it.
 """
 
 from typing import Any

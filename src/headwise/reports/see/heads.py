@@ -12,7 +12,7 @@ from headwise.analysis.importance import HeadImportance, ablation_importance, gr
 from headwise.analysis.outputs import output_similarities
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
-from headwise.lm.loading import Reading, Subject
+from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
 from headwise.reports.data import Comparison, Statistic
 from headwise.reports.see.places import Places
@@ -71,7 +71,7 @@ def alike(maps: Sequence[AttentionMap], places: Places) -> list[Comparison]:
 
 
 def importance(
-    subject: Subject, reading: Reading, places: Places, progress: Progress | None = None
+    subject: LoadedModel, reading: TokenizedText, places: Places, progress: Progress | None = None
 ) -> tuple[list[Statistic], list[str]]:
     """What the loss on the text needs of each head: without it, and by the gradient of a mask; and notes on what is
     left out. A long text is judged by some windows of the model's context, evenly spaced. [] for a model without a
@@ -95,7 +95,7 @@ def importance(
         else:
             notes.append(
                 f"Taking away each of the {len(places.indices)} heads in turn would take {work:.0e} operations: they "
-                f"are judged by the loss's gradient alone; headwise.ablation_importance takes them away."
+                f"are judged by the loss's gradient alone; headwise.analysis.ablation_importance takes them away."
             )
         slope = gradient_importance(subject.model, windows, loss_fn, sites=sites)
     except ConfigError:

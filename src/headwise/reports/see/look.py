@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from headwise.analysis.roles import Roles, roles
-from headwise.lm.loading import Reading, Subject
+from headwise.analysis.head_roles import Roles, roles
+from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
 from headwise.reports.data import Report
 from headwise.reports.see.heads import comparisons, importance
@@ -19,7 +19,9 @@ EXPLAINED = "Weights say where a head looks on this input; they do not by themse
 
 
 @torch.no_grad()
-def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, step: Step | None = None) -> Report:
+def look_at(
+    text: str, subject: LoadedModel, *, title: str = "", cells: int = CELLS, step: Step | None = None
+) -> Report:
     """Run the model over the text and report every head: statistics, strongest pattern, maps.
 
     Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and largest
@@ -56,7 +58,7 @@ def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, ste
     )  # fmt: skip
 
 
-def side_of(reading: Reading) -> Side:
+def side_of(reading: TokenizedText) -> Side:
     """A text that was read, as a side of a map."""
     return Side(reading.words, reading.units, reading.special)
 
@@ -65,5 +67,5 @@ def tell_nobody(what: str, done: int, of: int) -> None:
     """Progress that nobody asked for."""
 
 
-def _roles(maps: Sequence[AttentionMap], reading: Reading) -> list[Roles]:
+def _roles(maps: Sequence[AttentionMap], reading: TokenizedText) -> list[Roles]:
     return [roles(amap, tokens=reading.ids, pieces=reading.pieces) for amap in maps]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.roles import Roles, roles
+from headwise.analysis.head_roles import Roles, roles
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 from headwise.models.adapters.observer import module_name

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from headwise.analysis.roles import DEFINITIONS, Roles
+from headwise.analysis.head_roles import DEFINITIONS, Roles
 from headwise.reports.see.places import Places
 
 TENDENCY = 0.2  # of the weight, from which on a pattern is worth a word

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from headwise.lm.loading import Subject
+from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.remarks import Remark
 
 MAX_TOKENS = 1 << 17
@@ -31,7 +31,7 @@ class Limits:
     why: Remark
 
 
-def limits_of(subject: Subject, max_tokens: int = MAX_TOKENS) -> Limits:
+def limits_of(subject: LoadedModel, max_tokens: int = MAX_TOKENS) -> Limits:
     """The limits of a model on this machine. Runs the model on a single token, to see what its maps hold."""
     tokens, why = max_tokens, Remark("limit_of_option", "--max-tokens sets it")
     if subject.limit is not None and subject.limit < tokens:
@@ -46,7 +46,7 @@ def limits_of(subject: Subject, max_tokens: int = MAX_TOKENS) -> Limits:
     return Limits(tokens, tokens if subject.kind == "headwise" else CHARACTERS * tokens, why)
 
 
-def bytes_a_token(subject: Subject) -> int:
+def bytes_a_token(subject: LoadedModel) -> int:
     """What a token takes while a text is read: q, k and the log-sum-exp of every head, and the activations."""
     maps = subject.maps(torch.zeros(1, dtype=torch.long))
     held = sum(x.nbytes for amap in maps.values() for x in (amap.q, amap.k, amap.lse))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from headwise.kernels.pauses import pausing
-from headwise.lm.loading import Subject
+from headwise.lm.loading import LoadedModel
 from headwise.map import AttentionMap
 from headwise.reports.viewer.pyramid import head_pyramid
 from headwise.reports.viewer.text import STATISTICS, Text
@@ -21,7 +21,7 @@ READ, DRAW = 2, 1  # what reading a head and drawing it take, in a measure of th
 class Reader:
     """Reads one text, and tells it how far it is. Raises Unwanted once the text is not wanted any more."""
 
-    def __init__(self, subject: Subject, text: Text) -> None:
+    def __init__(self, subject: LoadedModel, text: Text) -> None:
         self.subject, self.text = subject, text
         self._layer, self._done = 0, 0
 
@@ -68,7 +68,7 @@ class Reader:
 
 
 @contextmanager
-def _before_modules(subject: Subject, look: Any) -> Iterator[None]:
+def _before_modules(subject: LoadedModel, look: Any) -> Iterator[None]:
     """Within it `look` is called before each module of the model, and what it raises ends the pass."""
     handles = [module.register_forward_pre_hook(lambda *_: look()) for module in subject.model.modules()]
     try:

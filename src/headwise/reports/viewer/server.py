@@ -1,8 +1,8 @@
 """`serve`: the viewer on this machine's own address, until Ctrl-C.
 
->>> from headwise.lm.loading import open_subject
+>>> from headwise.lm.loading import load_model
 >>> from headwise.reports.viewer import serve
->>> serve(open_subject(None), say=log.info)                                # doctest: +SKIP
+>>> serve(load_model(None), say=log.info)                                # doctest: +SKIP
 """
 
 import errno
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headwise.errors import ConfigError, not_installed
-from headwise.lm.loading import Subject
+from headwise.lm.loading import LoadedModel
 from headwise.reports.viewer.limits import MAX_TOKENS
 from headwise.reports.viewer.session import Session
 
@@ -27,7 +27,7 @@ HOST = "127.0.0.1"
 
 
 def serve(
-    subject: Subject,
+    subject: LoadedModel,
     *,
     text: str | None = None,
     title: str = "",

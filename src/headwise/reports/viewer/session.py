@@ -3,7 +3,7 @@
 import threading
 
 from headwise.errors import HeadwiseError
-from headwise.lm.loading import Subject
+from headwise.lm.loading import LoadedModel
 from headwise.lm.loading.remarks import Remark
 from headwise.reports.viewer.limits import MAX_TOKENS, limits_of
 from headwise.reports.viewer.pyramid import BUDGET, choose_levels
@@ -33,7 +33,7 @@ class Session:
         subject: what reads. max_tokens: the longest text. budget: bytes of all heads' pyramids.
     """
 
-    def __init__(self, subject: Subject, *, max_tokens: int = MAX_TOKENS, budget: int = BUDGET) -> None:
+    def __init__(self, subject: LoadedModel, *, max_tokens: int = MAX_TOKENS, budget: int = BUDGET) -> None:
         self.subject, self.budget = subject, budget
         self.limits = limits_of(subject, max_tokens)
         self.present: Text | None = None

@@ -7,7 +7,7 @@ import threading
 from itertools import accumulate
 from typing import Any
 
-from headwise.lm.loading import Reading, Subject
+from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.lm.loading.remarks import Remark
 from headwise.map import AttentionMap
 from headwise.reports.viewer.pyramid import HeadPyramid, Levels
@@ -32,7 +32,7 @@ class Text:
         heads: the maps of the layers that have been read. pyramids: the levels of those that are drawn, in this order.
     """
 
-    def __init__(self, subject: Subject, reading: Reading, title: str, levels: Levels) -> None:
+    def __init__(self, subject: LoadedModel, reading: TokenizedText, title: str, levels: Levels) -> None:
         self.id = secrets.token_urlsafe(9)
         self.subject, self.reading, self.title, self.levels = subject, reading, title, levels
         self.state, self.what, self.layer = READING, "waiting", 0
@@ -68,7 +68,7 @@ class Text:
     def let_go(self) -> None:
         """Forget all that takes memory."""
         self.heads, self.pyramids = {}, {}
-        self.reading = Reading("", self.reading.ids[:0], [], [], [], self.reading.remarks)
+        self.reading = TokenizedText("", self.reading.ids[:0], [], [], [], self.reading.remarks)
 
     def add_layer(self, layer: int, amap: AttentionMap) -> None:
         """The next layer has been read."""

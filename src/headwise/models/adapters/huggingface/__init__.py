@@ -1,7 +1,7 @@
 """Models of Hugging Face transformers with their attention computed by headwise (`pip install 'transformers>=5'`).
 
     import headwise as hw
-    with hw.attach(model), hw.observe(callback, model=model, measures=["entropy"]):
+    with hw.attach(model), hw.models.observe(callback, model=model, measures=["entropy"]):
         model(**inputs)
 
 or, once for all models, `install()` and then `AutoModel.from_pretrained(…, attn_implementation="headwise")`.

@@ -96,7 +96,7 @@ def rollout(
         >>> import torch, headwise as hw
         >>> q = torch.randn(1, 2, 500, 8)
         >>> maps = [hw.attend(q, q, q, mask=hw.Causal(), return_map=True)[1] for _ in range(3)]
-        >>> flow = hw.rollout(maps)
+        >>> flow = hw.analysis.rollout(maps)
         >>> flow.row(-1).shape, (flow @ torch.ones(500)).shape
         (torch.Size([1, 500]), torch.Size([1, 500]))
 

@@ -2,7 +2,7 @@
 
 >>> import torch, headwise as hw
 >>> q, k, v = torch.randn(1, 32, 1, 64), torch.randn(1, 8, 999, 64), torch.randn(1, 8, 999, 64)
->>> keys, values = hw.EightBits.of(k), hw.EightBits.of(v)
+>>> keys, values = hw.QuantizedKV.of(k), hw.QuantizedKV.of(v)
 >>> out = hw.attend(q, keys, values)                      # the same as of keys.decoded(), values.decoded()
 >>> (out - hw.attend(q, k, v)).abs().max() < 0.05
 tensor(True)
@@ -20,7 +20,7 @@ LEVELS = 127  # of eight bits, on either side of 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EightBits:
+class QuantizedKV:
     """Each vector x as round(x / s) in eight bits and its scale s = max|x| / 127 in float32 (absmax quantisation,
     Dettmers et al. 2022, 2208.07339, §2): an error of at most s / 2 = max|x| / 254, beside the rounding of float32.
 
@@ -39,7 +39,7 @@ class EightBits:
     dtype: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, x: Tensor, parts: Sequence[int] | None = None) -> "EightBits":
+    def of(cls, x: Tensor, parts: Sequence[int] | None = None) -> "QuantizedKV":
         """The nearest to x [b, h, m, d].
 
         Args:
@@ -61,10 +61,13 @@ class EightBits:
     def __post_init__(self) -> None:
         steps, scales = self.steps, self.scales
         if steps.dtype != torch.int8 or scales.dtype != torch.float32:
-            raise DTypeError(f"EightBits: steps are {steps.dtype} and scales {scales.dtype}; expected int8 and float32")
+            raise DTypeError(
+                f"QuantizedKV: steps are {steps.dtype} and scales {scales.dtype}; expected int8 and float32"
+            )
         if sum(self.parts) != steps.shape[-1] or scales.shape != (*steps.shape[:-1], len(self.parts)):
             raise ShapeError(
-                f"EightBits: steps {tuple(steps.shape)} and scales {tuple(scales.shape)} do not fit parts {self.parts}"
+                f"QuantizedKV: steps {tuple(steps.shape)} and scales {tuple(scales.shape)} do not fit parts "
+                f"{self.parts}"
             )
 
     def decoded(self) -> Tensor:
@@ -78,7 +81,7 @@ class EightBits:
         own = max(torch.finfo(torch.float32).eps, torch.finfo(self.dtype).eps)
         return largest / (2 * LEVELS) + largest * own + LEVELS * 1e-45
 
-    def to(self, dtype: torch.dtype) -> "EightBits":
+    def to(self, dtype: torch.dtype) -> "QuantizedKV":
         """The same for vectors of another dtype."""
         return self if dtype == self.dtype else replace(self, dtype=dtype)
 
@@ -103,15 +106,15 @@ class EightBits:
         return self.steps.nbytes + self.scales.nbytes
 
     def __repr__(self) -> str:
-        return f"EightBits({'×'.join(map(str, self.shape))} {self.dtype}, {len(self.parts)} scales a vector)"
+        return f"QuantizedKV({'×'.join(map(str, self.shape))} {self.dtype}, {len(self.parts)} scales a vector)"
 
 
-Vectors = Tensor | EightBits
+Vectors = Tensor | QuantizedKV
 
 
 def decoded(x: Vectors) -> Tensor:
     """As a tensor; itself if it is one."""
-    return x.decoded() if isinstance(x, EightBits) else x
+    return x.decoded() if isinstance(x, QuantizedKV) else x
 
 
 def _widths(x: Tensor, parts: Sequence[int] | None) -> tuple[int, ...]:

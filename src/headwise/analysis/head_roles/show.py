@@ -6,9 +6,9 @@ from html import escape
 import numpy as np
 
 from headwise.analysis.given import head_name
-from headwise.analysis.roles.choices import Choice
-from headwise.analysis.roles.score import RoleScore
-from headwise.analysis.roles.tally import DRAWS
+from headwise.analysis.head_roles.choices import Choice
+from headwise.analysis.head_roles.score import RoleScore
+from headwise.analysis.head_roles.tally import DRAWS
 
 SHORT = {"separator": "sep.", "punctuation": "punct.", "duplicate": "same", "induction": "induct.", "local": "nearby"}
 FEWEST = 10  # cases of which a best head is told

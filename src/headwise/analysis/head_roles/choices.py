@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from headwise.analysis.roles.definitions import CASES, MARGIN
-from headwise.analysis.roles.ranked import Ranked
-from headwise.analysis.roles.tally import Tally, pooled
+from headwise.analysis.head_roles.definitions import CASES, MARGIN
+from headwise.analysis.head_roles.ranked import Ranked
+from headwise.analysis.head_roles.tally import Tally, pooled
 from headwise.tables import plain
 
 

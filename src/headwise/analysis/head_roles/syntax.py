@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.roles.choices import Choice
-from headwise.analysis.roles.conllu import Sentence
-from headwise.analysis.roles.given import is_marker, plain
-from headwise.analysis.roles.tally import pooled
+from headwise.analysis.head_roles.choices import Choice
+from headwise.analysis.head_roles.conllu import Sentence
+from headwise.analysis.head_roles.given import is_marker, plain
+from headwise.analysis.head_roles.tally import pooled
 from headwise.errors import ConfigError, ShapeError, TextError
 from headwise.map import AttentionMap
 
@@ -35,7 +35,7 @@ class Placed:
     batch: int = 0
 
 
-def place(sentence: Sentence, pieces: Sequence[str], *, start: int = 0, batch: int = 0) -> Placed:
+def place_words(sentence: Sentence, pieces: Sequence[str], *, start: int = 0, batch: int = 0) -> Placed:
     """The sentence's words found in the text of the tokens, from token `start` on.
 
     Markers such as [CLS] and white space are passed over; case and accents may differ; [UNK] stands for a word.

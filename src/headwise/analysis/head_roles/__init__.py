@@ -3,22 +3,22 @@
 >>> import torch, headwise as hw
 >>> q, k, v = torch.randn(3, 1, 4, 100, 16)
 >>> _, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True)
->>> found = hw.roles(amap, tokens=torch.randint(0, 20, (100,)))
+>>> found = hw.analysis.roles(amap, tokens=torch.randint(0, 20, (100,)))
 >>> found["previous"].mass.shape, found["previous"].lift.shape          # [layers, heads]
 ((1, 4), (1, 4))
 >>> found.labels(0, 3)                                                 # a random head plays none
 []
 """
 
-from headwise.analysis.roles.ask import roles
-from headwise.analysis.roles.choices import Choice
-from headwise.analysis.roles.conllu import Sentence, parse_conllu, read_conllu
-from headwise.analysis.roles.coreference import Mention
-from headwise.analysis.roles.definitions import DEFINITIONS, VERSION
-from headwise.analysis.roles.repeats import HeadScores, RepeatProbe, probe_induction
-from headwise.analysis.roles.result import Roles
-from headwise.analysis.roles.score import Label, RoleScore
-from headwise.analysis.roles.syntax import Placed, place
+from headwise.analysis.head_roles.ask import roles
+from headwise.analysis.head_roles.choices import Choice
+from headwise.analysis.head_roles.conllu import Sentence, parse_conllu, read_conllu
+from headwise.analysis.head_roles.coreference import Mention
+from headwise.analysis.head_roles.definitions import DEFINITIONS, VERSION
+from headwise.analysis.head_roles.repeats import HeadScores, RepeatProbe, probe_induction
+from headwise.analysis.head_roles.result import Roles
+from headwise.analysis.head_roles.score import Label, RoleScore
+from headwise.analysis.head_roles.syntax import Placed, place_words
 
 __all__ = [
     "DEFINITIONS",
@@ -33,7 +33,7 @@ __all__ = [
     "Roles",
     "Sentence",
     "parse_conllu",
-    "place",
+    "place_words",
     "probe_induction",
     "read_conllu",
     "roles",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headwise.analysis.roles.choices import Choice
-from headwise.analysis.roles.tally import pooled
+from headwise.analysis.head_roles.choices import Choice
+from headwise.analysis.head_roles.tally import pooled
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 

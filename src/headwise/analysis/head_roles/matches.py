@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.analysis.roles.sight import Sight, ranges
+from headwise.analysis.head_roles.sight import Sight, ranges
 from headwise.attention import attend
 from headwise.map import AttentionMap
 from headwise.masks import Grid, Mask, Span, State

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.roles.copying import copying
-from headwise.analysis.roles.matches import match_counts, match_masses
-from headwise.analysis.roles.pairs import offset_mass
-from headwise.analysis.roles.sight import Sight
+from headwise.analysis.head_roles.copying import copying
+from headwise.analysis.head_roles.matches import match_counts, match_masses
+from headwise.analysis.head_roles.pairs import offset_mass
+from headwise.analysis.head_roles.sight import Sight
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 

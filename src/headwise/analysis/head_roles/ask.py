@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from headwise.analysis.roles import given
-from headwise.analysis.roles.collect import collect
-from headwise.analysis.roles.coreference import Mention, coreference
-from headwise.analysis.roles.result import Roles
-from headwise.analysis.roles.sight import Sight
-from headwise.analysis.roles.syntax import Placed, syntax
-from headwise.analysis.roles.targets import Told
+from headwise.analysis.head_roles import given
+from headwise.analysis.head_roles.collect import collect
+from headwise.analysis.head_roles.coreference import Mention, coreference
+from headwise.analysis.head_roles.result import Roles
+from headwise.analysis.head_roles.sight import Sight
+from headwise.analysis.head_roles.syntax import Placed, syntax
+from headwise.analysis.head_roles.targets import Told
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.map import AttentionMap
 
@@ -39,7 +39,7 @@ def roles(
         pieces: the text of each token, a list of m strings or one list a batch entry, for separators and punctuation.
         frequencies: how often each token is in some corpus, token → count or one number a token, for rare tokens; needs
             `tokens`.
-        arcs: sentences with their trees, as `place` gives them, for syntax.
+        arcs: sentences with their trees, as `place_words` gives them, for syntax.
         mentions: of entities, for coreference; with `pieces` or `tokens`, equal head words are a baseline too.
         reach: offsets −reach … reach are looked through for the best one. radius: what is nearby, in tokens.
         rare: share of the keys that counts as rare.

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.analysis.roles.definitions import LEFT
-from headwise.analysis.roles.matches import match_masses
-from headwise.analysis.roles.pairs import band, key_weights
-from headwise.analysis.roles.tally import Tally, stack, tally
-from headwise.analysis.roles.targets import MATCHES, NEIGHBOURS, Targets, Told
+from headwise.analysis.head_roles.definitions import LEFT
+from headwise.analysis.head_roles.matches import match_masses
+from headwise.analysis.head_roles.pairs import band, key_weights
+from headwise.analysis.head_roles.tally import Tally, stack, tally
+from headwise.analysis.head_roles.targets import MATCHES, NEIGHBOURS, Targets, Told
 from headwise.map import AttentionMap
 from headwise.rule import compute
 from headwise.stats import ClassMass

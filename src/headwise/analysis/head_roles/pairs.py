@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.analysis.roles.sight import Sight
+from headwise.analysis.head_roles.sight import Sight
 from headwise.map import AttentionMap
 from headwise.rule import compute
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from headwise.analysis.roles import show
-from headwise.analysis.roles.choices import Choice
-from headwise.analysis.roles.collect import Collected
-from headwise.analysis.roles.definitions import DEFINITIONS, MARGIN, MARGIN_SOURCE, VERSION
-from headwise.analysis.roles.score import Label, RoleScore, label, of_tally
-from headwise.analysis.roles.tally import Tally
+from headwise.analysis.head_roles import show
+from headwise.analysis.head_roles.choices import Choice
+from headwise.analysis.head_roles.collect import Collected
+from headwise.analysis.head_roles.definitions import DEFINITIONS, MARGIN, MARGIN_SOURCE, VERSION
+from headwise.analysis.head_roles.score import Label, RoleScore, label, of_tally
+from headwise.analysis.head_roles.tally import Tally
 from headwise.errors import ConfigError, ShapeError
 from headwise.files import atomic_path
 from headwise.tables import plain

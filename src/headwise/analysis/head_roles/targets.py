@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwise.analysis.roles.matches import match_counts
-from headwise.analysis.roles.sight import Sight
+from headwise.analysis.head_roles.matches import match_counts
+from headwise.analysis.head_roles.sight import Sight
 from headwise.rule import Rule
 
 MATCHES = {"duplicate": 0, "induction": 1}  # how far behind the earlier equal token the key stands

@@ -1,0 +1,113 @@
+"""`see`: the main job as one call, on a text and a loaded model, or on the inputs of any model."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+from headwise.lm.loading import LoadedModel, load_model
+from headwise.lm.text_files import read_text
+from headwise.reports.data import Report
+from headwise.reports.figure import figure_class
+from headwise.reports.html import write_report
+from headwise.reports.png import write_pngs
+from headwise.reports.see.look import CELLS, look_at
+from headwise.reports.see.passages import Step
+from headwise.reports.see.watched import report
+from headwise.reports.words import LANGUAGES
+from headwise.telemetry import watch
+
+SAMPLE = (
+    "话说鲁智深回到丛林选佛场中禅床上扑倒头便睡。上下肩两个禅和子推他起来，说道：“使不得，既要出家，如何不学坐禅？”"
+    "智深道：“洒家自睡，干你甚事？”禅和子道：“善哉！”智深裸袖道：“团鱼洒家也吃，甚么‘鳝哉’？”"
+    "禅和子道：“却是苦也！”智深便道：“团鱼大腹，又肥甜了，好吃，那得‘苦也’？”"
+)
+
+
+def see(
+    text: str | Tensor | Mapping[str, Any] | None = None,
+    model: LoadedModel | nn.Module | str | os.PathLike[str] | None = None,
+    *,
+    file: str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
+    out: str | os.PathLike[str] | None = None,
+    png: str | os.PathLike[str] | None = None,
+    title: str = "",
+    cells: int = CELLS,
+    lang: str = "en",
+    step: Step | None = None,
+) -> Report:
+    """Report what every head of a model attends to in a text: maps, statistics, roles, similarity and importance.
+
+    >>> import headwise as hw
+    >>> hw.see("武松打虎。")
+    Report('武松打虎。': 4 layers, 32 heads; 1 passage, 5 tokens)
+
+    The same as the command `headwise see`, without printing. `headwise.reports` writes reports as pages and pictures.
+
+    Args:
+        text: the text; a passage of Water Margin if neither text nor file is given. For an `nn.Module`: the token ids
+            [n] or [b, n], the keyword arguments of its forward, or a text if there is a tokenizer.
+        model: a `LoadedModel`; the path of a headwise checkpoint or of a folder of transformers (see `load_model`);
+            None for the embedded decoder. Or any `nn.Module` that `watch` supports: it is called once, without
+            gradients, and the report is that of `headwise.report`, without losses and importance.
+        file: read the text from a UTF-8 file.
+        tokenizer: of transformers, for an `nn.Module`.
+        out: write the report there, as one HTML file. png: write heat maps into this folder.
+        title: of the report; by default the beginning of the text, or the name of the file.
+        cells: longer texts are pooled to this many cells; no n×n tensor is made.
+        lang: language of the HTML file, "en" or "zh".
+        step: called with (what, done, of) as the work proceeds.
+    Raises:
+        ConfigError: naming the argument. TextError: if the text is empty, or longer than the model can read.
+        CheckpointError: if there is no model at the path.
+    """
+    if lang not in LANGUAGES:
+        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+    if text is not None and file is not None:
+        raise ConfigError("give text or file=, not both")
+    if png is not None:
+        figure_class()  # raises where matplotlib is missing
+    if file is not None:
+        text = read_text(Path(file))
+        title = title or Path(file).name
+    if isinstance(model, nn.Module):
+        found = _of_module(text, model, tokenizer, title, cells)
+    elif text is None or isinstance(text, str):
+        text = SAMPLE if text is None else text
+        loaded = model if isinstance(model, LoadedModel) else load_model(model)
+        found = look_at(text, loaded, title=title or _start(text), cells=cells, step=step)
+    else:
+        raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
+    if out is not None:
+        write_report(found, out, lang=lang)
+    if png is not None:
+        write_pngs(found, png, step=step)
+    return found
+
+
+def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: int) -> Report:
+    """The report of one forward of a model."""
+    if isinstance(text, str) and tokenizer is not None:
+        title = title or _start(text)
+        text = dict(tokenizer(text, return_tensors="pt"))
+    if not isinstance(text, Tensor | Mapping):
+        raise ConfigError(
+            f"text: for an nn.Module expected token ids, the keyword arguments of its forward, or a text with "
+            f"tokenizer=…; got {type(text).__name__}"
+        )
+    with torch.no_grad(), watch(model, maps="lazy") as record:
+        model(**text) if isinstance(text, Mapping) else model(torch.atleast_2d(text))
+    tokens = text.get("input_ids") if isinstance(text, Mapping) else text
+    named = tokenizer if isinstance(tokens, Tensor) else None
+    return report(record, tokens=tokens, tokenizer=named, title=title, cells=cells)
+
+
+def _start(text: str) -> str:
+    """What to call a text."""
+    start = " ".join(text.split())
+    return start if len(start) <= 24 else start[:24] + "…"
