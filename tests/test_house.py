@@ -86,19 +86,50 @@ def test_no_module_reaches_itself():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
 
 
-@pytest.mark.parametrize("name", headwise.__all__)
-def test_exported_name_is_there_and_explained(name):
-    value = getattr(headwise, name)
-    assert not inspect.ismodule(value)
+def explained(where: str, value: object) -> None:
+    assert not inspect.ismodule(value), where
     if callable(value):
-        assert (value.__doc__ or "").strip(), f"headwise.{name} has no docstring of its own"
+        assert (value.__doc__ or "").strip(), f"{where} has no docstring of its own"
+
+
+def test_front_door_is_short_and_explained():
+    names = [name for name in headwise.__all__ if name not in headwise._NAMESPACES]
+    assert len(names) <= 35
+    for name in names:
+        explained(f"headwise.{name}", getattr(headwise, name))
+
+
+@pytest.mark.parametrize("space", headwise._NAMESPACES)
+def test_names_of_namespaces_are_there_and_explained(space):
+    namespace = getattr(headwise, space)
+    assert inspect.ismodule(namespace)
+    assert (namespace.__doc__ or "").strip()
+    assert len(set(namespace.__all__)) == len(namespace.__all__)
+    for name in namespace.__all__:
+        explained(f"headwise.{space}.{name}", getattr(namespace, name))
+
+
+def test_names_on_top_are_those_of_a_namespace():
+    """So that each has a home where a user who guesses finds it; the rest is what everything is about."""
+    spaces = [set(getattr(headwise, space).__all__) for space in headwise._NAMESPACES]
+    alone = {name for name in headwise._HOME_OF if not any(name in names for names in spaces)}
+    assert alone == {"AttentionMap", "attend", "see"}
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [("prune", "edit"), ("roles", "analysis"), ("LatentAttention", "nn"), ("measure_corpus", "corpus")],
+)
+def test_a_name_of_a_namespace_is_told_where_it_is_missed(name, home):
+    with pytest.raises(AttributeError, match=rf"'headwise' has no attribute '{name}'; it is headwise\.{home}\.{name}$"):
+        getattr(headwise, name)
 
 
 def test_front_door_names_nothing_twice_and_nothing_else():
     shown = [name for name in dir(headwise) if name != "__version__"]
     assert len(shown) == len(set(shown))
     assert set(shown) == set(headwise.__all__)
-    with pytest.raises(AttributeError, match="nothing_of_that_name"):
+    with pytest.raises(AttributeError, match="no attribute 'nothing_of_that_name'$"):
         headwise.nothing_of_that_name  # noqa: B018
 
 
@@ -106,8 +137,9 @@ def test_type_checkers_see_the_same_front_door():
     """The imports that type checkers read and the table that Python reads say the same."""
     tree = ast.parse(MODULES["headwise"].read_text(encoding="utf-8"))
     seen = {alias.asname: node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
-            for alias in node.names if (node.module or "").startswith("headwise.")}  # fmt: skip
-    assert seen == {name: f"headwise.{home}" for name, home in headwise._HOME_OF.items()}
+            for alias in node.names if (node.module or "").startswith("headwise")}  # fmt: skip
+    spaces = dict.fromkeys(headwise._NAMESPACES, "headwise")
+    assert seen == {name: f"headwise.{home}" for name, home in headwise._HOME_OF.items()} | spaces
 
 
 @pytest.mark.parametrize(
@@ -201,3 +233,57 @@ def test_contributing_names_registries():
 @pytest.mark.parametrize("module", MODULES)
 def test_no_message_advises_an_extra_of_a_package_that_no_index_has(module):
     assert not re.search(r"pip install .?headwise\b", MODULES[module].read_text(encoding="utf-8"))
+
+
+def classes_of_designs() -> set[str]:
+    """The names of the classes that `DESIGNS` holds."""
+    return {design.__name__ for design in headwise.DESIGNS.values()}
+
+
+def designs_named(source: str) -> set[str]:
+    """Head designs that a module's source names: imported, called, compared with. Texts may mention them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+    return found & classes_of_designs()
+
+
+# Files that name a design where they should ask it. The list only becomes shorter.
+NAME_DESIGNS = {
+    f"headwise.{name}"
+    for name in (
+        "edit.limits", "edit.merging", "models.headwise_designs", "parallel.heads", "parallel.sequence",
+        "telemetry.clip", "telemetry.gates", "textbook.claims.counts", "textbook.claims.definitions",
+        "textbook.claims.demonstration", "textbook.claims.forms", "textbook.claims.identities",
+        "textbook.claims.learnt", "textbook.claims.memory", "textbook.claims.model", "textbook.claims.places",
+        "textbook.claims.tasks", "textbook.reconstruct",
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", [name for name in INSIDE if not name.startswith("headwise.nn.")])
+def test_only_nn_names_a_head_design(module):
+    """Everything else finds designs through `headwise.nn.registry.DESIGNS`; the front door says where names are."""
+    named = designs_named(MODULES[module].read_text(encoding="utf-8"))
+    if module in NAME_DESIGNS:
+        assert named, f"{module} names no design any more: take it from NAME_DESIGNS"
+    else:
+        assert named == set(), "ask the design, through headwise.nn.registry.DESIGNS"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from headwise.nn.latent import LatentAttention",
+        "def f(layer):\n    return isinstance(layer, nn.multi_head.MultiHeadAttention)",
+        "from headwise.nn.latent import LatentAttention as Small",
+    ],
+)
+def test_a_head_design_that_is_named_is_found(line):
+    assert len(designs_named(line)) == 1
+    assert designs_named("from headwise.nn.registry import DESIGNS\n'LatentAttention'") == set()

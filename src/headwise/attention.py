@@ -21,9 +21,7 @@ from headwise.mask_tensors import of_argument
 from headwise.masks import Causal, Everything, Grid, Mask
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
-from headwise.stats import Measure
-from headwise.stats.engine import statistics_for
-from headwise.stats.registry import resolve
+from headwise.stats import Measure, resolve, statistics_for
 
 CAUSAL = Causal()
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from tests.corruption import damaged
 
-from headwise import CheckpointError, ConfigError, HeadColumn, HeadTable, ShapeError
+from headwise import CheckpointError, ConfigError, HeadTable, ShapeError
+from headwise.table import HeadColumn
 
 NAN, INF = float("nan"), float("inf")
 SUFFIXES = (".parquet", ".csv", ".json")

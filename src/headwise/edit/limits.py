@@ -51,7 +51,8 @@ def check_independent(site: HeadSite) -> None:
             f"{place(site)}: nn.MultiheadAttention takes num_heads · head_dim = embed_dim for granted, so it cannot "
             f"hold fewer heads. Mask them instead: headwise.models.scale_heads(headwise.find_heads(model), gates), "
             f"with 0 for a head. Where your own code calls the module, "
-            f"prune(headwise.MultiHeadAttention.from_torch(module), […]) is called layer(x, mask=…) in its place; nn.TransformerEncoderLayer and its like cannot call it"
+            f"prune(headwise.MultiHeadAttention.from_torch(module), […]) is called layer(x, mask=…) in its place; "
+            f"nn.TransformerEncoderLayer and its like cannot call it"
         )
     if site.kind == "t5" and "position_bias" in signature(kind.forward).parameters:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """A number for each head: what every measurement of heads gives.
 
 >>> import headwise as hw
->>> table = hw.HeadTable({"entropy": hw.HeadColumn([[2.5, 0.25], [1.0, 3.0, 0.5]], unit="nats")})
+>>> table = hw.HeadTable({"entropy": hw.table.HeadColumn([[2.5, 0.25], [1.0, 3.0, 0.5]], unit="nats")})
 >>> table["entropy"][1].tolist(), table[1, 2]["entropy"]         # a layer's heads, and one of them
 ([1.0, 3.0, 0.5], 0.5)
 >>> table.top("entropy", 2)
