@@ -129,7 +129,7 @@ def test_front_door_names_nothing_twice_and_nothing_else():
     shown = [name for name in dir(headwise) if name != "__version__"]
     assert len(shown) == len(set(shown))
     assert set(shown) == set(headwise.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'nothing_of_that_name'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing_of_that_name'$"):
         headwise.nothing_of_that_name  # noqa: B018
 
 

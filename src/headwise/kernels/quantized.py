@@ -2,7 +2,7 @@
 
 >>> import torch, headwise as hw
 >>> q, k, v = torch.randn(1, 32, 1, 64), torch.randn(1, 8, 999, 64), torch.randn(1, 8, 999, 64)
->>> keys, values = hw.QuantizedKV.of(k), hw.QuantizedKV.of(v)
+>>> keys, values = hw.kernels.QuantizedKV.of(k), hw.kernels.QuantizedKV.of(v)
 >>> out = hw.attend(q, keys, values)                      # the same as of keys.decoded(), values.decoded()
 >>> (out - hw.attend(q, k, v)).abs().max() < 0.05
 tensor(True)

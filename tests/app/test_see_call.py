@@ -1,0 +1,79 @@
+"""`hw.see`: what the command shows, as one call."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import headwise as hw
+
+TEXT = "武松打虎，再来一碗。"
+
+
+def equal(one: hw.reports.Report, other: hw.reports.Report) -> bool:
+    return all(np.array_equal(a.maps, b.maps) for a, b in zip(one.passages, other.passages, strict=True))
+
+
+def test_text_path_and_loaded_model_give_one_report(tmp_path, capfd):
+    loaded = hw.load_model()
+    by_default = hw.see(TEXT)
+    assert repr(by_default) == f"Report({TEXT!r}: 4 layers, 32 heads; 1 passage, 10 tokens)"
+    assert equal(hw.see(TEXT, loaded), by_default)
+    file = tmp_path / "tiger.txt"
+    file.write_text(TEXT, encoding="utf-8")
+    of_file = hw.see(file=file)
+    assert equal(of_file, by_default)
+    assert of_file.title == "tiger.txt"
+    assert hw.see(TEXT, title="a title").title == "a title"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_sample_is_shown_without_a_text():
+    assert "鲁智深" in "".join(hw.see().passages[0].tokens)
+
+
+def test_files_are_written(tmp_path):
+    steps = []
+    report = hw.see(TEXT, out=tmp_path / "r.html", png=tmp_path / "maps", lang="zh",
+                    step=lambda what, done, of: steps.append(what))  # fmt: skip
+    assert TEXT in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert 'lang="zh' in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert len(list((tmp_path / "maps").glob("*.png"))) >= report.shape[0]
+    assert {"reading", "importance"} <= set(steps)
+
+
+def test_cells_pool_longer_texts():
+    assert hw.see(TEXT, cells=8).passages[0].cell == 2
+
+
+def test_any_watched_model_is_seen():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(12, 3, 17, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    report = hw.see({"src": torch.randn(1, 7, 12)}, model, title="encoder")
+    assert (report.shape, report.title) == ((2, 3), "encoder")
+    assert type(model.layers[0].self_attn) is nn.MultiheadAttention
+
+
+def test_ids_of_a_model_are_its_tokens():
+    loaded = hw.load_model()
+    ids = loaded.read(TEXT).ids
+    report = hw.see(ids, loaded.model)
+    assert report.passages[0].tokens == [str(int(i)) for i in ids]
+    np.testing.assert_allclose(report.passages[0].maps, hw.see(TEXT, loaded).passages[0].maps, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: hw.see(TEXT, file="x.txt"), "text or file="),
+        (lambda: hw.see(TEXT, lang="fr"), "lang='fr'"),
+        (lambda: hw.see(torch.zeros(3, dtype=torch.long)), "reads a str, got Tensor"),
+        (lambda: hw.see(TEXT, hw.MultiHeadAttention(8, 2)), "expected token ids"),
+    ],
+)
+def test_wrong_arguments_are_named(call, words):
+    with pytest.raises(hw.ConfigError, match=re.escape(words)):
+        call()
