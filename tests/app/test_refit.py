@@ -95,8 +95,11 @@ def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by
     assert png.read_bytes().startswith(b"\x89PNG")
     plan = numbers(told)["plan"]
     assert numbers(told)["written"] is None
-    values = plan["importance"]["values"]
-    ranked = sorted(((layer, head) for layer in range(2) for head in range(5)), key=lambda at: values[at[0]][at[1]])
+    told = plan["importance"]
+    places = list(zip(told["layer"], told["head"], strict=True))
+    assert sorted(places) == [(layer, head) for layer in range(2) for head in range(5)]
+    values = dict(zip(places, told["values"][told["method"]], strict=True))
+    ranked = sorted(places, key=values.__getitem__)
     left, wanted = [5, 5], []
     for layer, head in ranked:
         if left[layer] > 1 and len(wanted) < 4:
