@@ -11,7 +11,7 @@ from headwise.rule import Rule
 from headwise.stats.base import Measure, RowMeasure
 from headwise.stats.registry import resolve
 from headwise.stats.states import with_tensors
-from headwise.stats.statistics import Statistic
+from headwise.stats.statistic import Statistic
 from headwise.stats.together import goes_together, take_together
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import html, text
