@@ -43,14 +43,14 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
             header = file.metadata() or {}
             found = header.get("format")
             if found != form:
-                raise CheckpointError(f"it is not of the format {form}; its header says {found!r}")
+                raise CheckpointError(f"expected the format {form}, but the header says {found!r}")
             # Copies: the tensors of safetensors lie in the file, and would change or vanish with it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
         raise CheckpointError(f"it is truncated or damaged: {error}") from None
     written = header.pop(CHECKSUM, None)
     if written is None or written != _checksum(tensors, header):
-        raise CheckpointError(f"it is damaged: its contents do not have the {CHECKSUM} that its header holds")
+        raise CheckpointError(f"it is damaged: its contents do not match the {CHECKSUM} in its header")
     return tensors, header
 
 

@@ -78,7 +78,7 @@ def test_heads_go_to_those_who_read_them(ranks: int, h_kv: int, group: int) -> N
     h, held = h_kv * group, 5
     counts, work = layer(h, h_kv), Work(2, ranks * held, ranks * held, dtype="float32")
     if h < ranks:
-        with pytest.raises(ConfigError, match=rf"num_heads={h} are too few for {ranks} devices"):
+        with pytest.raises(ConfigError, match=rf"num_heads={h} is too small for {ranks} devices"):
             ulysses(counts, work, ranks)
         return
     of = shares(h, h_kv, ranks)
@@ -198,9 +198,18 @@ def test_flops_are_those_of_the_stages() -> None:
         (lambda: hybrid(LLAMA, LONG, 12, 5), "heads=5: does not divide devices=12"),
         (lambda: heads_by_ring(LLAMA, LONG, 12, 5), "heads=5: does not divide devices=12"),
         (lambda: heads_by_ring(LLAMA, LONG, 12, 3), "num_heads=32 cannot be dealt out evenly to 3 devices"),
-        (lambda: ulysses(counts_of("latent", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key head"),
-        (lambda: ring(counts_of("talking_heads", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key head"),
-        (lambda: ring(counts_of("sparse_mixture", {"d_model": 24, "num_heads": 4}), LONG, 2), "each read one key"),
+        (
+            lambda: ulysses(counts_of("latent", {"d_model": 24, "num_heads": 4}), LONG, 2),
+            "each query head uses one KV head",
+        ),
+        (
+            lambda: ring(counts_of("talking_heads", {"d_model": 24, "num_heads": 4}), LONG, 2),
+            "each query head uses one KV head",
+        ),
+        (
+            lambda: ring(counts_of("sparse_mixture", {"d_model": 24, "num_heads": 4}), LONG, 2),
+            "each query head uses one KV head",
+        ),
         (lambda: hiding_tokens(LLAMA, LONG, 0.0, 1.0), "peak=0.0: expected a finite number above 0"),
     ],
 )
@@ -247,7 +256,7 @@ def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"config": "gpt-2-small", "link": 1e9}, "--link is what each of many devices sends: give --devices too"),
+        ({"config": "gpt-2-small", "link": 1e9}, "--link requires --devices"),
         ({"config": "gpt-2-small", "devices": 4, "trade_off": True}, "leave out --designs and --trade-off, or"),
         ({"config": "t5-base", "devices": 4}, "t5-base has cross attention"),
         ({"config": "deepseek-v2", "devices": 4}, "the heads of latent are not computed apart"),

@@ -36,8 +36,8 @@ def test_files_folders_and_patterns_each_file_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("gone.txt", "does not exist"), ("*.foo", "no file is so called"), ("a.gz", "unpack it"), ("a.json", "JSON lines"),
-     ("folder", "holds no texts"), ("broken.parquet", "no Parquet file"), ("empty.txt", "the corpus is empty"),
+    [("gone.txt", "does not exist"), ("*.foo", "no file with this name"), ("a.gz", "decompress it"), ("a.json", "JSON lines"),
+     ("folder", "contains no text files"), ("broken.parquet", "not a valid Parquet file"), ("empty.txt", "the corpus is empty"),
      ("pipe", "a pipe or a device")],
 )  # fmt: skip
 def test_what_is_no_corpus_is_named(tmp_path, name, says):

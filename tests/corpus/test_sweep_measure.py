@@ -203,7 +203,7 @@ def test_nan_is_told_with_its_place_and_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [({"measures": ["entropie"]}, "did you mean 'entropy'"), ({"measures": ["class_mass"]}, "punctuation_mass"),
-     ({"measures": []}, "at least one"), ({"measures": ["entropy", "entropy"]}, "asked for twice"),
+     ({"measures": []}, "at least one"), ({"measures": ["entropy", "entropy"]}, "given twice"),
      ({"window": 0}, "window=0"), ({"stride": 14}, "a window has room for 13"), ({"batch": 2.5}, "batch=2.5"),
      ({"max_tokens": 0}, "max_tokens=0"), ({"per": "line"}, "per='line'"), ({"dtype": "int8"}, "dtype='int8'"),
      ({"layers": [2]}, "layers: 2 is not among those of model.*, 0 to 1"), ({"heads": [3]}, "heads: 3"),

@@ -371,7 +371,7 @@ def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_
     assert out["title"] == "Layer 1 · head 1"
     assert out["open"]
     assert "tab=" not in out["hash"]
-    assert "none that we are sure of" in out["card"]
+    assert "none with enough confidence" in out["card"]
 
 
 def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
