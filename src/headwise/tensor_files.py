@@ -43,7 +43,7 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
             header = file.metadata() or {}
             found = header.get("format")
             if found != form:
-                raise CheckpointError(f"expected the format {form}, but the header says {found!r}")
+                raise CheckpointError(f"it is not of the format {form}; its header says {found!r}")
             # Copies: the tensors of safetensors lie in the file, and would change or vanish with it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:

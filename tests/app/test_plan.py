@@ -267,7 +267,10 @@ def test_other_sizes_reach_the_design() -> None:
         (["--config", "gpt-3", "--num-heads", "3", "--full"], ["--num-heads", "--full", "--design"]),
         (["--d-model", "10", "--num-heads", "3"], ["d_model=10", "num_heads=3"]),
         (["--design", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa needs num_kv_heads"]),
-        (["--design", "convolution", "--d-model", "8", "--num-heads", "3"], ["convolution takes no mask", "--full"]),
+        (
+            ["--design", "convolution", "--d-model", "8", "--num-heads", "3"],
+            ["convolution does not support masks", "--full"],
+        ),
         (
             ["--design", "gated_output", "--d-model", "8", "--num-heads", "2", "--set", "gate=no"],
             ["gate='no'", "channel"],

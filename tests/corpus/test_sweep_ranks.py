@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(options, alone, tmp_path):
     )  # fmt: skip
     assert full.returncode == 2
     assert "cannot be written" in full.stderr
-    assert "3 finished units are safe there, and the same command goes on" in full.stderr
+    assert "3 finished units are kept there; run the same command to resume" in full.stderr
     assert "Traceback" not in full.stderr
     assert Journal(out).so_far() == before
     alone(*options, "--out", out)

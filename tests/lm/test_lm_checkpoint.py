@@ -109,7 +109,7 @@ def test_files_of_others_are_refused(file: Path, tmp_path: Path) -> None:
     [
         ("config", "{", "not JSON"),
         ("config", '{"vocab_size": 260, "wings": 2}', "unknown key 'wings'"),
-        ("config", '{"vocab_size": 260, "layers": [{"wings": 2}, {}, {}, {}]}', "'wings' is not one of those"),
+        ("config", '{"vocab_size": 260, "layers": [{"wings": 2}, {}, {}, {}]}', "'wings' is not an option of"),
         ("config", '{"vocab_size": 260, "layers": 3}', "layers=3: expected a list"),
         ("config", '{"vocab_size": true}', "vocab_size=True"),
         ("config", '{"vocab_size": 260, "dropout": "much"}', "dropout='much'"),
@@ -167,7 +167,7 @@ def test_weights_that_do_not_fit_the_sizes_are_told(file: Path) -> None:
     with pytest.raises(CheckpointError, match=r"embedding\.weight is \(3, 2\); the sizes require \(260, 14\)"):
         load_model(file)
     write(file, tensors | {"more": torch.zeros(3, 2)}, header)
-    with pytest.raises(CheckpointError, match="more is no weight"):
+    with pytest.raises(CheckpointError, match="more is not a weight"):
         load_model(file)
 
 

@@ -193,7 +193,7 @@ def test_headers_that_cannot_be_are_told(changes: dict[str, Any], words: str, tm
         ("block_diagonal", {"num_kv_heads": 2}, "num_kv_heads=2"),
         ("sparse_mixture", {"options": {"per": "sequence"}}, "per='sequence' lets the gate read later tokens"),
         ("sparse_mixture", {"options": {"top_k": 7}}, "top_k=7"),
-        ("multi_head", {"options": {"rotary": False}}, "options: 'rotary' is not one of those"),
+        ("multi_head", {"options": {"rotary": False}}, "options: 'rotary' is not an option of"),
         ("multi_head", {"options": {"head_dim": [3]}}, r"options: head_dim=\[3\]"),
         ("multi_head", {"options": {"head_dim": 3}}, "head_dim=3.*even"),
         ("multi_head", {"order": "sandwich"}, "order='sandwich'"),

@@ -131,7 +131,7 @@ def test_alike_layers_are_written_as_before() -> None:
         ({"num_heads": 3}, "layers=.*expected a list of mappings"),
         ("abc", "layers='abc'"),
         ([{}, 3, {}], r"layers\[1\]=3: expected a mapping"),
-        ([{}, {}, {"wings": 2}], r"layers\[2\]: 'wings' is not one of those that multi_head takes: num_heads"),
+        ([{}, {}, {"wings": 2}], r"layers\[2\]: 'wings' is not an option of multi_head; expected one of num_heads"),
         ([{}, {"rotary": False}, {}], r"layers\[1\]: 'rotary' is not one"),
         ([{"num_heads": 0}, {}, {}], r"layers\[0\]: num_heads=0"),
         ([{"num_heads": 2.0}, {}, {}], r"layers\[0\]: num_heads=2\.0"),

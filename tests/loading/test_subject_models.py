@@ -220,7 +220,7 @@ SPOILED: dict[str, tuple[Any, str]] = {
     "pickled": (_pickled, "pytorch_model.bin.*pickled"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "a part is missing": (lambda folder: _sharded(folder, "model-1-of-2.safetensors"), "1-of-2.*missing"),
-    "a part lies elsewhere": (lambda folder: _sharded(folder, "../model.safetensors"), "not a safetensors file in this"),
+    "a part lies elsewhere": (lambda folder: _sharded(folder, "../model.safetensors"), "not a safetensors file"),
     "broken index": (
         lambda folder: (_sharded(folder, "x"), (folder / "model.safetensors.index.json").write_text("{")),
         "cannot be read",

@@ -51,8 +51,7 @@ class KVCache:
         kind, n = kind_of(k, v, self._kind), k.shape[2]
         if self.capacity is not None and self.seen + n > self.capacity:
             raise ShapeError(
-                f"KVCache(capacity={self.capacity}): contains {self.seen} tokens, and {n} more do not fit; "
-                f"use a larger "
+                f"KVCache(capacity={self.capacity}): holds {self.seen} tokens, and {n} more do not fit; give a larger "
                 f"capacity, or SlidingCache"
             )
         new_k, new_v = self._k.encoded(k), self._v.encoded(v)  # both, before anything changes

@@ -143,7 +143,7 @@ class Journal:
         except (OSError, CheckpointError) as error:
             why = error.strerror or error if isinstance(error, OSError) else error
             done = len(self.finished()) if self.folder.is_dir() else 0
-            kept = f"; {done} finished units are safe there, and the same command goes on" if done else ""
+            kept = f"; {done} finished units are kept there; run the same command to resume" if done else ""
             raise CheckpointError(f"{str(self.folder)!r} cannot be written: {why}{kept}") from None
 
 

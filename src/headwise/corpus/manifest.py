@@ -62,8 +62,8 @@ def refuse(out: str, found: Sequence[str], *, finished: bool = False) -> ConfigE
             f"measure anew"
         )
     return ConfigError(
-        f"{out!r} was begun with something else: {shown}. Run it as it was begun, give another --out, or --restart to "
-        f"measure anew"
+        f"{out!r} contains a run with different settings: {shown}. Use the same settings, another --out, or "
+        "--restart to measure again"
     )
 
 

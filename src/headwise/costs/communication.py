@@ -79,7 +79,7 @@ def head_parallel(counts: Counts, work: Work, devices: int) -> Way:
     it, b·n·(d_k + d_v)·e·(1 − h_kv/P), and scatter its gradient back.
 
     Raises:
-        ConfigError: naming both numbers, if the heads cannot be dealt out evenly.
+        ConfigError: naming both numbers, if the heads cannot be divided evenly.
     """
     return heads_by_ring(counts, work, devices, devices)
 
