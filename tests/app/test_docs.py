@@ -20,7 +20,7 @@ PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 TEXT = "话说武松在路上行了几日，来到阳谷县地面。The tiger sleeps!\n"
 DECODER = """
 import torch, headwise as hw
-subject = hw.open_subject()
+subject = hw.open_subject('DIR')
 model, loss_fn, ids = subject.model, subject.loss_fn, subject.read("武松打虎，又打虎。" * 9).ids[None]
 batches, pieces = [ids], [[str(i) for i in ids[0].tolist()]]
 with hw.watch(model, maps="lazy") as record, hw.record_heads(hw.find_heads(model)) as outputs:
@@ -44,7 +44,7 @@ GIVEN: dict[str, dict[int, str]] = {
         2: GPT2 + "gates = [torch.ones(5), torch.ones(5)]",
     },
     "telemetry.md": {
-        0: GPT2 + "tokenizer = hw.open_subject('DIR').tokenizer",
+        0: GPT2 + "from headwise.lm.checkpoint import load_model\ntokenizer = load_model('DIR')[1]",
         3: GPT2 + "model.train()\nbatches = [batch, batch]\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)\n"
         "def loss(model, batch): return model(**batch, labels=batch['input_ids']).loss",
@@ -100,7 +100,7 @@ def test_the_commands_of_a_page_run(folder: Path, headwise: Command, page: str) 
 
 def test_the_table_of_commands_lists_all_commands_with_options_that_exist(headwise: Command) -> None:
     rows = re.findall(
-        r"^\| `headwise (\w+).*?` \|.*\| (.*?) \|$", (DOCS / "commands.md").read_text("utf-8"), re.MULTILINE
+        r"^\| `headwise (\w+).*?` \|.*\|(.*?)\|$", (DOCS / "commands.md").read_text("utf-8"), re.MULTILINE
     )
     assert sorted(name for name, _ in rows) == sorted(command.callback.__name__ for command in app.registered_commands)
     for name, options in rows:

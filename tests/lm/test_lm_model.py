@@ -132,7 +132,7 @@ def test_alike_layers_are_written_as_before() -> None:
         ("abc", "layers='abc'"),
         ([{}, 3, {}], r"layers\[1\]=3: expected a mapping"),
         ([{}, {}, {"wings": 2}], r"layers\[2\]: 'wings' is not an option of multi_head; expected one of num_heads"),
-        ([{}, {"rotary": False}, {}], r"layers\[1\]: 'rotary' is not one"),
+        ([{}, {"rotary": False}, {}], r"layers\[1\]: 'rotary' is not an option"),
         ([{"num_heads": 0}, {}, {}], r"layers\[0\]: num_heads=0"),
         ([{"num_heads": 2.0}, {}, {}], r"layers\[0\]: num_heads=2\.0"),
         ([{"num_kv_heads": True}, {}, {}], r"layers\[0\]: num_kv_heads=True"),

@@ -106,7 +106,7 @@ def test_what_predicts_no_next_token_has_no_loss(tmp_path: Path, kind: str, head
     subject = opened(tmp_path, kind, head)
     assert subject.loss(tokens(9)) is None
     assert subject.loss_fn is None
-    assert any("predicts no next token" in remark for remark in subject.remarks(9))
+    assert any("does not predict the next token" in remark for remark in subject.remarks(9))
 
 
 def test_a_body_without_its_head_has_no_loss(tmp_path: Path) -> None:
