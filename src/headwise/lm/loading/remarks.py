@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-_UNCHOSEN = "A row without weights is a token that did not select the head; the gate's weight on a head is not shown."
+from headwise.nn.named import design_of
+
 SENTENCES = {
     "untrained_length": "The model was trained on {trained:,} tokens at a time; its behaviour beyond that length is "
     "untrained.",
@@ -15,13 +16,6 @@ SENTENCES = {
     "the original text is shown.",
     "parts_of_characters": "Characters that consist of several tokens are shown as a whole: {count:,} "
     "tokens end inside a character.",
-    # What a map shows, of designs where it is not all that acts on the values.
-    "talking_heads": "The weights are those after the softmax; the heads are mixed once more before the "
-    "values are applied.",
-    "head_mixing": "The weights are those over the text; afterwards the heads of each token attend to one another.",
-    "gated_output": "The weights are those before the gate, which can switch a head off for a token.",
-    "sparse_mixture": _UNCHOSEN,
-    "mixture_of_heads": _UNCHOSEN,
 }
 
 
@@ -53,3 +47,14 @@ class Remark(str):
 def remark(code: str, /, **values: int | str) -> Remark:
     """One of SENTENCES with its numbers."""
     return Remark(code, SENTENCES[code], **values)
+
+
+def remarks_on_map(design: str) -> list[Remark]:
+    """What the map of a head design does not show, by the design's own notes; empty if it shows all."""
+    said = design_of(design).notes.map
+    return [] if said is None else [Remark(map_code(design), said.en.replace("{", "{{").replace("}", "}}"))]
+
+
+def map_code(design: str) -> str:
+    """The code of a remark of `remarks_on_map`."""
+    return f"map_of_{design}"

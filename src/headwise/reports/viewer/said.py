@@ -1,6 +1,9 @@
 """Chinese texts for the codes that the server sends: notes, errors and names of statistics. The page fills in the
 values; a code without a Chinese text is shown in English."""
 
+from headwise.lm.loading.remarks import map_code
+from headwise.nn.named import design_of, names
+
 IN_CHINESE: dict[str, str] = {
     # Notes on a model or a text: headwise.lm.loading.remarks.
     "untrained_length": "此模型的训练长度为 {trained} 个词元；超出部分未经训练。",
@@ -8,11 +11,6 @@ IN_CHINESE: dict[str, str] = {
     "read_as_bytes": "有 {count} 个字符不在模型的词表中，按 UTF-8 字节读入；每个字符仍完整显示。",
     "unknown_tokens": "共 {of} 个词元，其中 {count} 个不在模型的词表中；模型将它们视为 {sign}，此处显示原文。",
     "parts_of_characters": "由多个词元组成的字符完整显示：有 {count} 个词元在字符内部结束。",
-    "talking_heads": "显示的是 softmax 权重；在与值相乘之前，各头的权重还会再混合一次。",
-    "head_mixing": "显示的是对文本的权重；之后同一词元的各头之间还会做一次注意力。",
-    "gated_output": "显示的是门控之前的权重；门控可以使某个头对某个词元不起作用。",
-    "sparse_mixture": "没有权重的行表示该词元未选此头；门控的权重未显示。",
-    "mixture_of_heads": "没有权重的行表示该词元未选此头；门控的权重未显示。",
     "not_finite": "第 {layer} 层第 {head} 头：{count} 个查询的分数为 NaN 或无穷大，图中不显示。",
     # Errors.
     "too_many_characters": "文本有 {n} 个字符；上限为 {characters} 个字符、{tokens} 个词元：{why}。",
@@ -58,3 +56,9 @@ IN_CHINESE: dict[str, str] = {
     "unit_tokens": "个词元",
     "unit_mass": "权重",
 }
+
+
+def in_chinese() -> dict[str, str]:
+    """All of it, with what head designs say of their maps."""
+    maps = {map_code(name): design_of(name).notes.map for name in names()}
+    return IN_CHINESE | {code: said.zh for code, said in maps.items() if said is not None}
