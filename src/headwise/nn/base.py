@@ -11,6 +11,7 @@ from headwise.cache import Cache, remembered
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
+from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.positions import Rotary
 from headwise.scores import Score
 from headwise.stats import Measure
@@ -36,6 +37,7 @@ class AttentionLayer(nn.Module):
         takes_context, takes_cache, takes_mask, takes_score: what the call of this design accepts; what it does not
             raises ConfigError.
         takes_none_as: the reason, of each of them that it does not accept.
+        coupling, resizing, beyond_attend: what a design says of its class; see `FACTS`.
     """
 
     takes_context: ClassVar[bool] = True
@@ -43,6 +45,11 @@ class AttentionLayer(nn.Module):
     takes_mask: ClassVar[bool] = True
     takes_score: ClassVar[bool] = True
     takes_none_as: ClassVar[Mapping[str, str]] = {}
+
+    # Of a class that says nothing.
+    coupling: ClassVar[Coupling] = Coupling("output", "how its heads depend on each other is not known")
+    resizing: ClassVar[Resizing] = Resizing("how its heads lie in its parameters is not known")
+    beyond_attend: ClassVar[str] = "where its tokens meet is not known"
 
     def __init__(
         self,
@@ -196,6 +203,25 @@ class AttentionLayer(nn.Module):
         if self.rotary is not None:
             raise ConfigError(f"context needs {self.without_positions}: a context has positions of its own")
 
+    @classmethod
+    def is_described(cls) -> bool:
+        """Whether the class itself says its `FACTS`. What its base says may be wrong for it: a subclass may have
+        parameters and steps of its own."""
+        return vars(cls).keys() >= FACTS.keys()
+
+    def layout(self) -> Layout:
+        """Where each head's numbers lie in each parameter, or why they have no such places."""
+        return Layout(missing="this design is not known")
+
+    def head_matrices(self) -> dict[str, Tensor] | None:
+        """W_i^Q, W_i^K, W_i^V and W_i^O of each head as "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k], "v" [h_kv,
+        context_dim, d_v] and "o" [h, d_v, d_model], detached; None if they are the parts of `layout` as they are."""
+        return None
+
+    def resize(self, num_heads: int, num_kv_heads: int) -> None:
+        """Set the sizes that the layer computes with, of parameters that have so many heads already."""
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+
     @property
     def without_positions(self) -> str:
         """The option that takes the positions away, and what this layer has instead."""
@@ -207,6 +233,18 @@ class AttentionLayer(nn.Module):
             f"d_model={self.d_model}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
             f"head_dim={self.head_dim}, value_dim={self.value_dim}"
         )
+
+
+# What a registered design has to say. Of its class, in the class itself: no base can know what a subclass adds.
+FACTS: dict[str, str] = {
+    "coupling": "INDEPENDENT, or a Coupling: where its heads depend on each other, and why",
+    "resizing": "a Resizing: whether its numbers of heads can change, or why not",
+    "beyond_attend": "why tokens meet elsewhere than in one call of attend; '' if they do not",
+}
+# By a method, its own or that of a base below AttentionLayer.
+METHODS: dict[str, str] = {
+    "layout": "the Layout of its parameters: which slices of them are head i",
+}
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:

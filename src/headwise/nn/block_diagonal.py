@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.base import AttentionLayer
 from headwise.nn.forms import drawn
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 
 
@@ -26,6 +27,13 @@ class BlockDiagonalAttention(AttentionLayer):
     Cost: the projections of Q, K and V h times cheaper than in `MultiHeadAttention`, the attention the same.
     Source: a grouped linear map in the place of the projections; the standard they differ from is 1706.03762, §3.2.2.
     """
+
+    coupling = INDEPENDENT
+    resizing = Resizing(
+        "head i reads the i-th of h equal slices of the channels, so none can go; to_multi_head() gives the same "
+        "function, whose heads can"
+    )
+    beyond_attend = ""
 
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)
@@ -51,6 +59,15 @@ class BlockDiagonalAttention(AttentionLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """The head is the first index of W^Q, W^K and W^V; columns of W_O."""
+        parts = tuple(Part(letter, self, f"w_{letter}", 0, "query", 1) for letter in "qkv")
+        return Layout(parts, turned=self.rotary is not None).into(self.o_proj, self.value_dim)
+
+    def head_matrices(self) -> dict[str, Tensor]:
+        """As in `AttentionLayer`, zero outside the blocks."""
+        return {name: w.detach() for name, w in self.to_multi_head().per_head_weights().items()}
 
     def to_multi_head(self) -> MultiHeadAttention:
         """The `MultiHeadAttention` that computes the same: its matrices are zero outside the blocks."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.nn.forms import MultiHeadForm, drawn, shifted
+from headwise.nn.layout import INDEPENDENT, Resizing
 
 
 class ContractionAttention(MultiHeadForm):
@@ -23,6 +24,10 @@ class ContractionAttention(MultiHeadForm):
     Parameters: as many as `MultiHeadAttention`. Cost: the same.
     Source: Vaswani et al. 2017, 1706.03762, §3.2.2, in index notation.
     """
+
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
 
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)

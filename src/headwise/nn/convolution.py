@@ -13,6 +13,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer, attend_to, copy_into
 from headwise.nn.checks import check_input, size
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.scores import Score
 
 Pad = tuple[int, int]  # zeros before and after the input, along one axis
@@ -52,6 +53,10 @@ class ConvolutionAttention(AttentionLayer):
         "cache": "its queries are the places of the whole output, some of them before their keys",
         "context": "a place has meaning in its own sequence only",
     }
+
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = "its queries and keys are codes of places, counted along the whole sequence"
 
     def __init__(
         self,
@@ -105,6 +110,12 @@ class ConvolutionAttention(AttentionLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Σ_i head_i W_i^O + b."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """Entries of Δ and α, and columns of W^O."""
+        parts = tuple(Part(name, self, name, 0, "query", 1) for name in ("centres", "sharpness"))
+        missing = "queries and keys are codes of places, and values the input itself"
+        return Layout(parts, missing=missing).into(self.o_proj, self.value_dim)
 
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()

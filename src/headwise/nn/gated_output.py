@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.nn.base import copy_into
+from headwise.nn.layout import INDEPENDENT, Layout, Resizing, linear_parts
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.projected import ProjectedLayer
 
@@ -27,6 +28,10 @@ class GatedAttention(ProjectedLayer):
     Source: Qiu et al. 2025, 2505.06708, gate after the attention (G1).
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
+
     def __init__(self, d_model: int, num_heads: int, *, gate: str = "head", bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
         if gate not in ("head", "channel"):
@@ -46,6 +51,12 @@ class GatedAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """The gated heads times W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows of W_G and columns of W_O."""
+        width = 1 if self.gate == "head" else self.value_dim
+        joined = super().layout().into(self.o_proj, self.value_dim)
+        return joined.more(linear_parts("gate", self.gate_proj, 0, "query", width))
 
     @classmethod
     def from_multi_head(cls, other: MultiHeadAttention, *, gate: str = "head") -> "GatedAttention":

@@ -1,5 +1,6 @@
 """Groups of heads that interact fully, and an MLP between the groups."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
+from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.projected import ProjectedLayer
 
 
@@ -29,6 +31,10 @@ class GroupedMLPAttention(ProjectedLayer):
     Source: group interaction as in a sum of grouped heads followed by a network; the W_O it replaces is 1706.03762's.
     """
 
+    coupling = Coupling("output", "an MLP over groups of as many heads each takes the place of W_O")
+    resizing = Resizing()
+    beyond_attend = ""
+
     def __init__(
         self, d_model: int, num_heads: int, *, num_groups: int | None = None, hidden: int | None = None, **options: Any
     ) -> None:
@@ -49,3 +55,7 @@ class GroupedMLPAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """MLP(Concat(Group_1 … Group_g))."""
         return self.mlp_out(nn.functional.gelu(self.mlp_in(self.groups(concat).flatten(2))))
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`; no head has a W_O."""
+        return replace(super().layout(), missing=self.coupling.why)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from headwise.map import AttentionMap
 from headwise.masks import Mask
 from headwise.nn.base import attend_to
+from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.projected import ProjectedLayer
 
 
@@ -27,6 +28,10 @@ class HeadMixingAttention(ProjectedLayer):
     Source: learned maps over heads as in Shazeer et al. 2020, 2003.02436, put before an attention (1706.03762, eq. 1)
         whose sequence is the list of heads.
     """
+
+    coupling = Coupling("heads", "each of its heads is a query, a key and a value of a second attention, over heads")
+    resizing = Resizing()
+    beyond_attend = ""
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
@@ -51,6 +56,11 @@ class HeadMixingAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(H'_1 … H'_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows and columns of M, and columns of W_O."""
+        mixes = [Part("mix", self, "head_map", axis, "query", 1) for axis in (0, 1)]
+        return super().layout().into(self.o_proj, self.value_dim).more(mixes)
 
     @torch.no_grad()
     def map_of_heads(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> AttentionMap:

@@ -9,6 +9,7 @@ from headwise.errors import ConfigError
 from headwise.nn.base import copy_into
 from headwise.nn.checks import size
 from headwise.nn.gating import Gates, choose_heads
+from headwise.nn.layout import Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.sparse_mixture import SparseHeadMixture
 from headwise.rule import own_dtypes
@@ -33,6 +34,10 @@ class MixtureOfHeads(SparseHeadMixture):
     Cost: as in `SparseHeadMixture` with per="token": queries, outputs and attention of h_s + k of h heads.
     Source: Jin et al. 2024, 2410.11842, §3.
     """
+
+    coupling = SparseHeadMixture.coupling
+    resizing = Resizing()
+    beyond_attend = SparseHeadMixture.beyond_attend
 
     def __init__(
         self,

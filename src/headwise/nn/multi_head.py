@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, ShapeError
+from headwise.nn.layout import INDEPENDENT, Layout, Resizing
 from headwise.nn.projected import ProjectedLayer
 
 
@@ -33,6 +34,10 @@ class MultiHeadAttention(ProjectedLayer):
     Source: Vaswani et al. 2017, 1706.03762; Shazeer 2019, 1911.02150; Ainslie et al. 2023, 2305.13245.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing(merges=True)
+    beyond_attend = ""
+
     def __init__(
         self,
         d_model: int,
@@ -56,6 +61,10 @@ class MultiHeadAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, and columns of W_O."""
+        return super().layout().into(self.o_proj, self.value_dim)
 
     def per_head_weights(self) -> dict[str, Tensor]:
         """The matrices of each head: "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k], "v" [h_kv, context_dim,

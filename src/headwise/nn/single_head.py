@@ -4,6 +4,7 @@ from typing import Any
 
 from headwise.errors import ConfigError
 from headwise.nn.checks import size
+from headwise.nn.layout import INDEPENDENT, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 
 
@@ -20,6 +21,10 @@ class SingleHeadAttention(MultiHeadAttention):
     Cost: the same products as with h heads; one softmax a query instead of h.
     Source: Vaswani et al. 2017, 1706.03762, table 3 (A), h = 1.
     """
+
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
 
     def __init__(self, d_model: int, num_heads: int = 1, **options: Any) -> None:
         if num_heads != 1:

@@ -11,6 +11,7 @@ from headwise.errors import ConfigError
 from headwise.masks import Mask
 from headwise.nn.checks import size
 from headwise.nn.gating import Gates, choose_heads
+from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.sparse_attention import SparseCall, by_sequence, by_token
 from headwise.rule import own_dtypes
@@ -46,6 +47,10 @@ class SparseHeadMixture(ProjectedLayer):
     takes_none_as: ClassVar[Mapping[str, str]] = {
         "score": "a bias is laid out for all queries and heads, and only some are computed"
     }
+
+    coupling = Coupling("heads", "its gate gives a token some of its heads only, chosen by comparing all of them")
+    resizing = Resizing()
+    beyond_attend = "its gate chooses among heads, and each head attends from the tokens that chose it"
 
     def __init__(
         self,
@@ -120,6 +125,10 @@ class SparseHeadMixture(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat of the weighted heads times W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, and columns of W_O, which is not always called with the concatenation."""
+        return super().layout().into(self.o_proj, self.value_dim, called=False)
 
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()

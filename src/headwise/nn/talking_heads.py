@@ -12,6 +12,7 @@ from headwise.cache import BudgetCache, Cache
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask, Span
+from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.projected import ProjectedLayer
 from headwise.rule import TILE_ELEMENTS, Rule, grouped, own_dtypes, raw_scores
 from headwise.scores import Score
@@ -44,6 +45,13 @@ class TalkingHeadsAttention(ProjectedLayer):
         "score": "a bias means another thing before and after the heads are mixed"
     }
 
+    coupling = Coupling(
+        "scores",
+        "its heads mix their weights, before the softmax and after it, and no head has scores or an output of its own",
+    )
+    resizing = Resizing()
+    beyond_attend = "its weights are computed by the layer itself, which mixes them over heads"
+
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
         self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
@@ -53,6 +61,11 @@ class TalkingHeadsAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows and columns of both mixes, and columns of W_O."""
+        mixes = [Part("mix", self, f"{x}_mix", axis, "query", 1) for x in ("logits", "weights") for axis in (0, 1)]
+        return super().layout().into(self.o_proj, self.value_dim).more(mixes)
 
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
