@@ -109,6 +109,7 @@ def test_scores(name: str, mask: str) -> None:
     check(whole, Span(11, 12), Span(3, 53), 1)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_rectangles(data: st.DataObject) -> None:

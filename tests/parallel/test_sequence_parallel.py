@@ -18,6 +18,7 @@ from headwise.rule import Rule
 from headwise.stats.registry import resolve
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("case", cases.CASES)
 def test_ranks_together_are_one_process(passed, ranks, case):
