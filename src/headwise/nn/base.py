@@ -218,6 +218,11 @@ class AttentionLayer(nn.Module):
         context_dim, d_v] and "o" [h, d_v, d_model], detached; None if they are the parts of `layout` as they are."""
         return None
 
+    def last_weights(self) -> Sequence[Tensor]:
+        """The weights of the map that gives y, which adds to the residual stream of a block."""
+        last = [part.tensor for part in self.layout().parts if part.letter == "o"]
+        return [weight for x in last for weight in ([x] if isinstance(x, Tensor) else x)]
+
     def resize(self, num_heads: int, num_kv_heads: int) -> None:
         """Set the sizes that the layer computes with, of parameters that have so many heads already."""
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads

@@ -1,5 +1,6 @@
 """Groups of heads that interact fully, and an MLP between the groups."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,3 +60,7 @@ class GroupedMLPAttention(ProjectedLayer):
     def layout(self) -> Layout:
         """As in `ProjectedLayer`; no head has a W_O."""
         return replace(super().layout(), missing=self.coupling.why)
+
+    def last_weights(self) -> Sequence[Tensor]:
+        """As in `AttentionLayer`: those of the MLP's second map."""
+        return [self.mlp_out.weight]

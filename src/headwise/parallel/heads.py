@@ -7,6 +7,7 @@ The q, k and v projections are cut by columns and the output projection by rows 
 1909.08053, §3), by PyTorch's own `parallelize_module`. Activations between layers are the same on all ranks.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -132,11 +133,15 @@ def _refusal(kind: type[AttentionLayer]) -> str:
 def _unspreadable(module: AttentionLayer) -> str:
     """What of a layer's parameters is neither cut by heads as a linear map nor a norm of heads, or ""."""
     layout = module.layout()
+    names = {owner: name for name, owner in module.named_modules()}
+    places = Counter((part.owner, part.name) for part in layout.parts)
     equal = "; to_multi_head() gives the same function, whose heads can be spread"
     for part in layout.parts:
         if not isinstance(part.owner, nn.Linear):
             found = f"the heads of its {part.name} are no rows or columns of a linear map"
             return found + (equal if hasattr(module, "to_multi_head") else "")
+        if places[part.owner, part.name] > 1:
+            return f"{part.name!r} of its {names[part.owner]!r} holds several of its maps, one after the other"
     cut = {*(part.owner for part in layout.parts), *layout.norms}
     common = [name for name, owner in module.named_modules() if owner not in cut and any(owner.parameters(False))]
     return f"all its heads share {common[0]!r}, which would have to be on every rank" if common else ""
