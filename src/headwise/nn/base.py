@@ -8,11 +8,14 @@ from torch import Tensor, nn
 
 from headwise.attention import attend, check_mask
 from headwise.cache import Cache, remembered
+from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
 from headwise.nn.layout import Coupling, Layout, Resizing
+from headwise.nn.notes import Notes, Preset
 from headwise.nn.positions import Rotary
+from headwise.nn.steps import Steps
 from headwise.scores import Score
 from headwise.stats import Measure
 
@@ -22,7 +25,8 @@ Design = TypeVar("Design", bound="AttentionLayer")
 class AttentionLayer(nn.Module):
     """x and a context in, y out:  project → turn → cache → attention → merge → output.
 
-    A design fills in `project` and `output`, and replaces another step where it differs from the textbook's.
+    A design fills in `project` and `output`, and replaces another step where it differs from the textbook's. One that
+    is registered in `DESIGNS` also describes itself: `costs`, `steps` and `notes`, each in its own class body.
 
     Args:
         d_model: width of x.
@@ -37,7 +41,11 @@ class AttentionLayer(nn.Module):
         takes_context, takes_cache, takes_mask, takes_score: what the call of this design accepts; what it does not
             raises ConfigError.
         takes_none_as: the reason, of each of them that it does not accept.
-        coupling, resizing, beyond_attend: what a design says of its class; see `FACTS`.
+        coupling: whether its heads depend on each other. resizing: which numbers of heads can change.
+        beyond_attend: why tokens meet elsewhere than in one call of `attend`; "" if they do not.
+        refused_options: options of the constructor that it inherits and refuses, as it has its own way.
+        presets: other names of the design, with some of its options given; those of its own class only.
+        notes: what documentation and reports say of it.
     """
 
     takes_context: ClassVar[bool] = True
@@ -45,6 +53,9 @@ class AttentionLayer(nn.Module):
     takes_mask: ClassVar[bool] = True
     takes_score: ClassVar[bool] = True
     takes_none_as: ClassVar[Mapping[str, str]] = {}
+    refused_options: ClassVar[frozenset[str]] = frozenset()
+    presets: ClassVar[tuple[Preset, ...]] = ()
+    notes: ClassVar[Notes]
 
     # Of a class that says nothing.
     coupling: ClassVar[Coupling] = Coupling("output", "how its heads depend on each other is not known")
@@ -83,6 +94,20 @@ class AttentionLayer(nn.Module):
         self.head_dim, self.value_dim, self.context_dim = head_dim, value_dim, context_dim
         self.dropout = dropout
         self.rotary = Rotary(head_dim) if rotary else None
+
+    @staticmethod
+    def costs(*sizes: Any, **options: Any) -> Counts:
+        """What one layer of these sizes costs, by formulas. The docstring's first paragraph is its line in `plan`.
+
+        A design writes out the sizes that it takes, by the names of its constructor; those without a default are
+        required. `**options` are those of the standard layer, `DESIGNS[STANDARD]`, that come after its heads.
+        """
+        raise NotImplementedError
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """This layer's self attention on x [b, n, d_model] by its definition, to y: each step is noted with its
+        tensor, axes, formula and words, as `Steps` takes them; the last one is y, as the call computes it."""
+        raise NotImplementedError
 
     @classmethod
     def build(cls: type[Design], d_model: int, num_heads: int, **options: Any) -> Design:
@@ -207,7 +232,7 @@ class AttentionLayer(nn.Module):
     def is_described(cls) -> bool:
         """Whether the class itself says its `FACTS`. What its base says may be wrong for it: a subclass may have
         parameters and steps of its own."""
-        return vars(cls).keys() >= FACTS.keys()
+        return vars(cls).keys() >= set(FACTS)
 
     def layout(self) -> Layout:
         """Where each head's numbers lie in each parameter, or why they have no such places."""
@@ -240,16 +265,8 @@ class AttentionLayer(nn.Module):
         )
 
 
-# What a registered design has to say. Of its class, in the class itself: no base can know what a subclass adds.
-FACTS: dict[str, str] = {
-    "coupling": "INDEPENDENT, or a Coupling: where its heads depend on each other, and why",
-    "resizing": "a Resizing: whether its numbers of heads can change, or why not",
-    "beyond_attend": "why tokens meet elsewhere than in one call of attend; '' if they do not",
-}
-# By a method, its own or that of a base below AttentionLayer.
-METHODS: dict[str, str] = {
-    "layout": "the Layout of its parameters: which slices of them are head i",
-}
+# What a class says of itself alone: no base can know what a subclass adds.
+FACTS = ("coupling", "resizing", "beyond_attend")
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:
