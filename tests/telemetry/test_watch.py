@@ -453,7 +453,7 @@ def test_what_cannot_be_watched_is_named():
         ({"layers": ["nowhere.*"]}, "layers='nowhere.*': no such layer among the 3"),
         ({"layers": [3]}, "layers=3"),
         ({"measures": ["nothing"]}, "unknown measure 'nothing'"),
-        ({"measures": ["induction_mass"]}, "needs to be told of the tokens"),
+        ({"measures": ["induction_mass"]}, "requires the tokens"),
         ({"measures": ["entropy", "entropy"]}, "asked for twice"),
         ({"measures": []}, "give at least one"),
         ({"alarms": ["loud"]}, "expected alarms such as"),

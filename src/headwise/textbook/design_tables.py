@@ -1,7 +1,7 @@
 """The tables of docs/designs.md, from the notes of the designs; `python scripts/design_tables.py` writes them.
 
->>> which("zh").splitlines()[2][:43]
-'| `multi_head` | `MultiHeadAttention` | 每个头各'
+>>> which("zh").splitlines()[0]
+'| 设计 | 类 | 是什么 | 何时使用 | 出处 |'
 """
 
 import re
