@@ -25,8 +25,9 @@ from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
 from headwise.kernels.eager import eager
 from headwise.kernels.gates import begin, end
+from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.nn.base import AttentionLayer
-from headwise.telemetry.places import Place, asked, give_back, take_over
+from headwise.telemetry.places import asked
 
 Self = TypeVar("Self", bound="GateGradients")
 
