@@ -231,6 +231,36 @@ def test_heads_packed_in_one_map_are_not_spread(packed: AttentionLayer) -> None:
         hw.head_parallel_plan(packed)
 
 
+def test_a_plan_for_many_ranks_is_made_of_the_layout() -> None:
+    plan = hw.head_parallel_plan(hw.GatedAttention(12, 6, num_kv_heads=2, qk_norm=True, bias=True))
+    assert {name: type(style).__name__ for name, style in plan.items()} == {
+        "": "Heads", "q_proj": "ColwiseParallel", "k_proj": "KeyHeads", "v_proj": "KeyHeads",
+        "gate_proj": "ColwiseParallel", "o_proj": "RowwiseParallel", "q_norm": "HeadNorm", "k_norm": "HeadNorm",
+    }  # fmt: skip
+
+
+def test_weights_that_all_heads_share_are_on_no_rank_alone() -> None:
+    class Squeezed(hw.MultiHeadAttention):
+        """Reads x through a narrow map."""
+
+        coupling = INDEPENDENT
+        resizing = Resizing()
+        beyond_attend = ""
+
+        def __init__(self, d_model: int, num_heads: int) -> None:
+            super().__init__(d_model, num_heads)
+            self.squeeze = nn.Linear(d_model, d_model)
+
+    with pytest.raises(
+        ConfigError, match="Squeezed cannot be spread over ranks by its heads: all its heads share 'squ"
+    ):
+        hw.head_parallel_plan(Squeezed(12, 6))
+    with pytest.raises(ConfigError, match=r"PerHeadAttention cannot .* to_multi_head"):
+        hw.head_parallel_plan(hw.PerHeadAttention(12, 6))
+    with pytest.raises(ConfigError, match=r"LatentAttention cannot .* k_up are no rows or columns of a linear map$"):
+        hw.head_parallel_plan(hw.LatentAttention(12, 6))
+
+
 def _refusal(module: nn.Module) -> str:
     with pytest.raises(ConfigError, match="not known to keep its heads apart") as told:
         hw.prune(module, [0])

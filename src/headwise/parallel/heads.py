@@ -143,7 +143,7 @@ def _unspreadable(module: AttentionLayer) -> str:
         if places[part.owner, part.name] > 1:
             return f"{part.name!r} of its {names[part.owner]!r} holds several of its maps, one after the other"
     cut = {*(part.owner for part in layout.parts), *layout.norms}
-    common = [name for name, owner in module.named_modules() if owner not in cut and any(owner.parameters(False))]
+    common = [name for name, _ in module.named_parameters() if module.get_submodule(name.rpartition(".")[0]) not in cut]
     return f"all its heads share {common[0]!r}, which would have to be on every rank" if common else ""
 
 
