@@ -210,8 +210,8 @@ def plan_pruning(
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
     if wanted == 0:
         raise ConfigError(
-            f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share keys go together, "
-            f"{counts[0]} at once; expected room for at least one such group"
+            f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share keys are "
+            f"removed together, {counts[0]} at a time; expected at least one such group"
         )
     points = sorted({*_spread(counts), *([wanted] if wanted else [])})
     curve = pruning_curve(
@@ -253,10 +253,11 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
     most = sum(site.num_heads - _unit(site) for site in sites)
     if count > most:
         raise ConfigError(
-            f"--remove {count}: of {total} heads in {len(sites)} layers at most {most} can go, as each layer keeps one"
+            f"--remove {count}: of {total} heads in {len(sites)} layers at most {most} can be removed, as "
+            f"each layer keeps one"
         )
     if count < 1:
-        raise ConfigError(f"--share {choice.share:g}: of {total} heads that is none; expected at least 1")
+        raise ConfigError(f"--share {choice.share:g}: of {total} heads this is none; expected at least 1")
     return count
 
 

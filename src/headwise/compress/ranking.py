@@ -104,11 +104,11 @@ def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
             most = sites[at[0]].num_heads - 1
             raise ConfigError(f"--heads {word}: layer {at[0]} has no head {at[1]}; expected 0 to {most}")
         if at in found:
-            raise ConfigError(f"--heads {word}: is named twice")
+            raise ConfigError(f"--heads {word}: is given twice")
         found.append(at)
     for layer_number, site in enumerate(sites):
         if sum(layer == layer_number for layer, _ in found) == site.num_heads:
             raise ConfigError(
-                f"--heads: all {site.num_heads} heads of layer {layer_number} would go; expected to leave at least one"
+                f"--heads: all {site.num_heads} heads of layer {layer_number} would be removed; keep at least one"
             )
     return found
