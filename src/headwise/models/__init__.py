@@ -3,16 +3,19 @@
 from headwise.models.adapters.observer import Observation, observe
 from headwise.models.attaching import Attachment, attach
 from headwise.models.find import KINDS, find_heads
-from headwise.models.site import HeadSite, Kind, Part
+from headwise.models.site import HeadSite, Kind
 from headwise.models.taps import record_heads, scale_heads
+from headwise.nn.layout import Layout, Part, Resizing
 
 __all__ = [
     "KINDS",
     "Attachment",
     "HeadSite",
     "Kind",
+    "Layout",
     "Observation",
     "Part",
+    "Resizing",
     "attach",
     "find_heads",
     "observe",

@@ -37,7 +37,7 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
         decoder, tokenizer, _ = load_checkpoint(folder)
     except CheckpointError as error:
         if folder.is_dir() and "not of the format" in str(error):
-            raise CheckpointError(f"{error}; a folder of transformers needs its config.json too") from None
+            raise CheckpointError(f"{error}; a transformers folder requires config.json") from None
         raise
     return DecoderModel(decoder, tokenizer, folder.name)
 
