@@ -52,7 +52,7 @@ def _kernel(name: str, case: Case, inputs: Inputs) -> Contestant:
     q, k, v = inputs.leaves
     wanted, rule = case.statistics, mask(case)
     if case.stored:
-        k, v = hw.QuantizedKV.of(k), hw.QuantizedKV.of(v)
+        k, v = hw.kernels.QuantizedKV.of(k), hw.kernels.QuantizedKV.of(v)
     if not wanted and not case.pooled:
         return Contestant(_skipping(lambda: hw.attend(q, k, v, mask=rule, kernel=name)), _only_out)
 
@@ -99,7 +99,7 @@ def _plain(case: Case, inputs: Inputs) -> Contestant:
 
 def _restored(case: Case, inputs: Inputs) -> Contestant:
     """PyTorch's fused attention of keys and values that are kept in eight bits."""
-    q, keys, values = inputs.q, hw.QuantizedKV.of(inputs.k), hw.QuantizedKV.of(inputs.v)
+    q, keys, values = inputs.q, hw.kernels.QuantizedKV.of(inputs.k), hw.kernels.QuantizedKV.of(inputs.v)
     gqa = q.shape[1] != keys.shape[1]
 
     def run() -> Tensor:

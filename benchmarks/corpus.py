@@ -59,7 +59,7 @@ def main() -> None:
 
 
 @torch.no_grad()
-def _forward(subject: hw.LoadedModel, batches: list[Tensor]) -> None:
+def _forward(subject: hw.lm.LoadedModel, batches: list[Tensor]) -> None:
     for batch in batches:
         subject.model(batch)
 

@@ -233,7 +233,7 @@ def _call(case: Case, made: Source, mask: str, scores: list[str]) -> None:
     for name in case.eight:
         width = case.d if name == "k" else case.e
         parts = f", ({width // 3}, {width - width // 3})" if case.parts and width > 2 else ""
-        made.call.append(f"{name}8 = hw.QuantizedKV.of({name}{parts})")
+        made.call.append(f"{name}8 = hw.kernels.QuantizedKV.of({name}{parts})")
         names[name] = f"{name}8"
     result = "out, amap" if case.way == "map" else "out"
     if case.way == "vmap":
