@@ -90,7 +90,7 @@ def test_an_encoder_is_seen_both_ways_and_without_importance(tmp_path: Path) -> 
     assert "next_mass" in values
     assert report.importance == []
     assert len(report.comparisons) == 3
-    assert any("predicts no next token" in note for note in report.notes)
+    assert any("does not predict the next token" in note for note in report.notes)
 
 
 def test_heads_that_nobody_knows_are_compared_by_their_maps(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_what_would_take_too_long_is_left_out_and_said(tmp_path: Path, monkeypat
     report = see(TEXT, subject)
     assert [s.name for s in report.importance] == ["gradient"]
     assert report.comparisons == []
-    assert any("the loss's gradient alone" in note for note in report.notes)
+    assert any("the gradient of the loss only" in note for note in report.notes)
     assert any("12 heads are not compared" in note for note in report.notes)
 
 
