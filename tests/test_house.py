@@ -193,3 +193,52 @@ def test_contributing_names_registries():
 
 def test_no_message_advises_an_extra_of_a_package_that_no_index_has():
     assert [name for name, text in TEXTS.items() if re.search(r"pip install .?headwise\b", text)] == []
+
+
+def classes_of_designs() -> set[str]:
+    """The names of the classes that `DESIGNS` holds."""
+    return {design.__name__ for design in headwise.DESIGNS.values()}
+
+
+def designs_named(source: str) -> set[str]:
+    """Head designs that a module's source names: imported, called, compared with. Texts may mention them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+    return found & classes_of_designs()
+
+
+# Files that name a design where they should ask it. The list only becomes shorter.
+NAME_DESIGNS = {
+    f"headwise.{name}"
+    for name in (
+        "textbook.claims.counts", "textbook.claims.definitions", "textbook.claims.demonstration",
+        "textbook.claims.forms", "textbook.claims.identities", "textbook.claims.learnt", "textbook.claims.memory",
+        "textbook.claims.model", "textbook.claims.places", "textbook.claims.tasks", "textbook.reconstruct",
+    )
+}  # fmt: skip
+
+
+def test_only_nn_names_a_head_design():
+    """Everything else finds designs through `headwise.nn.registry.DESIGNS`; the front door says where names are."""
+    named = {name: designs_named(TEXTS[name]) for name in INSIDE if not name.startswith("headwise.nn.")}
+    assert {name: found for name, found in named.items() if found and name not in NAME_DESIGNS} == {}, "ask the design"
+    assert [name for name in NAME_DESIGNS if not named[name]] == [], "they name none any more: take them from the list"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from headwise.nn.latent import LatentAttention",
+        "def f(layer):\n    return isinstance(layer, nn.multi_head.MultiHeadAttention)",
+        "from headwise.nn.latent import LatentAttention as Small",
+    ],
+)
+def test_a_head_design_that_is_named_is_found(line):
+    assert len(designs_named(line)) == 1
+    assert designs_named("from headwise.nn.registry import DESIGNS\n'LatentAttention'") == set()

@@ -19,13 +19,17 @@ from headwise.stats import (
     InductionMass,
     LocalMass,
     Measure,
+    PunctuationMass,
     RowMeasure,
+    SeparatorMass,
     SinkMass,
+    SpecialMass,
+    Tokens,
     TopKMass,
+    resolve,
     row_measure,
+    statistics_for,
 )
-from headwise.stats.engine import statistics_for
-from headwise.stats.registry import resolve
 from headwise.tiles import Tile
 
 Dense = tuple[Tensor, Tensor, Tensor]  # weights, allowed, scores: [b, h, n, m] float64
@@ -98,24 +102,45 @@ FORMULAS: dict[str, Callable[[Dense], Tensor]] = {
     "self_mass": diagonal(0),
     "next_mass": diagonal(1),
     "received_mass": received,
+    "squared_weights": lambda x: mean(x[0].square().sum(-1), lit(x)),
+    "punctuation_mass": lambda x: mean((x[0] * marked(x, ",")).sum(-1), lit(x)),
+    "separator_mass": lambda x: mean((x[0] * marked(x, " ")).sum(-1), lit(x)),
+    "special_mass": lambda x: mean((x[0] * (IDS[:, None, None, : x[0].shape[-1]] == 2)).sum(-1), lit(x)),
     "class_mass": lambda x: mean((x[0] * (IDS[:, None, None, : x[0].shape[-1]] == 3)).sum(-1), lit(x)),
     "duplicate_mass": matches(0),
     "induction_mass": matches(1),
 }
 
 
+def pieces(m: int) -> list[list[str]]:
+    """Text for the tokens: commas are special where the token is 2."""
+    return [[(",", " ", ",", "a")[i % 4] for i in row] for row in IDS[:, :m].tolist()]
+
+
+def marked(x: Dense, piece: str) -> Tensor:
+    """The keys with that text, [2, 1, 1, m]; no special one is punctuation."""
+    m = x[0].shape[-1]
+    found = torch.tensor([[one == piece for one in row] for row in pieces(m)])
+    return (found & (IDS[:, :m] != 2) if piece == "," else found)[:, None, None]
+
+
 def ready(name: str, m: int) -> str | Measure:
     made = {
         "class_mass": lambda: ClassMass(IDS[:, :m] == 3),
+        "punctuation_mass": lambda: PunctuationMass.of(Tokens(pieces=pieces(m), special=IDS[:, :m] == 2)),
+        "separator_mass": lambda: SeparatorMass.of(Tokens(pieces=pieces(m))),
+        "special_mass": lambda: SpecialMass.of(Tokens(special=IDS[:, :m] == 2)),
         "duplicate_mass": lambda: DuplicateMass(IDS[:, :m]),
         "induction_mass": lambda: InductionMass(IDS[:, :m]),
     }
-    return made[name]() if name in made else name
+    found = made[name]() if name in made else name
+    assert found is not None
+    return found
 
 
 def test_every_measure_has_a_formula_here_and_says_what_it_is() -> None:
     assert set(FORMULAS) == set(MEASURES) | set(GIVEN)
-    for kind in [*MEASURES.values(), *(kind for kind, _ in GIVEN.values())]:
+    for kind in [*MEASURES.values(), *GIVEN.values()]:
         assert kind.__doc__
         assert all(isinstance(getattr(kind, field), str) for field in ("name", "unit", "range", "source"))
 
@@ -317,14 +342,14 @@ def test_what_is_not_finite_is_reported(where: str) -> None:
     if where == "v":
         assert result.nonfinite_values is not None
         assert result.nonfinite_values.tolist() == [[0, 0, 0], [0, 0, 1]]
-        assert "non-finite v" in repr(result)
+        assert "nonfinite_values" in repr(result)
         return
     touched = [2] if where == "q" else [4, 5]
     assert result.nonfinite[1].nonzero().flatten().tolist() == touched
     assert result.nonfinite[0].sum() == 0
     assert all(result[name][1, h].isnan() for name in result for h in touched)
     assert torch.isfinite(result["entropy"][0]).all()
-    assert "non-finite rows" in repr(result)
+    assert "nonfinite_rows" in repr(result)
 
 
 def test_results_print_as_tables() -> None:
@@ -332,9 +357,29 @@ def test_results_print_as_tables() -> None:
     _, amap = attend(q, k, v, return_map=True)
     result = amap.measure("entropy", "sink_mass")
     lines = repr(result).splitlines()
-    assert lines[0].split() == ["batch", "head", "entropy", "sink_mass"]
+    assert lines[0].split() == ["batch", "head", "entropy", "(nats)", "sink_mass", "(mass)"]
     assert len(lines) == 7
     assert result._repr_html_().count("<tr>") == 7
+
+
+def test_a_table_of_the_batch_is_what_merging_its_entries_gives() -> None:
+    q, k, v = qkv(b=3)
+    k[1, 0, 2] = torch.nan
+    v[2, 1, 5, 0] = torch.inf
+    mask = MASKS["causal"](3, 37, 53)
+    names = list(MEASURES)
+    result = attend(q, k, v, mask=mask, return_map=True)[1].measure(*names)
+    parts = [attend(q[i : i + 1], k[i : i + 1], v[i : i + 1], mask=mask, return_map=True)[1] for i in range(3)]
+    merged = parts[0].measure(*names).merge(parts[1].measure(*names)).merge(parts[2].measure(*names))
+    table = result.table()
+    assert (table.heads, table["entropy"].unit, table["entropy"].range) == ((tuple(range(6)),), "nats", "0 to ln(keys)")
+    for name in names:
+        torch.testing.assert_close(table[name][0], merged[name][0].double(), rtol=1e-6, atol=1e-7, equal_nan=True)
+        assert torch.equal(result.table(entry=-1)[name][0], result[name][2].double())
+    assert table["nonfinite_rows"][0].tolist() == result.nonfinite.sum(0).tolist()
+    assert table["nonfinite_values"][0].sum() == 2  # both query heads of the KV head
+    with pytest.raises(ConfigError, match=r"table\(entry=3\): the batch has 3 entries"):
+        result.table(entry=3)
 
 
 def test_progress_reaches_its_end() -> None:

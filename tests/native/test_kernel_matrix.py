@@ -11,10 +11,9 @@ from samples import MASKS, SCORES as ALL_SCORES, qkv
 from torch import Tensor
 
 from headwise.masks import Causal, Grid, Mask, Span, Window
-from headwise.pooling import diagonal_means
+from headwise.pooling import Squares, diagonal_means
 from headwise.rule import Rule
 from headwise.scores import Bias, Score
-from headwise.stats.statistics import Squares
 
 # All but one that is refused.
 SCORES = {name: score for name, score in ALL_SCORES.items() if name != "two biases"}

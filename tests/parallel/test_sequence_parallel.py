@@ -15,7 +15,7 @@ from headwise.parallel.ring_measures import wanted_of_kernels
 from headwise.parallel.ring_plan import plan
 from headwise.parallel.ulysses_exchange import shares
 from headwise.rule import Rule
-from headwise.stats.registry import resolve
+from headwise.stats import resolve
 
 
 @pytest.mark.thorough

@@ -3,8 +3,7 @@ adapter and what watches models (telemetry) share.
 
     >>> import torch, headwise as hw
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False)
-    >>> hw.swap(model)
-    ('layers.0.self_attn', 'layers.1.self_attn')
+    >>> handle = hw.attach(model)
     >>> seen = []
     >>> with hw.observe(seen.append, model=model, measures=["entropy"]):
     ...     y = model(torch.randn(7, 1, 16))
@@ -30,8 +29,7 @@ from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.masks import Grid
 from headwise.models.adapters.tokens import over_tokens, token_map, token_queries
-from headwise.stats import Measure, Measurements
-from headwise.stats.registry import resolve
+from headwise.stats import Measure, Measurements, resolve
 
 
 @dataclass(frozen=True)
