@@ -231,7 +231,7 @@ def test_no_message_advises_an_extra_of_a_package_that_no_index_has():
 
 def classes_of_designs() -> set[str]:
     """The names of the classes that `DESIGNS` holds."""
-    return {design.__name__ for design in headwise.DESIGNS.values()}
+    return {design.__name__ for design in headwise.nn.DESIGNS.values()}
 
 
 def designs_named(source: str) -> set[str]:
@@ -260,7 +260,7 @@ NAME_DESIGNS = {
 
 def test_only_nn_names_a_head_design():
     """Everything else finds designs through `headwise.nn.registry.DESIGNS`; the front door says where names are."""
-    named = {name: designs_named(TEXTS[name]) for name in INSIDE if not name.startswith("headwise.nn.")}
+    named = {name: designs_named(TEXTS[name]) for name in INSIDE if not f"{name}.".startswith("headwise.nn.")}
     assert {name: found for name, found in named.items() if found and name not in NAME_DESIGNS} == {}, "ask the design"
     assert [name for name in NAME_DESIGNS if not named[name]] == [], "they name none any more: take them from the list"
 
