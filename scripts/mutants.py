@@ -93,7 +93,7 @@ MUTANTS = [
         ("kernels/torch_blocks.py", KERNELS, [
             ("total = total.mul_(keep).add_(weights.sum(-1))", "total = total.add_(weights.sum(-1))"),
             ("base = new_top.masked_fill(new_top == -torch.inf, 0.0)", "base = new_top"),
-            ("total = torch.where(dark, 0.0, total * keep + (terms.sinks[:, None] - base).exp_())", "total = total * keep + (terms.sinks[:, None] - base).exp_()"),
+            ("mixed, top = mixed.mul_(keep[..., None]), torch.where(dark, top, base)", "mixed, top = mixed.mul_(keep[..., None]), base"),
             ("delta = (d_out * compute(out[:, :, r])).sum(-1, keepdim=True)", "delta = d_out.sum(-1, keepdim=True)"),
             ("            d_scores.mul_(call.rule.scale)\n", ""),
             ("d_weights = drop(grouped(d_out, values.mT), rows, cols)", "d_weights = grouped(d_out, values.mT)"),
