@@ -88,7 +88,7 @@ MUTANTS = [
             ("(offset - self.first).clamp(0, values.shape[1] - 1)", "(offset - self.first).clamp(0, values.shape[1] - 2)"),
             ("slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power, 2)]", "slopes += [2.0 ** (-4.0 * i / power) for i in range(2, 2 * power, 2)]"),
             ("bucket = bucket + (offset > 0) * buckets", "bucket = bucket + (offset >= 0) * buckets"),
-            ("bucket = torch.where(distance < exact,", "bucket = torch.where(distance <= exact,"),
+            ("bucket = torch.where(distance < exact,", "bucket = torch.where(distance < exact - 1,"),
         ]),
         ("kernels/torch_blocks.py", KERNELS, [
             ("total = total.mul_(keep).add_(weights.sum(-1))", "total = total.add_(weights.sum(-1))"),
