@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from samples import MASKS, dense_truth, qkv
+from samples import MASKS, dense_truth, kernels_here, qkv
 from torch import Tensor
 
 from headwise.attention import attend
@@ -439,3 +439,17 @@ def test_a_score_of_minus_infinity_has_no_entropy(kernel: str) -> None:
     k[0, 0, 4] = -torch.inf
     amap = attend(q, k, v, kernel=kernel, return_map=True)[1]
     torch.testing.assert_close(amap.measure("entropy")["entropy"], torch.full((1, 1), 4.0).log())
+
+
+@pytest.mark.parametrize("kernel", kernels_here())
+def test_a_query_that_may_see_one_key_has_no_normalized_entropy(kernel: str) -> None:
+    q, k, v = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    _, amap = attend(q, k, v, mask=Causal(), kernel=kernel, return_map=True)
+    torch.testing.assert_close(amap.measure("normalized_entropy")["normalized_entropy"], torch.ones(1, 2))
+
+
+def test_the_largest_weights_are_those_of_all_tiles() -> None:
+    q, k, v = qkv(1, 2, 1, 5, 700)
+    _, amap = attend(q, k, v, kernel="torch_blocks", return_map=True)
+    expected = amap[:].topk(8).values.sum(-1).mean(-1)
+    torch.testing.assert_close(amap.measure("topk_mass")["topk_mass"], expected)
