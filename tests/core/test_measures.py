@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from samples import MASKS, dense_truth, kernels_here, qkv
+from samples import MASKS, dense_truth, qkv
 from torch import Tensor
 
 from headwise.attention import attend
@@ -441,7 +441,7 @@ def test_a_score_of_minus_infinity_has_no_entropy(kernel: str) -> None:
     torch.testing.assert_close(amap.measure("entropy")["entropy"], torch.full((1, 1), 4.0).log())
 
 
-@pytest.mark.parametrize("kernel", kernels_here())
+@pytest.mark.parametrize("kernel", ["auto", "torch_blocks", "reference"])
 def test_a_query_that_may_see_one_key_has_no_normalized_entropy(kernel: str) -> None:
     q, k, v = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
     _, amap = attend(q, k, v, mask=Causal(), kernel=kernel, return_map=True)
