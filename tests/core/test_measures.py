@@ -157,12 +157,15 @@ def test_measures_are_their_formulas(name: str, mask: str) -> None:
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])  # torch_blocks gives tiles, and no statistics
 @pytest.mark.parametrize("mask", ["everything", "causal", "window and sinks"])
-def test_measures_over_many_tiles(mask: str) -> None:
+def test_measures_over_many_tiles(mask: str, kernel: str) -> None:
     names = [name for name in FORMULAS if name not in ("duplicate_mass", "induction_mass")]
-    q, k, v = qkv(2, 2, 1, 900, 1400, 4, 2)
-    which = MASKS[mask](2, 900, 1400)
-    _, amap = attend(q, k, v, mask=which, return_map=True, measures=[ready(name, 1400) for name in names])
+    n, m = 800, 900
+    q, k, v = qkv(2, 2, 1, n, m, 4, 2)
+    which = MASKS[mask](2, n, m)
+    measures = [ready(name, m) for name in names]
+    _, amap = attend(q, k, v, mask=which, return_map=True, measures=measures, kernel=kernel)
     dense = dense_truth(q, k, which)
     assert amap.measured is not None
     for name in names:
