@@ -79,9 +79,11 @@ class DecoderConfig:
     def _check(self, where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
         for name, value in given.items():
             if name not in known:
-                raise ConfigError(f"{where}: {name!r} is not one of those that {self.design} takes: {', '.join(known)}")
+                raise ConfigError(
+                    f"{where}: {name!r} is not an option of {self.design}; expected one of {', '.join(known)}"
+                )
             if not isinstance(value, bool | int | float | str | None):
-                raise ConfigError(f"{where}: {name}={value!r}: expected a number, a word, or nothing")
+                raise ConfigError(f"{where}: {name}={value!r}: expected a number, a string or None")
             if isinstance(value, int) and abs(value) > LARGEST:
                 raise ConfigError(f"{where}: {name}={value!r}: expected at most {LARGEST}")
 
@@ -109,10 +111,10 @@ class DecoderConfig:
         design, options = design_of(self.design), {**self.options, **own}
         if not design.takes_mask:
             raise ConfigError(
-                f"design={self.design!r}: a decoder needs a causal mask, and {design.__name__} takes none"
+                f"design={self.design!r}: a decoder requires a causal mask, which {design.__name__} does not support"
             )
         if options.get("per") == "sequence":
-            raise ConfigError("options: per='sequence' lets the gate read later tokens; a decoder needs per='token'")
+            raise ConfigError("options: per='sequence' lets the gate read later tokens; a decoder requires per='token'")
         if num_kv_heads is not None:
             options["num_kv_heads"] = num_kv_heads
         if "rotary" in options_of(self.design):

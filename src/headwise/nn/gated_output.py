@@ -50,7 +50,7 @@ class GatedAttention(ProjectedLayer):
         limits={},
         map=Words(
             "Weights are those before the gate, which may silence a head for a token.",
-            "所示为门控之前的权重；门控可使某个头对某个词元不起作用。",
+            "显示的是门控之前的权重；门控可以使某个头对某个词元不起作用。",
         ),
         compared=None,
         form_of=None,

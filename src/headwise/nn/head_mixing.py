@@ -47,7 +47,7 @@ class HeadMixingAttention(ProjectedLayer):
         limits={},
         map=Words(
             "Weights are those over the text; afterwards the heads of each token attend to one another.",
-            "所示为对原文的权重；之后每个词元的各头还会互相注意。",
+            "显示的是对文本的权重；之后同一词元的各头之间还会做一次注意力。",
         ),
         compared=None,
         form_of=None,

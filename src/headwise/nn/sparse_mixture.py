@@ -23,7 +23,7 @@ from headwise.rule import own_dtypes
 from headwise.scores import Score
 
 UNCHOSEN = Words(
-    "A row without weights is a token that did not choose the head; the gate's weight on a head is not shown.",
+    "A row without weights is a token that did not select the head; the gate's weight on a head is not shown.",
     "没有权重的行表示该词元未选此头；门控对头的权重不在图中。",
 )
 

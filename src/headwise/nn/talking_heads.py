@@ -62,7 +62,7 @@ class TalkingHeadsAttention(ProjectedLayer):
         limits={},
         map=Words(
             "Weights are those of the softmax; the heads are mixed once more before they reach the values.",
-            "所示为 softmax 的权重；各头在作用于值之前还会再混合一次。",
+            "显示的是 softmax 权重；在与值相乘之前，各头的权重还会再混合一次。",
         ),
         compared=None,
         form_of=None,

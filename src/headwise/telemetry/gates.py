@@ -5,7 +5,7 @@
     >>> with hw.gate_gradients(model) as gates:
     ...     for _ in range(3):
     ...         model(torch.randn(2, 5, 24), mask=hw.Causal()).square().mean().backward()
-    >>> [len(layer) for layer in gates.importance().values]
+    >>> [len(layer) for layer in gates.importance().column]
     [4]
 
 `gradient_importance` asks the same with passes of its own, over batches of your choice and with the model held still.
@@ -146,7 +146,7 @@ class GateGradients:
         if absolute == "mean":
             method = method.replace("E|dL/dξ|", "|E dL/dξ|")
         values, errors = zip(*found, strict=True)
-        return HeadImportance(f"heard in training, {method}", "loss", self.layers, values, errors, None, float("nan"))
+        return HeadImportance.of(f"heard in training, {method}", "loss", self.layers, values, errors)
 
     def __repr__(self) -> str:
         heard = max(self.passes.values(), default=0)
