@@ -255,7 +255,7 @@ def test_a_list_for_many_modules_is_refused() -> None:
 def test_torch_is_refused_and_both_ways_out_work() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(12, 3, 17, batch_first=True).double().eval()
-    with pytest.raises(ConfigError, match=r"self_attn: .* Mask them instead: headwise\.scale_heads") as told:
+    with pytest.raises(ConfigError, match=r"self_attn: .* Mask them instead: headwise\.models\.scale_heads") as told:
         prune(layer, {"self_attn": [0]})
     assert "prune(headwise.MultiHeadAttention.from_torch(module), […])" in str(told.value)
     x, gates = given(), [torch.tensor([0.0, 1.0, 1.0])]
