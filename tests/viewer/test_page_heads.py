@@ -24,7 +24,7 @@ def test_a_text_is_read_with_progress_and_all_heads_are_shown(chromium, fake):
     while not page.do("document.querySelector('#progress').hidden"):
         said.add(text_of(page, "#doing"))
     assert "Drawing layer 1 of 3 · 2 of 11 heads drawn" in said
-    assert "Reading layer 1 of 3 · 5 of 11 heads drawn" in said
+    assert "Computing layer 1 of 3 · 5 of 11 heads drawn" in said
     page.wait("[...document.querySelectorAll('.thumb canvas')].every((c) => c.width === 52)")  # cells of 64 tokens
     assert page.do("document.querySelectorAll('.thumb').length") == 11
     assert text_of(page, "#reading-facts") == "fake · 3,300 tokens"
