@@ -101,6 +101,7 @@ class OfPieces(ClassMass, abstract=True):
     """A class of tokens that their text determines: `belongs` says of each piece whether it is in it. Special tokens
     are in none."""
 
+    chinese = None
     requires = "the text of the tokens"
 
     @staticmethod

@@ -12,7 +12,7 @@ from headwise.errors import ConfigError
 from headwise.reports.colours import stops
 from headwise.reports.fonts import QUOTES, font_face
 from headwise.reports.template import digest, filled, inert, joined, source
-from headwise.reports.viewer.said import IN_CHINESE
+from headwise.reports.viewer.said import in_chinese
 from headwise.reports.viewer.words import words
 from headwise.reports.words import LANGUAGES
 
@@ -38,7 +38,7 @@ def viewer_page(lang: str | None = None) -> str:
     settings = {
         "lang": lang,
         "words": {name: words(name) for name in LANGUAGES},
-        "said": {"zh": IN_CHINESE},
+        "said": {"zh": in_chinese()},
         "colours": {theme: stops(theme) for theme in ("light", "dark")},
     }
     # Its own words can be drawn at once; the whole font, for any text, is asked of the server.
@@ -65,7 +65,7 @@ def viewer_page(lang: str | None = None) -> str:
 @cache
 def _own_letters() -> str:
     """The font for the page's own words, drawn at once; the whole one, for any text, is asked of the server."""
-    said = [*words("zh").values(), *IN_CHINESE.values()]
+    said = [*words("zh").values(), *in_chinese().values()]
     letters = {letter for word in said for letter in word if ord(letter) not in QUOTES}
     return font_face("".join(sorted(letters)))
 

@@ -1,6 +1,8 @@
 """In Chinese what the server says in English with a code: notes, refusals, and the statistics' names. The page fills in
 the values and shows them; a code that is not here is shown in English."""
 
+from headwise.stats import describe, shown_in
+
 IN_CHINESE: dict[str, str] = {
     # Of a model or a text: headwise.lm.loading.remarks.
     "untrained_length": "此模型训练时每次读 {trained} 个词元；更远处的行为未经训练。",
@@ -32,29 +34,14 @@ IN_CHINESE: dict[str, str] = {
     "busy": "同时请求的图块过多；请稍后再试。",
     "misfit": "请求不合要求：{sentence}",
     "broke": "headwise 在此出错；终端中有详情。",
-    # Statistics.
-    "name_entropy": "熵",
-    "name_normalized_entropy": "归一化熵",
-    "name_effective_keys": "有效键数",
-    "name_max_logit": "最大分数",
-    "name_mean_distance": "平均距离",
-    "name_local_mass": "邻近权重",
-    "name_sink_mass": "首词元权重",
-    "name_previous_mass": "前一词元权重",
-    "name_self_mass": "自身权重",
-    "about_entropy": "H_i = −Σ_j p_ij ln p_ij，以奈特计，对查询取平均；0 表示只看一个键，ln m 表示各键相同。",
-    "about_normalized_entropy": "H_i / ln(查询 i 可见的键数)，对至少可见两个键的查询取平均。",
-    "about_effective_keys": "(Σ_j p_ij)² / Σ_j p_ij²，对查询取平均：权重分给多少个键（逆参与率）。",
-    "about_max_logit": "softmax 之前的最大分数 max_ij S_ij，已乘缩放、已加掩码。",
-    "about_mean_distance": "Σ_j p_ij·|i − j|，以词元计，对查询取平均（位置在键轴上）。",
-    "about_local_mass": "|i − j| ≤ 8 之内的 Σ p_ij，对查询取平均。",
-    "about_sink_mass": "对第一个键的 p_ij，对查询取平均：注意力汇。",
-    "about_previous_mass": "p_{i,i−1}，对可见前一键的查询取平均。",
-    "about_self_mass": "p_{i,i}，对可见自身之键的查询取平均。",
-    "unit_nats": "奈特",
-    "unit_share": "比例",
-    "unit_keys": "个键",
-    "unit_logit": "分数",
-    "unit_tokens": "个词元",
-    "unit_mass": "权重",
 }
+
+
+def in_chinese() -> dict[str, str]:
+    """All of it, with the names, descriptions and units of the statistics that the viewer shows."""
+    found = dict(IN_CHINESE)
+    for name in shown_in("viewer"):
+        english, words = describe(name), describe(name, "zh")
+        if english is not None and words is not None and words != english:
+            found |= {f"name_{name}": words.label, f"about_{name}": words.about, f"unit_{english.unit}": words.unit}
+    return found
