@@ -67,7 +67,8 @@ class Sides(hw.Measure):
 def all_measures() -> list:
     ids = torch.randint(0, 6, (N,), generator=torch.Generator().manual_seed(3))
     return [
-        *MEASURES, EvenMass(), Sides(), hw.DuplicateMass(ids), hw.InductionMass(ids), hw.InductionMass(ids, uniform=True),
+        *MEASURES, EvenMass(), Sides(), hw.DuplicateMass(ids), hw.InductionMass(ids),
+        hw.InductionMass(ids, uniform=True),
         hw.ClassMass(ids == 2, "twos"), hw.ClassMass(torch.stack((ids == 1, ids == 4)), "two classes"),
         hw.row_measure("far", lambda tile: (tile.weights * (tile.positions[:, None] - tile.keys > 9)).sum(-1)),
     ]  # fmt: skip
