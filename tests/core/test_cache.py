@@ -11,11 +11,12 @@ from hypothesis import given as for_all, settings, strategies as st
 import headwise as hw
 from headwise.attention import attend
 from headwise.cache import BudgetCache, Cache, HeadWindows, KVCache, RaggedCache, SlidingCache
-from headwise.costs import cache_bytes, counts_of
+from headwise.costs import cache_bytes
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.masks import Causal, Dense, Grid, Mask, Sinks, Span, State, Window
 from headwise.nn.base import AttentionLayer
+from headwise.nn.counts import counts_of
 from headwise.nn.registry import DESIGNS
 
 CACHED = [(n, o) for n, o in CASES if DESIGNS[n].takes_cache and o.get("per") != "sequence"]

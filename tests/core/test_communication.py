@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from rich.console import Console
 
-from headwise.costs import Counts, Work, attention_stages, counts_of, kept_bytes
+from headwise.costs import Counts, Work, attention_stages, kept_bytes
 from headwise.costs.communication import (
     Way,
     attention_flops,
@@ -23,6 +23,7 @@ from headwise.costs.communication import (
     ways,
 )
 from headwise.errors import ConfigError
+from headwise.nn.counts import counts_of
 from headwise.textbook.plan import answer, print_plan
 from headwise.textbook.plan.spread import spread_table
 

@@ -15,10 +15,10 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import train
 from headwise.models import find_heads, scale_heads
-from headwise.nn.named import NAMES, design_of
+from headwise.nn.named import design_of, names
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
-PRUNED = [name for name in NAMES if design_of(name) in INDEPENDENT and name not in ("single_head", "convolution")]
+PRUNED = [name for name in names() if design_of(name) in INDEPENDENT and name not in ("single_head", "convolution")]
 CUTS: dict[int | str, list[int]] = {0: [1, 3, 5], "blocks.2.attention": [0, 1, 2]}
 
 

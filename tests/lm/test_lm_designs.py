@@ -17,12 +17,12 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import train
-from headwise.nn.named import NAMES, design_of
+from headwise.nn.named import design_of, names
 from headwise.reports.see import see
 from headwise.tensor_files import write_tensors
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
-CAUSAL = [name for name in NAMES if design_of(name).takes_mask]
+CAUSAL = [name for name in names() if design_of(name).takes_mask]
 MORE: list[tuple[str, dict[str, Any]]] = [
     ("sparse_mixture", {"top_k": 2, "shared_heads": 1, "qk_norm": True}),
     ("latent", {"latent_dim": 9, "rope_dim": 0, "latent_norm": True}),

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-_UNCHOSEN = "A row without weights is a token that did not choose the head; the gate's weight on a head is not shown."
+from headwise.nn.named import design_of
+
 SENTENCES = {
     "untrained_length": "The model was trained on {trained:,} tokens at a time; what it does further apart was never "
     "trained.",
@@ -13,12 +14,6 @@ SENTENCES = {
     "unknown_tokens": "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model reads {sign} for each, "
     "here the text stands.",
     "parts_of_characters": "Characters of several tokens are shown whole: {count:,} tokens end inside a character.",
-    # What a map shows, of designs where it is not all that acts on the values.
-    "talking_heads": "Weights are those of the softmax; the heads are mixed once more before they reach the values.",
-    "head_mixing": "Weights are those over the text; afterwards the heads of each token attend to one another.",
-    "gated_output": "Weights are those before the gate, which may silence a head for a token.",
-    "sparse_mixture": _UNCHOSEN,
-    "mixture_of_heads": _UNCHOSEN,
 }
 
 
@@ -50,3 +45,14 @@ class Remark(str):
 def remark(code: str, /, **values: int | str) -> Remark:
     """One of SENTENCES with its numbers."""
     return Remark(code, SENTENCES[code], **values)
+
+
+def remarks_on_map(design: str) -> list[Remark]:
+    """What the map of a head design does not show, by the design's own notes; empty if it shows all."""
+    said = design_of(design).notes.map
+    return [] if said is None else [Remark(map_code(design), said.en.replace("{", "{{").replace("}", "}}"))]
+
+
+def map_code(design: str) -> str:
+    """The code of a remark of `remarks_on_map`."""
+    return f"map_of_{design}"

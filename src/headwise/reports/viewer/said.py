@@ -1,6 +1,8 @@
 """In Chinese what the server says in English with a code: notes, refusals, and the statistics' names. The page fills in
 the values and shows them; a code that is not here is shown in English."""
 
+from headwise.lm.loading.remarks import map_code
+from headwise.nn.named import design_of, names
 from headwise.stats import describe, shown_in
 
 IN_CHINESE: dict[str, str] = {
@@ -10,11 +12,6 @@ IN_CHINESE: dict[str, str] = {
     "read_as_bytes": "有 {count} 个字符不在模型的词表中，按 UTF-8 字节读入；每个字符仍完整显示。",
     "unknown_tokens": "共 {of} 个词元，其中 {count} 个不在模型的词表中；模型将它们读作 {sign}，此处显示原文。",
     "parts_of_characters": "由几个词元组成的字符完整显示：有 {count} 个词元止于字符之内。",
-    "talking_heads": "所示为 softmax 的权重；各头在作用于值之前还会再混合一次。",
-    "head_mixing": "所示为对原文的权重；之后每个词元的各头还会互相注意。",
-    "gated_output": "所示为门控之前的权重；门控可使某个头对某个词元不起作用。",
-    "sparse_mixture": "没有权重的行表示该词元未选此头；门控对头的权重不在图中。",
-    "mixture_of_heads": "没有权重的行表示该词元未选此头；门控对头的权重不在图中。",
     "not_finite": "第 {layer} 层第 {head} 头：{count} 个查询的分数为 NaN 或无穷，图中不显示。",
     # Refusals.
     "too_many_characters": "这段文字有 {n} 个字符；最多接受 {characters} 个字符、读 {tokens} 个词元：{why}。",
@@ -38,10 +35,12 @@ IN_CHINESE: dict[str, str] = {
 
 
 def in_chinese() -> dict[str, str]:
-    """All of it, with the names, descriptions and units of the statistics that the viewer shows."""
-    found = dict(IN_CHINESE)
+    """All of it, with what head designs say of their maps, and the names, descriptions and units of the statistics that
+    the viewer shows."""
+    maps = {map_code(name): design_of(name).notes.map for name in names()}
+    found = IN_CHINESE | {code: said.zh for code, said in maps.items() if said is not None}
     for name in shown_in("viewer"):
         english, words = describe(name), describe(name, "zh")
-        if english is not None and words is not None and words != english:
+        if english is not None and words is not None:
             found |= {f"name_{name}": words.label, f"about_{name}": words.about, f"unit_{english.unit}": words.unit}
     return found

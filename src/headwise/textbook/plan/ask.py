@@ -5,11 +5,12 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from headwise.costs import Counts, Machine, Work, counts_of
+from headwise.costs import Counts, Machine, Work
 from headwise.costs.configs import ModelConfig, find
-from headwise.costs.designs import sizes_of
-from headwise.costs.model import Load, attention_of
+from headwise.costs.model import Load
 from headwise.errors import ConfigError
+from headwise.nn.counts import attention_of, counts_of, sizes_of
+from headwise.nn.registry import STANDARD
 from headwise.textbook.plan.build import listing as list_all, plan_design, plan_model
 from headwise.textbook.plan.compare import compare_designs
 from headwise.textbook.plan.spread import spread_table
@@ -94,13 +95,14 @@ def answer(
         return _spread(whole, model.design, attention_of(model), own, devices, model.layers, link, machine)
     if design is None and not given:
         raise ConfigError("give --config NAME (headwise plan --list shows them), or --d-model and --num-heads")
-    design = design or "multi_head"
-    if design == "single_head" and given.pop("num_heads", 1) != 1:
-        raise ConfigError("single_head has one head; leave out --num-heads")
-    for name in set(given) - set(sizes_of(design)):
-        close = get_close_matches(name, sizes_of(design), n=1)
+    design = design or STANDARD
+    taken = sizes_of(design)
+    if "num_heads" not in taken and given.pop("num_heads", 1) != 1:
+        raise ConfigError(f"{design} has one head; leave out --num-heads")
+    for name in set(given) - set(taken):
+        close = get_close_matches(name, taken, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"{name}={given[name]}: {hint}{design} takes {', '.join(sizes_of(design))}")
+        raise ConfigError(f"{name}={given[name]}: {hint}{design} takes {', '.join(taken)}")
     if causal and not counts_of(design, given).masked:
         raise ConfigError(f"{design} takes no mask: give --full too")
     layer = plan_design(design, given, work, machine=machine)
@@ -140,7 +142,7 @@ def _refuse_with_config(given: Mapping[str, Any], *, design: str | None, **other
 
 
 def _width(model: ModelConfig | None, given: Mapping[str, Any], design: str | None) -> int:
-    if design not in (None, "multi_head") or set(given) - {"d_model"}:
+    if design not in (None, STANDARD) or set(given) - {"d_model"}:
         raise ConfigError("--trade-off takes --d-model (or --config) and goes through the heads itself")
     if model is None and "d_model" not in given:
         raise ConfigError("--trade-off needs --d-model or --config")

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwise.costs import Work, attention_stages, cache_bytes, counts_of, score_bytes
+from headwise.costs import Work, attention_stages, cache_bytes, score_bytes
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
+from headwise.nn.counts import counts_of
 from headwise.reports.colours import stops
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, scaled
 
