@@ -31,7 +31,7 @@ class Asked:
         if not names:
             raise ConfigError("measures=(): give at least one; `headwise measures` lists all")
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ConfigError(f"measures: {twice.pop()!r} is asked for twice")
+            raise ConfigError(f"measures: {twice.pop()!r} is given twice")
         return cls(tuple(names))
 
     def known(self) -> tuple[OfRows | OfWindows, ...]:
@@ -84,7 +84,7 @@ def chosen(subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] 
     for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
         for number in wanted or ():
             if not 0 <= number < there:
-                raise ConfigError(f"{what}: {number} is not among those of {subject.name}, 0 to {there - 1}")
+                raise ConfigError(f"{what}: {number} does not exist in {subject.name}; expected 0 to {there - 1}")
     kept = [
         Head(i, name, head)
         for i, (name, width) in enumerate(zip(subject.layers, subject.heads, strict=True))
@@ -92,5 +92,5 @@ def chosen(subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] 
         if (layers is None or i in layers) and (heads is None or head in heads)
     ]
     if not kept:
-        raise ConfigError(f"layers={layers}, heads={heads}: no head of {subject.name} is meant")
+        raise ConfigError(f"layers={layers}, heads={heads}: selects no head of {subject.name}")
     return kept
