@@ -2,7 +2,7 @@
 
 from headwise.models.adapters.observer import Observation, observe
 from headwise.models.attaching import Attachment, attach
-from headwise.models.find import KINDS, find_heads
+from headwise.models.find import KINDS, find_heads, register
 from headwise.models.site import HeadSite, Kind
 from headwise.models.taps import record_heads, scale_heads
 from headwise.nn.layout import Layout, Part, Resizing
@@ -20,5 +20,6 @@ __all__ = [
     "find_heads",
     "observe",
     "record_heads",
+    "register",
     "scale_heads",
 ]
