@@ -92,11 +92,11 @@ def every_attention_seen(case: Case) -> None:
         said = f"{len(missing)} of {len(case.attention)} attention modules compute by themselves: {', '.join(kinds)}"
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            handle = hw.attach(case.model)
-        handle.detach()
+            with hw.attach(case.model) as handle:
+                attached = handle.attached
         said_there = " ".join(str(one.message) for one in caught)
         for name in missing:
-            told = name in handle.attached or any(kind in said_there for kind in _around(case.model, name))
+            told = name in attached or any(kind in said_there for kind in _around(case.model, name))
             if not told:
                 raise Wrong(f"{said}, and attach does not say so")
         raise Partly(said)
