@@ -8,7 +8,7 @@ import numpy as np
 
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import ConfigError
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.costs import Work, attention_stages, cache_bytes, counts_of, score_bytes
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, scaled
 
 if TYPE_CHECKING:
