@@ -13,7 +13,6 @@ from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
 from headwise.stats.statistics import Squares
 from headwise.tiles import Progress, stream
 
-
 SHOWN_CELLS = 72  # across a picture of a head in a notebook
 SHOWN_HEADS = 12
 SHOWN_WEIGHTS = 40_000_000  # that all pictures of a map may take: less than a second on a few cores
