@@ -18,7 +18,6 @@ from torch import Tensor
 import headwise as hw
 from benchmarks.machine import examine
 from benchmarks.timing import medians
-from headwise.corpus.asked import DEFAULT
 
 
 def main() -> None:
