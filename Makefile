@@ -1,11 +1,13 @@
 # `make see` and `make test` do all the set-up, once, and compile the kernels where there is a compiler.
-# Variables: PYTHON, VENV, TEXT (for see), ARGS (more options, for see, test, triton, bench and sanitize).
+# Variables: PYTHON, VENV, TEXT (for see), ARGS (more options: for see and bench theirs, for tests pytest's).
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python -m
 READY := $(VENV)/.headwise-ready
 # A worker a core, at most four, each with one thread for PyTorch: tests that are about threads set their own.
 PYTEST = OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses 4 --dist worksteal
+ALL_TESTS = -m 'not slow and not bench and not wheel'
+COMPILER := $(shell command -v c++)
 # PyTorch's CUDA builds ask for a Triton of their own, and torch.compile takes whichever it finds: this one lies apart.
 TRITON := triton==3.9.0
 TRITON_FOLDER := $(VENV)/$(TRITON)
@@ -14,13 +16,27 @@ export TEXT
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test triton lint format bench native native-if-possible sanitize wheel clean
+.PHONY: see test test-all test-rest fuzz triton lint format bench native native-if-possible sanitize wheel clean
 
 see: native-if-possible
 	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
 
 test: native-if-possible
 	$(PYTEST) $(ARGS)
+
+# All that must pass. `test-rest` is what `test` leaves out; what has one core's work goes beside something else.
+test-all: test test-rest
+
+test-rest: native-if-possible
+	$(PYTEST) -m 'thorough and not slow and not bench and not wheel' $(ARGS)
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
+	  fuzz lint $(if $(COMPILER),wheel)
+	@$(MAKE) --no-print-directory triton $(if $(COMPILER),sanitize)
+
+# Random calls and reads of maps, for a minute.
+FUZZ ?= 60
+fuzz: native-if-possible
+	$(RUN) tests.fuzz --seconds $(FUZZ)
 
 # The GPU kernels' tests in Triton's interpreter, on the CPU: a few of each feature. ARGS="-m ''" runs all, many minutes.
 triton: $(READY)
@@ -30,7 +46,7 @@ triton: $(READY)
 	  touch "$(TRITON_FOLDER)/ready"; } || \
 	  echo '$(TRITON) could not be had here; the tests of the GPU kernels are left out.'
 	@test ! -f "$(TRITON_FOLDER)/ready" || \
-	  PYTHONPATH="$(TRITON_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" TRITON_INTERPRET=1 $(PYTEST) tests/gpu $(ARGS)
+	  PYTHONPATH="$(TRITON_FOLDER)$${PYTHONPATH:+:$$PYTHONPATH}" TRITON_INTERPRET=1 $(PYTEST) $(ALL_TESTS) tests/gpu $(ARGS)
 
 lint: $(READY)
 	$(RUN) ruff check .

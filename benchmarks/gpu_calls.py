@@ -14,7 +14,7 @@ from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.masks import Causal, Everything, Grid
 from headwise.rule import Rule
-from headwise.stats.statistics import DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, RangeMass
+from headwise.stats import DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, RangeMass
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 Calls = dict[str, Callable[[], tuple[Tensor, ...]]]

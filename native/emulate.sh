@@ -23,4 +23,5 @@ ${CC:-cc} ${CXXFLAGS:-} -shared -o "$build/libheadwise.so" \
   "$build"/{dispatch,portable,AVX512,AVX512BF16}.o -lpthread -lm
 
 HEADWISE_NATIVE_LIBRARY=$PWD/$build/libheadwise.so \
-  "$python" -m pytest tests/native/test_kernel*.py -p no:cacheprovider -k 'not portable' "$@"
+  "$python" -m pytest tests/native/test_kernel*.py -m 'not slow and not bench' -p no:cacheprovider \
+  -k 'not portable' "$@"

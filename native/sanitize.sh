@@ -19,4 +19,5 @@ fi
 # PyTorch and Python keep memory until they end, so leaks are not looked for. The tests run every target by themselves.
 LD_PRELOAD="$runtime${standard:+:$standard}" HEADWISE_NATIVE_LIBRARY=$library \
   ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-  "$python" -m pytest tests/native/test_kernel*.py tests/core/test_map_compiled.py -p no:cacheprovider "$@"
+  OMP_NUM_THREADS=1 "$python" -m pytest tests/native/test_kernel*.py tests/core/test_map_compiled.py \
+  -m 'not slow and not bench' -n auto --maxprocesses 4 --dist worksteal -p no:cacheprovider "$@"

@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 from hypothesis import settings
 
 # A job in the background ignores Ctrl-C, and hands that down; the programs that tests start and stop must not.
@@ -14,3 +15,10 @@ settings.load_profile("new-examples")
 # Where a change is judged, the examples are the same each time: what fails there fails by the change. Elsewhere each
 # run looks for new ones.
 settings.register_profile("same-examples", derandomize=True, deadline=None, database=None)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Of a test with `thorough_except`, all sets of parameters but those are thorough."""
+    kept = item.get_closest_marker("thorough_except")
+    if kept is not None and item.callspec.id not in kept.args:  # type: ignore[attr-defined]
+        item.add_marker(pytest.mark.thorough)

@@ -282,6 +282,7 @@ def _opened(transformers: Any, folder: Path) -> Path:
     return folder / "opened"
 
 
+@pytest.mark.thorough_except("tokenizer.json", "model.safetensors", "config.json")
 @pytest.mark.filterwarnings("ignore")  # transformers', about strange configurations
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
 def test_a_damaged_folder_of_transformers_is_told_by_name(name: str, tmp_path: Path, transformers: Any) -> None:

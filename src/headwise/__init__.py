@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "attention": ["attend"],
     "map": ["AttentionMap"],
+    "table": ["HeadColumn", "HeadTable"],
     "masks": ["Causal", "Dense", "Documents", "Everything", "HeadWindows", "Lengths", "Mask", "Sinks", "Window"],
     "scores": ["ALiBi", "Bias", "RelativeBias", "Score", "SinkLogits", "SoftCap", "t5_bias"],
     "stats": [
@@ -228,6 +229,7 @@ if TYPE_CHECKING:
         TopKMass as TopKMass,
         row_measure as row_measure,
     )
+    from headwise.table import HeadColumn as HeadColumn, HeadTable as HeadTable
     from headwise.telemetry import (
         Alarm as Alarm,
         AttentionAlarm as AttentionAlarm,

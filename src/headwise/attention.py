@@ -19,9 +19,7 @@ from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
-from headwise.stats import Measure
-from headwise.stats.engine import statistics_for
-from headwise.stats.registry import resolve
+from headwise.stats import Measure, resolve, statistics_for
 
 
 @overload

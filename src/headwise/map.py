@@ -31,11 +31,9 @@ from headwise.kernels.eight_bits import Vectors, decoded
 from headwise.kernels.graph import has_no_numbers
 from headwise.kernels.reads import Matrix
 from headwise.masks import Mask
+from headwise.pooling import Squares
 from headwise.rule import Rule, own_dtypes
-from headwise.stats import Measure, Measurements, measure
-from headwise.stats.engine import statistics_for
-from headwise.stats.registry import resolve
-from headwise.stats.statistics import Squares, Statistic
+from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
 from headwise.tiles import Progress, Tile
 
 if TYPE_CHECKING:

@@ -3,6 +3,8 @@
 Each is one pass over the tiles and keeps O(n) or the size of its result.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,8 +12,20 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.lowering import lowered
 from headwise.masks import Span
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
-from headwise.stats.statistics import Squares
 from headwise.tiles import Progress, stream
+
+
+class Squares(NamedTuple):
+    """An attention matrix, or a rectangle of it, in squares of cell × cell; each [b, h, ⌈n/cell⌉, ⌈m/cell⌉].
+
+    mean: the mean weight of the cells that the mask allows, 0 where it allows none.
+    largest: the largest weight.
+    allowed: int64, how many cells the mask allows.
+    """
+
+    mean: Tensor
+    largest: Tensor
+    allowed: Tensor
 
 
 def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None) -> Squares:

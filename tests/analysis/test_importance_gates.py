@@ -80,6 +80,7 @@ def _cuts(model: Stack, heads: Any) -> list[tuple[int, Any]]:
     return [(int(name.rpartition(".")[2]), cut) for name, cut in hw.prune(model, heads).cuts.items()]
 
 
+@pytest.mark.thorough_except("needed2", "needed1")
 @pytest.mark.parametrize("needed", [[(0, 1)], [(1, 4), (0, 0)], [(1, 0), (1, 2), (0, 2)]])
 def test_the_planted_heads_are_kept_and_no_others(needed: list[tuple[int, int]]) -> None:
     model = planted(needed)
@@ -91,6 +92,7 @@ def test_the_planted_heads_are_kept_and_no_others(needed: list[tuple[int, int]])
     assert found.history[-20:, 1].mean() == pytest.approx(len(needed), abs=1.0)
 
 
+@pytest.mark.thorough
 def test_the_price_decides_how_many_are_kept() -> None:
     model = planted([(0, 1), (1, 3)])
     batches = wanted_of(model, vectors(dtype=torch.float32))

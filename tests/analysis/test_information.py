@@ -315,6 +315,7 @@ def test_the_table_has_a_line_a_head_and_saves_itself(tmp_path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["heads.json"]
 
 
+@pytest.mark.thorough
 def test_nothing_of_size_n_squared_is_made() -> None:
     """On 9,973 tokens one head's matrix would take 400 MB; the process may take 250 MB more than before."""
     code = (

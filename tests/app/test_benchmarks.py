@@ -68,6 +68,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return call
 
 
+@pytest.mark.thorough
 def test_every_case_runs_small_and_is_told_of(run: Run, tmp_path: Path) -> None:
     done = program("--quick", "--no-memory", "--markdown", "--json", tmp_path / "all.json")
     assert done.code == 0, done.err
@@ -82,6 +83,7 @@ def test_every_case_runs_small_and_is_told_of(run: Run, tmp_path: Path) -> None:
     assert again.out == done.out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "least", "most"),
     [("torch_fused", 0, 10_000_000), ("torch_blocks", 0, 100_000_000), ("eager", 1_000_000_000, 4_000_000_000)],
@@ -99,6 +101,7 @@ def test_memory_that_cannot_be_measured_has_a_reason() -> None:
         memory.peak(CASES["memory-32768-window"].quick(), "torch_fused", threads=1)
 
 
+@pytest.mark.thorough
 def test_picture_is_drawn_small(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "n.png"
@@ -282,6 +285,7 @@ def test_labels_stand_apart_and_near_their_lines(wanted: list[float], expected: 
     assert plot.spaced(wanted, 0.1) == pytest.approx(expected)
 
 
+@pytest.mark.thorough
 def test_designs_are_trained_alike_and_written_down(run: Run, tmp_path: Path) -> None:
     texts = [tmp_path / name for name in ("one.txt", "two.txt")]
     for k, text in enumerate(texts):
@@ -302,12 +306,14 @@ def test_designs_are_trained_alike_and_written_down(run: Run, tmp_path: Path) ->
     assert (tmp_path / "pictures" / "designs_trained.png").stat().st_size > 10_000
 
 
+@pytest.mark.thorough
 def test_every_module_row_runs_small(run: Run) -> None:
     done = run("modules", "--quick", "--seconds", 0.01)
     assert done.code == 0, done.err
     assert {line.split(" | ")[0].strip("| ") for line in done.out.splitlines() if "≤" in line} == set(MODULES)
 
 
+@pytest.mark.thorough
 def test_every_question_is_timed_small(run: Run) -> None:
     done = run("questions", "--quick", "--rounds", 1)
     assert done.code == 0, done.err
@@ -316,6 +322,7 @@ def test_every_question_is_timed_small(run: Run) -> None:
     assert float(rows["**roles, likeness, information together**"]) == pytest.approx(together, abs=0.03)
 
 
+@pytest.mark.thorough
 def test_watching_is_measured_small(run: Run) -> None:
     done = run("watch", "--quick", "--seconds", 0.01)
     assert done.code == 0, done.err
@@ -327,6 +334,7 @@ def test_watching_is_measured_small(run: Run) -> None:
     assert peaks["training step"][0] > peaks["inference"][0] > 0
 
 
+@pytest.mark.thorough
 def test_a_measured_corpus_is_timed_small(run: Run, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20, encoding="utf-8")
     done = run("corpus", tmp_path / "a.txt", "--quick", "--seconds", 0.01)

@@ -61,9 +61,18 @@ def finding(name: str) -> Finding:
     return run(choose([name]))[0]
 
 
-@pytest.mark.parametrize(
-    "claim", [pytest.param(c, id=c.id, marks=pytest.mark.slow if c.slow else ()) for c in ALL]
-)  # fmt: skip
+# A second and more, for they train or draw many; a claim that trains for minutes says itself that it is slow.
+SECONDS = {
+    "more-heads-learn-more", "low-rank-bottleneck", "equal-heads-stay-equal", "scaling-keeps-variance",
+    "splitting-lowers-cost", "d-k-bounds-information", "head-output-is-limited",
+}  # fmt: skip
+
+
+def marks(name: str, slow: bool = False) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.slow] * slow + [pytest.mark.thorough] * (name in SECONDS)
+
+
+@pytest.mark.parametrize("claim", [pytest.param(c, id=c.id, marks=marks(c.id, c.slow)) for c in ALL])
 def test_measurement_gives_the_expected_verdict(claim: Claim) -> None:
     found = run([claim])[0]
     assert found.verdict is claim.expected, [check.text for check in found.checks]
@@ -282,7 +291,8 @@ def _conv(conv: Any, sharpness: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "owner", "attribute", "wrong"), BROKEN, ids=[f"{name}: {attribute}" for name, _, attribute, _ in BROKEN]
+    ("name", "owner", "attribute", "wrong"),
+    [pytest.param(*one, id=f"{one[0]}: {one[2]}", marks=marks(one[0])) for one in BROKEN],
 )
 def test_a_broken_formula_changes_the_verdict(
     name: str, owner: ModuleType | type, attribute: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
@@ -311,6 +321,7 @@ def test_silenced_heads_are_really_gone() -> None:
     assert difference(losses, trained.losses) > 1e-3
 
 
+@pytest.mark.thorough
 def test_claims_leave_the_random_numbers_alone() -> None:
     torch.manual_seed(7)
     first = torch.rand(3)

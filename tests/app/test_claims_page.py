@@ -228,6 +228,7 @@ addEventListener("load", () => {
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here to open the page in")
 @pytest.mark.parametrize("width", [500, 1400])

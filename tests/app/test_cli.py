@@ -10,6 +10,7 @@ import pytest
 from commands import Command, program
 
 
+@pytest.mark.thorough
 def test_see_prints_every_head_and_writes_the_page_and_pictures(model_folder: Path, tmp_path: Path) -> None:
     out, png = tmp_path / "r.html", tmp_path / "png"
     done = program("see", "武松打虎😀。", "--model", model_folder, "--out", out, "--png", png)
@@ -130,6 +131,7 @@ def test_bad_input_is_one_clear_line(
         assert word in done.err, done.err
 
 
+@pytest.mark.thorough
 def test_a_program_that_was_given_bad_input_ends_with_one_clear_line(tmp_path: Path) -> None:
     done = program("see", "--file", tmp_path / "missing.txt", "--out", tmp_path / "r.html")
     assert (done.code, done.out) == (2, "")
@@ -138,6 +140,7 @@ def test_a_program_that_was_given_bad_input_ends_with_one_clear_line(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_full_disk_leaves_no_half_report(model_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     out.write_text("the old report", encoding="utf-8")

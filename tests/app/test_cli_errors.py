@@ -177,7 +177,7 @@ def test_measures_are_whole_at_any_width(
     measures()
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= columns
-    kinds: dict[str, Any] = {**MEASURES, **{name: kind for name, (kind, _) in GIVEN.items()}}
+    kinds: dict[str, Any] = {**MEASURES, **GIVEN}
     assert [line.split()[0] for line in lines[1:] if line[1] != " "] == list(kinds)  # a name is never cut
     cells = [re.split(r" {2,}", line.strip()) for line in lines]
     words = " ".join(cell for row in cells for cell in row[1 if row[0] in kinds else 0 :])

@@ -49,6 +49,7 @@ def test_picks_are_what_then_runs(words: str, options: dict[str, object], found:
     assert said.picked not in said.refusals
 
 
+@pytest.mark.thorough
 def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "none.so"
     environment = {**os.environ, "HEADWISE_NATIVE_LIBRARY": str(path), "OMP_NUM_THREADS": "1"}
@@ -64,6 +65,7 @@ def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Pa
     assert len(said["choices"]) >= 8
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

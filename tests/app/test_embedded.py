@@ -2,6 +2,7 @@
 
 from importlib.resources import files
 
+import pytest
 import torch
 
 from headwise.cli import SAMPLE
@@ -27,6 +28,7 @@ def test_its_heads_look_back() -> None:
     assert probe.second_loss.mean() < probe.first_loss.mean() - 1
 
 
+@pytest.mark.thorough
 def test_it_foretells_the_novel_better_than_chance_and_writes_it() -> None:
     decoder, tokenizer, _ = load_pretrained()
     report = see(SAMPLE, DecoderSubject(decoder, tokenizer))

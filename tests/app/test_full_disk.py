@@ -94,6 +94,7 @@ def test_errors_of_other_kinds_stay_what_they_are(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "args",
     [

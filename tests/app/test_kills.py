@@ -94,6 +94,7 @@ CASES: dict[str, tuple[list[str], str, Callable[[Path], Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["train", "measure", "prune", "prune and heal"])
 def test_a_killed_command_ends_as_one_that_was_not(name: str, given: Path, folders: Callable[[], Path]) -> None:
     args, result, same = CASES[name]
@@ -108,6 +109,7 @@ def test_twenty_kills_of_each_command(name: str, given: Path, folders: Callable[
     assert late >= 2  # the very end was met too
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["prune", "budget", "measure"])
 def test_a_command_knows_its_own_finished_result(name: str, given: Path, folders: Callable[[], Path]) -> None:
     args, result, same = CASES[name]
@@ -125,6 +127,7 @@ def test_a_command_knows_its_own_finished_result(name: str, given: Path, folders
     assert same(folder) == before
 
 
+@pytest.mark.thorough
 def test_what_a_finished_command_did_not_write_yet_is_written(given: Path, folders: Callable[[], Path]) -> None:
     """As after a kill between the model and the JSON file, the last one."""
     args, result, same = CASES["prune and heal"]

@@ -234,6 +234,7 @@ def test_command_prints_text(headwise: Command) -> None:
     assert "deepseek-v2" in headwise("plan", "--list").out
 
 
+@pytest.mark.thorough
 def test_command_draws_the_trade_off(headwise: Command, tmp_path: Path) -> None:
     from matplotlib.image import imread
 

@@ -100,6 +100,7 @@ def _rows(text: str) -> list[list[str]]:
     return [[cell for cell in row if not re.match(r"\d", cell)] for row in cells]
 
 
+@pytest.mark.thorough
 def test_script_prints_the_tables_of_the_page():
     done = subprocess.run([sys.executable, str(SCRIPT), "--quick"], capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -1,4 +1,4 @@
-"""The Python of both READMEs runs as printed, and is the same in both languages."""
+"""The Python of both READMEs, and the example for many devices in docs/scale.md, run as printed."""
 
 import io
 import re
@@ -38,14 +38,16 @@ def test_both_languages_have_the_same_code():
     assert [code(block) for block in blocks("README.zh.md")] == [code(block) for block in blocks("README.md")]
 
 
+@pytest.mark.thorough
 def test_the_blocks_run_one_after_the_other(tmp_path):
     pytest.importorskip("scipy")
     pytest.importorskip("transformers")
-    run(tmp_path, "\n".join(block for block in blocks("README.md") if DISTRIBUTED not in block))
+    run(tmp_path, "\n".join(blocks("README.md")))
     assert (tmp_path / "map.safetensors").exists()
     assert "transformer.h.1.attn" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.thorough
 def test_the_block_for_many_devices_runs_on_two_processes(tmp_path):
-    (block,) = (block for block in blocks("README.md") if DISTRIBUTED in block)
+    (block,) = (block for block in blocks("docs/scale.md") if DISTRIBUTED in block)
     run(tmp_path, block, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -33,6 +33,7 @@ def test_padding_takes_weight_only_without_the_mask(sentences: Path) -> None:
     assert (maps[3, 1, :, 3:] == 0).all()
 
 
+@pytest.mark.thorough
 def test_both_learn_and_repeat_with_the_seed(sentences: Path) -> None:
     one, two = reconstruct(sentences, seed=5), reconstruct(sentences, seed=5)
     assert one.facts == two.facts

@@ -83,6 +83,7 @@ def test_named_heads_go_and_the_rest_computes_what_silencing_them_gave(headwise,
     assert info["changes"] == [{"prune": [[0, 1], [1, 4], [0, 3]], "by": "named"}]
 
 
+@pytest.mark.thorough_except("ablation", "taylor")
 @pytest.mark.parametrize("by", ["ablation", "gradient", "taylor", "gates"])
 def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by):
     told, png = tmp_path / "told.json", tmp_path / "curve.png"
@@ -203,6 +204,7 @@ def nbytes(decoder: Decoder) -> float:
     return sum(cache.nbytes for cache in caches) / 11
 
 
+@pytest.mark.thorough_except("cluster", "first", "mean")
 @pytest.mark.parametrize("method", ["mean", "first", "cluster", "svd"])
 def test_heads_with_equal_keys_and_values_are_shared_without_loss(headwise, model, text, tmp_path, method):
     torch.manual_seed(2)
@@ -227,6 +229,7 @@ def test_heads_with_equal_keys_and_values_are_shared_without_loss(headwise, mode
     assert judged["merged"]["cache_bytes"] == expected["cache_bytes"] == judged["before"]["cache_bytes"] / 2
 
 
+@pytest.mark.thorough
 def test_a_conversion_is_healed_and_both_losses_are_told(headwise, model_folder, text, tmp_path):
     out, told = tmp_path / "out", tmp_path / "told.json"
     done = headwise(
@@ -244,6 +247,7 @@ def test_a_conversion_is_healed_and_both_losses_are_told(headwise, model_folder,
         assert judged["healed"]["losses"] == pytest.approx([float(mean_loss(healed, x)) for x in batches], rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [("prune", "--heads", "0.1"), ("convert", "--num-kv-heads", 1)])
 def test_healing_gives_the_same_bits_for_the_same_seed(headwise, model, text, tmp_path, command):
     decoder = Decoder(replace(model[0].config, dropout=0.3))
@@ -376,6 +380,7 @@ def test_without_a_yes_nothing_is_written(headwise, model_folder, text, tmp_path
     assert not out.exists()
 
 
+@pytest.mark.thorough
 def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model_folder, text, tmp_path):
     given = ("prune", "--file", text, "--heads", "0.1", "--windows", 1, "--yes")
     refused = headwise(*given, "--model", model_folder, "--out", model_folder, "--force")
@@ -395,6 +400,7 @@ def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model
     assert len(info["changes"]) == 2
 
 
+@pytest.mark.thorough
 def test_a_full_disk_leaves_nothing(model_folder, text, tmp_path):
     command = (
         f"ulimit -f 8; trap '' XFSZ; exec {sys.executable} -m headwise prune --model {model_folder} --file {text} "
@@ -407,6 +413,7 @@ def test_a_full_disk_leaves_nothing(model_folder, text, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 def test_the_embedded_model_loses_a_head(headwise, tmp_path):
     file, told = tmp_path / "tale.txt", tmp_path / "told.json"
     file.write_text("却说武松走上冈子来，只见那株大树背后跳出一只吊睛白额大虫来。" * 60, encoding="utf-8")

@@ -124,6 +124,7 @@ def test_a_batch_has_a_passage_an_entry_without_its_padding() -> None:
             hw.report(record, entries=wrong)
 
 
+@pytest.mark.thorough
 def test_cross_attention_is_shown_as_such(tmp_path: Path) -> None:
     model = Pair()
     padding = torch.arange(9) >= torch.tensor([[9], [6]])

@@ -169,6 +169,7 @@ def test_a_text_longer_than_the_context_is_judged_by_windows_of_it(model: Model)
     assert torch.equal(windows[-1][0], ids[-decoder.config.context - 1 :])
 
 
+@pytest.mark.thorough
 def test_layers_with_different_heads_are_seen(model: Model, tmp_path: Path) -> None:
     decoder, tokenizer = model
     text = "武松打虎，再来？The tiger sleeps!"

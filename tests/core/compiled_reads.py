@@ -6,8 +6,8 @@ from torch import Tensor
 
 from headwise.kernels.cpu.reads import CompiledReads
 from headwise.kernels.reads import Matrix
+from headwise.pooling import Squares
 from headwise.rule import Rule
-from headwise.stats.statistics import Squares
 
 READS = CompiledReads()
 

@@ -275,6 +275,7 @@ def test_the_page_shows_what_the_formulas_say(monkeypatch: pytest.MonkeyPatch) -
         sys.modules.pop(name)
 
 
+@pytest.mark.thorough
 def test_the_picture_can_be_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the view extra")
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))

@@ -87,6 +87,9 @@ def test_a_product_of_the_wrong_size_is_named() -> None:
         amap.T @ torch.zeros(53, 2)
 
 
+@pytest.mark.thorough_except(
+    "1-lengths", "7-padded left", "12-everything", "53-dense", "500-causal", "53-window and sinks"
+)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("size", [1, 7, 12, 53, 500])
 def test_pooling_is_over_allowed_cells(name: str, size: int) -> None:

@@ -9,7 +9,7 @@ from headwise import pooling
 from headwise.attention import attend
 from headwise.map import AttentionMap
 from headwise.masks import Causal
-from headwise.stats.statistics import Squares
+from headwise.pooling import Squares
 
 pytestmark = pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
 CELLS = (1, 3, 8, 16, 60)

@@ -13,8 +13,7 @@ from headwise.errors import ConfigError, KernelError
 from headwise.kernels import KERNELS, use_kernel
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Window
-from headwise.stats import row_measure
-from headwise.stats.registry import MEASURES
+from headwise.stats import MEASURES, row_measure
 
 MASK = Causal() & Window(9)
 X, Y = torch.randn(2, 6, 53, 3), torch.randn(2, 6, 37, 7)

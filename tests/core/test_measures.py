@@ -19,13 +19,17 @@ from headwise.stats import (
     InductionMass,
     LocalMass,
     Measure,
+    PunctuationMass,
     RowMeasure,
+    SeparatorMass,
     SinkMass,
+    SpecialMass,
+    Tokens,
     TopKMass,
+    resolve,
     row_measure,
+    statistics_for,
 )
-from headwise.stats.engine import statistics_for
-from headwise.stats.registry import resolve
 from headwise.tiles import Tile
 
 Dense = tuple[Tensor, Tensor, Tensor]  # weights, allowed, scores: [b, h, n, m] float64
@@ -98,24 +102,45 @@ FORMULAS: dict[str, Callable[[Dense], Tensor]] = {
     "self_mass": diagonal(0),
     "next_mass": diagonal(1),
     "received_mass": received,
+    "squared_weights": lambda x: mean(x[0].square().sum(-1), lit(x)),
+    "punctuation_mass": lambda x: mean((x[0] * marked(x, ",")).sum(-1), lit(x)),
+    "separator_mass": lambda x: mean((x[0] * marked(x, " ")).sum(-1), lit(x)),
+    "special_mass": lambda x: mean((x[0] * (IDS[:, None, None, : x[0].shape[-1]] == 2)).sum(-1), lit(x)),
     "class_mass": lambda x: mean((x[0] * (IDS[:, None, None, : x[0].shape[-1]] == 3)).sum(-1), lit(x)),
     "duplicate_mass": matches(0),
     "induction_mass": matches(1),
 }
 
 
+def pieces(m: int) -> list[list[str]]:
+    """Text for the tokens: commas are special where the token is 2."""
+    return [[(",", " ", ",", "a")[i % 4] for i in row] for row in IDS[:, :m].tolist()]
+
+
+def marked(x: Dense, piece: str) -> Tensor:
+    """The keys with that text, [2, 1, 1, m]; no special one is punctuation."""
+    m = x[0].shape[-1]
+    found = torch.tensor([[one == piece for one in row] for row in pieces(m)])
+    return (found & (IDS[:, :m] != 2) if piece == "," else found)[:, None, None]
+
+
 def ready(name: str, m: int) -> str | Measure:
     made = {
         "class_mass": lambda: ClassMass(IDS[:, :m] == 3),
+        "punctuation_mass": lambda: PunctuationMass.of(Tokens(pieces=pieces(m), special=IDS[:, :m] == 2)),
+        "separator_mass": lambda: SeparatorMass.of(Tokens(pieces=pieces(m))),
+        "special_mass": lambda: SpecialMass.of(Tokens(special=IDS[:, :m] == 2)),
         "duplicate_mass": lambda: DuplicateMass(IDS[:, :m]),
         "induction_mass": lambda: InductionMass(IDS[:, :m]),
     }
-    return made[name]() if name in made else name
+    found = made[name]() if name in made else name
+    assert found is not None
+    return found
 
 
 def test_every_measure_has_a_formula_here_and_says_what_it_is() -> None:
     assert set(FORMULAS) == set(MEASURES) | set(GIVEN)
-    for kind in [*MEASURES.values(), *(kind for kind, _ in GIVEN.values())]:
+    for kind in [*MEASURES.values(), *GIVEN.values()]:
         assert kind.__doc__
         assert all(isinstance(getattr(kind, field), str) for field in ("name", "unit", "range", "source"))
 

@@ -12,8 +12,7 @@ from headwise.attention import attend
 from headwise.map import AttentionMap
 from headwise.masks import Causal
 from headwise.scores import Bias, Score, SinkLogits
-from headwise.stats import Measurements
-from headwise.stats.engine import measure
+from headwise.stats import Measurements, measure
 from headwise.tiles import stream
 
 SINKS = [-30.0, -0.45, 0.0, 13.0, 16.0, 60.0, 300.0]

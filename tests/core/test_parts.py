@@ -15,7 +15,7 @@ from headwise.lowering import Lowered, lower
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Documents, Grid, Span, State, spans
 from headwise.rule import Rule
-from headwise.stats.statistics import DISTANCE, DISTANCE_VARIANCE, LARGEST, RangeMass
+from headwise.stats import DISTANCE, DISTANCE_VARIANCE, LARGEST, RangeMass
 
 rectangles = st.builds(
     lambda a, b, c, d: (Span(min(a, b), max(a, b) + 1), Span(min(c, d), max(c, d) + 1)),

@@ -129,6 +129,7 @@ def test_gradients_by_finite_differences(name: str, mask: str) -> None:
     assert torch.autograd.gradcheck(call, (q, k, v, *given), fast_mode=True)
 
 
+@pytest.mark.thorough_except("cpu-bias of keys", "torch_blocks-sinks", "cpu-alibi", "cpu-soft cap")
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("kernel", ABLE)
 def test_gradients_equal_those_of_the_formula(name: str, kernel: str) -> None:

@@ -102,6 +102,7 @@ def func_of_each(f: Callable[..., Tensor]) -> Callable[..., Any]:
     return torch.vmap(one, in_dims=(0, 0, 0, None))
 
 
+@pytest.mark.thorough_except("eager-vmap", "eager-func_vjp", "eager-func_grad", "aot_eager-func_vjp")
 @pytest.mark.parametrize("change", [func_grad, func_vjp, func_of_each, torch.vmap], ids=lambda x: x.__name__)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_torch_func_within_one_graph(change: Callable[..., Any], backend: str) -> None:
@@ -119,6 +120,7 @@ def test_torch_func_within_one_graph(change: Callable[..., Any], backend: str) -
         inputs = [3 * x for x in inputs]
 
 
+@pytest.mark.thorough
 def test_a_modules_parameters_by_torch_func_within_one_graph() -> None:
     module, x = MultiHeadAttention(24, 6, num_kv_heads=2, rotary=True), torch.randn(2, 13, 24)
 

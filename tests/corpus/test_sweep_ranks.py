@@ -72,6 +72,7 @@ def options(model_folder, tmp_path):
     return ["--model", model_folder, *named, *fixed]
 
 
+@pytest.mark.thorough
 def test_two_and_four_processes_give_the_bits_of_one(options, tmp_path):
     tables = {}
     for processes in (1, 2, 4):
@@ -85,6 +86,7 @@ def test_two_and_four_processes_give_the_bits_of_one(options, tmp_path):
     assert len(tables[1].splitlines()) == 1 + 3 * 6 * 3
 
 
+@pytest.mark.thorough
 def test_killed_in_the_middle_and_started_again(options, alone, tmp_path):
     """By two processes, then by four, then by one: each takes up what the last one left, whichever was killed."""
     whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
@@ -101,6 +103,7 @@ def test_killed_in_the_middle_and_started_again(options, alone, tmp_path):
     assert parts.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.thorough
 def test_an_error_of_any_process_is_said_once(options, tmp_path):
     out = tmp_path / "out.csv"
     done = run(2, *options, "--out", out, HEADWISE_ACCIDENT="error:1:1")
@@ -111,6 +114,7 @@ def test_an_error_of_any_process_is_said_once(options, tmp_path):
     assert Journal(out).so_far()[0] >= 1
 
 
+@pytest.mark.thorough
 def test_what_the_user_can_mend_is_said_once(options, tmp_path):
     (tmp_path / "c.txt").write_bytes(b"abc\xff")
     out = tmp_path / "out.csv"
@@ -120,6 +124,7 @@ def test_what_the_user_can_mend_is_said_once(options, tmp_path):
     assert not Journal(out).folder.exists()
 
 
+@pytest.mark.thorough
 def test_who_is_left_without_a_launcher_ends_too(options, alone, tmp_path):
     """Two processes that nobody looks after: one is killed, the other sees that it gives no sign of life."""
     out, port = tmp_path / "out.csv", str(20000 + os.getpid() % 20000)
@@ -139,6 +144,7 @@ def test_who_is_left_without_a_launcher_ends_too(options, alone, tmp_path):
     assert out.exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopped_by_hand_it_says_how_to_go_on(options, tmp_path, sent, code):
     out = tmp_path / "out.csv"
@@ -159,6 +165,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(options, tmp_path, sent, code):
     assert not list(Journal(out).folder.glob(".*.tmp"))
 
 
+@pytest.mark.thorough
 def test_a_full_disk_is_told_and_nothing_is_lost(options, alone, tmp_path):
     """A file may not grow beyond some bytes: the manifest fits, and so does no unit."""
     resource = pytest.importorskip("resource", reason="no limits of files here")

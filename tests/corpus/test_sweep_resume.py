@@ -47,6 +47,7 @@ def begun(model_folder, corpus, out, **options):
     return done
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("per", ["all", "file"])
 def test_it_goes_on_with_the_same_bits(model_folder, corpus, tmp_path, per):
     whole, parts = tmp_path / "whole.csv", tmp_path / "parts.csv"
@@ -75,6 +76,9 @@ def test_finished_units_are_not_measured_again(model_folder, corpus, tmp_path, m
     assert set(written).isdisjoint(Journal(out).finished())
 
 
+@pytest.mark.thorough_except(
+    "options2---measures: it was entropy,max_logit and is entropy", "options4---layers: it was not given and is 1"
+)
 @pytest.mark.parametrize(
     ("options", "says"),
     [({"window": 11}, "--window: it was 13 and is 11"), ({"stride": 5}, "--stride: it was 13 and is 5"),
@@ -91,6 +95,7 @@ def test_other_options_are_named(model_folder, corpus, tmp_path, options, says):
     assert Journal(out).so_far()[0] == before  # nothing is lost
 
 
+@pytest.mark.thorough
 def test_other_files_and_models_are_named(model_folder, corpus, tmp_path):
     out = tmp_path / "out.csv"
     begun(model_folder, corpus, out)
@@ -110,6 +115,7 @@ def test_other_files_and_models_are_named(model_folder, corpus, tmp_path):
     measure_corpus(model_folder, corpus, out, **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_another_batch_size_goes_on(model_folder, corpus, tmp_path):
     """As after running out of memory: the same numbers up to rounding, and the table says so."""
     whole = measure_corpus(model_folder, corpus, tmp_path / "whole.csv", **OPTIONS)
@@ -127,6 +133,7 @@ def test_restart_begins_anew(model_folder, corpus, tmp_path):
     assert torch.equal(found.total.numbers, alone.total.numbers)
 
 
+@pytest.mark.thorough
 def test_a_finished_table_is_not_written_over(model_folder, corpus, tmp_path):
     out = tmp_path / "out.csv"
     measure_corpus(model_folder, corpus[:1], out, **OPTIONS)
@@ -138,6 +145,7 @@ def test_a_finished_table_is_not_written_over(model_folder, corpus, tmp_path):
     assert out.read_bytes() != before
 
 
+@pytest.mark.thorough_except("all-csv", "file-jsonl")
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("per", ["all", "file"])
 def test_a_finished_table_is_known_and_read(model_folder, corpus, tmp_path, suffix, per):
@@ -159,6 +167,7 @@ def test_a_finished_table_is_known_and_read(model_folder, corpus, tmp_path, suff
     assert first.columns() == again.columns()
 
 
+@pytest.mark.thorough
 def test_a_finished_table_of_something_else_is_named(model_folder, corpus, tmp_path):
     out = tmp_path / "out.csv"
     measure_corpus(model_folder, corpus, out, **OPTIONS)
@@ -182,6 +191,7 @@ def test_a_finished_table_of_something_else_is_named(model_folder, corpus, tmp_p
     assert out.read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_one_run_at_a_time(model_folder, corpus, tmp_path):
     pytest.importorskip("fcntl", reason="no locks of files here")
     out = tmp_path / "out.csv"
@@ -194,6 +204,7 @@ def test_one_run_at_a_time(model_folder, corpus, tmp_path):
     measure_corpus(model_folder, corpus, out, **OPTIONS)
 
 
+@pytest.mark.thorough
 def test_a_broken_manifest_or_unit_is_told(model_folder, corpus, tmp_path):
     out = tmp_path / "out.csv"
     begun(model_folder, corpus, out)
@@ -239,6 +250,7 @@ def test_restart_keeps_what_was_done_until_the_model_is_there(model_folder, corp
     assert Journal(out).so_far()[0] == before > 0
 
 
+@pytest.mark.thorough
 def test_a_corpus_that_changes_while_it_is_measured_is_told(model_folder, corpus, tmp_path):
     out = tmp_path / "out.csv"
     other = corpus[1].read_text(encoding="utf-8").replace("松", "武")

@@ -10,16 +10,7 @@ from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.masks import Span
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
-from headwise.stats.statistics import (
-    CONCENTRATION,
-    DISTANCE,
-    DISTANCE_VARIANCE,
-    ENTROPY,
-    LARGEST,
-    SQUARES,
-    KeyWeights,
-    RangeMass,
-)
+from headwise.stats import CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, KeyWeights, RangeMass
 
 N, M = 37, 53
 ROWS, COLS = (Span(0, 7), Span(7, 37)), (Span(0, 31), Span(31, 53))  # few rows are decoded, and many are not

@@ -14,7 +14,7 @@ from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU, blocks
 from headwise.masks import Causal, Everything, Mask
 from headwise.scores import Bias, Score
-from headwise.stats.statistics import (
+from headwise.stats import (
     COLUMN_MASS,
     CONCENTRATION,
     DISTANCE,

@@ -62,6 +62,7 @@ def test_scores_are_means_over_the_eligible_cells_of_the_dense_weights() -> None
     assert np.allclose(probe.second_loss, losses[:, length:].mean(1), atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_model_trained_to_repeat_is_found_to_copy_and_look_back() -> None:
     """Two layers learn to copy in a few hundred steps; the probe must see it in the loss and in a head."""
     decoder, context = made(context=24), 24

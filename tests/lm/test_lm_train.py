@@ -55,6 +55,7 @@ def same_files(one: Path, other: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_training_beats_counting(file: Path, tmp_path: Path) -> None:
     outcome, seen = run(file, tmp_path / "out", steps=250, eval_every=50, batch_size=16, lr=6e-3, warmup=20)
     assert outcome.finished
@@ -86,6 +87,7 @@ def interrupt_at(step: int) -> Any:
     return watch
 
 
+@pytest.mark.thorough_except("4", "1", "7")
 @pytest.mark.parametrize("step", [1, 4, 7, 11])
 def test_a_run_that_is_interrupted_and_resumed_equals_one_that_is_not(file: Path, tmp_path: Path, step: int) -> None:
     run(file, tmp_path / "whole")
@@ -112,6 +114,7 @@ def crash_at(step: int) -> Any:
     return watch
 
 
+@pytest.mark.thorough_except("11", "1")
 @pytest.mark.parametrize("step", [1, 7, 11])
 def test_a_run_is_saved_by_time_between_evaluations(file: Path, tmp_path: Path, step: int) -> None:
     run(file, tmp_path / "whole")
@@ -270,6 +273,7 @@ train([sys.argv[1]], sys.argv[2], steps=10**6, eval_every=1, **eval(sys.argv[3])
 """
 
 
+@pytest.mark.thorough
 def test_a_kill_at_any_moment_leaves_whole_files(file: Path, tmp_path: Path) -> None:
     """SIGKILL, several times over one folder: each run must go on from whole files that the last one left."""
     out, reached = tmp_path / "out", 0

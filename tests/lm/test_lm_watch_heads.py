@@ -146,6 +146,7 @@ def _planted(before: Any, x: torch.Tensor, *more: Any, **options: Any) -> Any:
     return y[0], attend(q, k, k, mask=options["mask"], return_map=True)[1]
 
 
+@pytest.mark.thorough_except("1", "6")
 @pytest.mark.parametrize("step", [1, 3, 5, 6])
 def test_a_resumed_run_goes_on_with_the_record(file: Path, tmp_path: Path, step: int) -> None:
     def stop(progress: Progress) -> None:
@@ -187,6 +188,7 @@ def test_a_record_of_another_run_is_replaced_and_a_broken_one_told(file: Path, t
         run(file, tmp_path, watch_heads=True, steps=4)
 
 
+@pytest.mark.thorough_except("multi_head", "single_head", "block_diagonal", "contraction")
 @pytest.mark.parametrize("design", CAUSAL)
 def test_every_design_can_be_watched(file: Path, tmp_path: Path, design: str) -> None:
     sizes = {"d_model": 24, "num_heads": 6, "num_kv_heads": 2 if design == "gqa" else None}

@@ -75,6 +75,12 @@ def test_padding_of_the_embedded_decoder() -> None:
         assert not amap[1, :, 4:].any()
 
 
+@pytest.mark.thorough_except(
+    "Gemma2-ForCausalLM-67108864",
+    "OPT-ForCausalLM-67108864",
+    "Mistral-ForCausalLM-67108864",
+    "GPT2-LMHeadModel-67108864",
+)
 @pytest.mark.parametrize("logits", [1 << 26, 5 * VOCAB, VOCAB])
 @pytest.mark.parametrize(("kind", "head"), CAUSAL)
 def test_loss_is_that_of_the_model(

@@ -71,6 +71,7 @@ def calls(draw):
     return padding, function, call
 
 
+@pytest.mark.thorough
 @settings(deadline=None, max_examples=300)
 @given(calls())
 def test_the_same_cells_without_a_boolean_of_all_of_them(case):

@@ -12,7 +12,7 @@ from headwise.kernels.call import Call, Result
 from headwise.masks import Everything, Grid, Mask
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap
-from headwise.stats.statistics import (
+from headwise.stats import (
     COLUMN_MASS,
     CONCENTRATION,
     DISTANCE,

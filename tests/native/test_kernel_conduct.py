@@ -24,7 +24,7 @@ from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Grid, Mask
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, SinkLogits, SoftCap
-from headwise.stats.statistics import (
+from headwise.stats import (
     COLUMN_MASS,
     CONCENTRATION,
     DISTANCE,

@@ -26,7 +26,7 @@ from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.talking_heads import TalkingHeadsAttention
 from headwise.rule import Rule
 from headwise.scores import Score
-from headwise.stats.statistics import (
+from headwise.stats import (
     CONCENTRATION,
     DISTANCE,
     DISTANCE_VARIANCE,

@@ -11,10 +11,9 @@ from samples import MASKS, SCORES as ALL_SCORES, qkv
 from torch import Tensor
 
 from headwise.masks import Causal, Grid, Mask, Span, Window
-from headwise.pooling import diagonal_means
+from headwise.pooling import Squares, diagonal_means
 from headwise.rule import Rule
 from headwise.scores import Bias, Score
-from headwise.stats.statistics import Squares
 
 # All but one that is refused.
 SCORES = {name: score for name, score in ALL_SCORES.items() if name != "two biases"}
@@ -109,6 +108,7 @@ def test_scores(name: str, mask: str) -> None:
     check(whole, Span(11, 12), Span(3, 53), 1)
 
 
+@pytest.mark.thorough
 @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_rectangles(data: st.DataObject) -> None:

@@ -20,7 +20,7 @@ from headwise.lowering import Lowered, lower
 from headwise.masks import Causal, Dense, Grid, Span
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, SoftCap
-from headwise.stats.statistics import COLUMN_MASS, ENTROPY, RangeMass, SameLabel, TopKeys, TopWeights
+from headwise.stats import COLUMN_MASS, ENTROPY, RangeMass, SameLabel, TopKeys, TopWeights
 
 pytestmark = pytest.mark.usefixtures("target")
 

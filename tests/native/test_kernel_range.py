@@ -11,7 +11,7 @@ from headwise.kernels import KERNELS
 from headwise.kernels.call import Call
 from headwise.masks import Everything, Grid
 from headwise.rule import Rule
-from headwise.stats.statistics import COLUMN_MASS, CONCENTRATION, ENTROPY, KeyWeights, RangeMass, TopKeys, TopWeights
+from headwise.stats import COLUMN_MASS, CONCENTRATION, ENTROPY, KeyWeights, RangeMass, TopKeys, TopWeights
 
 pytestmark = pytest.mark.usefixtures("target")
 SMALLEST = 2.0**-126  # of the normal numbers in float32 and bfloat16

@@ -13,7 +13,7 @@ from headwise.kernels.call import Call
 from headwise.masks import Causal, Everything, Grid, Mask, Window
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits
-from headwise.stats.statistics import (
+from headwise.stats import (
     COLUMN_MASS,
     CONCENTRATION,
     DISTANCE,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headwise.masks import Causal, Everything, Mask
 from headwise.scores import ALiBi, Bias
-from headwise.stats.statistics import COLUMN_MASS, ENTROPY, SameLabel, TopKeys, TopWeights
+from headwise.stats import COLUMN_MASS, ENTROPY, SameLabel, TopKeys, TopWeights
 
 # All but one that is refused.
 SCORES = {name: score for name, score in ALL_SCORES.items() if name != "two biases"}

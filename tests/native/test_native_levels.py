@@ -71,6 +71,7 @@ def test_functions_have_owners(name: str, target: str | None) -> None:
     assert owner(name) == target
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", LEVEL_OF)
 def test_objects_stay_within_their_target(target: str) -> None:
     files = sorted((OBJECTS / f"headwise_{target}.dir").rglob("*.o"))
@@ -90,6 +91,7 @@ def test_dispatch_runs_on_any_cpu() -> None:
     assert [line for file in files for line in too_high(functions(disassemble(file)), BASELINE)] == []
 
 
+@pytest.mark.thorough
 def test_library_uses_vectors_in_their_namespaces_only() -> None:
     """An inline function that two targets share is linked once, from any of them: so none may be shared."""
     if not LIBRARY.exists():

@@ -47,6 +47,7 @@ def shipped(wheel: Path) -> set[str]:
     return {name for name in names if not name.startswith("headwise-") and not name.endswith("/")}
 
 
+@pytest.mark.thorough
 def test_without_a_compiler_the_wheel_holds_all_but_the_library(tmp_path: Path) -> None:
     wheel = build("wheel", tmp_path, **NO_COMPILER)
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -84,6 +85,7 @@ def test_the_wheel_runs_in_a_fresh_environment_without_a_compiler(tmp_path: Path
     subprocess.run([python.parent / "headwise", "doctor"], env=env, cwd=tmp_path, capture_output=True, check=True)
 
 
+@pytest.mark.thorough
 def test_a_checkout_on_the_path_precedes_an_editable_install(tmp_path: Path) -> None:
     """The editable wheel holds a path and nothing that Python would import at its start."""
     wheel = build("editable", tmp_path)
@@ -105,6 +107,7 @@ def test_a_checkout_on_the_path_precedes_an_editable_install(tmp_path: Path) -> 
         assert Path(found) == folder / "headwise" / "__init__.py"
 
 
+@pytest.mark.thorough
 def test_source_archive_holds_what_it_takes_to_build_and_test(tmp_path: Path) -> None:
     archive = build("sdist", tmp_path)
     with tarfile.open(archive) as tar:

@@ -14,16 +14,7 @@ from headwise.kernels.call import Call
 from headwise.masks import Grid, Span
 from headwise.parallel.blocks import RowGradients, Rows, ScoreSums, Way
 from headwise.rule import Rule
-from headwise.stats.statistics import (
-    CONCENTRATION,
-    DISTANCE,
-    DISTANCE_VARIANCE,
-    ENTROPY,
-    LARGEST,
-    SQUARES,
-    KeyWeights,
-    RangeMass,
-)
+from headwise.stats import CONCENTRATION, DISTANCE, DISTANCE_VARIANCE, ENTROPY, LARGEST, SQUARES, KeyWeights, RangeMass
 
 B, H, H_KV, D, E = 2, 4, 2, 5, 3
 CUTS = st.lists(st.integers(0, 60), max_size=4)

@@ -21,8 +21,7 @@ from headwise.parallel.blocks import Rows, Way
 from headwise.parallel.ring_measures import wanted_of_kernels
 from headwise.rule import Rule
 from headwise.scores import Bias, Relative, Score, SinkLogits
-from headwise.stats import RowMeasure
-from headwise.stats.statistics import Join, Statistic
+from headwise.stats import CONCENTRATION, ENTROPY, MASS, SQUARES, Join, OfWeights, RowMeasure, Statistic
 from headwise.tiles import Tile
 
 B, H, H_KV, N, M, D, E = 2, 4, 2, 17, 29, 5, 3
@@ -31,15 +30,10 @@ COLS = (Span(19, 29), Span(0, 3), Span(3, 19))
 
 
 @dataclass(frozen=True)
-class Own(Statistic):
+class Own(OfWeights):
     """A number of a row that only `Tells` gives."""
 
-    joins: Join
     name: str = field(default="own", init=False)
-    placed = False
-
-    def at(self, cols: Span) -> Statistic:
-        return self
 
 
 class Tells(TorchBlocks):
@@ -58,10 +52,10 @@ class Tells(TorchBlocks):
 
 
 FORMULAS = {
-    Join.MASS: lambda p: p.sum(-1),
-    Join.ENTROPY: lambda p: torch.special.entr(p).sum(-1),
-    Join.SQUARES: lambda p: p.square().sum(-1),
-    Join.CONCENTRATION: lambda p: p.square().sum(-1) / p.sum(-1).square().clamp_min(1e-300),
+    MASS: lambda p: p.sum(-1),
+    ENTROPY.joins: lambda p: torch.special.entr(p).sum(-1),
+    SQUARES.joins: lambda p: p.square().sum(-1),
+    CONCENTRATION.joins: lambda p: p.square().sum(-1) / p.sum(-1).square().clamp_min(1e-300),
 }
 
 
@@ -73,7 +67,7 @@ def met(q: Tensor, k: Tensor, v: Tensor, way: Way, rows: Span) -> Rows:
     return found
 
 
-@pytest.mark.parametrize("join", FORMULAS, ids=lambda join: join.name)
+@pytest.mark.parametrize("join", FORMULAS, ids=["mass", "entropy", "squares", "concentration"])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_a_statistic_is_joined_as_it_declares(join: Join, sinks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KERNELS, "tells", Tells())
@@ -84,7 +78,7 @@ def test_a_statistic_is_joined_as_it_declares(join: Join, sinks: bool, monkeypat
     whole = FORMULAS[join](dense_weights(Call(q.double(), k, v, rule))[0])
     for rows in ROWS:
         found = met(q, k, v, Way(rule, "tells", statistics=(wanted,)), rows)
-        close(join.name, found.found[wanted], whole[:, :, rows.start : rows.stop], 1e-5)
+        close("statistic", found.found[wanted], whole[:, :, rows.start : rows.stop], 1e-5)
 
 
 class Needs(RowMeasure):
@@ -105,23 +99,44 @@ class Needs(RowMeasure):
 
 def test_what_cannot_be_joined_is_not_asked_of_blocks() -> None:
     rule = Rule(hw.Causal(), 1.0, Grid(B, H, N, M))
-    assert wanted_of_kernels([Needs(Own(Join.SQUARES))], rule) == (Own(Join.SQUARES),)
-    assert wanted_of_kernels([Needs(Own(Join.NEVER))], rule) == ()
+    assert wanted_of_kernels([Needs(Own(SQUARES.joins))], rule) == (Own(SQUARES.joins),)
+    assert wanted_of_kernels([Needs(Own(None))], rule) == ()
+    with pytest.raises(ConfigError, match="'own': the numbers of two sets of keys do not determine it"):
+        Rows(qkv(B, H, H_KV, N, M, D, E)[0], Span(0, N), Way(rule, statistics=(Own(None),)), E)
 
 
 def test_a_statistic_that_declares_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"class Silent\(Statistic\): declare joins .*placed .*at "):
+    with pytest.raises(ConfigError, match=r"class Silent\(Statistic\): declare per .*joins .*placed .*at .*only "):
 
         class Silent(Statistic):
             name = "silent"
 
-    with pytest.raises(ConfigError, match=r"class Half\(Statistic\): declare placed"):
+    with pytest.raises(ConfigError, match=r"class Half\(Statistic\): declare per .*placed .*only "):
 
         class Half(Statistic):
-            joins = Join.MASS
+            joins = MASS
 
             def at(self, cols: Span) -> Statistic:
                 return self
+
+            def rows(self, rows: Span) -> Statistic:
+                return self
+
+
+def test_a_measure_that_does_not_say_what_it_is_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"class Silent\(Measure\): declare name .*unit .*range .*source "):
+
+        class Silent(RowMeasure):
+            def partial(self, tile: Tile) -> Tensor:
+                return tile.mass
+
+    with pytest.raises(ConfigError, match=r"class Half\(Measure\): declare source"):
+
+        class Half(RowMeasure):
+            name, unit, range = "half", "mass", "0 to 1"
+
+            def partial(self, tile: Tile) -> Tensor:
+                return tile.mass
 
 
 def test_a_mask_or_score_that_declares_nothing_is_refused() -> None:

@@ -25,7 +25,8 @@ OTHERS = (
 
 
 def spawned(ranks: int, folder: Path) -> list[dict[str, Any]]:
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    paths = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     jobs = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", str(HERE / "head_parallel_jobs.py"), str(rank), str(ranks), str(folder)],
@@ -38,7 +39,7 @@ def spawned(ranks: int, folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)])
 def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What every rank of one job says."""
     ranks: int = request.param

@@ -15,9 +15,10 @@ from headwise.parallel.ring_measures import wanted_of_kernels
 from headwise.parallel.ring_plan import plan
 from headwise.parallel.ulysses_exchange import shares
 from headwise.rule import Rule
-from headwise.stats.registry import resolve
+from headwise.stats import resolve
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("case", cases.CASES)
 def test_ranks_together_are_one_process(passed, ranks, case):

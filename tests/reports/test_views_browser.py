@@ -16,6 +16,7 @@ from view_samples import FAMILY, HOSTILE, compared, passage, report_of
 
 from headwise.reports.data import Comparison, Passage
 from headwise.reports.html import write_report
+from parameters import thorough
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -58,7 +59,9 @@ def played(report, tmp_path: Path, steps: str, fragment: str = "", **options) ->
     return out
 
 
-@pytest.mark.parametrize("text", ["武松打虎。", "水", "\n", FAMILY, HOSTILE, "a" * 700])
+@pytest.mark.parametrize(
+    "text", thorough(["武松打虎。", "水", "\n", FAMILY, HOSTILE, "a" * 700], {"水", "\n", FAMILY, "a" * 700})
+)
 def test_page_opens_from_disk_without_a_word_in_the_console(tmp_path, text):
     path = write_report(report_of(passage(text, text), title=text, notes=[text]), tmp_path / "report.html")
     document, console = opened(path, tmp_path)
@@ -69,6 +72,7 @@ def test_page_opens_from_disk_without_a_word_in_the_console(tmp_path, text):
     assert re.search(r'id="map-base" width="\d{3,}"', document)
 
 
+@pytest.mark.thorough
 def test_pointing_at_the_map_tells_every_weight(tmp_path, chinese):
     out = played(chinese, tmp_path, "await ready(); out.said = await sweep(27);", "#layer=1&head=2")
     said = {}
@@ -83,6 +87,7 @@ def test_pointing_at_the_map_tells_every_weight(tmp_path, chinese):
     assert "武" in next(line for line in out["said"] if "query|武" in line)
 
 
+@pytest.mark.thorough
 def test_keys_walk_the_map_and_enter_pins(tmp_path, chinese):
     steps = """
       await ready();
@@ -103,6 +108,7 @@ def test_keys_walk_the_map_and_enter_pins(tmp_path, chinese):
     assert (out["pinned"], out["after"]) == (2, -1)
 
 
+@pytest.mark.thorough
 def test_text_shows_both_directions_and_a_click_pins(tmp_path, chinese):
     steps = """
       await ready();
@@ -140,6 +146,7 @@ def test_text_shows_both_directions_and_a_click_pins(tmp_path, chinese):
     assert out["unpinned"]
 
 
+@pytest.mark.thorough
 def test_thumbnail_row_and_selectors_choose_a_head(tmp_path, chinese):
     steps = """
       await ready();
@@ -166,6 +173,7 @@ def test_thumbnail_row_and_selectors_choose_a_head(tmp_path, chinese):
     assert out["focus"] == [1, 0]
 
 
+@pytest.mark.thorough
 def test_table_sorts_and_unknown_numbers_stand_last(tmp_path, chinese):
     steps = """
       await ready();
@@ -195,6 +203,7 @@ def test_table_sorts_and_unknown_numbers_stand_last(tmp_path, chinese):
     assert out["tips"][2] == "How widely a head looks. Unit: nat."
 
 
+@pytest.mark.thorough
 def test_sentence_and_drag_zoom_and_escape_goes_back(tmp_path, chinese):
     steps = """
       await ready();
@@ -223,6 +232,7 @@ def test_sentence_and_drag_zoom_and_escape_goes_back(tmp_path, chinese):
     assert 4 <= out["dragged"][1] < 81
 
 
+@pytest.mark.thorough
 def test_pooled_cells_say_mean_or_maximum_and_their_texts(tmp_path):
     pooled = report_of(passage("话说大宋仁宗天子在位，嘉佑三年", cell=4))
     steps = """
@@ -244,6 +254,7 @@ def test_pooled_cells_say_mean_or_maximum_and_their_texts(tmp_path):
         assert float(re.search(r"\|([\d.]+)[a-z ]+$", line)[1]) == pytest.approx(maps[0, 2, 2, 0], rel=6e-3)
 
 
+@pytest.mark.thorough
 def test_whole_characters_and_visible_breaks(tmp_path):
     tokens = ["a", " ", *FAMILY, "\n", "e", "\u0301", "\t", "", "水", "\u202e"]
     steps = """
@@ -261,6 +272,7 @@ def test_whole_characters_and_visible_breaks(tmp_path):
     assert f"a{shown.maps[0, 1, 2:7, 0].mean():.3f}" in out["sum"]
 
 
+@pytest.mark.thorough
 def test_passages_scales_and_themes(tmp_path):
     two = report_of(passage("武松打虎"), passage("The tiger is dead. " * 5, "second"))
     steps = """
@@ -286,6 +298,7 @@ def test_passages_scales_and_themes(tmp_path):
     assert out == {"kind": True, "text": "The␣tiger␣is␣dead.␣" * 5, "theme": True, "different": 5}
 
 
+@pytest.mark.thorough
 def test_packaged_font_is_used(tmp_path, chinese):
     steps = """
       await document.fonts.load('16px "Headwise Han"', "虎");
@@ -295,6 +308,7 @@ def test_packaged_font_is_used(tmp_path, chinese):
     assert fonts == [["Headwise Han", "loaded"], ["Headwise Han Quotes", "unloaded"]]
 
 
+@pytest.mark.thorough
 def test_link_keeps_what_was_chosen_and_survives_nonsense(tmp_path, chinese):
     steps = """
       await ready();
@@ -306,6 +320,7 @@ def test_link_keeps_what_was_chosen_and_survives_nonsense(tmp_path, chinese):
     assert out["now"][1:] == [-1, "sqrt"]
 
 
+@pytest.mark.thorough
 def test_many_characters_are_shown_at_once(tmp_path):
     n, cell = 20_000, 100
     rng = np.random.default_rng(3)
@@ -323,11 +338,13 @@ def test_many_characters_are_shown_at_once(tmp_path):
     assert out["said"] > 20
 
 
+@pytest.mark.thorough
 def test_a_report_without_comparisons_has_no_tabs(tmp_path, chinese):
     out = played(chinese, tmp_path, "await ready(); out.tabs = one('#tabs').hidden;", "#tab=compare")
     assert out["tabs"]
 
 
+@pytest.mark.thorough
 def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_path):
     report = compared()
     out = played(
@@ -374,6 +391,7 @@ def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_
     assert "none that we are sure of" in out["card"]
 
 
+@pytest.mark.thorough
 def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
     report = compared()
     out = played(
@@ -404,6 +422,7 @@ def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
     assert out["shown"]
 
 
+@pytest.mark.thorough
 def test_a_head_that_a_layer_does_not_have_has_no_place(tmp_path):
     full = compared()
     cosine = Comparison("cosine", full.comparisons[0].values, [4, 1, 0, 2, 3], "", "Of outputs.")

@@ -4,6 +4,7 @@ import base64
 import io
 import re
 
+import pytest
 from fontTools.ttLib import TTFont
 
 from headwise.reports.fonts import SIGNS, covered, font_face, font_path
@@ -35,6 +36,7 @@ def test_font_is_free_to_ship_and_not_heavy():
     assert font_path().stat().st_size <= 5_000_000
 
 
+@pytest.mark.thorough
 def test_page_brings_its_own_chinese_and_no_latin():
     face = font_face("Water 水浒“传” é…")
     assert drawn(face) == {"Headwise Han": set(map(ord, "水浒传" + SIGNS)), "Headwise Han Quotes": set(map(ord, "“”…"))}
@@ -46,5 +48,6 @@ def test_quotation_marks_stay_narrow_where_there_is_no_chinese():
     assert drawn(font_face("“quoted” — 🐯")) == {"Headwise Han": set(map(ord, SIGNS))}
 
 
+@pytest.mark.thorough
 def test_page_with_every_character_stays_small():
     assert len(font_face("".join(map(chr, covered())))) < 1_500_000

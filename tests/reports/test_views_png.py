@@ -19,6 +19,7 @@ def labels(axes) -> tuple[list[str], list[str]]:
     return [t.get_text() for t in axes.get_xticklabels()], [t.get_text() for t in axes.get_yticklabels()]
 
 
+@pytest.mark.thorough
 def test_every_head_and_the_overview_are_written(tmp_path, chinese):
     told = []
     written = write_pngs(chinese, tmp_path / "new", step=lambda *news: told.append(news))
@@ -31,6 +32,7 @@ def test_every_head_and_the_overview_are_written(tmp_path, chinese):
     assert told[-1][1:] == (6, 7)
 
 
+@pytest.mark.thorough
 def test_passages_are_kept_apart(tmp_path):
     written = write_pngs(report_of(passage("ab"), passage("水浒")), tmp_path)
     assert {p.name.split("-")[1] for p in written} == {"1", "2"}
@@ -86,6 +88,7 @@ def test_scale_says_where_it_is_cut():
     assert figure.axes[0].images[0].norm.vmax < 0.2
 
 
+@pytest.mark.thorough
 def test_weights_that_are_not_finite_are_drawn_as_none(tmp_path):
     one = passage("abcd")
     one.maps[0, 0] = np.nan

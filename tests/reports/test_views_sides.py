@@ -49,6 +49,7 @@ def test_sides_that_do_not_fit_are_refused(change: dict, words: str) -> None:
         replace(cross_report(), layers=["one"])
 
 
+@pytest.mark.thorough
 @pytest.mark.browser
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here to open the page in")
 def test_the_page_shows_both_texts_and_what_they_give_each_other(tmp_path: Path) -> None:

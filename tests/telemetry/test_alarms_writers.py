@@ -131,6 +131,7 @@ def test_full_disk_is_told_once_and_the_run_goes_on():
     assert record.ledger.steps == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the size of files")
 def test_half_a_line_is_taken_away_again(tmp_path):
     script = f"""

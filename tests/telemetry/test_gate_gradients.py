@@ -182,6 +182,7 @@ def test_every_design_is_heard_or_says_why_not(name):
     assert (gates.importance().flat > 0).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks there for any argument of a frame
 def test_a_compiled_model_is_heard():
     model = mixed()

@@ -12,7 +12,10 @@ from watched_models import mixed, x
 import headwise as hw
 
 HERE = Path(__file__).parent
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed"),
+]
 
 
 @pytest.fixture(scope="module")

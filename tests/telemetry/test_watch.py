@@ -315,6 +315,7 @@ def test_checkpointed_calls_are_counted_once(reentrant, kernel):
     assert all(torch.equal(count, torch.full_like(count, 22)) for count in rows)  # 2 entries of 11 queries, once
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks there for any argument of a frame
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_compiled_model_is_watched_without_compiling_over_and_over(when):
@@ -452,7 +453,7 @@ def test_what_cannot_be_watched_is_named():
         ({"layers": ["nowhere.*"]}, "layers='nowhere.*': no such layer among the 3"),
         ({"layers": [3]}, "layers=3"),
         ({"measures": ["nothing"]}, "unknown measure 'nothing'"),
-        ({"measures": ["induction_mass"]}, "needs to be told of the tokens"),
+        ({"measures": ["induction_mass"]}, "requires the tokens"),
         ({"measures": ["entropy", "entropy"]}, "asked for twice"),
         ({"measures": []}, "give at least one"),
         ({"alarms": ["loud"]}, "expected alarms such as"),

@@ -39,6 +39,7 @@ def refuse(fake: Fake, status: int, sentence: str, times: int, part: str) -> Non
     fake.answer = answer
 
 
+@pytest.mark.thorough
 def test_a_wrong_token_is_named(page, fake):
     page.open(fake.url.replace("token=a", "token=b"))
     page.wait("!document.querySelector('#alert').hidden")
@@ -46,6 +47,7 @@ def test_a_wrong_token_is_named(page, fake):
     assert sum("/api/" in asked for asked in fake.asked) == 1
 
 
+@pytest.mark.thorough
 def test_a_text_that_is_too_long_is_refused_here_and_there(page, fake):
     fake.limit = 100
     page.open(fake.url)
@@ -62,6 +64,7 @@ def test_a_text_that_is_too_long_is_refused_here_and_there(page, fake):
     assert line(page, "alert") == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_busy_server_is_asked_again(page, fake, status):
     refuse(fake, status, "busy", 2, "POST")
@@ -84,6 +87,7 @@ def test_a_lost_connection_is_told_and_tried_again(page, fake):
     page.wait("document.querySelector('#status').hidden")
 
 
+@pytest.mark.thorough
 def test_tiles_that_are_refused_are_told_once_and_the_page_goes_on(page, fake):
     name = fake.add(TEXT)
     refuse(fake, 409, "this text was given up for a newer one", 1000, "/tiles/")
@@ -97,6 +101,7 @@ def test_tiles_that_are_refused_are_told_once_and_the_page_goes_on(page, fake):
     page.wait("document.querySelector('#map-title').textContent === 'Layer 0 · head 1'")
 
 
+@pytest.mark.thorough
 def test_a_file_is_read_and_one_that_is_no_text_is_refused(page, fake, tmp_path):
     page.open(fake.url)
     good, bad = tmp_path / "水浒.txt", tmp_path / "bad.bin"

@@ -10,6 +10,7 @@ from page_steps import IDLE, TEXT, change, fragment_of, idle, text_of
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.thorough
 def test_a_text_is_read_with_progress_and_all_heads_are_shown(chromium, fake):
     page = chromium.page()
     fake.steps = 4
@@ -58,6 +59,7 @@ def test_reading_can_be_cancelled_and_a_failure_is_told(chromium, fake):
     page.close()
 
 
+@pytest.mark.thorough
 def test_heads_can_be_opened_before_all_are_drawn(chromium, fake):
     page = chromium.page()
     fake.steps, heads = 10_000, "[...document.querySelectorAll('.thumb')]"

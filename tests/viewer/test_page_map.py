@@ -10,6 +10,7 @@ from page_steps import BOX, IDLE, TEXT, at, change, colour, fragment_of, idle, n
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.thorough
 def test_a_cell_of_one_token_shows_its_weight_exactly(view):
     x, y, zoom, low, top = 1203.5, 1210.25, 30, 0.0, 0.6
     page = view(f"layer=1&head=2&x={x}&y={y}&zoom={zoom}&scale=linear&low={low}&top={top}")
@@ -54,6 +55,7 @@ def test_coarser_cells_say_what_they_are(view):
     assert text_of(page, "#level") == "maximum of 4×4"
 
 
+@pytest.mark.thorough
 def test_panning_asks_only_for_new_tiles_and_only_for_what_is_in_view(view, fake):
     x, y, zoom = 1400, 1800, 2
     page = view(f"layer=0&head=0&x={x}&y={y}&zoom={zoom}")
@@ -82,6 +84,7 @@ def test_panning_asks_only_for_new_tiles_and_only_for_what_is_in_view(view, fake
     page.wait(f"location.hash.includes('&x={x}&y={y}&')")  # the address follows by itself
 
 
+@pytest.mark.thorough
 def test_what_nobody_may_see_is_not_asked_for(view, fake):
     page = view("layer=0&head=0")
     before = len(fake.tiles())
@@ -98,6 +101,7 @@ def test_what_nobody_may_see_is_not_asked_for(view, fake):
     assert pixels(page, corner)[0][3] == 255  # drawn as a pattern
 
 
+@pytest.mark.thorough
 def test_recolouring_asks_for_nothing(view, fake):
     page = view("layer=0&head=3&x=600&y=700&zoom=6&scale=linear&top=0.9")
     point = at(page, 705, 615, 6, 600, 700)
@@ -122,6 +126,7 @@ def test_recolouring_asks_for_nothing(view, fake):
     assert len(fake.asked) == asked
 
 
+@pytest.mark.thorough
 def test_zooming_keeps_what_is_under_the_pointer(view):
     page = view("layer=0&head=0&x=1000&y=1100&zoom=4")
     point = at(page, 1130, 1030, 4, 1000, 1100)
@@ -137,6 +142,7 @@ def test_zooming_keeps_what_is_under_the_pointer(view):
     assert float(fragment_of(page)["zoom"]) == pytest.approx(8 * 1.6, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_two_fingers_zoom_and_one_pans(view):
     page = view("layer=0&head=0&x=1000&y=1000&zoom=4", width=390, height=844, touch=True)
     left, top, width, height = page.do(BOX)
@@ -157,6 +163,7 @@ def test_two_fingers_zoom_and_one_pans(view):
     assert float(fragment_of(page)["y"]) == pytest.approx(float(now["y"]), abs=0.5)
 
 
+@pytest.mark.thorough
 def test_coarser_tiles_stand_in_until_finer_ones_arrive(view, fake):
     page = view("layer=0&head=2&x=1000&y=1060&zoom=0.5&scale=log&low=1e-6&top=0.3")
     fake.delay = 2.0
@@ -170,6 +177,7 @@ def test_coarser_tiles_stand_in_until_finer_ones_arrive(view, fake):
     assert len({tuple(pixel) for pixel in pixels(page, *spread)} - {tuple(hatching)}) > 4
 
 
+@pytest.mark.thorough
 def test_tiles_come_nearest_first_and_six_at_once(view, fake):
     page = view("layer=0&head=2")
     before = len(fake.tiles())
@@ -196,6 +204,7 @@ def test_tiles_come_nearest_first_and_six_at_once(view, fake):
     assert max(map(far, level)) <= min(map(far, later)) + 2
 
 
+@pytest.mark.thorough
 def test_requests_for_what_left_the_view_are_called_off(view, fake):
     page = view("layer=0&head=2")
     page.send("Network.enable")

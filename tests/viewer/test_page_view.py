@@ -9,6 +9,7 @@ from page_steps import IDLE, TEXT, at, change, fragment_of, idle, number, pixels
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.thorough
 def test_a_search_jumps_marks_and_goes_on(view, fake):
     page = view("layer=0&head=0")
     page.do("document.querySelector('#map').focus()")
@@ -47,6 +48,7 @@ def test_a_search_jumps_marks_and_goes_on(view, fake):
     assert text_of(page, "#hits-say") == "“没有” does not occur."
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "given",
     [
@@ -78,6 +80,7 @@ def test_a_link_restores_the_view(view, chromium, fake, given):
     other.close()
 
 
+@pytest.mark.thorough_except("layer=0&head=4")
 @pytest.mark.parametrize("wrong", ["layer=7&head=0", "layer=0&head=4", "layer=x", "layer=-1&head=0", "head=1"])
 def test_a_link_that_makes_no_sense_shows_all_heads(view, fake, wrong):
     page = view()
@@ -112,6 +115,7 @@ def test_hostile_text_is_text(view):
     assert page.do("document.title") == "headwise"
 
 
+@pytest.mark.thorough
 def test_the_picture_holds_the_map_its_axes_and_a_title(view):
     page = view("layer=1&head=1&x=700&y=720&zoom=20")
     size = page.do("""(async () => {
@@ -146,6 +150,7 @@ def test_the_picture_holds_the_map_its_axes_and_a_title(view):
     assert size["bar"] > 200
 
 
+@pytest.mark.thorough
 def test_keys_move_zoom_turn_and_read(view, fake):
     page = view("layer=0&head=3&x=1500&y=1600&zoom=30")
     page.do("document.querySelector('#map').focus()")
@@ -181,6 +186,7 @@ def test_keys_move_zoom_turn_and_read(view, fake):
     assert page.do("[document.activeElement.layer, document.activeElement.head]") == [0, 3]  # and on from there
 
 
+@pytest.mark.thorough
 def test_both_languages_and_both_themes(view):
     page = view("layer=0&head=0", theme="dark")
     assert page.do("document.documentElement.dataset.theme") == "dark"
@@ -213,6 +219,7 @@ def test_every_control_has_a_name(view):
     assert nameless == []
 
 
+@pytest.mark.thorough
 def test_words_keep_their_spaces_and_find_room_on_the_axes(view, fake):
     fake.words = True
     page = view("layer=0&head=0&x=9&y=12&zoom=24", text="The tiger is dead, said Song. " * 40)

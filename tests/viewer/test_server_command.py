@@ -32,6 +32,7 @@ def command(*options: str) -> list[str]:
     return [sys.executable, "-m", "headwise", "view", *options]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
 def test_it_serves_the_file_until_ctrl_c(tmp_path):
     file = tmp_path / "a tale.txt"
@@ -59,6 +60,7 @@ def test_it_serves_the_file_until_ctrl_c(tmp_path):
         assert running.stderr.read() == ""  # no log, no traceback
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
 def test_ctrl_c_does_not_wait_for_a_long_text(tmp_path):
     file = tmp_path / "long.txt"

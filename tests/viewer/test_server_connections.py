@@ -56,6 +56,7 @@ def is_closed(one: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.thorough_except("nothing", "a line", "half a head")
 @pytest.mark.parametrize("sent", HALVES.values(), ids=HALVES)
 def test_half_a_request_is_given_up(
     sent: bytes, session: Session, many: ExitStack, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -101,6 +102,7 @@ def test_a_second_request_on_a_connection_has_to_arrive_too(
         assert is_closed(one)
 
 
+@pytest.mark.thorough
 def test_an_answer_takes_its_time(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what arrives is hurried, not what is computed."""
     monkeypatch.setattr(connections, "ARRIVAL", 0.3)

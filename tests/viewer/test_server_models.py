@@ -29,6 +29,7 @@ def folder() -> Path:
     return Path(found.origin).parent / "model"
 
 
+@pytest.mark.thorough
 def test_bert_is_shown_as_it_attends(folder):
     subject = open_subject(folder)
     session = Session(subject)

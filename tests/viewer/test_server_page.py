@@ -19,6 +19,7 @@ pytestmark = pytest.mark.browser
 TEXT = "the tiger came 武松 and the tiger went 虎 " * 30
 
 
+@pytest.mark.thorough
 def test_a_text_from_the_keyboard_to_single_weights(chromium):
     session = Session(small_subject())
     with live(session) as server:

@@ -10,6 +10,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 
+@pytest.mark.thorough
 def test_tiles_are_timed_small():
     command = [sys.executable, "-m", "benchmarks.zoom", "--quick"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])

@@ -9,11 +9,7 @@ from torch import Tensor
 from headwise.analysis.given import checked_maps
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
-from headwise.rule import Rule
-from headwise.stats import RowMeasure
-from headwise.stats.statistics import SQUARES, Statistic
 from headwise.tables import as_html, as_text
-from headwise.tiles import Tile
 
 SPARE = 8  # columns beyond those wanted, which make the wanted ones good
 SETTLED = 2e-3  # of σ₁, from one pass to the next
@@ -117,27 +113,12 @@ def map_spectrum(amap: AttentionMap, components: int = 32, *, passes: int | None
 
 def squared_weights(amap: AttentionMap) -> Tensor:
     """‖P‖²_F = Σ_ij p_ij² of each head, [b, h] float64, in one pass."""
-    return amap.measure(_Squares(), rows=True).rows["squares"].sum(-1, dtype=torch.float64)
+    return amap.measure("squared_weights", rows=True).rows["squared_weights"].sum(-1, dtype=torch.float64)
 
 
 def effective_rank(singular: Tensor) -> Tensor:
     """exp H(σ / Σσ) of singular values [..., k], all there are (Roy & Vetterli 2007); 0 if all are 0."""
     return _effective(singular.double(), _nothing(singular.double()))
-
-
-class _Squares(RowMeasure):
-    """Σ_j p_ij² of each row."""
-
-    name, unit, range, source = "squares", "probability", "0 to 1", "‖P‖²_F by rows"
-
-    def partial(self, tile: Tile) -> Tensor:
-        return tile.weights.square().sum(-1)
-
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (SQUARES,)
-
-    def from_rows(self, found: dict[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:  # type: ignore[override]
-        return found[SQUARES]
 
 
 # A rest of the spectrum as its sum Σσ and its Σσ ln σ, which is all that the effective rank needs.

@@ -105,7 +105,7 @@ def measures() -> None:
         table.add_column(column, no_wrap=True)
     for column in ("what it is", "source") if wide else ("what it is; unit, range; source",):
         table.add_column(column, overflow="fold")
-    kinds: dict[str, Any] = {**MEASURES, **{name: kind for name, (kind, _) in GIVEN.items()}}
+    kinds: dict[str, Any] = {**MEASURES, **GIVEN}
     for name, kind in kinds.items():
         what = Text(" ".join((kind.__doc__ or "").split("\n\n")[0].split()))
         if wide:

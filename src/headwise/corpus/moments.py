@@ -14,8 +14,7 @@ from torch import Tensor
 
 from headwise.masks import Grid
 from headwise.rule import Rule
-from headwise.stats import Measure, RowMeasure
-from headwise.stats.statistics import Statistic
+from headwise.stats import Measure, RowMeasure, Statistic
 from headwise.tiles import Tile
 
 FIELDS = ("count", "mean", "squares", "least", "largest")
@@ -63,6 +62,10 @@ class State:
 class Varied(Measure):
     """A measure with its moments; its state's `numbers` are [b, 5, h], one entry for each entry of the batch."""
 
+    name: str
+    unit: str
+    range: str
+    source: str
     per: str
     largest: bool  # whether the measure is its largest value, and not the mean of its values
 

@@ -19,7 +19,7 @@ from headwise.kernels.once import once
 from headwise.masks import Grid, Mask
 from headwise.masks.tensors import put_tensors, take_tensors
 from headwise.rule import Rule, Terms, compute, own_dtypes
-from headwise.stats.statistics import Statistic
+from headwise.stats import Statistic
 
 
 def done_by(kernel: Kernel, call: Call) -> Result:

@@ -12,7 +12,7 @@ from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import Hearer
 from headwise.lowering import Lowered, lower, lowered
 from headwise.rule import Rule
-from headwise.stats.statistics import Statistic
+from headwise.stats import Statistic
 
 
 @dataclass(frozen=True)

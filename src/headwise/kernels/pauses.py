@@ -19,7 +19,7 @@ from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
-from headwise.stats.statistics import COLUMN_MASS, SameLabel, Statistic
+from headwise.stats import Statistic
 from headwise.tiles import Progress
 
 PAIRS = 1 << 26  # of query and key, all heads together, for each thread: some 0.2 s of one core
@@ -59,7 +59,7 @@ def in_blocks(kernel: Kernel, call: Call) -> Result:
     found: list[dict[Statistic, Tensor]] = []
     for block in blocks:
         look(block.start, n)
-        local = {statistic: _of(statistic, block) for statistic in call.statistics}
+        local = {statistic: statistic.rows(block) for statistic in call.statistics}
         part = replace(
             call, q=call.q[:, :, slice(*block)], rule=call.rule.rows(block), statistics=tuple(local.values())
         )
@@ -69,7 +69,7 @@ def in_blocks(kernel: Kernel, call: Call) -> Result:
         told = parts[-1].statistics
         found.append({statistic: told[here] for statistic, here in local.items() if here in told})
     look(n, n)
-    statistics = {s: _joined(s, [told[s] for told in found]) for s in found[0] if all(s in told for told in found)}
+    statistics = {s: s.of_blocks([told[s] for told in found]) for s in found[0] if all(s in told for told in found)}
     return Result(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2), statistics)
 
 
@@ -77,15 +77,3 @@ def _rows_a_block(call: Call) -> int:
     b, h, _, m = call.rule.grid
     rows = PAIRS * torch.get_num_threads() // max(1, b * h * m)
     return max(ROWS, rows // ROWS * ROWS)
-
-
-def _of(statistic: Statistic, rows: Span) -> Statistic:
-    """The statistic as a block of queries has it."""
-    if isinstance(statistic, SameLabel):
-        return SameLabel(statistic.keys, statistic.queries[:, slice(*rows)], statistic.ahead)
-    return statistic
-
-
-def _joined(statistic: Statistic, parts: list[Tensor]) -> Tensor:
-    """What blocks tell, [b, h, r, …] each, or of every key [b, h, m]."""
-    return torch.stack(parts).sum(0) if statistic == COLUMN_MASS else torch.cat(parts, 2)

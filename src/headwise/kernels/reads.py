@@ -12,8 +12,9 @@ from torch import Tensor
 
 from headwise.kernels.call import Declined
 from headwise.masks import Span
+from headwise.pooling import Squares
 from headwise.rule import Rule
-from headwise.stats.statistics import Squares, Statistic
+from headwise.stats import Statistic
 from headwise.tiles import Progress, Tile, stream
 
 

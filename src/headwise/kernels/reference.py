@@ -11,8 +11,9 @@ from headwise.kernels.call import Call, Result
 from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Span, State
+from headwise.pooling import Squares
 from headwise.rule import Rule, Terms, diagonal_sums
-from headwise.stats.statistics import Squares, Statistic
+from headwise.stats import Statistic
 from headwise.tiles import Progress, Scratch, Tile
 
 

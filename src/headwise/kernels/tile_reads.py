@@ -4,8 +4,9 @@ from torch import Tensor
 
 from headwise import pooling
 from headwise.kernels.reads import Matrix, Reads
+from headwise.pooling import Squares
 from headwise.rule import grouped, grouped_t
-from headwise.stats.statistics import Squares, Statistic
+from headwise.stats import Statistic
 from headwise.tiles import Progress, stream, weights_at
 
 

@@ -3,7 +3,7 @@
 Of two sets of keys with log-sum-exps L₁ and L₂ a query's row has L = ln(e^L₁ + e^L₂), and the share of each set is
 e^(L_s − L): outputs, masses and distances add up by shares, Σp² by their squares, and entropy as
 Σ_s share_s · (H_s − ln share_s) (Milakov & Gimelshein 2018, 1805.02867, for the sums; the chain rule of entropy).
-Each statistic declares which of these it is (`headwise.stats.statistics.Join`).
+Each statistic declares how it is joined (`headwise.stats.Join`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,7 @@ from headwise.kernels.call import Call
 from headwise.masks import Everything, Span, State
 from headwise.rule import Rule, Terms, compute, own_dtypes, sink_gradient
 from headwise.scores import cell
-from headwise.stats.statistics import DISTANCE, Join, Statistic
-
-OF_KEYS_ALONE = (Join.LARGEST, Join.CONCENTRATION, Join.VARIANCE)  # a sink changes nothing of these
+from headwise.stats import Join, Part, Statistic
 
 
 @dataclass(frozen=True)
@@ -76,14 +74,10 @@ class Rows:
         like = compute(q[..., :0])
         self.lse = like.new_full(q.shape[:-1], -torch.inf)
         self.out = like.new_zeros(*q.shape[:-1], value_dim)
-        wanted = dict.fromkeys(way.statistics)
-        if any(statistic.joins is Join.VARIANCE for statistic in wanted):
-            wanted[DISTANCE] = None  # variances are joined about means
+        needed = [other for statistic in way.statistics for other in _join(statistic).beside]
         self.found: dict[Statistic, Tensor] = {
-            statistic: torch.full_like(
-                self.lse, -torch.inf if statistic.joins is Join.LARGEST else 0.0, dtype=torch.float64
-            )
-            for statistic in wanted
+            statistic: torch.full_like(self.lse, _join(statistic).empty, dtype=torch.float64)
+            for statistic in dict.fromkeys((*way.statistics, *needed))
         }
         self.missing: set[Statistic] = set()
         self.kernels: dict[Span, str] = {}
@@ -105,8 +99,7 @@ class Rows:
             for statistic, local in here.items()
             if local is None or local in result.statistics
         }
-        if DISTANCE not in told:
-            told = {statistic: x for statistic, x in told.items() if statistic.joins is not Join.VARIANCE}
+        told = {s: x for s, x in told.items() if all(other in told for other in _join(s).beside)}
         self.missing.update(statistic for statistic in here if statistic not in told)
         self._join(result.out, result.lse, told)
 
@@ -115,7 +108,8 @@ class Rows:
         base = both.masked_fill(both == -torch.inf, 0.0)  # a row that has seen nothing yet
         one, other = self.lse - base, lse - base
         self.out.mul_(one.exp()[..., None]).addcmul_(compute(out), other.exp()[..., None])
-        self.found.update(_joined(self.found, told, one.double(), other.double()))
+        before, there = Part(one.double(), self.found), Part(other.double(), told)
+        self.found |= {statistic: _join(statistic).both(statistic, before, there) for statistic in told}
         self.lse = both
 
     def finish(self, sinks: Tensor | None) -> None:
@@ -128,9 +122,7 @@ class Rows:
         both = torch.where(dark, self.lse, torch.logaddexp(self.lse, sinks.detach()[:, None]))
         share = (self.lse - both).masked_fill(dark, 0.0)
         self.out.mul_(share.exp()[..., None])
-        self.found = {
-            s: x if s.joins in OF_KEYS_ALONE else _shared(s, x, share.double()) for s, x in self.found.items()
-        }
+        self.found = {s: _join(s).beside_sink(x, share.double()) for s, x in self.found.items()}
         self.lse = both
 
 
@@ -194,34 +186,7 @@ class ScoreSums:
                 total[cell(total, rows, cols)] += part
 
 
-def _joined(
-    found: Mapping[Statistic, Tensor], told: Mapping[Statistic, Tensor], one: Tensor, other: Tensor
-) -> dict[Statistic, Tensor]:
-    """The statistics of two sets of keys together, given the logs of their shares."""
-    joined = {}
-    for statistic, there in told.items():
-        here = found[statistic]
-        if statistic.joins is Join.LARGEST:
-            joined[statistic] = torch.maximum(here, there)
-        elif statistic.joins is Join.VARIANCE:
-            mean = one.exp() * found[DISTANCE] + other.exp() * told[DISTANCE]
-            joined[statistic] = one.exp() * (here + (found[DISTANCE] - mean).square()) + other.exp() * (
-                there + (told[DISTANCE] - mean).square()
-            )
-        else:
-            joined[statistic] = _shared(statistic, here, one) + _shared(statistic, there, other)
-    return joined
-
-
-def _shared(statistic: Statistic, x: Tensor, log_share: Tensor) -> Tensor:
-    """What a set of keys gives of a statistic to a row in which it has that share."""
-    share = log_share.exp()
-    match statistic.joins:
-        case Join.MASS:
-            return share * x
-        case Join.ENTROPY:
-            return share * (x - log_share.masked_fill(log_share == -torch.inf, 0.0))
-        case Join.SQUARES | Join.CONCENTRATION:
-            return share.square() * x
-        case _:
-            raise ConfigError(f"statistic {statistic.name!r}: {statistic.joins} is no sum over sets of keys")
+def _join(statistic: Statistic) -> Join:
+    if statistic.joins is None:
+        raise ConfigError(f"statistic {statistic.name!r}: the numbers of two sets of keys do not determine it")
+    return statistic.joins

@@ -13,10 +13,9 @@ from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_pooling import squares
 from headwise.parallel.ring_travel import split
 from headwise.parallel.spread_map import SpreadMap
+from headwise.pooling import Squares
 from headwise.rule import Rule
-from headwise.stats import Measure, Measurements
-from headwise.stats.registry import resolve
-from headwise.stats.statistics import Squares
+from headwise.stats import Measure, Measurements, resolve
 
 
 class RingMap(SpreadMap):

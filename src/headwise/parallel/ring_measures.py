@@ -1,6 +1,7 @@
 """Statistics of a sequence that lies on many ranks: the numbers that one process would get, the same on every rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,11 +15,8 @@ from headwise.parallel.layout import Members, reduce_together
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split, travel
 from headwise.rule import Rule, own_dtypes
-from headwise.stats import Measure, Measurements, RowMeasure
+from headwise.stats import Measure, Measurements, RowMeasure, Statistic, statistics_for
 from headwise.stats.base import RowState
-from headwise.stats.engine import statistics_for
-from headwise.stats.pattern import ColumnState, ReceivedMass
-from headwise.stats.statistics import Join, Statistic
 from headwise.tiles import Scratch, Tile
 
 Found = Sequence[Mapping[Statistic, Tensor]]  # of each run of rows
@@ -29,17 +27,17 @@ def check_measures(wanted: Sequence[Measure], return_map: bool) -> None:
     if wanted and not return_map:
         raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
     for measure in wanted:
-        if not isinstance(measure, RowMeasure | ReceivedMass):
+        if not measure.of_blocks():
             raise ConfigError(
-                f"measures: {measure.name!r} is no RowMeasure, so its parts of other ranks cannot be joined; make it "
-                f"one, or ask the AttentionMap that the result's gather(), or its own heads, give"
+                f"measures: {measure.name!r} is no RowMeasure, and its of_blocks() does not say how its parts of other "
+                f"ranks are joined; make it one, or ask the AttentionMap that the result's gather(), or its own heads, "
+                f"give"
             )
 
 
 def wanted_of_kernels(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:
     """What kernels are to tell of each block: what the numbers of blocks can be joined of."""
-    rows = [measure for measure in measures if isinstance(measure, RowMeasure)]
-    return tuple(statistic for statistic in statistics_for(rows, rule) if statistic.joins is not Join.NEVER)
+    return tuple(statistic for statistic in statistics_for(measures, rule) if statistic.joins is not None)
 
 
 @torch.no_grad()
@@ -93,7 +91,7 @@ def measured(
 
 def _enough(measure: Measure, rules: Sequence[Rule], found: Found) -> bool:
     """Whether kernels have told all that the measure needs of these rows."""
-    if not found or not isinstance(measure, RowMeasure):
+    if not found:
         return False
     for of_run, rule in zip(found, rules, strict=True):
         needed = measure.needs(rule)
@@ -104,7 +102,7 @@ def _enough(measure: Measure, rules: Sequence[Rule], found: Found) -> bool:
 
 def _by_tiles(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members,
-    wanted: Sequence[tuple[Measure, RowState | ColumnState]],
+    wanted: Sequence[tuple[Measure, Any]],
 ) -> None:  # fmt: skip
     """Once more round the ring, for measures that read the weights themselves. The tiles of a row come in the order in
     which its keys do, so what a measure has of it waits meanwhile."""
@@ -140,18 +138,13 @@ def _row_blocks(rule: Rule, runs: Sequence[Span]) -> Iterator[tuple[Span, slice]
         first += run.stop - run.start
 
 
-def _reduce(
-    states: Sequence[RowState | ColumnState], wanted: Sequence[Measure], counts: Sequence[Tensor], who: Members
-) -> None:
+def _reduce(states: Sequence[Any], wanted: Sequence[Measure], counts: Sequence[Tensor], who: Members) -> None:
     """All of it over the ranks, in place: largest values by one collective, sums and counts by another."""
     largest: list[Tensor] = []
     sums: list[Tensor] = list(counts)
     for measure, state in zip(wanted, states, strict=True):
-        if isinstance(state, RowState):
-            (largest if isinstance(measure, RowMeasure) and measure.reduce == "max" else sums).append(state.total)
-            sums.append(state.count)
-        else:
-            sums += [state.mass, state.eligible]
+        for name, how in measure.of_blocks().items():
+            (largest if how == "max" else sums).append(getattr(state, name))
     for tensors, operation in ((largest, dist.ReduceOp.MAX), (sums, dist.ReduceOp.SUM)):
         if tensors:
             reduce_together(tensors, who, operation, torch.float64)

@@ -11,8 +11,8 @@ from headwise.masks import Span, State
 from headwise.parallel.layout import Members, reduce_together
 from headwise.parallel.ring_plan import Plan
 from headwise.parallel.ring_travel import split, travel
+from headwise.pooling import Squares
 from headwise.rule import Rule
-from headwise.stats.statistics import Squares
 
 
 @torch.no_grad()

@@ -18,8 +18,7 @@ from headwise.parallel.layout import Layout, Members, check_held, check_layout
 from headwise.parallel.ring_measures import check_measures
 from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
-from headwise.stats import Measure
-from headwise.stats.registry import resolve
+from headwise.stats import Measure, resolve
 
 HASHED = 1 << 20  # numbers of a mask that are compared between ranks; of a larger one only the shape is
 

@@ -22,8 +22,7 @@ from headwise.parallel.sequence_call import agree
 from headwise.parallel.ulysses_exchange import Exchange, ToHeads, ToRows, shares
 from headwise.parallel.ulysses_map import UlyssesMap
 from headwise.scores import Score
-from headwise.stats import Measure
-from headwise.stats.engine import statistics_for
+from headwise.stats import Measure, statistics_for
 
 
 @overload

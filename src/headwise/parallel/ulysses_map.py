@@ -11,10 +11,8 @@ from headwise.parallel.layout import Members
 from headwise.parallel.ring_measures import check_measures
 from headwise.parallel.spread_map import SpreadMap
 from headwise.rule import Rule
-from headwise.stats import Measure, Measurements
-from headwise.stats.base import RowState
-from headwise.stats.pattern import ColumnState
-from headwise.stats.registry import resolve
+from headwise.stats import Measure, Measurements, resolve
+from headwise.stats.states import tensors_of, with_tensors
 
 
 class UlyssesMap(SpreadMap):
@@ -49,28 +47,20 @@ class UlyssesMap(SpreadMap):
     @torch.no_grad()
     def of_all_heads(self, found: Measurements, measures: Sequence[Measure]) -> Measurements:
         """What each rank has measured of its own heads, as one."""
-        numbers: list[Tensor] = []
-        for state in found.states.values():
-            if isinstance(state, RowState):
-                numbers += [state.total, state.count]
-            else:
-                assert isinstance(state, ColumnState)  # check_measures let no others in
-                numbers.append((state.mass / state.eligible.clamp_min(1)).amax(-1))
-        numbers.append(found.nonfinite)
         b, h, _, _ = self.shape
+        closed = [measure.closed(state) for measure, state in zip(measures, found.states.values(), strict=True)]
+        own = (b, len(self.heads))
+        numbers = [*(x for x in tensors_of(closed) if x.shape[:2] == own), found.nonfinite]
+        columns = [x.double().reshape(*own, -1) for x in numbers]
         # Each number comes from one rank, so that the sums are exact.
-        everyone = self.lse.new_zeros(len(numbers), b, h, dtype=torch.float64)
-        everyone[:, :, self.heads.start : self.heads.stop] = torch.stack([x.double() for x in numbers])
+        everyone = self.lse.new_zeros(b, h, sum(x.shape[-1] for x in columns), dtype=torch.float64)
+        everyone[:, self.heads.start : self.heads.stop] = torch.cat(columns, -1)
         dist.all_reduce(everyone, group=self._who.group)
         bad_values = self._bad_values.clone()
         dist.all_reduce(bad_values, group=self._who.group)
-        at = iter(everyone)
-        states: list[RowState | ColumnState] = []
-        for state in found.states.values():
-            if isinstance(state, RowState):
-                states.append(RowState(next(at), next(at)))
-            else:
-                states.append(ColumnState(state.mass[:0], state.eligible[:0], next(at)))
+        parts = everyone.split([x.shape[-1] for x in columns], -1)
+        at = (part.reshape(b, h, *x.shape[2:]) for part, x in zip(parts, numbers, strict=True))
+        states = with_tensors(closed, lambda x: next(at) if x.shape[:2] == own else x)
         result = Measurements(measures, states, next(at).to(found.nonfinite))
         result.nonfinite_values = bad_values if bool(bad_values.any()) else None
         return result

@@ -16,27 +16,82 @@ A measure of your own is a few lines. For each row, add something up over the ti
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from headwise.errors import check_declared
 from headwise.masks import Grid
 from headwise.rule import Rule
-from headwise.stats.statistics import Statistic
+from headwise.stats.statistic import Statistic
+from headwise.stats.words import Chinese, Words, words_of
 from headwise.tiles import Tile
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What is known of the tokens of the keys.
+
+    Attributes:
+        ids: integers [m] or [b, m]. pieces: the text of each token, a list of m for each batch entry.
+        special: boolean [1 or b, m], which of them are none of the text, such as [SEP].
+    """
+
+    ids: Tensor | None = None
+    pieces: Sequence[Sequence[str]] | None = None
+    special: Tensor | None = None
 
 
 class Measure(ABC):
     """A statistic of each head. `start` makes a state, `update` takes one tile after the other, `finish` gives
-    the number; `merge` joins the states of two inputs (their batches are pooled)."""
+    the number; `merge` joins the states of two inputs (their batches are pooled).
+
+    A class declares `name`, `unit`, `range` and `source`; its docstring says what it is.
+
+    Attributes:
+        label: its name in words, if that is not the name with blanks; short: the same for a narrow column.
+        chinese: its label, description, unit and range in Chinese, for reports.
+        shown: where it is shown without being named ("report", "viewer", "watch", "corpus"), and its place there.
+        dispensable: how soon a table leaves it out for want of room: the largest first, 0 last.
+        placed: whether it depends on the distance of queries and keys; cross attention, where there is no such
+            distance, is then shown without it.
+        ahead: whether it is of keys after the query alone, and is 0 under a causal mask.
+        requires: what it must be given of the tokens, for messages; "" if nothing.
+    """
 
     name: str
     unit: str
     range: str
     source: str
+    label: ClassVar[str] = ""
+    short: ClassVar[str] = ""
+    chinese: ClassVar[Chinese | None] = None
+    shown: ClassVar[Mapping[str, int]] = {}
+    dispensable: ClassVar[int] = 0
+    placed: ClassVar[bool] = True
+    ahead: ClassVar[bool] = False
+    requires: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, abstract: bool = False, **options: Any) -> None:
+        """`abstract`: the class leaves something for its own subclasses to declare."""
+        super().__init_subclass__(**options)
+        if not abstract:
+            check_declared(cls, Measure, {
+                "name": "what it is called", "unit": "of its values", "range": "of its values",
+                "source": "the paper that defines it",
+            })  # fmt: skip
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> "Measure | None":
+        """The measure for an input with these tokens; None if they do not say what it `requires`."""
+        return cls()
+
+    def words(self, lang: str = "en") -> Words:
+        """What it is called and what it is, in English ("en") or Chinese ("zh")."""
+        return words_of(self, lang)
 
     @abstractmethod
     def start(self, grid: Grid, like: Tensor) -> Any:
@@ -53,6 +108,15 @@ class Measure(ABC):
     def take(self, state: Any, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
         """Take in the whole matrix at once, by what a kernel told of it."""
         raise NotImplementedError(f"{type(self).__name__} says what it needs but not what it makes of it")
+
+    def of_blocks(self) -> Mapping[str, Literal["sum", "max"]]:
+        """How the states of blocks of queries, each with all keys, become that of the whole matrix: for each attribute
+        of the state that holds numbers, whether they are added up or the largest counts. Empty: not at all."""
+        return {}
+
+    def closed(self, state: Any) -> Any:
+        """The state to which no more is added: whatever `finish` and `merge` need, in tensors [b, h, …]."""
+        return state
 
     @abstractmethod
     def merge(self, one: Any, other: Any) -> Any:
@@ -73,7 +137,7 @@ class RowState:
     rows: Tensor | None = None  # [b, h, n], kept if asked for
 
 
-class RowMeasure(Measure):
+class RowMeasure(Measure, abstract=True):
     """A measure that has a value for each row (query): subclass it and give `partial`.
 
     `reduce` says how rows become one number a head: their "mean", or their "max". Rows that see nothing are
@@ -152,6 +216,9 @@ class RowMeasure(Measure):
         else:
             state.total = state.total + value.sum(-1).double()  # float32 sums of a block are cascaded
         state.count = state.count + (value.shape[-1] if every else counted.sum(-1))
+
+    def of_blocks(self) -> Mapping[str, Literal["sum", "max"]]:
+        return {"total": "max" if self.reduce == "max" else "sum", "count": "sum"}
 
     def merge(self, one: RowState, other: RowState) -> RowState:
         totals = torch.cat((one.total, other.total))

@@ -10,7 +10,7 @@ from headwise.errors import ConfigError
 from headwise.rule import Rule
 from headwise.stats.base import Measure, RowMeasure
 from headwise.stats.registry import resolve
-from headwise.stats.statistics import Statistic
+from headwise.stats.statistic import Statistic
 from headwise.stats.together import goes_together, take_together
 from headwise.tables import as_html, as_text
 from headwise.tiles import Tile

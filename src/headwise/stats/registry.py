@@ -1,38 +1,54 @@
-"""The measures that are called by name. A new one is a class in its file and a line here."""
+"""The measures that are known by name. A new one is a class in its file and a line here."""
 
+import difflib
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from headwise.errors import ConfigError
-from headwise.stats import pattern, reach, spread, tokens
-from headwise.stats.base import Measure
+from headwise.stats.base import Measure, Tokens
+from headwise.stats.classes import ClassMass, PunctuationMass, SeparatorMass, SpecialMass
+from headwise.stats.concentration import EffectiveKeys, SquaredWeights
+from headwise.stats.distance import DistanceVariance, MeanDistance
+from headwise.stats.entropy import Entropy, NormalizedEntropy
+from headwise.stats.largest import MaxLogit, Top1Mass
+from headwise.stats.normalizer import LearnedSinkMass, LogSumExp
+from headwise.stats.range_mass import LocalMass, NextMass, PreviousMass, SelfMass, SinkMass
+from headwise.stats.received import ReceivedMass
+from headwise.stats.tokens import DuplicateMass, InductionMass
+from headwise.stats.top import TopKMass
+from headwise.stats.words import Words, words_of
 
-MEASURES: dict[str, Callable[[], Measure]] = {
-    "max_logit": spread.MaxLogit,
-    "logsumexp": spread.LogSumExp,
-    "entropy": spread.Entropy,
-    "normalized_entropy": spread.NormalizedEntropy,
-    "effective_keys": spread.EffectiveKeys,
-    "top1_mass": spread.Top1Mass,
-    "topk_mass": spread.TopKMass,
-    "learned_sink_mass": spread.LearnedSinkMass,
-    "mean_distance": reach.MeanDistance,
-    "distance_variance": reach.DistanceVariance,
-    "local_mass": reach.LocalMass,
-    "sink_mass": pattern.SinkMass,
-    "previous_mass": pattern.PreviousMass,
-    "self_mass": pattern.SelfMass,
-    "next_mass": pattern.NextMass,
-    "received_mass": pattern.ReceivedMass,
-}
-# Known by name, but in need of something that only the caller has.
-GIVEN: dict[str, tuple[type[Measure], str]] = {
-    "class_mass": (
-        pattern.ClassMass,
-        "ClassMass(members) with a boolean [m] or [b, m], or ClassMass.of_tokens(tokens, 'punctuation')",
-    ),
-    "duplicate_mass": (tokens.DuplicateMass, "DuplicateMass(ids) with integer tokens [m] or [b, m]"),
-    "induction_mass": (tokens.InductionMass, "InductionMass(ids) with integer tokens [m] or [b, m]"),
-}
+MEASURES: dict[str, Callable[[], Measure]] = {}
+# Known by name, but in need of something that only the caller has: the tokens.
+GIVEN: dict[str, type[Measure]] = {}
+
+Kind = TypeVar("Kind", bound=type[Measure])
+
+
+def register(kind: Kind) -> Kind:
+    """Make a class of measures known by its name, everywhere that measures are named, listed or shown; returns it, so
+    that it can be a decorator.
+
+    Raises:
+        ConfigError: if it is no class of measures, or another one has the name.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Measure)):
+        raise ConfigError(f"register(kind): expected a class of Measure, got {kind!r}")
+    if (MEASURES | GIVEN).get(kind.name, kind) is not kind:
+        raise ConfigError(f"register({kind.__name__}): there is another measure {kind.name!r}; give it another name")
+    if kind.requires:
+        GIVEN[kind.name] = kind
+    else:
+        MEASURES[kind.name] = kind
+    return kind
+
+
+for _kind in (
+    MaxLogit, LogSumExp, Entropy, NormalizedEntropy, EffectiveKeys, SquaredWeights, Top1Mass, TopKMass,
+    LearnedSinkMass, MeanDistance, DistanceVariance, LocalMass, SinkMass, PreviousMass, SelfMass, NextMass,
+    ReceivedMass, ClassMass, PunctuationMass, SeparatorMass, SpecialMass, DuplicateMass, InductionMass,
+):  # fmt: skip
+    register(_kind)
 
 
 def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
@@ -46,10 +62,49 @@ def resolve(wanted: Sequence[str | Measure]) -> list[Measure]:
         elif item in MEASURES:
             found.append(MEASURES[item]())
         elif item in GIVEN:
-            raise ConfigError(f"measure {item!r} needs to be told of the tokens; give {GIVEN[item][1]}")
+            raise ConfigError(f"measure {item!r} requires the tokens; give {GIVEN[item].requires}")
         else:
             raise ConfigError(f"unknown measure {item!r}; known are {', '.join([*MEASURES, *GIVEN])}")
     names = [m.name for m in found]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"measure {twice.pop()!r} is asked for twice; give one of them another name")
     return found
+
+
+def shown_in(place: str) -> tuple[str, ...]:
+    """The measures that are shown there without being named, in their order: in a "report" or the "viewer", by "watch",
+    or of a "corpus"."""
+    places = {name: kind.shown[place] for name in (*MEASURES, *GIVEN) if place in (kind := _known(name)).shown}
+    return tuple(sorted(places, key=places.__getitem__))
+
+
+def of_tokens(name: str, tokens: Tokens) -> Measure | None:
+    """The measure of that name for an input with these tokens; None if they do not say what it requires.
+
+    Raises:
+        ConfigError: for an unknown name, with those that are near.
+    """
+    if name in GIVEN:
+        return GIVEN[name].of(tokens)
+    if name in MEASURES:
+        return MEASURES[name]()
+    near = difflib.get_close_matches(str(name), [*MEASURES, *GIVEN], n=3, cutoff=0.5)
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    raise ConfigError(f"unknown measure {name!r}; {meant}`headwise measures` lists all")
+
+
+def known(name: str) -> Any:
+    """The class of the measures of that name, or one of them, for what it says of itself; None for an unknown one."""
+    return _known(name) if name in MEASURES or name in GIVEN else None
+
+
+def describe(name: str, lang: str = "en") -> Words | None:
+    """What the measure of that name is called and what it is, in English ("en") or Chinese ("zh"); None for an unknown
+    one."""
+    found = known(name)
+    return None if found is None else words_of(found, lang)
+
+
+def _known(name: str) -> Any:
+    kind = GIVEN[name] if name in GIVEN else MEASURES[name]
+    return kind if isinstance(kind, type) else kind()

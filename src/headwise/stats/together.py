@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headwise.rule import Rule
 from headwise.stats.base import Measure, RowMeasure, RowState
-from headwise.stats.statistics import Statistic
+from headwise.stats.statistic import Statistic
 
 
 def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:

@@ -1,21 +1,50 @@
 """Weight on keys that match the query's token: repeats, and what followed them."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ShapeError
-from headwise.masks import Grid
+from headwise.masks import Grid, Span
 from headwise.masks.given import as_given
 from headwise.rule import Rule
-from headwise.stats.base import RowMeasure
+from headwise.stats.base import RowMeasure, Tokens
 from headwise.stats.rows import allowed_keys, ranges, same_label
-from headwise.stats.statistics import SameLabel, Statistic
+from headwise.stats.statistic import Statistic
+from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
 
-class _Match(RowMeasure):
+@dataclass(frozen=True, eq=False)
+class SameLabel(Statistic):
+    """Σ p_ij over the keys j < position + ahead that have the query's label.
+
+    Labels are int32, of the keys [1 or b, m] and of the queries [1 or b, n]; −1 is the same as none. Two of these are
+    the same only if they are one object.
+    """
+
+    keys: Tensor
+    queries: Tensor
+    ahead: int
+    name = "same_label"
+    per = "query"
+    joins = None  # labels are of all queries, and a block of ring attention has some of them
+    placed = True
+
+    def at(self, cols: Span) -> Statistic:
+        return SameLabel(self.keys[:, cols.start : cols.stop], self.queries, self.ahead)
+
+    def rows(self, rows: Span) -> Statistic:
+        return SameLabel(self.keys, self.queries[:, slice(*rows)], self.ahead)
+
+    def only(self, batch: int) -> Statistic:
+        keys, queries = (x if len(x) == 1 else x[batch : batch + 1] for x in (self.keys, self.queries))
+        return SameLabel(keys, queries, self.ahead)
+
+
+class _Match(RowMeasure, abstract=True):
     """Σ p_ij over the earlier keys j with token[j − shift] = token[i], per eligible query (one that has such keys).
 
     Args:
@@ -25,6 +54,7 @@ class _Match(RowMeasure):
 
     shift: int
     unit, range = "mass", "0 to 1"
+    placed = True
 
     def __init__(self, ids: Tensor, *, uniform: bool = False) -> None:
         self.ids = torch.atleast_2d(as_given(ids))
@@ -32,6 +62,10 @@ class _Match(RowMeasure):
         if uniform:
             self.name = f"{self.name}_uniform"
         self._statistic: tuple[Grid, SameLabel] | None = None
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> "_Match | None":
+        return None if tokens.ids is None else cls(tokens.ids)
 
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
         b, m = self.ids.shape
@@ -87,6 +121,8 @@ class DuplicateMass(_Match):
 
     name, shift = "duplicate_mass", 0
     source = "Wang et al. 2022, 2211.00593 (duplicate token heads)"
+    chinese = Chinese("重复词元权重", "此前相同词元处的权重，对有这样的键的查询取平均（重复词元头）。")
+    requires = "DuplicateMass(ids) with integer tokens [m] or [b, m]"
 
 
 class InductionMass(_Match):
@@ -98,3 +134,5 @@ class InductionMass(_Match):
 
     name, shift = "induction_mass", 1
     source = "Olsson et al. 2022, 2209.11895 (prefix matching)"
+    chinese = Chinese("归纳权重", "此前相同词元之后的那个词元上的权重，对有这样的键的查询取平均（归纳头）。")
+    requires = "InductionMass(ids) with integer tokens [m] or [b, m]"

@@ -6,8 +6,7 @@ from functools import lru_cache
 
 from headwise.errors import ConfigError
 from headwise.models.adapters.tokens import over_tokens
-from headwise.stats import Measure
-from headwise.stats.registry import resolve
+from headwise.stats import Measure, resolve
 from headwise.telemetry.alarms import Alarm
 
 MEASURES = ("max_logit", "entropy", "effective_keys", "top1_mass", "sink_mass", "mean_distance")

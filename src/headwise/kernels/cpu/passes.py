@@ -19,7 +19,7 @@ from headwise.kernels.cpu.library import library
 from headwise.kernels.eight_bits import EightBits, Vectors
 from headwise.lowering import Lowered
 from headwise.rule import without_masked_queries
-from headwise.stats.statistics import (
+from headwise.stats import (
     COLUMN_MASS,
     CONCENTRATION,
     DISTANCE,

@@ -10,7 +10,8 @@ from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import matrix
 from headwise.kernels.cpu.passes import LARGEST_TOP, forward, refusal, transposed
 from headwise.kernels.reads import Matrix, Reads
-from headwise.stats.statistics import COLUMN_MASS, KeyWeights, SameLabel, Squares, Statistic, TopKeys, TopWeights
+from headwise.pooling import Squares
+from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
 from headwise.tiles import Progress
 
 LARGEST_PART = 1 << 18  # weights of a head that are computed at once for some of their columns
@@ -52,7 +53,7 @@ class CompiledReads(Reads):
         b, h, _, _ = of.rule.grid
         found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
         for batch, one in _heads(of, progress):
-            here = {statistic: _only(statistic, batch) for statistic in wanted}
+            here = {statistic: statistic.only(batch) for statistic in wanted}
             told = self.statistics(one, tuple(here.values()))
             for statistic in wanted:
                 if here[statistic] in told:
@@ -108,13 +109,3 @@ def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
         for head in range(h):
             yield batch, of.head(batch, head)
             progress((batch * h + head + 1) * n // (b * h), n)
-
-
-def _only(statistic: Statistic, batch: int) -> Statistic:
-    """The statistic as one batch entry has it."""
-    if isinstance(statistic, KeyWeights) and len(statistic.weights) > 1:
-        return KeyWeights(statistic.weights[batch : batch + 1])
-    if isinstance(statistic, SameLabel):
-        keys, queries = (x if len(x) == 1 else x[batch : batch + 1] for x in (statistic.keys, statistic.queries))
-        return SameLabel(keys, queries, statistic.ahead)
-    return statistic

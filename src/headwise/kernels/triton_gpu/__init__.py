@@ -15,7 +15,7 @@ from torch import Tensor
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.eager import eager
 from headwise.kernels.reads import Matrix, Reads
-from headwise.stats.statistics import COLUMN_MASS, Statistic
+from headwise.stats import COLUMN_MASS, Statistic
 from headwise.tiles import Progress
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -18,7 +18,7 @@ from headwise.kernels.triton_gpu.sums import (
     VARIANCE,
 )
 from headwise.lowering import Lowered
-from headwise.stats.statistics import (
+from headwise.stats import (
     COLUMN_MASS,
     CONCENTRATION,
     DISTANCE,

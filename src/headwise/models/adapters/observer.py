@@ -30,8 +30,7 @@ from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.masks import Grid
 from headwise.models.adapters.tokens import over_tokens, token_map, token_queries
-from headwise.stats import Measure, Measurements
-from headwise.stats.registry import resolve
+from headwise.stats import Measure, Measurements, resolve
 
 
 @dataclass(frozen=True)

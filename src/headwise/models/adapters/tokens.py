@@ -14,14 +14,18 @@ from headwise.map import AttentionMap
 from headwise.masks import Grid, Mask, conjuncts
 from headwise.masks.base import kept
 from headwise.rule import Rule
-from headwise.stats import Measure, Measurements, RowMeasure
+from headwise.stats import Measure, Measurements, RowMeasure, Statistic
 from headwise.stats.base import RowState
-from headwise.stats.statistics import Statistic
 from headwise.tiles import Tile
 
 
 class OverTokens(RowMeasure):
     """A measure of rows, over the queries that are no padding. For self attention; otherwise as the measure is."""
+
+    name: str
+    unit: str
+    range: str
+    source: str
 
     def __init__(self, inner: RowMeasure) -> None:
         self.inner = inner

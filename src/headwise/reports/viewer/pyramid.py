@@ -14,9 +14,9 @@ from torch import Tensor
 
 from headwise.map import AttentionMap
 from headwise.masks import Span
+from headwise.pooling import Squares
 from headwise.reports.viewer import wire
 from headwise.reports.viewer.tiles import REDUCES, SIDE, Wanted, always, rectangle, tile_spans
-from headwise.stats.statistics import Squares
 
 BUDGET = 256 << 20  # bytes of all heads' pyramids
 BAND = 1 << 28  # pairs of query and key pooled between two reports

@@ -6,7 +6,7 @@ import torch
 
 from headwise.map import AttentionMap
 from headwise.masks import Span, State
-from headwise.stats.statistics import Squares
+from headwise.pooling import Squares
 
 SIDE = 256  # cells along a tile
 REDUCES = ("mean", "max")

@@ -1,15 +1,38 @@
-"""How far a head looks: measures of the distance |position − key|."""
+"""How far a head looks: the distance |position − key|, its mean and its variance."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
-from headwise.stats.statistics import DISTANCE, DISTANCE_VARIANCE, RangeMass, Statistic
+from headwise.stats.statistic import Join, OfWeights, Part, Statistic
+from headwise.stats.words import Chinese
 from headwise.tiles import Tile, tops
+
+DISTANCE = OfWeights("distance", placed=True)  # Σ_j p·|i − j|, i being the query's position on the key axis
+
+
+class _Variance(Join):
+    """Σ share · (x + (mean − mean of both)²) of the distance, among the keys alone."""
+
+    beside = (DISTANCE,)
+
+    def shared(self, x: Tensor, log_share: Tensor) -> Tensor:
+        return log_share.exp() * x
+
+    def both(self, statistic: Statistic, one: Part, other: Part) -> Tensor:
+        mean = self.shared(one.of[DISTANCE], one.log_share) + self.shared(other.of[DISTANCE], other.log_share)
+        here, there = (part.of[statistic] + (part.of[DISTANCE] - mean).square() for part in (one, other))
+        return self.shared(here, one.log_share) + self.shared(there, other.log_share)
+
+    def beside_sink(self, x: Tensor, log_share: Tensor) -> Tensor:
+        return x
+
+
+DISTANCE_VARIANCE = OfWeights("variance", _Variance(), placed=True)  # Σ_j p·(|i − j| − mean)² / Σ_j p
 
 
 class MeanDistance(RowMeasure):
@@ -17,6 +40,9 @@ class MeanDistance(RowMeasure):
 
     name, unit, range = "mean_distance", "tokens", "0 to keys − 1"
     source = "Vig & Belinkov 2019, 1906.04284 (attention distance)"
+    chinese = Chinese("平均距离", "Σ_j p_ij·|i − j|，以词元计，对查询取平均（位置在键轴上）。", range="0 至键数 − 1")
+    short, placed = "distance", True
+    shown: ClassVar[Mapping[str, int]] = {"report": 6, "viewer": 5, "watch": 6, "corpus": 6}
 
     def partial(self, tile: Tile) -> Tensor:
         return tile.mean_distance
@@ -33,6 +59,8 @@ class DistanceVariance(RowMeasure):
 
     name, unit, range = "distance_variance", "tokens²", "≥ 0"
     source = "second central moment of the attention distance"
+    chinese = Chinese("距离方差", "Σ_j p_ij·(|i − j| − 平均距离)²，以词元² 计，对查询取平均；距离固定的头为 0。")
+    placed = True
 
     def partial(self, tile: Tile) -> Tensor:
         return tile.distance_spread
@@ -60,29 +88,3 @@ class DistanceVariance(RowMeasure):
 
     def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         return found[DISTANCE_VARIANCE], None
-
-
-class LocalMass(RowMeasure):
-    """Σ p_ij over |i − j| ≤ radius, mean over queries; radius = 8 unless given, as `LocalMass(radius=32)`."""
-
-    name, unit, range = "local_mass", "mass", "0 to 1"
-    source = "weight that a window of that size would keep (cf. Beltagy et al. 2020, 2004.05150)"
-
-    def __init__(self, radius: int = 8) -> None:
-        if radius < 0:
-            raise ConfigError(f"LocalMass(radius={radius}): radius must be >= 0")
-        self.radius = radius
-        self._range = RangeMass(-radius, radius + 1, relative=True)
-
-    def partial(self, tile: Tile) -> Tensor:
-        first, last = int(tile.positions[0]), int(tile.positions[-1])
-        if tile.cols.stop - 1 < first - self.radius or tile.cols.start > last + self.radius:
-            return tile.lse.new_zeros(tile.lse.shape)
-        near = (tile.positions[:, None] - tile.keys).abs() <= self.radius
-        return (tile.weights * near).sum(-1)
-
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (self._range,)
-
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[self._range]

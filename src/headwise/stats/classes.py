@@ -1,0 +1,165 @@
+"""Weight on a class of keys: separators, punctuation, special tokens, or any other."""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, ShapeError
+from headwise.masks import Grid, Span
+from headwise.masks.given import as_given
+from headwise.rule import Rule
+from headwise.stats.base import RowMeasure, Tokens
+from headwise.stats.statistic import MASS, Statistic
+from headwise.stats.words import Chinese
+from headwise.tiles import Tile
+
+
+@dataclass(frozen=True, eq=False)
+class KeyWeights(Statistic):
+    """Σ_j p_ij·w_j for weights [1 or b, m] of the keys; two of them are the same only if they are one object."""
+
+    weights: Tensor
+    name = "key_weights"
+    per = "query"
+    joins = MASS
+    placed = False
+
+    def at(self, cols: Span) -> Statistic:
+        return KeyWeights(self.weights[:, cols.start : cols.stop])
+
+    def rows(self, rows: Span) -> Statistic:
+        return self
+
+    def only(self, batch: int) -> Statistic:
+        return KeyWeights(self.weights[batch : batch + 1]) if len(self.weights) > 1 else self
+
+
+class ClassMass(RowMeasure):
+    """Σ p_ij over the keys of a class of tokens, mean over queries.
+
+    Args:
+        members: boolean [m] or [b, m], True for keys of the class.
+        name: what to call it in the result, such as "punctuation_mass".
+    """
+
+    name, unit, range = "class_mass", "mass", "0 to 1"
+    source = "Clark et al. 2019, 1906.04341 §3.2 (separators and punctuation)"
+    chinese = Chinese("词类权重", "一类词元之键上的 Σ p_ij，对查询取平均。")
+    placed = False
+    requires = "ClassMass(members) with a boolean [m] or [b, m], or ClassMass.of_tokens(tokens, 'punctuation')"
+
+    def __init__(self, members: Tensor, name: str | None = None) -> None:
+        self.members = torch.atleast_2d(as_given(members).bool())
+        self.name = name or type(self).name
+        self._weights = KeyWeights(self.members)
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> "ClassMass | None":
+        return None
+
+    @classmethod
+    def of_tokens(cls, tokens: Sequence[str], kind: str = "punctuation") -> "ClassMass":
+        """The class from the tokens' text: "punctuation" or "separator" (white space), by Unicode category.
+
+        A blank beside a sign, as in " ,", is no matter: what is all signs but for white space is punctuation.
+        """
+        if kind not in KINDS:
+            raise ConfigError(f"ClassMass.of_tokens(kind={kind!r}): expected 'punctuation' or 'separator'")
+        return KINDS[kind](members(tokens, KINDS[kind]))
+
+    def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
+        self._check(grid)
+        return super().start(grid, like, keep_rows)
+
+    def _check(self, grid: Grid) -> None:
+        b, m = self.members.shape
+        if m != grid.m or b not in (1, grid.b):
+            raise ShapeError(
+                f"ClassMass(members): shape {(b, m)} does not fit {grid.m} keys; expected ({grid.m},) or "
+                f"({grid.b}, {grid.m})"
+            )
+
+    def partial(self, tile: Tile) -> Tensor:
+        members = self.members[:, tile.cols.start : tile.cols.stop].to(tile.weights)
+        if len(members) == 1:
+            return tile.weights @ members[0]
+        return (tile.weights @ members[:, None, :, None]).squeeze(-1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        self._check(rule.grid)
+        return (self._weights,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[self._weights]
+
+
+class OfPieces(ClassMass, abstract=True):
+    """A class of tokens that their text determines: `belongs` says of each piece whether it is in it. Special tokens
+    are in none."""
+
+    requires = "the text of the tokens"
+
+    @staticmethod
+    def belongs(piece: str) -> bool:
+        """Whether a token with this text is of the class."""
+        raise NotImplementedError
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> "ClassMass | None":
+        if tokens.pieces is None:
+            return None
+        found = torch.stack([members(row, cls) for row in tokens.pieces])
+        return cls(found if tokens.special is None else found & ~tokens.special)
+
+
+class PunctuationMass(OfPieces):
+    """Weight on punctuation marks, mean over queries."""
+
+    name = "punctuation_mass"
+    requires = "ClassMass.of_tokens(tokens, 'punctuation'), with the text of each token"
+    chinese = Chinese("标点权重", "标点符号上的权重，对查询取平均。")
+    short, dispensable = "punct.", 2
+    shown: ClassVar[Mapping[str, int]] = {"report": 13}
+
+    @staticmethod
+    def belongs(piece: str) -> bool:
+        text = piece.strip()
+        return bool(text) and all(unicodedata.category(sign)[0] == "P" for sign in text)
+
+
+class SeparatorMass(OfPieces):
+    """Weight on separators such as white space, mean over queries."""
+
+    name = "separator_mass"
+    requires = "ClassMass.of_tokens(tokens, 'separator'), with the text of each token"
+    chinese = Chinese("分隔符权重", "空白等分隔符上的权重，对查询取平均。")
+
+    @staticmethod
+    def belongs(piece: str) -> bool:
+        return bool(piece) and all(unicodedata.category(sign)[0] == "Z" or sign.isspace() for sign in piece)
+
+
+class SpecialMass(ClassMass):
+    """Weight on special tokens such as [CLS], [SEP] and <s>, mean over queries."""
+
+    name = "special_mass"
+    requires = "SpecialMass(members) with a boolean [m] or [b, m], True for special tokens"
+    chinese = Chinese("特殊词元权重", "[CLS]、[SEP]、<s> 等特殊词元上的权重，对查询取平均。")
+    short = "special"
+    shown: ClassVar[Mapping[str, int]] = {"report": 14}
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> "ClassMass | None":
+        return None if tokens.special is None or not bool(tokens.special.any()) else cls(tokens.special)
+
+
+KINDS: dict[str, type[OfPieces]] = {"punctuation": PunctuationMass, "separator": SeparatorMass}
+
+
+def members(pieces: Sequence[str], kind: type[OfPieces]) -> Tensor:
+    """Which of the tokens are of the class, boolean [m]."""
+    return torch.tensor([kind.belongs(piece) for piece in pieces], dtype=torch.bool, device="cpu")

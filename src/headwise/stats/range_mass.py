@@ -1,0 +1,170 @@
+"""Weight on a range of keys: the first ones, those nearby, a neighbour."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError
+from headwise.masks import Span
+from headwise.rule import Rule
+from headwise.stats.base import RowMeasure
+from headwise.stats.rows import ranges, sees_offset
+from headwise.stats.statistic import MASS, Statistic
+from headwise.stats.words import Chinese
+from headwise.tiles import Tile
+
+
+@dataclass(frozen=True)
+class RangeMass(Statistic):
+    """Σ p over the keys [start, stop), counted from the query's position if `relative`, else from the first key."""
+
+    start: int
+    stop: int
+    relative: bool
+    name = "range_mass"
+    per = "query"
+    joins = MASS
+
+    def __init__(self, start: int, stop: int, *, relative: bool) -> None:
+        for attribute, value in (("start", start), ("stop", stop), ("relative", relative)):
+            object.__setattr__(self, attribute, value)
+
+    @property
+    def placed(self) -> bool:  # type: ignore[override]
+        return self.relative
+
+    def at(self, cols: Span) -> Statistic | None:
+        if self.relative:
+            return self
+        size = cols.stop - cols.start
+        start, stop = (min(max(end - cols.start, 0), size) for end in (self.start, self.stop))
+        return RangeMass(start, stop, relative=False) if start < stop else None
+
+    def rows(self, rows: Span) -> Statistic:
+        return self
+
+    def only(self, batch: int) -> Statistic:
+        return self
+
+
+class LocalMass(RowMeasure):
+    """Σ p_ij over |i − j| ≤ radius, mean over queries; radius = 8 unless given, as `LocalMass(radius=32)`."""
+
+    name, unit, range = "local_mass", "mass", "0 to 1"
+    source = "weight that a window of that size would keep (cf. Beltagy et al. 2020, 2004.05150)"
+    chinese = Chinese("邻近权重", "|i − j| ≤ 8 之内的 Σ p_ij，对查询取平均。")
+    short, dispensable, placed = "local", 5, True
+    shown: ClassVar[Mapping[str, int]] = {"report": 7, "viewer": 6}
+
+    def __init__(self, radius: int = 8) -> None:
+        if radius < 0:
+            raise ConfigError(f"LocalMass(radius={radius}): radius must be >= 0")
+        self.radius = radius
+        self._range = RangeMass(-radius, radius + 1, relative=True)
+
+    def partial(self, tile: Tile) -> Tensor:
+        first, last = int(tile.positions[0]), int(tile.positions[-1])
+        if tile.cols.stop - 1 < first - self.radius or tile.cols.start > last + self.radius:
+            return tile.lse.new_zeros(tile.lse.shape)
+        near = (tile.positions[:, None] - tile.keys).abs() <= self.radius
+        return (tile.weights * near).sum(-1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (self._range,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[self._range]
+
+
+class SinkMass(RowMeasure):
+    """Σ p_ij over the first `count` keys (1 unless given), mean over queries: the attention sink.
+
+    A query that stands on a sink key is counted too. Source: Xiao et al. 2023 (StreamingLLM, 2309.17453).
+    """
+
+    name, unit, range = "sink_mass", "mass", "0 to 1"
+    source = "Xiao et al. 2023, 2309.17453"
+    chinese = Chinese("首词元权重", "对第一个键的 p_ij，对查询取平均：注意力汇。")
+    short, placed = "first", False
+    shown: ClassVar[Mapping[str, int]] = {"report": 8, "viewer": 7, "watch": 5, "corpus": 5}
+
+    def __init__(self, count: int = 1) -> None:
+        if count < 1:
+            raise ConfigError(f"SinkMass(count={count}): count must be >= 1")
+        self.count = count
+        self._range = RangeMass(0, count, relative=False)
+
+    def partial(self, tile: Tile) -> Tensor:
+        inside = self.count - tile.cols.start
+        if inside <= 0:
+            return torch.zeros_like(tile.lse)
+        return tile.weights[..., :inside].sum(-1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (self._range,)
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        return found[self._range]
+
+
+class _Diagonal(RowMeasure, abstract=True):
+    """Weight on the key at a fixed offset, per eligible query (one that may see such a key)."""
+
+    offset: int
+    blank = True  # a key that a query may not see has no weight
+    unit, range = "mass", "0 to 1"
+    source = "Voita et al. 2019, 1905.09418 (positional heads)"
+    placed = True
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        return (self._range(),) if ranges(rule) is not None else None
+
+    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
+        weight, eligible = self.told(found, lse, rule)
+        return torch.stack((weight, eligible.to(weight.dtype).expand(weight.shape)), -1)
+
+    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+        return found[self._range()], sees_offset(rule, self.offset, lse)
+
+    def _range(self) -> RangeMass:
+        return RangeMass(self.offset, self.offset + 1, relative=True)
+
+    def partial(self, tile: Tile) -> Tensor:
+        weight, eligible = tile.diagonal(self.offset)
+        return torch.stack((weight, eligible.to(weight.dtype)), -1)
+
+    def value(self, total: Tensor, lse: Tensor) -> Tensor:
+        return total[..., 0]
+
+    def counted(self, total: Tensor, lse: Tensor) -> Tensor:
+        return total[..., 1] > 0
+
+
+class PreviousMass(_Diagonal):
+    """p_{i,i−1}, mean over the queries that may see their previous key."""
+
+    name, offset = "previous_mass", -1
+    chinese = Chinese("前一词元权重", "p_{i,i−1}，对可见前一键的查询取平均。")
+    short = "previous"
+    shown: ClassVar[Mapping[str, int]] = {"report": 9, "viewer": 8, "corpus": 7}
+
+
+class SelfMass(_Diagonal):
+    """p_{i,i}, mean over the queries that may see their own key."""
+
+    name, offset = "self_mass", 0
+    chinese = Chinese("自身权重", "p_{i,i}，对可见自身之键的查询取平均。")
+    short, dispensable = "self", 1
+    shown: ClassVar[Mapping[str, int]] = {"report": 10, "viewer": 9, "corpus": 8}
+
+
+class NextMass(_Diagonal):
+    """p_{i,i+1}, mean over the queries that may see their next key (none under a causal mask: 0)."""
+
+    name, offset = "next_mass", 1
+    chinese = Chinese("后一词元权重", "p_{i,i+1}，对可见后一键的查询取平均（因果掩码下没有这样的查询：0）。")
+    short, ahead = "next", True
+    shown: ClassVar[Mapping[str, int]] = {"report": 11}

@@ -1,0 +1,277 @@
+"""Tables on the disk: Parquet, CSV and JSON, all with the same content."""
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from headwise.contents import Entry, each, number, one_line, parsed, reading, text_of, whole, word
+from headwise.errors import CheckpointError, ConfigError, not_installed
+from headwise.files import atomic_path
+from headwise.table.columns import INTERVAL, STANDARD, HeadColumn
+
+FORMAT = "headwise-table-1"
+PLACES = ("layer", "module", "head")
+ABOUT = "about"  # the column of a CSV file that holds what is no number
+_ENDS = {None: ("",), STANDARD: ("", " error"), INTERVAL: ("", " low", " high")}
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file of a table holds.
+
+    Attributes:
+        columns: name → unit, description, range and the kind of its error. layers: the name of each, by number.
+        layer, head: of each row. values: name → numbers, a value a row; errors under names of their own.
+    """
+
+    title: str
+    about: dict[str, Any]
+    columns: dict[str, dict[str, Any]]
+    layers: list[str]
+    layer: list[int]
+    head: list[int]
+    values: dict[str, list[float]]
+
+    def described(self) -> dict[str, Any]:
+        """All but the rows."""
+        return {
+            "format": FORMAT, "title": self.title, "about": self.about, "columns": self.columns, "layers": self.layers
+        }  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        values = {name: [_plain(x) for x in column] for name, column in self.values.items()}
+        return {**self.described(), "layer": self.layer, "head": self.head, "values": values}
+
+    def table(self) -> dict[str, list[Any]]:
+        """Column → values, as in Parquet and CSV; "module" only where layers have names."""
+        modules = {"module": [self.layers[layer] for layer in self.layer]} if any(self.layers) else {}
+        return {"layer": self.layer, **modules, "head": self.head, **self.values}
+
+    def error_of(self, name: str) -> Tensor | None:
+        """The error of a column, [1, rows] or [1, rows, 2]."""
+        ends = [
+            torch.tensor(self.values[name + end], dtype=torch.float64) for end in _ends(self.columns[name]["error"])
+        ]
+        return None if len(ends) == 1 else ends[1][None] if len(ends) == 2 else torch.stack(ends[1:], -1)[None]
+
+
+def content_of(
+    title: str, about: Mapping[str, Any], layers: Sequence[str], places: Sequence[tuple[int, int]],
+    columns: Mapping[str, HeadColumn],
+) -> Content:  # fmt: skip
+    """What a table holds, as plain values."""
+    kinds: dict[str, dict[str, Any]] = {}
+    values: dict[str, list[float]] = {}
+    for name, column in columns.items():
+        kinds[name] = {
+            "unit": column.unit, "description": column.description, "range": column.range, "error": column.error_kind
+        }  # fmt: skip
+        error = column.flat_error
+        errors = () if error is None else (error,) if error.ndim == 1 else error.unbind(-1)
+        parts: Iterable[Tensor] = (column.flat, *errors)
+        values |= {name + end: part.tolist() for end, part in zip(_ends(column.error_kind), parts, strict=True)}
+    layer, head = [layer for layer, _ in places], [head for _, head in places]
+    return Content(title, dict(about), kinds, list(layers), layer, head, values)
+
+
+def check_names(columns: Mapping[str, Any]) -> None:
+    """ConfigError for a name that a file could not tell from another one."""
+    taken = {*PLACES, ABOUT}
+    for name, column in columns.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"column {name!r}: expected a name that is a string, and not empty")
+        for end in _ends(getattr(column, "error_kind", None)):
+            if name + end in taken:
+                raise ConfigError(f"column {name!r}: {name + end!r} is the name of something else in the table's files")
+            taken.add(name + end)
+
+
+def save(path: str | os.PathLike[str], content: Content) -> None:
+    """Write it by the suffix of the path, whole or not at all."""
+    write = _form(path, "save")[0]
+    try:
+        json.dumps(content.described(), ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:  # ValueError: NaN, or half of a surrogate pair
+        raise ConfigError(f"about, title, names: expected plain values for JSON: {one_line(error)}") from None
+    if write is _write_parquet:
+        arrow()
+    with atomic_path(path) as temporary:
+        write(temporary, content)
+
+
+def load(path: str | os.PathLike[str], make: Callable[[Content], Made]) -> Made:
+    """What `save` wrote, made into a table by `make`."""
+    read = _form(path, "load")[1]
+    with reading(path, "table", missing="HeadTable.save writes it"):
+        return make(read(Path(path)))
+
+
+def arrow() -> Any:
+    """pyarrow with its Parquet part, or an error that says how to get it."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise not_installed("Parquet", "pyarrow") from None
+    return pyarrow
+
+
+def _write_json(path: Path, content: Content) -> None:
+    path.write_text(json.dumps(content.to_dict(), ensure_ascii=False, allow_nan=False), encoding="utf-8")
+
+
+def _read_json(path: Path) -> Content:
+    found = Entry(parsed(text_of(path)))
+    described = _described(found)
+    values = found.named("values", lambda column, at: each(column, at, _number))
+    return _checked(described, found.each("layer", whole), found.each("head", whole), values)
+
+
+def _write_csv(path: Path, content: Content) -> None:
+    columns = content.table()
+    described = json.dumps(content.described(), ensure_ascii=False, allow_nan=False)
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*columns, ABOUT])
+        rows = zip(*columns.values(), strict=True) if content.layer else [[""] * len(columns)]
+        for row, cells in enumerate(rows):
+            writer.writerow([*cells, "" if row else described])
+
+
+def _read_csv(path: Path) -> Content:
+    content = text_of(path)
+    before = csv.field_size_limit(len(content) + 1)  # what the table is may be longer than the usual limit
+    try:
+        rows = list(csv.reader(io.StringIO(content, newline=""), strict=True))
+    except csv.Error as error:
+        raise CheckpointError(f"not CSV: {one_line(error)}") from None
+    finally:
+        csv.field_size_limit(before)
+    if len(rows) < 2 or not rows[0] or rows[0][-1] != ABOUT:
+        raise CheckpointError(f"expected a last column {ABOUT!r}, with what the table is in its first row")
+    names = rows[0][:-1]
+    for line, row in enumerate(rows[1:], 2):
+        if len(row) != len(rows[0]):
+            raise CheckpointError(f"line {line}: {len(row)} values, expected {len(rows[0])}")
+    described = _described(Entry(parsed(rows[1][-1]), ABOUT))
+    body = rows[1:] if any(rows[1][:-1]) or len(rows) > 2 else []
+    columns = {name: [row[i] for row in body] for i, name in enumerate(names)}
+    if len(columns) < len(names):
+        raise CheckpointError("two columns have the same name")
+    return _of_columns(described, columns, _whole_in, _number_in)
+
+
+def _write_parquet(path: Path, content: Content) -> None:
+    pyarrow = arrow()
+    kinds = {"layer": pyarrow.int64(), "head": pyarrow.int64(), "module": pyarrow.string()}
+    columns = content.table()
+    described = json.dumps(content.described(), ensure_ascii=False, allow_nan=False)
+    schema = pyarrow.schema(
+        [(name, kinds.get(name, pyarrow.float64())) for name in columns], metadata={"headwise": described}
+    )
+    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), path, compression="zstd")
+
+
+def _read_parquet(path: Path) -> Content:
+    pyarrow = arrow()
+    try:
+        found = pyarrow.parquet.read_table(path)
+        columns = {name: found.column(name).to_pylist() for name in found.column_names}
+        words = (found.schema.metadata or {}).get(b"headwise", b"").decode()
+    except FileNotFoundError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, OverflowError, MemoryError) as error:
+        raise CheckpointError(f"not Parquet, or damaged: {one_line(error)}") from None
+    if not words:
+        raise CheckpointError("it holds no HeadTable: its schema has no entry 'headwise'")
+    return _of_columns(_described(Entry(parsed(words))), columns, whole, _number_or_nan)
+
+
+def _of_columns(
+    described: Content, columns: dict[str, list[Any]], read_whole: Callable[[Any, str], int],
+    read_number: Callable[[Any, str], float],
+) -> Content:  # fmt: skip
+    """The rows of a table with a name for each column."""
+    for name in ("layer", "head"):
+        if name not in columns:
+            raise CheckpointError(f"column {name!r} is missing")
+    layer, head = (each(columns[name], name, read_whole) for name in ("layer", "head"))
+    values = {name: each(column, name, read_number) for name, column in columns.items() if name not in PLACES}
+    return _checked(described, layer, head, values)
+
+
+def _described(found: Entry) -> Content:
+    """All but the rows."""
+    if found.raw("format") != FORMAT:
+        raise CheckpointError(f"it is not of the format {FORMAT!r}")
+    columns, inner = {}, found.entry("columns")
+    for name in inner:
+        one = inner.entry(word(name, "columns"))
+        kind = one.raw("error")
+        if kind not in (None, STANDARD, INTERVAL):
+            raise CheckpointError(f"columns.{name}.error: expected null, {STANDARD!r} or {INTERVAL!r}")
+        columns[name] = {**{key: one.word(key) for key in ("unit", "description", "range")}, "error": kind}
+    return Content(found.word("title"), found.entry(ABOUT).plain(), columns, found.each("layers", word), [], [], {})
+
+
+def _checked(described: Content, layer: list[int], head: list[int], values: dict[str, list[float]]) -> Content:
+    """With the rows, if they are those of the columns that are described."""
+    expected = [name + end for name, kind in described.columns.items() for end in _ends(kind["error"])]
+    if sorted(values) != sorted(expected):
+        raise CheckpointError(f"it has the columns {', '.join(values)}; expected {', '.join(expected)}")
+    for name, count in (("head", len(head)), *((name, len(column)) for name, column in values.items())):
+        if count != len(layer):
+            raise CheckpointError(f"{name}: {count} values, expected {len(layer)}, one a row")
+    return Content(described.title, described.about, described.columns, described.layers, layer, head, values)
+
+
+def _form(path: str | os.PathLike[str], what: str) -> tuple[Callable[[Path, Content], None], Callable[[Path], Content]]:
+    suffix = Path(path).suffix.lower()
+    if suffix not in _FORMS:
+        raise ConfigError(f"{what}({os.fspath(path)!r}): expected a name that ends in {', '.join(_FORMS)}")
+    return _FORMS[suffix]
+
+
+def _ends(error_kind: str | None) -> tuple[str, ...]:
+    return _ENDS[error_kind]
+
+
+def _plain(x: float) -> float | str | None:
+    return x if math.isfinite(x) else None if math.isnan(x) else "inf" if x > 0 else "-inf"
+
+
+def _number(x: Any, at: str) -> float:
+    return math.nan if x is None else float(x) if x in ("inf", "-inf") else number(x, at)
+
+
+def _number_or_nan(x: Any, at: str) -> float:
+    return x if isinstance(x, float) else number(x, at)
+
+
+def _number_in(x: str, at: str) -> float:
+    try:
+        return float(x)
+    except ValueError:
+        raise CheckpointError(f"{at}: expected a number, got {x[:40]!r}") from None
+
+
+def _whole_in(x: str, at: str) -> int:
+    if not (x.isascii() and x.isdecimal() and len(x) < 19):
+        raise CheckpointError(f"{at}: expected a whole number, got {x[:40]!r}")
+    return int(x)
+
+
+_FORMS = {
+    ".parquet": (_write_parquet, _read_parquet), ".csv": (_write_csv, _read_csv), ".json": (_write_json, _read_json)
+}  # fmt: skip

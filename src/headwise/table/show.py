@@ -1,0 +1,109 @@
+"""A table as text for terminals and as HTML for notebooks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+import torch
+from torch import Tensor
+
+from headwise.table.columns import HeadColumn
+from headwise.tables import as_text
+
+Place = tuple[int, int]  # layer and head
+ROWS = 20  # that are shown
+_HEAT = "rgba(47, 125, 225, {:.2f})"  # behind a number; it lets the page's own colour through
+_STRONGEST = 0.55
+_RIGHT = "text-align: right; font-variant-numeric: tabular-nums;"
+
+
+def text(
+    title: str, layers: Sequence[str], places: Sequence[tuple[int, int]], columns: Mapping[str, HeadColumn]
+) -> str:
+    """Rows and columns lined up, at most `ROWS` of the rows."""
+    shown = min(len(places), ROWS)
+    cells = [_cells(column, shown) for column in columns.values()]
+    words = _words(layers, places[:shown])
+    body = [[*words[row], *(column[row] for column in cells)] for row in range(shown)]
+    head = ["layer", "head", *(_named(name, column) for name, column in columns.items())]
+    lines = [title] if title else []
+    lines.append(as_text(head, body, words=int(any(layers)), gap="  "))
+    if more := len(places) - shown:
+        lines.append(f"… and {more:,} more heads")
+    return "\n".join(lines)
+
+
+def html(
+    title: str, layers: Sequence[str], places: Sequence[tuple[int, int]], columns: Mapping[str, HeadColumn]
+) -> str:
+    """The same as a table of HTML: behind each number a colour, the stronger the larger it is in its column."""
+    shown = min(len(places), ROWS)
+    head = "".join(
+        f'<th style="{_RIGHT}"{_tip(column)}>{escape(_named(name, column))}</th>' for name, column in columns.items()
+    )
+    cells = [
+        [f'<td style="{_RIGHT}{_colour(share)}">{escape(cell)}</td>' for cell, share in zip(
+            _cells(column, shown), _shares(column.flat)[:shown], strict=True
+        )]
+        for column in columns.values()
+    ]  # fmt: skip
+    body = ""
+    for row, (layer, number) in enumerate(_words(layers, places[:shown])):
+        body += f"<tr><td>{escape(layer)}</td><td>{number}</td>{''.join(column[row] for column in cells)}</tr>"
+    caption = f"<caption>{escape(title)}</caption>" if title else ""
+    more = len(places) - shown
+    last = f'<tr><td colspan="{len(columns) + 2}">… and {more:,} more heads</td></tr>' if more else ""
+    return f"<table>{caption}<tr><th>layer</th><th>head</th>{head}</tr>{body}{last}</table>"
+
+
+def number(x: float) -> str:
+    """Four digits, the last of them also where they are zeros; "—" for NaN."""
+    if math.isnan(x):
+        return "—"
+    return "∞" if x == math.inf else "-∞" if x == -math.inf else f"{x:#.4g}".rstrip(".")
+
+
+def _words(layers: Sequence[str], places: Sequence[Place]) -> list[tuple[str, str]]:
+    """Layer and head of each row, with the layer's name where it has one."""
+    return [(f"{layer} {layers[layer]}".rstrip(), str(head)) for layer, head in places]
+
+
+def _named(name: str, column: HeadColumn) -> str:
+    return f"{name} ({column.unit})" if column.unit else name
+
+
+def _cells(column: HeadColumn, shown: int) -> list[str]:
+    values = column.flat[:shown].tolist()
+    counts = bool((column.flat == column.flat.round()).all()) and float(column.flat.abs().max() if values else 0) < 1e15
+    words = [f"{x:,.0f}" for x in values] if counts and column.flat_error is None else list(map(number, values))
+    if column.flat_error is None:
+        return words
+    errors = column.flat_error[:shown].tolist()
+    known = zip(words, values, errors, strict=True)
+    return [word if math.isnan(x) else word + _known(error) for word, x, error in known]
+
+
+def _known(error: float | list[float]) -> str:
+    if isinstance(error, list):
+        return "" if any(map(math.isnan, error)) else f" [{number(error[0])}, {number(error[1])}]"
+    return "" if math.isnan(error) else f" ± {error:.2g}"
+
+
+def _shares(flat: Tensor) -> list[float]:
+    """Where each number is between the least and the largest of the finite ones, 0 to 1; NaN for what is not finite."""
+    known = flat[flat.isfinite()]
+    if not len(known):
+        return [math.nan] * len(flat)
+    low, high = known.min(), known.max()
+    span = float(high - low)
+    shares = (flat - low) / span if 0 < span < math.inf else torch.zeros_like(flat)
+    return shares.where(flat.isfinite(), torch.nan).tolist()
+
+
+def _colour(share: float) -> str:
+    return "" if math.isnan(share) else f" background: {_HEAT.format(_STRONGEST * share)};"
+
+
+def _tip(column: HeadColumn) -> str:
+    told = "; ".join(filter(None, (column.description, column.range)))
+    return f' title="{escape(told)}"' if told else ""
