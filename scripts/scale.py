@@ -13,7 +13,7 @@ from pathlib import Path
 
 from blocks import replaced
 
-from headwise.costs import Work, counts_of
+from headwise.costs import Work
 from headwise.costs.communication import (
     Way,
     attention_flops,
@@ -27,8 +27,8 @@ from headwise.costs.communication import (
     ways,
 )
 from headwise.costs.configs import find
-from headwise.costs.model import attention_of
 from headwise.files import atomic_path
+from headwise.nn.counts import attention_of, counts_of
 from headwise.textbook.plan.show import markdown_table
 from headwise.textbook.plan.tables import Column, Table, Value, scaled, written
 

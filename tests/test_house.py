@@ -203,6 +203,58 @@ def test_no_message_advises_an_extra_of_a_package_that_no_index_has(module):
     assert not re.search(r"pip install .?headwise\b", MODULES[module].read_text(encoding="utf-8"))
 
 
+def classes_of_designs() -> set[str]:
+    """The names of the classes that `DESIGNS` holds."""
+    return {design.__name__ for design in headwise.DESIGNS.values()}
+
+
+def designs_named(source: str) -> set[str]:
+    """Head designs that a module's source names: imported, called, compared with. Texts may mention them."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+    return found & classes_of_designs()
+
+
+# Files that name a design where they should ask it. The list only becomes shorter.
+NAME_DESIGNS = {
+    f"headwise.{name}"
+    for name in (
+        "textbook.claims.counts", "textbook.claims.definitions", "textbook.claims.demonstration",
+        "textbook.claims.forms", "textbook.claims.identities", "textbook.claims.learnt", "textbook.claims.memory",
+        "textbook.claims.model", "textbook.claims.places", "textbook.claims.tasks", "textbook.reconstruct",
+    )
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("module", [name for name in INSIDE if not name.startswith("headwise.nn.")])
+def test_only_nn_names_a_head_design(module):
+    """Everything else finds designs through `headwise.nn.registry.DESIGNS`; the front door says where names are."""
+    named = designs_named(MODULES[module].read_text(encoding="utf-8"))
+    if module in NAME_DESIGNS:
+        assert named, f"{module} names no design any more: take it from NAME_DESIGNS"
+    else:
+        assert named == set(), "ask the design, through headwise.nn.registry.DESIGNS"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from headwise.nn.latent import LatentAttention",
+        "def f(layer):\n    return isinstance(layer, nn.multi_head.MultiHeadAttention)",
+        "from headwise.nn.latent import LatentAttention as Small",
+    ],
+)
+def test_a_head_design_that_is_named_is_found(line):
+    assert len(designs_named(line)) == 1
+    assert designs_named("from headwise.nn.registry import DESIGNS\n'LatentAttention'") == set()
+
+
 def switches(source: str, room: str, known: set[str]) -> list[str]:
     """Uses of a class of `known`, imported from that room, that are more than making one: line: name. To name one in an
     annotation, or to call what it has, is none."""

@@ -11,10 +11,12 @@ import pytest
 from commands import Command, program
 from rich.console import Console
 
-from headwise.costs import DESIGNS, Machine, Work, attention_stages, counts_of
+from headwise.costs import Machine, Work, attention_stages
 from headwise.costs.configs import CONFIGS, find
 from headwise.costs.model import Load, model_cache_bytes, parameter_parts, pass_stages, step_stages
 from headwise.errors import ConfigError
+from headwise.nn.counts import attention_of, counts_of
+from headwise.nn.named import names
 from headwise.textbook.plan import (
     Plan,
     Table,
@@ -94,10 +96,13 @@ def test_a_model_plan_says_what_the_formulas_say() -> None:
     assert plan.table("parameters").rows[-1] == ("all", 68_976_648_192, 1.0)
     memory = dict(plan.table("memory").rows)
     assert memory["weights"] == 2 * 68_976_648_192
-    assert memory["cache, all tokens"] == model_cache_bytes(config, load) == 4096 * 327_680
+    assert memory["cache, all tokens"] == model_cache_bytes(config, attention_of(config), load) == 4096 * 327_680
     assert memory["scores, materialised, one layer"] == 64 * 4096 * 4096 * 2
     assert memory["scores, blockwise, one layer"] == 64 * 4096 * 4
-    for key, stages in (("pass", pass_stages(config, load)), ("step", step_stages(config, load))):
+    for key, stages in (
+        ("pass", pass_stages(config, attention_of(config), load)),
+        ("step", step_stages(config, attention_of(config), load)),
+    ):
         *rows, total = plan.table(key).rows
         assert [(row[0], row[1] or 0, row[3] or 0) for row in rows] == [(s.name, s.flops, s.bytes) for s in stages]
         assert total[1] == sum(stage.flops for stage in stages)
@@ -134,8 +139,8 @@ def test_only_causal_layers_that_keep_their_keys_decode() -> None:
 def test_the_list_has_all_models_and_designs() -> None:
     plan = PLANS["list"]
     assert [row[0] for row in plan.table("configs").rows] == list(CONFIGS)
-    assert [row[0] for row in plan.table("designs").rows] == list(DESIGNS)
-    totals = [sum(parameter_parts(config).values()) for config in CONFIGS.values()]
+    assert [row[0] for row in plan.table("designs").rows] == list(names())
+    totals = [sum(parameter_parts(config, attention_of(config)).values()) for config in CONFIGS.values()]
     assert [row[1] for row in plan.table("configs").rows] == totals
 
 
@@ -154,7 +159,7 @@ def test_trade_off_keeps_what_does_not_depend_on_h() -> None:
 def test_designs_stand_beside_one_another_as_their_formulas_say() -> None:
     table = compare_designs(96, 12, Work(3, 50, 50)).table("comparison")
     rows = {str(row[0]): row[1:] for row in table.rows}
-    assert list(rows) == list(DESIGNS)
+    assert list(rows) == list(names())
     for name, (parameters, met, flops, exponentials, cache, step) in rows.items():
         sizes = {"d_model": 96} | ({} if name == "single_head" else {"num_heads": 12})
         counts = counts_of(name, sizes | ({"num_kv_heads": 3} if name == "gqa" else {}))
@@ -255,7 +260,8 @@ def test_a_single_head_may_be_asked_for_with_its_one_head() -> None:
 def test_other_sizes_reach_the_design() -> None:
     more = ["latent-dim=512", "rope_dim=64", "query_latent_dim=1536", "latent_norm=1"]
     plan = answer(design="latent", sizes={"d_model": 5120, "num_heads": 128, "head_dim": 128}, more=more)
-    assert plan.title == f"latent: {parameter_parts(find('deepseek-v2'))['attention'] // 60:,} parameters a layer"
+    published = attention_of(find("deepseek-v2"))
+    assert plan.title == f"latent: {published.parameters:,} parameters a layer"
 
 
 @pytest.mark.parametrize(
@@ -267,7 +273,10 @@ def test_other_sizes_reach_the_design() -> None:
         (["--config", "gpt-3", "--num-heads", "3", "--full"], ["--num-heads", "--full", "--design"]),
         (["--d-model", "10", "--num-heads", "3"], ["d_model=10", "num_heads=3"]),
         (["--design", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa needs num_kv_heads"]),
-        (["--design", "convolution", "--d-model", "8", "--num-heads", "3"], ["convolution takes no mask", "--full"]),
+        (
+            ["--design", "convolution", "--d-model", "8", "--num-heads", "3"],
+            ["convolution does not support masks", "--full"],
+        ),
         (
             ["--design", "gated_output", "--d-model", "8", "--num-heads", "2", "--set", "gate=no"],
             ["gate='no'", "channel"],
@@ -285,13 +294,16 @@ def test_other_sizes_reach_the_design() -> None:
         (["--designs"], ["--designs", "--d-model", "--num-heads"]),
         (["--designs", "--design", "mqa", "--d-model", "8", "--num-heads", "2"], ["--designs", "leave out --design"]),
         (["--designs", "--d-model", "8", "--num-heads", "2", "--trade-off", "--peak", "1"], ["--trade-off, --peak"]),
-        (["--designs", "--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"], ["no other sizes"]),
+        (
+            ["--designs", "--d-model", "8", "--num-heads", "2", "--set", "latent_dim=2"],
+            ["and --num-kv-heads (for gqa) only"],
+        ),
         (["--designs", "--d-model", "10", "--num-heads", "4"], ["d_model=10", "num_heads=4"]),
         (["--list", "--config", "gpt-3"], ["--list shows", "leave out --config"]),
         (["--list", "--design", "mqa", "--d-model", "8", "--set", "a=1"], ["leave out --d-model, --design, --set"]),
         (["--config", "gpt-3", "--design", "mqa"], ["give --config or --design, not both"]),
-        (["--d-model", "8", "--num-heads", "2", "--window", "8", "--full"], ["--window needs causal", "--full"]),
-        (["--d-model", "8", "--num-heads", "2", "--sinks", "4"], ["--sinks needs --window"]),
+        (["--d-model", "8", "--num-heads", "2", "--window", "8", "--full"], ["--window requires causal", "--full"]),
+        (["--d-model", "8", "--num-heads", "2", "--sinks", "4"], ["--sinks requires --window"]),
         (["--config", "gpt-3", "--sinks", "4"], ["--config", "leave out --sinks"]),
         (["--design", "single_head", "--d-model", "8", "--num-heads", "4"], ["one head; leave out --num-heads"]),
         (["--trade-off"], ["--trade-off", "--d-model"]),

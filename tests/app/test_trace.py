@@ -1,16 +1,17 @@
 """The trace is the head design, step by step."""
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
+import headwise.nn
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.nn.registry import DESIGNS
 from headwise.textbook.trace import Step, print_trace, trace
-from headwise.textbook.trace.designs import FOLLOW
-from headwise.textbook.trace.words import WORDS
 
 # Every design, plain and with what adds steps.
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + [
@@ -65,20 +66,38 @@ def test_weights_are_shares_of_what_may_be_seen(design: str, options: dict[str, 
     assert (weights.triu(1) == 0).all() == causal
 
 
-def test_every_design_is_followed_and_every_step_is_reached() -> None:
-    assert set(FOLLOW) == set(DESIGNS)
-    steps = [step for design, options in CASES for step in traced(design, options).values()]
-    steps += [step for design in ("multi_head", "talking_heads") for step in traced(design, {}, causal=True).values()]
-    reached = {(step.formula, step.words) for step in steps}
-    assert reached == {(formula, english) for formula, english, _ in WORDS.values()}
+def written() -> set[tuple[str, str, str]]:
+    """Name, English and Chinese of every step in the source of the designs, whether any case reaches it or not."""
+    files = [ast.parse(path.read_text(encoding="utf-8")) for path in Path(*headwise.nn.__path__).glob("*.py")]
+    calls = [node for tree in files for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 6]
+    notes = [call.args for call in calls if getattr(call.func, "id", "") in {"note", "self"}]
+    return {tuple(ast.literal_eval(args[i]) for i in (0, 4, 5)) for args in notes}
 
 
-@pytest.mark.parametrize("name", FOLLOW)
+def test_every_step_is_reached_in_both_languages() -> None:
+    reached = set()
+    cases = [(design, options, {}) for design, options in CASES]
+    for design, options, more in [
+        *cases,
+        ("multi_head", {}, {"causal": True}),
+        ("talking_heads", {}, {"causal": True}),
+    ]:
+        english, chinese = (traced(design, options, lang=lang, **more).values() for lang in ("en", "zh"))
+        for one, other in zip(english, chinese, strict=True):
+            assert (one.name, one.formula, one.axes) == (other.name, other.formula, other.axes)
+            reached.add((one.name, one.words, other.words))
+    assert {step for step in reached if step[0] != "x"} == written()  # x is noted before the design begins
+    assert len(reached) > 60
+
+
+@pytest.mark.parametrize("name", DESIGNS)
 def test_a_trace_that_is_not_the_module_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(layer: Any, x: torch.Tensor, note: Any) -> None:
-        FOLLOW[name](layer, x + 0.1, note)
+    steps = DESIGNS[name].steps
 
-    monkeypatch.setattr("headwise.textbook.trace.follow.FOLLOW", FOLLOW | {name: wrong})
+    def wrong(layer: Any, x: torch.Tensor, note: Any) -> None:
+        steps(layer, x + 0.1, note)
+
+    monkeypatch.setattr(DESIGNS[name], "steps", wrong)
     with pytest.raises(AssertionError, match="not close"):
         trace(5, 12, 6, design=name)
 

@@ -6,7 +6,7 @@ import pytest
 
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.named import NAMES, build, design_of, options_of, read_options
+from headwise.nn.named import build, design_of, names, options_of, read_options
 from headwise.nn.registry import DESIGNS
 
 
@@ -15,7 +15,7 @@ def test_a_name_gives_its_design(name: str) -> None:
     assert type(build(name, 12, 6)) is DESIGNS[name] is design_of(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", names())
 def test_options_are_those_that_the_constructor_takes(name: str) -> None:
     """Every option is taken with its default, and an invented one by none."""
     options = options_of(name)
@@ -37,7 +37,7 @@ def test_grouped_names_stand_for_their_heads() -> None:
     ("name", "options", "words"),
     [
         ("multihead", {}, "design='multihead': unknown; did you mean multi_head"),
-        ("zzz", {}, "design='zzz': unknown; expected one of multi_head, per_head"),
+        ("zzz", {}, "design='zzz': unknown; expected one of multi_head, mqa, gqa, per_head"),
         ("gqa", {}, "num_kv_heads: gqa needs it"),
         ("mqa", {"num_kv_heads": 2}, "num_kv_heads=2: mqa has 1"),
         ("latent", {"num_kv_heads": 2}, "num_kv_heads=2: .*latent takes"),

@@ -5,20 +5,20 @@ from typing import Any
 
 import pytest
 import torch
+from design_samples import INDEPENDENT
 from safetensors import safe_open
 
 import headwise as hw
-from headwise.edit.limits import INDEPENDENT
 from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained, save_model
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.train import train
 from headwise.models import find_heads, scale_heads
-from headwise.nn.named import NAMES, design_of
+from headwise.nn.named import design_of, names
 
 TOKENIZER = CharTokenizer("水浒武松打虎，林冲夜奔。")
-PRUNED = [name for name in NAMES if design_of(name) in INDEPENDENT and name not in ("single_head", "convolution")]
+PRUNED = [name for name in names() if design_of(name) in INDEPENDENT and name not in ("single_head", "convolution")]
 CUTS: dict[int | str, list[int]] = {0: [1, 3, 5], "blocks.2.attention": [0, 1, 2]}
 
 

@@ -20,13 +20,13 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
 from headwise.lm.train import Outcome, Progress, train
 from headwise.lm.watch_heads import HEADS_FILE, HeadWatcher
-from headwise.nn.named import NAMES, design_of
+from headwise.nn.named import design_of, names
 
 SMALL: dict[str, Any] = {
     "d_model": 20, "num_layers": 2, "num_heads": 5, "d_ff": 23, "context": 19, "dropout": 0.1, "batch_size": 3,
     "warmup": 3, "seed": 5, "precision": "float32", "steps": 7, "eval_every": 3,
 }  # fmt: skip
-CAUSAL = [name for name in NAMES if design_of(name).takes_mask]
+CAUSAL = [name for name in names() if design_of(name).takes_mask]
 
 
 @pytest.fixture(scope="module")

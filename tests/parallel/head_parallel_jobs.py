@@ -21,11 +21,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 import headwise as hw
-from headwise.costs import Work, counts_of
+from headwise.costs import Work
 from headwise.costs.communication import Way, head_parallel, heads_by_ring, ring, ulysses
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
+from headwise.nn.counts import counts_of
 from headwise.parallel import ring_attend, sequence_parallel, shard, sum_gradients
 from headwise.parallel.ulysses import ulysses_attend
 
@@ -325,6 +326,21 @@ class SentBelow(Sent):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+def waiting(mesh: DeviceMesh) -> Answer:
+    """What a layer is given and gives while its collectives may be under way, of one token and of several."""
+    found: Answer = {}
+    layer = hw.parallelize_heads(hw.MultiHeadAttention(WIDTH, 4, num_kv_heads=2, head_dim=8).double(), mesh)
+    given: list[str] = []
+    layer.attention = lambda q, k, v, **options: (  # type: ignore[method-assign]
+        given.extend(type(x).__name__ for x in (q, k, v)) or type(layer).attention(layer, q, k, v, **options)
+    )
+    for tokens in (1, 3):
+        y = layer(normal(1, tokens, WIDTH, seed=tokens))
+        found[str(tokens)] = [*given, type(y).__name__]
+        given.clear()
+    return found
+
+
 def meshes(mesh: DeviceMesh) -> Answer:
     """One dimension of a larger mesh: rows of ranks, each with its own batch."""
     if mesh.size() != 4:
@@ -398,7 +414,10 @@ def _gathered(x: Tensor, mesh: DeviceMesh) -> list[Tensor]:
     return parts
 
 
-JOBS = (cases, half, statistics, decoding, writing, refusals, checkpoints, training, dropout, watching, traffic, meshes)
+JOBS = (
+    cases, half, statistics, decoding, writing, refusals, checkpoints, training, dropout, watching, traffic, waiting,
+    meshes,
+)  # fmt: skip
 
 if __name__ == "__main__":
     rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])

@@ -56,6 +56,11 @@ def test_outputs_and_gradients_are_those_of_one_process(answers, name):
         assert max(found.values()) < bound, found
 
 
+def test_queries_keys_values_and_outputs_are_plain_tensors(answers):
+    for answer in answers:
+        assert answer["waiting"] == {"1": ["Tensor"] * 4, "3": ["Tensor"] * 4}
+
+
 @pytest.mark.parametrize("mode", ["bfloat16", "autocast"])
 def test_half_precision_is_as_exact_as_in_one_process(answers, mode):
     for answer in answers:

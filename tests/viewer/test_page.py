@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import ConfigError
-from headwise.lm.loading.remarks import SENTENCES
+from headwise.lm.loading.remarks import SENTENCES, map_code, remarks_on_map
+from headwise.nn.named import names
 from headwise.reports.viewer import words as viewer_words
 from headwise.reports.viewer.page import SCRIPTS, viewer_page
-from headwise.reports.viewer.said import IN_CHINESE
+from headwise.reports.viewer.said import IN_CHINESE, in_chinese
 from headwise.reports.viewer.text import STATISTICS
 from headwise.reports.words import LANGUAGES
 from headwise.stats import MEASURES
@@ -48,6 +49,13 @@ def test_all_that_the_server_says_is_said_in_chinese():
     for code, sentence in SENTENCES.items():
         marks = {mark.partition(":")[0] for mark in re.findall(r"\{([^}]+)\}", sentence)}
         assert set(re.findall(r"\{(\w+)\}", IN_CHINESE[code])) == marks
+
+
+def test_what_designs_say_of_their_maps_is_said_in_both_languages():
+    remarks = [remark for name in names() for remark in remarks_on_map(name)]
+    assert {remark.code for remark in remarks} == set(in_chinese()) - set(IN_CHINESE)
+    assert map_code("talking_heads") in in_chinese()
+    assert in_chinese()[map_code("talking_heads")] in viewer_page()
 
 
 def test_what_the_report_says_is_not_said_twice():

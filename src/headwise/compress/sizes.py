@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from headwise.costs import Counts, counts_of
-from headwise.costs.designs import sizes_of
+from headwise.costs import Counts
 from headwise.lm.model import SIZES, Decoder
+from headwise.nn.counts import counts_of, sizes_of
 from headwise.textbook.plan.tables import Column, Table, Value
 
 Heads = tuple[int, int]  # query heads, and key and value heads

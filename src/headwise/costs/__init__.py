@@ -1,22 +1,23 @@
 """What attention costs: parameters, FLOPs, bytes, memory and the least time, by formulas and without running it.
 
-    counts   what a layer costs a token and a pair           designs  those counts for each head design
+    counts   what a layer costs a token and a pair           configs  published models
     work     how many queries and keys, and what they see    stages   both together: FLOPs, bytes, memory, time
-    model    a whole published Transformer
+    model    a whole published Transformer                   communication  between devices
 
->>> from headwise.costs import Work, attention_stages, counts_of
+What one head design costs is in the design's own file, `costs` of its class; `headwise.nn.counts` finds it by name.
+
+>>> from headwise.costs import Work, attention_stages
+>>> from headwise.nn.counts import counts_of
 >>> counts = counts_of("multi_head", {"d_model": 512, "num_heads": 8})
 >>> {stage.name: stage.flops for stage in attention_stages(counts, Work(batch=1, queries=100, keys=100, causal=False))}
 {'projections': 157286400, 'scores': 10240000, 'softmax': 0, 'weighted sum': 10240000, 'output': 52428800}
 """
 
 from headwise.costs.counts import Counts
-from headwise.costs.designs import DESIGNS, counts_of
 from headwise.costs.stages import Machine, Stage, attention_stages, backward_flops, cache_bytes, kept_bytes, score_bytes
 from headwise.costs.work import Work, allowed_pairs, kept_tokens
 
 __all__ = [
-    "DESIGNS",
     "Counts",
     "Machine",
     "Stage",
@@ -25,7 +26,6 @@ __all__ = [
     "attention_stages",
     "backward_flops",
     "cache_bytes",
-    "counts_of",
     "kept_bytes",
     "kept_tokens",
     "score_bytes",

@@ -18,7 +18,7 @@ from headwise.errors import ConfigError
 class ModelConfig:
     """The sizes of one Transformer.
 
-    design, sizes: the attention's design and what it needs beside d_model, as in `headwise.costs.DESIGNS`.
+    design, sizes: the attention's design and what it needs beside d_model, as in `headwise.nn.counts`.
     layers: blocks of attention and feed-forward; decoder_layers: blocks of a decoder on top that also attends to the
         first ones' output (then `layers` is the encoder), 0 for none.
     causal: whether `layers` attend causally. window: keys a query sees, its own among them; None for all.

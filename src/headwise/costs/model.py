@@ -1,7 +1,11 @@
 """A whole Transformer: where its parameters are, and what a pass over a text or one more token takes.
 
+`attention` is one attention layer of it, as `headwise.nn.counts.attention_of` counts it.
+
 >>> from headwise.costs.configs import find
->>> sum(parameter_parts(find("gpt-2-small")).values())
+>>> from headwise.nn.counts import attention_of
+>>> config = find("gpt-2-small")
+>>> sum(parameter_parts(config, attention_of(config)).values())
 124439808
 """
 
@@ -9,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from headwise.costs.configs import ModelConfig
 from headwise.costs.counts import Counts
-from headwise.costs.designs import counts_of
 from headwise.costs.stages import Stage, attention_stages, backward_flops, cache_bytes, linear_stage
 from headwise.costs.work import BYTES, Work
 from headwise.errors import ConfigError
@@ -36,17 +39,12 @@ class Load:
         )  # fmt: skip
 
 
-def attention_of(config: ModelConfig) -> Counts:
-    """One attention layer of the model."""
-    return counts_of(config.design, {"d_model": config.d_model, **dict(config.sizes)})
-
-
 def attention_layers(config: ModelConfig) -> int:
     """How many there are; each decoder layer of an encoder-decoder has two."""
     return config.layers + 2 * config.decoder_layers
 
 
-def parameter_parts(config: ModelConfig) -> dict[str, int]:
+def parameter_parts(config: ModelConfig, attention: Counts) -> dict[str, int]:
     """Learned numbers by part; parts that the model lacks are left out. An output that is tied counts as embedding."""
     c, norm = config, config.d_model * (2 if config.norm == "layer" else 1)
     dense, sparse = _feed_forward(c, c.dense_d_ff), _feed_forward(c, c.d_ff)
@@ -56,7 +54,7 @@ def parameter_parts(config: ModelConfig) -> dict[str, int]:
     parts = {
         "embedding": c.vocab * c.d_model,
         "positions, segments": (c.positions + c.segments) * c.d_model,
-        "attention": attention_layers(c) * attention_of(c).parameters,
+        "attention": attention_layers(c) * attention.parameters,
         "feed-forward": c.dense_layers * dense + (c.layers + c.decoder_layers - c.dense_layers) * sparse,
         "norms": norms * norm,
         "output": c.vocab * c.d_model if c.output == "own" else 0,
@@ -66,14 +64,14 @@ def parameter_parts(config: ModelConfig) -> dict[str, int]:
     return {name: count for name, count in parts.items() if count}
 
 
-def active_parameters(config: ModelConfig) -> int:
+def active_parameters(config: ModelConfig, attention: Counts) -> int:
     """Parameters that one token meets: all but the experts that it is not sent to."""
     idle = config.experts - config.active_experts
     sparse_layers = config.layers + config.decoder_layers - config.dense_layers
-    return sum(parameter_parts(config).values()) - sparse_layers * idle * _feed_forward(config, config.d_ff)
+    return sum(parameter_parts(config, attention).values()) - sparse_layers * idle * _feed_forward(config, config.d_ff)
 
 
-def pass_stages(config: ModelConfig, load: Load, *, logits: str = "last") -> list[Stage]:
+def pass_stages(config: ModelConfig, attention: Counts, load: Load, *, logits: str = "last") -> list[Stage]:
     """One forward pass over all tokens; the vocabulary's logits of the "last" position of each text, or of "all"."""
     n = load.tokens
     works = [(config.layers, load.work(n, n, causal=config.causal, window=config.window))]
@@ -82,23 +80,23 @@ def pass_stages(config: ModelConfig, load: Load, *, logits: str = "last") -> lis
             (config.decoder_layers, load.work(n, n, causal=True)),
             (config.decoder_layers, load.work(n, n, causal=False, projected=n, cross=True)),
         ]
-    attention = [stage.times(k) for k, work in works for stage in attention_stages(attention_of(config), work)]
+    layers = [stage.times(k) for k, work in works for stage in attention_stages(attention, work)]
     passes = 2 if config.decoder_layers else 1  # source and target
     rows = load.batch * (n if logits == "all" else 1)
-    return _added([*attention, *_dense_stages(config, load, load.batch * n, passes, rows)])
+    return _added([*layers, *_dense_stages(config, load, load.batch * n, passes, rows)])
 
 
-def step_stages(config: ModelConfig, load: Load) -> list[Stage]:
+def step_stages(config: ModelConfig, attention: Counts, load: Load) -> list[Stage]:
     """One decoding step: the last of `tokens` tokens in each text, its own key among the keys that it sees."""
     if not decodes(config):
         raise ConfigError(f"config={config.name!r}: an encoder alone does not decode")
-    n, counts = load.tokens, attention_of(config).at_decoding
+    n = load.tokens
     works = [(config.decoder_layers or config.layers, load.work(1, n, causal=True, window=config.window))]
     if config.decoder_layers:
         works.append((config.decoder_layers, load.work(1, n, causal=False, projected=0, cross=True)))
-    attention = [stage.times(k) for k, work in works for stage in attention_stages(counts, work)]
+    layers = [stage.times(k) for k, work in works for stage in attention_stages(attention.at_decoding, work)]
     decoder = replace(config, layers=config.decoder_layers, decoder_layers=0) if config.decoder_layers else config
-    return _added([*attention, *_dense_stages(decoder, load, load.batch, 1, load.batch)])
+    return _added([*layers, *_dense_stages(decoder, load, load.batch, 1, load.batch)])
 
 
 def decodes(config: ModelConfig) -> bool:
@@ -106,26 +104,26 @@ def decodes(config: ModelConfig) -> bool:
     return config.causal or config.decoder_layers > 0
 
 
-def training_flops(config: ModelConfig, load: Load) -> int:
+def training_flops(config: ModelConfig, attention: Counts, load: Load) -> int:
     """Forward and backward over all tokens, with the logits of all positions."""
-    forward = pass_stages(config, load, logits="all")
+    forward = pass_stages(config, attention, load, logits="all")
     return sum(stage.flops for stage in forward) + backward_flops(forward, materialised=load.materialised)
 
 
-def cached_numbers(config: ModelConfig) -> int:
+def cached_numbers(config: ModelConfig, attention: Counts) -> int:
     """Numbers that a token leaves in the caches of all layers; in an encoder-decoder, one of the source and one of the
     target."""
-    return attention_of(config).cache * (2 * config.decoder_layers or config.layers) if decodes(config) else 0
+    return attention.cache * (2 * config.decoder_layers or config.layers) if decodes(config) else 0
 
 
-def model_cache_bytes(config: ModelConfig, load: Load) -> int:
+def model_cache_bytes(config: ModelConfig, attention: Counts, load: Load) -> int:
     """Keys and values of all layers after all tokens; an encoder-decoder keeps those of source and target."""
     if not decodes(config):
         return 0
     layers = 2 * config.decoder_layers or config.layers
     dtype = load.cache or load.dtype
     return layers * cache_bytes(
-        attention_of(config), load.tokens, batch=load.batch, dtype=dtype, window=config.window
+        attention, load.tokens, batch=load.batch, dtype=dtype, window=config.window
     )  # fmt: skip
 
 

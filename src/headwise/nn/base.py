@@ -8,10 +8,15 @@ from torch import Tensor, nn
 
 from headwise.attention import attend, check_mask
 from headwise.cache import Cache, remembered
+from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
-from headwise.masks import Mask
+from headwise.mask_tensors import of_argument
+from headwise.masks import Everything, Grid, Mask
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
+from headwise.nn.layout import Coupling, Layout, Resizing
+from headwise.nn.notes import Notes, Preset
 from headwise.nn.positions import Rotary
+from headwise.nn.steps import Steps
 from headwise.scores import Score
 from headwise.stats import Measure
 
@@ -21,7 +26,8 @@ Design = TypeVar("Design", bound="AttentionLayer")
 class AttentionLayer(nn.Module):
     """x and a context in, y out:  project → turn → cache → attention → merge → output.
 
-    A design fills in `project` and `output`, and replaces another step where it differs from the textbook's.
+    A design fills in `project` and `output`, and replaces another step where it differs from the textbook's. One that
+    is registered in `DESIGNS` also describes itself: `costs`, `steps` and `notes`, each in its own class body.
 
     Args:
         d_model: width of x.
@@ -36,6 +42,11 @@ class AttentionLayer(nn.Module):
         takes_context, takes_cache, takes_mask, takes_score: what the call of this design accepts; what it does not
             raises ConfigError.
         takes_none_as: the reason, of each of them that it does not accept.
+        coupling: whether its heads depend on each other. resizing: which numbers of heads can change.
+        beyond_attend: why tokens meet elsewhere than in one call of `attend`; "" if they do not.
+        refused_options: options of the constructor that it inherits and refuses, as it has its own way.
+        presets: other names of the design, with some of its options given; those of its own class only.
+        notes: what documentation and reports say of it.
     """
 
     takes_context: ClassVar[bool] = True
@@ -43,6 +54,14 @@ class AttentionLayer(nn.Module):
     takes_mask: ClassVar[bool] = True
     takes_score: ClassVar[bool] = True
     takes_none_as: ClassVar[Mapping[str, str]] = {}
+    refused_options: ClassVar[frozenset[str]] = frozenset()
+    presets: ClassVar[tuple[Preset, ...]] = ()
+    notes: ClassVar[Notes]
+
+    # Of a class that says nothing.
+    coupling: ClassVar[Coupling] = Coupling("output", "how its heads depend on each other is not known")
+    resizing: ClassVar[Resizing] = Resizing("how its heads lie in its parameters is not known")
+    beyond_attend: ClassVar[str] = "where its tokens meet is not known"
 
     def __init__(
         self,
@@ -77,6 +96,20 @@ class AttentionLayer(nn.Module):
         self.dropout = dropout
         self.rotary = Rotary(head_dim) if rotary else None
 
+    @staticmethod
+    def costs(*sizes: Any, **options: Any) -> Counts:
+        """What one layer of these sizes costs, by formulas. The docstring's first paragraph is its line in `plan`.
+
+        A design writes out the sizes that it takes, by the names of its constructor; those without a default are
+        required. `**options` are those of the standard layer, `DESIGNS[STANDARD]`, that come after its heads.
+        """
+        raise NotImplementedError
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """This layer's self attention on x [b, n, d_model] by its definition, to y: each step is noted with its
+        tensor, axes, formula and words, as `Steps` takes them; the last one is y, as the call computes it."""
+        raise NotImplementedError
+
     @classmethod
     def build(cls: type[Design], d_model: int, num_heads: int, **options: Any) -> Design:
         """The design at the given size; options as in its constructor, ConfigError for one that it does not take."""
@@ -90,7 +123,7 @@ class AttentionLayer(nn.Module):
         x: Tensor,
         context: Tensor | None = None,
         *,
-        mask: Mask | None = None,
+        mask: Mask | Tensor | None = None,
         score: Score | Sequence[Score] = (),
         cache: Cache | None = None,
         return_map: bool = False,
@@ -100,9 +133,9 @@ class AttentionLayer(nn.Module):
         """Attend from x [b, n, d_model] to itself or to context [b, m, context_dim].
 
         Args:
-            mask: what each query may see; with a cache the keys are all the cached ones and the new ones, and
-                queries stand at their end, so `Causal()` is right at every step; what the cache holds no longer, or
-                not for every head, the layer masks by itself.
+            mask: which keys each query may attend to: a mask or a tensor, as in `attend`. With a cache the keys are
+                all the cached ones and the new ones, and queries are aligned to their end, so `Causal()` is right at
+                every step; what the cache holds no longer, or not for every head, the layer masks by itself.
             score: what else changes a score, as in `attend`.
             cache: a KV cache, self attention only; x is then the next n tokens.
             return_map, measures: as in `attend`.
@@ -111,6 +144,9 @@ class AttentionLayer(nn.Module):
             y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
         """
         scores = (score,) if isinstance(score, Score) else tuple(score)
+        if isinstance(mask, Tensor):
+            mask, bias = self._of_tensor(mask, x, context, cache)
+            scores += bias
         self.check(x, context, cache, mask, scores)
         limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
         if limits is not None:
@@ -125,6 +161,14 @@ class AttentionLayer(nn.Module):
         y, amap, concat = self.compute(x, source, cache, options, return_concat)
         extras = [extra for extra, asked in ((amap, return_map), (concat, return_concat)) if asked]
         return (y, *extras) if extras else y
+
+    def _of_tensor(
+        self, mask: Tensor, x: Tensor, context: Tensor | None, cache: Cache | None
+    ) -> tuple[Mask | None, tuple[Score, ...]]:
+        """A mask given as a tensor; the inputs and options are checked first, since its shape depends on theirs."""
+        self.check(x, context, cache, Everything(), ())
+        keys = (x if context is None else context).shape[1] + (0 if cache is None else cache.seen)
+        return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
@@ -196,6 +240,30 @@ class AttentionLayer(nn.Module):
         if self.rotary is not None:
             raise ConfigError(f"context needs {self.without_positions}: a context has positions of its own")
 
+    @classmethod
+    def is_described(cls) -> bool:
+        """Whether the class itself says its `FACTS`. What its base says may be wrong for it: a subclass may have
+        parameters and steps of its own."""
+        return vars(cls).keys() >= set(FACTS)
+
+    def layout(self) -> Layout:
+        """Where each head's numbers lie in each parameter, or why they have no such places."""
+        return Layout(missing="this design is not known")
+
+    def head_matrices(self) -> dict[str, Tensor] | None:
+        """W_i^Q, W_i^K, W_i^V and W_i^O of each head as "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k], "v" [h_kv,
+        context_dim, d_v] and "o" [h, d_v, d_model], detached; None if they are the parts of `layout` as they are."""
+        return None
+
+    def last_weights(self) -> Sequence[Tensor]:
+        """The weights of the map that gives y, which adds to the residual stream of a block."""
+        last = [part.tensor for part in self.layout().parts if part.letter == "o"]
+        return [weight for x in last for weight in ([x] if isinstance(x, Tensor) else x)]
+
+    def resize(self, num_heads: int, num_kv_heads: int) -> None:
+        """Set the sizes that the layer computes with, of parameters that have so many heads already."""
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+
     @property
     def without_positions(self) -> str:
         """The option that takes the positions away, and what this layer has instead."""
@@ -207,6 +275,10 @@ class AttentionLayer(nn.Module):
             f"d_model={self.d_model}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
             f"head_dim={self.head_dim}, value_dim={self.value_dim}"
         )
+
+
+# What a class says of itself alone: no base can know what a subclass adds.
+FACTS = ("coupling", "resizing", "beyond_attend")
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:

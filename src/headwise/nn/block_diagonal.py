@@ -1,14 +1,19 @@
 """Each head sees only its own slice of the input: not standard multi-head attention."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.costs.counts import Counts, divided
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.base import AttentionLayer
 from headwise.nn.forms import drawn
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.notes import Notes, Words
+from headwise.nn.steps import Steps
 
 
 class BlockDiagonalAttention(AttentionLayer):
@@ -26,6 +31,28 @@ class BlockDiagonalAttention(AttentionLayer):
     Cost: the projections of Q, K and V h times cheaper than in `MultiHeadAttention`, the attention the same.
     Source: a grouped linear map in the place of the projections; the standard they differ from is 1706.03762, §3.2.2.
     """
+
+    coupling = INDEPENDENT
+    resizing = Resizing(
+        "head i reads the i-th of h equal slices of the channels, so none can go; to_multi_head() gives the same "
+        "function, whose heads can"
+    )
+    beyond_attend = ""
+    notes = Notes(
+        summary=Words("each head reads only its own slice of the channels", "每个头只读自己那一段通道"),
+        use=Words(
+            "you want small projections, or to see that this is *not* multi-head attention",
+            "需要小的投影，或想看出这*不是*多头注意力时用",
+        ),
+        source="a grouped linear map",
+        parameters="d·(2·d_k + d_v) + h·d_v·d",
+        work="Q, K and V: 1/h of them",
+        cache="h·(d_k + d_v)",
+        limits={"fewer key heads": "each head has its own slice"},
+        map=None,
+        compared=None,
+        form_of=None,
+    )
 
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)
@@ -51,6 +78,40 @@ class BlockDiagonalAttention(AttentionLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """The head is the first index of W^Q, W^K and W^V; columns of W_O."""
+        parts = tuple(Part(letter, self, f"w_{letter}", 0, "query", 1) for letter in "qkv")
+        return Layout(parts, turned=self.rotary is not None).into(self.o_proj, self.value_dim)
+
+    def head_matrices(self) -> dict[str, Tensor]:
+        """As in `AttentionLayer`, zero outside the blocks."""
+        return {name: w.detach() for name, w in self.to_multi_head().per_head_weights().items()}
+
+    @staticmethod
+    def costs(d_model: int, num_heads: int, *, head_dim: int | None = None, value_dim: int | None = None) -> Counts:
+        """Each head reads only its own d / h channels: Q, K and V take d·(2d_k + d_v) weights, h times fewer than in
+        `multi_head`; the attention and the output are the same."""
+        divided(d_model, num_heads)
+        full = MultiHeadAttention.costs(d_model, num_heads, head_dim=head_dim, value_dim=value_dim)
+        query, key = full.per_query // num_heads, full.per_key // num_heads
+        return replace(full, parameters=query + key + full.output, per_query=query, per_key=key)
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`."""
+        parts = note(
+            "slices", x.unflatten(-1, (self.num_heads, -1)), "b n h d_model/h", "X = [X_1 … X_h]",
+            "each head gets only its slice of the channels", "每个头只得到自己那一段通道",
+        )  # fmt: skip
+        q = torch.einsum("bnhe,hea->bhna", parts, self.w_q)
+        k = torch.einsum("bnhe,hea->bhna", parts, self.w_k)
+        v = torch.einsum("bnhe,hec->bhnc", parts, self.w_v)
+        note(
+            "q_slice", q, "b h n d_k", "Q_i = X_i W_i^Q", "queries of a head, from its slice", "由各自的通道段算出查询"
+        )
+        note("k_slice", k, "b h n d_k", "K_i = X_i W_i^K", "keys of a head, from its slice", "由各自的通道段算出键")
+        note("v_slice", v, "b h n d_v", "V_i = X_i W_i^V", "values of a head, from its slice", "由各自的通道段算出值")
+        note.output(self, note.attended(*note.turned(self, q, k), v))
 
     def to_multi_head(self) -> MultiHeadAttention:
         """The `MultiHeadAttention` that computes the same: its matrices are zero outside the blocks."""

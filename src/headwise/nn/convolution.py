@@ -9,10 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache
+from headwise.costs.counts import Counts, positive
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer, attend_to, copy_into
 from headwise.nn.checks import check_input, size
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
+from headwise.nn.notes import Notes, Words
+from headwise.nn.steps import Steps
 from headwise.scores import Score
 
 Pad = tuple[int, int]  # zeros before and after the input, along one axis
@@ -52,6 +56,27 @@ class ConvolutionAttention(AttentionLayer):
         "cache": "its queries are the places of the whole output, some of them before their keys",
         "context": "a place has meaning in its own sequence only",
     }
+    notes = Notes(
+        summary=Words(
+            "a convolution as attention: one head for each place of the kernel", "以注意力实现卷积：核的每个位置一个头"
+        ),
+        use=Words(
+            "you want to see that heads can express a convolution; not to compute one",
+            "想看出多头可以表达卷积时用；不用来计算卷积",
+        ),
+        source="Cordonnier et al. 2020, 1911.03584",
+        parameters="h·d·d_out + h·(axes + 1)",
+        work="a pair: h·(2·axes·log₂ n + d), about",
+        cache="none",
+        limits={},
+        map=None,
+        compared="a kernel of h places",
+        form_of=None,
+    )
+
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = "its queries and keys are codes of places, counted along the whole sequence"
 
     def __init__(
         self,
@@ -105,6 +130,51 @@ class ConvolutionAttention(AttentionLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Σ_i head_i W_i^O + b."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """Entries of Δ and α, and columns of W^O."""
+        parts = tuple(Part(name, self, name, 0, "query", 1) for name in ("centres", "sharpness"))
+        missing = "queries and keys are codes of places, and values the input itself"
+        return Layout(parts, missing=missing).into(self.o_proj, self.value_dim)
+
+    @staticmethod
+    def costs(
+        d_model: int, num_heads: int, *, axes: int = 1, places: int = 1024, out_dim: int | None = None,
+        bias: bool = False,
+    ) -> Counts:  # fmt: skip
+        """A head for each of the h places of a kernel, h·d·out weights as in the convolution, and h·(axes + 1) for
+        where they look; keys are codes of up to `places` positions, values the input itself (Cordonnier et al. 2020,
+        1911.03584)."""
+        d, h = d_model, num_heads
+        out = d if out_dim is None else out_dim
+        positive(d_model=d, num_heads=h, axes=axes, places=places, out_dim=out)
+        code = 2 * axes * (math.ceil(math.log2(max(2, places))) + 2)
+        return Counts(
+            parameters=h * d * out + (out if bias else 0) + h * (axes + 1), width=d, heads=h, per_query=0, per_key=0,
+            scores=h * code, weighted_sum=h * d, output=h * d * out, query=h * code, keys=code, values=d, concat=h * d,
+            key_vectors=1, value_vectors=1, cached=False, masked=False,
+        )  # fmt: skip
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`, over one axis: logits from distances, without the codes of the call."""
+        (before, after), (reach,) = self.padding[0], self.reach
+        padded = nn.functional.pad(x, (0, 0, before, after))
+        note("padded", padded, "b m d_model", "X̃ = pad X", "zeros around the input, as in a convolution",
+             "像卷积那样在两端补零")  # fmt: skip
+        m = padded.shape[1]
+        places = torch.arange(m)
+        delta = places[None, None, :] - places[None, : m - reach, None] - self.centres[:, :1, None]
+        note("distances", delta, "h n m", "δ = s − t − Δ_i", "how far each key is from the place of the head",
+             "每个键离该头所看位置的距离")  # fmt: skip
+        frequencies = math.ceil(math.log2(max(2, m))) + 2
+        r = torch.stack([torch.cos(math.pi * delta / 2**f) for f in range(frequencies)]).sum(0)
+        scores = self.sharpness[:, None, None] * r
+        note("scores_place", scores, "h n m", "S = α_i Σ_f cos(π δ / 2^f)", "largest where the distance is 0",
+             "距离为 0 处最大")  # fmt: skip
+        heads = note.weights(scores) @ padded[:, None]
+        note("heads_place", heads, "b h n d_model", "H = P X̃", "each head: the input at its place",
+             "每个头：其位置上的输入")  # fmt: skip
+        note.output(self, heads, "b n out")
 
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()

@@ -1,14 +1,19 @@
 """A sigmoid gate on every head's output, read from the query's token."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.costs.counts import Counts, one_of
 from headwise.errors import ConfigError
 from headwise.nn.base import copy_into
+from headwise.nn.layout import INDEPENDENT, Layout, Resizing, linear_parts
 from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
+from headwise.nn.steps import Steps
 
 
 class GatedAttention(ProjectedLayer):
@@ -26,6 +31,30 @@ class GatedAttention(ProjectedLayer):
     Cost: that of `MultiHeadAttention` and two operations for each of the gate's parameters and token.
     Source: Qiu et al. 2025, 2505.06708, gate after the attention (G1).
     """
+
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
+    notes = Notes(
+        summary=Words(
+            "a sigmoid gate on every head's output, read from the query's token", "每个头的输出乘以由查询词元算出的门"
+        ),
+        use=Words(
+            "a token may want nothing of a head, and would look at a sink instead",
+            "词元可能不需要某个头，而不得不去看注意力汇时用",
+        ),
+        source="Qiu et al. 2025, 2505.06708",
+        parameters="MHA's + (d + 1)·h, or (d + 1)·h·d_v",
+        work="one more for each parameter",
+        cache="MHA's",
+        limits={},
+        map=Words(
+            "Weights are those before the gate, which may silence a head for a token.",
+            "显示的是门控之前的权重；门控可以使某个头对某个词元不起作用。",
+        ),
+        compared=None,
+        form_of=None,
+    )
 
     def __init__(self, d_model: int, num_heads: int, *, gate: str = "head", bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
@@ -46,6 +75,33 @@ class GatedAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """The gated heads times W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows of W_G and columns of W_O."""
+        width = 1 if self.gate == "head" else self.value_dim
+        joined = super().layout().into(self.o_proj, self.value_dim)
+        return joined.more(linear_parts("gate", self.gate_proj, 0, "query", width))
+
+    @staticmethod
+    def costs(d_model: int, num_heads: int, *, gate: str = "head", **options: Any) -> Counts:
+        """`multi_head` with a sigmoid gate on each head's output, or on each of its channels: (d + 1)·h weights, or
+        (d + 1)·h·d_v (Qiu et al. 2025, 2505.06708)."""
+        one_of("gate", gate, "head", "channel")
+        full = MultiHeadAttention.costs(d_model, num_heads, **options)
+        gates = num_heads if gate == "head" else full.concat
+        parameters = full.parameters + (d_model + 1) * gates
+        return replace(
+            full, parameters=parameters, per_query=full.per_query + d_model * gates, query=full.query + gates
+        )
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`."""
+        heads = note.attended(*note.projected(self, x))
+        gate = torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        axes = "b h n 1" if self.gate == "head" else "b h n d_v"
+        note("gate", gate, axes, "σ(X W_G + b)", "how much of each head the token takes", "词元取每个头的多少")
+        heads = note("gated", heads * gate, "b h n d_v", "H ← H ⊙ gate", "each head times its gate", "每个头乘以它的门")
+        note.output(self, heads)
 
     @classmethod
     def from_multi_head(cls, other: MultiHeadAttention, *, gate: str = "head") -> "GatedAttention":

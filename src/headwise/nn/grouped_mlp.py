@@ -1,14 +1,21 @@
 """Groups of heads that interact fully, and an MLP between the groups."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import ConfigError
+from headwise.costs.counts import Counts, positive
+from headwise.errors import ConfigError, ShapeError
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
+from headwise.nn.layout import Coupling, Layout, Resizing
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
+from headwise.nn.steps import Steps
 
 
 class GroupedMLPAttention(ProjectedLayer):
@@ -28,6 +35,24 @@ class GroupedMLPAttention(ProjectedLayer):
     Cost: two operations for each parameter and token, and the attention of `MultiHeadAttention`.
     Source: group interaction as in a sum of grouped heads followed by a network; the W_O it replaces is 1706.03762's.
     """
+
+    coupling = Coupling("output", "an MLP over groups of as many heads each takes the place of W_O")
+    resizing = Resizing()
+    beyond_attend = ""
+    notes = Notes(
+        summary=Words(
+            "groups of heads that interact fully, and an MLP between the groups", "组内各头充分混合，组间经过 MLP"
+        ),
+        use=Words("heads shall interact before the output, and not linearly", "希望各头在输出之前非线性地相互作用时用"),
+        source="groups of heads and an MLP in the place of W_O",
+        parameters="MHA's without W_O, + (h·d_v)²/g + (h·d_v + 1)·w + (w + 1)·d",
+        work="one more for each parameter",
+        cache="MHA's",
+        limits={},
+        map=None,
+        compared=None,
+        form_of=None,
+    )
 
     def __init__(
         self, d_model: int, num_heads: int, *, num_groups: int | None = None, hidden: int | None = None, **options: Any
@@ -49,3 +74,39 @@ class GroupedMLPAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """MLP(Concat(Group_1 … Group_g))."""
         return self.mlp_out(nn.functional.gelu(self.mlp_in(self.groups(concat).flatten(2))))
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`; no head has a W_O."""
+        return replace(super().layout(), missing=self.coupling.why)
+
+    def last_weights(self) -> Sequence[Tensor]:
+        """As in `AttentionLayer`: those of the MLP's second map."""
+        return [self.mlp_out.weight]
+
+    @staticmethod
+    def costs(
+        d_model: int, num_heads: int, *, num_groups: int | None = None, hidden: int | None = None, **options: Any
+    ) -> Counts:
+        """Instead of W_O, a dense map of (h/g·d_v)² weights in each of g groups of heads, and an MLP after them."""
+        if options.get("bias") in (True, 1):
+            options["bias"] = "qkv"  # there is no W_O, and the MLP always has its own
+        full = MultiHeadAttention.costs(d_model, num_heads, **options)
+        groups = (2 if num_heads % 2 == 0 else num_heads) if num_groups is None else num_groups
+        hidden = d_model if hidden is None else hidden
+        positive(num_groups=groups, hidden=hidden)
+        if num_heads % groups:
+            raise ShapeError(f"num_heads={num_heads} is not divisible by num_groups={groups}")
+        output = full.concat**2 // groups + full.concat * hidden + hidden * d_model
+        parameters = full.parameters - full.output + output + hidden + d_model
+        return replace(full, parameters=parameters, output=output)
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`."""
+        concat = note.side_by_side(note.back(note.attended(*note.projected(self, x))))
+        groups = torch.einsum("bngi,gio->bngo", concat.unflatten(-1, (self.num_groups, -1)), self.w_groups)
+        note("groups", groups, "b n g h/g·d_v", "G_j = A_j W_j", "inside a group the heads interact fully",
+             "组内各头充分混合")  # fmt: skip
+        hidden = nn.functional.gelu(self.mlp_in(groups.flatten(2)))
+        note("hidden", hidden, "b n hidden", "GELU(G W_1 + b_1)", "between the groups an MLP", "组间经过一个 MLP")
+        note("output_mlp", self.mlp_out(hidden), "b n d_model", "Y = (…) W_2 + b_2", "the second map of the MLP",
+             "MLP 的第二层")  # fmt: skip

@@ -1,14 +1,20 @@
 """Attention over heads: what each head found is read by the other heads of the same token."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.costs.counts import Counts
 from headwise.map import AttentionMap
 from headwise.masks import Mask
 from headwise.nn.base import attend_to
+from headwise.nn.layout import Coupling, Layout, Part, Resizing
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
+from headwise.nn.steps import Steps
 
 
 class HeadMixingAttention(ProjectedLayer):
@@ -27,6 +33,25 @@ class HeadMixingAttention(ProjectedLayer):
     Source: learned maps over heads as in Shazeer et al. 2020, 2003.02436, put before an attention (1706.03762, eq. 1)
         whose sequence is the list of heads.
     """
+
+    coupling = Coupling("heads", "each of its heads is a query, a key and a value of a second attention, over heads")
+    resizing = Resizing()
+    beyond_attend = ""
+    notes = Notes(
+        summary=Words("the heads of a token attend to one another", "同一词元的各头互相注意"),
+        use=Words("a token's heads shall attend to one another", "希望同一词元的各头互相注意时用"),
+        source="an attention along the head axis, after 2003.02436",
+        parameters="MHA's + 3·d_v² + h²",
+        work="a token: 3·h·d_v² + 5·h²·d_v more",
+        cache="MHA's",
+        limits={},
+        map=Words(
+            "Weights are those over the text; afterwards the heads of each token attend to one another.",
+            "显示的是对文本的权重；之后同一词元的各头之间还会做一次注意力。",
+        ),
+        compared=None,
+        form_of=None,
+    )
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
@@ -51,6 +76,43 @@ class HeadMixingAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(H'_1 … H'_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows and columns of M, and columns of W_O."""
+        mixes = [Part("mix", self, "head_map", axis, "query", 1) for axis in (0, 1)]
+        return super().layout().into(self.o_proj, self.value_dim).more(mixes)
+
+    @staticmethod
+    def costs(d_model: int, num_heads: int, **options: Any) -> Counts:
+        """`multi_head`, and then each token's heads attend to one another: 3d_v² + h² weights, and for each token
+        3h·d_v² + 5h²·d_v multiply-adds before W_O."""
+        full, h = MultiHeadAttention.costs(d_model, num_heads, **options), num_heads
+        d_v = full.concat // h
+        weights = 3 * d_v * d_v + h * h
+        return replace(
+            full, parameters=full.parameters + weights, output=full.output + 3 * h * d_v * d_v + 5 * h * h * d_v,
+            output_weights=full.output + weights,
+        )  # fmt: skip
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`."""
+        heads = note.back(note.attended(*note.projected(self, x)))
+        q, k, v = (self.head_map @ u(heads) for u in (self.u_q, self.u_k, self.u_v))
+        note(
+            "q_over_heads", q, "b n h d_v", "Q' = M H U^Q", "queries over heads: each head of a token asks",
+            "头上的查询：词元的每个头来提问",
+        )  # fmt: skip
+        note("k_over_heads", k, "b n h d_v", "K' = M H U^K", "keys over heads", "头上的键")
+        note("v_over_heads", v, "b n h d_v", "V' = M H U^V", "values over heads", "头上的值")
+        scores = q @ k.mT / self.value_dim**0.5
+        note("scores_over_heads", scores, "b n h h", "S' = Q' K'ᵀ / √d_v", "how well a token's heads fit one another",
+             "同一词元各头的匹配程度")  # fmt: skip
+        weights = scores.softmax(-1)
+        note("weights_over_heads", weights, "b n h h", "P' = softmax(S')", "weights over the heads", "头上的权重")
+        mixed = weights @ v
+        note("mixed", mixed, "b n h d_v", "H ← P' V'", "each head, from the heads it looked at",
+             "每个头：由它所看的头混合而成")  # fmt: skip
+        note.projected_out(self, note.side_by_side(mixed))
 
     @torch.no_grad()
     def map_of_heads(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> AttentionMap:

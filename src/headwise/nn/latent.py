@@ -1,16 +1,21 @@
 """Multi-head latent attention: keys and values of all heads from one small latent, which is all that is cached."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer, attend_to
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts
+from headwise.nn.notes import Notes, Words
 from headwise.nn.positions import Rotary
 from headwise.nn.projected import split
+from headwise.nn.steps import Steps
 
 
 class LatentAttention(AttentionLayer):
@@ -38,6 +43,26 @@ class LatentAttention(AttentionLayer):
         2·n·m·h·(2·d_c + d_h^R), beside the projections of x.
     Source: DeepSeek-AI 2024, 2405.04434, §2.1, eqs. 9–19.
     """
+
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = "keys and values are made of the latent in the attention itself, in one of two forms"
+    refused_options = frozenset({"num_kv_heads", "rotary"})
+    notes = Notes(
+        summary=Words("keys and values of all heads from one small latent", "所有头的键和值来自一个低维隐向量"),
+        use=Words("the cache must be small and the heads many", "缓存要小而头要多时用"),
+        source="DeepSeek-AI 2024, 2405.04434, §2.1",
+        parameters="d·(d_c + d_r) + h·d_c·(d_k + d_v) + h·(d_k + d_r)·d + h·d_v·d",
+        work="a pair: h·(d_k + d_r + d_v), or h·(2·d_c + d_r) on the latents themselves",
+        cache="d_c + d_r",
+        limits={
+            "`num_kv_heads`": "all heads share one latent",
+            "context with `rope_dim` > 0": "a context has positions of its own",
+        },
+        map=None,
+        compared=None,
+        form_of=None,
+    )
 
     def __init__(
         self,
@@ -126,6 +151,121 @@ class LatentAttention(AttentionLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W^O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """Rows of W^Q with those of W^QR behind them, a matrix a head of W^UK and W^UV, and columns of W^O. The rotary
+        key is one for all heads, and the norms come before these maps."""
+        parts = linear_parts("q", self.q_proj, 0, "query", self.head_dim + self.rope_dim)
+        parts += [Part(letter, self, f"{letter}_up", 0, "query", 1) for letter in "kv"]
+        layout = Layout(
+            tuple(parts), turned=self.rotary is not None, shared_key=self.rope_dim,
+            missing="" if self.kv_norm is None else "a norm stands between their factors",
+        )  # fmt: skip
+        return layout.into(self.o_proj, self.value_dim)
+
+    def head_matrices(self) -> dict[str, Tensor]:
+        """As in `AttentionLayer`: what queries, keys and values are products of, multiplied (eqs. 9–19)."""
+        d_c, d_r, h = self.latent_dim, self.rope_dim, self.num_heads
+        down_c, down_r = self.kv_down.weight.detach().split((d_c, d_r))  # [d_c, d_model], [d_h^R, d_model]
+        q = self.q_proj.weight.detach()
+        q = q if self.q_down is None else q @ self.q_down.weight.detach()
+        k = torch.einsum("hdc,ce->hed", self.k_up.detach(), down_c)
+        return {
+            "q": q.unflatten(0, (h, -1)).mT,
+            "k": torch.cat((k, down_r.mT.expand(h, -1, -1)), -1),
+            "v": torch.einsum("hdc,ce->hed", self.v_up.detach(), down_c),
+            "o": self.o_proj.weight.detach().mT.unflatten(0, (h, self.value_dim)),
+        }
+
+    @staticmethod
+    def costs(
+        d_model: int,
+        num_heads: int,
+        *,
+        latent_dim: int | None = None,
+        rope_dim: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        query_latent_dim: int | None = None,
+        latent_norm: bool = False,
+    ) -> Counts:
+        """Keys and values of all heads from one vector c of size d_c, and one rotary key of size d_h^R for all: a token
+        caches d_c + d_h^R numbers (DeepSeek-V2, 2405.04434, §2.1).
+
+        A full pass unfolds c into each head's keys and values; a decoding step moves those matrices to the query and to
+        the output instead, and attends to c itself. latent_norm: a learned scale on c, and on the queries' vector.
+        """
+        d, h = d_model, num_heads
+        d_h = divided(d, h) if head_dim is None else head_dim
+        d_v = d_h if value_dim is None else value_dim
+        d_c = 4 * d_h if latent_dim is None else latent_dim
+        d_r = 2 * -(-d_h // 4) if rope_dim is None else rope_dim
+        c_q = 0 if query_latent_dim is None else query_latent_dim
+        positive(d_model=d, num_heads=h, latent_dim=d_c, head_dim=d_h, value_dim=d_v)
+        positive(least=0, rope_dim=d_r, query_latent_dim=c_q)
+        query = c_q * (d + h * (d_h + d_r)) if c_q else d * h * (d_h + d_r)
+        down, up_k, up_v, out = d * (d_c + d_r), d_c * h * d_h, d_c * h * d_v, h * d_v * d
+        shared = 1 if d_r else 0
+        whole = Counts(
+            parameters=query + down + up_k + up_v + out + (d_c + c_q if latent_norm else 0),
+            width=d, heads=h, per_query=query, per_key=down + up_k + up_v, scores=h * (d_h + d_r),
+            weighted_sum=h * d_v, output=out, query=h * (d_h + d_r), keys=h * d_h + d_r, values=h * d_v,
+            concat=h * d_v, key_vectors=h + shared, value_vectors=h,
+        )  # fmt: skip
+        folded = replace(
+            whole, per_query=query + up_k, per_key=down, scores=h * (d_c + d_r), weighted_sum=h * d_c,
+            output=up_v + out, query=h * (d_c + d_r), keys=d_c + d_r, values=0, concat=h * d_c,
+            key_vectors=1 + shared, value_vectors=0,
+        )  # fmt: skip
+        return replace(whole, decoding=folded)
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`: the plain form, with the scores of the absorbed one."""
+        d_c, d_h, d_r = self.latent_dim, self.head_dim, self.rope_dim
+        source, letter = x, "X"
+        if self.q_down is not None:
+            source, letter = _normed(self.q_down(x), self.q_norm), "C_Q"
+            note("q_latent", source, "b n d_q", "C_Q = X W_DQ", "a small latent for the queries", "查询的低维隐向量")
+        q = note(
+            "q_joined", split(self.q_proj(source), self.num_heads), "b h n d_h+d_R",
+            f"Q_i = {letter} [W_i^Q ; W_i^QR]", "queries: content, then position", "查询：先内容，后位置",
+        )  # fmt: skip
+        down = self.kv_down(x)
+        c, k_r = _normed(down[..., :d_c], self.kv_norm), down[..., d_c:]
+        note(
+            "latent", c, "b n d_c", "C = X W_DKV", "one small latent for keys and values: it is kept",
+            "键与值共用的隐向量，缓存的就是它",
+        )  # fmt: skip
+        if self.rotary is not None:
+            note("k_rope", k_r, "b n d_R", "K_R = X W_KR", "one key for positions, shared by all heads",
+                 "所有头共用的位置键")  # fmt: skip
+            k_r = self.rotary(k_r)
+            note("k_rope_turned", k_r, "b n d_R", "rope(K_R)", "the position key is turned by its position",
+                 "位置键按位置旋转")  # fmt: skip
+            q = torch.cat((q[..., :d_h], self.rotary(q[..., d_h:])), -1)
+            note("q_joined_turned", q, "b h n d_h+d_R", "[Q_i ; rope(Q_i^R)]", "so is the position part of the queries",
+                 "查询的位置部分同样旋转")  # fmt: skip
+        k, v = torch.einsum("bmc,hdc->bhmd", c, self.k_up), torch.einsum("bmc,hvc->bhmv", c, self.v_up)
+        note("k_up", k, "b h m d_h", "K_i = C W_i^UK", "each head's keys, unfolded from the latent",
+             "由隐向量展开每个头的键")  # fmt: skip
+        note("v_up", v, "b h m d_v", "V_i = C W_i^UV", "each head's values, unfolded from the latent",
+             "由隐向量展开每个头的值")  # fmt: skip
+        if d_r:
+            k = torch.cat((k, k_r[:, None].expand(-1, self.num_heads, -1, -1)), -1)
+            note("k_joined", k, "b h m d_h+d_R", "[K_i ; K_R]", "content key and position key side by side",
+                 "内容键与位置键并排")  # fmt: skip
+        scores = note(
+            "scores_latent", q @ k.mT * (d_h + d_r) ** -0.5, "b h n m", "S = Q Kᵀ / √(d_h + d_R)",
+            "how well each query fits each key", "每个查询与每个键的匹配程度",
+        )  # fmt: skip
+        queries = torch.einsum("bhnd,hdc->bhnc", q[..., :d_h], self.k_up)
+        absorbed = (queries @ c[:, None].mT + q[..., d_h:] @ k_r[:, None].mT) * (d_h + d_r) ** -0.5
+        note(
+            "absorbed", absorbed, "b h n m", "(Q_i W_i^UKᵀ) Cᵀ",
+            "the same scores from the latent alone, W^UK moved to the queries: so it decodes",
+            "把 W^UK 并入查询，只用隐向量得到同样的分数：解码时就这样算",
+        )  # fmt: skip
+        note.output(self, note.heads(note.weights(scores), v))
 
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""

@@ -1,16 +1,21 @@
 """Mixture-of-head attention: a router a token, heads that are shared and heads that are chosen."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from headwise.costs.counts import Counts, positive
 from headwise.errors import ConfigError
 from headwise.nn.base import copy_into
 from headwise.nn.checks import size
 from headwise.nn.gating import Gates, choose_heads
+from headwise.nn.layout import Resizing
 from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.sparse_mixture import SparseHeadMixture
+from headwise.nn.notes import Notes, Words
+from headwise.nn.sparse_mixture import UNCHOSEN, SparseHeadMixture
+from headwise.nn.steps import Steps
 from headwise.rule import own_dtypes
 
 
@@ -33,6 +38,26 @@ class MixtureOfHeads(SparseHeadMixture):
     Cost: as in `SparseHeadMixture` with per="token": queries, outputs and attention of h_s + k of h heads.
     Source: Jin et al. 2024, 2410.11842, §3.
     """
+
+    coupling = SparseHeadMixture.coupling
+    resizing = Resizing()
+    beyond_attend = SparseHeadMixture.beyond_attend
+    layout = SparseHeadMixture.layout
+    notes = Notes(
+        summary=Words("heads that are shared by all tokens and heads that a token chooses", "常开的头与由词元选择的头"),
+        use=Words(
+            "a few of many heads will do, beside some that are always on; it can be made from a trained module",
+            "除常开的头外每个词元只需几个头时用；可由训练好的模块改造而来",
+        ),
+        source="Jin et al. 2024, 2410.11842",
+        parameters="MHA's + d·(h + 2)",
+        work="as sparse_mixture",
+        cache="MHA's",
+        limits={},
+        map=UNCHOSEN,
+        compared=None,
+        form_of=None,
+    )
 
     def __init__(
         self,
@@ -70,6 +95,34 @@ class MixtureOfHeads(SparseHeadMixture):
             shared = 2.0 * self.shared_heads * shared
             kept = 2.0 * self.top_k * kept / kept.sum(-1, keepdim=True)
         return Gates(torch.cat((alpha[..., :1] * shared, alpha[..., 1:] * kept), -1), chosen, routed)
+
+    @staticmethod
+    def costs(
+        d_model: int, num_heads: int, *, top_k: int | None = None, shared_heads: int | None = None, **options: Any
+    ) -> Counts:
+        """`sparse_mixture` with weights for its shared heads and a balance of both kinds: routers of d·(h + 2) weights
+        (Jin et al. 2024, 2410.11842, §3)."""
+        positive(d_model=d_model, num_heads=num_heads)
+        shared = max(1, num_heads // 4) if shared_heads is None else shared_heads
+        top_k = max(1, num_heads // 2) if top_k is None else top_k
+        mixture = SparseHeadMixture.costs(d_model, num_heads, top_k=top_k, shared_heads=shared, **options)
+        more = d_model * (shared + 2)
+        parameters, per_query = mixture.parameters + more, mixture.per_query + more
+        return replace(mixture, parameters=parameters, used=mixture.met + more, per_query=per_query)
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`, without leaving anything out."""
+        probabilities, chosen = self._noted_choice(x, "b n", note)
+        shared, alpha = self.shared_gate(x).softmax(-1), self.balance(x).softmax(-1)
+        note("shared", shared, "b n h_shared", "softmax(X W_s)", "weights of the heads that are always on",
+             "常开的头的权重")  # fmt: skip
+        note("balance", alpha, "b n 2", "α = softmax(X W_h)", "how much for the shared heads and the chosen ones",
+             "常开头与被选头各占多少")  # fmt: skip
+        routed = probabilities * chosen[..., self.shared_heads :]
+        if self.scaled:
+            shared = 2 * self.shared_heads * shared
+            routed = 2 * self.top_k * routed / routed.sum(-1, keepdim=True)
+        self._noted_heads(x, torch.cat((alpha[..., :1] * shared, alpha[..., 1:] * routed), -1), "b n", note)
 
     @classmethod
     def from_multi_head(

@@ -5,8 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError, ShapeError
+from headwise.nn.layout import INDEPENDENT, Layout, Resizing
+from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
+from headwise.nn.steps import Steps
 
 
 class MultiHeadAttention(ProjectedLayer):
@@ -33,6 +37,44 @@ class MultiHeadAttention(ProjectedLayer):
     Source: Vaswani et al. 2017, 1706.03762; Shazeer 2019, 1911.02150; Ainslie et al. 2023, 2305.13245.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing(merges=True)
+    beyond_attend = ""
+    notes = Notes(
+        summary=Words("every head attends with queries, keys and values of its own", "每个头各有自己的查询、键和值"),
+        use=Words(
+            "always first; `num_kv_heads` makes it GQA, or MQA with 1, for long texts and large batches",
+            "总是首选；用 `num_kv_heads` 得到 GQA，取 1 则为 MQA，适合长文本与大批量",
+        ),
+        source="Vaswani et al. 2017, 1706.03762; MQA: Shazeer 2019, 1911.02150; GQA: Ainslie et al. 2023, 2305.13245",
+        parameters="d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d",
+        work="a token: one for each parameter; a pair: h·(d_k + d_v)",
+        cache="h_kv·(d_k + d_v)",
+        limits={},
+        map=None,
+        compared=None,
+        form_of=None,
+    )
+    presets = (
+        Preset(
+            name="mqa",
+            summary=Words(
+                "All heads share one key and value head (Shazeer 2019, 1911.02150): the cache is h times smaller.",
+                "所有头共用一个键值头（Shazeer 2019, 1911.02150）：缓存缩小到 1/h。",
+            ),
+            given={"num_kv_heads": 1},
+            instead="gqa",
+        ),
+        Preset(
+            name="gqa",
+            summary=Words(
+                "h / h_kv heads share each key and value head (Ainslie et al. 2023, 2305.13245).",
+                "每 h / h_kv 个头共用一个键值头（Ainslie et al. 2023, 2305.13245）。",
+            ),
+            needs={"num_kv_heads": "a divisor of num_heads"},
+        ),
+    )
+
     def __init__(
         self,
         d_model: int,
@@ -56,6 +98,49 @@ class MultiHeadAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, and columns of W_O."""
+        return super().layout().into(self.o_proj, self.value_dim)
+
+    @staticmethod
+    def costs(
+        d_model: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        bias: bool | str = False,
+        qk_norm: bool = False,
+    ) -> Counts:
+        """d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d weights; 2n²h(d_k + d_v) FLOPs (Vaswani et al. 2017, 1706.03762).
+
+        bias: on all projections, or on those of "qkvo" whose letters are given. qk_norm: a learned scale on queries
+        and one on keys.
+        """
+        d, h = d_model, num_heads
+        d_k = divided(d, h) if head_dim is None else head_dim
+        d_v = d_k if value_dim is None else value_dim
+        kv = h if num_kv_heads is None else num_kv_heads
+        positive(d_model=d, num_heads=h, num_kv_heads=kv, head_dim=d_k, value_dim=d_v)
+        if h % kv:
+            raise ShapeError(f"num_heads={h} is not divisible by num_kv_heads={kv}")
+        letters = bias if isinstance(bias, str) else "qkvo" if bias else ""
+        biases = {"q": h * d_k, "k": kv * d_k, "v": kv * d_v, "o": d}
+        if set(letters) - set(biases):
+            raise ConfigError(f"bias={bias!r}: expected True, False, or letters of 'qkvo'")
+        extra = sum(biases[letter] for letter in set(letters)) + (2 * d_k if qk_norm else 0)
+        return Counts(
+            parameters=d * h * d_k + d * kv * (d_k + d_v) + h * d_v * d + extra,
+            width=d, heads=h, per_query=d * h * d_k, per_key=d * kv * (d_k + d_v), scores=h * d_k,
+            weighted_sum=h * d_v, output=h * d_v * d, query=h * d_k, keys=kv * d_k, values=kv * d_v, concat=h * d_v,
+            key_vectors=kv, value_vectors=kv,
+        )  # fmt: skip
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`."""
+        note.output(self, note.attended(*note.projected(self, x)))
 
     def per_head_weights(self) -> dict[str, Tensor]:
         """The matrices of each head: "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k], "v" [h_kv, context_dim,

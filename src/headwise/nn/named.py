@@ -12,27 +12,41 @@ from typing import Any
 from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import check_option, parameters_of
-from headwise.nn.latent import LatentAttention
+from headwise.nn.notes import Preset
 from headwise.nn.registry import DESIGNS
 
-# Names that stand for a design with a certain number of key and value heads (None: one that must be given).
-GROUPED: dict[str, tuple[str, int | None]] = {"mqa": ("multi_head", 1), "gqa": ("multi_head", None)}
-NAMES = (*DESIGNS, *GROUPED)
-_UNWRITTEN = frozenset({"offsets", "padding"})  # what no file and no command line can write
+# What a file and a command line can write; options of other types are for Python alone.
 EXPECTED = {
     int: "a whole number", int | None: "a whole number", float: "a number", bool: "true or false", str: "a word",
 }  # fmt: skip
-# Options that a design inherits and refuses, as it has its own way.
-_REFUSED: dict[type[AttentionLayer], frozenset[str]] = {LatentAttention: frozenset({"num_kv_heads", "rotary"})}
+
+
+def names() -> tuple[str, ...]:
+    """All names: each design, and after it those that stand for it with some options given."""
+    return tuple(_named())
 
 
 def design_of(name: str) -> type[AttentionLayer]:
     """The design of that name; ConfigError with the nearest names if there is none."""
-    if name not in NAMES:
-        close = get_close_matches(name, NAMES, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(NAMES)}"
+    known = _named()
+    if name not in known:
+        close = get_close_matches(name, known, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(known)}"
         raise ConfigError(f"design={name!r}: unknown; {hint}")
-    return DESIGNS[GROUPED[name][0] if name in GROUPED else name]
+    return known[name][0]
+
+
+def preset_of(name: str) -> Preset | None:
+    """The options that a name stands for, None for the name of a design itself."""
+    return _named()[name][1]
+
+
+def _named() -> dict[str, tuple[type[AttentionLayer], Preset | None]]:
+    found: dict[str, tuple[type[AttentionLayer], Preset | None]] = {}
+    for name, design in DESIGNS.items():
+        presets: tuple[Preset, ...] = vars(design).get("presets", ())  # those that it inherits are another design's
+        found |= {name: (design, None), **{preset.name: (design, preset) for preset in presets}}
+    return found
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -47,25 +61,27 @@ def build(name: str, d_model: int, num_heads: int, options: Mapping[str, Any] | 
     for option, value in given.items():
         check_option(name, option, value, known)
         _check_type(option, value, known[option].annotation)
-    if name in GROUPED:
-        _group(name, given)
+    preset = preset_of(name)
+    if preset is not None:
+        given = _filled(preset, given)
     return design.build(d_model, num_heads, **given)
 
 
-def _group(name: str, given: dict[str, Any]) -> None:
-    """Put the number of key and value heads that the name stands for into the options."""
-    heads, asked = GROUPED[name][1], given.get("num_kv_heads")
-    if heads is None and asked is None:
-        raise ConfigError(f"num_kv_heads: {name} needs it, a divisor of num_heads")
-    if heads is not None and asked not in (None, heads):
-        raise ConfigError(f"num_kv_heads={asked}: {name} has {heads}; see gqa for more")
-    given["num_kv_heads"] = heads if asked is None else asked
+def _filled(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, and those that the name stands for."""
+    for option, what in preset.needs.items():
+        if given.get(option) is None:
+            raise ConfigError(f"{option}: {preset.name} needs it, {what}")
+    for option, value in preset.given.items():
+        if given.get(option) not in (None, value):
+            raise ConfigError(f"{option}={given[option]}: {preset.name} has {value}; see {preset.instead} for more")
+    return {**given, **preset.given}
 
 
 def _parameters(design: type[AttentionLayer]) -> dict[str, inspect.Parameter]:
     """Those of a design's options that it takes from a file or a command line."""
-    apart = _UNWRITTEN | _REFUSED.get(design, frozenset())
-    return {option: p for option, p in parameters_of(design).items() if option not in apart}
+    known = parameters_of(design)
+    return {name: p for name, p in known.items() if p.annotation in EXPECTED and name not in design.refused_options}
 
 
 def _check_type(option: str, value: Any, kind: Any) -> None:

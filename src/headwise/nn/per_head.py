@@ -6,7 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.costs.counts import Counts
 from headwise.nn.forms import MultiHeadForm, drawn, shifted
+from headwise.nn.layout import INDEPENDENT, Resizing
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.notes import Notes, Words
+from headwise.nn.steps import Steps
 
 
 class PerHeadAttention(MultiHeadForm):
@@ -23,6 +28,26 @@ class PerHeadAttention(MultiHeadForm):
     Parameters: as many as `MultiHeadAttention`. Cost: the same floating-point operations, in h times the calls.
     Source: Vaswani et al. 2017, 1706.03762, §3.2.2.
     """
+
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
+    layout = MultiHeadForm.layout
+    notes = Notes(
+        summary=Words("multi-head attention with one matrix a head", "每个头一个矩阵的多头注意力"),
+        use=Words(
+            "you read, teach or change one head's matrix; slower, as it makes h small products",
+            "阅读、讲解或修改某个头的矩阵时用；较慢，因为要做 h 次小乘积",
+        ),
+        source="Vaswani et al. 2017, 1706.03762, §3.2.2",
+        parameters="MHA's",
+        work="the same",
+        cache="MHA's",
+        limits={},
+        map=None,
+        compared=None,
+        form_of="multi_head",
+    )
 
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)
@@ -44,6 +69,26 @@ class PerHeadAttention(MultiHeadForm):
         heads = concat.split(self.value_dim, -1)
         y = torch.stack([head @ w for head, w in zip(heads, self.w_o, strict=True)]).sum(0)
         return y if self.b_o is None else y + self.b_o.to(y.dtype)
+
+    @staticmethod
+    def costs(d_model: int, num_heads: int, **options: Any) -> Counts:
+        """One matrix a head instead of one for all: the function, and the counts, of `multi_head`."""
+        return MultiHeadAttention.costs(d_model, num_heads, **options)
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`."""
+        q = shifted(torch.stack([x @ w for w in self.w_q], 1), self.b_q)
+        k = shifted(torch.stack([x @ w for w in self.w_k], 1), self.b_k)
+        v = shifted(torch.stack([x @ w for w in self.w_v], 1), self.b_v)
+        note("q_each", q, "b h n d_k", "Q_i = X W_i^Q", "each head's queries, by a matrix of its own",
+             "每个头用自己的矩阵算出查询")  # fmt: skip
+        note("k_each", k, "b h_kv n d_k", "K_i = X W_i^K", "each head's keys", "每个头的键")
+        note("v_each", v, "b h_kv n d_v", "V_i = X W_i^V", "each head's values", "每个头的值")
+        heads = note.attended(*note.turned(self, q, k), v)
+        terms = torch.stack([heads[:, i] @ w for i, w in enumerate(self.w_o)], 1)
+        note("terms", terms, "b h n d_model", "head_i W_i^O", "what each head adds to the output", "每个头对输出的贡献")
+        y = terms.sum(1) + (0 if self.b_o is None else self.b_o)
+        note("output_sum", y, "b n d_model", "Y = Σ_i head_i W_i^O", "the heads are added up", "把各个头相加")
 
     def matrices(self) -> dict[str, Sequence[Tensor]]:
         """As in `MultiHeadForm`: the lists themselves."""

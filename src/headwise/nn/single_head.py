@@ -2,9 +2,15 @@
 
 from typing import Any
 
+from torch import Tensor
+
+from headwise.costs.counts import Counts
 from headwise.errors import ConfigError
 from headwise.nn.checks import size
+from headwise.nn.layout import INDEPENDENT, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.notes import Notes, Words
+from headwise.nn.steps import Steps
 
 
 class SingleHeadAttention(MultiHeadAttention):
@@ -21,10 +27,36 @@ class SingleHeadAttention(MultiHeadAttention):
     Source: Vaswani et al. 2017, 1706.03762, table 3 (A), h = 1.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
+    layout = MultiHeadAttention.layout
+    notes = Notes(
+        summary=Words("one head as wide as the model", "一个与模型同宽的头"),
+        use=Words("you ask what several heads are good for", "想知道多个头有何用处时用"),
+        source="Vaswani et al. 2017, 1706.03762, table 3 (A)",
+        parameters="4·d²",
+        work="the same; one softmax a pair instead of h",
+        cache="2·d",
+        limits={},
+        map=None,
+        compared=None,
+        form_of=None,
+    )
+
     def __init__(self, d_model: int, num_heads: int = 1, **options: Any) -> None:
         if num_heads != 1:
             raise ConfigError(f"num_heads={num_heads}: SingleHeadAttention has one; see MultiHeadAttention for more")
         super().__init__(d_model, 1, **options)
+
+    @staticmethod
+    def costs(d_model: int, **options: Any) -> Counts:  # type: ignore[override]  # num_heads is no choice here
+        """`multi_head` with one head as wide as the model: as many weights and FLOPs, one softmax instead of h."""
+        return MultiHeadAttention.costs(d_model, 1, **options)
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `MultiHeadAttention`."""
+        super().steps(x, note)
 
     @classmethod
     def build(cls, d_model: int, num_heads: int = 1, **options: Any) -> "SingleHeadAttention":

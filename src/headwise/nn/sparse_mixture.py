@@ -1,20 +1,31 @@
 """A few heads of many, chosen by a gate for each token or each sequence; the others are not computed."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from headwise.cache import Cache
+from headwise.costs.counts import Counts, one_of
 from headwise.errors import ConfigError
 from headwise.masks import Mask
 from headwise.nn.checks import size
 from headwise.nn.gating import Gates, choose_heads
+from headwise.nn.layout import Coupling, Layout, Resizing
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.sparse_attention import SparseCall, by_sequence, by_token
+from headwise.nn.steps import Steps
 from headwise.rule import own_dtypes
 from headwise.scores import Score
+
+UNCHOSEN = Words(
+    "A row without weights is a token that did not select the head; the gate's weight on a head is not shown.",
+    "没有权重的行表示该词元未选此头；门控对头的权重不在图中。",
+)
 
 
 class SparseHeadMixture(ProjectedLayer):
@@ -46,6 +57,29 @@ class SparseHeadMixture(ProjectedLayer):
     takes_none_as: ClassVar[Mapping[str, str]] = {
         "score": "a bias is laid out for all queries and heads, and only some are computed"
     }
+    notes = Notes(
+        summary=Words("a gate chooses a few of many heads", "门控从许多头中选出几个"),
+        use=Words(
+            "a few of many heads will do for each token, or for each sequence",
+            "每个词元或每个序列只需许多头中的几个时用",
+        ),
+        source="sparse gates: Shazeer et al. 2017, 1701.06538; heads as experts: Zhang et al. 2022, 2210.05144",
+        parameters="MHA's + d·(h − s)",
+        work="queries, attention, output: (s + k)/h of them",
+        cache='MHA\'s; none with `per="sequence"`, which cannot decode',
+        limits={
+            'cache and fewer key heads with `per="sequence"`': (
+                "its gate reads the whole sequence: a causal model would see its future, and padding is read too"
+            )
+        },
+        map=UNCHOSEN,
+        compared=None,
+        form_of=None,
+    )
+
+    coupling = Coupling("heads", "its gate gives a token some of its heads only, chosen by comparing all of them")
+    resizing = Resizing()
+    beyond_attend = "its gate chooses among heads, and each head attends from the tokens that chose it"
 
     def __init__(
         self,
@@ -120,6 +154,85 @@ class SparseHeadMixture(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat of the weighted heads times W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, and columns of W_O, which is not always called with the concatenation."""
+        return super().layout().into(self.o_proj, self.value_dim, called=False)
+
+    @staticmethod
+    def costs(
+        d_model: int, num_heads: int, *, top_k: int | None = None, per: str = "token", shared_heads: int = 0,
+        **options: Any,
+    ) -> Counts:  # fmt: skip
+        """A gate with d·(h − s) weights chooses k of the heads for each token, and s are always on: queries, attention
+        and output of s + k heads; keys and values of all, as any token may choose any head (heads as experts: Zhang et
+        al. 2022, 2210.05144).
+
+        per: "token"; or "sequence", which needs no other keys, and has no cache.
+        """
+        h = num_heads
+        k = max(1, h // 4) if top_k is None else top_k
+        full = MultiHeadAttention.costs(d_model, h, **options)
+        one_of("per", per, "token", "sequence")
+        if not 0 <= shared_heads < h or not 1 <= k <= h - shared_heads:
+            raise ConfigError(
+                f"top_k={k}, shared_heads={shared_heads}: expected 1 and 0 at least, {h} together at most"
+            )
+        if per == "sequence" and full.key_vectors != h:
+            raise ConfigError(f"per='sequence' gathers keys by head; num_kv_heads={full.key_vectors} shares them")
+        on, gate = shared_heads + k, d_model * (h - shared_heads)
+
+        def part(count: int) -> int:
+            return count // h * on
+
+        idle = full.per_query + full.output - part(full.per_query) - part(full.output)
+        mixture = replace(
+            full, parameters=full.parameters + gate, used=full.parameters + gate - idle, heads=on,
+            per_query=part(full.per_query) + gate, scores=part(full.scores), weighted_sum=part(full.weighted_sum),
+            output=part(full.output), output_weights=full.output, query=part(full.query), concat=part(full.concat),
+        )  # fmt: skip
+        if per == "token":
+            return mixture
+        return replace(
+            mixture, used=mixture.met - full.per_key + part(full.per_key), per_key=part(full.per_key),
+            keys=part(full.keys), values=part(full.values), key_vectors=on, value_vectors=on, cached=False,
+        )  # fmt: skip
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`, without leaving anything out."""
+        read, tokens = x, "b n"
+        if self.per == "sequence":
+            tokens = "b 1"
+            read = note("pooled", x.mean(1, keepdim=True), "b 1 d_model", "x̄ = mean X",
+                        "the gate reads the mean of the sequence", "门控读取整个序列的平均")  # fmt: skip
+        probabilities, chosen = self._noted_choice(read, tokens, note)
+        routed = probabilities * chosen[..., self.shared_heads :]
+        if self.renormalise:
+            routed = routed / routed.sum(-1, keepdim=True)
+        shared = torch.ones_like(chosen[..., : self.shared_heads])
+        self._noted_heads(x, torch.cat((shared, routed), -1), tokens, note)
+
+    def _noted_choice(self, read: Tensor, tokens: str, note: Steps) -> tuple[Tensor, Tensor]:
+        """Probabilities of the routed heads, and which of all heads are in use."""
+        logits = self.gate(read)
+        note("gate_logits", logits, f"{tokens} h_routed", "G = X W_G", "a number for each head that may be chosen",
+             "每个可选的头一个数")  # fmt: skip
+        probabilities = logits.softmax(-1)
+        note("probabilities", probabilities, f"{tokens} h_routed", "softmax(G)", "as probabilities", "化为概率")
+        least = probabilities.sort(-1, descending=True).values[..., self.top_k - 1 : self.top_k]
+        routed = (probabilities >= least).float()
+        chosen = nn.functional.pad(routed, (self.shared_heads, 0), value=1.0)
+        note("chosen", chosen, f"{tokens} h", "TopK", "1 where a token uses the head; the rest is not computed",
+             "词元使用的头为 1；其余的头不计算")  # fmt: skip
+        return probabilities, chosen
+
+    def _noted_heads(self, x: Tensor, gates: Tensor, tokens: str, note: Steps) -> None:
+        """All heads are computed here, to be seen; the call computes those that are chosen."""
+        note("gates", gates, f"{tokens} h", "g", "the weight of each head, 0 where it was not chosen",
+             "每个头的权重，未被选中为 0")  # fmt: skip
+        heads = note.attended(*note.projected(self, x)) * gates.mT[..., None]
+        note("weighted", heads, "b h n d_v", "H_i ← g_i H_i", "each head times its weight", "每个头乘以它的权重")
+        note.output(self, heads)
 
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()

@@ -1,6 +1,7 @@
 """Heads that talk: learned maps over heads before and after the softmax."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -9,10 +10,15 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from headwise.cache import BudgetCache, Cache
+from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask, Span
+from headwise.nn.layout import Coupling, Layout, Part, Resizing
+from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
+from headwise.nn.steps import Steps
 from headwise.rule import TILE_ELEMENTS, Rule, grouped, own_dtypes, raw_scores
 from headwise.scores import Score
 
@@ -43,6 +49,31 @@ class TalkingHeadsAttention(ProjectedLayer):
     takes_none_as: ClassVar[Mapping[str, str]] = {
         "score": "a bias means another thing before and after the heads are mixed"
     }
+    notes = Notes(
+        summary=Words("learned maps over heads before and after the softmax", "softmax 前后各有一个头间的可学习映射"),
+        use=Words(
+            "heads shall share scores and weights; short texts, as no fused kernel can do it",
+            "希望各头共享分数与权重时用；适合短文本，因为没有融合内核能计算它",
+        ),
+        source="Shazeer et al. 2020, 2003.02436",
+        parameters="MHA's + 2·h²",
+        work="a pair: 2·h² more",
+        cache="MHA's",
+        limits={},
+        map=Words(
+            "Weights are those of the softmax; the heads are mixed once more before they reach the values.",
+            "显示的是 softmax 权重；在与值相乘之前，各头的权重还会再混合一次。",
+        ),
+        compared=None,
+        form_of=None,
+    )
+
+    coupling = Coupling(
+        "scores",
+        "its heads mix their weights, before the softmax and after it, and no head has scores or an output of its own",
+    )
+    resizing = Resizing()
+    beyond_attend = "its weights are computed by the layer itself, which mixes them over heads"
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
@@ -53,6 +84,36 @@ class TalkingHeadsAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows and columns of both mixes, and columns of W_O."""
+        mixes = [Part("mix", self, f"{x}_mix", axis, "query", 1) for x in ("logits", "weights") for axis in (0, 1)]
+        return super().layout().into(self.o_proj, self.value_dim).more(mixes)
+
+    @staticmethod
+    def costs(d_model: int, num_heads: int, **options: Any) -> Counts:
+        """`multi_head` and two h×h maps between the heads' scores and weights: 2h² more weights, 4n²h² more FLOPs
+        (Shazeer et al. 2020, 2003.02436)."""
+        plain, maps = MultiHeadAttention.costs(d_model, num_heads, **options), 2 * num_heads * num_heads
+        return replace(plain, parameters=plain.parameters + maps, mixing=maps)
+
+    def steps(self, x: Tensor, note: Steps) -> None:
+        """As in `AttentionLayer`."""
+        q, k, v = note.projected(self, x)
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        logits = torch.einsum("bhnm,hj->bjnm", note.scores(q, k), self.logits_mix)
+        note(
+            "talk_logits", logits, "b h n m", "L_j = Σ_l S_l P_lj", "the heads' scores are mixed", "各头的分数相互混合"
+        )
+        softmax = note.weights(logits, scores_as="L", weights_as="W")
+        mixed = torch.einsum("bhnm,hj->bjnm", softmax, self.weights_mix)
+        note(
+            "talk_weights", mixed, "b h n m", "U_i = Σ_j W_j R_ji", "the heads' weights are mixed", "各头的权重相互混合"
+        )
+        heads = mixed @ v
+        note("heads", heads, "b h n d_v", "H = U V", "each head: the sum of the values, weighted by the mix",
+             "每个头：按混合权重对值求和")  # fmt: skip
+        note.output(self, heads)
 
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()

@@ -1,7 +1,7 @@
 """How each part of an attention layer is spread over the ranks of a mesh: `ParallelStyle`s beside PyTorch's own."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -56,7 +56,7 @@ class KeyHeads(ColwiseParallel):
         if sharing > 1:
             group = _sharing_group(device_mesh, sharing)
             module.register_forward_hook(
-                lambda _, __, y: all_gather_tensor_autograd(y, y.ndim - 1, group)  # [b, m, d/sharing] -> [b, m, d]
+                lambda _, __, y: waited(all_gather_tensor_autograd(y, y.ndim - 1, group))  # of d
             )
         return module
 
@@ -111,11 +111,26 @@ def _cpu_fork() -> Any:
 
 
 def _waited(layer: nn.Module, args: Any, result: Any) -> Any:
-    """The result with y as a plain tensor, not one that waits for its collective when it is first used."""
+    """The result with y as a plain tensor."""
     y, *rest = result if isinstance(result, tuple) else (result,)
-    if isinstance(y, AsyncCollectiveTensor):
-        y = torch.ops.aten.alias.default(y)
-    return (y, *rest) if rest else y
+    return (waited(y), *rest) if rest else waited(y)
+
+
+def waited(x: Tensor) -> Tensor:
+    """x, once its collective is done, as a plain tensor: views of one that waits for its first use would wait too."""
+    return cast(Tensor, _Wait.apply(x)) if isinstance(x, AsyncCollectiveTensor) else x
+
+
+class _Wait(torch.autograd.Function):
+    """The identity on a tensor of PyTorch's functional collectives: what it holds, when that has arrived."""
+
+    @staticmethod
+    def forward(ctx: Any, x: AsyncCollectiveTensor) -> Tensor:
+        return x.trigger_wait().view_as(x.elem)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 def _replicated(x: Any, mesh: DeviceMesh) -> Any:

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from headwise.lm.loading.base import LossFunction, Maps, Seen, Subject, described, text_of
 from headwise.lm.loading.reading import Reading
-from headwise.lm.loading.remarks import SENTENCES, Remark, remark
+from headwise.lm.loading.remarks import Remark, remark, remarks_on_map
 from headwise.lm.loss import mean_loss, next_token_loss
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.masks import Lengths
+from headwise.nn.registry import STANDARD
 from headwise.stats import Measure
 
 
@@ -53,8 +54,7 @@ class DecoderSubject(Subject):
 
     def remarks(self, tokens: int) -> list[Remark]:
         """As in `Subject`."""
-        design = self.model.config.design
-        return [*([remark(design)] if design in SENTENCES else []), *super().remarks(tokens)]
+        return [*remarks_on_map(self.model.config.design), *super().remarks(tokens)]
 
     @property
     def _vocabulary(self) -> int:
@@ -83,7 +83,7 @@ class DecoderSubject(Subject):
 
     def _described(self) -> str:
         c = self.model.config
-        extras = [] if c.design == "multi_head" else [c.design]
+        extras = [] if c.design == STANDARD else [c.design]
         extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} of keys and values"]
         kind = f" ({', '.join(extras)})" if extras else ""
         return f"{described(self.heads)}{kind}, d_model {c.d_model}, {self.model.num_parameters / 1e6:.1f} M weights"

@@ -1,48 +1,45 @@
-"""What there is to know about a model or a text, in sentences that others can say in another language too."""
+"""Notes on a model or a text, as sentences with codes, so that they can be translated."""
 
 from collections.abc import Mapping
 from typing import Any
 
-_UNCHOSEN = "A row without weights is a token that did not choose the head; the gate's weight on a head is not shown."
+from headwise.nn.named import design_of
+
 SENTENCES = {
-    "untrained_length": "The model was trained on {trained:,} tokens at a time; what it does further apart was never "
-    "trained.",
-    "no_next_token": "The model predicts no next token, so there is no loss that would say how much each head matters.",
+    "untrained_length": "The model was trained on {trained:,} tokens at a time; its behaviour beyond that length is "
+    "untrained.",
+    "no_next_token": "The model does not predict the next token, so there is no loss to measure the "
+    "importance of heads.",
     "read_as_bytes": "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is "
-    "shown whole.",
-    "unknown_tokens": "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model reads {sign} for each, "
-    "here the text stands.",
-    "parts_of_characters": "Characters of several tokens are shown whole: {count:,} tokens end inside a character.",
-    # What a map shows, of designs where it is not all that acts on the values.
-    "talking_heads": "Weights are those of the softmax; the heads are mixed once more before they reach the values.",
-    "head_mixing": "Weights are those over the text; afterwards the heads of each token attend to one another.",
-    "gated_output": "Weights are those before the gate, which may silence a head for a token.",
-    "sparse_mixture": _UNCHOSEN,
-    "mixture_of_heads": _UNCHOSEN,
+    "shown as a whole.",
+    "unknown_tokens": "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model sees {sign}, "
+    "the original text is shown.",
+    "parts_of_characters": "Characters that consist of several tokens are shown as a whole: {count:,} "
+    "tokens end inside a character.",
 }
 
 
 class Remark(str):
-    """A sentence in English, made of what it says.
+    """An English sentence with its code and values.
 
     >>> Remark("so_many", "There are {count:,} of them.", count=1200)
     'There are 1,200 of them.'
 
     Attributes:
-        code: which sentence it is. values: the numbers and names in it.
+        code: identifies the sentence. values: the numbers and names in it.
     """
 
     code: str
     values: Mapping[str, int | str]
 
     def __new__(cls, code: str, sentence: str, /, **values: int | str) -> "Remark":
-        """`sentence` with its values in it, as str.format puts them."""
+        """Format `sentence` with `values`, as str.format does."""
         made = super().__new__(cls, sentence.format(**values))
         made.code, made.values = code, values
         return made
 
     def told(self) -> dict[str, Any]:
-        """For JSON: text, code, and values, which may be sentences themselves."""
+        """For JSON: text, code and values, which may be sentences themselves."""
         values = {name: value.told() if isinstance(value, Remark) else value for name, value in self.values.items()}
         return {"text": str(self), "code": self.code, "values": values}
 
@@ -50,3 +47,14 @@ class Remark(str):
 def remark(code: str, /, **values: int | str) -> Remark:
     """One of SENTENCES with its numbers."""
     return Remark(code, SENTENCES[code], **values)
+
+
+def remarks_on_map(design: str) -> list[Remark]:
+    """What the map of a head design does not show, by the design's own notes; empty if it shows all."""
+    said = design_of(design).notes.map
+    return [] if said is None else [Remark(map_code(design), said.en.replace("{", "{{").replace("}", "}}"))]
+
+
+def map_code(design: str) -> str:
+    """The code of a remark of `remarks_on_map`."""
+    return f"map_of_{design}"

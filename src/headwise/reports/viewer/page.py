@@ -12,7 +12,7 @@ from headwise.errors import ConfigError
 from headwise.reports.colours import stops
 from headwise.reports.fonts import QUOTES, font_face
 from headwise.reports.template import digest, filled, inert, joined, source
-from headwise.reports.viewer.said import IN_CHINESE
+from headwise.reports.viewer.said import in_chinese
 from headwise.reports.viewer.words import words
 from headwise.reports.words import LANGUAGES
 
@@ -38,11 +38,11 @@ def viewer_page(lang: str | None = None) -> str:
     settings = {
         "lang": lang,
         "words": {name: words(name) for name in LANGUAGES},
-        "said": {"zh": IN_CHINESE},
+        "said": {"zh": in_chinese()},
         "colours": {theme: stops(theme) for theme in ("light", "dark")},
     }
     # Its own words can be drawn at once; the whole font, for any text, is asked of the server.
-    style = _own_letters() + source("base.css") + _own("view.css")
+    style = _letters_of(*words("zh").values(), *in_chinese().values()) + source("base.css") + _own("view.css")
     early = source("theme.js")
     own = [_own("words.js"), source("palette.js"), *map(_own, SCRIPTS)]
     script = joined([*map(source, FROM_REPORT), *own])
@@ -63,9 +63,8 @@ def viewer_page(lang: str | None = None) -> str:
 
 
 @cache
-def _own_letters() -> str:
+def _letters_of(*said: str) -> str:
     """The font for the page's own words, drawn at once; the whole one, for any text, is asked of the server."""
-    said = [*words("zh").values(), *IN_CHINESE.values()]
     letters = {letter for word in said for letter in word if ord(letter) not in QUOTES}
     return font_face("".join(sorted(letters)))
 

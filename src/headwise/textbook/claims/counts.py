@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from headwise.attention import attend
-from headwise.costs import Work, attention_stages, counts_of
+from headwise.costs import Work, attention_stages
 from headwise.costs.configs import CONFIGS, ModelConfig
 from headwise.kernels import use_kernel
+from headwise.nn.counts import counts_of
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.reports.curves import Curve
 from headwise.textbook.claims.claim import claim

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headwise.costs import counts_of
 from headwise.nn.block_diagonal import BlockDiagonalAttention
+from headwise.nn.counts import counts_of
 from headwise.nn.grouped_mlp import GroupedMLPAttention
 from headwise.nn.head_mixing import HeadMixingAttention
 from headwise.nn.multi_head import MultiHeadAttention

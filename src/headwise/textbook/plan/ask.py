@@ -5,11 +5,12 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
-from headwise.costs import Counts, Machine, Work, counts_of
+from headwise.costs import Counts, Machine, Work
 from headwise.costs.configs import ModelConfig, find
-from headwise.costs.designs import sizes_of
-from headwise.costs.model import Load, attention_of
+from headwise.costs.model import Load
 from headwise.errors import ConfigError
+from headwise.nn.counts import attention_of, counts_of, sizes_of
+from headwise.nn.registry import STANDARD
 from headwise.textbook.plan.build import listing as list_all, plan_design, plan_model
 from headwise.textbook.plan.compare import compare_designs
 from headwise.textbook.plan.spread import spread_table
@@ -64,14 +65,14 @@ def answer(
     if model is not None:
         _refuse_with_config(given, design=design, full=not causal, window=window, sinks=sinks)
     if window is not None and not causal:
-        raise ConfigError("--window needs causal attention; leave out --full")
+        raise ConfigError("--window requires causal attention; leave out --full")
     if sinks and window is None:
-        raise ConfigError("--sinks needs --window")
+        raise ConfigError("--sinks requires --window")
     work = Work(
         batch, seq, seq, causal=causal, window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache
     )
     if link is not None and devices is None:
-        raise ConfigError("--link is what each of many devices sends: give --devices too")
+        raise ConfigError("--link requires --devices")
     if devices is not None and (designs or trade_off):
         raise ConfigError("--devices is for one model or layer; leave out --designs and --trade-off, or --devices")
     if designs:
@@ -89,20 +90,21 @@ def answer(
         if devices is None:
             return whole
         if model.decoder_layers:
-            raise ConfigError(f"--devices: {model.name} has cross attention, which is not counted; plan a layer")
+            raise ConfigError(f"--devices: {model.name} has cross attention, which is not supported; plan a layer")
         own = load.work(seq, seq, causal=model.causal, window=model.window)
         return _spread(whole, model.design, attention_of(model), own, devices, model.layers, link, machine)
     if design is None and not given:
         raise ConfigError("give --config NAME (headwise plan --list shows them), or --d-model and --num-heads")
-    design = design or "multi_head"
-    if design == "single_head" and given.pop("num_heads", 1) != 1:
-        raise ConfigError("single_head has one head; leave out --num-heads")
-    for name in set(given) - set(sizes_of(design)):
-        close = get_close_matches(name, sizes_of(design), n=1)
+    design = design or STANDARD
+    taken = sizes_of(design)
+    if "num_heads" not in taken and given.pop("num_heads", 1) != 1:
+        raise ConfigError(f"{design} has one head; leave out --num-heads")
+    for name in set(given) - set(taken):
+        close = get_close_matches(name, taken, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"{name}={given[name]}: {hint}{design} takes {', '.join(sizes_of(design))}")
+        raise ConfigError(f"{name}={given[name]}: {hint}{design} supports {', '.join(taken)}")
     if causal and not counts_of(design, given).masked:
-        raise ConfigError(f"{design} takes no mask: give --full too")
+        raise ConfigError(f"{design} does not support masks: add --full")
     layer = plan_design(design, given, work, machine=machine)
     return (
         layer if devices is None else _spread(layer, design, counts_of(design, given), work, devices, 1, link, machine)
@@ -115,7 +117,9 @@ def _spread(
 ) -> Plan:  # fmt: skip
     """The plan with the ways over many devices."""
     if design not in SPREAD:
-        raise ConfigError(f"--devices: the heads of {design} are not computed apart; known are {', '.join(SPREAD)}")
+        raise ConfigError(
+            f"--devices: the heads of {design} cannot be computed separately; supported designs: {', '.join(SPREAD)}"
+        )
     for name, value in (("devices", devices), ("link", link)):
         if value is not None and not value > 0:
             raise ConfigError(f"{name}={value}: expected more than 0")
@@ -140,10 +144,10 @@ def _refuse_with_config(given: Mapping[str, Any], *, design: str | None, **other
 
 
 def _width(model: ModelConfig | None, given: Mapping[str, Any], design: str | None) -> int:
-    if design not in (None, "multi_head") or set(given) - {"d_model"}:
-        raise ConfigError("--trade-off takes --d-model (or --config) and goes through the heads itself")
+    if design not in (None, STANDARD) or set(given) - {"d_model"}:
+        raise ConfigError("--trade-off requires --d-model or --config, and varies the number of heads itself")
     if model is None and "d_model" not in given:
-        raise ConfigError("--trade-off needs --d-model or --config")
+        raise ConfigError("--trade-off requires --d-model or --config")
     return given["d_model"] if model is None else model.d_model
 
 
@@ -151,12 +155,12 @@ def _refuse_with_designs(**others: object) -> None:
     named = [name for name, value in others.items() if value not in (None, False)]
     if named:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
-        raise ConfigError(f"--designs has every design in it, and neither bytes nor times; leave out {options}")
+        raise ConfigError(f"--designs compares all designs, without bytes and times; leave out {options}")
 
 
 def _compare(given: Mapping[str, Any], work: Work) -> Plan:
     if set(given) - {"d_model", "num_heads", "num_kv_heads"} or not {"d_model", "num_heads"} <= set(given):
-        raise ConfigError("--designs takes --d-model and --num-heads, and --num-kv-heads for gqa, and no other sizes")
+        raise ConfigError("--designs supports --d-model, --num-heads and --num-kv-heads (for gqa) only")
     return compare_designs(given["d_model"], given["num_heads"], work, num_kv_heads=given.get("num_kv_heads"))
 
 
@@ -170,7 +174,7 @@ def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: 
     if peak is None and bandwidth is None:
         return None
     if peak is None or bandwidth is None:
-        raise ConfigError("--peak and --bandwidth belong together: FLOP/s and bytes/s of one machine")
+        raise ConfigError("--peak and --bandwidth must be given together")
     return Machine(peak, bandwidth)
 
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from headwise.costs import (
-    DESIGNS,
     Counts,
     Machine,
     Stage,
@@ -13,17 +12,14 @@ from headwise.costs import (
     attention_stages,
     backward_flops,
     cache_bytes,
-    counts_of,
     kept_bytes,
     score_bytes,
 )
 from headwise.costs.configs import CONFIGS, ModelConfig
-from headwise.costs.designs import sizes_of
 from headwise.costs.model import (
     Load,
     active_parameters,
     attention_layers,
-    attention_of,
     cached_numbers,
     decodes,
     model_cache_bytes,
@@ -33,6 +29,8 @@ from headwise.costs.model import (
     training_flops,
 )  # fmt: skip
 from headwise.costs.work import BYTES
+from headwise.nn.counts import attention_of, counts_of, sizes_of, summary_of
+from headwise.nn.named import names
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, scaled, written
 
 MEMORY_NOTE = "An int8 cache has a float32 scale a vector. Kept for backward: by attention, without the other layers."
@@ -44,23 +42,25 @@ NOTES = (
 
 def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = None) -> Plan:
     """Parameters, memory, one pass over the whole text and one decoding step of a published model."""
-    counts, total = attention_of(config), sum(parameter_parts(config).values())
+    counts = attention_of(config)
+    total = sum(parameter_parts(config, counts).values())
     n, b, dtype = load.tokens, load.batch, load.dtype
     both = "source and target of " if config.decoder_layers else ""
     facts = [
         ("source", config.source),
-        ("sizes", _sizes(config)),
+        ("sizes", _sizes(config, counts)),
         ("asked", f"{b} × {both}{n:,} tokens, {dtype}" + (f", {load.cache} cache" if load.cache else "")),
         *_machine_facts(machine),
     ]
     if n > config.context:
         facts.append(("beware", f"it was trained on at most {config.context:,} tokens"))
-    tables = [_parameters(config, total), _model_memory(config, counts, total, load)]
+    tables = [_parameters(config, counts, total), _model_memory(config, counts, total, load)]
     title = f"One forward pass over {both}{n:,} tokens" + (" (prefill)" if config.causal else "")
-    note = f"Training (all logits, forward and backward): {written(training_flops(config, load), 'flops')}."
-    tables.append(_stage_table("pass", title, pass_stages(config, load), machine, note))
+    note = f"Training (all logits, forward and backward): {written(training_flops(config, counts, load), 'flops')}."
+    tables.append(_stage_table("pass", title, pass_stages(config, counts, load), machine, note))
     if decodes(config):
-        tables.append(_stage_table("step", f"One decoding step at token {n:,}", step_stages(config, load), machine))
+        step = step_stages(config, counts, load)
+        tables.append(_stage_table("step", f"One decoding step at token {n:,}", step, machine))
     return Plan(f"{config.name}: {total:,} parameters", tuple(facts), tuple(tables), NOTES)
 
 
@@ -74,7 +74,7 @@ def plan_design(
     seen = "full" if not work.causal else "causal" if work.window is None else f"window of {work.window:,}"
     seen += f" after {work.sinks:,} sinks" if work.sinks else ""
     facts = [
-        ("design", " ".join((DESIGNS[design].__doc__ or "").partition("\n\n")[0].split())),
+        ("design", summary_of(design)),
         ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
         ("asked", f"{b} × {n:,} tokens, {seen}, {'materialised' if work.materialised else 'blockwise'}, {work.dtype}"),
         *_machine_facts(machine),
@@ -97,17 +97,17 @@ def listing() -> Plan:
     """All published configurations, and all designs with the sizes that they take."""
     models = tuple(
         (
-            c.name, sum(parameter_parts(c).values()), c.layers + c.decoder_layers, c.d_model,
-            attention_of(c).heads, _shared(c), c.d_ff, c.vocab, cached_numbers(c) or None,
+            c.name, sum(parameter_parts(c, counts).values()), c.layers + c.decoder_layers, c.d_model, counts.heads,
+            _shared(c, counts), c.d_ff, c.vocab, cached_numbers(c, counts) or None,
         )
-        for c in CONFIGS.values()
+        for c, counts in ((c, attention_of(c)) for c in CONFIGS.values())
     )  # fmt: skip
     columns = (
         Column("config", key="name"), Column("parameters", "figure"), Column("layers", "count"),
         Column("d_model", "count"), Column("h", "count", "num_heads"), Column("h_kv", "count", "num_kv_heads"),
         Column("d_ff", "count"), Column("vocab", "count"), Column("cache", "count", "cached_numbers_a_token"),
     )  # fmt: skip
-    designs = tuple((name, ", ".join(sizes_of(name))) for name in DESIGNS)
+    designs = tuple((name, ", ".join(sizes_of(name))) for name in names())
     return Plan(
         "What can be planned",
         (),
@@ -130,18 +130,21 @@ def _decodes(counts: Counts, work: Work) -> bool:
     return counts.cached and work.causal
 
 
-def _shared(config: ModelConfig) -> Value:
-    return "c" if config.design == "latent" else config.size("num_kv_heads") or config.size("num_heads")
+def _shared(config: ModelConfig, counts: Counts) -> Value:
+    from_one = counts.cached and not counts.at_decoding.values  # the values are read off the keys that are kept
+    return "c" if from_one else config.size("num_kv_heads") or config.size("num_heads")
 
 
-def _sizes(config: ModelConfig) -> str:
+def _sizes(config: ModelConfig, counts: Counts) -> str:
     c = config
     layers = f"{c.layers} + {c.decoder_layers} layers" if c.decoder_layers else f"{c.layers} layers"
     parts = [layers, f"d_model {c.d_model:,}", *(f"{name} {value}" for name, value in c.sizes)]
     parts.append(f"d_ff {c.d_ff:,}" + (" (gated)" if c.gated else ""))
     if c.experts:
         shared = f" and {c.shared_experts} shared" if c.shared_experts else ""
-        parts.append(f"{c.active_experts} of {c.experts}{shared} experts, {scaled(active_parameters(c), '')} active")
+        parts.append(
+            f"{c.active_experts} of {c.experts}{shared} experts, {scaled(active_parameters(c, counts), '')} active"
+        )
     parts.append(f"vocabulary {c.vocab:,}" + (" (tied)" if c.output == "tied" else ""))
     return ", ".join([*parts, f"window {c.window:,}"] if c.window else parts)
 
@@ -154,8 +157,8 @@ def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
     return [("machine", f"{peak} and {bandwidth}, {machine.by}: {pace}")]
 
 
-def _parameters(config: ModelConfig, total: int) -> Table:
-    parts = parameter_parts(config)
+def _parameters(config: ModelConfig, counts: Counts, total: int) -> Table:
+    parts = parameter_parts(config, counts)
     rows = [(name, count, count / total) for name, count in parts.items()]
     stated = f"about {scaled(config.published, '')}" if config.rounded else f"{config.published:,}"
     return Table(
@@ -169,11 +172,11 @@ def _model_memory(config: ModelConfig, counts: Counts, total: int, load: Load) -
     rows: list[tuple[Value, ...]] = [("weights", total * BYTES[load.dtype])]
     if decodes(config):
         one = Load(1, 1, cache=load.cache, dtype=load.dtype)
-        rows.append(("cache, one token", model_cache_bytes(config, one)))
-        rows.append(("cache, all tokens", model_cache_bytes(config, load)))
+        rows.append(("cache, one token", model_cache_bytes(config, counts, one)))
+        rows.append(("cache, all tokens", model_cache_bytes(config, counts, load)))
         if (load.cache or load.dtype) != "int8":
             eight = Load(load.batch, n, dtype=load.dtype, cache="int8")
-            rows.append(("cache, all tokens, int8", model_cache_bytes(config, eight)))
+            rows.append(("cache, all tokens, int8", model_cache_bytes(config, counts, eight)))
     rows += _attention_memory(counts, load.work(n, n, causal=config.causal), f", {layers} layers", layers)
     return Table("memory", "Memory", (Column("what"), Column("bytes", "bytes")), tuple(rows), note=MEMORY_NOTE)
 

@@ -4,8 +4,9 @@ from dataclasses import replace
 from math import gcd
 from typing import Any
 
-from headwise.costs import DESIGNS, Counts, Work, attention_stages, counts_of
-from headwise.costs.designs import sizes_of
+from headwise.costs import Counts, Work, attention_stages
+from headwise.nn.counts import counts_of, sizes_of
+from headwise.nn.named import design_of, names
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, written
 
 COLUMNS = (
@@ -16,15 +17,21 @@ COLUMNS = (
 
 
 def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: int | None = None) -> Plan:
-    """A row for each design, all options at their defaults; `num_kv_heads` of gqa, by default a key head for up to
-    four heads. A design that takes no mask is counted without one, even if `work` is causal."""
+    """A row for each name of a design, all options at their defaults; `num_kv_heads` where a name needs it, by default
+    a key head for up to four heads. A design that takes no mask is counted without one, even if `work` is causal."""
     shared = num_heads // gcd(num_heads, 4) if num_kv_heads is None else num_kv_heads
-    rows = tuple(_row(name, d_model, num_heads, shared, work) for name in DESIGNS)
+    rows = tuple(_row(name, d_model, num_heads, shared, work) for name in names())
+    grouped = " and ".join(name for name in names() if sizes_of(name).get("num_kv_heads"))
     note = (
         f"met: parameters that one token meets. FLOPs and exps: one forward pass. cache: numbers a token. step: one "
-        f"decoding step at token {work.queries:,}. gqa has {written(shared, 'count')} key heads; all other options are "
-        "at their defaults. —: it cannot decode. convolution: a kernel of h places, full, as it takes no mask."
+        f"decoding step at token {work.queries:,}. {grouped} has {written(shared, 'count')} key heads; all other "
+        f"options are at their defaults. —: it cannot decode."
     )
+    for name in names():
+        design = design_of(name)
+        remarks = [design.notes.compared, None if design.takes_mask else "full, as it takes no mask"]
+        if any(remarks):
+            note += f" {name}: {', '.join(filter(None, remarks))}."
     table = Table("comparison", "One layer of each design", COLUMNS, rows, note=note)
     seen = "causal" if work.causal else "full"
     seen += "" if work.window is None else f", window of {work.window:,}"

@@ -8,9 +8,8 @@ import torch
 from headwise.errors import ConfigError
 from headwise.masks import Causal
 from headwise.nn.named import build
-from headwise.nn.registry import DESIGNS
-from headwise.textbook.trace.designs import FOLLOW
-from headwise.textbook.trace.steps import Notes, Step
+from headwise.nn.registry import STANDARD
+from headwise.nn.steps import Step, Steps
 
 
 def trace(
@@ -18,7 +17,7 @@ def trace(
     d_model: int = 8,
     num_heads: int = 2,
     *,
-    design: str = "multi_head",
+    design: str = STANDARD,
     num_kv_heads: int | None = None,
     options: Mapping[str, Any] | None = None,
     batch: int = 1,
@@ -31,7 +30,7 @@ def trace(
     The last step is checked against the module itself; they agree to float32 rounding.
 
     Args:
-        design: by name, as in `heads.named`; options: its own, such as {"top_k": 1}.
+        design: by name, as in `headwise.nn.named`; options: its own, such as {"top_k": 1}.
         lang: "en" or "zh".
     """
     if lang not in ("en", "zh"):
@@ -40,19 +39,20 @@ def trace(
         raise ConfigError(f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each")
     given = dict(options or {})
     if given.get("context_dim") not in (None, d_model) or given.get("out_dim") not in (None, d_model):
-        raise ConfigError("options: a trace is of self attention, from d_model to d_model; leave out the other widths")
+        raise ConfigError(
+            "options: trace supports self attention from d_model to d_model only; leave out the other widths"
+        )
     if num_kv_heads is not None:
         given["num_kv_heads"] = num_kv_heads
     generator = torch.Generator().manual_seed(seed)
     layer = build(design, d_model, num_heads, given).eval()
-    name = next(name for name, kind in DESIGNS.items() if kind is type(layer))
-    note = Notes(lang, causal)
+    note = Steps(lang, causal)
     with torch.no_grad():
         for key, parameter in layer.named_parameters():
             if "norm" not in key and key not in ("centres", "sharpness"):  # those are what they are by design
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / d_model**0.5)
         x = torch.randn(batch, seq, d_model, generator=generator)
         expected = layer(x, mask=Causal() if causal else None)
-        FOLLOW[name](layer, note("x", x, "b n d_model"), note)
+        layer.steps(note("x", x, "b n d_model", "X", "the input: one vector a token", "输入：每个词元一个向量"), note)
     torch.testing.assert_close(note.steps[-1].tensor, expected, rtol=1e-4, atol=1e-5)
     return note.steps

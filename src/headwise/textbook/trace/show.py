@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-from headwise.textbook.trace.steps import Step
+from headwise.nn.steps import Step
 
 MOST_ROWS, MOST_COLS = 6, 8  # of a matrix, in the numeric example
 

@@ -1,0 +1,54 @@
+"""What a design costs, by its name: `AttentionLayer.costs` with sizes that may come from a file or a command line.
+
+>>> counts_of("mqa", {"d_model": 512, "num_heads": 8}).cache
+128
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from headwise.costs.configs import ModelConfig
+from headwise.costs.counts import Counts
+from headwise.errors import ConfigError
+from headwise.nn.named import design_of, preset_of
+from headwise.nn.registry import DESIGNS, STANDARD
+
+
+def sizes_of(design: str) -> dict[str, bool]:
+    """The sizes that a design takes, and whether it needs them; ConfigError if there is none of that name."""
+    sizes: dict[str, bool] = {}
+    for name, parameter in inspect.signature(design_of(design).costs).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            standard = inspect.signature(DESIGNS[STANDARD].costs).parameters
+            sizes |= {option: False for option, p in standard.items() if p.kind is p.KEYWORD_ONLY}
+        else:
+            sizes[name] = parameter.default is parameter.empty
+    preset = preset_of(design)
+    if preset is not None:
+        sizes = {name: needed or name in preset.needs for name, needed in sizes.items() if name not in preset.given}
+    return sizes
+
+
+def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
+    """The counts of a design by name; ConfigError for a name or size that is not known, or a size that is missing."""
+    taken, preset = sizes_of(design), preset_of(design)
+    for name in sizes:
+        if name not in taken:
+            raise ConfigError(f"{name}={sizes[name]}: {design} takes {', '.join(taken)}")
+    missing = [name for name, needed in taken.items() if needed and name not in sizes]
+    if missing:
+        raise ConfigError(f"{design} needs {' and '.join(missing)}; it takes {', '.join(taken)}")
+    return design_of(design).costs(**sizes, **({} if preset is None else preset.given))
+
+
+def attention_of(config: ModelConfig) -> Counts:
+    """One attention layer of a published model."""
+    return counts_of(config.design, {"d_model": config.d_model, **dict(config.sizes)})
+
+
+def summary_of(design: str) -> str:
+    """What a design is, as `headwise plan` shows it: one paragraph, with its formula or its source."""
+    preset = preset_of(design)
+    text = (design_of(design).costs.__doc__ or "") if preset is None else preset.summary.en
+    return " ".join(text.partition("\n\n")[0].split())

@@ -1,0 +1,73 @@
+"""The tables of docs/designs.md, from the notes of the designs; `python scripts/design_tables.py` writes them.
+
+>>> which("zh").splitlines()[0]
+'| 设计 | 类 | 是什么 | 何时使用 | 出处 |'
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+from headwise.costs import Work
+from headwise.errors import ConfigError
+from headwise.nn.registry import DESIGNS
+from headwise.textbook.plan.compare import compare_designs
+from headwise.textbook.plan.show import markdown_table
+
+TITLES = {
+    "en": ("design", "class", "what it is", "use it when", "source"),
+    "zh": ("设计", "类", "是什么", "何时使用", "出处"),
+}
+D_MODEL, HEADS, TOKENS = 768, 12, 2048  # of the comparison
+
+
+def which(lang: str = "en") -> str:
+    """Every design: its class, what it is, when to use it, its source."""
+    if lang not in TITLES:
+        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, TITLES))}")
+    rows = []
+    for name, design in DESIGNS.items():
+        notes = design.notes
+        said = (notes.summary.zh, notes.use.zh) if lang == "zh" else (notes.summary.en, notes.use.en)
+        rows.append((f"`{name}`", f"`{design.__name__}`", *said, notes.source))
+    return _table(TITLES[lang], rows)
+
+
+def takes() -> str:
+    """Every design: parameters, work and cache, as formulas."""
+    rows = [(f"`{name}`", d.notes.parameters, d.notes.work, d.notes.cache) for name, d in DESIGNS.items()]
+    return _table(("design", "parameters", "multiply-adds beside MHA's", "cache"), rows)
+
+
+def compared() -> str:
+    """Every name of a design at one width, as `headwise plan --designs` counts it."""
+    return markdown_table(compare_designs(D_MODEL, HEADS, Work(1, TOKENS, TOKENS)).tables[0])
+
+
+def limits() -> str:
+    """What designs refuse, and why."""
+    rows = [
+        (f"`{name}`", what, because)
+        for name, design in DESIGNS.items()
+        for what, because in {**design.takes_none_as, **design.notes.limits}.items()
+    ]
+    return _table(("design", "takes no", "because"), rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {"which": which, "takes": takes, "compared": compared, "limits": limits}
+
+
+def filled(page: str) -> str:
+    """The page with each table anew, from `<!-- table: NAME -->` to `<!-- end -->`; ConfigError if one is missing."""
+    for name, table in TABLES.items():
+        opening = f"<!-- table: {name} -->\n"
+        pattern = re.compile(re.escape(opening) + ".*?<!-- end -->", re.DOTALL)
+        if len(pattern.findall(page)) != 1:
+            raise ConfigError(f"page: expected {opening.strip()} … <!-- end --> once")
+        made = f"{opening}{table()}<!-- end -->"
+        page = pattern.sub(lambda _, made=made: made, page)  # type: ignore[misc]
+    return page
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
