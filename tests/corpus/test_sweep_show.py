@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from headwise.cli import app
 from headwise.cli.measure import _numbers
 from headwise.corpus import measure_corpus
-from headwise.corpus.asked import DEFAULT
 from headwise.corpus.show import print_measures
 from headwise.errors import ConfigError
+from headwise.stats import shown_in
 
 WIDE = "encoder_only_and_long_named"
 
@@ -38,10 +38,11 @@ def test_tables_fit_the_terminal(found, width):
     assert "in 1 h 2 min" in text
     lines = text.splitlines()
     (measures,) = [i for i, line in enumerate(lines) if line.startswith("measure ")]
-    assert [line.split()[0] for line in lines[measures + 1 : measures + 1 + len(DEFAULT)]] == list(DEFAULT)
+    measured = shown_in("corpus")
+    assert [line.split()[0] for line in lines[measures + 1 : measures + 1 + len(measured)]] == list(measured)
     (heads,) = [i for i, line in enumerate(lines) if line.startswith("layer")]
     assert [line.split()[:2] for line in lines[heads + 1 : heads + 7]] == [[str(i // 3), str(i % 3)] for i in range(6)]
-    hidden = [name for name in DEFAULT if name not in lines[heads].split()]
+    hidden = [name for name in measured if name not in lines[heads].split()]
     assert (width == 200) == (not hidden)
     assert all(name in lines[-1] for name in hidden)
 
