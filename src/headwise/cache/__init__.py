@@ -1,9 +1,9 @@
 """Keys and values kept from earlier steps, so that decoding computes only what is new."""
 
 from headwise.cache.base import Cache, remembered
-from headwise.cache.budgets import BudgetCache, HeadWindows
+from headwise.cache.budgets import BudgetCache
 from headwise.cache.full import KVCache
 from headwise.cache.ragged import RaggedCache
 from headwise.cache.sliding import SlidingCache
 
-__all__ = ["BudgetCache", "Cache", "HeadWindows", "KVCache", "RaggedCache", "SlidingCache", "remembered"]
+__all__ = ["BudgetCache", "Cache", "KVCache", "RaggedCache", "SlidingCache", "remembered"]

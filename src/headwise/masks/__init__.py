@@ -19,19 +19,38 @@ single decoding step alike (FlashAttention's bottom-right convention; PyTorch's 
 A kernel asks a mask for the `state` of a tile (EMPTY, FULL or MIXED), answered from the edges of the tile
 alone, and calls `allowed` only for MIXED ones. A compiled kernel asks for its `spans`: the ranges of keys that
 each query may see.
+
+A mask of your own is a class below `Mask` in a file of its own, and `register(Mine)`, which lets files and graphs have
+it.
 """
 
-from headwise.masks.base import And, Grid, Mask, Or, Part, Span, State, conjuncts
+from headwise.fields import register
+from headwise.masks.base import (
+    And,
+    Mask,
+    Or,
+    Part,
+    conjuncts,
+)
 from headwise.masks.given import Dense, Documents, Lengths
-from headwise.masks.positional import Causal, Everything, Sinks, Window, is_causal
+from headwise.masks.grid import Grid, Span, State
+from headwise.masks.head_windows import HeadWindows
+from headwise.masks.positional import (
+    Causal,
+    Everything,
+    Sinks,
+    Window,
+)
 
 __all__ = [
+    "MASKS",
     "And",
     "Causal",
     "Dense",
     "Documents",
     "Everything",
     "Grid",
+    "HeadWindows",
     "Lengths",
     "Mask",
     "Or",
@@ -42,4 +61,14 @@ __all__ = [
     "Window",
     "conjuncts",
     "is_causal",
+    "register",
 ]
+
+for _kind in (And, Or, Everything, Causal, Window, Sinks, Lengths, Documents, Dense, HeadWindows):
+    register(_kind)
+MASKS = Mask.known  # by name: what files and graphs may hold
+
+
+def is_causal(mask: Mask | None) -> bool:
+    """Whether no query sees a key after it, as far as the mask knows."""
+    return mask is not None and mask.causal
