@@ -226,10 +226,7 @@ NAME_DESIGNS = {
     f"headwise.{name}"
     for name in (
         "edit.limits", "edit.merging", "models.headwise_designs", "parallel.heads", "parallel.sequence",
-        "telemetry.clip", "telemetry.gates", "textbook.claims.counts", "textbook.claims.definitions",
-        "textbook.claims.demonstration", "textbook.claims.forms", "textbook.claims.identities",
-        "textbook.claims.learnt", "textbook.claims.memory", "textbook.claims.model", "textbook.claims.places",
-        "textbook.claims.tasks", "textbook.reconstruct",
+        "telemetry.clip", "telemetry.gates",
     )
 }  # fmt: skip
 

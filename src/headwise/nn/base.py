@@ -221,6 +221,11 @@ class AttentionLayer(nn.Module):
             raise ConfigError(f"context needs {self.without_positions}: a context has positions of its own")
 
     @property
+    def reads_ahead(self) -> str:
+        """Why y of a token depends on later ones under a causal mask too, "" if it does not."""
+        return ""
+
+    @property
     def without_positions(self) -> str:
         """The option that takes the positions away, and what this layer has instead."""
         return "rotary=False (this layer has rotary=True)"

@@ -235,6 +235,12 @@ class SparseHeadMixture(ProjectedLayer):
                 "cache=… needs per='token': with per='sequence' the heads are chosen by the whole sequence"
             )
 
+    @property
+    def reads_ahead(self) -> str:
+        """As in `AttentionLayer`."""
+        token = self.per == "token"
+        return "" if token else "per='sequence' lets the gate read later tokens; a decoder needs per='token'"
+
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""
         return f"{super().extra_repr()}, top_k={self.top_k}, per={self.per!r}, shared_heads={self.shared_heads}"
