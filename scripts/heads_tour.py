@@ -232,7 +232,7 @@ def encoder(tour: Tour) -> str:
     starts = np.linspace(0, len(plain) - 126, tour.sizes.sequences).astype(int).tolist()
     ids = torch.tensor([[tokenizer.cls_token_id, *plain[s : s + 126], tokenizer.sep_token_id] for s in starts])
     maps: list[hw.AttentionMap] = []
-    hw.switch(model)
+    hw.attach(model)
     seen = hw.observe(lambda call: maps.append(call.map), model=model)
     with torch.no_grad(), seen, hw.record_heads(hw.find_heads(model)) as outputs:
         model(input_ids=ids)

@@ -49,14 +49,12 @@ _HOMES = {
     "parallel.heads": ["clip_gradients", "head_parallel_plan", "parallelize_heads", "whole_state"],
     "parallel.heads_gather": ["gather_map"],
     "parallel.heads_held": ["HeldHeads", "held_heads"],
-    "models": ["HeadSite", "find_heads", "record_heads", "scale_heads"],
+    "models": ["Attachment", "HeadSite", "attach", "find_heads", "record_heads", "scale_heads"],
     "analysis.roles": ["Mention", "RoleScore", "Roles", "place", "probe_induction", "read_conllu", "roles"],
     "edit": [
         "budget", "budget_effect", "group_heads", "heal", "load_pruned", "merge_kv", "prune", "save_pruned",
     ],
-    "models.adapters.torch": ["swap", "swap_back"],
     "models.adapters.observer": ["Observation", "observe"],
-    "models.adapters.huggingface": ["install", "restore", "switch"],
     "analysis.similarity": ["HeadSimilarity"],
     "analysis.outputs": ["output_similarities"],
     "analysis.divergence": ["map_divergence"],
@@ -166,14 +164,14 @@ if TYPE_CHECKING:
         Window as Window,
     )
     from headwise.models import (
+        Attachment as Attachment,
         HeadSite as HeadSite,
+        attach as attach,
         find_heads as find_heads,
         record_heads as record_heads,
         scale_heads as scale_heads,
     )
-    from headwise.models.adapters.huggingface import install as install, restore as restore, switch as switch
     from headwise.models.adapters.observer import Observation as Observation, observe as observe
-    from headwise.models.adapters.torch import swap as swap, swap_back as swap_back
     from headwise.nn.base import AttentionLayer as AttentionLayer
     from headwise.nn.block import TransformerBlock as TransformerBlock
     from headwise.nn.block_diagonal import BlockDiagonalAttention as BlockDiagonalAttention

@@ -17,26 +17,32 @@ from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record,
 from headwise.kernels.quick import again, keep
 from headwise.lowering import is_value
 from headwise.map import AttentionMap
-from headwise.masks import Everything, Grid, Mask
+from headwise.mask_tensors import of_argument
+from headwise.masks import Causal, Everything, Grid, Mask
 from headwise.rule import Rule, check_vectors
 from headwise.scores import Score, check_scores
 from headwise.stats import Measure, resolve, statistics_for
 
+CAUSAL = Causal()
+
 
 @overload
-def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | None = ..., scale: float | None = ...,
-           score: Score | Sequence[Score] = ..., dropout_p: float = ..., return_map: Literal[False] = ...,
-           measures: Sequence[str | Measure] = ..., kernel: str = ...) -> Tensor: ...  # fmt: skip
+def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | Tensor | None = ..., is_causal: bool = ...,
+           scale: float | None = ..., score: Score | Sequence[Score] = ..., dropout_p: float = ...,
+           return_map: Literal[False] = ..., measures: Sequence[str | Measure] = ...,
+           kernel: str = ...) -> Tensor: ...  # fmt: skip
 @overload
-def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | None = ..., scale: float | None = ...,
-           score: Score | Sequence[Score] = ..., dropout_p: float = ..., return_map: Literal[True],
-           measures: Sequence[str | Measure] = ..., kernel: str = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
+def attend(q: Tensor, k: Vectors, v: Vectors, *, mask: Mask | Tensor | None = ..., is_causal: bool = ...,
+           scale: float | None = ..., score: Score | Sequence[Score] = ..., dropout_p: float = ...,
+           return_map: Literal[True], measures: Sequence[str | Measure] = ...,
+           kernel: str = ...) -> tuple[Tensor, AttentionMap]: ...  # fmt: skip
 def attend(
     q: Tensor,
     k: Vectors,
     v: Vectors,
     *,
-    mask: Mask | None = None,
+    mask: Mask | Tensor | None = None,
+    is_causal: bool = False,
     scale: float | None = None,
     score: Score | Sequence[Score] = (),
     dropout_p: float = 0.0,
@@ -51,8 +57,13 @@ def attend(
         k, v: [b, h_kv, m, d] and [b, h_kv, m, d_v], q's dtype and device. h must be a multiple of h_kv: query
             head i reads key head i // (h / h_kv), and keys are never repeated in memory (GQA, MQA). They may be
             `EightBits` of that dtype, as a cache keeps them.
-        mask: what each query may see, such as `Causal() & Window(128)`; None for everything. Queries stand at
-            the *end* of the keys when there are fewer of them, as decoding needs.
+        mask: which keys each query may attend to, such as `Causal() & Window(128)`; None for all. Queries are aligned
+            to the *end* of the keys (bottom-right) when there are fewer of them, as decoding needs. Or a tensor, as in
+            `F.scaled_dot_product_attention`, broadcastable to [b, h, n, m]: boolean (True = may attend), or floating
+            and added to the scores like a `Bias`, with gradients, where −∞ hides a key.
+        is_causal: a query may attend only to keys up to its own position, besides what `mask` says; the same as
+            `Causal()`. With n < m it is aligned bottom-right, where `F.scaled_dot_product_attention` is aligned
+            top-left; n > m raises.
         scale: factor on q·k; 1/√d by default.
         score: what else changes a score, such as `(SoftCap(30.0), ALiBi.standard(h))`, in any order: scores are
             capped, then biased, then masked, and learned sinks enter the denominator.
@@ -69,6 +80,8 @@ def attend(
         ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument, what came and what fits.
     Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
     """
+    if is_causal or isinstance(mask, Tensor):
+        mask, score = _given_as_in_torch(q, k, v, mask, is_causal, score)
     graph = in_graph()
     plain = not (return_map or measures or graph) and dropout_p == 0 and score == ()
     if plain and (done := again(q, k, v, mask, scale, kernel)) is not None:
@@ -117,6 +130,23 @@ def attend(
     return out, amap
 
 
+def _given_as_in_torch(
+    q: Tensor, k: Vectors, v: Vectors, mask: Mask | Tensor | None, is_causal: bool, score: Score | Sequence[Score]
+) -> tuple[Mask | None, Score | Sequence[Score]]:
+    """`mask=<tensor>` and `is_causal=True` as a mask and scores."""
+    if isinstance(mask, Tensor):
+        _check_tensors(q, k, v)
+        b, h, n, _ = q.shape
+        grid = Grid(b, h, n, k.shape[2])
+        mask, bias = of_argument(mask, grid)
+        if bias:
+            score = (*check_scores(score, grid, q.device), *bias)
+    if not is_causal:
+        return mask, score
+    check_mask(mask)
+    return (CAUSAL if mask is None else mask & CAUSAL), score
+
+
 def _without_numbers(
     made: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float,
     return_map: bool, kernel: str,
@@ -139,10 +169,7 @@ def rule_of(
     dropout_p: float, graph: bool = False,
 ) -> Rule:  # fmt: skip
     """What the arguments say, checked but for what only the mask's data show. In a graph sizes may be no numbers."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor if name == "q" else Vectors):
-            raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
-    check_vectors(q, k, v)
+    _check_tensors(q, k, v)
     b, h, n, d = q.shape
     m = k.shape[2]
     check_mask(mask)
@@ -160,6 +187,13 @@ def rule_of(
     return Rule(mask, scale, grid, check_scores(score, grid, q.device))
 
 
+def _check_tensors(q: Tensor, k: Vectors, v: Vectors) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor if name == "q" else Vectors):
+            raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
+    check_vectors(q, k, v)
+
+
 @lru_cache(maxsize=64)
 def _plain_rule(mask: Mask, scale: float, b: int, h: int, n: int, m: int) -> Rule:
     """Made once for calls alike, such as those of a model's layers: small calls take less time than their rule does."""
@@ -167,9 +201,7 @@ def _plain_rule(mask: Mask, scale: float, b: int, h: int, n: int, m: int) -> Rul
 
 
 def check_mask(mask: object) -> None:
-    """Raise if this is no mask at all; whether it fits is asked when there is a grid."""
+    """Raise if this is no mask at all; whether it fits is checked when there is a grid."""
     if mask is not None and not isinstance(mask, Mask):
-        raise DTypeError(
-            f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}; "
-            f"wrap a boolean tensor (True = may attend) in Dense(…)"
-        )
+        hint = "; here a boolean tensor (True = may attend) needs Dense(…)" if isinstance(mask, Tensor) else ""
+        raise DTypeError(f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}{hint}")

@@ -242,10 +242,10 @@ def test_bad_calls_are_named(name: str, options: dict[str, Any]) -> None:
 
 
 @plain
-@pytest.mark.parametrize("mask", [torch.ones(13, 13, dtype=torch.bool), "causal", True, Causal])
+@pytest.mark.parametrize("mask", [torch.ones(13, 13, dtype=torch.int32), "causal", True, Causal])
 def test_what_is_no_mask_is_refused_in_the_words_of_attend(name: str, mask: Any) -> None:
     q = torch.zeros(1, 1, 13, 4)
-    with pytest.raises(DTypeError, match=r"mask: .*Dense") as expected:
+    with pytest.raises(DTypeError, match="mask: expected a") as expected:
         attend(q, q, q, mask=mask)
     with pytest.raises(DTypeError) as found:
         design(name, {})(given(), mask=mask)

@@ -276,7 +276,7 @@ Q, K, V = qkv()
         (lambda: attend(Q.int(), K, V), DTypeError, ["q:", "torch.int32"]),
         (lambda: attend(Q, K, V.to("meta")), DeviceError, ["v is on meta", "q is on cpu"]),
         (lambda: attend(Q, K, [1]), DTypeError, ["v:", "list"]),
-        (lambda: attend(Q, K, V, mask=torch.ones(37, 53).bool()), DTypeError, ["mask:", "Tensor", "Dense"]),
+        (lambda: attend(Q, K, V, mask=[[True] * 53] * 37), DTypeError, ["mask:", "list"]),
         (lambda: attend(Q, K, V, mask=Dense(torch.ones(37, 52).bool())), ShapeError, ["Dense", "52", "53"]),
         (lambda: attend(Q, K, V, scale=torch.nan), ConfigError, ["scale=nan"]),
         (lambda: attend(Q, K, V, dropout_p=1.0), ConfigError, ["dropout_p=1.0"]),

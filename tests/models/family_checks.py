@@ -21,11 +21,8 @@ TOLERANCE = 3e-5  # float32, of the largest output
 @contextmanager
 def switched(model: Any) -> Iterator[Any]:
     """The model with headwise's attention, and then with its own again."""
-    hw.switch(model)
-    try:
+    with hw.attach(model):
         yield model
-    finally:
-        hw.restore(model)
 
 
 def output(model: Any, **given: Any) -> Tensor:

@@ -15,7 +15,7 @@ from registry_models import configurations, make_model, model_class
 from registry_softmax import Softmaxes
 from torch import Tensor, nn
 
-import headwise as hw
+from headwise.models.adapters.huggingface import switching
 
 FACTOR, FLOOR, UNSTABLE = 30.0, 4e-6, 1e-2
 PADDED = 4  # tokens of the second batch entry
@@ -92,11 +92,17 @@ def nudged(model: nn.Module, seed: int) -> Iterator[None]:
 @contextmanager
 def switched(model: Any) -> Iterator[Any]:
     """The model with headwise's attention, and then with its own again."""
-    hw.switch(model)
+    switching.turn(model)
     try:
         yield model
     finally:
-        hw.restore(model)
+        restore(model)
+
+
+def restore(model: Any) -> None:
+    """The model with its own attention again, if it has it no longer."""
+    if switching.was_turned(model):
+        switching.turn_back(model)
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from typing import Any
 import registry_map_checks as of_maps
 import registry_output_checks as of_outputs
 import registry_step_checks as of_steps
-from registry_case import Case, NotApplicable, Partly, Wrong, short_error
+from registry_case import Case, NotApplicable, Partly, Wrong, restore, short_error
 from registry_models import model_class
 
-import headwise as hw
 from headwise.errors import HeadwiseError
+from headwise.models.adapters.huggingface import switching
 
 CHECKS: dict[str, Callable[[Case], None]] = {
     "outputs": of_outputs.same_outputs,
@@ -56,7 +56,7 @@ def check(case: Case, name: str) -> str:
     except Exception as error:
         return f"crash: {short_error(error)}"
     finally:
-        hw.restore(case.model)
+        restore(case.model)
     return "pass"
 
 
@@ -85,7 +85,7 @@ def _examined(model_type: str) -> dict[str, Any]:
     if not case.attention:
         return {**row, "status": "no attention"}
     try:
-        hw.switch(case.model)
+        switching.turn(case.model)
     except HeadwiseError as error:
         try:
             of_outputs.unchanged(case)
@@ -93,8 +93,8 @@ def _examined(model_type: str) -> dict[str, Any]:
             return {**row, "status": "wrong", "why": f"refused, but {wrong}"}
         return {**row, "status": "refused", "why": str(error)}
     except Exception as error:
-        return {**row, "status": "crash", "why": f"switch: {short_error(error)}"}
-    hw.restore(case.model)
+        return {**row, "status": "crash", "why": f"turn: {short_error(error)}"}
+    restore(case.model)
     row["checks"] = {name: check(case, name) for name in CHECKS}
     for status in ("crash", "wrong"):
         if any(said.startswith(status) for said in row["checks"].values()):

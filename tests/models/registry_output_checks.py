@@ -188,9 +188,8 @@ def bfloat16(case: Case) -> None:
 
 
 def restored(case: Case) -> None:
-    """After `restore` every bit of the outputs and every configuration is what it was."""
-    hw.switch(case.model)
-    hw.restore(case.model)
+    """After `detach` every bit of the outputs and every configuration is what it was."""
+    hw.attach(case.model).detach()
     unchanged(case)
 
 

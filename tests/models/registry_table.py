@@ -10,8 +10,11 @@ RESULTS = Path(__file__).with_name("registry_results.jsonl")
 LETTERS = {"pass": "p", "not applicable": "-", "refused": "r", "in part": "i", "wrong": "W", "crash": "C"}
 STATUSES = {
     "pass": "every check that applies passes",
-    "in part": "right, and some of its attention modules compute by themselves: `switch` warns and lists them",
-    "refused": "`switch` or the first call raises `ConfigError` with the reason, and changes nothing",
+    "in part": (
+        "right, and some of its attention modules compute by themselves: `attach` warns and lists them; an "
+        "`nn.MultiheadAttention` among them is attached like any other"
+    ),
+    "refused": "`attach` or the first call raises `ConfigError` with the reason, and changes nothing",
     "wrong": "outputs differ, or a module keeps its own attention and nothing says so",
     "crash": "headwise fails without a reason of its own",
     "no attention": "convolutions, state spaces and other models without softmax attention",

@@ -26,6 +26,7 @@ from transformers import (
 
 import headwise as hw
 from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.models.adapters.huggingface import install
 from headwise.models.adapters.huggingface.attention import attention_forward
 from headwise.models.adapters.huggingface.masks import make_mask
 
@@ -264,33 +265,33 @@ def test_encoder_that_somebody_trained():
 # --- switching
 
 
-def test_restore_puts_back_what_was_there_part_by_part():
+def test_detach_puts_back_what_was_there_part_by_part():
     model = copy.deepcopy(make(FAMILY["T5"]))
-    assert hw.restore(model) is model
     model.set_attn_implementation("sdpa")
     model.encoder.config._attn_implementation_internal = "eager"
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     before = [part.config._attn_implementation for part in parts]
     assert len(set(before)) == 2
     attributes = set(vars(model))
-    assert hw.switch(hw.switch(model)) is model
+    handle = hw.attach(model)
     assert {part.config._attn_implementation for part in parts} == {"headwise"}
-    hw.restore(model)
+    handle.detach()
     assert [part.config._attn_implementation for part in parts] == before
     assert set(vars(model)) == attributes
 
 
-def test_a_copy_of_a_switched_model_is_restored_by_itself():
+def test_a_copy_of_an_attached_model_is_detached_by_itself():
     model = copy.deepcopy(make(FAMILY["BART"]))
-    hw.switch(model)
-    twin = hw.restore(copy.deepcopy(model))
+    hw.attach(model)
+    twin = copy.deepcopy(model)
+    hw.attach(twin).detach()
     assert twin.config._attn_implementation == twin.model.decoder.config._attn_implementation == "eager"
     assert model.config._attn_implementation == model.model.decoder.config._attn_implementation == "headwise"
 
 
 def test_models_are_made_with_headwise_by_name():
-    hw.install()
-    hw.install()
+    install()
+    install()
     options = {**FAMILY["Llama"].options, "attn_implementation": "headwise"}
     seen: list[hw.Observation] = []
     with hw.observe(seen.append):
@@ -301,6 +302,10 @@ def test_models_are_made_with_headwise_by_name():
 
 class OwnAttention(nn.Module):
     """Attention of a model that does not ask transformers how to compute it."""
+
+    def __init__(self):
+        super().__init__()
+        self.query = nn.Linear(2, 2)
 
 
 class Stubborn(PreTrainedModel):
@@ -313,20 +318,17 @@ class Stubborn(PreTrainedModel):
         self.attention = OwnAttention()
 
 
-def test_what_cannot_be_switched_is_named():
+def test_what_cannot_be_attached_is_named():
     with pytest.raises(ConfigError, match="Stubborn computes its attention by itself"):
-        hw.switch(Stubborn(BertConfig(**FAMILY["BERT"].options)))
-    with pytest.raises(ConfigError, match=r"got MultiheadAttention.*headwise\.swap"):
-        hw.switch(nn.MultiheadAttention(4, 2))
+        hw.attach(Stubborn(BertConfig(**FAMILY["BERT"].options)))
     with pytest.raises(ConfigError, match="got str"):
-        hw.switch("bert-base")
+        hw.attach("bert-base")
 
 
-@pytest.mark.parametrize("call", [hw.install, lambda: hw.switch(nn.Linear(2, 2))])
-def test_transformers_that_is_not_there_is_said(call, monkeypatch):
+def test_transformers_that_is_not_there_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)  # as if it were not installed
     with pytest.raises(ConfigError, match=r"transformers.*pip install 'transformers>=5'"):
-        call()
+        install()
 
 
 def test_nan_in_a_weight_is_told():

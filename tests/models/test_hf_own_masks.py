@@ -11,6 +11,7 @@ from transformers import masking_utils as theirs
 
 import headwise as hw
 from headwise.errors import ConfigError
+from headwise.models.adapters.huggingface import install
 from headwise.models.adapters.huggingface.attention import attention_forward
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.models.adapters.huggingface.masks import make_mask
@@ -102,12 +103,12 @@ def real_places(name, out):
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if not name.startswith(("sam", "granite"))])
-@pytest.mark.filterwarnings("ignore:switch.model.:UserWarning")
+@pytest.mark.filterwarnings("ignore:attach.model.:UserWarning")
 def test_models_that_compute_with_their_mask_or_the_layout_give_the_same(name):
     model = make(name)
     eager = output(model, name)
-    hw.install()
-    model.set_attn_implementation("headwise")  # also where `switch` says that there is nothing to switch
+    install()
+    model.set_attn_implementation("headwise")  # also where `attach` says that there is nothing to attach
     ours, real = output(model, name), real_places(name, eager)
     same(ours[real], eager[real])
 
@@ -116,7 +117,7 @@ def test_models_that_compute_with_their_mask_or_the_layout_give_the_same(name):
 def test_a_model_of_attention_of_its_own_is_refused(name):
     model = make(name)
     with pytest.raises(ConfigError, match=rf"{type(model).__name__} computes its attention by itself: \w+Attention"):
-        hw.switch(model)
+        hw.attach(model)
     assert model.config._attn_implementation == "eager"
     with pytest.raises(ConfigError, match="no attention that can be watched"):
         hw.watch(model)
@@ -124,9 +125,11 @@ def test_a_model_of_attention_of_its_own_is_refused(name):
 
 def test_parts_of_attention_of_their_own_are_listed():
     model = make("git.GitModel")
-    with pytest.warns(UserWarning, match=r"parts of GitModel .*GitAttention \(encoder.layer.0.attention and 1 more\)"):
-        hw.switch(model)
-    hw.restore(model)
+    with pytest.warns(UserWarning, match=r"encoder.layer.0.attention: GitAttention computes its attention by itself"):
+        handle = hw.attach(model)
+    assert list(handle.skipped) == ["encoder.layer.0.attention", "encoder.layer.1.attention"]
+    assert handle.attached == tuple(f"image_encoder.vision_model.encoder.layers.{i}.self_attn" for i in (0, 1))
+    handle.detach()
     with hw.watch(model) as record:  # whose record lists them
         output(model, "git.GitModel")
     assert record.layers == tuple(f"image_encoder.vision_model.encoder.layers.{i}.self_attn" for i in (0, 1))
@@ -140,7 +143,7 @@ def test_a_model_without_attention_is_refused():
 
     model = ResNetModel(ResNetConfig(embedding_size=4, hidden_sizes=[4], depths=[1]))
     with pytest.raises(ConfigError, match="ResNetModel has no attention"):
-        hw.switch(model)
+        hw.attach(model)
 
 
 @pytest.mark.parametrize("name", ["granite_swa.GraniteSWAForCausalLM", "granitemoe_swa.GraniteMoeSWAForCausalLM"])
@@ -149,7 +152,7 @@ def test_attentions_of_a_learned_sink_are_those_that_make_the_output(name):
     model = make(name)
     with torch.no_grad():
         eager = model(tokens(), output_attentions=True)
-        hw.switch(model)
+        hw.attach(model)
         with hw.watch(model, maps="lazy") as record:
             ours = model(tokens(), output_attentions=True)
     same(ours.logits, eager.logits)
@@ -256,7 +259,7 @@ def test_lightglue_makes_its_mask_for_one_query_and_gives_it_to_all():
     images = torch.rand(2, 2, 3, 16, 24, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         eager = model(images, output_attentions=True, output_hidden_states=True)
-        hw.switch(model)
+        hw.attach(model)
         ours = model(images, output_attentions=True, output_hidden_states=True)
     assert len(ours.attentions) == 4
     for name in ("hidden_states", "attentions"):

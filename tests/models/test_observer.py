@@ -17,7 +17,7 @@ def model():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    hw.swap(encoder)
+    hw.attach(encoder)
     return encoder
 
 
@@ -47,7 +47,7 @@ def test_without_measures_nothing_is_measured_and_without_a_model_nothing_is_nam
 def test_only_the_modules_of_the_model_are_told(model):
     other = hw.MultiHeadAttention(16, 4)  # computes with attend, and is no adapter
     twin = nn.MultiheadAttention(16, 4, batch_first=True)
-    hw.swap(twin)
+    hw.attach(twin)
     seen: list[hw.Observation] = []
     with hw.observe(seen.append, model=twin):
         model(X)

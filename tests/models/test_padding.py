@@ -79,7 +79,7 @@ def test_maps_and_measures_are_those_of_the_sentences_alone(make, side, kernel):
 
     with torch.no_grad():
         eager = run()
-        hw.switch(model)
+        hw.attach(model)
         before = run()
     outputs = []
     with hw.use_kernel(kernel):
@@ -108,7 +108,7 @@ def test_maps_and_measures_are_those_of_the_sentences_alone(make, side, kernel):
 @pytest.mark.parametrize(("make", "side"), [(bert, "right"), (lambda: llama(shared=1), "left")])
 def test_roles_are_those_of_the_sentences_alone(make, side):
     model = make()
-    hw.switch(model)
+    hw.attach(model)
     tokens, real, positions = batch(side)
     run = lambda: model(tokens, attention_mask=real, position_ids=positions)  # noqa: E731
     found = hw.roles([call.map for call in seen_by(model, (), run)], tokens=tokens)
@@ -151,7 +151,7 @@ def test_multihead_attention_tells_tokens_and_returns_what_pytorch_returns(holes
     x, mask = torch.randn(3, 7, 24), hidden(holes)
     given = torch.zeros(3, 7).masked_fill(mask, -torch.inf) if floating else mask
     y, weights = own(x, x, x, key_padding_mask=given, average_attn_weights=False)
-    hw.swap(own)
+    hw.attach(own)
     seen: list[hw.Observation] = []
     with hw.observe(seen.append, measures=["entropy", "received_mass"]):
         ours, lazy = own(x, x, x, key_padding_mask=given, average_attn_weights=False)
@@ -179,7 +179,7 @@ def test_padding_of_the_encoder_hides_no_query_of_the_decoder(name, named):
     sizes = {f"{part}_{what}": 2 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")}
     sizes |= {"encoder_ffn_dim": 19, "decoder_ffn_dim": 19, "d_model": 16, "max_position_embeddings": 32}
     model = BartModel(BartConfig(vocab_size=37, **sizes)).eval()
-    hw.switch(model)
+    hw.attach(model)
     tokens, real, _ = batch("right")
     seen = seen_by(model if named else None, (), lambda: model(tokens, attention_mask=real, decoder_input_ids=tokens))
     of = {module: key for key, module in model.named_modules()}
@@ -199,7 +199,7 @@ def test_padding_compiles_into_one_graph(masked, floating):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(24, 4, 29, dropout=0.0, batch_first=True)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).train()
-    hw.swap(encoder)
+    hw.attach(encoder)
     x, pad = torch.randn(3, 7, 24), hidden(holes=True)
     options = {"mask": torch.ones(7, 7, dtype=torch.bool).triu(2)} if masked else {}
     options["src_key_padding_mask"] = torch.zeros(3, 7).masked_fill(pad, -torch.inf) if floating else pad

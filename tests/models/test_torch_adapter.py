@@ -245,11 +245,11 @@ def call(model: nn.Transformer) -> Tensor:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("grad", [True, False])
-def test_swapped_transformer_computes_the_same_and_is_never_passed_by(training, grad):
+def test_attached_transformer_computes_the_same_and_is_never_passed_by(training, grad):
     model = transformer().train(training)
     with torch.set_grad_enabled(grad):
         before = call(model)
-        names = hw.swap(model)
+        names = hw.attach(model).attached
         seen: list[hw.Observation] = []
         with hw.observe(seen.append, model=model):
             after = call(model)
@@ -263,7 +263,7 @@ def test_swapped_transformer_computes_the_same_and_is_never_passed_by(training, 
             torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
-def test_swap_back_leaves_no_trace_and_optimisers_go_on():
+def test_detach_leaves_no_trace_and_optimisers_go_on():
     model, untouched = transformer().train(), transformer().train()
     called = []
     model.encoder.layers[0].self_attn.register_forward_hook(lambda *_: called.append(1))
@@ -277,15 +277,15 @@ def test_swap_back_leaves_no_trace_and_optimisers_go_on():
             call(one).square().mean().backward()
             optimiser.step()
 
-    names = hw.swap(model)
-    assert hw.swap(model) == ()
+    handle = hw.attach(model)
     step()
-    assert hw.swap_back(model) == names
+    handle.detach()
     step()
     assert called == [1, 1]
     for name, module in model.named_modules():
         assert module is modules[name]
         assert type(module) is type(untouched.get_submodule(name))
+        assert vars(module).keys() == vars(untouched.get_submodule(name)).keys()
         assert len(module._forward_hooks) == hooks[name]
     for name, parameter in model.named_parameters():
         assert parameter is parameters[name]
@@ -302,12 +302,12 @@ def test_hooks_on_the_output_projection_are_called():
     assert [tuple(concat.shape) for concat in seen] == [(2, 5, 12)]
 
 
-def test_a_swapped_model_can_be_copied():
+def test_an_attached_model_can_be_copied():
     model = transformer().eval()
-    hw.swap(model)
+    hw.attach(model)
     twin = copy.deepcopy(model)
     torch.testing.assert_close(call(twin), call(model))
-    hw.swap_back(twin)
+    hw.attach(twin).detach()
     assert type(twin.encoder.layers[0].self_attn) is nn.MultiheadAttention
     assert type(model.encoder.layers[0].self_attn) is MultiheadAttention
 
@@ -371,16 +371,18 @@ def test_constructor_and_call_are_pytorchs():
         assert [p.default for p in ours.parameters.values()] == [p.default for p in theirs.parameters.values()]
 
 
-def test_what_cannot_be_swapped_is_named():
+def test_what_cannot_be_attached_is_named():
     class Own(nn.MultiheadAttention):
         pass
 
-    with pytest.raises(ConfigError, match=r"Sequential has no nn\.MultiheadAttention"):
-        hw.swap(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(ConfigError, match=r"Sequential has no attention that .*nn\.MultiheadAttention"):
+        hw.attach(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(ConfigError, match="0: Own does more than"):
+        hw.attach(nn.Sequential(Own(4, 2)))
     model = nn.ModuleDict({"plain": nn.MultiheadAttention(4, 2), "own": Own(4, 2)})
-    with pytest.raises(ConfigError, match="own is a Own"):
-        hw.swap(model)
-    assert type(model["plain"]) is nn.MultiheadAttention
+    with pytest.warns(UserWarning, match="own: Own does more than"):
+        handle = hw.attach(model)
+    assert (handle.attached, list(handle.skipped)) == (("plain",), ["own"])
 
 
 def test_nan_in_a_parameter_is_told():

@@ -24,7 +24,7 @@ LINES = {
     "floating mask of another dtype than the inputs": ["test_floating_masks_of_any_dtype_are_added"],
     "boolean and floating masks in one call": ["test_masks_of_two_kinds_are_no_warning"],
     "hooks on `out_proj`": ["test_hooks_on_the_output_projection_are_called"],
-    "inference": ["test_swapped_transformer_computes_the_same_and_is_never_passed_by"],
+    "inference": ["test_attached_transformer_computes_the_same_and_is_never_passed_by"],
     "errors in a call": ["test_errors_are_of_one_family"],
     "`dropout` outside [0, 1)": ["test_dropout_is_checked_when_the_module_is_made"],
     "`torch.jit.script`": ["test_torchscript_is_refused"],
@@ -177,6 +177,6 @@ def test_torchscript_is_refused():
     assert torch.jit.script(theirs)(X, X, X)[0].shape == X.shape
     with pytest.raises(RuntimeError):
         torch.jit.script(ours)
-    assert hw.swap(nn.Sequential(theirs)) == ("0",)
+    assert hw.attach(nn.Sequential(theirs)).attached == ("0",)
     with pytest.raises(RuntimeError):
         torch.jit.script(theirs)

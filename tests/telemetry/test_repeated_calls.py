@@ -125,7 +125,7 @@ def test_a_report_knows_the_second_call_of_cross_attention_as_such():
 
 def test_observers_hear_of_every_call_under_one_name():
     model = albert()
-    hw.switch(model)
+    hw.attach(model)
     seen = []
     with torch.no_grad(), hw.observe(seen.append, model=model):
         model(ids())

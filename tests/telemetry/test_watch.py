@@ -68,14 +68,27 @@ def test_nothing_is_left_of_a_record_that_has_stopped():
 
 def test_what_the_user_has_turned_to_headwise_stays_so():
     model = nn.TransformerEncoderLayer(8, 2, 9, batch_first=True)
-    hw.swap(model)
+    hw.attach(model)
     with hw.watch(model):
         pass
     assert type(model.self_attn).__module__ == "headwise.models.adapters.torch"
-    other = hw.switch(transformers_model("llama"))
+    other = transformers_model("llama")
+    hw.attach(other)
     with hw.watch(other):
         pass
     assert other.config._attn_implementation == "headwise"
+
+
+def test_a_record_and_a_handle_end_in_any_order():
+    for first in ("record", "handle"):
+        model = nn.TransformerEncoderLayer(8, 2, 9, batch_first=True)
+        record = hw.watch(model).start()
+        handle = hw.attach(model)
+        ends = {"record": record.stop, "handle": handle.detach}
+        ends.pop(first)()
+        assert type(model.self_attn) is not nn.MultiheadAttention
+        next(iter(ends.values()))()
+        assert type(model.self_attn) is nn.MultiheadAttention
 
 
 def test_two_records_of_one_model_end_in_any_order():

@@ -10,7 +10,8 @@ from headwise.attention import attend, check_mask
 from headwise.cache import Cache, remembered
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
-from headwise.masks import Mask
+from headwise.mask_tensors import of_argument
+from headwise.masks import Everything, Grid, Mask
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
 from headwise.nn.notes import Notes, Preset
 from headwise.nn.positions import Rotary
@@ -114,7 +115,7 @@ class AttentionLayer(nn.Module):
         x: Tensor,
         context: Tensor | None = None,
         *,
-        mask: Mask | None = None,
+        mask: Mask | Tensor | None = None,
         score: Score | Sequence[Score] = (),
         cache: Cache | None = None,
         return_map: bool = False,
@@ -124,9 +125,9 @@ class AttentionLayer(nn.Module):
         """Attend from x [b, n, d_model] to itself or to context [b, m, context_dim].
 
         Args:
-            mask: what each query may see; with a cache the keys are all the cached ones and the new ones, and
-                queries stand at their end, so `Causal()` is right at every step; what the cache holds no longer, or
-                not for every head, the layer masks by itself.
+            mask: which keys each query may attend to: a mask or a tensor, as in `attend`. With a cache the keys are
+                all the cached ones and the new ones, and queries are aligned to their end, so `Causal()` is right at
+                every step; what the cache holds no longer, or not for every head, the layer masks by itself.
             score: what else changes a score, as in `attend`.
             cache: a KV cache, self attention only; x is then the next n tokens.
             return_map, measures: as in `attend`.
@@ -135,6 +136,9 @@ class AttentionLayer(nn.Module):
             y [b, n, d_model]; with return_map (y, map); with return_concat (y, concat); with both (y, map, concat).
         """
         scores = (score,) if isinstance(score, Score) else tuple(score)
+        if isinstance(mask, Tensor):
+            mask, bias = self._of_tensor(mask, x, context, cache)
+            scores += bias
         self.check(x, context, cache, mask, scores)
         limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
         if limits is not None:
@@ -149,6 +153,14 @@ class AttentionLayer(nn.Module):
         y, amap, concat = self.compute(x, source, cache, options, return_concat)
         extras = [extra for extra, asked in ((amap, return_map), (concat, return_concat)) if asked]
         return (y, *extras) if extras else y
+
+    def _of_tensor(
+        self, mask: Tensor, x: Tensor, context: Tensor | None, cache: Cache | None
+    ) -> tuple[Mask | None, tuple[Score, ...]]:
+        """A mask given as a tensor; the inputs and options are checked first, since its shape depends on theirs."""
+        self.check(x, context, cache, Everything(), ())
+        keys = (x if context is None else context).shape[1] + (0 if cache is None else cache.seen)
+        return of_argument(mask, Grid(x.shape[0], self.num_heads, x.shape[1], keys))
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool

@@ -85,7 +85,7 @@ class TransformerBlock(nn.Module):
         x: Tensor,
         context: Tensor | None = None,
         *,
-        mask: Mask | None = None,
+        mask: Mask | Tensor | None = None,
         score: Score | Sequence[Score] = (),
         cache: Cache | None = None,
         return_map: bool = False,

@@ -25,10 +25,11 @@ from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
 from headwise.kernels.eager import eager
 from headwise.kernels.gates import begin, end
+from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.nn.head_mixing import HeadMixingAttention
 from headwise.nn.sparse_mixture import SparseHeadMixture
 from headwise.nn.talking_heads import TalkingHeadsAttention
-from headwise.telemetry.places import Place, asked, give_back, take_over
+from headwise.telemetry.places import asked
 
 Self = TypeVar("Self", bound="GateGradients")
 

@@ -18,6 +18,7 @@ from headwise.files import atomic_path
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.models.adapters.observer import Observation, call_name, in_backward, observe
+from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.rule import own_dtypes
 from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm, Alarms
@@ -25,7 +26,7 @@ from headwise.telemetry.layers import LayerHooks
 from headwise.telemetry.ledger import Ledger
 from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
-from headwise.telemetry.places import Place, entrances, give_back, take_over
+from headwise.telemetry.places import entrances
 from headwise.telemetry.ranks import gathered
 from headwise.telemetry.running import Running, layer_of
 from headwise.telemetry.summary import History, Summary

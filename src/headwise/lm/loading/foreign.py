@@ -14,7 +14,7 @@ from headwise.lm.loading.characters import by_decoding, by_offsets
 from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
 from headwise.lm.loading.reading import Reading
 from headwise.lm.loading.remarks import Remark, remark
-from headwise.models.adapters.huggingface import switch
+from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.observer import Observation, call_name, observe
 from headwise.stats import Measure
@@ -38,7 +38,7 @@ class TransformersSubject(Subject):
         self._tokenizer = read_tokenizer(folder)
         self.model, self._predicts = _load(folder, config)
         try:
-            switch(self.model)
+            attach(self.model)
         except ConfigError as error:
             raise CheckpointError(f"{self._folder!r}: {error}") from None
         text = config.get_text_config()

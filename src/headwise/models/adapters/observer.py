@@ -3,8 +3,7 @@ adapter and what watches models (telemetry) share.
 
     >>> import torch, headwise as hw
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False)
-    >>> hw.swap(model)
-    ('layers.0.self_attn', 'layers.1.self_attn')
+    >>> handle = hw.attach(model)
     >>> seen = []
     >>> with hw.observe(seen.append, model=model, measures=["entropy"]):
     ...     y = model(torch.randn(7, 1, 16))

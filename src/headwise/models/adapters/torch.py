@@ -3,7 +3,8 @@ nothing until somebody looks at them.
 
     >>> import torch, headwise as hw
     >>> model = torch.nn.Transformer(16, 4, 1, 1, 32, batch_first=True)
-    >>> hw.swap(model)                                        # every attention of any model, in place
+    >>> handle = hw.attach(model)                             # every attention of any model, in place
+    >>> handle.attached
     ('encoder.layers.0.self_attn', 'decoder.layers.0.self_attn', 'decoder.layers.0.multihead_attn')
     >>> attention = model.encoder.layers[0].self_attn
     >>> x = torch.randn(1, 3, 16)
@@ -13,8 +14,7 @@ nothing until somebody looks at them.
     (False, torch.Size([3]), False)
     >>> weights.map.shape                                     # and an AttentionMap
     (1, 4, 3, 3)
-    >>> hw.swap_back(model)
-    ('encoder.layers.0.self_attn', 'decoder.layers.0.self_attn', 'decoder.layers.0.multihead_attn')
+    >>> handle.detach()
 
 What differs from PyTorch's: a fully masked query gives zeros (before the output projection), not NaN; the weights that
 are returned are those before dropout, as `headwise.models.adapters.weights.AttentionWeights` says; hooks
@@ -31,19 +31,21 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
 from headwise.masks import Causal, Lengths, Mask, Sinks
-from headwise.models.adapters.foreign_masks import both, of_additive, of_boolean, of_padding
 from headwise.models.adapters.observer import attended
 from headwise.models.adapters.weights import AttentionWeights
 from headwise.rule import Rule
 from headwise.scores import Score
+
+_TURNED = "_headwise_turned"
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` computed by headwise: constructor, call, masks (True = ignore), defaults and state dict
     are PyTorch's, `add_bias_kv`, `add_zero_attn`, kdim, vdim and nested inputs included.
 
-    See the module's docstring for what differs. `swap` turns those of a model into this class.
+    See the module's docstring for what differs. `headwise.attach` turns those of a model into this class.
     """
 
     def __init__(
@@ -234,45 +236,30 @@ class MultiheadAttention(nn.MultiheadAttention):
         return torch.nested.as_nested_tensor(rows, layout=query.layout), weights
 
 
-def swap(model: nn.Module) -> tuple[str, ...]:
-    """Let headwise compute every `nn.MultiheadAttention` of a model, in place; their qualified names.
+def turn(module: nn.MultiheadAttention) -> None:
+    """Let headwise compute a plain `nn.MultiheadAttention`, in place.
 
-    The modules stay the objects that they are, and so do their parameters, hooks and state dict: only their class
-    changes, to `headwise.models.adapters.torch.MultiheadAttention`. Optimisers go on as before. `nn.TransformerEncoder`
-    and `nn.Transformer` keep from their fused inference path, which would pass them by. `swap_back` undoes it.
-
-    Raises:
-        ConfigError: if the model has none, or one of a class of its own, whose `forward` would be lost; then nothing
-            is changed.
+    The module stays the object that it is, and so do its parameters, hooks and state dict: only its class changes, to
+    `MultiheadAttention`. `nn.TransformerEncoder` and `nn.Transformer` keep from their fused inference path, which would
+    pass it by.
     """
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
-    if not found:
-        raise ConfigError(
-            f"swap(model): {type(model).__name__} has no nn.MultiheadAttention; for a model of transformers call "
-            f"headwise.switch(model)"
-        )
-    for name, module in found:
-        if type(module) not in (nn.MultiheadAttention, MultiheadAttention):
-            raise ConfigError(
-                f"swap(model): {name or 'the model'} is a {type(module).__name__}, which does more than "
-                f"nn.MultiheadAttention; swap its parts by hand, or leave this model as it is"
-            )
-    plain = [(name, module) for name, module in found if type(module) is nn.MultiheadAttention]
-    for _, module in plain:
-        module.__class__ = MultiheadAttention
-        _keep_fused_path_away(module)
-    return tuple(name for name, _ in plain)
+    module.__class__ = MultiheadAttention
+    module.__dict__[_TURNED] = True
+    _keep_fused_path_away(module)
 
 
-def swap_back(model: nn.Module) -> tuple[str, ...]:
-    """Give a model's attention back to PyTorch; the names of those that headwise computed until now."""
-    found = [(name, module) for name, module in model.named_modules() if type(module) is MultiheadAttention]
-    for _, module in found:
-        module.__class__ = nn.MultiheadAttention  # type: ignore[assignment]
-        for key, hook in list(module._forward_hooks.items()):
-            if hook is _nothing:
-                del module._forward_hooks[key]
-    return tuple(name for name, _ in found)
+def turn_back(module: nn.MultiheadAttention) -> None:
+    """Undo `turn`."""
+    module.__class__ = nn.MultiheadAttention
+    del module.__dict__[_TURNED]
+    for key, hook in list(module._forward_hooks.items()):
+        if hook is _nothing:
+            del module._forward_hooks[key]
+
+
+def was_turned(module: nn.MultiheadAttention) -> bool:
+    """Whether `turn` was called for it, or for the module that it is a copy of."""
+    return _TURNED in module.__dict__
 
 
 def _keep_fused_path_away(module: nn.Module) -> None:

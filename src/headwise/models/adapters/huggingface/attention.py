@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.mask_tensors import both, of_additive, of_boolean
 from headwise.masks import Causal, Documents, Grid, Mask, Window, is_causal as mask_is_causal
-from headwise.models.adapters.foreign_masks import both, of_additive, of_boolean
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.models.adapters.observer import attended
 from headwise.models.adapters.weights import AttentionWeights
@@ -114,7 +114,7 @@ def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
             raise ConfigError(
                 f"{type(module).__name__} calls its attention with {name}=…, which attn_implementation='headwise' does "
                 f"not know and might have to reckon with; it knows {known}. Use attn_implementation='eager' for this "
-                f"model: headwise.restore(model)"
+                f"model: detach() the handle of headwise.attach(model)"
             )
 
 

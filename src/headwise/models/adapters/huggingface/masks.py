@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from headwise.mask_tensors import both, of_boolean, of_padding
 from headwise.masks import Everything, Mask, is_causal
-from headwise.models.adapters.foreign_masks import both, of_boolean, of_padding
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.models.adapters.huggingface.patterns import MaskFunction, Place, Unknown, read

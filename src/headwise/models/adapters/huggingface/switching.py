@@ -1,6 +1,5 @@
 """Turning models of transformers to headwise, and back."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,13 +13,13 @@ from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.huggingface.masks import make_mask
 
 NAME = "headwise"
-_BEFORE = "_headwise_before"  # on a switched model: its configurations and what each of them said
+_BEFORE = "_headwise_before"  # on a model that was turned: its configurations and what each of them said
 
 
 def install() -> None:
-    """Let transformers know attn_implementation="headwise", for models that are loaded and for `switch`.
+    """Let transformers know attn_implementation="headwise", for models that are loaded by that name.
 
-    Both of its registers are told: attention, and how to make the masks for it. Calling it again changes nothing.
+    It is registered with both: attention, and how masks are made for it. Calling it again changes nothing.
 
     Raises:
         ConfigError: if transformers is not installed: `pip install 'transformers>=5'`.
@@ -30,53 +29,34 @@ def install() -> None:
     library("masking_utils").AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask))
 
 
-def switch(model: Any) -> Any:
-    """Let headwise compute the attention of a loaded transformers model, all its parts included; gives the model back.
-
-    Modules in it that compute their attention by themselves, as some image encoders do, go on doing so; a
-    `UserWarning` lists them.
-
-    Raises:
-        ConfigError: if it is no transformers model, if a part of it ignores attn_implementation or none of it takes
-            its attention from outside (named; nothing is changed then), or if transformers is not installed.
-    """
-    turn(model)
-    if left := unswitched(model):
-        warnings.warn(
-            f"switch(model): these parts of {type(model).__name__} compute their attention by themselves, and headwise "
-            f"does not: {_listed(left)}",
-            UserWarning,
-            stacklevel=2,
-        )
-    return model
-
-
-def unswitched(model: nn.Module) -> dict[str, str]:
-    """The attention modules of a transformers model that `switch` leaves as they are: name → class."""
+def left(model: nn.Module) -> dict[str, str]:
+    """The attention modules of a transformers model that `turn` leaves as they are: name → class."""
     return left_out(model, [name for name, module in model.named_modules() if calls_interface(module)])
 
 
-def turn(model: Any) -> Any:
-    """`switch` without its warning."""
+def turn(model: Any) -> None:
+    """Let headwise compute the attention of a loaded transformers model, all its parts included, in place.
+
+    Modules in it that compute their attention by themselves, as some image encoders do, continue to do so.
+
+    Raises:
+        ConfigError: if a part of it ignores attn_implementation or none of it takes its attention from outside (named;
+            nothing is changed then), or if transformers is too old.
+    """
     pretrained = library("modeling_utils").PreTrainedModel
-    if not isinstance(model, pretrained):
-        hint = "; for nn.MultiheadAttention call headwise.swap(model)" if isinstance(model, nn.Module) else ""
-        raise ConfigError(f"switch(model): expected a transformers model, got {type(model).__name__}{hint}")
     parts = [part for part in model.modules() if isinstance(part, pretrained)]
     for part in parts:
         if not part._can_set_attn_implementation():
             raise ConfigError(
-                f"switch(model): {type(part).__name__} computes its attention by itself and ignores "
+                f"{type(part).__name__} computes its attention by itself and ignores "
                 f"attn_implementation, so headwise cannot compute it"
             )
     if not any(map(calls_interface, model.modules())):
-        left = unswitched(model)
+        others = left(model)
         raise ConfigError(
-            f"switch(model): {type(model).__name__} "
-            + (f"computes its attention by itself: {_listed(left)}" if left else "has no attention")
+            f"{type(model).__name__} "
+            + (f"computes its attention by itself: {_listed(others)}" if others else "has no attention")
         )
-    if _BEFORE in model.__dict__:
-        return model
     install()
     own = [module.config for module in model.modules() if calls_interface(module)]
     before = [(config, config._attn_implementation_internal) for config in _configs(own, model, parts)]
@@ -86,18 +66,20 @@ def turn(model: Any) -> Any:
     object.__setattr__(model, _BEFORE, before)
     stayed = sorted({type(part).__name__ for part in parts if part.config._attn_implementation != NAME})
     if stayed:
-        restore(model)
-        raise ConfigError(f"switch(model): {', '.join(stayed)} did not take attn_implementation='headwise'")
-    return model
+        turn_back(model)
+        raise ConfigError(f"{', '.join(stayed)} did not take attn_implementation='headwise'")
 
 
-def restore(model: Any) -> Any:
-    """Put back what computed the attention of a switched model, part by part; gives the model back."""
-    for config, implementation in model.__dict__.get(_BEFORE, ()):
+def turn_back(model: Any) -> None:
+    """Put back what computed the attention of a model before `turn`, part by part."""
+    for config, implementation in model.__dict__[_BEFORE]:
         config._attn_implementation_internal = implementation
-    if _BEFORE in model.__dict__:
-        object.__delattr__(model, _BEFORE)
-    return model
+    object.__delattr__(model, _BEFORE)
+
+
+def was_turned(model: Any) -> bool:
+    """Whether `turn` was called for it, or for the model that it is a copy of."""
+    return _BEFORE in model.__dict__
 
 
 def _configs(own: list[Any], model: Any, parts: list[Any]) -> list[Any]:

@@ -1,16 +1,47 @@
-"""Masks of other libraries as ours: booleans, numbers that are added to scores, padding. No n×m copy is made of them.
+"""Masks given as tensors, as PyTorch and transformers do: booleans, numbers added to the scores, padding. No n×m copy
+is made of them.
 
-Functions take `before`: how many keys were put before those that the mask speaks of; every query may see them. Masks
-are looked through for what has a shorter name, but not where PyTorch records a graph, which has to hold for any mask.
+Most functions take `before`: the number of keys that precede those of the mask, which every query may attend to. The
+values of a mask are searched for a shorter form, such as `Lengths`, unless they are unknown, as in a graph.
 """
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwise.kernels.graph import in_graph
-from headwise.masks import Causal, Dense, Lengths, Mask, Sinks
+from headwise.errors import DTypeError, ShapeError
+from headwise.kernels.graph import has_no_numbers, in_graph
+from headwise.masks import Causal, Dense, Grid, Lengths, Mask, Sinks
 from headwise.scores import Bias, Score
+
+
+def of_argument(given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
+    """The mask and the scores of `mask=<tensor>` as `F.scaled_dot_product_attention` defines it: broadcastable to
+    [b, h, n, m], boolean with True = may attend, or floating and added to the scores, with gradients. A score of −∞
+    hides its key.
+
+    Raises:
+        DTypeError, ShapeError: naming what came and what was expected.
+    """
+    if given.dtype != torch.bool and not given.is_floating_point():
+        raise DTypeError(
+            f"mask: expected a boolean tensor (True = may attend) or a floating one (added to the scores), got "
+            f"{given.dtype}"
+        )
+    full = tuple(grid)
+    shape = (1,) * (4 - given.ndim) + tuple(given.shape)
+    if len(shape) > 4 or any(size not in (1, whole) for size, whole in zip(shape, full, strict=True)):
+        hint = "; a mask of each batch entry is [b, 1, n, m]" if given.ndim == 3 else ""
+        raise ShapeError(
+            f"mask: a tensor of shape {tuple(given.shape)} does not broadcast to [b, h, n, m] = {list(full)}{hint}"
+        )
+    b, _, n, m = full
+    cells = given.reshape(shape).expand(-1, -1, -1, m)
+    if shape[1] == shape[2] == 1:
+        cells = cells.expand(b, -1, -1, -1)  # padding has a length for each batch entry
+    if given.is_floating_point():
+        return of_additive(cells, n)
+    return (of_padding(cells[:, 0, 0], n) if shape[1] == shape[2] == 1 else of_boolean(cells.expand(-1, -1, n, -1))), ()
 
 
 def both(*masks: Mask | None) -> Mask | None:
@@ -27,7 +58,7 @@ def both(*masks: Mask | None) -> Mask | None:
 def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
     """Real keys [b, m], True where a token stands, for n queries: `Lengths` if they stand in one piece, as padding on
     either side leaves them, else a `Dense` whose rows share their memory."""
-    if in_graph():
+    if _unknown(real):
         return Dense(pad(real, (before, 0), value=True)[:, None, None, :].expand(-1, 1, n, -1))
     if bool(real.all()):
         return None
@@ -46,7 +77,7 @@ def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
 
 def of_boolean(allowed: Tensor, before: int = 0) -> Mask | None:
     """A boolean [b or 1, h or 1, n, m], True = may attend; it is looked through for what has a shorter name."""
-    if in_graph():
+    if _unknown(allowed):
         return Dense(pad(allowed, (before, 0), value=True))
     if bool(allowed.all()):
         return None
@@ -65,8 +96,8 @@ def of_additive(
     left of the others is a bias, which keeps their graph. NaN stays, to be seen in the output."""
     hidden = values.detach() <= lowest
     mask = None
-    compiling = in_graph()
-    if compiling or bool(hidden.any()):
+    unknown = _unknown(values)
+    if unknown or bool(hidden.any()):
         rows = hidden.shape[2]
         mask = (
             of_padding(~hidden[:, 0, 0], n, before)
@@ -74,6 +105,11 @@ def of_additive(
             else of_boolean(~hidden.expand(-1, -1, n, -1), before)
         )
     rest = values.masked_fill(hidden, 0.0)
-    if not compiling and not rest.requires_grad and bool((rest == 0.0).all()):
+    if not unknown and not rest.requires_grad and bool((rest == 0.0).all()):
         return mask, ()
     return mask, (Bias(pad(rest, (before, 0)) if before else rest),)
+
+
+def _unknown(x: Tensor) -> bool:
+    """Whether the values of a mask cannot be read now: a graph has to hold for any, and other tensors have none."""
+    return in_graph() or has_no_numbers(x)

@@ -1,0 +1,139 @@
+"""The attention of a model that headwise can compute, module by module, and who computes it now."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+
+from headwise.errors import ConfigError
+from headwise.models.adapters import torch
+from headwise.models.adapters.huggingface import switching
+from headwise.models.adapters.huggingface.interface import calls_interface, left_out
+from headwise.models.adapters.torch import MultiheadAttention
+from headwise.nn.base import AttentionLayer
+
+KNOWN = "headwise's own layers, nn.MultiheadAttention, and models of transformers"
+
+
+@dataclass(frozen=True)
+class Place:
+    """An attention module that can be watched.
+
+    Attributes:
+        name: its qualified name.
+        kind: "headwise", "torch" or "transformers".
+    """
+
+    name: str
+    module: nn.Module
+    kind: str
+
+
+def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
+    """The attention modules that headwise computes or can compute, in the order of registration; the modules to take
+    over for that (`take_over`); and those that it cannot compute, name → why."""
+    roots, refused = _transformers_models(model)
+    places: list[Place] = []
+    unwatched = dict(refused)
+    inside = {module: root for root in roots for module in root.modules()}
+    for name, module in model.named_modules():
+        kind = _kind(module, inside)
+        if kind is not None:
+            places.append(Place(name, module, kind))
+        elif isinstance(module, nn.MultiheadAttention):
+            unwatched[name] = f"{type(module).__name__} does more than nn.MultiheadAttention, whose place it takes"
+    for name, class_name in left_out(model, [*(place.name for place in places), *unwatched]).items():
+        unwatched[name] = f"{class_name} computes its attention by itself; known are {KNOWN}"
+    targets = [*roots, *(place.module for place in places if place.kind == "torch")]
+    return places, targets, unwatched
+
+
+# How many handles and records need headwise to compute a module, and the modules that were turned over for them.
+_users: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
+_turned: "WeakSet[nn.Module]" = WeakSet()
+
+
+def take_over(targets: Sequence[nn.Module], *, adopt: bool = False) -> None:
+    """Let headwise compute these until as many calls of `give_back`.
+
+    Args:
+        adopt: take those that are copies of modules taken over as taken over now, so that `give_back` puts back what
+            computed the originals.
+    """
+    for target in targets:
+        family = _family(target)
+        if not _users.get(target):
+            if not _ours(target):
+                family.turn(target)
+                _turned.add(target)
+            elif adopt and family.was_turned(target):
+                _turned.add(target)
+        _users[target] = _users.get(target, 0) + 1
+
+
+def give_back(targets: Sequence[nn.Module]) -> None:
+    """Put back what computed them before, unless someone else still needs it, or the user had them so."""
+    for target in targets:
+        _users[target] -= 1
+        if not _users[target]:
+            del _users[target]
+            if target in _turned:
+                _turned.discard(target)
+                _family(target).turn_back(target)
+
+
+def _family(target: nn.Module) -> Any:
+    return torch if isinstance(target, nn.MultiheadAttention) else switching
+
+
+def taken_anew(target: nn.Module) -> bool:
+    """Whether `take_over(adopt=True)` would change or adopt it."""
+    return not _ours(target) or _family(target).was_turned(target)
+
+
+def _ours(target: Any) -> bool:
+    if isinstance(target, nn.MultiheadAttention):
+        return isinstance(target, MultiheadAttention)
+    return bool(target.config._attn_implementation == "headwise")
+
+
+def _kind(module: nn.Module, inside: dict[nn.Module, nn.Module]) -> str | None:
+    if isinstance(module, AttentionLayer):
+        return "headwise"
+    if type(module) is nn.MultiheadAttention or isinstance(module, MultiheadAttention):
+        return "torch"
+    return "transformers" if module in inside and calls_interface(module) else None
+
+
+def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, str]]:
+    """The outermost models of transformers that headwise can compute, and why not the others."""
+    if "transformers" not in sys.modules:
+        return [], {}  # then the model is none of its
+    from transformers import PreTrainedModel
+
+    roots: list[nn.Module] = []
+    refused: dict[str, str] = {}
+    below: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and module not in below:
+            below |= set(module.modules())
+            if not any(map(calls_interface, module.modules())) and not switching.left(module):
+                continue  # there is no attention in it
+            try:
+                if not _ours(module):
+                    switching.turn(module)
+                    switching.turn_back(module)
+                roots.append(module)
+            except ConfigError as error:
+                refused[name] = str(error)
+    return roots, refused
+
+
+def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str, str]) -> ConfigError:
+    """The error of `caller` for a model of which nothing can be `done`."""
+    why = "".join(f"; {name or 'the model'}: {reason}" for name, reason in islice(refused.items(), 4))
+    return ConfigError(f"{caller}(model): {type(model).__name__} has no attention that can be {done} ({KNOWN}){why}")
