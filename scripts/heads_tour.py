@@ -169,7 +169,7 @@ def importance(tour: Tour) -> str:
     agreement = hw.rank_agreement(found)
     head, rows = agreement.table()
     worst = found[2].order()[::-1][:3]
-    rises = ", ".join(f"{head_name(*h)} {found[2].values[h[0]][h[1]]:+.3f}" for h in worst)
+    rises = ", ".join(f"{head_name(*h)} {float(found[2].column[h[0]][h[1]]):+.3f}" for h in worst)
     return "\n\n".join(
         [
             table(["method", "needed most", "needed least"], body),

@@ -109,6 +109,8 @@ RMSNorm, tied embedding; {decoder.num_parameters:,} weights) over single charact
 simplified and in traditional characters and on tiny Shakespeare. It ships in float16, {size:,} bytes with its
 vocabulary of {c.vocab_size - 256:,} characters and 256 bytes. It is small on purpose: it is there to be looked at.
 
+<!-- not run: takes an hour -->
+
 ```console
 {command}
 ```

@@ -221,24 +221,11 @@ def designs_named(source: str) -> set[str]:
     return found & classes_of_designs()
 
 
-# Files that name a design where they should ask it. The list only becomes shorter.
-NAME_DESIGNS = {
-    f"headwise.{name}"
-    for name in (
-        "edit.limits", "edit.merging", "models.headwise_designs", "parallel.heads", "parallel.sequence",
-        "telemetry.clip", "telemetry.gates",
-    )
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("module", [name for name in INSIDE if not name.startswith("headwise.nn.")])
 def test_only_nn_names_a_head_design(module):
     """Everything else finds designs through `headwise.nn.registry.DESIGNS`; the front door says where names are."""
     named = designs_named(MODULES[module].read_text(encoding="utf-8"))
-    if module in NAME_DESIGNS:
-        assert named, f"{module} names no design any more: take it from NAME_DESIGNS"
-    else:
-        assert named == set(), "ask the design, through headwise.nn.registry.DESIGNS"
+    assert named == set(), "ask the design, through headwise.nn.registry.DESIGNS"
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def word(value: Any, at: str) -> str:
     """A string that stands at `at`."""
     found: str = _of(str, "a string", value, at)
     if any(0xD800 <= ord(c) <= 0xDFFF for c in found):
-        raise CheckpointError(f"{at}: half of a surrogate pair, which is no text")
+        raise CheckpointError(f"{at}: half of a surrogate pair, which is not valid text")
     return found
 
 

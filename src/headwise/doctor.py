@@ -1,6 +1,6 @@
-"""What this machine runs: kernels, which of them `auto` picks and why not the others, the compiled library, versions.
+"""Reports which kernels run on this machine, which one "auto" selects and why, the compiled library, and versions.
 
-`headwise doctor` prints it; `headwise doctor --json` is what a bug report should hold.
+`headwise doctor` prints the report; include `headwise doctor --json` in a bug report.
 """
 
 import os
@@ -25,7 +25,7 @@ from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
 
 PACKAGES = ("headwise", "torch", "numpy", "safetensors", "triton", "transformers", "scipy", "matplotlib")
-# What a target's code may use, in the words of Linux's /proc/cpuinfo; CMakeLists.txt has the compiler's.
+# Instructions that each target uses, as named in Linux's /proc/cpuinfo; CMakeLists.txt has the compiler's names.
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 NEEDS = dict(zip(compiled.TARGETS, ((), AVX2, AVX512, (*AVX512, "avx512_bf16")), strict=True))
@@ -33,7 +33,7 @@ NEEDS = dict(zip(compiled.TARGETS, ((), AVX2, AVX512, (*AVX512, "avx512_bf16")),
 
 @dataclass(frozen=True)
 class Target:
-    """One level of instructions: whether the library holds it, and what of it the CPU lacks (None: unknown here)."""
+    """An instruction set: whether the library contains it, and which features the CPU lacks (None: unknown)."""
 
     name: str
     compiled: bool
@@ -42,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Native:
-    """The compiled library: `reason` says why it is not loaded, or is None; `forced` is HEADWISE_TARGET."""
+    """The compiled library. reason: why it is not loaded, or None. forced: the value of HEADWISE_TARGET."""
 
     path: str
     reason: str | None
@@ -54,7 +54,7 @@ class Native:
 
 @dataclass(frozen=True)
 class Choice:
-    """A typical call: the kernel that "auto" picks (None: it raises), and why each one that refuses does so."""
+    """A typical call: the kernel that "auto" selects (None: it raises), and why the others do not support the call."""
 
     call: str
     picked: str | None
@@ -63,7 +63,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Examination:
-    """All that `headwise doctor` says; `dataclasses.asdict` makes JSON of it."""
+    """The report of `headwise doctor`; `dataclasses.asdict` converts it to JSON."""
 
     versions: dict[str, str | None]
     machine: dict[str, str | int | None]
@@ -74,7 +74,7 @@ class Examination:
 
 
 def examine() -> Examination:
-    """Look at this process: nothing is written, downloaded or timed."""
+    """Examine this process; nothing is written, downloaded or timed."""
     return Examination(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         machine=_machine(),
@@ -86,12 +86,12 @@ def examine() -> Examination:
 
 
 def print_examination(found: Examination, console: Console) -> None:
-    """Versions and machine, the compiled library, then a line for each typical call."""
+    """Print versions, machine, the compiled library, and a row per typical call."""
     facts = {name: version or "not installed" for name, version in found.versions.items()}
     facts |= {name: "none" if value is None else str(value) for name, value in found.machine.items()}
     facts |= _native_facts(found.native)
-    facts["kernels"] = f"auto tries {', then '.join(found.automatic)}; only by name: {', '.join(found.named)}"
-    # What the environment asks for and nobody can do stops every call alike, and is said once.
+    facts["kernels"] = f"auto tries {', then '.join(found.automatic)}; available by name only: {', '.join(found.named)}"
+    # A setting in the environment that no kernel supports affects every call, and is printed once.
     errors = {choice.refusals.get("auto") for choice in found.choices if choice.picked is None}
     everywhere = errors.pop() if len(errors) == 1 and all(choice.picked is None for choice in found.choices) else None
     if everywhere is not None and everywhere != found.native.reason:
@@ -102,8 +102,8 @@ def print_examination(found: Examination, console: Console) -> None:
     if everywhere is not None:
         return
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column("a call")
-    table.add_column("auto picks", no_wrap=True)
+    table.add_column("call")
+    table.add_column("selected", no_wrap=True)
     table.add_column("why not the others", overflow="fold")
     for choice in found.choices:
         refusals = Text("\n").join(Text(f"{name}: {why}") for name, why in choice.refusals.items())
@@ -152,7 +152,7 @@ def _native() -> Native:
 
 
 def _native_facts(native: Native) -> dict[str, str]:
-    """The library in words: where it is, what it runs, and why nothing faster."""
+    """The library as facts: its path, the target in use, and why faster targets are not."""
     facts = {"compiled kernels": native.path}
     if native.reason is not None:
         return facts | {"not loaded": native.reason}
@@ -163,17 +163,17 @@ def _native_facts(native: Native) -> dict[str, str]:
     names = [target.name for target in native.targets]
     for target in native.targets[names.index(str(native.target)) + 1 :]:
         if not target.compiled:
-            why = "not compiled in: another processor, or an older compiler"
+            why = "not compiled: built for another processor or with an older compiler"
         elif target.lacking:
             why = f"the CPU lacks {', '.join(target.lacking)}"
         else:
-            why = "left out by HEADWISE_TARGET" if native.forced else "not chosen"
+            why = "disabled by HEADWISE_TARGET" if native.forced else "not chosen"
         facts[f"not {target.name}"] = why
     return facts
 
 
 def _cpuinfo(field: str) -> str:
-    """The first CPU's line of that name in Linux's /proc/cpuinfo, or nothing."""
+    """The first line with this field in Linux's /proc/cpuinfo, or ""."""
     if sys.platform != "linux":
         return ""
     found = re.search(rf"^{field}\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
@@ -190,14 +190,14 @@ def _choice(words: str, call: Call) -> Choice:
 
 def _typical_calls() -> Iterator[tuple[str, Call]]:
     full, causal = Everything(), Causal()
-    yield "a text of 1024 tokens, float32", _call(1024, 1024, full)
+    yield "1024 tokens, float32", _call(1024, 1024, full)
     yield "causal, float32", _call(1024, 1024, causal)
     yield "causal, bfloat16", _call(1024, 1024, causal, torch.bfloat16)
     yield "causal, with gradients", _call(1024, 1024, causal, gradients=True)
     yield "causal, with gradients and dropout", _call(1024, 1024, causal, gradients=True, dropout_p=0.1)
-    yield "causal in a window of 128", _call(1024, 1024, causal & Window(128))
-    yield "texts of several lengths, padded", _call(1024, 1024, Lengths(torch.tensor([700])))
-    yield "one step of decoding, 3 key heads", _call(1, 1024, causal, h_kv=3)
+    yield "causal, sliding window of 128", _call(1024, 1024, causal & Window(128))
+    yield "padded sequences", _call(1024, 1024, Lengths(torch.tensor([700])))
+    yield "one decoding step, 3 KV heads", _call(1, 1024, causal, h_kv=3)
     if torch.cuda.is_available():
         yield "causal, bfloat16, on the GPU", _call(1024, 1024, causal, torch.bfloat16, device="cuda")
 

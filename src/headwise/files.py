@@ -44,7 +44,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or " ".join(str(error).split())
         raise CheckpointError(
-            f"{os.fspath(path)!r} could not be written ({why}); what was there before is untouched"
+            f"{os.fspath(path)!r} could not be written ({why}); the previous content is untouched"
         ) from error
 
 

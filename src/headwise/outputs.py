@@ -37,7 +37,7 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
         if missing and os.path.lexists(home / missing[0]):
             raise _refused(target, option, f"{str(home / missing[0])!r} is a link to nothing")
         if not folder and target.exists() and not target.is_file():
-            raise _refused(target, option, "it is a folder, a pipe or a device; expected the name of a file")
+            raise _refused(target, option, "it is a folder, a pipe or a device; expected a file name")
         if not missing:
             sweep(home)
         handle, probe = tempfile.mkstemp(".headwise.tmp", ".probe.", home)
@@ -118,8 +118,8 @@ def _locked(file: Path, home: Path, made: list[Path], target: Path, option: str)
             holder = os.read(handle, 100).decode("utf-8", "replace").strip()
             os.close(handle)
             raise ConfigError(
-                f"{_named(target, option)}: another run{f' ({holder})' * bool(holder)} is writing it; wait for its "
-                f"end, or give another name"
+                f"{_named(target, option)}: another run{f' ({holder})' * bool(holder)} is writing it; wait "
+                f"until it ends, or give another name"
             )
         if got is None or is_at(handle, file):
             with suppress(OSError):

@@ -50,7 +50,7 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
         raise CheckpointError(f"it is truncated or damaged: {error}") from None
     written = header.pop(CHECKSUM, None)
     if written is None or written != _checksum(tensors, header):
-        raise CheckpointError(f"it is damaged: its contents do not have the {CHECKSUM} that its header holds")
+        raise CheckpointError(f"it is damaged: its contents do not match the {CHECKSUM} in its header")
     return tensors, header
 
 

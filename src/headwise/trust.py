@@ -40,14 +40,15 @@ def check_config(config: Mapping[str, Any], path: str | os.PathLike[str]) -> Non
         if key in REFUSED and value not in (None, False):
             raise _refused(path, name, value, REFUSED[key])
         if key == "transformers_weights" and value not in (None, *WEIGHTS):
-            raise _refused(path, name, value, f"names other weights; expected {WEIGHTS[0]}")
+            raise _refused(path, name, value, f"refers to other weight files; expected {WEIGHTS[0]}")
 
 
 def check_folder(folder: Path) -> None:
     """CheckpointError if a folder holds an adapter: its weights belong to another model, which would be fetched."""
     if (folder / ADAPTER).exists():
         raise CheckpointError(
-            f"{str(folder)!r} holds an adapter ({ADAPTER}); merge it into its model and save that, or remove the file"
+            f"{str(folder)!r} contains an adapter ({ADAPTER}); merge it into its model and save the result, "
+            f"or remove the file"
         )
 
 

@@ -26,6 +26,7 @@ from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels import use_kernel
 from headwise.models.find import find_heads
 from headwise.models.taps import scale_heads
+from headwise.table import show
 
 HEADS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]  # of `stack`
 
@@ -60,8 +61,7 @@ def test_gradients_are_differences_of_losses(kind: str, step: float, near: float
     assert np.allclose(each.flat, np.abs(signed).mean(0), atol=near * scale)
     assert np.allclose(mean.flat, np.abs(signed.mean(0)), atol=near * scale)
     assert not np.allclose(each.flat, mean.flat, rtol=0.05)
-    assert each.errors is not None
-    assert np.allclose(np.concatenate(each.errors), np.abs(signed).std(0, ddof=1) / math.sqrt(3), atol=near * scale)
+    assert np.allclose(each.column.flat_error, np.abs(signed).std(0, ddof=1) / math.sqrt(3), atol=near * scale)
     assert each.loss == pytest.approx(np.mean([loss_fn(model, b).item() for b in batches]))
 
 
@@ -103,7 +103,8 @@ def test_taylor_sums_tokens_and_is_at_least_the_gradient() -> None:
 def test_layers_are_divided_by_their_norms() -> None:
     found = gradient_importance(stack(), vectors(), square_loss)
     normalised = found.normalised()
-    for row, before, error, raw in zip(normalised.values, found.values, normalised.errors, found.errors, strict=True):  # type: ignore[arg-type]
+    rows = zip(normalised.column, found.column, normalised.column.error, found.column.error, strict=True)
+    for row, before, error, raw in rows:
         assert np.linalg.norm(row) == pytest.approx(1)
         assert np.allclose(row * np.linalg.norm(before), before)
         assert np.allclose(error * np.linalg.norm(before), raw)
@@ -140,9 +141,9 @@ def test_ablation_by_zero_is_a_model_without_the_slice_of_the_output_matrix() ->
             cut.layers[layer].per_head_weights()["o"][head].zero_()
         rises = [square_loss(cut, b).item() - square_loss(model, b).item() for b in batches]
         assert np.allclose(found.samples[:, i], rises, atol=1e-12)  # type: ignore[index]
-        assert found.values[layer][head] == pytest.approx(np.mean(rises), abs=1e-12)
-        assert found.errors[layer][head] == pytest.approx(np.std(rises, ddof=1) / math.sqrt(3))  # type: ignore[index]
-    assert found.heads == HEADS
+        assert found.column[layer][head].item() == pytest.approx(np.mean(rises), abs=1e-12)
+        assert found.column.error[layer][head].item() == pytest.approx(np.std(rises, ddof=1) / math.sqrt(3))
+    assert list(found.table.places) == HEADS
     assert np.abs(found.flat).min() > 1e-6
 
 
@@ -267,24 +268,24 @@ def test_results_print_themselves_and_become_json(method: Callable[..., HeadImpo
     assert len(lines) == 4
     assert lines[0].startswith(found.method)
     assert len(lines[1]) == len(lines[3]) > len(lines[2])  # the first layer has two heads less
-    assert lines[2].split()[-3:] == [f"{x:.4g}" for x in found.values[0]]
-    assert lines[3].split()[-5:] == [f"{x:.4g}" for x in found.values[1]]
+    assert lines[2].split()[-3:] == [show.number(float(x)) for x in found.column[0]]
+    assert lines[3].split()[-5:] == [show.number(float(x)) for x in found.column[1]]
     assert "layers.1" in found._repr_html_()
     back = json.loads(json.dumps(found.to_dict()))
-    assert [len(row) for row in back["values"]] == [3, 5]
-    assert back["values"][1] == found.values[1].tolist()
+    assert back["values"][back["method"]] == found.flat.tolist()
+    assert back["layer"] == [0] * 3 + [1] * 5
 
 
 def test_one_batch_has_no_standard_error() -> None:
     found = ablation_importance(stack(), vectors(1), square_loss)
-    assert all(np.isnan(row).all() for row in found.errors)  # type: ignore[union-attr]
-    assert found.to_dict()["errors"][0] == [None] * 3
+    assert found.column.flat_error.isnan().all()
+    assert found.to_dict()["values"][f"{found.method} error"] == [None] * 8
     assert "±" not in str(found)
 
 
 def test_order_is_least_important_first() -> None:
     values = (np.array([0.3, -0.1]), np.array([0.2, 0.3, 0.0]))
-    found = HeadImportance("made up", "loss", ("a", "b"), values, None, None, 1.0)
+    found = HeadImportance.of("made up", "loss", ("a", "b"), values, loss=1.0)
     assert found.order() == [(0, 1), (1, 2), (1, 0), (0, 0), (1, 1)]
 
 
@@ -292,8 +293,8 @@ def test_chosen_sites_only() -> None:
     model, batches = stack(), vectors()
     whole = ablation_importance(model, batches, square_loss)
     last = ablation_importance(model, batches, square_loss, sites=find_heads(model)[1:])
-    assert last.names == ("layers.1",)
-    assert np.array_equal(last.values[0], whole.values[1])
+    assert last.table.layers == ("layers.1",)
+    assert np.array_equal(last.column[0], whole.column[1])
 
 
 def broken(layer: int, head: int) -> Any:

@@ -27,7 +27,7 @@ HEADS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
 
 def made_up(name: str, values: np.ndarray, cut: int = 3) -> HeadImportance:
     rows = (values[:cut].astype(float), values[cut:].astype(float))
-    return HeadImportance(name, "loss", ("a", "b"), rows, None, None, 1.0)
+    return HeadImportance.of(name, "loss", ("a", "b"), rows, loss=1.0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -41,6 +41,14 @@ def test_rank_correlation_is_that_of_scipy(seed: int, heads: int, levels: int) -
         found = rank_agreement([made_up("a", a), made_up("b", b)], resamples=2)
         assert found.rho[0, 1] == pytest.approx(spearmanr(a, b).statistic, abs=1e-12)
         assert found.rho[1, 0] == found.rho[0, 1]
+
+
+def test_the_columns_of_a_table_are_compared_like_methods() -> None:
+    rng = np.random.default_rng(5)
+    one, two, three = (made_up(name, rng.standard_normal(11)) for name in "abc")
+    merged = one.table.merge(two.table.sort("b"), three.table)
+    found, expected = (rank_agreement(given, resamples=7) for given in (merged, [one, two, three]))
+    assert found.to_dict() == expected.to_dict()
 
 
 def test_methods_that_agree_do_so_beyond_chance_and_others_do_not() -> None:

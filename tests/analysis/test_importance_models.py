@@ -68,8 +68,8 @@ def test_ablation_by_zero_is_that_of_the_model_with_the_rows_cut(make: Any) -> N
     model, batches = made(make), texts()
     found = ablation_importance(model, batches, token_loss)
     sites = find_heads(model)
-    assert [len(row) for row in found.values] == [site.num_heads for site in sites]
-    for i, (layer, head) in enumerate(found.heads):
+    assert [len(row) for row in found.column] == [site.num_heads for site in sites]
+    for i, (layer, head) in enumerate(found.table.places):
         cut = copy.deepcopy(model)
         site = find_heads(cut)[layer]
         part = next(part for part in site.parts() if part.letter == "o")
@@ -148,7 +148,7 @@ def test_a_module_that_is_called_twice_is_one_layer() -> None:
     with torch.no_grad():
         cut.attention.out_proj.weight[:, 7:] = 0
         rise = np.mean([loss_fn(cut, x).item() - loss_fn(model, x).item() for x in batches])
-    assert zero.values[0][1] == pytest.approx(rise, abs=1e-12)
+    assert zero.column[0][1].item() == pytest.approx(rise, abs=1e-12)
     for x in batches:
         loss_fn(model, x).backward()
     weight = model.attention.out_proj.weight

@@ -59,7 +59,7 @@ def test_train_another_design_then_see_and_write_with_it(headwise: Command, tmp_
     seen = headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html")
     assert seen.code == 0, seen.err
     assert "1 layers × 4 heads (sparse_mixture, 2 of keys and values)" in seen.out
-    assert "did not choose the head" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert "did not select the head" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
 def test_reconstruct_writes_its_report(headwise: Command, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_trace_and_measures_print(headwise: Command) -> None:
         (["train", "long.txt", "--out", "o", "--design", "wings"], ["design='wings'", "expected one of"]),
         (["train", "long.txt", "--out", "o", "--design", "convolution"], ["design='convolution'", "causal mask"]),
         (["train", "long.txt", "--out", "o", "--design", "gqa"], ["num_kv_heads", "gqa needs it"]),
-        (["train", "long.txt", "--out", "o", "--set", "top_k=2"], ["'top_k'", "multi_head takes"]),
+        (["train", "long.txt", "--out", "o", "--set", "top_k=2"], ["'top_k' is not an option of multi_head"]),
         (["train", "long.txt", "--out", "o", "--set", "top_k"], ["--set 'top_k'", "NAME=VALUE"]),
         (["trace", "--design", "convolution", "--causal"], ["mask", "ConvolutionAttention takes none"]),
         (["trace", "--d-model", "7", "--num-heads", "2"], ["d_model=7 is not divisible by num_heads=2"]),

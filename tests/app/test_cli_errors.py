@@ -21,7 +21,7 @@ NAMES = [command.callback.__name__ for command in app.registered_commands if com
 def test_an_option_that_no_command_has(headwise: Command, name: str) -> None:
     done = headwise(name, "--wings")
     assert (done.code, done.out) == (2, "")
-    assert re.fullmatch(rf"error: No such option: --wings.*; headwise {name} -h says what it takes\n", done.err)
+    assert re.fullmatch(rf"error: No such option: --wings.*; headwise {name} -h lists the options\n", done.err)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,7 @@ def test_a_folder_where_a_file_is_to_be_written_is_told_before_anything_else(
     (tmp_path / "folder").mkdir()
     done = headwise(*args)
     assert (done.code, done.out) == (2, "")
-    assert re.fullmatch(
-        r"error: --\w+ 'folder': is a folder; expected the name of a file, such as \w+\.\w+\n", done.err
-    )
+    assert re.fullmatch(r"error: --\w+ 'folder': is a folder; expected a file name, such as \w+\.\w+\n", done.err)
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 
 

@@ -36,7 +36,7 @@ def test_every_kernel_is_named(found: Examination) -> None:
     ("words", "options"),
     [
         ("causal, float32", {"mask": Causal()}),
-        ("causal in a window of 128", {"mask": Causal() & Window(128)}),
+        ("causal, sliding window of 128", {"mask": Causal() & Window(128)}),
         ("causal, with gradients and dropout", {"mask": Causal(), "dropout_p": 0.1}),
     ],
 )
@@ -89,7 +89,7 @@ def test_table_names_every_call_and_kernel(width: int, found: Examination, capsy
     assert all(name in out for name in KERNELS)
     assert all(choice.call.split()[0] in out for choice in found.choices)
     assert torch.__version__ in out
-    assert max(map(len, out.partition("a call")[2].splitlines())) <= width
+    assert max(map(len, out.partition("\ncall ")[2].splitlines())) <= width
     assert "\x1b" not in out  # no colours into a pipe
 
 
@@ -111,8 +111,8 @@ def test_loaded_library_is_described(found: Examination, capsys: pytest.CaptureF
     ("target", "forced", "words"),
     [
         (Target("avx512", True, ["avx512f"]), None, "the CPU lacks avx512f"),
-        (Target("avx512", False, []), None, "not compiled in"),
-        (Target("avx512", True, []), "avx2", "left out by HEADWISE_TARGET"),
+        (Target("avx512", False, []), None, "not compiled"),
+        (Target("avx512", True, []), "avx2", "disabled by HEADWISE_TARGET"),
     ],
 )
 def test_why_nothing_faster_runs(target: Target, forced: str | None, words: str) -> None:

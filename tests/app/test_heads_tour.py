@@ -74,8 +74,8 @@ def headers(markdown: str) -> list[str]:
 
 def test_a_watched_training_tells_where_its_record_and_picture_lie(watched: tuple[Path, str]) -> None:
     out, printed = watched
-    assert f"{out / 'heads.jsonl'} holds what every head did" in printed
-    assert f"{out / 'heads.png'} shows when they took up their roles" in printed
+    assert f"Wrote the roles of all heads at each evaluation to {out / 'heads.jsonl'}." in printed
+    assert f"Wrote a plot of the roles over training to {out / 'heads.png'}." in printed
     lines = [json.loads(line) for line in (out / "heads.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["step"] for line in lines[1:]] == [0, 2, 4]
     assert (out / "heads.png").read_bytes().startswith(b"\x89PNG")

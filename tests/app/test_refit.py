@@ -58,7 +58,7 @@ def test_named_heads_go_and_the_rest_computes_what_silencing_them_gave(headwise,
         "--json", told, answer="y\n",
     )  # fmt: skip
     assert done.code == 0, done.err
-    assert f"write to {out}? [y/N]" in done.out
+    assert f"Write to {out}? [y/N]" in done.out
     assert (model_folder / "model.safetensors").read_bytes() == before
     whole, pruned = load_model(model_folder)[0], load_model(out)[0]
     assert [site.num_heads for site in hw.find_heads(pruned)] == [3, 4]
@@ -95,8 +95,11 @@ def test_the_least_important_heads_go(headwise, model_folder, text, tmp_path, by
     assert png.read_bytes().startswith(b"\x89PNG")
     plan = numbers(told)["plan"]
     assert numbers(told)["written"] is None
-    values = plan["importance"]["values"]
-    ranked = sorted(((layer, head) for layer in range(2) for head in range(5)), key=lambda at: values[at[0]][at[1]])
+    told = plan["importance"]
+    places = list(zip(told["layer"], told["head"], strict=True))
+    assert sorted(places) == [(layer, head) for layer in range(2) for head in range(5)]
+    values = dict(zip(places, told["values"][told["method"]], strict=True))
+    ranked = sorted(places, key=values.__getitem__)
     left, wanted = [5, 5], []
     for layer, head in ranked:
         if left[layer] > 1 and len(wanted) < 4:
@@ -316,7 +319,7 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
     (tmp_path / "other.json").write_text(json.dumps({**content, "layers": [layer]}))
     other = headwise(*common, "--budget", tmp_path / "other.json")
     assert other.code == 2
-    assert "budget: is for layers of [5] key heads; this model has [5, 5]" in other.err
+    assert "budget: was made for layers of [5] KV heads; this model has [5, 5]" in other.err
 
 
 @pytest.mark.parametrize(
@@ -330,7 +333,7 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
         (["prune", "--heads", "0.1,0.1"], ["--heads 0.1", "twice"]),
         (["prune", "--heads", "0-1"], ["'0-1'", "LAYER.HEAD"]),
         (["prune", "--heads", "1.0,1.1,1.2,1.3,1.4"], ["all 5 heads of layer 1", "at least one"]),
-        (["prune", "--heads", "0.1", "--by", "gates"], ["--heads", "no --by"]),
+        (["prune", "--heads", "0.1", "--by", "gates"], ["--heads cannot be combined with --by"]),
         (["prune"], ["nothing given", "--max-loss"]),
         (["prune", "--remove", "2", "--share", "0.5"], ["--remove and --share given"]),
         (["prune", "--remove", "9"], ["--remove 9", "at most 8"]),
@@ -347,7 +350,7 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
         (["budget", "--window", "24"], ["--window 24", "24 tokens"]),
         (["budget", "--window", "5", "--threshold", "1.5"], ["threshold=1.5"]),
         (["budget", "--window", "5", "--lengths", "many"], ["--lengths 'many'"]),
-        (["budget", "--out", "short.txt"], ["short.txt", "there already"]),
+        (["budget", "--out", "short.txt"], ["short.txt", "already exists"]),
         (["write", "--budget", "short.txt"], ["short.txt", "cannot be read"]),
     ],
 )  # fmt: skip
@@ -376,7 +379,7 @@ def test_without_a_yes_nothing_is_written(headwise, model_folder, text, tmp_path
     for answer in ("", None):
         unanswered = headwise(*given, answer=answer)
         assert unanswered.code == 2
-        assert "there was no answer, so nothing was written" in unanswered.err
+        assert "no answer on standard input, so nothing was written" in unanswered.err
     assert not out.exists()
 
 
@@ -385,7 +388,7 @@ def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model
     given = ("prune", "--file", text, "--heads", "0.1", "--windows", 1, "--yes")
     refused = headwise(*given, "--model", model_folder, "--out", model_folder, "--force")
     assert refused.code == 2
-    assert "a source is never overwritten" in refused.err
+    assert "the source is never overwritten" in refused.err
     out = tmp_path / "out"
     out.mkdir()
     (out / "model.safetensors").write_text("an old one")

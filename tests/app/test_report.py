@@ -246,7 +246,7 @@ def test_it_is_written_whole_and_in_chinese(model: Model, tmp_path: Path) -> Non
         ({"tokens": torch.zeros(1, 7, dtype=torch.long)}, ShapeError, "1 × 7"),
         ({"tokens": torch.zeros(1, 9)}, hw.DTypeError, "integers"),
         ({"pieces": "abcdefghi"}, hw.DTypeError, "list of strings"),
-        ({"pieces": [["a"] * 9, ["a"] * 8]}, ShapeError, "as many tokens"),
+        ({"pieces": [["a"] * 9, ["a"] * 8]}, ShapeError, "the same number of tokens"),
         ({"tokens": torch.zeros(2, 9, dtype=torch.long), "pieces": ["a"] * 9}, ShapeError, "one for each token"),
         ({"tokens": torch.zeros(9, dtype=torch.long), "tokenizer": object()}, ConfigError, "convert_ids_to_tokens"),
         ({"decoder_pieces": ["a"] * 9}, ShapeError, "no cross attention"),
@@ -265,5 +265,5 @@ def test_a_record_without_maps_is_refused(model: Model) -> None:
         hw.report(watched(model[0], ids, maps="none"))
     with pytest.raises(ConfigError, match="has not measured"):
         hw.report(hw.watch(model[0], maps="lazy"))
-    with pytest.raises(ConfigError, match=r"expected what .* gives, got dict"):
+    with pytest.raises(ConfigError, match=r"expected the record of .*, got dict"):
         hw.report({})  # type: ignore[arg-type]

@@ -28,6 +28,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gated_output", {"gate": "channel", "num_kv_heads": 2, "value_dim": 5, "bias": True, "rotary": True}),
     ("convolution", {"bias": True, "sharpness": 2.0}),
 ]
+# Designs whose heads can be taken out, and the others.
+INDEPENDENT = [design for design in DESIGNS.values() if not design.coupling.at and not design.resizing.fixed]
+DEPENDENT = [design for design in DESIGNS.values() if design not in INDEPENDENT]
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + VARIANTS
 
 

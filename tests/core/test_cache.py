@@ -260,9 +260,11 @@ def test_keys_of_another_layer_or_dtype_are_refused_and_change_nothing(kind: str
     cache.append(*kv())
     before = cache.nbytes
     for sizes in ({"b": 1}, {"h": 1}, {"d": 6}):
-        with pytest.raises(ShapeError, match="do not fit those held"):
+        with pytest.raises(ShapeError, match="do not match the cached ones"):
             cache.append(*kv(**sizes))
-    with pytest.raises(ShapeError, match="do not fit those held"):  # values of another width, as of another design
+    with pytest.raises(
+        ShapeError, match="do not match the cached ones"
+    ):  # values of another width, as of another design
         cache.append(torch.ones(2, 3, 1, 8), torch.ones(2, 3, 1, 0))
     with pytest.raises(DTypeError, match=r"torch\.bfloat16.*torch\.float32; use a new cache"):
         cache.append(*kv(dtype=torch.bfloat16))
@@ -277,7 +279,7 @@ def test_keys_of_another_layer_or_dtype_are_refused_and_change_nothing(kind: str
 def test_a_layer_of_another_design_is_told() -> None:
     cache, x = KVCache(), given(dtype=torch.float32)
     design("multi_head", {}, dtype=torch.float32)(x, mask=Causal(), cache=cache)
-    with pytest.raises(ShapeError, match=r"do not fit those held.*each layer, each design"):
+    with pytest.raises(ShapeError, match=r"do not match the cached ones.*each layer, each design"):
         design("latent", {}, dtype=torch.float32)(x, mask=Causal(), cache=cache)
     with pytest.raises(DTypeError, match="float64"):
         design("multi_head", {})(x.double(), mask=Causal(), cache=cache)

@@ -367,7 +367,7 @@ def test_roofline_changes_sides_at_the_ridge() -> None:
         (
             lambda: attention_stages(counts_of("convolution", {"d_model": 8, "num_heads": 3}), Work(1, 5, 5)),
             ConfigError,
-            ["causal=True", "no mask"],
+            ["causal=True", "does not support masks"],
         ),
         (lambda: Work(0, 1, 1), ConfigError, ["batch=0"]),
         (lambda: Work(1, 3, 2), ConfigError, ["queries=3", "keys=2"]),

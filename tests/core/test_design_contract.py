@@ -16,6 +16,7 @@ from headwise.lm.loading.remarks import remarks_on_map
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.nn.base import AttentionLayer
 from headwise.nn.counts import counts_of, sizes_of, summary_of
+from headwise.nn.layout import Coupling, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.named import build, names, options_of
 from headwise.nn.notes import Notes, Preset, Words
@@ -54,6 +55,11 @@ class Doubled(ProjectedLayer):
         ),
     )
 
+    coupling = Coupling("output", "the heads are added up before W_O")
+    resizing = Resizing()
+    beyond_attend = ""
+    layout = ProjectedLayer.layout
+
     def __init__(self, d_model: int, num_heads: int, *, factor: int = 2, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)
         self.factor = factor
@@ -64,6 +70,9 @@ class Doubled(ProjectedLayer):
 
     def output(self, concat: Tensor) -> Tensor:
         return self.factor * self.o_proj(concat)
+
+    def last_weights(self) -> list[Tensor]:
+        return [self.o_proj.weight]
 
     @staticmethod
     def costs(d_model: int, num_heads: int, *, factor: int = 2, **options: Any) -> Counts:

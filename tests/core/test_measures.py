@@ -342,14 +342,14 @@ def test_what_is_not_finite_is_reported(where: str) -> None:
     if where == "v":
         assert result.nonfinite_values is not None
         assert result.nonfinite_values.tolist() == [[0, 0, 0], [0, 0, 1]]
-        assert "non-finite v" in repr(result)
+        assert "nonfinite_values" in repr(result)
         return
     touched = [2] if where == "q" else [4, 5]
     assert result.nonfinite[1].nonzero().flatten().tolist() == touched
     assert result.nonfinite[0].sum() == 0
     assert all(result[name][1, h].isnan() for name in result for h in touched)
     assert torch.isfinite(result["entropy"][0]).all()
-    assert "non-finite rows" in repr(result)
+    assert "nonfinite_rows" in repr(result)
 
 
 def test_results_print_as_tables() -> None:
@@ -357,9 +357,29 @@ def test_results_print_as_tables() -> None:
     _, amap = attend(q, k, v, return_map=True)
     result = amap.measure("entropy", "sink_mass")
     lines = repr(result).splitlines()
-    assert lines[0].split() == ["batch", "head", "entropy", "sink_mass"]
+    assert lines[0].split() == ["batch", "head", "entropy", "(nats)", "sink_mass", "(mass)"]
     assert len(lines) == 7
     assert result._repr_html_().count("<tr>") == 7
+
+
+def test_a_table_of_the_batch_is_what_merging_its_entries_gives() -> None:
+    q, k, v = qkv(b=3)
+    k[1, 0, 2] = torch.nan
+    v[2, 1, 5, 0] = torch.inf
+    mask = MASKS["causal"](3, 37, 53)
+    names = list(MEASURES)
+    result = attend(q, k, v, mask=mask, return_map=True)[1].measure(*names)
+    parts = [attend(q[i : i + 1], k[i : i + 1], v[i : i + 1], mask=mask, return_map=True)[1] for i in range(3)]
+    merged = parts[0].measure(*names).merge(parts[1].measure(*names)).merge(parts[2].measure(*names))
+    table = result.table()
+    assert (table.heads, table["entropy"].unit, table["entropy"].range) == ((tuple(range(6)),), "nats", "0 to ln(keys)")
+    for name in names:
+        torch.testing.assert_close(table[name][0], merged[name][0].double(), rtol=1e-6, atol=1e-7, equal_nan=True)
+        assert torch.equal(result.table(entry=-1)[name][0], result[name][2].double())
+    assert table["nonfinite_rows"][0].tolist() == result.nonfinite.sum(0).tolist()
+    assert table["nonfinite_values"][0].sum() == 2  # both query heads of the KV head
+    with pytest.raises(ConfigError, match=r"table\(entry=3\): the batch has 3 entries"):
+        result.table(entry=3)
 
 
 def test_progress_reaches_its_end() -> None:

@@ -152,7 +152,7 @@ def test_a_file_is_no_folder_and_a_device_no_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="it is a file; expected a folder"):
         check_writable(tmp_path / "file", "--out", folder=True)
     for path in (tmp_path, "/dev/null"):
-        with pytest.raises(CheckpointError, match="it is a folder, a pipe or a device; expected the name of a file"):
+        with pytest.raises(CheckpointError, match="it is a folder, a pipe or a device; expected a file name"):
             check_writable(path, "--out")
     assert os.path.exists("/dev/null")
 

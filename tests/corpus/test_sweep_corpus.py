@@ -36,8 +36,8 @@ def test_files_folders_and_patterns_each_file_once(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("gone.txt", "does not exist"), ("*.foo", "no file is so called"), ("a.gz", "unpack it"), ("a.json", "JSON lines"),
-     ("folder", "holds no texts"), ("broken.parquet", "no Parquet file"), ("empty.txt", "the corpus is empty"),
+    [("gone.txt", "does not exist"), ("*.foo", "no file with"), ("a.gz", "decompress it"), ("a.json", "JSON lines"),
+     ("folder", "no text files"), ("broken.parquet", "not a valid Parquet"), ("empty.txt", "the corpus is empty"),
      ("pipe", "a pipe or a device")],
 )  # fmt: skip
 def test_what_is_no_corpus_is_named(tmp_path, name, says):
@@ -144,7 +144,7 @@ def test_rows_of_parquet_files(tmp_path):
     assert [doc.where for doc in found][:3] == ["row 0", "row 3", "row 4"]
     with pytest.raises(TextError, match="no column 'text'; it has body, n"):
         check(source, "text", source.size, quiet)
-    with pytest.raises(TextError, match="column 'n' holds int64"):
+    with pytest.raises(TextError, match="column 'n' contains int64"):
         check(source, "n", source.size, quiet)
 
 

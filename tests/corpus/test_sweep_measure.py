@@ -205,10 +205,10 @@ def test_nan_is_told_with_its_place_and_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("options", "says"),
     [({"measures": ["entropie"]}, "did you mean 'entropy'"), ({"measures": ["class_mass"]}, "punctuation_mass"),
-     ({"measures": []}, "at least one"), ({"measures": ["entropy", "entropy"]}, "asked for twice"),
-     ({"window": 0}, "window=0"), ({"stride": 14}, "a window has room for 13"), ({"batch": 2.5}, "batch=2.5"),
+     ({"measures": []}, "at least one"), ({"measures": ["entropy", "entropy"]}, "given twice"),
+     ({"window": 0}, "window=0"), ({"stride": 14}, "a window holds 13"), ({"batch": 2.5}, "batch=2.5"),
      ({"max_tokens": 0}, "max_tokens=0"), ({"per": "line"}, "per='line'"), ({"dtype": "int8"}, "dtype='int8'"),
-     ({"layers": [2]}, "layers: 2 is not among those of model.*, 0 to 1"), ({"heads": [3]}, "heads: 3"),
+     ({"layers": [2]}, "layers: 2 does not exist in model.*; expected 0 to 1"), ({"heads": [3]}, "heads: 3"),
      ({"device": "tpu"}, "device='tpu'")],
 )  # fmt: skip
 def test_options_that_do_not_fit_are_named(model_folder, tmp_path, options, says):
@@ -227,7 +227,7 @@ def test_where_the_table_cannot_go_is_named(model_folder, tmp_path, out):
 
 def test_a_text_without_tokens_is_an_empty_corpus(model_folder, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf")
-    with pytest.raises(TextError, match="the corpus has no text"):
+    with pytest.raises(TextError, match="the corpus is empty"):
         measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "out.csv", **SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 

@@ -139,7 +139,7 @@ def test_who_is_left_without_a_launcher_ends_too(options, alone, tmp_path):
     ]  # fmt: skip
     (_, said_by_first), _ = (job.communicate(timeout=LIMIT) for job in jobs)
     assert [job.returncode for job in jobs] == [2, -signal.SIGKILL]
-    assert "process 1 of 2 gives no sign of life; the same command goes on" in said_by_first
+    assert "process 1 of 2 no longer responds; run the same command to resume" in said_by_first
     alone(*options, "--out", out)
     assert out.exists()
 
@@ -160,7 +160,7 @@ def test_stopped_by_hand_it_says_how_to_go_on(options, tmp_path, sent, code):
     said_then = job.communicate(timeout=LIMIT)[1]
     assert job.returncode == code
     done, of = Journal(out).so_far()
-    assert f"Stopped; {done} of {of} units are done, and the same command goes on from there." in said_then
+    assert f"Stopped; {done} of {of} units are done. Run the same command to resume." in said_then
     assert "Traceback" not in said_then
     assert not list(Journal(out).folder.glob(".*.tmp"))
 
@@ -180,7 +180,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(options, alone, tmp_path):
     )  # fmt: skip
     assert full.returncode == 2
     assert "cannot be written" in full.stderr
-    assert "3 finished units are safe there, and the same command goes on" in full.stderr
+    assert "3 finished units are kept there; run the same command to resume" in full.stderr
     assert "Traceback" not in full.stderr
     assert Journal(out).so_far() == before
     alone(*options, "--out", out)

@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from design_samples import CASES, design, given
+from design_samples import CASES, DEPENDENT, INDEPENDENT, design, given
 from hypothesis import given as drawn, settings, strategies as st
 from torch import nn
 
 import headwise as hw
 from headwise.edit import Pruned, prune
-from headwise.edit.limits import DEPENDENT, INDEPENDENT
 from headwise.errors import ConfigError
 from headwise.models import find_heads, scale_heads
 

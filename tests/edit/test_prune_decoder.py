@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from design_samples import INDEPENDENT
 from safetensors import safe_open
 
 import headwise as hw
-from headwise.edit.limits import INDEPENDENT
 from headwise.lm.checkpoint import MODEL_FILE, load_model, load_pretrained, save_model
 from headwise.lm.generate import write
 from headwise.lm.model import Decoder, DecoderConfig

@@ -149,7 +149,7 @@ def test_a_run_is_trained_kept_and_gone_on_with(name: str, tmp_path: Path) -> No
         assert json.loads(opened.metadata()["config"])["design"] == name
     again = train([file], tmp_path / "out", steps=40, **sizes)
     assert again.step == 40
-    with pytest.raises(CheckpointError, match="other settings"):
+    with pytest.raises(CheckpointError, match="different settings"):
         train([file], tmp_path / "out", steps=40, **(sizes | {"design": "multi_head", "num_kv_heads": None}))
 
 
@@ -170,7 +170,7 @@ def test_a_model_of_before_loads_as_what_it_was(tmp_path: Path, ids: torch.Tenso
         ({"wings": 2}, r"model\.safetensors.*unknown key 'wings'"),
         ({"design": "convolution"}, r"model\.safetensors.*convolution.*causal"),
         ({"design": "wings"}, r"model\.safetensors.*design='wings'"),
-        ({"options": {"wings": 2}}, r"model\.safetensors.*'wings'.*multi_head takes"),
+        ({"options": {"wings": 2}}, r"model\.safetensors.*'wings'.*option of multi_head"),
         ({"num_kv_heads": 4}, r"model\.safetensors.*num_kv_heads=4"),
         ({"num_kv_heads": "2"}, r"model\.safetensors.*num_kv_heads='2'.*whole number"),
     ],
@@ -185,7 +185,7 @@ def test_headers_that_cannot_be_are_told(changes: dict[str, Any], words: str, tm
 @pytest.mark.parametrize(
     ("name", "sizes", "words"),
     [
-        ("convolution", {}, "design='convolution': a decoder needs a causal mask"),
+        ("convolution", {}, "design='convolution': a decoder requires a causal mask"),
         ("multi_haed", {}, "did you mean multi_head"),
         ("gqa", {"num_kv_heads": None}, "num_kv_heads: gqa needs it"),
         ("mqa", {"num_kv_heads": 3}, "num_kv_heads=3: mqa has 1"),
@@ -193,7 +193,7 @@ def test_headers_that_cannot_be_are_told(changes: dict[str, Any], words: str, tm
         ("block_diagonal", {"num_kv_heads": 2}, "num_kv_heads=2"),
         ("sparse_mixture", {"options": {"per": "sequence"}}, "per='sequence' lets the gate read later tokens"),
         ("sparse_mixture", {"options": {"top_k": 7}}, "top_k=7"),
-        ("multi_head", {"options": {"rotary": False}}, "options: 'rotary' is not one of those"),
+        ("multi_head", {"options": {"rotary": False}}, "options: 'rotary' is not an option of"),
         ("multi_head", {"options": {"head_dim": [3]}}, r"options: head_dim=\[3\]"),
         ("multi_head", {"options": {"head_dim": 3}}, "head_dim=3.*even"),
         ("multi_head", {"order": "sandwich"}, "order='sandwich'"),

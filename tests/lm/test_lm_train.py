@@ -158,7 +158,9 @@ def test_a_model_of_something_else_is_not_replaced(file: Path, tmp_path: Path) -
     run(file, tmp_path / "out")
     (tmp_path / "out" / TRAINING_FILE).unlink()
     before = (tmp_path / "out" / MODEL_FILE).read_bytes()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors' is of a run with other settings \(lr\).*--fresh"):
+    with pytest.raises(
+        CheckpointError, match=r"model\.safetensors' contains a run with different settings \(lr\).*--fresh"
+    ):
         run(file, tmp_path / "out", lr=1e-3)
     assert (tmp_path / "out" / MODEL_FILE).read_bytes() == before
     run(file, tmp_path / "out")  # of this run: as after a kill between its first evaluation and its first save
@@ -172,7 +174,7 @@ def test_a_run_is_not_continued_on_another_text(file: Path, tmp_path: Path) -> N
     text = file.read_text("utf-8")
     at = text.index("heroes")
     file.write_text(f"{text[:at]}seroeh{text[at + 6 :]}", "utf-8")  # of the same length and characters
-    with pytest.raises(CheckpointError, match=r"other settings \(sha256\)"):
+    with pytest.raises(CheckpointError, match=r"different settings \(sha256\)"):
         run(file, tmp_path / "out")
 
 
@@ -224,7 +226,7 @@ def test_a_fresh_run_that_is_killed_is_not_taken_for_the_old_one(file: Path, tmp
 @pytest.mark.parametrize("options", [{"lr": 1e-3}, {"seed": 8}, {"steps": 13}, {"d_model": 14}, {"dropout": 0.2}])
 def test_a_run_with_other_settings_is_not_gone_on_with(file: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     run(file, tmp_path / "out", watch=interrupt_at(5))
-    with pytest.raises(CheckpointError, match="other settings"):
+    with pytest.raises(CheckpointError, match="different settings"):
         run(file, tmp_path / "out", **options)
 
 

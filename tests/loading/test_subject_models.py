@@ -106,7 +106,7 @@ def test_what_predicts_no_next_token_has_no_loss(tmp_path: Path, kind: str, head
     subject = opened(tmp_path, kind, head)
     assert subject.loss(tokens(9)) is None
     assert subject.loss_fn is None
-    assert any("predicts no next token" in remark for remark in subject.remarks(9))
+    assert any("does not predict the next token" in remark for remark in subject.remarks(9))
 
 
 def test_a_body_without_its_head_has_no_loss(tmp_path: Path) -> None:
@@ -220,17 +220,17 @@ SPOILED: dict[str, tuple[Any, str]] = {
     "pickled": (_pickled, "pytorch_model.bin.*pickled"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "has no weights"),
     "a part is missing": (lambda folder: _sharded(folder, "model-1-of-2.safetensors"), "1-of-2.*missing"),
-    "a part lies elsewhere": (lambda folder: _sharded(folder, "../model.safetensors"), "no safetensors file of this"),
+    "a part lies elsewhere": (lambda folder: _sharded(folder, "../model.safetensors"), "not a safetensors file"),
     "broken index": (
         lambda folder: (_sharded(folder, "x"), (folder / "model.safetensors.index.json").write_text("{")),
         "cannot be read",
     ),
     "truncated": (_truncated, "cannot be loaded"),
     "unknown architecture": (lambda folder: _edit(folder / "config.json", model_type="nobody"), "no model that this"),
-    "code of its own": (_own_code, "names code of its own.*runs no code of a folder"),
+    "code of its own": (_own_code, "refers to custom code.*does not run code from model folders"),
     "broken config": (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),
-    "other sizes": (lambda folder: _edit(folder / "config.json", hidden_size=32), "loaded|sizes"),
+    "other sizes": (lambda folder: _edit(folder / "config.json", hidden_size=32), "loaded|another shape"),
     "more layers": (lambda folder: _edit(folder / "config.json", num_hidden_layers=5), "missing"),
 }  # fmt: skip
 
@@ -248,7 +248,7 @@ def test_a_folder_that_will_not_do_says_why(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "head", "words"),
-    [("Bart", "ForConditionalGeneration", "encoder with a decoder"), ("Bloom", "ForCausalLM", "by itself")],
+    [("Bart", "ForConditionalGeneration", "encoder-decoder model"), ("Bloom", "ForCausalLM", "by itself")],
 )
 def test_a_model_that_will_not_do_says_why(tmp_path: Path, kind: str, head: str, words: str) -> None:
     saved(tmp_path, kind, head, byte_level())

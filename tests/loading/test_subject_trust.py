@@ -142,7 +142,7 @@ def test_code_of_a_known_model_is_passed_over(folder: Path) -> None:
 def test_code_of_an_unknown_model_is_refused_by_name(folder: Path) -> None:
     trap(folder)
     edit(folder / "config.json", model_type="trap", auto_map={"AutoConfig": "trap.Trap"})
-    with pytest.raises(CheckpointError, match=r"auto_map=.*names code of its own"):
+    with pytest.raises(CheckpointError, match=r"auto_map=.*refers to custom code"):
         open_subject(folder)
     assert not (folder / "ran").exists()
 

@@ -9,9 +9,10 @@ from torch import nn
 import headwise as hw
 from headwise import parallel
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.parallel.sequence import DESIGNS, STEPS
+from headwise.parallel.sequence import STEPS
 
 N = 23
+DESIGNS = [design for design in hw.DESIGNS.values() if not design.beyond_attend]
 
 
 def layers(design: type) -> list[nn.Module]:

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
-BESIDE = [HERE.parent / "core", HERE.parent / "adapters"]  # what cases share with other tests
+BESIDE = [HERE.parent / "core", HERE.parent / "models"]  # what cases share with other tests
 LONGEST = 900.0  # seconds; a machine that does nothing else needs a tenth of the first minute
 
 

@@ -388,7 +388,7 @@ def test_matrix_tells_every_pair_in_either_order_and_a_click_shows_the_head(tmp_
     assert out["title"] == "Layer 1 · head 1"
     assert out["open"]
     assert "tab=" not in out["hash"]
-    assert "none that we are sure of" in out["card"]
+    assert "none with enough confidence" in out["card"]
 
 
 @pytest.mark.thorough

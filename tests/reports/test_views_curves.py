@@ -132,7 +132,7 @@ def test_names_are_text_wherever_they_stand():
         (lambda: Curve("t", "x", "y", (), ()), "at least 1 point"),
         (lambda: Curve.of("t", "x", "y", {str(i): {1: 1.0} for i in range(7)}), "7 lines"),
         (lambda: Curve("t", "x", "y", (1.0, 2.0), (Line("a", (1.0,)),)), "has 1 values, expected 2"),
-        (lambda: Curve("t", "x", "y", (2.0, 1.0), (Line("a", (1.0, 1.0)),)), "to rise"),
+        (lambda: Curve("t", "x", "y", (2.0, 1.0), (Line("a", (1.0, 1.0)),)), "increasing"),
         (lambda: Curve("t", "x", "y", (1.0, math.nan), (Line("a", (1.0, 1.0)),)), "to be finite"),
         (lambda: Curve.of("t", "x", "y", {"a": {-1: 1.0, 2: 1.0}}, log="x"), "x is logarithmic, but -1.0 is negative"),
         (lambda: Curve.of("t", "x", "y", {"a": {1: 1.0}}, {"b": {2: 1.0}}), "'b' has values for"),

@@ -61,7 +61,7 @@ def test_what_was_not_measured_says_so_and_one_look_is_drawn(tmp_path: Path) -> 
 
 
 def test_nothing_to_draw_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no looks"):
+    with pytest.raises(ConfigError, match="no records"):
         write_dynamics(HeadHistory({}, []), tmp_path / "x.png")
     with pytest.raises(CheckpointError, match=r"none\.jsonl"):
         write_dynamics(tmp_path / "none.jsonl", tmp_path / "x.png")

@@ -122,8 +122,8 @@ def test_page_opens_on_what_is_worth_seeing(tmp_path):
 
 def test_page_speaks_both_languages(tmp_path, chinese):
     english, zh = page_of(chinese, tmp_path), page_of(chinese, tmp_path, lang="zh")
-    assert "on this input" in english
-    assert "这段输入" in zh
+    assert "on this text" in english
+    assert "这段文本" in zh
     assert '<html lang="zh">' in zh
     for both in WORDS.values():
         assert all(both)

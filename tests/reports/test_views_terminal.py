@@ -48,8 +48,8 @@ def test_every_head_has_one_line_that_fits(width):
 
 def test_what_has_no_room_is_named():
     narrow, broad = printed(wide(), 80), printed(wide(), 200)
-    assert "No room here for received_mass, normalized_entropy" in narrow
-    assert "No room" not in broad
+    assert "Not shown here: received_mass, normalized_entropy" in narrow
+    assert "Not shown here" not in broad
     assert "nearby 0.95" in broad
     assert "received" in broad.split("\n")[3]
 

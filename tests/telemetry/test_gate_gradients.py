@@ -89,10 +89,11 @@ def test_training_tells_what_passes_of_their_own_find(kernel, dtype, absolute, p
         for batch in batches:
             loss_of(model, batch).backward()
     found = gates.importance(per=per, absolute=absolute)
-    assert found.names == expected.names
+    assert found.table.layers == expected.table.layers
     assert gates.passes == dict.fromkeys(gates.layers, 3)
     tolerance = 1e-10 if dtype == torch.float64 else 2e-4
-    for ours, theirs in zip((*found.values, *found.errors), (*expected.values, *expected.errors), strict=True):
+    pairs = [(found.column.flat, expected.column.flat), (found.column.flat_error, expected.column.flat_error)]
+    for ours, theirs in pairs:
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * np.abs(expected.flat).max())
     assert found.order() == expected.order()
     assert "heard in training" in str(found)
@@ -178,7 +179,7 @@ def test_every_design_is_heard_or_says_why_not(name):
         y = layer(torch.randn(2, 9, 24))
         (y[0] if isinstance(y, tuple) else y).square().mean().backward()
     assert gates.passes == {"": 1}
-    assert [len(row) for row in gates.importance().values] == [layer.num_heads]
+    assert [len(row) for row in gates.importance().column] == [layer.num_heads]
     assert (gates.importance().flat > 0).all()
 
 
@@ -243,6 +244,6 @@ def test_layers_that_are_chosen_or_not_heard():
         loss_of(model.blocks[0], x()).backward()
     found = gates.importance()
     assert gates.layers == ("blocks.0.attention", "encoder.self_attn")
-    assert np.isfinite(found.values[0]).all()
-    assert np.isnan(found.values[1]).all()
-    assert len(found.values[1]) == 4
+    assert found.column[0].isfinite().all()
+    assert found.column[1].isnan().all()
+    assert len(found.column[1]) == 4

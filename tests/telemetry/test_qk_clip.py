@@ -54,6 +54,8 @@ def test_new_largest_logit_is_tau_and_heads_that_are_well_stay(name):
         lambda: hw.ContractionAttention(24, 4),
         lambda: hw.GatedAttention(24, 4),
         lambda: hw.LatentAttention(24, 4, latent_dim=7, rope_dim=4),
+        lambda: hw.BlockDiagonalAttention(24, 4),
+        lambda: hw.GroupedMLPAttention(24, 4, num_kv_heads=2),
         lambda: nn.MultiheadAttention(24, 4, batch_first=True, add_bias_kv=True),
     ],
 )

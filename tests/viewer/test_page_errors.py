@@ -43,7 +43,7 @@ def refuse(fake: Fake, status: int, sentence: str, times: int, part: str) -> Non
 def test_a_wrong_token_is_named(page, fake):
     page.open(fake.url.replace("token=a", "token=b"))
     page.wait("!document.querySelector('#alert').hidden")
-    assert line(page, "alert").startswith("This page’s address has not the server’s token")
+    assert line(page, "alert").startswith("The token in the address of this page is wrong")
     assert sum("/api/" in asked for asked in fake.asked) == 1
 
 
@@ -53,7 +53,7 @@ def test_a_text_that_is_too_long_is_refused_here_and_there(page, fake):
     page.open(fake.url)
     page.wait("document.querySelector('#count').textContent.includes('100')")
     read(page, "虎" * 101)
-    assert line(page, "alert") == "This text has 101 characters; this model takes at most 100."
+    assert line(page, "alert") == "The text has 101 characters; this model supports at most 100."
     assert not any(asked.startswith("POST") for asked in fake.asked)
     refuse(fake, 413, "the text has 90 tokens; at most 50 are read", 1, "POST")
     read(page, "虎" * 90)
@@ -71,7 +71,7 @@ def test_a_busy_server_is_asked_again(page, fake, status):
     page.open(fake.url)
     page.wait("document.querySelector('#model').textContent")
     read(page)
-    page.wait("document.querySelector('#status').textContent === 'headwise is busy; trying again …'")
+    page.wait("document.querySelector('#status').textContent === 'headwise is busy; retrying …'")
     page.wait("!document.querySelector('#stage').hidden")
     assert line(page, "status") == ""
     assert sum(asked.startswith("POST") for asked in fake.asked) == 3
@@ -82,7 +82,7 @@ def test_a_lost_connection_is_told_and_tried_again(page, fake):
     page.wait("document.querySelector('#model').textContent")
     refuse(fake, 0, "", 3, "GET /api/texts/t0")
     read(page)
-    page.wait("document.querySelector('#status').textContent === 'No connection to headwise; trying again …'")
+    page.wait("document.querySelector('#status').textContent === 'Connection to headwise lost; retrying …'")
     page.wait("!document.querySelector('#stage').hidden")
     page.wait("document.querySelector('#status').hidden")
 
@@ -112,7 +112,7 @@ def test_a_file_is_read_and_one_that_is_no_text_is_refused(page, fake, tmp_path)
     node = page.send("DOM.querySelector", nodeId=root, selector="#file")["nodeId"]
     page.send("DOM.setFileInputFiles", files=[str(bad)], nodeId=node)
     page.wait("!document.querySelector('#alert').hidden")
-    assert line(page, "alert") == "bad.bin is not a text in UTF-8."
+    assert line(page, "alert") == "bad.bin is not a UTF-8 text file."
     page.send("DOM.setFileInputFiles", files=[str(good)], nodeId=node)
     page.wait("document.querySelector('#text').value")
     assert page.do("document.querySelector('#text').value") == "武松打虎\n"
@@ -127,4 +127,4 @@ def test_an_empty_text_is_not_sent(page, fake):
     page.open(fake.url)
     page.wait("document.querySelector('#model').textContent")
     read(page, "  ")
-    assert line(page, "alert") == "There is no text to read yet."
+    assert line(page, "alert") == "Enter a text first."

@@ -43,7 +43,7 @@ def test_reading_can_be_cancelled_and_a_failure_is_told(chromium, fake):
     page.wait("document.querySelector('#doing').textContent.includes('layer 1 of 3')")
     page.do("document.querySelector('#cancel').click()")
     page.wait("document.querySelector('#progress').hidden")
-    assert text_of(page, "#alert") == "Reading was cancelled."
+    assert text_of(page, "#alert") == "Cancelled."
     until = time.monotonic() + 30
     while fake.texts["t0"]["state"] != "cancelled":
         assert time.monotonic() < until, "the server was not told"
@@ -54,7 +54,7 @@ def test_reading_can_be_cancelled_and_a_failure_is_told(chromium, fake):
     fake.texts["t1"] |= {"state": "failed", "error": failed}
     page.wait("document.querySelector('#alert').textContent.includes('there is no memory left')")
     page.do("document.querySelector('#language').click()")
-    assert text_of(page, "#alert") == "无法读取这段文字：内存不足以读这段文字；请换一段较短的。"
+    assert text_of(page, "#alert") == "无法载入这段文本：内存不足，无法计算这段文本；请换一段较短的文本。"
     assert page.said() == []
     page.close()
 
@@ -106,11 +106,11 @@ def test_a_text_that_is_taken_away_while_it_is_drawn_is_told_of(chromium, fake):
     page.wait("!document.querySelector('#stage').hidden")
     assert text_of(page, "#notes") == "Long ago."
     page.do("document.querySelector('#language').click()")
-    assert text_of(page, "#notes") == "此模型训练时每次读 1,024 个词元；更远处的行为未经训练。"
+    assert text_of(page, "#notes") == "此模型的训练长度为 1,024 个词元；超出部分未经训练。"
     assert "共 3 层" in text_of(page, "#doing")
     fake.texts["t0"]["state"] = "cancelled"
     page.wait("document.querySelector('#stage').hidden")
-    assert text_of(page, "#alert") == "这段文字已放弃：已被取消，或被更新的文字取代。"
+    assert text_of(page, "#alert") == "这段文本的计算已停止：已被取消，或被新的文本取代。"
     page.wait("document.querySelector('#progress').hidden")
     assert page.said() == []
     page.close()

@@ -34,7 +34,7 @@ def test_a_cell_of_one_token_shows_its_weight_exactly(view):
         assert marks == [signs.get(TEXT[i], TEXT[i]) for i in (row, col)]
     page.mouse("mouseMoved", *at(page, 1203, 1212, zoom, x, y))
     page.do(IDLE)
-    assert text_of(page, "#readout .weight") == "–nothing may look here"
+    assert text_of(page, "#readout .weight") == "–masked"
 
 
 def test_coarser_cells_say_what_they_are(view):

@@ -44,8 +44,8 @@ def test_a_search_jumps_marks_and_goes_on(view, fake):
     page.do("document.querySelector('#query').focus()")
     page.type("没有")
     page.press("Enter")
-    page.wait("document.querySelector('#hits-say').textContent.includes('does not occur')")
-    assert text_of(page, "#hits-say") == "“没有” does not occur."
+    page.wait("document.querySelector('#hits-say').textContent.includes('No matches')")
+    assert text_of(page, "#hits-say") == "No matches for “没有”."
 
 
 @pytest.mark.thorough
@@ -94,7 +94,7 @@ def test_a_text_that_is_gone_is_said_to_be(chromium, fake):
     page = chromium.page()
     page.open(fake.url + "#text=gone&layer=0&head=0")
     page.wait("!document.querySelector('#alert').hidden")
-    assert text_of(page, "#alert") == "The server no longer keeps this text; read it again."
+    assert text_of(page, "#alert") == "The server no longer has this text; load it again."
     assert not page.do("document.querySelector('#form').closest('[hidden]')")
     page.close()
 

@@ -66,7 +66,7 @@ def test_page_begins_in_the_language_that_was_asked_for(session, lang):
 def test_refusals_have_a_code_and_the_numbers(client):
     told = client.post("/api/texts", json={"text": "虎" * 667}).json()  # three tokens each
     assert (told["code"], told["values"]["n"], told["values"]["tokens"]) == ("too_many_tokens", 2001, 2000)
-    assert told["values"]["why"] == {"text": "--max-tokens sets it", "code": "limit_of_option", "values": {}}
+    assert told["values"]["why"] == {"text": "set by --max-tokens", "code": "limit_of_option", "values": {}}
     assert "2,001 tokens" in told["error"]
     told = client.get("/api/texts/nobody").json()
     assert (told["code"], told["values"]) == ("no_text", {})
@@ -311,7 +311,7 @@ def test_an_error_of_ours_is_no_page_of_code(client, ready, monkeypatch, caplog)
         raise RuntimeError("a secret of the code")
 
     monkeypatch.setattr(app_module, "rectangle", fail)
-    refused(client.get(f"{ready}/tiles/0/0/1/1/0"), 500, "the terminal says more")
+    refused(client.get(f"{ready}/tiles/0/0/1/1/0"), 500, "the terminal shows details")
     assert "a secret of the code" in caplog.text
 
 

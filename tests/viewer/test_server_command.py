@@ -104,7 +104,7 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, told
 def test_a_port_that_is_taken_is_told_with_the_way_out():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"--port {port}: another program listens there; .*--port"):
+        with pytest.raises(ConfigError, match=f"--port {port}: is used by another program; .*--port"):
             bind(port)
     with bind(port) as free:  # and taken once it is free again
         assert free.getsockname() == ("127.0.0.1", port)

@@ -28,7 +28,7 @@ def test_a_forward_pass_is_given_up_before_the_next_layer():
     assert (told["state"], told["layer"], told["drawn"], 3 * told["done"]) == ("reading", 1, 2, told["of"])
     assert client.get(f"/api/texts/{name}/tiles/0/1/1/0/0").status_code == 200  # the first layer is there
     answer = client.get(f"/api/texts/{name}/tiles/1/0/1/0/0")
-    refused(answer, 409, "still being read")
+    refused(answer, 409, "still being computed")
     assert int(answer.headers["retry-after"]) >= 1
     assert client.delete(f"/api/texts/{name}").json()["state"] == "cancelled"
     assert client.get("/api/model").json()["text"] is None

@@ -62,13 +62,14 @@ def kind_of(k: Tensor, v: Tensor, held: Kind | None) -> Kind:
         return kind
     if kind[:4] != held[:4]:
         raise ShapeError(
-            f"cache: new keys and values {_sizes(kind)} do not fit those held {_sizes(held)}; use a new cache for each "
+            f"cache: new keys and values {_sizes(kind)} do not match the cached ones {_sizes(held)}; use a "
+            f"new cache for each "
             f"layer, each design and each batch"
         )
     if kind.dtypes != held.dtypes:
         new, old = (" and ".join(sorted({str(dtype) for dtype in x.dtypes})) for x in (kind, held))
-        raise DTypeError(f"cache: new keys and values are {new}, those held came as {old}; use a new cache")
-    raise DeviceError(f"cache: new keys are on {kind.device}, those held on {held.device}; use a new cache")
+        raise DTypeError(f"cache: new keys and values are {new}, the cached ones are {old}; use a new cache")
+    raise DeviceError(f"cache: new keys are on {kind.device}, the cached ones on {held.device}; use a new cache")
 
 
 def whole(owner: str, name: str, value: object, least: int) -> int:

@@ -124,13 +124,15 @@ class Eight:
 def storages(stored: str | None, key_parts: Sequence[int] | None) -> tuple[Storage, Storage]:
     """How keys and how values are kept."""
     if key_parts is not None and stored != "int8":
-        raise ConfigError(f"key_parts={tuple(key_parts)}: parts have scales of their own only with stored='int8'")
+        raise ConfigError(f"key_parts={tuple(key_parts)}: separate scales per part require stored='int8'")
     if stored is None:
         return AsGiven(), AsGiven()
     if stored == "int8":
         return Eight(key_parts), Eight()
     if stored not in CACHE_BYTES:
-        raise ConfigError(f"stored={stored!r}: expected None (as it comes) or one of {', '.join(CACHE_BYTES)}")
+        raise ConfigError(
+            f"stored={stored!r}: expected None (the dtype of the keys) or one of {', '.join(CACHE_BYTES)}"
+        )
     rounded = Rounded(getattr(torch, stored))
     return rounded, rounded
 

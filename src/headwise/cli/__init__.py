@@ -15,7 +15,7 @@ from headwise.cli.view import view
 from headwise.errors import HeadwiseError
 
 app = typer.Typer(
-    help="Multi-head attention you can see.",
+    help="Multi-head attention you can inspect.",
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -39,7 +39,7 @@ for command in (
 
 
 def main() -> None:
-    """Run; what the user can mend comes as one line, with exit code 2."""
+    """Run the command line; errors that the user can fix are printed as one line, with exit code 2."""
     try:
         # Some versions of typer give the code of an Exit back instead of raising it.
         if code := app(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False):
@@ -59,10 +59,10 @@ def main() -> None:
 
 
 def _of_typer(error: Any) -> str:
-    """What typer has against the arguments, of whatever version it is, as our own errors say it."""
+    """An argument error of typer, of any version, in the form of our own errors."""
     said = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    return said if context is None else f"{said}; {context.command_path} -h says what it takes"
+    return said if context is None else f"{said}; {context.command_path} -h lists the options"
 
 
 def _fail(message: str) -> None:

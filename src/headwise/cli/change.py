@@ -1,6 +1,6 @@
-"""Commands that make a new checkpoint of one: heads that go, keys that are shared, caches that become short.
+"""Commands that write a changed checkpoint: heads removed, KV heads shared, caches shortened.
 
-Each prints its plan, asks, writes, reads what it wrote, and judges it beside the model that it came from.
+Each prints a plan, asks for confirmation, writes the result, reads it back, and compares it with the original model.
 """
 
 from contextlib import nullcontext
@@ -15,39 +15,50 @@ from headwise.cli.job import carry_out, is_done, is_wanted, job_of, opened, prin
 from headwise.errors import ConfigError
 from headwise.outputs import taken
 
-File = Annotated[Path, typer.Option("--file", help="A UTF-8 text: a part to decide on, another to judge on.")]
-Context = Annotated[int | None, typer.Option("--context", help="Tokens in a window; the model's own if left out.")]
-Windows = Annotated[int, typer.Option("--windows", help="Windows to decide on; to judge on, four times as many.")]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder of the new checkpoint.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace what --out holds; never the source.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Write without asking.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="The plan alone; nothing is written.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write all numbers here.")]
-Heal = Annotated[int, typer.Option("--heal", help="Steps of training on the text afterwards.")]
-Rate = Annotated[float, typer.Option("--lr", help="Peak learning rate of healing.")]
-Seed = Annotated[int, typer.Option("--seed", help="Of all that is drawn at random: the same seed, the same result.")]
+File = Annotated[Path, typer.Option("--file", help="UTF-8 text file: one part is used to decide, another to evaluate.")]
+Context = Annotated[
+    int | None, typer.Option("--context", help="Tokens per window; by default the context length of the model.")
+]
+Windows = Annotated[
+    int, typer.Option("--windows", help="Windows used to decide; four times as many are used to evaluate.")
+]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder for the new checkpoint.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite --out. The source model is never overwritten.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Write without asking for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan only; write nothing.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")]
+Heal = Annotated[int, typer.Option("--heal", help="Training steps on the text after the change.")]
+Rate = Annotated[float, typer.Option("--lr", help="Peak learning rate for --heal.")]
+Seed = Annotated[int, typer.Option("--seed", help="Random seed; the same seed gives the same result.")]
 
 
 def prune(
     file: File,
     model: Model = None,
     out: Out = None,
-    heads: Annotated[str | None, typer.Option("--heads", help="These, as LAYER.HEAD from 0: 0.1,0.2,3.5.")] = None,
-    remove: Annotated[int | None, typer.Option("--remove", help="So many, the least important.")] = None,
-    share: Annotated[str | None, typer.Option("--share", help="This share of all: 0.25 or 25%.")] = None,
+    heads: Annotated[
+        str | None, typer.Option("--heads", help="Heads to remove, as LAYER.HEAD from 0: 0.1,0.2,3.5.")
+    ] = None,
+    remove: Annotated[
+        int | None, typer.Option("--remove", help="Number of heads to remove, least important first.")
+    ] = None,
+    share: Annotated[str | None, typer.Option("--share", help="Share of all heads to remove: 0.25 or 25%.")] = None,
     max_loss: Annotated[
-        str | None, typer.Option("--max-loss", help="As many as the curve allows at this rise of the loss: 1%.")
+        str | None,
+        typer.Option("--max-loss", help="Remove as many heads as possible for at most this increase of the loss: 1%."),
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", help="Importance: ablation (if left out), gradient, taylor or gates.")
+        str | None, typer.Option("--by", help="Importance measure: ablation (default), gradient, taylor or gates.")
     ] = None,
-    penalty: Annotated[float, typer.Option("--penalty", help="Of gates: the price of a head, nats a token.")] = 0.01,
-    gate_steps: Annotated[int, typer.Option("--gate-steps", help="Of gates: steps of learning.")] = 200,
-    orders: Annotated[int, typer.Option("--orders", help="Random orders beside the curve.")] = 4,
+    penalty: Annotated[
+        float, typer.Option("--penalty", help="With --by gates: penalty per head, in nats per token.")
+    ] = 0.01,
+    gate_steps: Annotated[int, typer.Option("--gate-steps", help="With --by gates: training steps.")] = 200,
+    orders: Annotated[int, typer.Option("--orders", help="Random orders to compare the curve with.")] = 4,
     heal: Heal = 0,
     lr: Rate = 1e-4,
     seed: Seed = 0,
-    png: Annotated[Path | None, typer.Option("--png", help="Also draw the curve here.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Also write a plot of the curve to this file.")] = None,
     context: Context = None,
     windows: Windows = 16,
     force: Force = False,
@@ -55,18 +66,18 @@ def prune(
     dry_run: DryRun = False,
     json: Json = None,
 ) -> None:
-    """Take heads out of a model: named ones, or the least important, with the curve of what it costs."""
+    """Remove attention heads: named ones or the least important. Shows the loss curve."""
     from headwise.compress.pruning import Choice, plan_pruning
     from headwise.reports.figure import figure_class
     from headwise.reports.pruning import write_pruning
 
     choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))
     if heads is not None and (by is not None or png is not None):
-        raise ConfigError("--heads names the heads: there is no --by and no curve for --png then")
+        raise ConfigError("--heads cannot be combined with --by or --png: the heads are given, so no curve is computed")
     check_file("--json", json, "pruned.json")
     check_file("--png", png, "curve.png")
     if png is not None:
-        figure_class()  # says what is missing before anything takes long
+        figure_class()  # raises if matplotlib is missing, before any long computation
     options = {
         "heads": heads, "remove": remove, "share": choice.share, "max_loss": choice.max_loss, "by": by or "ablation",
         "penalty": penalty, "gate_steps": gate_steps, "orders": orders, "heal": heal, "lr": lr, "seed": seed,
@@ -82,12 +93,12 @@ def prune(
         console = print_tables(plan)
         if png is not None:
             write_pruning(plan.curve, png, chosen=len(plan.heads), limit=choice.max_loss or 0.01)
-            console.print(f"\n[bold]{png}[/bold] shows the curve.", highlight=False)
+            console.print(f"\nWrote the curve to [bold]{png}[/bold].", highlight=False)
         if not plan.heads:
             save_json(json, plan.to_dict())
             raise ConfigError(
-                f"--max-loss {max_loss}: no head can go for that: the first of the order is already above it; give a "
-                f"larger one, or --remove N"
+                f"--max-loss {max_loss}: no head can be removed within this limit: removing the least important head "
+                f"already exceeds it; give a larger limit, or --remove N"
             )
         change = {"prune": [list(head) for head in plan.heads], "by": plan.by}
         carry_out(job, plan, plan.apply, change, "pruned", yes=yes, dry_run=dry_run, json=json)
@@ -95,10 +106,14 @@ def prune(
 
 def convert(
     file: File,
-    num_kv_heads: Annotated[int, typer.Option("--num-kv-heads", help="Key and value heads that stay in each layer.")],
+    num_kv_heads: Annotated[
+        int, typer.Option("--num-kv-heads", help="Number of KV heads per layer after the conversion.")
+    ],
     model: Model = None,
     out: Out = None,
-    method: Annotated[str, typer.Option("--method", help="svd loses least; or mean, first, cluster.")] = "svd",
+    method: Annotated[
+        str, typer.Option("--method", help="How KV heads are merged: svd (smallest loss), mean, first or cluster.")
+    ] = "svd",
     heal: Heal = 0,
     lr: Rate = 1e-4,
     seed: Seed = 0,
@@ -109,7 +124,7 @@ def convert(
     dry_run: DryRun = False,
     json: Json = None,
 ) -> None:
-    """Let heads share keys and values (GQA, MQA): a smaller cache, with healing by some training."""
+    """Convert MHA to GQA or MQA by merging KV heads, for a smaller cache."""
     from headwise.compress import plan_conversion
 
     check_file("--json", json, "converted.json")
@@ -128,14 +143,18 @@ def budget(
     file: File,
     model: Model = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The JSON file; budget.json beside the model, or here, if left out.")
+        Path | None,
+        typer.Option("--out", help="JSON file to write; default: budget.json next to the model, or in this folder."),
     ] = None,
-    window: Annotated[int, typer.Option("--window", help="Last tokens that a short cache keeps.")] = 64,
+    window: Annotated[int, typer.Option("--window", help="Most recent tokens that a short cache keeps.")] = 64,
     sinks: Annotated[int, typer.Option("--sinks", help="First tokens that every cache keeps.")] = 4,
     threshold: Annotated[
-        float, typer.Option("--threshold", help="Share of a head's attention that must be on those.")
+        float,
+        typer.Option("--threshold", help="Minimum share of a head's attention on these tokens for a short cache."),
     ] = 0.95,
-    lengths: Annotated[str | None, typer.Option("--lengths", help="Tokens to tell the bytes at: 1024,4096.")] = None,
+    lengths: Annotated[
+        str | None, typer.Option("--lengths", help="Sequence lengths at which to report the cache size: 1024,4096.")
+    ] = None,
     context: Context = None,
     windows: Windows = 16,
     force: Force = False,
@@ -143,7 +162,7 @@ def budget(
     dry_run: DryRun = False,
     json: Json = None,
 ) -> None:
-    """Which heads may keep a short cache, as a file for `headwise write --budget`; what it saves and costs."""
+    """Find the heads that can use a short KV cache; the result is a file for `headwise write --budget`."""
     from headwise.compress import Candidate, judge, open_source, plan_budget, read_budget, save_budget
     from headwise.compress.made import KEY
 
@@ -161,7 +180,7 @@ def budget(
         job = replace(job, finished=finished)
         if not (dry_run or finished) and target.exists() and (not force or target.resolve() == source.file.resolve()):
             raise ConfigError(
-                f"--out {str(target)!r}: is there already; give another name, or --force to replace a budget"
+                f"--out {str(target)!r}: already exists; give another name, or --force to overwrite a budget"
             )
         if is_done(job, json):
             return
@@ -179,8 +198,11 @@ def budget(
         console.print()
         print_tables(verdict)
         save_json(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict(), KEY: job.made})
-        asked = "" if model is None else f" --model {model}"
-        console.print(f"\n[bold]{target}[/bold] holds it: headwise write{asked} --budget {target}", highlight=False)
+        option = "" if model is None else f" --model {model}"
+        console.print(
+            f"\nWrote the budget to [bold]{target}[/bold]. Use it: headwise write{option} --budget {target}",
+            highlight=False,
+        )
 
 
 def _share(option: str, text: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""What commands share: the model that is asked for, the files that they write, and a bar that says how far they are."""
+"""Shared by all commands: the --model option, checks of output files, and the progress bar."""
 
 import os
 from collections.abc import Iterator
@@ -13,25 +13,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable
 
-Model = Annotated[
-    Path | None, typer.Option("--model", help="Checkpoint folder or file; the embedded model if left out.")
-]
+Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder or file; default: the embedded model.")]
 AnyModel = Annotated[
     Path | None,
     typer.Option(
         "--model",
-        help="A checkpoint of headwise, or a folder of Hugging Face transformers with config.json, *.safetensors and "
-        "its tokenizer; the embedded model if left out.",
+        help="A headwise checkpoint, or a Hugging Face transformers folder with config.json, *.safetensors and a "
+        "tokenizer; default: the embedded model.",
     ),
 ]
 
 
 def check_file(option: str, path: Path | None, example: str) -> None:
-    """Raise, before anything takes long, where a file is to be written and cannot be."""
+    """Raise before any long computation if an output file cannot be written."""
     if path is None:
         return
     if os.path.isdir(path):
-        raise ConfigError(f"{option} {str(path)!r}: is a folder; expected the name of a file, such as {example}")
+        raise ConfigError(f"{option} {str(path)!r}: is a folder; expected a file name, such as {example}")
     check_writable(path, option)
 
 
@@ -44,8 +42,8 @@ def load(model: Path | None) -> Any:
 
 @contextmanager
 def progress() -> Iterator[Any]:
-    """A progress bar for a call that says what it is doing; there from the first step on, so that an error before it
-    stands alone, and gone when it is done."""
+    """A progress bar for a call that reports its steps. It appears with the first step, so that an earlier error is
+    printed alone, and disappears at the end."""
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=None)
@@ -61,6 +59,6 @@ def progress() -> Iterator[Any]:
 
 
 def stop(bar: Progress) -> None:
-    """End a bar; one that was never started leaves no empty line."""
+    """Stop a progress bar; one that was never started leaves no empty line."""
     if bar.live.is_started:
         bar.stop()

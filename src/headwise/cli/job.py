@@ -1,4 +1,4 @@
-"""What the commands that make a new checkpoint of one share: the place of the result, the question, and the verdict."""
+"""Shared by the commands that write a changed checkpoint: output folder, confirmation and evaluation."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What a command works on. made: what its result depends on. finished: whether `out` holds it, and it is not to be
-    made anew."""
+    """The inputs of a command. made: everything that its result depends on. finished: whether `out` already contains
+    this result and it is not to be recomputed."""
 
     source: "Source"
     texts: "Texts"
@@ -35,11 +35,11 @@ def opened(
     command: str, options: dict[str, Any], model: Path | None, file: Path, out: Path | None, context: int | None,
     windows: int, *, force: bool, dry_run: bool,
 ) -> "Iterator[Job]":  # fmt: skip
-    """The model and the text, after all that can be refused before anything takes long; `out` is held meanwhile."""
+    """The model and the text, after all checks that need no long computation; `out` is locked meanwhile."""
     from headwise.compress import check_target, open_source
 
     if out is None and not dry_run:
-        raise ConfigError("--out is missing: a folder for the new checkpoint; or give --dry-run to see the plan")
+        raise ConfigError("--out is missing: give a folder for the new checkpoint, or --dry-run to see the plan only")
     if options["heal"] < 0:
         raise ConfigError(f"--heal {options['heal']}: expected a number of steps, or 0 for none")
     with nullcontext() if out is None or dry_run else taken(out, "--out", folder=True):
@@ -54,7 +54,7 @@ def job_of(
     command: str, options: dict[str, Any], source: "Source", file: Path, out: Path | None, context: int | None,
     windows: int,
 ) -> Job:  # fmt: skip
-    """The text for a model, and whether `out` holds what is to be made of both."""
+    """The text for a model, and whether `out` already contains the result for both."""
     from headwise.compress import split_text
     from headwise.compress.made import is_made, made_by
 
@@ -65,13 +65,13 @@ def job_of(
 
 
 def is_done(job: Job, json: Path | None) -> bool:
-    """Whether all that the command is to write was written before; then it is said."""
+    """Whether an earlier run already wrote every result; prints a message if so."""
     from headwise.compress.made import made_json
 
     if not job.finished or not (json is None or made_json(json, job.made)):
         return False
-    said = f"{job.out} holds the finished result of this command, from before; --force makes it anew."
-    Console().print(said, markup=False, highlight=False)
+    message = f"{job.out} already contains the finished result of this command; use --force to run it again."
+    Console().print(message, markup=False, highlight=False)
     return True
 
 
@@ -79,7 +79,7 @@ def carry_out(
     job: Job, plan: Any, apply: "Callable[[], Any]", change: dict[str, Any], done: str, *, yes: bool, dry_run: bool,
     json: Path | None,
 ) -> None:  # fmt: skip
-    """Ask, write, read again, judge. A result that was written before is only judged."""
+    """Ask for confirmation, write, read back and evaluate. A result of an earlier run is only evaluated."""
     from headwise.compress import Candidate, judge
     from headwise.compress.healing import healed
     from headwise.compress.made import KEY
@@ -107,19 +107,19 @@ def carry_out(
     console.print()
     print_tables(verdict)
     save_json(json, {"plan": plan.to_dict(), "written": str(out), "judged": verdict.to_dict(), KEY: job.made})
-    console.print(f"\n[bold]{out}[/bold] holds the new model: headwise write --model {out}", highlight=False)
+    console.print(f"\nWrote the new model to [bold]{out}[/bold]. Use it: headwise write --model {out}", highlight=False)
 
 
 def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
-    """Whether it is to be written, or was; asked for, if that was not said. No answer is a no, and an error."""
+    """Whether to write the result; asks for confirmation unless the options answer. End of input raises an error."""
     if dry_run or yes or job.finished:
         return not dry_run
-    console.print(f"\nwrite to {job.out}? [y/N] ", end="", markup=False, highlight=False)
+    console.print(f"\nWrite to {job.out}? [y/N] ", end="", markup=False, highlight=False)
     sys.stdout.flush()
     answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
     if not answer:
         console.print()
-        raise ConfigError("there was no answer, so nothing was written; --yes answers beforehand")
+        raise ConfigError("no answer on standard input, so nothing was written; use --yes to skip the question")
     if answer.strip().lower() in ("y", "yes"):
         return True
     console.print("Nothing was written.", highlight=False)
@@ -127,7 +127,7 @@ def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
 
 
 def print_tables(result: Any) -> Console:
-    """A plan or a verdict as tables."""
+    """Print a plan or an evaluation as tables."""
     from headwise.textbook.plan import print_plan
 
     console = Console()
@@ -136,7 +136,7 @@ def print_tables(result: Any) -> Console:
 
 
 def save_json(path: Path | None, content: dict[str, Any]) -> None:
-    """Write it, if it is asked for."""
+    """Write `content` to `path`, if one is given."""
     if path is None:
         return
     from json import dumps

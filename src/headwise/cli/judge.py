@@ -1,4 +1,4 @@
-"""Commands that count, measure and examine: plans, claims, this machine."""
+"""The commands plan, claims and doctor."""
 
 import sys
 from pathlib import Path
@@ -13,41 +13,49 @@ from headwise.errors import ConfigError
 
 def plan(
     config: Annotated[str | None, typer.Option("--config", help="A published model; --list shows all.")] = None,
-    design: Annotated[str | None, typer.Option("--design", help="A head design; multi_head if left out.")] = None,
-    d_model: Annotated[int | None, typer.Option("--d-model")] = None,
-    num_heads: Annotated[int | None, typer.Option("--num-heads")] = None,
-    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads")] = None,
-    head_dim: Annotated[int | None, typer.Option("--head-dim")] = None,
+    design: Annotated[str | None, typer.Option("--design", help="An attention design; default: multi_head.")] = None,
+    d_model: Annotated[int | None, typer.Option("--d-model", help="Model width.")] = None,
+    num_heads: Annotated[int | None, typer.Option("--num-heads", help="Query heads.")] = None,
+    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="KV heads.")] = None,
+    head_dim: Annotated[int | None, typer.Option("--head-dim", help="Size of a head.")] = None,
     sizes: Annotated[
-        list[str] | None, typer.Option("--set", help="Another size of the design: --set latent_dim=512.")
+        list[str] | None, typer.Option("--set", help="Another option of the design: --set latent_dim=512.")
     ] = None,
-    seq: Annotated[int, typer.Option("--seq", help="Tokens n.")] = 2048,
-    batch: Annotated[int, typer.Option("--batch")] = 1,
-    causal: Annotated[bool, typer.Option("--causal/--full", help="Of a design; models know theirs.")] = True,
-    window: Annotated[int | None, typer.Option("--window", help="Keys that a query sees, of a design.")] = None,
-    sinks: Annotated[int, typer.Option("--sinks", help="First keys that it sees beside the window.")] = 0,
-    materialised: Annotated[bool, typer.Option("--materialised", help="The n×n scores are stored.")] = False,
-    dtype: Annotated[str, typer.Option("--dtype", help="Of weights and activations.")] = "bfloat16",
-    cache: Annotated[str | None, typer.Option("--cache", help="Of keys and values kept; int8, for example.")] = None,
-    peak: Annotated[float | None, typer.Option("--peak", help="FLOP/s of a machine, for times.")] = None,
-    bandwidth: Annotated[float | None, typer.Option("--bandwidth", help="Its bytes/s.")] = None,
-    measure: Annotated[bool, typer.Option("--measure", help="Measure both on this machine.")] = False,
-    trade_off: Annotated[bool, typer.Option("--trade-off", help="h against d_k at one d_model.")] = False,
-    plot: Annotated[Path | None, typer.Option("--plot", help="The trade-off as a PNG.")] = None,
-    designs: Annotated[bool, typer.Option("--designs", help="All designs beside one another.")] = False,
-    devices: Annotated[int | None, typer.Option("--devices", help="Also: the attention over so many.")] = None,
-    link: Annotated[float | None, typer.Option("--link", help="Bytes/s that each of them sends.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="All models and designs.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Numbers, not rounded.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown")] = False,
+    seq: Annotated[int, typer.Option("--seq", help="Sequence length.")] = 2048,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences.")] = 1,
+    causal: Annotated[bool, typer.Option("--causal/--full", help="Mask of a design; a model has its own.")] = True,
+    window: Annotated[int | None, typer.Option("--window", help="Sliding window of a design, in keys.")] = None,
+    sinks: Annotated[int, typer.Option("--sinks", help="First keys that are visible beside the window.")] = 0,
+    materialised: Annotated[
+        bool, typer.Option("--materialised", help="Assume that the n×n scores are stored.")
+    ] = False,
+    dtype: Annotated[str, typer.Option("--dtype", help="Dtype of weights and activations.")] = "bfloat16",
+    cache: Annotated[str | None, typer.Option("--cache", help="Dtype of the KV cache; for example int8.")] = None,
+    peak: Annotated[float | None, typer.Option("--peak", help="Peak FLOP/s of a machine, to compute times.")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option("--bandwidth", help="Memory bandwidth of the machine, in bytes/s.")
+    ] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Measure peak and bandwidth of this machine.")] = False,
+    trade_off: Annotated[
+        bool, typer.Option("--trade-off", help="Compare numbers of heads at a fixed d_model.")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Write the trade-off as a PNG.")] = None,
+    designs: Annotated[bool, typer.Option("--designs", help="Compare all designs.")] = False,
+    devices: Annotated[
+        int | None, typer.Option("--devices", help="Also plan the attention over this many devices.")
+    ] = None,
+    link: Annotated[float | None, typer.Option("--link", help="Bandwidth of each device's link, in bytes/s.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List all models and designs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
-    """What a model or a layer takes: parameters, memory, FLOPs, and the least time on a machine."""
+    """Compute parameters, memory, FLOPs and minimum time of a model or a layer."""
     from headwise.textbook.plan import answer, plot_trade_off, print_plan, to_json, to_markdown
 
     if json and markdown:
         raise ConfigError("give --json or --markdown, not both")
     if plot is not None and not trade_off:
-        raise ConfigError("--plot draws the trade-off: give --trade-off too")
+        raise ConfigError("--plot requires --trade-off")
     check_file("--plot", plot, "heads.png")
     named = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
     found = answer(
@@ -63,21 +71,21 @@ def plan(
     console = Console()
     print_plan(found, console)
     if plot is not None:
-        console.print(f"\n[bold]{plot}[/bold] shows the same as lines.", highlight=False)
+        console.print(f"\nWrote the plot to [bold]{plot}[/bold].", highlight=False)
 
 
 def claims(
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="These claims: --only ID, again for more, or ID,ID.")
+        list[str] | None, typer.Option("--only", help="Test only these claims: ID or ID,ID; repeatable.")
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Those that take longer too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Numbers, not rounded.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="As docs/claims.md has it.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include the slow claims.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, as in docs/claims.md.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Also write a page with plots here, of all claims or of --only.")
+        Path | None, typer.Option("--html", help="Also write an HTML page with plots to this file.")
     ] = None,
 ) -> None:
-    """Measure what the texts claim; 1 is the exit code if a verdict is not the expected one."""
+    """Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."""
     if as_json and markdown:
         raise ConfigError("give --json or --markdown, not both")
     if only and every:
@@ -95,15 +103,17 @@ def claims(
     if html is not None:
         write_page(found, html)
         if not (as_json or markdown):
-            Console().print(f"\n[bold]{html}[/bold] shows the same with plots; open it in a browser.", highlight=False)
+            Console().print(
+                f"\nWrote the page with plots to [bold]{html}[/bold]; open it in a browser.", highlight=False
+            )
     if not all(finding.agrees for finding in found):
         raise typer.Exit(1)
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for a bug report.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report.")] = False,
 ) -> None:
-    """What runs on this machine: kernels and which is picked when, the compiled library, versions."""
+    """Report which kernels run on this machine, the compiled library and versions."""
     import json
     from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""Commands that train a model, and let it write."""
+"""The commands train and write."""
 
 import sys
 from pathlib import Path
@@ -13,47 +13,55 @@ from headwise.errors import ConfigError, TextError
 
 
 def train(
-    files: Annotated[list[Path], typer.Argument(help="UTF-8 texts.")],
+    files: Annotated[list[Path], typer.Argument(help="UTF-8 text files.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the checkpoint and the log.")],
     experiment: Annotated[
-        str | None, typer.Option("--experiment", help="'reconstruct': the classic small demonstration instead.")
+        str | None,
+        typer.Option(
+            "--experiment", help="'reconstruct': run the classic embedding-reconstruction demonstration instead."
+        ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
-    d_model: Annotated[int, typer.Option("--d-model")] = 256,
-    num_layers: Annotated[int, typer.Option("--num-layers")] = 4,
-    num_heads: Annotated[int, typer.Option("--num-heads")] = 8,
-    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="Fewer than heads: GQA; 1: MQA.")] = None,
-    d_ff: Annotated[int, typer.Option("--d-ff")] = 640,
-    design: Annotated[str, typer.Option("--design", help="A head design that can be causal, gqa for example.")] = (
-        "multi_head"
-    ),
+    d_model: Annotated[int, typer.Option("--d-model", help="Model width.")] = 256,
+    num_layers: Annotated[int, typer.Option("--num-layers", help="Layers.")] = 4,
+    num_heads: Annotated[int, typer.Option("--num-heads", help="Query heads per layer.")] = 8,
+    num_kv_heads: Annotated[
+        int | None, typer.Option("--num-kv-heads", help="KV heads: fewer than heads is GQA, 1 is MQA.")
+    ] = None,
+    d_ff: Annotated[int, typer.Option("--d-ff", help="Width of the feed-forward network.")] = 640,
+    design: Annotated[
+        str, typer.Option("--design", help="An attention design that supports causal masks, for example gqa.")
+    ] = ("multi_head"),
     options: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=64.")
     ] = None,
-    order: Annotated[str, typer.Option("--order", help="Of the blocks: pre or post norm.")] = "pre",
-    context: Annotated[int, typer.Option(help="Tokens in a window.")] = 256,
-    dropout: Annotated[float, typer.Option()] = 0.1,
-    batch_size: Annotated[int, typer.Option("--batch-size")] = 16,
+    order: Annotated[str, typer.Option("--order", help="Norm placement: pre or post.")] = "pre",
+    context: Annotated[int, typer.Option(help="Tokens per window.")] = 256,
+    dropout: Annotated[float, typer.Option(help="Dropout probability.")] = 0.1,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Windows per step.")] = 16,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
-    warmup: Annotated[int, typer.Option(help="Steps until the peak.")] = 200,
-    weight_decay: Annotated[float, typer.Option("--weight-decay")] = 0.1,
+    warmup: Annotated[int, typer.Option(help="Warmup steps of the learning rate.")] = 200,
+    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Weight decay of AdamW.")] = 0.1,
     repeat_share: Annotated[
-        str, typer.Option("--repeat-share", help="Share of windows whose text repeats itself; 0.1,0.4@500 changes it.")
+        str,
+        typer.Option("--repeat-share", help="Share of windows with repeated text; 0.1,0.4@500 changes it at step 500."),
     ] = "0",
     eval_every: Annotated[int, typer.Option("--eval-every", help="Steps between evaluations and checkpoints.")] = 200,
     save_seconds: Annotated[
         float,
-        typer.Option("--save-seconds", help="Also save when so many seconds have passed since the last time."),
+        typer.Option("--save-seconds", help="Also save whenever this many seconds have passed."),
     ] = 30.0,
-    seed: Annotated[int, typer.Option()] = 0,
-    precision: Annotated[str, typer.Option(help="bfloat16 or float32 products.")] = "bfloat16",
-    init: Annotated[Path | None, typer.Option("--init", help="Start from this model's weights and sizes.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start again even if --out holds a run.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    precision: Annotated[str, typer.Option(help="Precision of matrix products: bfloat16 or float32.")] = "bfloat16",
+    init: Annotated[Path | None, typer.Option("--init", help="Start from the weights and sizes of this model.")] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start from the beginning, even if --out contains a run.")
+    ] = False,
     watch_heads: Annotated[
-        bool, typer.Option("--watch-heads", help="At each evaluation, record what every head does; and a picture.")
+        bool, typer.Option("--watch-heads", help="Record and plot the roles of all heads at each evaluation.")
     ] = False,
 ) -> None:
-    """Train a small character model; after Ctrl-C, a crash or a kill the same command resumes it."""
+    """Train a small character model. The same command resumes an interrupted run."""
     console = Console()
     if experiment is not None:
         _experiment(experiment, files, out, seed, console)
@@ -68,7 +76,7 @@ def train(
     task = bar.add_task("training", total=steps, note="")
 
     def watch(done: Done) -> None:
-        bar.start()  # with the first step, so that an error before it stands alone
+        bar.start()  # with the first step, so that an earlier error is printed alone
         held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
         note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
         bar.update(task, completed=done.step, note=note)
@@ -76,7 +84,9 @@ def train(
     def resumed(since: Resumed) -> None:
         ago = f"saved {duration(since.seconds)} ago"
         if since.step >= since.steps:
-            console.print(f"{out} holds this run, finished, {ago}; --fresh trains anew.", markup=False, highlight=False)
+            console.print(
+                f"{out} contains this finished run, {ago}; use --fresh to train again.", markup=False, highlight=False
+            )
         else:
             console.print(f"Resumed after step {since.step} of {since.steps}, {ago}.", markup=False, highlight=False)
 
@@ -91,30 +101,34 @@ def train(
     finally:
         stop(bar)
     for name, loss in outcome.heldout.items():
-        console.print(f"held-out loss, {name}: {loss:.4f} nats a token", highlight=False)
+        console.print(f"held-out loss, {name}: {loss:.4f} nats per token", highlight=False)
     if watch_heads:
         _heads(out, console)
     if not outcome.finished:
-        console.print(f"Stopped at step {outcome.step}; the same command goes on from there.", highlight=False)
+        console.print(f"Stopped at step {outcome.step}; run the same command to resume.", highlight=False)
         raise typer.Exit(130)
-    console.print(f"[bold]{out}[/bold] holds the model: headwise see --model {out}", highlight=False)
+    console.print(
+        f"Wrote the model to [bold]{out}[/bold]. Look at its heads: headwise see --model {out}", highlight=False
+    )
 
 
 def write(
-    prompt: Annotated[str, typer.Option("--prompt", help="How it begins.")] = "话说",
-    length: Annotated[int, typer.Option("--length", help="Characters to write.")] = 200,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 takes the likeliest each time.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Sample among the k likeliest.")] = None,
+    prompt: Annotated[str, typer.Option("--prompt", help="Start of the text.")] = "话说",
+    length: Annotated[int, typer.Option("--length", help="Characters to generate.")] = 200,
+    temperature: Annotated[
+        float, typer.Option("--temperature", help="Sampling temperature; 0 always takes the most likely character.")
+    ] = 0.8,
+    top_k: Annotated[int | None, typer.Option("--top-k", help="Sample from the k most likely characters.")] = None,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Sample among the likeliest that hold this share.")
+        float | None, typer.Option("--top-p", help="Sample from the smallest set with this total probability.")
     ] = 0.95,
-    seed: Annotated[int | None, typer.Option("--seed", help="The same seed writes the same text.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random seed; the same seed gives the same text.")] = None,
     budget: Annotated[
-        Path | None, typer.Option("--budget", help="Caches as `headwise budget` found that they may be.")
+        Path | None, typer.Option("--budget", help="Cache budget, as written by `headwise budget`.")
     ] = None,
     model: Model = None,
 ) -> None:
-    """Let the model write, character by character."""
+    """Generate text with a model, one character at a time."""
     from headwise.lm.generate import write as compose
 
     decoder, tokenizer, _ = load(model)
@@ -138,13 +152,13 @@ def _heads(out: Path, console: Console) -> None:
     from headwise.reports.dynamics import write_dynamics
 
     record = out / HEADS_FILE
-    console.print(f"[bold]{record}[/bold] holds what every head did at each evaluation.", highlight=False)
+    console.print(f"Wrote the roles of all heads at each evaluation to [bold]{record}[/bold].", highlight=False)
     try:
         picture = write_dynamics(record, out / "heads.png")
-    except ConfigError as error:  # matplotlib, which is optional, is not there: the record is what counts
-        console.print(f"No picture of it: {error}", markup=False, highlight=False)
+    except ConfigError as error:  # matplotlib is optional; the record is the result
+        console.print(f"No plot was drawn: {error}", markup=False, highlight=False)
         return
-    console.print(f"[bold]{picture}[/bold] shows when they took up their roles.", highlight=False)
+    console.print(f"Wrote a plot of the roles over training to [bold]{picture}[/bold].", highlight=False)
 
 
 def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Console) -> None:
@@ -155,7 +169,7 @@ def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Con
     if name != "reconstruct":
         raise ConfigError(f"--experiment {name!r}: expected 'reconstruct'")
     if len(files) != 1:
-        raise TextError(f"--experiment reconstruct takes one file of sentences, got {len(files)}")
+        raise TextError(f"--experiment reconstruct: expected one file of sentences, got {len(files)}")
     with taken(out / "report.html", "--out"):
         with progress() as step:
             report = reconstruct(files[0], seed=seed, step=step)
@@ -164,4 +178,4 @@ def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Con
         console.print(f"{fact}: {value}", highlight=False)
     for note in report.notes:
         console.print(note, highlight=False)
-    console.print(f"[bold]{out / 'report.html'}[/bold] shows every sentence and head, both ways.", highlight=False)
+    console.print(f"Wrote every sentence and head, both ways, to [bold]{out / 'report.html'}[/bold].", highlight=False)

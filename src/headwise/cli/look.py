@@ -1,4 +1,4 @@
-"""Commands that show what attention is: on a text, step by step, and the statistics that there are."""
+"""The commands see, trace and measures."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from headwise.cli.given import AnyModel, check_file, progress
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable, taken
 
-WIDE = 110  # columns of a terminal from which on a measure has room for all it says side by side
+WIDE = 110  # terminal columns from which on all columns of the list of measures fit side by side
 SAMPLE = (
     "话说鲁智深回到丛林选佛场中禅床上扑倒头便睡。上下肩两个禅和子推他起来，说道：“使不得，既要出家，如何不学坐禅？”"
     "智深道：“洒家自睡，干你甚事？”禅和子道：“善哉！”智深裸袖道：“团鱼洒家也吃，甚么‘鳝哉’？”"
@@ -19,18 +19,18 @@ SAMPLE = (
 
 
 def see(
-    text: Annotated[str | None, typer.Argument(help="The text; a passage of Water Margin if left out.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The text; default: a passage of Water Margin.")] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,
     model: AnyModel = None,
-    out: Annotated[Path, typer.Option("--out", help="Where the report goes.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option("--png", help="Also write heat maps into this folder.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="HTML report to write.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option("--png", help="Also write PNG heat maps to this folder.")] = None,
     sort: Annotated[str | None, typer.Option("--sort", help="Sort the table by this statistic.")] = None,
     cells: Annotated[
-        int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to so many cells.")
+        int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to this many cells per axis.")
     ] = 384,
-    lang: Annotated[str, typer.Option("--lang", help="Language of the page: en or zh.")] = "en",
+    lang: Annotated[str, typer.Option("--lang", help="Language of the report: en or zh.")] = "en",
 ) -> None:
-    """Show what every head attends to in a text: a table here, and an HTML report."""
+    """Show what every head attends to in a text, as a table and an HTML report."""
     from headwise.lm.loading import open_subject
     from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
@@ -42,7 +42,7 @@ def see(
     if lang not in LANGUAGES:
         raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
     if text is not None and file is not None:
-        raise ConfigError("give the text or --file, not both")
+        raise ConfigError("give a text or --file, not both")
     check_file("--out", out, "report.html")
     if png is not None:
         figure_class()  # raises where matplotlib is missing
@@ -57,30 +57,30 @@ def see(
         console = Console()
         print_report(report, console, sort=sort)
         write_report(report, out, lang=lang)
-        console.print(f"\n[bold]{out}[/bold] shows every head; open it in a browser.", highlight=False)
+        console.print(f"\nWrote the report to [bold]{out}[/bold]; open it in a browser.", highlight=False)
         if png is not None:
             from headwise.reports.png import write_pngs
 
             with progress() as step:
                 pictures = write_pngs(report, png, step=step)
-            console.print(f"[bold]{png}[/bold] holds {len(pictures)} heat maps.", highlight=False)
+            console.print(f"Wrote {len(pictures)} heat maps to [bold]{png}[/bold].", highlight=False)
 
 
 def trace(
-    seq: Annotated[int, typer.Option("--seq", help="Tokens n.")] = 4,
-    d_model: Annotated[int, typer.Option("--d-model")] = 8,
-    num_heads: Annotated[int, typer.Option("--num-heads")] = 2,
-    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads")] = None,
-    design: Annotated[str, typer.Option("--design", help="A head design, latent for example.")] = "multi_head",
+    seq: Annotated[int, typer.Option("--seq", help="Sequence length.")] = 4,
+    d_model: Annotated[int, typer.Option("--d-model", help="Model width.")] = 8,
+    num_heads: Annotated[int, typer.Option("--num-heads", help="Query heads.")] = 2,
+    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="KV heads.")] = None,
+    design: Annotated[str, typer.Option("--design", help="An attention design, for example latent.")] = "multi_head",
     options: Annotated[
         list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=4.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch")] = 1,
-    causal: Annotated[bool, typer.Option("--causal/--full")] = False,
-    seed: Annotated[int, typer.Option("--seed")] = 0,
-    lang: Annotated[str, typer.Option("--lang", help="en or zh.")] = "en",
+    batch: Annotated[int, typer.Option("--batch", help="Sequences.")] = 1,
+    causal: Annotated[bool, typer.Option("--causal/--full", help="Causal or full attention.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
+    lang: Annotated[str, typer.Option("--lang", help="Language: en or zh.")] = "en",
 ) -> None:
-    """Every step of a head design with its shapes and numbers, computed as you read."""
+    """Print every step of an attention design with shapes and numbers."""
     from headwise.nn.named import read_options
     from headwise.textbook.trace import print_trace, trace as follow
 
@@ -92,7 +92,7 @@ def trace(
 
 
 def measures() -> None:
-    """List the statistics that can be asked for by name."""
+    """List all statistics with unit, range and source."""
     from rich.table import Table
     from rich.text import Text
 
@@ -103,7 +103,7 @@ def measures() -> None:
     table = Table(box=None, header_style="bold", padding=(0, 1))
     for column in ("name", "unit", "range") if wide else ("name",):
         table.add_column(column, no_wrap=True)
-    for column in ("what it is", "source") if wide else ("what it is; unit, range; source",):
+    for column in ("description", "source") if wide else ("description; unit, range; source",):
         table.add_column(column, overflow="fold")
     kinds: dict[str, Any] = {**MEASURES, **GIVEN}
     for name, kind in kinds.items():

@@ -1,4 +1,4 @@
-"""The command that measures a corpus."""
+"""The command measure."""
 
 import atexit
 import signal
@@ -17,39 +17,44 @@ from headwise.errors import ConfigError, HeadwiseError
 
 def measure(
     files: Annotated[
-        list[str], typer.Option("--file", help="UTF-8 text, .jsonl, .parquet, a folder or a pattern; again for more.")
+        list[str], typer.Option("--file", help="UTF-8 text, .jsonl, .parquet, a folder or a glob pattern; repeatable.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="The table: .parquet, .csv or .jsonl.")],
+    out: Annotated[Path, typer.Option("--out", help="Table to write: .parquet, .csv or .jsonl.")],
     model: AnyModel = None,
     measures: Annotated[
-        str | None, typer.Option("--measures", help="Names, with commas; `headwise measures` lists them.")
+        str | None, typer.Option("--measures", help="Comma-separated names; `headwise measures` lists them.")
     ] = None,
     window: Annotated[
-        int | None, typer.Option("--window", help="Tokens read at once; what the model was trained on if left out.")
+        int | None,
+        typer.Option("--window", help="Tokens per window; default: the length that the model was trained on."),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option("--stride", help="Tokens from one window to the next; if left out, none is read twice."),
+        typer.Option("--stride", help="Tokens from one window to the next; default: the window, without overlap."),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Windows at a time.")] = 8,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Only so many, from the beginning on.")] = None,
-    per: Annotated[str, typer.Option("--per", help="'all', or 'file': numbers of each file.")] = "all",
-    field: Annotated[str, typer.Option("--field", help="Of JSON lines, or column of Parquet, with the text.")] = "text",
-    layers: Annotated[str | None, typer.Option("--layers", help="Those that are kept: 0,4-7.")] = None,
-    heads: Annotated[str | None, typer.Option("--heads", help="Of each layer: 0,4-7.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda …; a GPU where there is one.")] = None,
+    batch: Annotated[int, typer.Option("--batch", help="Windows per batch.")] = 8,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Stop after this many tokens.")] = None,
+    per: Annotated[str, typer.Option("--per", help="'all', or 'file' for separate numbers per file.")] = "all",
+    field: Annotated[
+        str, typer.Option("--field", help="Field of JSON lines, or column of Parquet, that contains the text.")
+    ] = "text",
+    layers: Annotated[str | None, typer.Option("--layers", help="Layers to include: 0,4-7.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="Heads of each layer to include: 0,4-7.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda …; default: a GPU if there is one.")] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Of the weights: float32 (if left out), bfloat16 or float16.")
+        str | None, typer.Option("--dtype", help="Dtype of the weights: float32 (default), bfloat16 or float16.")
     ] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Measure anew, whatever is there.")] = False,
-    sort: Annotated[str | None, typer.Option("--sort", help="Show the heads with most of this measure first.")] = None,
-    png: Annotated[Path | None, typer.Option("--png", help="Also draw every measure as layers × heads.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Discard earlier results and start again.")] = False,
+    sort: Annotated[
+        str | None, typer.Option("--sort", help="Sort the printed table by this measure, largest first.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Also plot every measure as layers × heads.")] = None,
 ) -> None:
-    """Measure every head on a corpus of any size; stopped or killed, the same command goes on; torchrun shares it."""
+    """Measure every head on a corpus of any size. Resumable; torchrun divides the work."""
     from headwise.corpus.ranks import Deserted, Ranks
 
     ranks = Ranks.joined()
-    atexit.register(ranks.leave)  # when what is to be said has been printed
+    atexit.register(ranks.leave)  # after all messages have been printed
     try:
         with _signals():
             _measure(
@@ -59,7 +64,7 @@ def measure(
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         if ranks.first:
-            _say_how_to_go_on(out, restart)
+            _print_how_to_resume(out, restart)
         else:
             atexit.unregister(ranks.leave)  # all are to end at once
         raise typer.Exit(143 if isinstance(stop, _Terminated) else 130) from None
@@ -96,19 +101,19 @@ def _measure(
     console = Console()
     print_measures(found, console, sort=sort, seconds=time.monotonic() - since if found.new else None)
     if not found.new:
-        said = f"{out} is the finished table of this command, from before; --restart measures anew."
-        console.print(said, markup=False, highlight=False)
+        message = f"{out} already contains the finished table of this command; use --restart to measure again."
+        console.print(message, markup=False, highlight=False)
     if png is not None:
-        console.print(f"[bold]{write_picture(found, png)}[/bold] shows every measure.", highlight=False)
+        console.print(f"Wrote a plot of every measure to [bold]{write_picture(found, png)}[/bold].", highlight=False)
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM: a launcher or a scheduler wants the process to end."""
+    """SIGTERM: a launcher or a scheduler ends the process."""
 
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Within it, SIGTERM ends the run as Ctrl-C does; and the second of either, which launchers send, does nothing."""
+    """In this context SIGTERM ends the run as Ctrl-C does, and repeated signals, which launchers send, are ignored."""
 
     def end(number: int, frame: Any) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -126,16 +131,16 @@ def _signals() -> Iterator[None]:
             signal.signal(each, handler)
 
 
-def _say_how_to_go_on(out: Path, restart: bool) -> None:
+def _print_how_to_resume(out: Path, restart: bool) -> None:
     from headwise.corpus.journal import Journal
 
     so_far = Journal(out).so_far()
     if so_far is None:
-        said = "Stopped before anything was measured."
+        message = "Stopped before anything was measured."
     else:
         same = f"the same command{' without --restart' * restart}"
-        said = f"Stopped; {so_far[0]} of {so_far[1]} units are done, and {same} goes on from there."
-    Console(stderr=True).print(said, highlight=False)
+        message = f"Stopped; {so_far[0]} of {so_far[1]} units are done. Run {same} to resume."
+    Console(stderr=True).print(message, highlight=False)
 
 
 def _numbers(name: str, given: str | None) -> list[int] | None:

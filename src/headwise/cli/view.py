@@ -1,4 +1,4 @@
-"""The command that starts the viewer."""
+"""The command view."""
 
 import os
 from pathlib import Path
@@ -13,15 +13,17 @@ from headwise.errors import ConfigError
 
 def view(
     model: AnyModel = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Read this UTF-8 file at once.")] = None,
-    port: Annotated[int, typer.Option("--port", help="0 takes any that is free.")] = 0,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Only print the address.")] = False,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="The longest text.")] = 131_072,
+    file: Annotated[Path | None, typer.Option("--file", help="Open this UTF-8 text file.")] = None,
+    port: Annotated[int, typer.Option("--port", help="Port; 0 selects a free one.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Print the address without opening a browser.")] = False,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=1, help="Maximum length of a text, in tokens.")
+    ] = 131_072,
     lang: Annotated[
-        str | None, typer.Option("--lang", help="Language of the page, en or zh; the browser's own if left out.")
+        str | None, typer.Option("--lang", help="Language of the page: en or zh; default: the language of the browser.")
     ] = None,
 ) -> None:
-    """Look at all heads on a text of up to 100,000 tokens, and zoom into each: a page in the browser, served here."""
+    """Open a page in the browser that shows all heads on a long text and zooms into each map."""
     from headwise.lm.loading import open_subject
     from headwise.lm.text_files import read_text
     from headwise.reports.viewer import serve
@@ -34,13 +36,13 @@ def view(
 
     def say(address: str) -> None:
         console.print(
-            f"[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C ends it."
+            f"[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C stops the server."
         )
 
     ended = serve(
         open_subject(model), text=text, title="" if file is None else file.name, port=port, open_browser=not no_open,
         max_tokens=max_tokens, lang=lang, say=say,
     )  # fmt: skip
-    if not ended:  # nothing is left to be written, and the model's own code may take its time
+    if not ended:  # all output is written, and the model may still be computing
         console.file.flush()
         os._exit(0)

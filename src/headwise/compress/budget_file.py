@@ -37,7 +37,7 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
     with reading(path, "budget", missing="`headwise budget --file TEXT` makes one"):
         content = Entry(parsed(text_of(path)))
         if content.word("format") != FORMAT:
-            raise CheckpointError(f"it is not of the format {FORMAT}; it says {content.word('format')!r}")
+            raise CheckpointError(f"expected the format {FORMAT}, got {content.word('format')!r}")
         layers = content.entries("layers")
         found = Budget(
             tuple(tuple(layer.each("windows", _window)) for layer in layers),
@@ -48,7 +48,7 @@ def read_budget(path: str | os.PathLike[str]) -> Budget:
         )  # fmt: skip
         for i, (windows, kept) in enumerate(zip(found.windows, found.kept, strict=True)):
             if not windows or len(kept) == 0 or len(kept) % len(windows):
-                raise CheckpointError(f"layers[{i}]: {len(kept)} heads are no multiple of {len(windows)} KV heads")
+                raise CheckpointError(f"layers[{i}]: {len(kept)} heads are not a multiple of {len(windows)} KV heads")
         found.caches()  # says what else is out of range
         return found
 

@@ -109,16 +109,16 @@ def plan_budget(
         raise ConfigError(f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1")
     if window < 1 or sinks < 0 or window + sinks >= texts.context:
         raise ConfigError(
-            f"--window {window}, --sinks {sinks}: expected at least 1 and 0, and together less than the context of "
-            f"{texts.context} tokens that is looked at"
+            f"--window {window}, --sinks {sinks}: expected at least 1 and 0, and together less than the "
+            f"context of {texts.context} tokens"
         )
     decoder = source.decoder
     sites = find_heads(decoder)
     for layer, site in enumerate(sites):
         if counts_in(decoder, layer).cache != site.num_kv_heads * (site.head_dim + site.value_dim):
             raise ConfigError(
-                f"{source.name}: a layer of the design {decoder.config.design} keeps no keys and values of its own for "
-                f"each head, so no head can have a cache of its own length"
+                f"{source.name}: a layer of the design {decoder.config.design} does not cache keys and "
+                f"values per head, so heads cannot have caches of different lengths"
             )
     maps = []
     for i, batch in enumerate(texts.decide):

@@ -128,13 +128,13 @@ class Pruning:
                 rows.append((str(layer), str(site.num_heads), "—"))
                 continue
             words = [
-                f"{layer}.{head}" + (f" ({self.importance.values[layer][head]:+.4f})" if self.importance else "")
+                f"{layer}.{head}" + (f" ({float(self.importance.column[layer][head]):+.4f})" if self.importance else "")
                 for head in gone
             ]
             heads, kv = self.after[layer]
             count = f"{site.num_heads} → {heads}" + (f", keys {site.num_kv_heads} → {kv}" if kv != heads else "")
             rows.append((str(layer), count, "  ".join(words)))
-        told = f", with their importance ({self.importance.unit})" if self.importance else ""
+        told = f", with their importance ({self.importance.column.unit})" if self.importance else ""
         return Table("heads", f"Heads, as LAYER.HEAD{told}", GOING, tuple(rows))
 
     def _curve(self) -> Table:
@@ -205,13 +205,13 @@ def plan_pruning(
         return Pruning(source, texts, tuple(named), "named", None, None, curve)
     wanted = _wanted(choice, sites)
     importance = rank(by, decoder, texts.decide, penalty=penalty, steps=gate_steps, seed=seed, step=step)
-    order = order_of(importance.values, sites)
+    order = order_of(importance.column, sites)
     counts = np.cumsum([len(unit) for unit in order.going]).tolist()
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)
     if wanted == 0:
         raise ConfigError(
-            f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share keys go together, "
-            f"{counts[0]} at once; expected room for at least one such group"
+            f"--share {choice.share or 0:g}, --remove {choice.remove or 0}: heads that share keys are "
+            f"removed together, {counts[0]} at a time; expected at least one such group"
         )
     points = sorted({*_spread(counts), *([wanted] if wanted else [])})
     curve = pruning_curve(
@@ -253,10 +253,11 @@ def _wanted(choice: Choice, sites: list[HeadSite]) -> int | None:
     most = sum(site.num_heads - _unit(site) for site in sites)
     if count > most:
         raise ConfigError(
-            f"--remove {count}: of {total} heads in {len(sites)} layers at most {most} can go, as each layer keeps one"
+            f"--remove {count}: of {total} heads in {len(sites)} layers at most {most} can be removed, as "
+            f"each layer keeps one"
         )
     if count < 1:
-        raise ConfigError(f"--share {choice.share:g}: of {total} heads that is none; expected at least 1")
+        raise ConfigError(f"--share {choice.share:g}: of {total} heads this is none; expected at least 1")
     return count
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from headwise.analysis.importance import (
@@ -18,6 +17,7 @@ from headwise.compress.judging import Step
 from headwise.errors import ConfigError
 from headwise.lm.loss import mean_loss
 from headwise.models import HeadSite
+from headwise.table import HeadColumn
 
 METHODS = {
     "ablation": "what the loss rises by without it, one head at a time",
@@ -72,7 +72,7 @@ def units_of(site: HeadSite, layer: int) -> list[Unit]:
     return [tuple((layer, head) for head in range(i, i + group)) for i in range(0, site.num_heads, group)]
 
 
-def order_of(values: Sequence[np.ndarray], sites: Sequence[HeadSite]) -> Order:
+def order_of(values: HeadColumn, sites: Sequence[HeadSite]) -> Order:
     """The least important unit first, by the sum over its heads; the last of a layer stays."""
     units = [unit for layer, site in enumerate(sites) for unit in units_of(site, layer)]
     by_value = sorted(units, key=lambda unit: sum(float(values[layer][head]) for layer, head in unit))
@@ -104,11 +104,11 @@ def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
             most = sites[at[0]].num_heads - 1
             raise ConfigError(f"--heads {word}: layer {at[0]} has no head {at[1]}; expected 0 to {most}")
         if at in found:
-            raise ConfigError(f"--heads {word}: is named twice")
+            raise ConfigError(f"--heads {word}: is given twice")
         found.append(at)
     for layer_number, site in enumerate(sites):
         if sum(layer == layer_number for layer, _ in found) == site.num_heads:
             raise ConfigError(
-                f"--heads: all {site.num_heads} heads of layer {layer_number} would go; expected to leave at least one"
+                f"--heads: all {site.num_heads} heads of layer {layer_number} would be removed; keep at least one"
             )
     return found

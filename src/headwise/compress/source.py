@@ -59,8 +59,8 @@ def check_target(source: Source, out: str | os.PathLike[str], *, force: bool = F
         raise CheckpointError(f"--out {str(folder)!r}: is a file; expected a new folder")
     if folder.resolve() == source.file.resolve().parent:
         raise CheckpointError(
-            f"--out {str(folder)!r}: is where {source.name} lies, and a source is never overwritten; expected another "
-            f"folder"
+            f"--out {str(folder)!r}: contains {source.name}, and the source is never overwritten; expected "
+            f"another folder"
         )
     if not force and folder.is_dir() and contents(folder):
         raise CheckpointError(f"--out {str(folder)!r}: is not empty; expected a new folder, or give --force")

@@ -34,7 +34,7 @@ class Texts:
     def __str__(self) -> str:
         counts = [sum(map(len, part)) for part in (self.decide, self.foretell, self.judge)]
         return (
-            f"{self.name}: {counts[0]} windows of {self.context} tokens to decide on; of the last "
+            f"{self.name}: {counts[0]} windows of {self.context} tokens to decide; of the last "
             f"{HELD_OUT:.0%}, {counts[1]} to foretell and {counts[2]} to judge"
         )
 
@@ -55,8 +55,8 @@ def split_text(
     held = corpus.heldout_windows(context)[0]
     if len(held) < 2:
         raise TextError(
-            f"{os.fspath(file)!r}: its last {HELD_OUT:.0%} hold {len(held)} window of {context} tokens; expected at "
-            f"least 2, one to foretell and one to judge: give a longer text, or a smaller --context"
+            f"{os.fspath(file)!r}: its last {HELD_OUT:.0%} hold {len(held)} window of {context} tokens; "
+            f"expected at least 2, one to predict and one to evaluate: give a longer text, or a smaller --context"
         )
     decide = corpus.batch(windows, context, seed=0, step=0)
     parts = [decide, _evenly(held[0::2], windows), _evenly(held[1::2], 4 * windows)]

@@ -37,16 +37,14 @@ class Asked:
             if name in known:
                 continue
             if name in GIVEN:
-                raise ConfigError(
-                    f"measures: {name!r} needs to be told of the tokens; by name there are {', '.join(CLASSES)}"
-                )
+                raise ConfigError(f"measures: {name!r} requires token ids; available by name are {', '.join(CLASSES)}")
             near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
             meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
             raise ConfigError(f"measures: unknown measure {name!r}; {meant}`headwise measures` lists all")
         if not names:
             raise ConfigError("measures=(): give at least one; `headwise measures` lists all")
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ConfigError(f"measures: {twice.pop()!r} is asked for twice")
+            raise ConfigError(f"measures: {twice.pop()!r} is given twice")
         return cls(tuple(names))
 
     def classes(self, pieces: Sequence[str]) -> dict[str, Tensor]:
@@ -93,7 +91,7 @@ def chosen(subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] 
     for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
         for number in wanted or ():
             if not 0 <= number < there:
-                raise ConfigError(f"{what}: {number} is not among those of {subject.name}, 0 to {there - 1}")
+                raise ConfigError(f"{what}: {number} does not exist in {subject.name}; expected 0 to {there - 1}")
     kept = [
         Head(i, name, head)
         for i, (name, width) in enumerate(zip(subject.layers, subject.heads, strict=True))
@@ -101,5 +99,5 @@ def chosen(subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] 
         if (layers is None or i in layers) and (heads is None or head in heads)
     ]
     if not kept:
-        raise ConfigError(f"layers={layers}, heads={heads}: no head of {subject.name} is meant")
+        raise ConfigError(f"layers={layers}, heads={heads}: selects no head of {subject.name}")
     return kept

@@ -49,7 +49,7 @@ def look(given: Sequence[Any], journal: Journal, output: Output, restart: bool, 
     for path in (output.path, output.about):
         check_writable(path, "out")
     if _finished(journal, output, restart) and output.read_about() is None:
-        raise ConfigError(f"{str(output.path)!r} is there already; give another --out, or --restart to measure anew")
+        raise ConfigError(f"{str(output.path)!r} already exists; give another --out, or --restart to measure again")
     sources = find_sources(given)
     journal.open()
     return sources
@@ -100,7 +100,9 @@ def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str,
     """
     work = begun.work
     if changed := written.changes(begun.manifest):
-        raise TextError(f"the corpus has changed while it was measured: {'; '.join(changed)}; --restart measures anew")
+        raise TextError(
+            f"the corpus changed while it was being measured: {'; '.join(changed)}; use --restart to measure again"
+        )
     sums, hows = work.nothing(), []
     for number in range(len(begun.units)):
         tell("merging", number, len(begun.units))
@@ -110,7 +112,7 @@ def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str,
         hows += [how] if how not in hows else []
     if not sums.windows:
         journal.remove()
-        raise TextError("the corpus has no text: the model's tokenizer made no token of its files")
+        raise TextError("the corpus is empty: the model's tokenizer produced no tokens from its files")
     about = {
         "model": begun.manifest["model"], "options": dict(options), "how": hows, "kernels": sorted(sums.kernels),
         "files": begun.manifest["files"], "windows": sums.windows, "tokens": sums.tokens, "units": len(begun.units),
@@ -139,7 +141,7 @@ def _found(work: Work, output: Output, options: Mapping[str, Any], model: Mappin
         sums = Tally.from_dict(about["sums"], len(work.asked.names), len(work.heads)) if not differ else None
     except (KeyError, TypeError, ValueError):
         raise ConfigError(
-            f"{str(output.path)!r} is there already; give another --out, or --restart to measure anew"
+            f"{str(output.path)!r} already exists; give another --out, or --restart to measure again"
         ) from None
     if sums is None:
         raise written.refuse(str(output.path), differ, finished=True)
@@ -187,10 +189,11 @@ def _followed(journal: Journal, checksum: int, model: Mapping[str, Any]) -> dict
     """What the first process has written down, as another one sees it."""
     if not journal.exists or _checksum(manifest := journal.read()) != checksum:
         raise CheckpointError(
-            f"{str(journal.folder)!r} is not what the first process has written: all must see one folder there"
+            f"{str(journal.folder)!r} is not the folder that the first process wrote; all processes need "
+            f"access to the same folder"
         )
     if manifest["model"]["sha256"] != model["sha256"]:
-        raise ConfigError(f"model: this process has other weights of {model['name']} than the first one")
+        raise ConfigError(f"model: this process has different weights of {model['name']} than the first process")
     return manifest
 
 

@@ -69,10 +69,10 @@ class Journal:
         with reading(path, "manifest", way_out="--restart measures anew"):
             found = Entry(parsed(text_of(path)))
             if found.word("format") != FORMAT:
-                raise CheckpointError("it is not of this version of headwise")
+                raise CheckpointError("it was written by another version of headwise")
             manifest = {name: found.raw(name) for name in found if name not in ("format", CHECKSUM)}
             if found.word(CHECKSUM) != _checksum(manifest):
-                raise CheckpointError("it is damaged: its contents do not have its checksum")
+                raise CheckpointError("it is damaged: its contents do not match its checksum")
             return manifest
 
     def begin(self, manifest: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class Journal:
             found = {}
             for source in sums:
                 if not source.removeprefix("-").isdecimal():
-                    raise CheckpointError(f"sums: {source!r} is no number of a file")
+                    raise CheckpointError(f"sums: {source!r} is not the number of a file")
                 found[int(source)] = _tally(sums.entry(source), source, tensors, like)
             return found, Entry(parsed(text.word("how")), "how").plain()
 
@@ -143,7 +143,7 @@ class Journal:
         except (OSError, CheckpointError) as error:
             why = error.strerror or error if isinstance(error, OSError) else error
             done = len(self.finished()) if self.folder.is_dir() else 0
-            kept = f"; {done} finished units are safe there, and the same command goes on" if done else ""
+            kept = f"; {done} finished units are kept there; run the same command to resume" if done else ""
             raise CheckpointError(f"{str(self.folder)!r} cannot be written: {why}{kept}") from None
 
 

@@ -58,12 +58,12 @@ def refuse(out: str, found: Sequence[str], *, finished: bool = False) -> ConfigE
     shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
     if finished:
         return ConfigError(
-            f"{out!r} is there already, measured with something else: {shown}. Give another --out, or --restart to "
-            f"measure anew"
+            f"{out!r} already exists, with different settings: {shown}. Give another --out, or --restart to "
+            "measure again"
         )
     return ConfigError(
-        f"{out!r} was begun with something else: {shown}. Run it as it was begun, give another --out, or --restart to "
-        f"measure anew"
+        f"{out!r} contains a run with different settings: {shown}. Use the same settings, another --out, or "
+        "--restart to measure again"
     )
 
 

@@ -69,8 +69,8 @@ class Output:
                     temporary.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}; all that was measured is safe in {str(self.path) + '.partial'!r}, and the same command goes "
-                f"on"
+                f"{error}; all that was measured is safe in {str(self.path) + '.partial'!r}, and the same "
+                f"command resumes"
             ) from None
 
 

@@ -36,7 +36,7 @@ def check_column(path: str, field: str) -> None:
         raise TextError(f"{path!r} has no column {field!r}; it has {', '.join(schema.names)}: give --field")
     kind = schema.field(field).type
     if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise TextError(f"{path!r}: column {field!r} holds {kind}, expected strings")
+        raise TextError(f"{path!r}: column {field!r} contains {kind}, expected strings")
 
 
 def rows(path: str, group: int, field: str) -> Iterator[tuple[int, str]]:
@@ -65,4 +65,4 @@ def _reading(path: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except (arrow().ArrowException, OSError, ValueError, OverflowError) as error:
-        raise TextError(f"{path!r} is no Parquet file, or a damaged one: {one_line(error)}") from None
+        raise TextError(f"{path!r} is not a valid Parquet file: {one_line(error)}") from None

@@ -97,7 +97,9 @@ def _said(line: str, path: str, where: str, field: str) -> str:
     if said is not None and not isinstance(said, str):
         raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(said).__name__}, expected a string")
     if said and HALVES.search(said):
-        raise TextError(f"{path!r}, line at {where}: field {field!r} has half of a surrogate pair, which is no text")
+        raise TextError(
+            f"{path!r}, line at {where}: field {field!r} contains half of a surrogate pair, which is not valid text"
+        )
     return said or ""
 
 

@@ -127,7 +127,7 @@ class Ranks:
         self._heard[rank] = (beats, since)
         patience = SILENCE if beats else JOINING.total_seconds()  # one that was never heard is on its way
         if now - since > patience:
-            raise Deserted(f"process {rank} of {self.world} gives no sign of life; the same command goes on")
+            raise Deserted(f"process {rank} of {self.world} no longer responds; run the same command to resume")
 
     def _beat(self) -> None:
         while True:  # the first one at once: a process that was never heard is waited for much longer
@@ -142,7 +142,7 @@ class Ranks:
         try:
             return getattr(self._store, what)(*args)
         except RuntimeError:
-            raise Deserted("the other processes are gone; the same command goes on") from None
+            raise Deserted("the other processes have ended; run the same command to resume") from None
 
 
 _sweeps = count()  # each has words of its own, in the same order in all processes
@@ -159,5 +159,5 @@ def _met() -> tuple[Any, int, int, Any]:
     try:
         store, rank, world = next(dist.rendezvous("env://", timeout=JOINING))
     except (ValueError, RuntimeError) as error:
-        raise ConfigError(f"the processes could not be joined ({error}); start them with torchrun") from None
+        raise ConfigError(f"the processes could not connect ({error}); start them with torchrun") from None
     return store, rank, world, dist.PrefixStore

@@ -66,7 +66,7 @@ class CorpusMeasures(Mapping[str, Tensor]):
         counted."""
         names = list(self)
         if name not in names:
-            raise ConfigError(f"{name!r} was not measured; there are {', '.join(names)}")
+            raise ConfigError(f"{name!r} was not measured; available are {', '.join(names)}")
         numbers = finished(self.total.numbers, self.measures)
         if column not in numbers:
             raise ConfigError(f"column={column!r}: expected one of {', '.join(numbers)}")

@@ -91,9 +91,7 @@ def measure_corpus(
         room = length - len(frame)
         stride = room if stride is None else stride
         if stride > room:
-            raise ConfigError(
-                f"stride={stride}: a window has room for {room} tokens of the text; some would be left out"
-            )
+            raise ConfigError(f"stride={stride}: a window holds {room} tokens of the text, so some would be skipped")
         options = {
             "measures": list(asked.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
             "field": field, "layers": _numbers(layers), "heads": _numbers(heads),

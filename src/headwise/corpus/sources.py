@@ -138,7 +138,7 @@ def _paths(given: str) -> list[str]:
         files = sorted(str(path) for path in Path(given).rglob("*") if _shown(path, given) and path.is_file())
         found = [path for path in files if Path(path).suffix.lower() in known]
         if not found:
-            raise TextError(f"{given!r}: the folder holds no texts ({', '.join(known)})")
+            raise TextError(f"{given!r}: the folder contains no text files ({', '.join(known)})")
         return found
     if os.path.exists(given):
         return [given]
@@ -146,7 +146,7 @@ def _paths(given: str) -> list[str]:
         found = sorted(path for path in glob.glob(given, recursive=True) if os.path.isfile(path))
         if found:
             return found
-        raise TextError(f"{given!r}: no file is so called")
+        raise TextError(f"{given!r}: no file with this name")
     raise TextError(f"{given!r} does not exist")
 
 
@@ -156,12 +156,12 @@ def _shown(path: Path, folder: str) -> bool:
 
 def _source(path: str) -> Source:
     if not os.path.isfile(path):
-        raise TextError(f"{path!r} is a pipe or a device; give a file: a corpus is read at many places at once")
+        raise TextError(f"{path!r} is a pipe or a device; give a file: a corpus is read with random access")
     suffix = Path(path).suffix.lower()
     if suffix in PACKED:
-        raise TextError(f"{path!r} is packed; unpack it first: a corpus is read at many places at once")
+        raise TextError(f"{path!r} is compressed; decompress it first: a corpus is read with random access")
     if suffix == ".json":
-        raise TextError(f"{path!r}: expected JSON lines (.jsonl), one object a line, or a text")
+        raise TextError(f"{path!r}: expected JSON lines (.jsonl), one object per line, or a text")
     kind = KINDS.get(suffix, "text")
     if kind == "parquet":
         return Source(path, kind, os.path.getsize(path), row_groups(path))

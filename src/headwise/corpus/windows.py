@@ -70,12 +70,12 @@ def length_of(window: int | None, subject: Subject, frame: Frame) -> int:
     """
     length = window if window is not None else subject.context or subject.limit
     if length is None:
-        raise ConfigError(f"window: {subject.name} does not say how long its texts were; give --window N, in tokens")
+        raise ConfigError(f"window: {subject.name} does not specify its training length; give --window N, in tokens")
     if subject.limit is not None and length > subject.limit:
-        raise ConfigError(f"window={length}: {subject.name} has learned {subject.limit} positions and reads no more")
+        raise ConfigError(f"window={length}: {subject.name} supports at most {subject.limit} positions")
     if length <= len(frame):
         raise ConfigError(
-            f"window={length}: {len(frame)} special tokens go around every window; expected more than that"
+            f"window={length}: {len(frame)} special tokens are added to every window; expected a larger window"
         )
     return length
 

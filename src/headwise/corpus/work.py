@@ -100,8 +100,8 @@ class Work:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
                 raise ConfigError(
-                    f"batch={self.batch}: out of memory with windows of {self.length} tokens; the same command with a "
-                    f"smaller --batch goes on"
+                    f"batch={self.batch}: out of memory with windows of {self.length} tokens; the same "
+                    f"command with a smaller --batch resumes"
                 ) from None
             raise
 

@@ -80,7 +80,7 @@ def head_parallel(counts: Counts, work: Work, devices: int) -> Way:
     it, b·n·(d_k + d_v)·e·(1 − h_kv/P), and scatter its gradient back.
 
     Raises:
-        ConfigError: naming both numbers, if the heads cannot be dealt out evenly.
+        ConfigError: naming both numbers, if the heads cannot be divided evenly.
     """
     return heads_by_ring(counts, work, devices, devices)
 
@@ -103,7 +103,7 @@ def heads_by_ring(counts: Counts, work: Work, devices: int, heads: int) -> Way:
     if devices % heads:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if h % heads:
-        raise ConfigError(f"head-parallel: num_heads={h} cannot be dealt out evenly to {heads} devices")
+        raise ConfigError(f"head-parallel: num_heads={h} cannot be divided evenly between {heads} devices")
     if h_kv % heads and heads % h_kv:
         raise ConfigError(f"head-parallel: num_kv_heads={h_kv} and {heads} devices: one has to divide the other")
     around, size = devices // heads, work.size
@@ -169,7 +169,7 @@ def hybrid(counts: Counts, work: Work, devices: int, heads: int) -> Way:
     if devices % heads:
         raise ConfigError(f"heads={heads}: does not divide devices={devices}")
     if counts.heads < heads:
-        raise ConfigError(f"Ulysses: num_heads={counts.heads} are too few for {heads} devices")
+        raise ConfigError(f"Ulysses: num_heads={counts.heads} is too small for {heads} devices")
     return _hybrid(counts, work, heads, devices // heads, "zigzag")
 
 
@@ -288,7 +288,9 @@ def _check(counts: Counts, work: Work, devices: int) -> None:
         raise ConfigError(f"queries={work.queries}, keys={work.keys}: expected self attention of all tokens")
     apart = counts.scores * counts.key_vectors == counts.heads * counts.keys and counts.used is None
     if not apart or counts.mixing:
-        raise ConfigError("counts: expected a design whose heads each read one key head, such as multi_head or gqa")
+        raise ConfigError(
+            "counts: expected a design in which each query head uses one KV head, such as multi_head or gqa"
+        )
 
 
 def _rates(**rates: float) -> None:

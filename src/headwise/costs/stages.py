@@ -69,7 +69,7 @@ def attention_stages(counts: Counts, work: Work) -> list[Stage]:
     and each of the two mixings reads and writes once more. Blockwise, none of them leaves the chip.
     """
     if work.causal and not counts.masked:
-        raise ConfigError("causal=True: this design takes no mask, so it can only be full")
+        raise ConfigError("causal=True: this design does not support masks, so attention is always full")
     b, n, new, size = work.batch, work.queries, work.new_keys, work.size
     pairs = b * work.pairs
     matrix = b * work.queries * work.keys * counts.heads * size if work.materialised else 0

@@ -41,11 +41,14 @@ class Work:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: expected at least 1")
         if self.causal and self.queries > self.keys:
-            raise ConfigError(f"queries={self.queries}, keys={self.keys}: causal queries stand at the end of the keys")
+            raise ConfigError(
+                f"queries={self.queries}, keys={self.keys}: causal attention requires queries <= keys, as "
+                f"queries are aligned to the end of the keys"
+            )
         if self.window is not None and (self.window < 1 or not self.causal):
             raise ConfigError(f"window={self.window}: expected at least 1, and causal attention")
         if self.sinks < 0 or (self.sinks and self.window is None):
-            raise ConfigError(f"sinks={self.sinks}: expected at least 0, and a window that they stand before")
+            raise ConfigError(f"sinks={self.sinks}: expected at least 0, and a window")
         for name, value, known in (("dtype", self.dtype, BYTES), ("cache", self.cache, CACHE_BYTES)):
             if value is not None and value not in known:
                 raise ConfigError(f"{name}={value!r}: expected one of {', '.join(known)}")

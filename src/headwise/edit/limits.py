@@ -1,8 +1,7 @@
-"""What surgery refuses, and why: designs whose heads depend on each other, weights that are not plain or not alone."""
+"""What surgery refuses, and why: modules whose heads are fixed, weights that are not plain or not alone."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -10,62 +9,14 @@ from torch import Tensor, nn
 from headwise.edit.places import place
 from headwise.errors import ConfigError
 from headwise.models import HeadSite
-from headwise.nn.base import AttentionLayer
-from headwise.nn.block_diagonal import BlockDiagonalAttention
-from headwise.nn.contraction import ContractionAttention
-from headwise.nn.convolution import ConvolutionAttention
-from headwise.nn.gated_output import GatedAttention
-from headwise.nn.grouped_mlp import GroupedMLPAttention
-from headwise.nn.head_mixing import HeadMixingAttention
-from headwise.nn.latent import LatentAttention
-from headwise.nn.mixture_of_heads import MixtureOfHeads
-from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.per_head import PerHeadAttention
-from headwise.nn.single_head import SingleHeadAttention
-from headwise.nn.sparse_mixture import SparseHeadMixture
-from headwise.nn.talking_heads import TalkingHeadsAttention
 
-# By class, not by subclass: a subclass may have weights that are laid out by heads and are not known here.
-INDEPENDENT: tuple[type[AttentionLayer], ...] = (
-    MultiHeadAttention, PerHeadAttention, ContractionAttention, SingleHeadAttention, LatentAttention, GatedAttention,
-    ConvolutionAttention,
-)  # fmt: skip
-_GATE = "its gate chooses among the heads: with one less, tokens would choose others, which is not masking it"
-DEPENDENT: dict[type[AttentionLayer], str] = {
-    BlockDiagonalAttention: "head i reads the i-th of h equal slices of the channels, so none can go; to_multi_head() "
-    "gives the same function, whose heads can",
-    SparseHeadMixture: _GATE,
-    MixtureOfHeads: _GATE,
-    GroupedMLPAttention: "its groups hold the same number of heads each, and their matrices are square",
-    HeadMixingAttention: "every head is a key and a value for the other heads of its token",
-    TalkingHeadsAttention: "every head's scores and weights are mixed into those of the others",
-}
 KEPT_NORMS = ("q_norm", "k_norm")  # of one head's size, for all heads alike
 
 
 def check_independent(site: HeadSite) -> None:
     """Raise if the other heads would not stay what they are without one of them."""
-    kind = type(site.module)
-    if site.kind == "torch":
-        raise ConfigError(
-            f"{place(site)}: nn.MultiheadAttention takes num_heads · head_dim = embed_dim for granted, so it cannot "
-            f"hold fewer heads. Mask them instead: headwise.scale_heads(headwise.find_heads(model), gates), with 0 for "
-            f"a head. Where your own code calls the module, prune(headwise.MultiHeadAttention.from_torch(module), "
-            f"[…]) is called layer(x, mask=…) in its place; nn.TransformerEncoderLayer and its like cannot call it"
-        )
-    if site.kind == "t5" and "position_bias" in signature(kind.forward).parameters:
-        raise ConfigError(
-            f"{place(site)}: the layers of {kind.__name__} hand on one relative bias [1, heads, n, m], so that none "
-            f"can hold fewer heads than the others. Mask them instead: "
-            f"headwise.scale_heads(headwise.find_heads(model), gates), with 0 for a head"
-        )
-    if not isinstance(site.module, AttentionLayer):
-        return
-    if kind in DEPENDENT:
-        raise ConfigError(f"{place(site)}: {kind.__name__} cannot lose a head: {DEPENDENT[kind]}")
-    if kind not in INDEPENDENT:
-        known = ", ".join(each.__name__ for each in INDEPENDENT)
-        raise ConfigError(f"{place(site)}: {kind.__name__} is not known to keep its heads apart; known: {known}")
+    if reason := site.anatomy.resizing(site).fixed:
+        raise ConfigError(f"{place(site)}: {reason}")
 
 
 def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
@@ -105,8 +56,8 @@ def _check_plain(site: HeadSite, owner: nn.Module, name: str, x: object) -> None
 
 def _check_known(site: HeadSite, known: set[int]) -> None:
     """Raise if the module has parameters that may belong to heads and are not in its parts."""
-    if isinstance(site.module, AttentionLayer):
-        return  # by class, in `check_independent`
+    if site.anatomy.by_class:
+        return  # what is in no part is common to all heads
     for name, parameter in site.module.named_parameters():
         inner, _, leaf = name.rpartition(".")
         of_output = site.output is not None and parameter is getattr(site.output, "bias", None)

@@ -18,16 +18,13 @@ from torch import Tensor, nn
 from headwise.edit import share
 from headwise.edit.limits import check_weights
 from headwise.edit.places import by_site, place, whole
-from headwise.edit.resize import pick_heads, put, set_sizes
+from headwise.edit.resize import pick_heads, put
 from headwise.edit.table import aligned, change, count_parameters
 from headwise.errors import ConfigError
-from headwise.models import HeadSite, find_heads
-from headwise.nn.multi_head import MultiHeadAttention
+from headwise.models import KINDS, HeadSite, find_heads
 
 METHODS = ("mean", "first", "cluster", "svd")
 Groups = Sequence[Sequence[int]]
-# Attention modules of transformers that turn the pairs (t, t + d/2) of all channels.
-HALF_SPLIT = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3")
 
 
 @dataclass(frozen=True)
@@ -151,22 +148,14 @@ def group_heads(site: HeadSite, count: int, outputs: Tensor | None = None, *, me
 
 
 def _check_site(site: HeadSite, method: str) -> None:
-    module: Any = site.module
-    if type(module) is not MultiHeadAttention and site.kind != "llama":
+    resizing = site.anatomy.resizing(site)
+    if not resizing.merges:
+        known = ", and ".join(kind.merged for kind in KINDS if kind.merged)
         raise ConfigError(
-            f"{place(site)}: {type(module).__name__} cannot share keys and values here; known: MultiHeadAttention, "
-            f"alone or in TransformerBlock and Decoder, and Llama-like models of transformers"
+            f"{place(site)}: {type(site.module).__name__} cannot share keys and values here; known: {known}"
         )
-    if method != "svd" or site.kind != "llama":
-        return
-    config: Any = getattr(module, "config", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    share_turned = getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
-    if type(module).__name__ not in {f"{name}Attention" for name in HALF_SPLIT} or share_turned != 1.0:
-        raise ConfigError(
-            f"method='svd': which channels {type(module).__name__} turns together is not known; known: "
-            f"{', '.join(HALF_SPLIT)}. The other methods do not need to know"
-        )
+    if method == "svd" and resizing.unknown_turns:
+        raise ConfigError(f"method='svd': {resizing.unknown_turns}. The other methods do not need to know")
 
 
 def _checked_count(site: HeadSite, count: object) -> int:
@@ -211,15 +200,12 @@ def _merge(site: HeadSite, groups: list[list[int]], method: str) -> Merge:
     per_query = [x.repeat_interleave(len(q) // len(x), 0) for x in (k, new_k, v, new_v)]
     scores = share.lost(q, per_query[0].mT, new_q, per_query[1].mT)
     values = share.lost(per_query[2], o, per_query[3], new_o)
-    module: Any = site.module
-    changed = (("q_proj", new_q), ("k_proj", new_k), ("v_proj", new_v)) if method == "svd" else (
-        ("k_proj", new_k), ("v_proj", new_v)
-    )  # fmt: skip
-    for name, x in changed:
-        _write(getattr(module, name), x)
+    maps = _maps(site)
+    for letter, x in (("q", new_q), ("k", new_k), ("v", new_v)) if method == "svd" else (("k", new_k), ("v", new_v)):
+        _write(maps[letter], x)
     if method == "svd":
-        put(module.o_proj, "weight", new_o.flatten(0, 1).mT.to(module.o_proj.weight))
-    set_sizes(site, site.num_heads, len(groups))
+        put(maps["o"], "weight", new_o.flatten(0, 1).mT.to(maps["o"].weight))
+    site.anatomy.resize(site, site.num_heads, len(groups))
     return Merge(place(site), tuple(map(tuple, groups)), tuple(queries), scores, values)
 
 
@@ -231,35 +217,38 @@ def _shared(
         return q, k[0], v[0], o
     if method != "svd":
         return q, k.mean(0), v.mean(0), o
-    module: Any = site.module
     new_v, new_o = share.shared_values(v, o)
-    if getattr(module, "k_norm", None) is not None:
+    layout = site.layout()
+    if layout.norms:
         return q, k.mean(0), new_v, new_o
-    turned = site.kind == "llama" or module.rotary is not None
-    new_q, new_k = (share.shared_rotary_keys if turned else share.shared_keys)(q, k)
+    new_q, new_k = (share.shared_rotary_keys if layout.turned else share.shared_keys)(q, k)
     return new_q, new_k, new_v, new_o
 
 
 def _similarity(site: HeadSite, method: str) -> Tensor:
-    module: Any = site.module
     _, k, v, _ = _extended(site)
     if method == "cluster":
         return (share.cosine(k) + share.cosine(v)) / 2
-    if getattr(module, "k_norm", None) is not None:
+    layout = site.layout()
+    if layout.norms:
         return (share.cosine(k) + share.overlap(v)) / 2
-    turned = site.kind == "llama" or module.rotary is not None
-    return ((share.rotary_overlap if turned else share.overlap)(k) + share.overlap(v)) / 2
+    return ((share.rotary_overlap if layout.turned else share.overlap)(k) + share.overlap(v)) / 2
 
 
 def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Q, K, V with a row for the bias (0 without one), and O, all in float64."""
-    module: Any = site.module
+    maps = _maps(site)
     weights = {name: x.double() for name, x in site.weights().items()}
     for name in "qkv":
-        x, bias = weights[name], getattr(module, f"{name}_proj").bias
+        x, bias = weights[name], maps[name].bias
         row = x.new_zeros(len(x), 1, x.shape[-1]) if bias is None else bias.detach().double().view(len(x), 1, -1)
         weights[name] = torch.cat((x, row), 1)
     return weights["q"], weights["k"], weights["v"], weights["o"]
+
+
+def _maps(site: HeadSite) -> dict[str, Any]:
+    """The linear maps of q, k, v and o."""
+    return {part.letter: part.owner for part in site.parts() if part.letter in "qkvo"}
 
 
 def _write(linear: nn.Linear, x: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Parameters of an attention module put in the place of others, and the sizes that its code reads with them."""
+"""Parameters of an attention module put in the place of others, and the module's sizes set with them."""
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ def pick_heads(site: HeadSite, query: Order, key: Order) -> None:
             index = torch.cat([_entries(part, orders[part.heads]) for part in along])
             x = x.detach().index_select(axis, index.to(x.device))
         put(owner, name, x)
-    set_sizes(site, len(query), len(key))
+    site.anatomy.resize(site, len(query), len(key))
 
 
 def make_room(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
@@ -35,7 +35,7 @@ def make_room(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         for axis in {part.axis for part in parts}:
             shape[axis] = sum(counts[part.heads] * part.width for part in parts if part.axis == axis)
         put(owner, name, x.detach().new_empty(shape))
-    set_sizes(site, num_heads, num_kv_heads)
+    site.anatomy.resize(site, num_heads, num_kv_heads)
 
 
 def put(owner: nn.Module, name: str, x: Tensor) -> None:
@@ -48,27 +48,6 @@ def put(owner: nn.Module, name: str, x: Tensor) -> None:
         owner.out_features, owner.in_features = x.shape
     elif hasattr(owner, "nf"):  # Conv1D of transformers
         vars(owner).update(nx=x.shape[0], nf=x.shape[1])
-
-
-def set_sizes(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-    """The attributes that the module's code reads."""
-    module, width = site.module, num_heads * site.head_dim
-    attributes = {
-        "headwise": {"num_heads": num_heads, "num_kv_heads": num_kv_heads},
-        "bert": {"num_attention_heads": num_heads, "all_head_size": width},
-        "gpt2": {"num_heads": num_heads, "split_size": width},
-        "bart": {"num_heads": num_heads},
-        "vit": {"num_attention_heads": num_heads},
-        "distilbert": {"n_heads": num_heads, "dim": width},
-        "t5": {"n_heads": num_heads, "inner_dim": width},
-        "llama": {
-            "num_key_value_groups": num_heads // num_kv_heads, "num_heads": num_heads,
-            "num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads,
-        },
-    }[site.kind]  # fmt: skip
-    for name, value in attributes.items():
-        if hasattr(module, name):
-            setattr(module, name, value)
 
 
 def _of_parameters(site: HeadSite) -> list[tuple[nn.Module, str, list[Part]]]:

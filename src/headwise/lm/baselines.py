@@ -22,7 +22,7 @@ class Unigram:
         for stream in streams:
             counts += np.bincount(_array(stream, vocab_size), minlength=vocab_size)
         if not counts.any():
-            raise ConfigError("streams: hold no token; give the training part of a corpus")
+            raise ConfigError("streams: contain no tokens; give the training part of a corpus")
         kinds = np.count_nonzero(counts)
         self.probabilities = (counts + kinds / vocab_size) / (counts.sum() + kinds)  # [vocab], sums to 1
 

@@ -37,8 +37,8 @@ def save_model(
     """
     if decoder.strange_layers:
         raise ConfigError(
-            f"decoder: {decoder.strange_layers[0]} is not of the design {decoder.config.design!r}, and the file could "
-            f"not say so"
+            f"decoder: {decoder.strange_layers[0]} is not of the design {decoder.config.design!r}, which "
+            f"the file format cannot store"
         )
     header = header_of(decoder.config, tokenizer, {**info})
     write(path, {name: x.detach().to(dtype) for name, x in decoder.state_dict().items()}, header)
@@ -103,15 +103,17 @@ def unpack(
 def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
     """CheckpointError if these are not the weights of such a decoder, before memory is taken for one."""
     if config.num_layers > len(tensors):
-        raise CheckpointError(f"{config.num_layers} layers in the sizes, and {len(tensors)} tensors in the file")
+        raise CheckpointError(
+            f"{config.num_layers} layers in the configuration, but {len(tensors)} tensors in the file"
+        )
     try:
         with torch.device("meta"):
             expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
     except (RuntimeError, OverflowError) as error:  # PyTorch's, for sizes that no tensor can have
-        raise CheckpointError(f"sizes that no decoder can have: {one_line(error)}") from None
+        raise CheckpointError(f"invalid sizes: {one_line(error)}") from None
     for name, shape in expected.items():
         found = tuple(tensors[name].shape) if name in tensors else None
         if found != shape:
             raise CheckpointError(f"{name} is {'missing' if found is None else found}; the sizes require {shape}")
     if strange := next((name for name in tensors if name not in expected), None):
-        raise CheckpointError(f"{strange} is no weight of a decoder of these sizes")
+        raise CheckpointError(f"{strange} is not a weight of a decoder of these sizes")

@@ -46,7 +46,7 @@ def write(
         TextError, ConfigError: naming the argument; for a budget of another model too.
     """
     if not prompt:
-        raise TextError("prompt: it is empty; give at least one character to begin with")
+        raise TextError("prompt: is empty; give at least one character to begin with")
     if length < 0:
         raise ConfigError(f"length={length}: expected at least 0")
     if not temperature >= 0:
@@ -59,7 +59,7 @@ def write(
     if budget is not None and budget.sinks and len(tokenizer.encode(prompt)) + length > context:
         raise ConfigError(
             f"length={length}: with the prompt that is more than the context of {context} tokens, and the budget's "
-            f"first {budget.sinks} tokens would stand further back than the model has learnt to look; give a shorter "
+            f"first {budget.sinks} tokens would be further back than the model was trained for; give a shorter "
             f"length, or make the budget with --sinks 0"
         )
     caches = _caches(decoder, budget)
@@ -73,7 +73,7 @@ def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
         return [SlidingCache(context) for _ in decoder.blocks]
     given, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
     if given != has:
-        raise ConfigError(f"budget: is for layers of {given} key heads; this model has {has}")
+        raise ConfigError(f"budget: was made for layers of {given} KV heads; this model has {has}")
     return [
         BudgetCache([context if w is None else min(w, context) for w in windows], budget.sinks)
         for windows in budget.windows

@@ -13,7 +13,6 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Causal, Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import ORDERS, TransformerBlock
-from headwise.nn.forms import MultiHeadForm
 from headwise.nn.named import build, design_of, options_of
 from headwise.nn.registry import STANDARD
 from headwise.parallel.heads_held import held_heads
@@ -82,9 +81,11 @@ class DecoderConfig:
     def _check(self, where: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
         for name, value in given.items():
             if name not in known:
-                raise ConfigError(f"{where}: {name!r} is not one of those that {self.design} takes: {', '.join(known)}")
+                raise ConfigError(
+                    f"{where}: {name!r} is not an option of {self.design}; expected one of {', '.join(known)}"
+                )
             if not isinstance(value, bool | int | float | str | None):
-                raise ConfigError(f"{where}: {name}={value!r}: expected a number, a word, or nothing")
+                raise ConfigError(f"{where}: {name}={value!r}: expected a number, a string or None")
             if isinstance(value, int) and abs(value) > LARGEST:
                 raise ConfigError(f"{where}: {name}={value!r}: expected at most {LARGEST}")
 
@@ -112,8 +113,13 @@ class DecoderConfig:
         design, options = design_of(self.design), {**self.options, **own}
         if not design.takes_mask:
             raise ConfigError(
-                f"design={self.design!r}: a decoder needs a causal mask, and {design.__name__} takes none"
+                f"design={self.design!r}: a decoder requires a causal mask, which {design.__name__} does not support"
             )
+<<<<<<< HEAD
+=======
+        if options.get("per") == "sequence":
+            raise ConfigError("options: per='sequence' lets the gate read later tokens; a decoder requires per='token'")
+>>>>>>> main
         if num_kv_heads is not None:
             options["num_kv_heads"] = num_kv_heads
         if "rotary" in options_of(self.design):
@@ -234,7 +240,7 @@ class Decoder(nn.Module):
                     continue
                 for weight in _own_weights(block.attention):
                     weight.mul_(math.sqrt(3.0))
-                for weight in (*_last_weights(block.attention), block.ff_out.weight):
+                for weight in (*block.attention.last_weights(), block.ff_out.weight):
                     weight.mul_(1.0 / math.sqrt(2 * self.config.num_layers))
 
 
@@ -257,12 +263,3 @@ def _own_weights(attention: AttentionLayer) -> list[Tensor]:
     linear = {id(m.weight) for m in attention.modules() if isinstance(m, nn.Linear)}
     matrices = [p for p in attention.parameters() if p.ndim >= 2 and id(p) not in linear]
     return [p for p in matrices if p.shape[0] != p.shape[-1] or not torch.equal(p, torch.eye(len(p)).to(p))]
-
-
-def _last_weights(attention: AttentionLayer) -> Sequence[Tensor]:
-    """The weights of the map that adds to the residual stream."""
-    if isinstance(attention, MultiHeadForm):
-        return attention.matrices()["o"]
-    last = attention.get_submodule("mlp_out" if hasattr(attention, "mlp_out") else "o_proj")
-    assert isinstance(last, nn.Linear)
-    return [last.weight]

@@ -62,12 +62,12 @@ def _ids(decoder: Decoder, tokenizer: CharTokenizer, characters: str, length: in
     unknown = set(characters) - set(tokenizer.characters)
     if unknown or len(set(characters)) != len(characters):
         what = f"{sorted(unknown)[0]!r} is not in the vocabulary" if unknown else "one stands there twice"
-        raise ConfigError(f"characters: {what}; frequent_characters(text, tokenizer) gives a fitting set")
+        raise ConfigError(f"characters: {what}; frequent_characters(text, tokenizer) returns a suitable set")
     if len(characters) < length:
         raise ConfigError(
             f"characters: {len(characters)} of them cannot fill length={length} without repeating; give more "
             f"characters or a smaller length"
         )
     if decoder.training:
-        raise ConfigError("decoder: is in training mode, where dropout is on; call decoder.eval() first")
+        raise ConfigError("decoder: is in training mode; call decoder.eval() first")
     return torch.from_numpy(tokenizer.encode(characters))

@@ -117,8 +117,8 @@ class Run:
         if not same or differ:
             what = ", ".join(differ) or "the model's sizes or its vocabulary"
             raise CheckpointError(
-                f"{str(path)!r} is of a run with other settings ({what}); give the same ones, another --out, or "
-                f"--fresh to replace it"
+                f"{str(path)!r} contains a run with different settings ({what}); use the same settings, "
+                f"another --out, or --fresh to overwrite it"
             )
         return info
 

@@ -24,7 +24,7 @@ class CharTokenizer:
 
     def __init__(self, characters: str) -> None:
         if len(set(characters)) != len(characters):
-            raise ConfigError("CharTokenizer(characters): a character stands there twice")
+            raise ConfigError("CharTokenizer(characters): a character occurs twice")
         self.characters = characters
 
     @classmethod
@@ -94,6 +94,6 @@ class CharTokenizer:
             return np.frombuffer(text.encode("utf-32-le"), np.uint32)
         except UnicodeEncodeError as error:
             raise TextError(
-                f"text: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), which "
-                f"is no text"
+                f"text: character {error.start} is half of a surrogate pair "
+                f"(U+{ord(text[error.start]):04X}), which is not valid text"
             ) from None

@@ -52,7 +52,9 @@ class HeadWatcher:
     ) -> None:
         counts = {int(layer.get("num_heads", decoder.config.num_heads)) for layer in decoder.config.layers}
         if len(counts) > 1:
-            raise ConfigError(f"watch_heads: layers have {sorted(counts)} heads; they can be watched if all have alike")
+            raise ConfigError(
+                f"watch_heads: layers have {sorted(counts)} heads; watching requires the same number in every layer"
+            )
         self._path, self._decoder, self._tokenizer = folder / HEADS_FILE, decoder, corpus.tokenizer
         self._ids = _passage(windows)
         text = "".join(corpus.tokenizer.decode(stream.numpy()) for stream in corpus.heldout)

@@ -1,8 +1,11 @@
 """BERT and what is built like it in transformers: RoBERTa, ELECTRA, XLM-R, CamemBERT …"""
 
+from typing import Any
+
 from torch import nn
 
-from headwise.models.site import HeadSite, Kind, Part, features, linear_parts
+from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
+from headwise.nn.layout import Layout, Resizing, linear_parts
 
 
 class BertKind(Kind):
@@ -27,11 +30,18 @@ class BertKind(Kind):
         h = width // d
         return HeadSite(f"{name}.self".lstrip("."), inner, self.name, h, h, d, d, dense, self)
 
-    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+    def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`."""
-        assert output is not None
-        d = module.attention_head_size
-        assert isinstance(d, int)
-        maps = {"q": module.query, "k": module.key, "v": module.value}
-        parts = [part for x, linear in maps.items() for part in linear_parts(x, linear, 0, "query", d)]  # type: ignore[arg-type]
-        return [*parts, *linear_parts("o", output, 1, "query", d)]
+        held: Any = site.module
+        d, maps = site.head_dim, {"q": held.query, "k": held.key, "v": held.value}
+        parts = tuple(part for x, linear in maps.items() for part in linear_parts(x, linear, 0, "query", d))
+        assert site.output is not None
+        return Layout(parts, norms=norms_of(held)).into(site.output, d)
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        """As in `Kind`."""
+        return Resizing()
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """As in `Kind`."""
+        put_sizes(site.module, num_attention_heads=num_heads, all_head_size=num_heads * site.head_dim)

@@ -1,10 +1,12 @@
 """Modules of transformers that hold four linear maps of one width, for queries, keys, values and the output."""
 
+from inspect import signature
 from typing import Any, ClassVar
 
 from torch import nn
 
-from headwise.models.site import HeadSite, Kind, Part, features, linear_parts
+from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
+from headwise.nn.layout import Layout, Part, Resizing, linear_parts
 
 
 class FourMapsKind(Kind):
@@ -28,12 +30,16 @@ class FourMapsKind(Kind):
             return None
         return HeadSite(name, module, self.name, width // d, width // d, d, d, o, self)
 
-    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+    def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`."""
-        held: Any = module
-        d, (*inputs, out) = getattr(held, self.size), (getattr(held, x) for x in self.maps)
+        held: Any = site.module
+        d, (*inputs, out) = site.head_dim, (getattr(held, x) for x in self.maps)
         parts = [part for x, owner in zip("qkv", inputs, strict=True) for part in linear_parts(x, owner, 0, "query", d)]
-        return [*parts, *linear_parts("o", out, 1, "query", d)]
+        return Layout(tuple(parts), norms=norms_of(held)).into(out, d)
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        """As in `Kind`."""
+        return Resizing()
 
 
 class BartKind(FourMapsKind):
@@ -43,6 +49,10 @@ class BartKind(FourMapsKind):
     about = "BART-like models of transformers, Whisper, OPT and CLIP among them (q_proj, k_proj, v_proj, out_proj)"
     maps = ("q_proj", "k_proj", "v_proj", "out_proj")
     size = "head_dim"
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """As in `Kind`."""
+        put_sizes(site.module, num_heads=num_heads)
 
 
 class ViTKind(FourMapsKind):
@@ -59,6 +69,10 @@ class ViTKind(FourMapsKind):
             return None
         return super().site(name, module)
 
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """As in `Kind`."""
+        put_sizes(site.module, num_attention_heads=num_heads)
+
 
 class DistilBertKind(FourMapsKind):
     """DistilBERT."""
@@ -67,6 +81,10 @@ class DistilBertKind(FourMapsKind):
     about = "DistilBERT of transformers (q_lin, k_lin, v_lin, out_lin)"
     maps = ("q_lin", "k_lin", "v_lin", "out_lin")
     size = "attention_head_size"
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """As in `Kind`."""
+        put_sizes(site.module, n_heads=num_heads, dim=num_heads * site.head_dim)
 
 
 class T5Kind(FourMapsKind):
@@ -77,8 +95,23 @@ class T5Kind(FourMapsKind):
     maps = ("q", "k", "v", "o")
     size = "key_value_proj_dim"
 
-    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+    def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`; letter "bias" for the relative bias, where the module has one."""
-        bias = getattr(module, "relative_attention_bias", None)
+        bias = getattr(site.module, "relative_attention_bias", None)
         own = [] if not isinstance(bias, nn.Module) else [Part("bias", bias, "weight", 1, "query", 1)]
-        return [*super().parts(module, output), *own]
+        return super().layout(site).more(own)
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        """As in `Kind`."""
+        name = type(site.module)
+        if "position_bias" not in signature(name.forward).parameters:
+            return Resizing()
+        return Resizing(
+            f"the layers of {name.__name__} hand on one relative bias [1, heads, n, m], so that none can hold fewer "
+            f"heads than the others. Mask them instead: headwise.scale_heads(headwise.find_heads(model), gates), with "
+            f"0 for a head"
+        )
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """As in `Kind`."""
+        put_sizes(site.module, n_heads=num_heads, inner_dim=num_heads * site.head_dim)

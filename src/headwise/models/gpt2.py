@@ -4,7 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from headwise.models.site import HeadSite, Kind, Part
+from headwise.models.site import HeadSite, Kind, norms_of, put_sizes
+from headwise.nn.layout import Layout, Part, Resizing
 
 
 class Gpt2Kind(Kind):
@@ -27,9 +28,9 @@ class Gpt2Kind(Kind):
             return None
         return HeadSite(name, module, self.name, width // d, width // d, d, d, out, self)
 
-    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+    def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`."""
-        held: Any = module
+        held: Any = site.module
         width, d = held.c_proj.weight.shape[0], held.head_dim
         if hasattr(held, "q_attn"):
             places = [("q", held.q_attn, 0), ("k", held.c_attn, 0), ("v", held.c_attn, width)]
@@ -37,4 +38,13 @@ class Gpt2Kind(Kind):
             places = [(x, held.c_attn, i * width) for i, x in enumerate("qkv")]
         parts = [Part(x, owner, "weight", 1, "query", d, start) for x, owner, start in places]
         parts += [Part(x, owner, "bias", 0, "query", d, start) for x, owner, start in places]
-        return [*parts, Part("o", held.c_proj, "weight", 0, "query", d)]
+        out = Part("o", held.c_proj, "weight", 0, "query", d)
+        return Layout((*parts, out), site.output, norms_of(held))
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        """As in `Kind`."""
+        return Resizing()
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """As in `Kind`."""
+        put_sizes(site.module, num_heads=num_heads, split_size=num_heads * site.head_dim)

@@ -4,9 +4,12 @@ from typing import Any
 
 from torch import nn
 
-from headwise.models.site import HeadSite, Kind, Part, features, linear_parts
+from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
+from headwise.nn.layout import Layout, Resizing, linear_parts
 
 MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
+# Attention modules that turn the pairs (t, t + d/2) of all channels.
+HALF_SPLIT = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3")
 
 
 class LlamaKind(Kind):
@@ -14,6 +17,7 @@ class LlamaKind(Kind):
 
     name = "llama"
     about = "Llama-like models of transformers (q_proj, k_proj, v_proj, o_proj, num_key_value_groups)"
+    merged = "Llama-like models of transformers"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """As in `Kind`."""
@@ -26,13 +30,31 @@ class LlamaKind(Kind):
             return None  # values of another size, or gates packed with the queries: not this kind
         return HeadSite(name, module, self.name, query // d, key // d, d, d, o, self)
 
-    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+    def layout(self, site: HeadSite) -> Layout:
         """As in `Kind`."""
-        held: Any = module
-        d = held.head_dim
-        return [
+        held: Any = site.module
+        d = site.head_dim
+        parts = (
             *linear_parts("q", held.q_proj, 0, "query", d),
             *linear_parts("k", held.k_proj, 0, "key", d),
             *linear_parts("v", held.v_proj, 0, "key", d),
-            *linear_parts("o", held.o_proj, 1, "query", d),
-        ]
+        )
+        return Layout(parts, norms=norms_of(held), turned=True).into(held.o_proj, d)
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        """As in `Kind`."""
+        config: Any = getattr(site.module, "config", None)
+        rope = getattr(config, "rope_parameters", None) or {}
+        share_turned = getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
+        name = type(site.module).__name__
+        if name in {f"{each}Attention" for each in HALF_SPLIT} and share_turned == 1.0:
+            return Resizing(merges=True)
+        unknown = f"which channels {name} turns together is not known; known: {', '.join(HALF_SPLIT)}"
+        return Resizing(merges=True, unknown_turns=unknown)
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """As in `Kind`."""
+        put_sizes(
+            site.module, num_key_value_groups=num_heads // num_kv_heads, num_heads=num_heads,
+            num_attention_heads=num_heads, num_key_value_heads=num_kv_heads,
+        )  # fmt: skip

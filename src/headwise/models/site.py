@@ -7,35 +7,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from headwise.errors import ConfigError
+from headwise.errors import check_declared
+from headwise.nn.layout import Layout, Part, Resizing, no_layout
 
 Change = Callable[[Tensor], Tensor]  # of Concat(head_1 … head_h) [..., n, h·d_v], to the same shape
-
-
-@dataclass(frozen=True)
-class Part:
-    """Where heads lie in one parameter: head i is `width` entries of the axis, from `start + i · width` on.
-
-    Attributes:
-        letter: "q", "k", "v" or "o" for the matrices and their biases; another for what else belongs to a head.
-        owner, name: the module that holds the parameter, and its name there. An `nn.ParameterList` has one entry a
-            head, and axis, width and start 0, 1 and 0.
-        heads: "query" or "key": of which heads there is one piece each.
-    """
-
-    letter: str
-    owner: nn.Module
-    name: str
-    axis: int
-    heads: str
-    width: int
-    start: int = 0
-
-    @property
-    def tensor(self) -> Tensor | nn.ParameterList:
-        """The parameter as it is now."""
-        found: Tensor | nn.ParameterList = getattr(self.owner, self.name)
-        return found
 
 
 @dataclass(frozen=True)
@@ -74,27 +49,66 @@ class HeadSite:
         """
         return self.anatomy.weights(self)
 
+    def layout(self) -> Layout:
+        """Where the heads lie in the module's parameters, and what comes between them."""
+        return self.anatomy.layout(self)
+
     def parts(self) -> list[Part]:
         """Where the heads lie in each parameter that is laid out by heads. ConfigError where there is no layout."""
-        return self.anatomy.parts(self.module, self.output)
+        layout = self.layout()
+        if not layout.parts:
+            raise no_layout(type(self.module).__name__, layout.missing)
+        return list(layout.parts)
 
 
 class Kind:
-    """One kind of attention modules: how they are found, and where their heads lie. Registered in `find.KINDS`."""
+    """One kind of attention modules: how they are found, where their heads lie, and what can be changed in them.
+    Registered in `find.KINDS`.
+
+    Attributes:
+        name: what `HeadSite.kind` says. about: for the list of what is known.
+        by_class: whether the modules are known by class, so that parameters that are in no part of their layout are
+            common to all heads. In modules that are known by structure alone, such a parameter may belong to heads.
+        merged: which modules of this kind can share keys and values, for messages; "" if none can.
+    Raises:
+        ConfigError: for a kind that does not say one of them, when it is made.
+    """
 
     name: ClassVar[str]
-    about: ClassVar[str]  # for the list of what is known
+    about: ClassVar[str]
+    by_class: ClassVar[bool] = False
+    merged: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        check_declared(type(self), Kind, {
+            "name": "what HeadSite.kind says",
+            "about": "the kind in words, for the list of what is known",
+            "site": "the HeadSite of a module, or None if it is of another kind",
+            "layout": "where each head's numbers lie in each parameter",
+            "resizing": "which numbers of heads can change, or why not",
+            "resize": "the sizes that the module's code reads, for another number of heads",
+        })  # fmt: skip
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
         """The place, if this module is of this kind; known by its structure, so that no library is imported."""
         raise NotImplementedError
 
-    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
+    def layout(self, site: HeadSite) -> Layout:
         """As in `HeadSite`."""
+        raise NotImplementedError
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        """Which numbers of heads of this module can change."""
+        raise NotImplementedError
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """Set the sizes that the module's code reads, of parameters that have so many heads already."""
         raise NotImplementedError
 
     def weights(self, site: HeadSite) -> dict[str, Tensor]:
         """As in `HeadSite`, from the parts named q, k, v and o."""
+        if missing := site.layout().missing:
+            raise no_layout(type(site.module).__name__, missing)
         found: dict[str, Tensor] = {}
         for part in site.parts():
             x = part.tensor
@@ -127,15 +141,6 @@ class Kind:
             handle.remove()
 
 
-def linear_parts(letter: str, owner: nn.Module, axis: int, heads: str, width: int, start: int = 0) -> list[Part]:
-    """Weight and bias of a linear map whose inputs (axis 1) or outputs (axis 0) are the heads, in `nn.Linear`'s layout
-    [out, in]. The bias of a map that the heads go into belongs to no head."""
-    parts = [Part(letter, owner, "weight", axis, heads, width, start)]
-    if axis == 0 and getattr(owner, "bias", None) is not None:
-        parts.append(Part(letter, owner, "bias", 0, heads, width, start))
-    return parts
-
-
 def features(linear: object, axis: int) -> int | None:
     """Outputs (axis 0) or inputs (axis 1) of a linear map, None for what is none. Quantised maps say them too, though
     their weights are laid out otherwise."""
@@ -143,6 +148,14 @@ def features(linear: object, axis: int) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def no_layout(what: str, why: str) -> ConfigError:
-    """For parts and matrices that there are none of."""
-    return ConfigError(f"{what}: its heads have no matrices of their own to be read or cut: {why}")
+def norms_of(module: nn.Module) -> tuple[nn.Module, ...]:
+    """The norms of queries and keys in a module of another library, by their names."""
+    named = {name.lower(): child for name, child in module.named_children() if "norm" in name.lower()}
+    return tuple(child for name, child in named.items() if not name.startswith("v"))
+
+
+def put_sizes(module: nn.Module, **sizes: int) -> None:
+    """Set those of these attributes that the module has."""
+    for name, value in sizes.items():
+        if hasattr(module, name):
+            setattr(module, name, value)

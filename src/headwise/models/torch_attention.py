@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.models.site import Change, HeadSite, Kind, Part, linear_parts
+from headwise.models.site import Change, HeadSite, Kind
+from headwise.nn.layout import Layout, Part, Resizing
 
 
 class TorchKind(Kind):
@@ -23,8 +24,10 @@ class TorchKind(Kind):
         h, d = module.num_heads, module.head_dim
         return HeadSite(name, module, self.name, h, h, d, d, module.out_proj, self)
 
-    def parts(self, module: nn.Module, output: nn.Module | None) -> list[Part]:
-        """As in `Kind`: q, k and v lie one after the other in in_proj_weight, or in three of their own."""
+    def layout(self, site: HeadSite) -> Layout:
+        """As in `Kind`: q, k and v lie one after the other in in_proj_weight, or in three of their own; the key and the
+        value that add_bias_kv appends have a slice for each head."""
+        module = site.module
         assert isinstance(module, nn.MultiheadAttention)
         d, width = module.head_dim, module.embed_dim
         packed = module._qkv_same_embed_dim
@@ -33,7 +36,21 @@ class TorchKind(Kind):
         parts = [Part(x, module, names[x], 0, "query", d, starts[x] if packed else 0) for x in "qkv"]
         if module.in_proj_bias is not None:
             parts += [Part(x, module, "in_proj_bias", 0, "query", d, starts[x]) for x in "qkv"]
-        return [*parts, *linear_parts("o", module.out_proj, 1, "query", d)]
+        parts += [Part(x, module, f"bias_{x}", 2, "query", d) for x in "kv" if getattr(module, f"bias_{x}") is not None]
+        return Layout(tuple(parts)).into(module.out_proj, d)
+
+    def resizing(self, site: HeadSite) -> Resizing:
+        """As in `Kind`."""
+        return Resizing(
+            "nn.MultiheadAttention requires num_heads · head_dim = embed_dim, so it cannot hold fewer heads. Mask them "
+            "instead: headwise.scale_heads(headwise.find_heads(model), gates), with 0 for a head. Where your own code "
+            "calls the module, prune(headwise.MultiHeadAttention.from_torch(module), […]) is called layer(x, mask=…) "
+            "in its place; nn.TransformerEncoderLayer and its like cannot call it"
+        )
+
+    def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
+        """Never called: its sizes are fixed."""
+        raise TypeError("nn.MultiheadAttention has heads of a fixed number")
 
     @contextmanager
     def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:

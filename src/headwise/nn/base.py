@@ -13,6 +13,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
+from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.notes import Notes, Preset
 from headwise.nn.positions import Rotary
 from headwise.nn.steps import Steps
@@ -41,6 +42,8 @@ class AttentionLayer(nn.Module):
         takes_context, takes_cache, takes_mask, takes_score: what the call of this design accepts; what it does not
             raises ConfigError.
         takes_none_as: the reason, of each of them that it does not accept.
+        coupling: whether its heads depend on each other. resizing: which numbers of heads can change.
+        beyond_attend: why tokens meet elsewhere than in one call of `attend`; "" if they do not.
         refused_options: options of the constructor that it inherits and refuses, as it has its own way.
         presets: other names of the design, with some of its options given; those of its own class only.
         notes: what documentation and reports say of it.
@@ -54,6 +57,11 @@ class AttentionLayer(nn.Module):
     refused_options: ClassVar[frozenset[str]] = frozenset()
     presets: ClassVar[tuple[Preset, ...]] = ()
     notes: ClassVar[Notes]
+
+    # Of a class that says nothing.
+    coupling: ClassVar[Coupling] = Coupling("output", "how its heads depend on each other is not known")
+    resizing: ClassVar[Resizing] = Resizing("how its heads lie in its parameters is not known")
+    beyond_attend: ClassVar[str] = "where its tokens meet is not known"
 
     def __init__(
         self,
@@ -232,6 +240,30 @@ class AttentionLayer(nn.Module):
         if self.rotary is not None:
             raise ConfigError(f"context needs {self.without_positions}: a context has positions of its own")
 
+    @classmethod
+    def is_described(cls) -> bool:
+        """Whether the class itself says its `FACTS`. What its base says may be wrong for it: a subclass may have
+        parameters and steps of its own."""
+        return vars(cls).keys() >= set(FACTS)
+
+    def layout(self) -> Layout:
+        """Where each head's numbers lie in each parameter, or why they have no such places."""
+        return Layout(missing="this design is not known")
+
+    def head_matrices(self) -> dict[str, Tensor] | None:
+        """W_i^Q, W_i^K, W_i^V and W_i^O of each head as "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k], "v" [h_kv,
+        context_dim, d_v] and "o" [h, d_v, d_model], detached; None if they are the parts of `layout` as they are."""
+        return None
+
+    def last_weights(self) -> Sequence[Tensor]:
+        """The weights of the map that gives y, which adds to the residual stream of a block."""
+        last = [part.tensor for part in self.layout().parts if part.letter == "o"]
+        return [weight for x in last for weight in ([x] if isinstance(x, Tensor) else x)]
+
+    def resize(self, num_heads: int, num_kv_heads: int) -> None:
+        """Set the sizes that the layer computes with, of parameters that have so many heads already."""
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+
     @property
     def reads_ahead(self) -> str:
         """Why y of a token depends on later ones under a causal mask too, "" if it does not."""
@@ -248,6 +280,10 @@ class AttentionLayer(nn.Module):
             f"d_model={self.d_model}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
             f"head_dim={self.head_dim}, value_dim={self.value_dim}"
         )
+
+
+# What a class says of itself alone: no base can know what a subclass adds.
+FACTS = ("coupling", "resizing", "beyond_attend")
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:

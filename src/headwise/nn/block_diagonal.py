@@ -10,6 +10,7 @@ from headwise.costs.counts import Counts, divided
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.base import AttentionLayer
 from headwise.nn.forms import drawn
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.steps import Steps
@@ -31,6 +32,12 @@ class BlockDiagonalAttention(AttentionLayer):
     Source: a grouped linear map in the place of the projections; the standard they differ from is 1706.03762, §3.2.2.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing(
+        "head i reads the i-th of h equal slices of the channels, so none can go; to_multi_head() gives the same "
+        "function, whose heads can"
+    )
+    beyond_attend = ""
     notes = Notes(
         summary=Words("each head reads only its own slice of the channels", "每个头只读自己那一段通道"),
         use=Words(
@@ -71,6 +78,15 @@ class BlockDiagonalAttention(AttentionLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """The head is the first index of W^Q, W^K and W^V; columns of W_O."""
+        parts = tuple(Part(letter, self, f"w_{letter}", 0, "query", 1) for letter in "qkv")
+        return Layout(parts, turned=self.rotary is not None).into(self.o_proj, self.value_dim)
+
+    def head_matrices(self) -> dict[str, Tensor]:
+        """As in `AttentionLayer`, zero outside the blocks."""
+        return {name: w.detach() for name, w in self.to_multi_head().per_head_weights().items()}
 
     @staticmethod
     def costs(d_model: int, num_heads: int, *, head_dim: int | None = None, value_dim: int | None = None) -> Counts:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from headwise.costs.counts import Counts
 from headwise.nn.forms import MultiHeadForm, drawn, shifted
+from headwise.nn.layout import INDEPENDENT, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.steps import Steps
@@ -28,6 +29,10 @@ class ContractionAttention(MultiHeadForm):
     Source: Vaswani et al. 2017, 1706.03762, §3.2.2, in index notation.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
+    layout = MultiHeadForm.layout
     notes = Notes(
         summary=Words("multi-head attention with the head as an index of tensors", "头是张量下标的多头注意力"),
         use=Words(

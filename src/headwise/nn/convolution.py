@@ -14,6 +14,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer, attend_to, copy_into
 from headwise.nn.checks import check_input, size
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.notes import Notes, Words
 from headwise.nn.steps import Steps
 from headwise.scores import Score
@@ -73,6 +74,10 @@ class ConvolutionAttention(AttentionLayer):
         form_of=None,
     )
 
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = "its queries and keys are codes of places, counted along the whole sequence"
+
     def __init__(
         self,
         d_model: int,
@@ -125,6 +130,12 @@ class ConvolutionAttention(AttentionLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Σ_i head_i W_i^O + b."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """Entries of Δ and α, and columns of W^O."""
+        parts = tuple(Part(name, self, name, 0, "query", 1) for name in ("centres", "sharpness"))
+        missing = "queries and keys are codes of places, and values the input itself"
+        return Layout(parts, missing=missing).into(self.o_proj, self.value_dim)
 
     @staticmethod
     def costs(

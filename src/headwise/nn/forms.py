@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer, copy_into
+from headwise.nn.layout import Layout, Part
 from headwise.nn.multi_head import MultiHeadAttention
 
 Form = TypeVar("Form", bound="MultiHeadForm")
@@ -34,6 +35,18 @@ class MultiHeadForm(AttentionLayer):
         every head, as "q", "k", "v" and "o". Views."""
         raise NotImplementedError
 
+    def layout(self) -> Layout:
+        """The head is the first index of every weight and bias."""
+        heads = {"q": "query", "k": "key", "v": "key", "o": "query"}
+        parts = [Part(letter, self, f"w_{letter}", 0, of, 1) for letter, of in heads.items()]
+        if self.b_q is not None:
+            parts += [Part(letter, self, f"b_{letter}", 0, heads[letter], 1) for letter in "qkv"]
+        return Layout(tuple(parts), turned=self.rotary is not None)
+
+    def head_matrices(self) -> dict[str, Tensor]:
+        """As in `AttentionLayer`: the matrices stacked."""
+        return {name: torch.stack(list(each)).detach() for name, each in self.matrices().items()}
+
     @classmethod
     def from_multi_head(cls: type[Form], other: MultiHeadAttention) -> Form:
         """The same function in this form, weights copied. ConfigError with QK-norm."""
@@ -54,9 +67,8 @@ class MultiHeadForm(AttentionLayer):
 
     def to_multi_head(self) -> MultiHeadAttention:
         """The same function as a `MultiHeadAttention`, weights copied."""
-        weights = {name: torch.stack(list(matrices)).detach() for name, matrices in self.matrices().items()}
         other = MultiHeadAttention.from_heads(
-            **weights, bias=self.b_q is not None, dropout=self.dropout, rotary=self.rotary is not None
+            **self.head_matrices(), bias=self.b_q is not None, dropout=self.dropout, rotary=self.rotary is not None
         )
         copy_into((theirs, ours) for ours, theirs in self._biases(other))
         return other.train(self.training)

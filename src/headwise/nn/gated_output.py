@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headwise.costs.counts import Counts, one_of
 from headwise.errors import ConfigError
 from headwise.nn.base import copy_into
+from headwise.nn.layout import INDEPENDENT, Layout, Resizing, linear_parts
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
@@ -31,6 +32,9 @@ class GatedAttention(ProjectedLayer):
     Source: Qiu et al. 2025, 2505.06708, gate after the attention (G1).
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
     notes = Notes(
         summary=Words(
             "a sigmoid gate on every head's output, read from the query's token", "每个头的输出乘以由查询词元算出的门"
@@ -46,7 +50,7 @@ class GatedAttention(ProjectedLayer):
         limits={},
         map=Words(
             "Weights are those before the gate, which may silence a head for a token.",
-            "所示为门控之前的权重；门控可使某个头对某个词元不起作用。",
+            "显示的是门控之前的权重；门控可以使某个头对某个词元不起作用。",
         ),
         compared=None,
         form_of=None,
@@ -71,6 +75,12 @@ class GatedAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """The gated heads times W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows of W_G and columns of W_O."""
+        width = 1 if self.gate == "head" else self.value_dim
+        joined = super().layout().into(self.o_proj, self.value_dim)
+        return joined.more(linear_parts("gate", self.gate_proj, 0, "query", width))
 
     @staticmethod
     def costs(d_model: int, num_heads: int, *, gate: str = "head", **options: Any) -> Counts:

@@ -1,5 +1,6 @@
 """Groups of heads that interact fully, and an MLP between the groups."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from headwise.costs.counts import Counts, positive
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
+from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
@@ -34,6 +36,9 @@ class GroupedMLPAttention(ProjectedLayer):
     Source: group interaction as in a sum of grouped heads followed by a network; the W_O it replaces is 1706.03762's.
     """
 
+    coupling = Coupling("output", "an MLP over groups of as many heads each takes the place of W_O")
+    resizing = Resizing()
+    beyond_attend = ""
     notes = Notes(
         summary=Words(
             "groups of heads that interact fully, and an MLP between the groups", "组内各头充分混合，组间经过 MLP"
@@ -69,6 +74,14 @@ class GroupedMLPAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """MLP(Concat(Group_1 … Group_g))."""
         return self.mlp_out(nn.functional.gelu(self.mlp_in(self.groups(concat).flatten(2))))
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`; no head has a W_O."""
+        return replace(super().layout(), missing=self.coupling.why)
+
+    def last_weights(self) -> Sequence[Tensor]:
+        """As in `AttentionLayer`: those of the MLP's second map."""
+        return [self.mlp_out.weight]
 
     @staticmethod
     def costs(

@@ -10,6 +10,7 @@ from headwise.costs.counts import Counts
 from headwise.map import AttentionMap
 from headwise.masks import Mask
 from headwise.nn.base import attend_to
+from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
@@ -33,6 +34,9 @@ class HeadMixingAttention(ProjectedLayer):
         whose sequence is the list of heads.
     """
 
+    coupling = Coupling("heads", "each of its heads is a query, a key and a value of a second attention, over heads")
+    resizing = Resizing()
+    beyond_attend = ""
     notes = Notes(
         summary=Words("the heads of a token attend to one another", "同一词元的各头互相注意"),
         use=Words("a token's heads shall attend to one another", "希望同一词元的各头互相注意时用"),
@@ -43,7 +47,7 @@ class HeadMixingAttention(ProjectedLayer):
         limits={},
         map=Words(
             "Weights are those over the text; afterwards the heads of each token attend to one another.",
-            "所示为对原文的权重；之后每个词元的各头还会互相注意。",
+            "显示的是对文本的权重；之后同一词元的各头之间还会做一次注意力。",
         ),
         compared=None,
         form_of=None,
@@ -72,6 +76,11 @@ class HeadMixingAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(H'_1 … H'_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows and columns of M, and columns of W_O."""
+        mixes = [Part("mix", self, "head_map", axis, "query", 1) for axis in (0, 1)]
+        return super().layout().into(self.o_proj, self.value_dim).more(mixes)
 
     @staticmethod
     def costs(d_model: int, num_heads: int, **options: Any) -> Counts:

@@ -11,6 +11,7 @@ from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer, attend_to
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
+from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts
 from headwise.nn.notes import Notes, Words
 from headwise.nn.positions import Rotary
 from headwise.nn.projected import split
@@ -43,6 +44,9 @@ class LatentAttention(AttentionLayer):
     Source: DeepSeek-AI 2024, 2405.04434, §2.1, eqs. 9–19.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = "keys and values are made of the latent in the attention itself, in one of two forms"
     refused_options = frozenset({"num_kv_heads", "rotary"})
     notes = Notes(
         summary=Words("keys and values of all heads from one small latent", "所有头的键和值来自一个低维隐向量"),
@@ -147,6 +151,31 @@ class LatentAttention(AttentionLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W^O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """Rows of W^Q with those of W^QR behind them, a matrix a head of W^UK and W^UV, and columns of W^O. The rotary
+        key is one for all heads, and the norms come before these maps."""
+        parts = linear_parts("q", self.q_proj, 0, "query", self.head_dim + self.rope_dim)
+        parts += [Part(letter, self, f"{letter}_up", 0, "query", 1) for letter in "kv"]
+        layout = Layout(
+            tuple(parts), turned=self.rotary is not None, shared_key=self.rope_dim,
+            missing="" if self.kv_norm is None else "a norm stands between their factors",
+        )  # fmt: skip
+        return layout.into(self.o_proj, self.value_dim)
+
+    def head_matrices(self) -> dict[str, Tensor]:
+        """As in `AttentionLayer`: what queries, keys and values are products of, multiplied (eqs. 9–19)."""
+        d_c, d_r, h = self.latent_dim, self.rope_dim, self.num_heads
+        down_c, down_r = self.kv_down.weight.detach().split((d_c, d_r))  # [d_c, d_model], [d_h^R, d_model]
+        q = self.q_proj.weight.detach()
+        q = q if self.q_down is None else q @ self.q_down.weight.detach()
+        k = torch.einsum("hdc,ce->hed", self.k_up.detach(), down_c)
+        return {
+            "q": q.unflatten(0, (h, -1)).mT,
+            "k": torch.cat((k, down_r.mT.expand(h, -1, -1)), -1),
+            "v": torch.einsum("hdc,ce->hed", self.v_up.detach(), down_c),
+            "o": self.o_proj.weight.detach().mT.unflatten(0, (h, self.value_dim)),
+        }
 
     @staticmethod
     def costs(

@@ -11,6 +11,7 @@ from headwise.errors import ConfigError
 from headwise.nn.base import copy_into
 from headwise.nn.checks import size
 from headwise.nn.gating import Gates, choose_heads
+from headwise.nn.layout import Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.sparse_mixture import UNCHOSEN, SparseHeadMixture
@@ -38,6 +39,10 @@ class MixtureOfHeads(SparseHeadMixture):
     Source: Jin et al. 2024, 2410.11842, §3.
     """
 
+    coupling = SparseHeadMixture.coupling
+    resizing = Resizing()
+    beyond_attend = SparseHeadMixture.beyond_attend
+    layout = SparseHeadMixture.layout
     notes = Notes(
         summary=Words("heads that are shared by all tokens and heads that a token chooses", "常开的头与由词元选择的头"),
         use=Words(

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError, ShapeError
+from headwise.nn.layout import INDEPENDENT, Layout, Resizing
 from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.steps import Steps
@@ -36,6 +37,9 @@ class MultiHeadAttention(ProjectedLayer):
     Source: Vaswani et al. 2017, 1706.03762; Shazeer 2019, 1911.02150; Ainslie et al. 2023, 2305.13245.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing(merges=True)
+    beyond_attend = ""
     notes = Notes(
         summary=Words("every head attends with queries, keys and values of its own", "每个头各有自己的查询、键和值"),
         use=Words(
@@ -94,6 +98,10 @@ class MultiHeadAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, and columns of W_O."""
+        return super().layout().into(self.o_proj, self.value_dim)
 
     @staticmethod
     def costs(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from headwise.costs.counts import Counts
 from headwise.nn.forms import MultiHeadForm, drawn, shifted
+from headwise.nn.layout import INDEPENDENT, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.steps import Steps
@@ -28,6 +29,10 @@ class PerHeadAttention(MultiHeadForm):
     Source: Vaswani et al. 2017, 1706.03762, §3.2.2.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
+    layout = MultiHeadForm.layout
     notes = Notes(
         summary=Words("multi-head attention with one matrix a head", "每个头一个矩阵的多头注意力"),
         use=Words(

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.nn.base import AttentionLayer
+from headwise.nn.layout import Layout, linear_parts
 
 
 class ProjectedLayer(AttentionLayer):
@@ -33,6 +34,16 @@ class ProjectedLayer(AttentionLayer):
         k = split(self.k_proj(source), self.num_kv_heads)
         v = split(self.v_proj(source), self.num_kv_heads)
         return normed(q, self.q_norm), normed(k, self.k_norm), v
+
+    def layout(self) -> Layout:
+        """Rows of W_Q, W_K and W_V; a design adds what follows."""
+        norms = tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
+        parts = (
+            *linear_parts("q", self.q_proj, 0, "query", self.head_dim),
+            *linear_parts("k", self.k_proj, 0, "key", self.head_dim),
+            *linear_parts("v", self.v_proj, 0, "key", self.value_dim),
+        )
+        return Layout(parts, norms=norms, turned=self.rotary is not None)
 
 
 def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:

@@ -23,6 +23,10 @@ CONTRACT = {
     "costs": "costs(d_model, num_heads, …) -> Counts, static: parameters, work and cache by formulas",
     "steps": "steps(x, note): self attention on x by its definition, each step with formula, words and axes",
     "notes": "notes = Notes(…): what it is, its source, and remarks for documentation and reports",
+    "coupling": "coupling = INDEPENDENT, or Coupling(…): where its heads depend on each other, and why",
+    "resizing": "resizing = Resizing(…): which numbers of heads can change, or why not",
+    "beyond_attend": "beyond_attend = '', or why tokens meet elsewhere than in one call of attend",
+    "layout": "layout() -> Layout: which slices of which parameter are head i",
 }
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError
 from headwise.nn.checks import size
+from headwise.nn.layout import INDEPENDENT, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.steps import Steps
@@ -26,6 +27,10 @@ class SingleHeadAttention(MultiHeadAttention):
     Source: Vaswani et al. 2017, 1706.03762, table 3 (A), h = 1.
     """
 
+    coupling = INDEPENDENT
+    resizing = Resizing()
+    beyond_attend = ""
+    layout = MultiHeadAttention.layout
     notes = Notes(
         summary=Words("one head as wide as the model", "一个与模型同宽的头"),
         use=Words("you ask what several heads are good for", "想知道多个头有何用处时用"),

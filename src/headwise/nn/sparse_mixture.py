@@ -13,6 +13,7 @@ from headwise.errors import ConfigError
 from headwise.masks import Mask
 from headwise.nn.checks import size
 from headwise.nn.gating import Gates, choose_heads
+from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
@@ -22,7 +23,7 @@ from headwise.rule import own_dtypes
 from headwise.scores import Score
 
 UNCHOSEN = Words(
-    "A row without weights is a token that did not choose the head; the gate's weight on a head is not shown.",
+    "A row without weights is a token that did not select the head; the gate's weight on a head is not shown.",
     "没有权重的行表示该词元未选此头；门控对头的权重不在图中。",
 )
 
@@ -75,6 +76,10 @@ class SparseHeadMixture(ProjectedLayer):
         compared=None,
         form_of=None,
     )
+
+    coupling = Coupling("heads", "its gate gives a token some of its heads only, chosen by comparing all of them")
+    resizing = Resizing()
+    beyond_attend = "its gate chooses among heads, and each head attends from the tokens that chose it"
 
     def __init__(
         self,
@@ -149,6 +154,10 @@ class SparseHeadMixture(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat of the weighted heads times W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, and columns of W_O, which is not always called with the concatenation."""
+        return super().layout().into(self.o_proj, self.value_dim, called=False)
 
     @staticmethod
     def costs(

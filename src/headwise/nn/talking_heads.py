@@ -14,6 +14,7 @@ from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask, Span
+from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
 from headwise.nn.projected import ProjectedLayer
@@ -61,11 +62,18 @@ class TalkingHeadsAttention(ProjectedLayer):
         limits={},
         map=Words(
             "Weights are those of the softmax; the heads are mixed once more before they reach the values.",
-            "所示为 softmax 的权重；各头在作用于值之前还会再混合一次。",
+            "显示的是 softmax 权重；在与值相乘之前，各头的权重还会再混合一次。",
         ),
         compared=None,
         form_of=None,
     )
+
+    coupling = Coupling(
+        "scores",
+        "its heads mix their weights, before the softmax and after it, and no head has scores or an output of its own",
+    )
+    resizing = Resizing()
+    beyond_attend = "its weights are computed by the layer itself, which mixes them over heads"
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
@@ -76,6 +84,11 @@ class TalkingHeadsAttention(ProjectedLayer):
     def output(self, concat: Tensor) -> Tensor:
         """Concat(head_1 … head_h) W_O."""
         return self.o_proj(concat)
+
+    def layout(self) -> Layout:
+        """As in `ProjectedLayer`, rows and columns of both mixes, and columns of W_O."""
+        mixes = [Part("mix", self, f"{x}_mix", axis, "query", 1) for x in ("logits", "weights") for axis in (0, 1)]
+        return super().layout().into(self.o_proj, self.value_dim).more(mixes)
 
     @staticmethod
     def costs(d_model: int, num_heads: int, **options: Any) -> Counts:

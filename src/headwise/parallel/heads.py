@@ -7,6 +7,7 @@ The q, k and v projections are cut by columns and the output projection by rows 
 1909.08053, §3), by PyTorch's own `parallelize_module`. Activations between layers are the same on all ranks.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -19,38 +20,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from headwise.errors import ConfigError, ShapeError
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import TransformerBlock
-from headwise.nn.block_diagonal import BlockDiagonalAttention
-from headwise.nn.contraction import ContractionAttention
-from headwise.nn.convolution import ConvolutionAttention
-from headwise.nn.gated_output import GatedAttention
-from headwise.nn.grouped_mlp import GroupedMLPAttention
-from headwise.nn.head_mixing import HeadMixingAttention
-from headwise.nn.latent import LatentAttention
-from headwise.nn.mixture_of_heads import MixtureOfHeads
-from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.per_head import PerHeadAttention
-from headwise.nn.single_head import SingleHeadAttention
-from headwise.nn.sparse_mixture import SparseHeadMixture
-from headwise.nn.talking_heads import TalkingHeadsAttention
+from headwise.nn.registry import DESIGNS
 from headwise.parallel.heads_held import check_even, held_heads
 from headwise.parallel.heads_styles import HeadNorm, Heads, KeyHeads, OwnRandomness
-
-# By class, not by subclass: a subclass may have weights that are laid out by heads and are not known here.
-_SPREAD: tuple[type[AttentionLayer], ...] = (MultiHeadAttention, SingleHeadAttention, GatedAttention)
-_FORM = "its weights are no linear maps to be cut; to_multi_head() gives the same function, whose heads can be spread"
-_GATE = "its gate chooses among all heads, so every rank would have to know what the others compute"
-_TOGETHER: dict[type[AttentionLayer], str] = {
-    LatentAttention: "all heads read one latent vector, which would have to be on every rank",
-    MixtureOfHeads: _GATE,
-    SparseHeadMixture: _GATE,
-    GroupedMLPAttention: "an MLP over all groups of heads stands in the place of W_O",
-    HeadMixingAttention: "every head attends to the other heads of its token",
-    TalkingHeadsAttention: "every head's scores and weights are mixed into those of all others",
-    PerHeadAttention: _FORM,
-    ContractionAttention: _FORM,
-    BlockDiagonalAttention: _FORM,
-    ConvolutionAttention: "its heads are the places of a kernel, and its values the input itself",
-}
 
 
 def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, ParallelStyle]:
@@ -73,22 +45,16 @@ def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, P
         if module.inner_dropout.p:
             plan["inner_dropout"] = OwnRandomness()
         return {**plan, "ff_in": ColwiseParallel(), "ff_out": RowwiseParallel()}
-    kind = type(module)
-    if not isinstance(module, MultiHeadAttention | GatedAttention) or kind not in _SPREAD:
-        reason = _TOGETHER.get(kind, f"it is not known; known are {', '.join(each.__name__ for each in _SPREAD)}")
-        raise ConfigError(f"{kind.__name__} cannot be spread over ranks by its heads: {reason}")
-    plan = {
-        "": Heads(),
-        "q_proj": ColwiseParallel(),
-        "k_proj": KeyHeads(module.num_kv_heads),
-        "v_proj": KeyHeads(module.num_kv_heads),
-        "o_proj": RowwiseParallel(),
-    }
-    if isinstance(module, GatedAttention):
-        plan["gate_proj"] = ColwiseParallel()
-    if module.q_norm is not None:
-        plan |= {"q_norm": HeadNorm(), "k_norm": HeadNorm()}
-    return plan
+    if reason := _refusal(type(module)) or _unspreadable(module):
+        raise ConfigError(f"{type(module).__name__} cannot be spread over ranks by its heads: {reason}")
+    layout = module.layout()
+    styles: dict[nn.Module, ParallelStyle] = {norm: HeadNorm() for norm in layout.norms}
+    for part in layout.parts:
+        if part.axis == 1:
+            styles[part.owner] = RowwiseParallel()
+        else:
+            styles[part.owner] = ColwiseParallel() if part.heads == "query" else KeyHeads(module.num_kv_heads)
+    return {"": Heads(), **{name: styles[part] for name, part in module.named_modules() if part in styles}}
 
 
 def parallelize_heads(model: nn.Module, mesh: DeviceMesh, *, feed_forward: bool = True) -> nn.Module:
@@ -154,6 +120,31 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
     for kind in kinds:
         nn.utils.clip_grads_with_norm_(kind, max_norm, norm)
     return norm
+
+
+def _refusal(kind: type[AttentionLayer]) -> str:
+    """Why no layer of a class can be spread, or "". By class, not by subclass, which may do more than its base says."""
+    if kind.is_described():
+        return kind.coupling.why
+    known = [each.__name__ for each in DESIGNS.values() if not each.coupling.at]
+    return f"it is not known to keep its heads apart; known: {', '.join(known)}"
+
+
+def _unspreadable(module: AttentionLayer) -> str:
+    """What of a layer's parameters is neither cut by heads as a linear map nor a norm of heads, or ""."""
+    layout = module.layout()
+    names = {owner: name for name, owner in module.named_modules()}
+    places = Counter((part.owner, part.name) for part in layout.parts)
+    equal = "; to_multi_head() gives the same function, whose heads can be spread"
+    for part in layout.parts:
+        if not isinstance(part.owner, nn.Linear):
+            found = f"the heads of its {part.name} are no rows or columns of a linear map"
+            return found + (equal if hasattr(module, "to_multi_head") else "")
+        if places[part.owner, part.name] > 1:
+            return f"{part.name!r} of its {names[part.owner]!r} holds several of its maps, one after the other"
+    cut = {*(part.owner for part in layout.parts), *layout.norms}
+    common = [name for name, _ in module.named_parameters() if module.get_submodule(name.rpartition(".")[0]) not in cut]
+    return f"all its heads share {common[0]!r}, which would have to be on every rank" if common else ""
 
 
 def _plans(model: nn.Module, ranks: int, feed_forward: bool) -> Iterator[tuple[nn.Module, dict[str, ParallelStyle]]]:

@@ -61,7 +61,7 @@ def hold(layer: AttentionLayer, mesh: "DeviceMesh") -> HeldHeads:
     share, kv_share = h // ranks, max(1, h_kv // ranks)
     first, kv_first = rank * share, rank * h_kv // ranks
     held = HeldHeads(range(first, first + share), range(kv_first, kv_first + kv_share), h, h_kv, mesh)
-    layer.num_heads, layer.num_kv_heads = share, kv_share
+    layer.resize(share, kv_share)
     setattr(layer, _ATTRIBUTE, held)
     return held
 

@@ -21,14 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from headwise.errors import ConfigError
 from headwise.nn.base import AttentionLayer
-from headwise.nn.block_diagonal import BlockDiagonalAttention
-from headwise.nn.contraction import ContractionAttention
-from headwise.nn.gated_output import GatedAttention
-from headwise.nn.grouped_mlp import GroupedMLPAttention
-from headwise.nn.head_mixing import HeadMixingAttention
-from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.per_head import PerHeadAttention
-from headwise.nn.single_head import SingleHeadAttention
+from headwise.nn.registry import DESIGNS
 from headwise.parallel.layout import Layout, Members, check_held, check_layout, lengths, members, reduce_together
 from headwise.parallel.ring import ring_attend
 from headwise.parallel.ulysses import ulysses_attend
@@ -37,11 +30,6 @@ HOW: dict[str, tuple[Callable[..., Any], str]] = {
     "ring": (ring_attend, "zigzag"),
     "ulysses": (ulysses_attend, "contiguous"),
 }  # with the layout that suits it
-# Designs in which tokens meet nowhere but in `attend`. By class, not by subclass, which may do otherwise.
-DESIGNS: tuple[type[AttentionLayer], ...] = (
-    MultiHeadAttention, SingleHeadAttention, GatedAttention, GroupedMLPAttention, HeadMixingAttention, PerHeadAttention,
-    ContractionAttention, BlockDiagonalAttention,
-)  # fmt: skip
 
 
 class SequenceParallel:
@@ -139,10 +127,10 @@ def sequence_parallel(
         raise ConfigError(f"{type(model).__name__} has no attention layers of headwise")
     for name, layer in layers.items():
         called = f"{name!r} ({type(layer).__name__})" if name else type(layer).__name__
-        if type(layer) not in DESIGNS:
+        if reason := _refusal(type(layer)):
             raise ConfigError(
-                f"{called}: not a design whose tokens meet in attention alone; those are "
-                f"{', '.join(design.__name__ for design in DESIGNS)}"
+                f"{called}: not a design whose tokens meet in attention alone: {reason}; those are "
+                f"{', '.join(design.__name__ for design in DESIGNS.values() if not _refusal(design))}"
             )
         if any(step in vars(layer) for step in STEPS):
             raise ConfigError(f"{called} attends over many ranks already; restore() it first")
@@ -163,6 +151,11 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
     for dtype in dict.fromkeys(parameter.dtype for parameter in learning):
         gradients = [_local(p.grad) for p in learning if p.dtype == dtype and p.grad is not None]
         reduce_together(gradients, who, dist.ReduceOp.SUM, dtype)
+
+
+def _refusal(kind: type[AttentionLayer]) -> str:
+    """Why tokens meet elsewhere than in `attend`, or "". By class, not by subclass, which may do otherwise."""
+    return kind.beyond_attend if kind.is_described() else "it is not known"
 
 
 def _local(x: Tensor) -> Tensor:

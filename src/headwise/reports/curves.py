@@ -63,7 +63,7 @@ class Curve:
                     f"curve {self.title!r}: line {line.name!r} has {len(line.y)} values, expected {len(self.x)}"
                 )
         if any(b <= a for a, b in pairwise(self.x)) or not all(map(math.isfinite, self.x)):
-            raise ConfigError(f"curve {self.title!r}: expected x to be finite and to rise, got {self.x}")
+            raise ConfigError(f"curve {self.title!r}: expected x to be finite and increasing, got {self.x}")
         low = min((y for line in self.lines for y in line.y if math.isfinite(y)), default=0.0)
         for axis, log, least in (("x", self.log_x, self.x[0]), ("y", self.log_y, low)):
             if log and least < 0:

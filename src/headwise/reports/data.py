@@ -52,7 +52,7 @@ class Passage:
         if not self.tokens or not keys or self.cell < 1:
             raise ShapeError(f"Passage: {len(self.tokens)} tokens in cells of {self.cell}, expected at least one")
         if self.keys is not None and self.sentences:
-            raise ShapeError("Passage(sentences): those of which text? In cross attention there can be none")
+            raise ShapeError("Passage(sentences): not supported in cross attention, which has two texts")
         for start, end in self.sentences:
             if not 0 <= start < end <= len(self.tokens):
                 raise ShapeError(
@@ -69,7 +69,7 @@ class Passage:
         if (self.peaks is not None) != (self.cell > 1) or (
             self.peaks is not None and self.peaks.shape != self.maps.shape
         ):
-            raise ShapeError("Passage(peaks): needed, in the shape of maps, exactly if cell > 1")
+            raise ShapeError("Passage(peaks): required in the shape of maps if and only if cell > 1")
 
     @cached_property
     def causal(self) -> bool:
@@ -97,9 +97,11 @@ class Comparison:
     def __post_init__(self) -> None:
         size = len(self.values)
         if self.values.shape != (size, size) or not set(self.order) <= set(range(size)):
-            raise ShapeError(f"Comparison: values of shape {self.values.shape} and the order {self.order}: do not fit")
+            raise ShapeError(
+                f"Comparison: values of shape {self.values.shape} and the order {self.order}: do not match"
+            )
         if len(set(self.order)) < len(self.order):
-            raise ShapeError(f"Comparison(order): {self.order} names a head twice")
+            raise ShapeError(f"Comparison(order): {self.order} contains a head twice")
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Report:
 
     def __post_init__(self) -> None:
         if not self.passages:
-            raise ShapeError("Report(passages): at least one passage is needed")
+            raise ShapeError("Report(passages): at least one passage is required")
         parts = [(len(self.shown_in(p)), p.maps.shape[1]) for p in self.passages if not p.layers]
         for part in (*parts, *(s.values.shape for s in (*self.statistics, *self.importance))):
             if part != self.shape:
@@ -149,8 +151,8 @@ class Report:
         for comparison in self.comparisons:
             if sorted(comparison.order) != [layer * self.shape[1] + head for layer, head in self.heads]:
                 raise ShapeError(
-                    f"Report(comparisons): {comparison.name} compares {len(comparison.order)} heads, expected the "
-                    f"{len(self.heads)} that there are"
+                    f"Report(comparisons): {comparison.name} compares {len(comparison.order)} heads, "
+                    f"expected {len(self.heads)}"
                 )
 
     def __repr__(self) -> str:

@@ -42,7 +42,7 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
     """Four panels over the steps, as a matplotlib figure: weight on the previous token and on what followed before
     (random tokens, said twice), entropy on the held-out passage, and how alike the heads' outputs are on average."""
     if not history.looks:
-        raise ConfigError("history: holds no looks, so there is nothing to draw")
+        raise ConfigError("history: contains no records, so there is nothing to plot")
     figure = figure_class()(figsize=(10.6, 7.4), layout="constrained", facecolor="white")
     grid = figure.subplots(2, 2, sharex=True)
     entropy = history.passage("broad")

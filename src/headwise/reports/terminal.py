@@ -1,4 +1,4 @@
-"""The table of all heads for a terminal: readable on dark and light grounds, at 80 columns, and through a pipe."""
+"""The table of all heads for a terminal: readable on dark and light backgrounds, at 80 columns, and through a pipe."""
 
 import numpy as np
 from rich.console import Console
@@ -15,7 +15,7 @@ SHORT = {
     "self_mass": "self", "next_mass": "next", "received_mass": "received", "punctuation_mass": "punct.",
     "special_mass": "special",
 }  # fmt: skip
-# Dropped one after the other when the terminal is too narrow; then others from the right.
+# Columns dropped in this order when the terminal is too narrow; then others from the right.
 DISPENSABLE = (
     "received_mass", "normalized_entropy", "local_mass", "top1_mass", "max_logit", "punctuation_mass", "self_mass",
 )  # fmt: skip
@@ -23,13 +23,13 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def print_report(report: Report, console: Console, *, sort: str | None = None) -> None:
-    """Facts, then a line for each head: statistics, each with a bar from the least to the largest of its column,
-    and the strongest pattern; then the notes. What has no room is named at the end.
+    """Print the facts, then one row per head with its statistics, each with a bar from the minimum to the maximum of
+    the column, and the strongest pattern; then the notes. Columns that do not fit are listed at the end.
 
     Args:
-        sort: a statistic to sort by, largest first, unknown numbers last; by layer and head if None.
+        sort: a statistic to sort by, in descending order with NaN last; by layer and head if None.
     Raises:
-        ConfigError: if `sort` is no statistic of this report.
+        ConfigError: if `sort` is not a statistic of this report.
     """
     names = [s.name for s in report.statistics]
     if sort is not None and sort not in names:
@@ -42,7 +42,7 @@ def print_report(report: Report, console: Console, *, sort: str | None = None) -
     table, missing = _fitting(report, console, sort)
     console.print(table)
     if missing:
-        words = f"No room here for {', '.join(missing)}: a wider terminal or the page shows them."
+        words = f"Not shown here: {', '.join(missing)}. Use a wider terminal or the HTML report."
         console.print(Text(words, style="dim"))
     if report.notes:
         console.print()
@@ -51,12 +51,12 @@ def print_report(report: Report, console: Console, *, sort: str | None = None) -
 
 
 def _fitting(report: Report, console: Console, sort: str | None) -> tuple[Table, list[str]]:
-    """The widest table that fits, and the names of the statistics that it leaves out."""
+    """The widest table that fits, and the names of the omitted statistics."""
     kept = list(report.statistics)
     order = [*DISPENSABLE, *(s.name for s in reversed(kept) if s.name not in DISPENSABLE)]
     drop = [s for name in order for s in kept if s.name == name and name != sort]
     missing: list[str] = []
-    # One pattern a head is enough where there is no room for two.
+    # Show one pattern per head if two do not fit.
     for patterns in (2, 1):
         table = _table(report, kept, patterns, sort)
         if _width(table, console) <= console.width:
@@ -103,7 +103,7 @@ def _title(name: str) -> str:
 
 
 def _cell(values: np.ndarray, at: tuple[int, int]) -> Text:
-    """A number, and a bar that says where it stands in its column; the decimals are the same down the column."""
+    """A number with a bar for its position in the column's range; all numbers of a column have the same decimals."""
     x = float(values[at])
     if not np.isfinite(x):
         return Text("— ·", style="bold red")

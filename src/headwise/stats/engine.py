@@ -10,14 +10,17 @@ from headwise.errors import ConfigError
 from headwise.rule import Rule
 from headwise.stats.base import Measure, RowMeasure
 from headwise.stats.registry import resolve
+from headwise.stats.states import with_tensors
 from headwise.stats.statistic import Statistic
 from headwise.stats.together import goes_together, take_together
-from headwise.tables import as_html, as_text
+from headwise.table import HeadColumn, HeadTable
+from headwise.table.show import html, text
 from headwise.tiles import Tile
 
 
 class Measurements(Mapping[str, Tensor]):
-    """The result of a measurement: name → [b, h] float32. Prints itself as a table.
+    """The result of a measurement: name → [b, h] float32, on the map's device, a number for each entry of the batch and
+    each head. Prints itself as a table; `table()` is the `HeadTable` of it.
 
     Attributes:
         rows: name → [b, h, n], each query's own value, if `rows=True` was asked for (0 where not counted).
@@ -75,31 +78,58 @@ class Measurements(Mapping[str, Tensor]):
         nonfinite = torch.cat((self.nonfinite, other.nonfinite)).sum(0, keepdim=True)
         return Measurements(self._measures, states, nonfinite)
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text, one row a batch and head."""
-        head = ["batch", "head", *self._values]
-        b, h = self.nonfinite.shape
-        body = [
-            [str(i), str(j), *(f"{value[i, j].item():.4g}" for value in self._values.values())]
-            for i in range(b)
-            for j in range(h)
-        ]
+    def table(self, entry: int | None = None) -> HeadTable:
+        """The numbers as a `HeadTable` of one layer, with units: of the whole batch, pooled exactly as `merge` pools,
+        or of one entry of it. `HeadTable.stack` puts the tables of several layers into one."""
+        if entry is None:
+            values = self._pooled()
+        elif -len(self.nonfinite) <= entry < len(self.nonfinite):
+            values = {name: value[entry] for name, value in self._numbers().items()}
+        else:
+            raise ConfigError(f"table(entry={entry}): the batch has {len(self.nonfinite)} entries, counted from 0")
+        known = {measure.name: measure for measure in self._measures}
+        return HeadTable({name: _column(value, known.get(name)) for name, value in values.items()})
+
+    def _numbers(self) -> dict[str, Tensor]:
+        """The values, and the counts of what is not finite where there are any, [b, h]."""
+        found = dict(self._values)
         if bool(self.nonfinite.any()):
-            head.append("non-finite rows")
-            for line, count in zip(body, self.nonfinite.flatten().tolist(), strict=True):
-                line.append(str(int(count)))
+            found["nonfinite_rows"] = self.nonfinite
         if self.nonfinite_values is not None:
-            head.append("non-finite v")
-            group = h // self.nonfinite_values.shape[1]
-            for index, line in enumerate(body):
-                line.append(str(int(self.nonfinite_values[index // h, index % h // group])))
-        return head, body
+            heads, kv_heads = self.nonfinite.shape[1], self.nonfinite_values.shape[1]
+            found["nonfinite_values"] = self.nonfinite_values.repeat_interleave(heads // kv_heads, 1)
+        return found
+
+    def _pooled(self) -> dict[str, Tensor]:
+        """`_numbers` of the batch as a whole, [h]."""
+        found = self._numbers()
+        if len(self.nonfinite) != 1:
+            empty = (with_tensors(state, lambda x: x[:0]) for state in self._states)
+            found |= {
+                measure.name: measure.finish(measure.merge(state, none))
+                for measure, state, none in zip(self._measures, self._states, empty, strict=True)
+            }
+        return {name: value[0] if name in self._values else value.sum(0) for name, value in found.items()}
+
+    def _entries(self) -> HeadTable:
+        """A table whose layers are the entries of the batch."""
+        return HeadTable.stack([self.table(entry) for entry in range(len(self.nonfinite))])
 
     def __repr__(self) -> str:
-        return as_text(*self.table())
+        found = self._entries()
+        return text("", found.layers, found.places, found, first="batch")
 
     def _repr_html_(self) -> str:
-        return as_html(*self.table())
+        found = self._entries()
+        return html("", found.layers, found.places, found, first="batch")
+
+
+def _column(value: Tensor, measure: Measure | None) -> HeadColumn:
+    """The numbers of one layer, with what is known of them."""
+    if measure is None:
+        return HeadColumn([value], description="NaN and infinity, counted.")
+    unit, source, range_ = (getattr(measure, name, "") for name in ("unit", "source", "range"))
+    return HeadColumn([value], unit=unit, description=source, range=range_)
 
 
 def statistics_for(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:

@@ -18,14 +18,14 @@ _RIGHT = "text-align: right; font-variant-numeric: tabular-nums;"
 
 
 def text(
-    title: str, layers: Sequence[str], places: Sequence[tuple[int, int]], columns: Mapping[str, HeadColumn]
+    title: str, layers: Sequence[str], places: Sequence[Place], columns: Mapping[str, HeadColumn], first: str = "layer"
 ) -> str:
-    """Rows and columns lined up, at most `ROWS` of the rows."""
+    """Rows and columns lined up, at most `ROWS` of the rows. first: what the first column is called."""
     shown = min(len(places), ROWS)
     cells = [_cells(column, shown) for column in columns.values()]
     words = _words(layers, places[:shown])
     body = [[*words[row], *(column[row] for column in cells)] for row in range(shown)]
-    head = ["layer", "head", *(_named(name, column) for name, column in columns.items())]
+    head = [first, "head", *(_named(name, column) for name, column in columns.items())]
     lines = [title] if title else []
     lines.append(as_text(head, body, words=int(any(layers)), gap="  "))
     if more := len(places) - shown:
@@ -34,7 +34,7 @@ def text(
 
 
 def html(
-    title: str, layers: Sequence[str], places: Sequence[tuple[int, int]], columns: Mapping[str, HeadColumn]
+    title: str, layers: Sequence[str], places: Sequence[Place], columns: Mapping[str, HeadColumn], first: str = "layer"
 ) -> str:
     """The same as a table of HTML: behind each number a colour, the stronger the larger it is in its column."""
     shown = min(len(places), ROWS)
@@ -53,7 +53,26 @@ def html(
     caption = f"<caption>{escape(title)}</caption>" if title else ""
     more = len(places) - shown
     last = f'<tr><td colspan="{len(columns) + 2}">… and {more:,} more heads</td></tr>' if more else ""
-    return f"<table>{caption}<tr><th>layer</th><th>head</th>{head}</tr>{body}{last}</table>"
+    return f"<table>{caption}<tr><th>{first}</th><th>head</th>{head}</tr>{body}{last}</table>"
+
+
+def grid(layers: Sequence[str], heads: Sequence[Sequence[int]], column: HeadColumn) -> str:
+    """One column as text: a row a layer, a column a head, no more than `ROWS` of either."""
+    most = min(max((head + 1 for row in heads for head in row), default=0), ROWS)
+    body = []
+    for i, (name, row) in enumerate(zip(layers[:ROWS], heads, strict=False)):
+        cells = dict(zip(row, map(number, column[i].tolist()), strict=True))
+        body.append([f"L{i} {name}".rstrip(), *(cells.get(head, "") for head in range(most))])
+    lines = [as_text(["layer", *(f"H{head}" for head in range(most))], body, words=1, gap="  ")]
+    left = [f"{len(layers) - ROWS:,} more layers"] if len(layers) > ROWS else []
+    widest = max(map(len, heads), default=0)
+    left += [f"up to {widest - most:,} more heads a layer"] if widest > most else []
+    return "\n".join([*lines, *([f"… and {' and '.join(left)}"] if left else [])])
+
+
+def numbers(column: HeadColumn) -> list[str]:
+    """Every number as a word, with its error."""
+    return _cells(column, len(column.flat))
 
 
 def number(x: float) -> str:

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headwise.errors import ConfigError
-from headwise.models import HeadSite, Part, find_heads
-from headwise.nn.latent import LatentAttention
-from headwise.nn.talking_heads import TalkingHeadsAttention
+from headwise.models import HeadSite, find_heads
+from headwise.nn.base import AttentionLayer
 from headwise.parallel.heads_held import held_heads
 from headwise.tables import as_html, as_text
 from headwise.telemetry.record import Record, Reduced
@@ -132,62 +131,38 @@ def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
     if held_heads(site.module) is not None:
         if not of_all:
             return "its heads are spread over ranks, so all ranks have to clip alike: give record.reduce()"
-        if _norms(site.module):
+        if site.layout().norms:
             return "its heads are spread over ranks, and its norm is one for all of them"
-    if isinstance(site.module, TalkingHeadsAttention):
-        return "its scores are mixtures of all heads' products"
+    if isinstance(site.module, AttentionLayer) and site.module.coupling.at == "scores":
+        return f"its scores are mixtures of several heads' products: {site.module.coupling.why}"
     try:
         letters = {part.letter for part in site.parts()}
     except ConfigError as error:
         return str(error)
-    return None if {"q", "k"} <= letters or isinstance(site.module, LatentAttention) else "it has no W_q and W_k"
+    return None if {"q", "k"} <= letters else "it has no W_q and W_k"
 
 
 def _clip(site: HeadSite, gamma: Tensor) -> None:
-    norms = _norms(site.module)
-    if norms:
-        for norm in norms:
+    layout = site.layout()
+    if layout.norms:
+        for norm in layout.norms:
             _scale_norm(site, norm, float(gamma.min().sqrt()))
-        return
-    if isinstance(site.module, LatentAttention):
-        _clip_latent(site.module, gamma)
         return
     shared = gamma.view(site.num_kv_heads, -1)  # [h_kv, queries of a key]
     key = shared.amin(-1).sqrt()
     query = (shared / key[:, None]).flatten()
-    for part in _all_parts(site):
+    for part in layout.parts:
         if part.letter in ("q", "k"):
             factors = query if part.letter == "q" else key
             tensor = part.tensor
             if isinstance(tensor, nn.ParameterList):
                 for one, factor in zip(tensor, factors, strict=True):
                     _multiply(one, factor.expand(one.shape))
-            else:
-                _multiply(tensor, _spread(tensor, part.axis, part.start, factors.repeat_interleave(part.width)))
-
-
-def _all_parts(site: HeadSite) -> list[Part]:
-    parts = site.parts()
-    if getattr(site.module, "bias_k", None) is not None:  # a key of nn.MultiheadAttention's own (add_bias_kv)
-        parts = [*parts, Part("k", site.module, "bias_k", 2, "query", site.head_dim)]
-    return parts
-
-
-def _clip_latent(module: LatentAttention, gamma: Tensor) -> None:
-    content, turned = gamma.sqrt(), gamma
-    rows = torch.cat((content[:, None].expand(-1, module.head_dim), turned[:, None].expand(-1, module.rope_dim)), 1)
-    for owner in (module.q_proj.weight, module.q_proj.bias):
-        if owner is not None:
-            _multiply(owner, _spread(owner, 0, 0, rows.flatten()))
-    _multiply(module.k_up, _spread(module.k_up, 0, 0, content))
-
-
-def _norms(module: nn.Module) -> list[nn.Module]:
-    """The norms between W_q, W_k and the product; those of a latent stand before them."""
-    if isinstance(module, LatentAttention):
-        return []
-    named = {name: child for name, child in module.named_children() if "norm" in name.lower()}
-    return [child for name, child in named.items() if not name.lower().startswith("v")]
+                continue
+            each = factors[:, None].repeat(1, part.width)
+            if part.letter == "q" and layout.shared_key:
+                each[:, -layout.shared_key :] = gamma[:, None]  # their key stays as it is
+            _multiply(tensor, _spread(tensor, part.axis, part.start, each.flatten()))
 
 
 def _scale_norm(site: HeadSite, norm: nn.Module, factor: float) -> None:

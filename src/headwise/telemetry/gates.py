@@ -5,7 +5,7 @@
     >>> with hw.gate_gradients(model) as gates:
     ...     for _ in range(3):
     ...         model(torch.randn(2, 5, 24), mask=hw.Causal()).square().mean().backward()
-    >>> [len(layer) for layer in gates.importance().values]
+    >>> [len(layer) for layer in gates.importance().column]
     [4]
 
 `gradient_importance` asks the same with passes of its own, over batches of your choice and with the model held still.
@@ -26,19 +26,12 @@ from headwise.errors import ConfigError
 from headwise.kernels.eager import eager
 from headwise.kernels.gates import begin, end
 from headwise.models.adapters.places import Place, give_back, take_over
-from headwise.nn.head_mixing import HeadMixingAttention
-from headwise.nn.sparse_mixture import SparseHeadMixture
-from headwise.nn.talking_heads import TalkingHeadsAttention
+from headwise.nn.base import AttentionLayer
 from headwise.telemetry.places import asked
 
 Self = TypeVar("Self", bound="GateGradients")
 
 PER = ("batch", "row", "token")
-_SILENT: dict[type[nn.Module], str] = {
-    TalkingHeadsAttention: "its heads mix their weights, and no head has an output of its own",
-    HeadMixingAttention: "each of its heads goes on into a second attention, over heads",
-    SparseHeadMixture: "a token has some of its heads only",
-}
 
 
 def gate_gradients(model: nn.Module, *, layers: Iterable[int | str] | None = None) -> "GateGradients":
@@ -57,7 +50,7 @@ def gate_gradients(model: nn.Module, *, layers: Iterable[int | str] | None = Non
         ConfigError: naming the argument, or the modules, if there is nothing to listen to.
     Source: Michel et al. 2019, 1905.10650, eq. 2.
     """
-    return GateGradients(*asked(model, layers, "gate_gradients", _SILENT))
+    return GateGradients(*asked(model, layers, "gate_gradients", _silent))
 
 
 class GateGradients:
@@ -153,7 +146,7 @@ class GateGradients:
         if absolute == "mean":
             method = method.replace("E|dL/dξ|", "|E dL/dξ|")
         values, errors = zip(*found, strict=True)
-        return HeadImportance(f"heard in training, {method}", "loss", self.layers, values, errors, None, float("nan"))
+        return HeadImportance.of(f"heard in training, {method}", "loss", self.layers, values, errors)
 
     def __repr__(self) -> str:
         heard = max(self.passes.values(), default=0)
@@ -228,6 +221,13 @@ class _Sums:
         mean = size if absolute == "each" else signed
         spread = np.sqrt(np.maximum(squares - mean**2, 0.0) / (count - 1)) if count > 1 else np.full_like(mean, np.nan)
         return np.abs(mean), spread
+
+
+def _silent(module: nn.Module) -> str:
+    """Why the gradients of a module's heads are not those of the outputs of one `attend`; "" if they are."""
+    if isinstance(module, AttentionLayer) and module.coupling.at in ("scores", "heads"):
+        return module.coupling.why
+    return ""
 
 
 def _heads(module: Any) -> int:

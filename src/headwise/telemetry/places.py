@@ -1,6 +1,6 @@
 """Where the attention of a model can be watched."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -13,22 +13,22 @@ def asked(
     model: nn.Module,
     layers: Iterable[int | str] | None,
     caller: str,
-    silent: Mapping[type[nn.Module], str] | None = None,
+    silent: Callable[[nn.Module], str] | None = None,
 ) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
     """What a caller is to watch of a model, in the order of registration; whose attention headwise has to compute for
     that (modules for `take_over`); and what cannot be watched, name → why.
 
     Args:
         layers: names of attention modules (`*` stands for anything) or their indices; None for all.
-        caller: the function that was called, for errors. silent: classes that it can hear nothing of, and why.
+        caller: the function that was called, for errors. silent: why it can hear nothing of a module, or "".
     Raises:
         ConfigError: naming the argument, or the modules, if there is nothing that can be watched.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{caller}(model): expected an nn.Module, got {type(model).__name__}")
     places, targets, unwatched = find(model)
-    for kind, why in (silent or {}).items():
-        unwatched |= {place.name: why for place in places if isinstance(place.module, kind)}
+    if silent is not None:
+        unwatched |= {place.name: why for place in places if (why := silent(place.module))}
     places = [place for place in places if place.name not in unwatched]
     if not places:
         raise nothing_found(model, caller, "watched", unwatched)

@@ -68,7 +68,7 @@ def _sentences(file: str | os.PathLike[str]) -> list[str]:
     found = [line for line in lines if 0 < len(line) <= MOST_CHARACTERS][:MOST_SENTENCES]
     if not found:
         raise TextError(
-            f"{os.fspath(file)!r} has no line of 1 to {MOST_CHARACTERS} characters; put one sentence on a line"
+            f"{os.fspath(file)!r} has no line of 1 to {MOST_CHARACTERS} characters; put one sentence on each line"
         )
     return found
 

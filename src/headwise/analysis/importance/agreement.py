@@ -9,6 +9,7 @@ import numpy as np
 
 from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
+from headwise.table import HeadTable
 from headwise.tables import as_html, as_text, plain
 
 
@@ -57,7 +58,7 @@ class Agreement:
 
 
 def rank_agreement(
-    importances: Sequence[HeadImportance], *, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
+    importances: Sequence[HeadImportance] | HeadTable, *, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
 ) -> Agreement:
     """Spearman's rank correlation between every two of the methods.
 
@@ -65,26 +66,31 @@ def rank_agreement(
     bootstrap over heads; p comes from permutations of the heads of one method.
 
     Args:
-        importances: at least two, of the same heads.
+        importances: at least two, of the same heads; or a `HeadTable` whose columns are compared.
         resamples: of the bootstrap, and permutations; drawn with `seed`.
         confidence: of the interval, between 0 and 1.
     Raises:
         ConfigError: naming the argument, or the method whose heads differ.
     Source: Spearman 1904; Efron & Tibshirani 1993, ch. 13 (percentiles) and 15 (permutations).
     """
-    if len(importances) < 2:
-        raise ConfigError(f"importances: {len(importances)} given; expected at least 2 to compare")
+    if isinstance(importances, HeadTable):
+        tables = [importances.select(name) for name in importances]
+    else:
+        tables = [one.table for one in importances]
+    methods = tuple(name for table in tables for name in table)
+    if len(tables) < 2:
+        raise ConfigError(f"importances: {len(tables)} given; expected at least 2 to compare")
     if resamples < 1 or not 0.0 < confidence < 1.0:
         raise ConfigError(f"resamples={resamples}, confidence={confidence}: expected at least 1, and between 0 and 1")
-    first = importances[0]
-    for one in importances[1:]:
-        if one.names != first.names or [len(v) for v in one.values] != [len(v) for v in first.values]:
+    first = tables[0]
+    for method, table in zip(methods, tables, strict=True):
+        if (table.layers, table.heads) != (first.layers, first.heads):
             raise ConfigError(
-                f"importances: {one.method!r} is about other heads than {first.method!r}: "
-                f"{[len(v) for v in one.values]} in {list(one.names)}, expected {[len(v) for v in first.values]} in "
-                f"{list(first.names)}"
+                f"importances: {method!r} is about other heads than {methods[0]!r}: "
+                f"{list(map(len, table.heads))} in {list(table.layers)}, expected {list(map(len, first.heads))} in "
+                f"{list(first.layers)}"
             )
-    values = np.stack([one.flat for one in importances])  # [k, heads]
+    values = np.stack([np.concatenate(list(table[name])) for name, table in zip(methods, tables, strict=True)])
     heads = values.shape[1]
     if heads < 3:
         raise ConfigError(f"importances: {heads} heads; ranks of fewer than 3 say nothing")
@@ -100,7 +106,7 @@ def rank_agreement(
         beyond += np.abs(_correlations(ranked, shuffled)) >= np.abs(rho) - 1e-12
     p = np.triu(np.where(np.isnan(rho), np.nan, beyond / (resamples + 1)), 1)
     p = p + p.T  # one order of the two is enough: the other differs by the draw alone
-    return Agreement(tuple(one.method for one in importances), heads, rho, low, high, p, confidence)
+    return Agreement(methods, heads, rho, low, high, p, confidence)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ class LearnedGates:
     def importance(self) -> HeadImportance:
         """log α, which orders heads as P(z ≠ 0) does and does not saturate, beside the other methods."""
         loss = float(self.whole.mean())
-        return HeadImportance("L0 gates", "log α", self.names, self.log_alpha, None, None, loss)
+        return HeadImportance.of("L0 gates", "log α", self.names, self.log_alpha, loss=loss)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -1,14 +1,16 @@
-"""One number for each head of a model, layer by layer, that prints itself as a table."""
+"""How much each head of a model matters, by one method."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from headwise.analysis.given import head_name
 from headwise.models.site import HeadSite
-from headwise.tables import as_html, as_text, plain
+from headwise.table import HeadColumn, HeadTable
+from headwise.table.show import grid, numbers
 
 Head = tuple[int, int]  # layer and head, counted from 0: places in what `find_heads` lists
 _MOST = 5  # heads that are named below a table
@@ -16,35 +18,50 @@ _MOST = 5  # heads that are named below a table
 
 @dataclass(frozen=True)
 class HeadImportance:
-    """How much each head matters to a loss, by one method.
+    """How much each head matters to a loss, by one method: a `HeadTable`, and what is known of how it was found.
 
     Attributes:
-        method: what was asked. unit: of the values.
-        names: of the attention modules, one a layer, as `find_heads` lists them.
-        values: [heads] float64, one array a layer; layers may differ in heads. Larger is more important.
-        errors: the same for the standard error of the values over what they are a mean of (`samples`), NaN where
-            there is but one, None for a method that is no mean.
+        table: one column, named after the method; larger is more important. Its layers are named as `find_heads` lists
+            them. Where values are means (of `samples`), it has their standard errors, NaN where there is but one.
+            `one.table.merge(other.table)` puts several methods side by side.
         samples: [batches (or rows), heads of all layers] of which the values are the mean (or its absolute value).
         loss: mean loss of the unchanged model; NaN if it is not known.
     """
 
-    method: str
-    unit: str
-    names: tuple[str, ...]
-    values: tuple[np.ndarray, ...]
-    errors: tuple[np.ndarray, ...] | None
+    table: HeadTable
     samples: np.ndarray | None
     loss: float
+
+    @classmethod
+    def of(
+        cls,
+        method: str,
+        unit: str,
+        names: Sequence[str],
+        values: Sequence[np.ndarray],
+        errors: Sequence[np.ndarray] | None = None,
+        *,
+        samples: np.ndarray | None = None,
+        loss: float = float("nan"),
+    ) -> "HeadImportance":
+        """Of values [heads], one array a layer; errors: the same for their standard errors."""
+        column = HeadColumn(values, unit=unit, description="Larger is more important.", error=errors)
+        return cls(HeadTable({method: column}, layers=names), samples, loss)
+
+    @property
+    def method(self) -> str:
+        """The name of the table's column."""
+        return next(iter(self.table))
+
+    @property
+    def column(self) -> HeadColumn:
+        """The values: `importance.column[layer][head]`, and their `error`."""
+        return self.table[self.method]
 
     @property
     def flat(self) -> np.ndarray:
         """The values of all layers, one after the other."""
-        return np.concatenate(self.values)
-
-    @property
-    def heads(self) -> list[Head]:
-        """(layer, head) of each entry of `flat`."""
-        return [(layer, head) for layer, row in enumerate(self.values) for head in range(len(row))]
+        return self.column.flat.numpy().copy()
 
     def order(self) -> list[Head]:
         """All heads, the least important first; equal ones as they stand in the model.
@@ -53,56 +70,41 @@ class HeadImportance:
 
         `prune` counts the layers of the whole model, as importance does if it was asked without `sites=`.
         """
-        heads = self.heads
-        return [heads[i] for i in np.argsort(self.flat, kind="stable")]
+        return list(self.table.sort(self.method, descending=False).places)
 
     def normalised(self) -> "HeadImportance":
         """Each layer divided by the Euclidean norm of its values, so that layers compare (Michel et al. 2019, after
         Molchanov et al. 2017); a layer of zeros stays one. The samples are left out: they are not those of the
         quotients."""
-        norms = [float(np.linalg.norm(row)) or 1.0 for row in self.values]
+        norms = [float(row.norm()) or 1.0 for row in self.column]
 
-        def over(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-            return tuple(row / norm for row, norm in zip(rows, norms, strict=True))
+        def over(rows: Iterable[Tensor]) -> list[np.ndarray]:
+            return [row.numpy() / norm for row, norm in zip(rows, norms, strict=True)]
 
-        return replace(
-            self, method=f"{self.method}, by layer", unit="share of the layer's norm", values=over(self.values),
-            errors=None if self.errors is None else over(self.errors), samples=None,
+        error = self.column.error
+        return HeadImportance.of(
+            f"{self.method}, by layer", "share of the layer's norm", self.table.layers, over(self.column),
+            None if error is None else over(error), loss=self.loss,
         )  # fmt: skip
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: values and errors as lists of layers; NaN becomes None."""
-        return {
-            "method": self.method, "unit": self.unit, "loss": self.loss, "layers": list(self.names),
-            "values": [plain(row) for row in self.values],
-            "errors": None if self.errors is None else [plain(row) for row in self.errors],
-        }  # fmt: skip
-
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and cells: a row a layer, a column a head; a layer with fewer heads has empty cells."""
-        most = max(map(len, self.values))
-        body = [
-            [f"L{i} {name}".rstrip(), *(f"{x:.4g}" for x in row), *[""] * (most - len(row))]
-            for i, (name, row) in enumerate(zip(self.names, self.values, strict=True))
-        ]
-        return ["layer", *(f"H{head}" for head in range(most))], body
+        """For JSON: `HeadTable.to_dict`, with method and loss; NaN becomes None."""
+        loss = None if np.isnan(self.loss) else self.loss
+        return {"method": self.method, "loss": loss, **self.table.to_dict()}
 
     def caption(self) -> str:
-        """What the table shows, and its largest values with their standard errors."""
-        top = ", ".join(f"{head_name(*head)} {self._told(*head)}" for head in self.order()[: -_MOST - 1 : -1])
+        """What the values are, and the largest of them with their standard errors."""
+        top = self.table.top(self.method, _MOST)
+        words = zip(top.places, numbers(top[self.method]), strict=True)
         loss = "" if np.isnan(self.loss) else f"; loss {self.loss:.4f}"
-        return f"{self.method} ({self.unit}{loss}); most: {top}"
+        most = ", ".join(f"{head_name(*head)} {word}" for head, word in words)
+        return f"{self.method} ({self.column.unit}{loss}); most: {most}"
 
     def __str__(self) -> str:
-        return f"{self.caption()}\n{as_text(*self.table())}"
+        return f"{self.caption()}\n{grid(self.table.layers, self.table.heads, self.column)}"
 
     def _repr_html_(self) -> str:
-        return as_html(*self.table(), self.caption())
-
-    def _told(self, layer: int, head: int) -> str:
-        value = f"{self.values[layer][head]:.4g}"
-        error = np.nan if self.errors is None else self.errors[layer][head]
-        return value if np.isnan(error) else f"{value} ± {error:.2g}"
+        return self.table.titled(self.caption())._repr_html_()
 
 
 def from_samples(
@@ -112,7 +114,7 @@ def from_samples(
     (the error of a mean is that of its absolute value too, where the mean is not near 0)."""
     mean = samples.mean(0)
     values, errors = by_layer(np.abs(mean) if absolute else mean, sites), by_layer(standard_error(samples), sites)
-    return HeadImportance(method, unit, tuple(site.name for site in sites), values, errors, samples, loss)
+    return HeadImportance.of(method, unit, [site.name for site in sites], values, errors, samples=samples, loss=loss)
 
 
 def by_layer(flat: np.ndarray, sites: Sequence[HeadSite]) -> tuple[np.ndarray, ...]:

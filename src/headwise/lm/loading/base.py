@@ -139,17 +139,19 @@ class Subject(ABC):
         n = ids.shape[1]
         if self.limit is not None and n > self.limit:
             raise TextError(
-                f"the text has {n:,} tokens, but {self.name} has learned {self.limit:,} positions and can read no more "
-                f"at once; give a shorter text"
+                f"the text has {n:,} tokens, but {self.name} has learned {self.limit:,} positions, which is "
+                f"its maximum; give a shorter text"
             )
         self._check_ids(ids)
         if mask is None:
             return ids, None
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != ids.shape:
             came = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
-            raise ShapeError(f"mask: expected booleans {tuple(ids.shape)}, True where a token stands, got {came}")
+            raise ShapeError(
+                f"mask: expected booleans {tuple(ids.shape)}, True for tokens and False for padding, got {came}"
+            )
         if bool((mask[:, 1:] & ~mask[:, :-1]).any()) or not bool(mask[:, 0].all()):
-            raise ShapeError("mask: a token stands behind padding, or a text is empty; padding goes behind the tokens")
+            raise ShapeError("mask: padding must follow the tokens, and each text needs at least one token")
         return ids, None if bool(mask.all()) else mask
 
     def _check_ids(self, ids: Tensor) -> None:
@@ -182,7 +184,7 @@ def text_of(text: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise TextError(
-            f"text: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), which is no "
-            f"text"
+            f"text: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), "
+            f"which is not valid text"
         ) from None
     return text

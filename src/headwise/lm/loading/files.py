@@ -49,7 +49,7 @@ def check_weights(folder: Path, config: Any) -> None:
     tensors = sum(_tensors(folder / name) for name in _files(folder))
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > tensors:
-        raise CheckpointError(f"{str(folder)!r}: {layers} layers by its config.json, but {tensors} weights")
+        raise CheckpointError(f"{str(folder)!r}: {layers} layers in config.json, but {tensors} weights")
 
 
 def _files(folder: Path) -> list[str]:
@@ -60,15 +60,18 @@ def _files(folder: Path) -> list[str]:
         names = sorted(_parts(index))
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
-                raise CheckpointError(f"{str(index)!r} names {name!r}, which is no safetensors file of this folder")
+                raise CheckpointError(
+                    f"{str(index)!r} refers to {name!r}, which is not a safetensors file in this folder"
+                )
             if not (folder / name).is_file():
-                raise CheckpointError(f"{str(folder)!r}: {name} is missing, which {INDEX} names")
+                raise CheckpointError(f"{str(folder)!r}: {name}, listed in {INDEX}, is missing")
         return names
     pickled = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
     if pickled:
         raise CheckpointError(
-            f"{str(folder)!r} has its weights in {pickled[0]} alone, and headwise reads no pickled files: they can run "
-            f"code. Open them where you trust them, and write model.safetensors with model.save_pretrained(…)"
+            f"{str(folder)!r} has its weights in {pickled[0]} only, and headwise does not read pickled "
+            f"files because they can run code. If you trust the file, load it elsewhere and write "
+            f"model.safetensors with model.save_pretrained(…)"
         )
     raise CheckpointError(f"{str(folder)!r} has no weights: expected model.safetensors, or {INDEX} and its parts")
 
@@ -87,7 +90,7 @@ def _parts(index: Path) -> set[str]:
     with reading(index, "index"):
         parts = Entry(parsed(text_of(index))).named("weight_map", word)
         if not parts:
-            raise CheckpointError("weight_map names no files")
+            raise CheckpointError("weight_map lists no files")
         return set(parts.values())
 
 
@@ -107,16 +110,16 @@ def read_config(folder: Path) -> Any:
         check_config(values, path)
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
             raise CheckpointError(
-                f"{str(path)!r}: auto_map={values['auto_map']!r} names code of its own for a model that this version "
-                f"of transformers does not know; headwise runs no code of a folder"
+                f"{str(path)!r}: auto_map={values['auto_map']!r} refers to custom code for a model that "
+                f"this version of transformers does not know; headwise does not run code from model folders"
             )
     unknown = "its config.json is of no model that this version of transformers knows, or cannot be read"
     with theirs(folder, unknown), quiet():
         config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
         raise CheckpointError(
-            f"{str(folder)!r} is an encoder with a decoder ({config.model_type}), which needs two texts; open models "
-            f"of one text, or watch this one with headwise.watch"
+            f"{str(folder)!r} is an encoder-decoder model ({config.model_type}), which takes two texts; use "
+            f"headwise.watch for such models"
         )
     return config
 
@@ -129,7 +132,7 @@ def read_tokenizer(folder: Path) -> Any:
         empty = not len(tokenizer) > len(tokenizer.added_tokens_decoder)
     if empty:
         raise CheckpointError(
-            f"{str(folder)!r}: it has no tokenizer, such as tokenizer.json or vocab.txt; save one with "
+            f"{str(folder)!r}: no tokenizer found, such as tokenizer.json or vocab.txt; save one with "
             f"tokenizer.save_pretrained(…)"
         )
     return tokenizer

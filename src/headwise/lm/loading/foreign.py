@@ -69,7 +69,7 @@ class TransformersSubject(Subject):
             special = [bool(mark) for mark in found["special_tokens_mask"]]
             unknown = tokenizer.unk_token_id, str(tokenizer.unk_token)
         if not ids:
-            raise TextError("text: the model's tokenizer makes no token of it; give a text with letters")
+            raise TextError("text: the tokenizer produces no tokens; give a text with letters")
         if fast:
             pieces, spans = by_offsets(whole, tokens, [tuple(span) for span in found["offset_mapping"]], special)
         else:
@@ -127,7 +127,9 @@ class TransformersSubject(Subject):
             last = self._vocabulary - 1
             maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
         if not maps:
-            raise CheckpointError(f"{self._folder!r}: {type(self.model).__name__} has no attention that can be seen")
+            raise CheckpointError(
+                f"{self._folder!r}: {type(self.model).__name__} has no attention that headwise can compute"
+            )
         return maps
 
 
@@ -157,8 +159,8 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
     if missing or info["mismatched_keys"]:
         wrong = missing or sorted(str(key[0]) for key in info["mismatched_keys"])
         raise CheckpointError(
-            f"{str(folder)!r}: {len(wrong)} weights of {type(model).__name__} are missing or have other sizes in its "
-            f"files, {wrong[0]} for one; they are of another model, or not whole"
+            f"{str(folder)!r}: {len(wrong)} weights of {type(model).__name__} are missing or have another "
+            f"shape in the files, for example {wrong[0]}; the files are incomplete or belong to another model"
         )
     return model.eval(), headed
 

@@ -37,7 +37,7 @@ def open_subject(path: str | os.PathLike[str] | None = None) -> Subject:
         decoder, tokenizer, _ = load_model(folder)
     except CheckpointError as error:
         if folder.is_dir() and "not of the format" in str(error):
-            raise CheckpointError(f"{error}; a folder of transformers needs its config.json too") from None
+            raise CheckpointError(f"{error}; a transformers folder requires config.json") from None
         raise
     return DecoderSubject(decoder, tokenizer, folder.name)
 

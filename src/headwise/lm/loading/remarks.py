@@ -1,4 +1,4 @@
-"""What there is to know about a model or a text, in sentences that others can say in another language too."""
+"""Notes on a model or a text, as sentences with codes, so that they can be translated."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,38 +6,40 @@ from typing import Any
 from headwise.nn.named import design_of
 
 SENTENCES = {
-    "untrained_length": "The model was trained on {trained:,} tokens at a time; what it does further apart was never "
-    "trained.",
-    "no_next_token": "The model predicts no next token, so there is no loss that would say how much each head matters.",
+    "untrained_length": "The model was trained on {trained:,} tokens at a time; its behaviour beyond that length is "
+    "untrained.",
+    "no_next_token": "The model does not predict the next token, so there is no loss to measure the "
+    "importance of heads.",
     "read_as_bytes": "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is "
-    "shown whole.",
-    "unknown_tokens": "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model reads {sign} for each, "
-    "here the text stands.",
-    "parts_of_characters": "Characters of several tokens are shown whole: {count:,} tokens end inside a character.",
+    "shown as a whole.",
+    "unknown_tokens": "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model sees {sign}, "
+    "the original text is shown.",
+    "parts_of_characters": "Characters that consist of several tokens are shown as a whole: {count:,} "
+    "tokens end inside a character.",
 }
 
 
 class Remark(str):
-    """A sentence in English, made of what it says.
+    """An English sentence with its code and values.
 
     >>> Remark("so_many", "There are {count:,} of them.", count=1200)
     'There are 1,200 of them.'
 
     Attributes:
-        code: which sentence it is. values: the numbers and names in it.
+        code: identifies the sentence. values: the numbers and names in it.
     """
 
     code: str
     values: Mapping[str, int | str]
 
     def __new__(cls, code: str, sentence: str, /, **values: int | str) -> "Remark":
-        """`sentence` with its values in it, as str.format puts them."""
+        """Format `sentence` with `values`, as str.format does."""
         made = super().__new__(cls, sentence.format(**values))
         made.code, made.values = code, values
         return made
 
     def told(self) -> dict[str, Any]:
-        """For JSON: text, code, and values, which may be sentences themselves."""
+        """For JSON: text, code and values, which may be sentences themselves."""
         values = {name: value.told() if isinstance(value, Remark) else value for name, value in self.values.items()}
         return {"text": str(self), "code": self.code, "values": values}
 

@@ -129,4 +129,4 @@ def _comparison(found: HeadSimilarity, places: Places, name: str, description: s
 
 
 def _statistic(found: HeadImportance, places: Places, name: str, unit: str, description: str) -> Statistic:
-    return Statistic(name, places.stacked(found.values), unit, description)
+    return Statistic(name, places.stacked([layer.numpy() for layer in found.column]), unit, description)

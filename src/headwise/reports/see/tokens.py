@@ -128,9 +128,10 @@ def _texts(name: str, pieces: Any) -> list[list[str]]:
     flat = not isinstance(pieces, str) and all(isinstance(piece, str) for piece in pieces)
     rows = [list(pieces)] if flat else [list(row) for row in pieces if not isinstance(row, str)]
     if isinstance(pieces, str) or not rows or not all(isinstance(piece, str) for row in rows for piece in row):
-        raise DTypeError(f"{name}: expected the text of each token, a list of strings or one list a batch entry")
+        raise DTypeError(f"{name}: expected the text of each token, a list of strings or one list per batch entry")
     if not rows[0] or len({len(row) for row in rows}) > 1:
         raise ShapeError(
-            f"{name}: lists of {[len(row) for row in rows][:6]}; all entries of a batch have as many tokens"
+            f"{name}: lists of {[len(row) for row in rows][:6]}; all entries of a batch must have the same "
+            f"number of tokens"
         )
     return rows

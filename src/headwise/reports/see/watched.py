@@ -66,7 +66,7 @@ def report(
         ConfigError: if nothing was measured, or the record keeps no maps. ShapeError: if tokens do not fit the maps.
     """
     if not isinstance(record, Record):
-        raise ConfigError(f"report(record): expected what headwise.watch gives, got {type(record).__name__}")
+        raise ConfigError(f"report(record): expected the record of headwise.watch, got {type(record).__name__}")
     if not record.maps:
         why = "keeps no maps; watch(model, maps='lazy') does" if record.latest.steps else "has not measured a forward"
         raise ConfigError(f"report(record): the record {why}")
@@ -104,7 +104,7 @@ def _check(groups: Sequence[Group], texts: tuple[Text | None, Text | None]) -> N
         if text is None:
             continue
         if prefix and not any(group.crosses for group in groups):
-            raise ShapeError(f"{prefix}tokens: there is no cross attention in the record; give tokens or pieces alone")
+            raise ShapeError(f"{prefix}tokens: the record contains no cross attention; give tokens or pieces only")
         if not any(text in _texts_of(group, texts, groups) for group in groups):
             sizes = sorted({size for group in groups for size in group.size[1:]})
             batch = sorted({group.size[0] for group in groups})

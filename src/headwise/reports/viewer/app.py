@@ -207,9 +207,9 @@ async def _refuse(request: Request, error: HTTPException) -> Response:
 
 async def _nobody(request: Request, error: Exception) -> Response:
     """The client went away, or the text did."""
-    return JSONResponse(error_body(Remark("given_up", "this text was given up")), 404)
+    return JSONResponse(error_body(Remark("given_up", "this text is no longer being computed")), 404)
 
 
 async def _break(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(error_body(Remark("broke", "the viewer failed at this; the terminal says more")), 500)
+    return JSONResponse(error_body(Remark("broke", "internal error of the viewer; the terminal shows details")), 500)

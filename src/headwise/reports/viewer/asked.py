@@ -70,11 +70,11 @@ def tile_of(request: Request, text: Text) -> TileAsked:
 def not_yet(text: Text) -> Refusal:
     """Why there is nothing to be had of a text."""
     if text.state == FAILED and text.error is not None:
-        return Refusal(409, Remark("failed", "the text could not be read: {error}", error=text.error))
+        return Refusal(409, Remark("failed", "the text could not be loaded: {error}", error=text.error))
     if text.state == CANCELLED:
         sentence = "this text was given up: a newer one took its place, or it was cancelled"
         return Refusal(404, Remark("given_up", sentence))
-    return Refusal(409, Remark("still_reading", "the text is still being read; ask again"), retry_after=1)
+    return Refusal(409, Remark("still_reading", "the text is still being computed; try again"), retry_after=1)
 
 
 async def text_of(request: Request, characters: int) -> tuple[str, str]:
@@ -96,7 +96,7 @@ async def text_of(request: Request, characters: int) -> tuple[str, str]:
     try:
         data: Any = json.loads(bytes(body))
     except (ValueError, RecursionError):
-        raise misfit("body", "the body is no JSON; expected {text, title?}") from None
+        raise misfit("body", "the body is not JSON; expected {text, title?}") from None
     if not isinstance(data, dict) or not isinstance(data.get("text"), str):
         raise misfit("body", "the body: expected an object with a text, {text, title?}")
     title = data.get("title") or ""

@@ -33,16 +33,16 @@ class Limits:
 
 def limits_of(subject: Subject, max_tokens: int = MAX_TOKENS) -> Limits:
     """The limits of a model on this machine. Runs the model on a single token, to see what its maps hold."""
-    tokens, why = max_tokens, Remark("limit_of_option", "--max-tokens sets it")
+    tokens, why = max_tokens, Remark("limit_of_option", "set by --max-tokens")
     if subject.limit is not None and subject.limit < tokens:
         tokens = subject.limit
-        why = Remark("limit_of_positions", "{name} has learned positions for no more", name=subject.name)
+        why = Remark("limit_of_positions", "{name} has no positions beyond that", name=subject.name)
     free = free_memory()
     if free is not None:
         fits = int(SHARE * free / bytes_a_token(subject))
         if fits < tokens:
             tokens = max(1, fits)
-            why = Remark("limit_of_memory", "more would not fit into this machine's free memory")
+            why = Remark("limit_of_memory", "more does not fit into the free memory of this machine")
     return Limits(tokens, tokens if subject.kind == "headwise" else CHARACTERS * tokens, why)
 
 

@@ -1,5 +1,4 @@
-"""What the server says when something is not to be had: a sentence, and what it is made of, so that the page can say it
-in its own language."""
+"""Errors that the server returns: a sentence with its code and values, so that the page can show it in its language."""
 
 from typing import Any
 
@@ -9,7 +8,7 @@ from headwise.lm.loading.remarks import Remark
 
 
 class Refusal(HTTPException):
-    """An answer that is an error: the status, and what is said of it."""
+    """An error response: the status and its message."""
 
     def __init__(self, status: int, says: Remark, *, retry_after: int | None = None) -> None:
         headers = None if retry_after is None else {"Retry-After": str(retry_after)}
@@ -18,11 +17,11 @@ class Refusal(HTTPException):
 
 
 def misfit(name: str, sentence: str) -> Refusal:
-    """400: what was asked for does not fit; only a program of one's own asks so."""
+    """400: an invalid request; the page itself never sends one."""
     return Refusal(400, Remark("misfit", "{sentence}", name=name, sentence=sentence))
 
 
 def error_body(says: Remark) -> dict[str, Any]:
-    """The body of an answer that is an error."""
+    """The body of an error response."""
     body = says.told()
     return {"error": body.pop("text"), **body}

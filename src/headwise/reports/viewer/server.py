@@ -93,7 +93,7 @@ def made_server(app: "ASGIApp") -> "Server":
 def bind(port: int) -> socket.socket:
     """A socket on this machine's own address. ConfigError if the port is taken, or not for us."""
     if not 0 <= port <= 65535:
-        raise ConfigError(f"--port {port}: expected 0 to 65535; 0 takes any that is free")
+        raise ConfigError(f"--port {port}: expected 0 to 65535; 0 selects a free port")
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     if os.name == "posix":  # elsewhere it would let two servers share a port; here a port need not rest after its last
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,9 +103,9 @@ def bind(port: int) -> socket.socket:
         made.close()
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"--port {port}: another program listens there; leave --port out to take a free one"
+                f"--port {port}: is used by another program; leave --port out to use a free port"
             ) from None
-        raise ConfigError(f"--port {port}: {error.strerror}; leave --port out to take a free one") from None
+        raise ConfigError(f"--port {port}: {error.strerror}; leave --port out to use a free port") from None
     return made
 
 

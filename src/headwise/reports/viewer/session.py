@@ -119,7 +119,7 @@ class Session:
 def _told(error: Exception) -> Remark:
     """An error as one sentence."""
     if isinstance(error, MemoryError) or (not isinstance(error, HeadwiseError) and "alloc" in str(error)):
-        return Remark("no_memory", "there was not enough memory for this text; give a shorter one")
+        return Remark("no_memory", "not enough memory for this text; use a shorter one")
     sentence = str(error)
     if not isinstance(error, HeadwiseError):
         sentence = f"{type(error).__name__}: {' '.join(sentence.split())[:300]}"

@@ -40,7 +40,7 @@ class Workers:
             Unwanted: if the client went away, or `work` raised it.
         """
         if self.waiting >= self._queue:
-            raise Refusal(503, Remark("busy", "too many tiles are asked for at once; ask again"), retry_after=1)
+            raise Refusal(503, Remark("busy", "too many tiles were requested at once; try again"), retry_after=1)
         gone = threading.Event()
         outcome: list[Result | Exception] = []
 

@@ -44,7 +44,7 @@ def write_page(findings: Sequence[Finding], path: str | os.PathLike[str]) -> Pat
         OSError: where the file cannot be written; an old file at `path` then stays as it was.
     """
     if Path(path).is_dir():
-        raise ConfigError(f"{os.fspath(path)!r} is a folder; expected the name of a file, such as claims.html")
+        raise ConfigError(f"{os.fspath(path)!r} is a folder; expected a file name, such as claims.html")
     with atomic_path(path) as temporary:
         temporary.write_text(to_html(findings), encoding="utf-8")
     return Path(path)

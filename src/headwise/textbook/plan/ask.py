@@ -65,14 +65,14 @@ def answer(
     if model is not None:
         _refuse_with_config(given, design=design, full=not causal, window=window, sinks=sinks)
     if window is not None and not causal:
-        raise ConfigError("--window needs causal attention; leave out --full")
+        raise ConfigError("--window requires causal attention; leave out --full")
     if sinks and window is None:
-        raise ConfigError("--sinks needs --window")
+        raise ConfigError("--sinks requires --window")
     work = Work(
         batch, seq, seq, causal=causal, window=window, sinks=sinks, materialised=materialised, dtype=dtype, cache=cache
     )
     if link is not None and devices is None:
-        raise ConfigError("--link is what each of many devices sends: give --devices too")
+        raise ConfigError("--link requires --devices")
     if devices is not None and (designs or trade_off):
         raise ConfigError("--devices is for one model or layer; leave out --designs and --trade-off, or --devices")
     if designs:
@@ -90,7 +90,7 @@ def answer(
         if devices is None:
             return whole
         if model.decoder_layers:
-            raise ConfigError(f"--devices: {model.name} has cross attention, which is not counted; plan a layer")
+            raise ConfigError(f"--devices: {model.name} has cross attention, which is not supported; plan a layer")
         own = load.work(seq, seq, causal=model.causal, window=model.window)
         return _spread(whole, model.design, attention_of(model), own, devices, model.layers, link, machine)
     if design is None and not given:
@@ -102,9 +102,9 @@ def answer(
     for name in set(given) - set(taken):
         close = get_close_matches(name, taken, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"{name}={given[name]}: {hint}{design} takes {', '.join(taken)}")
+        raise ConfigError(f"{name}={given[name]}: {hint}{design} supports {', '.join(taken)}")
     if causal and not counts_of(design, given).masked:
-        raise ConfigError(f"{design} takes no mask: give --full too")
+        raise ConfigError(f"{design} does not support masks: add --full")
     layer = plan_design(design, given, work, machine=machine)
     return (
         layer if devices is None else _spread(layer, design, counts_of(design, given), work, devices, 1, link, machine)
@@ -116,10 +116,16 @@ def _spread(
     machine: Machine | None,
 ) -> Plan:  # fmt: skip
     """The plan with the ways over many devices."""
+<<<<<<< HEAD
     if reason := _together(design):
         known = [name for name in names() if not _together(name)]
         raise ConfigError(
             f"--devices: the heads of {design} are not computed apart ({reason}); known are {', '.join(known)}"
+=======
+    if design not in SPREAD:
+        raise ConfigError(
+            f"--devices: the heads of {design} cannot be computed separately; supported designs: {', '.join(SPREAD)}"
+>>>>>>> main
         )
     for name, value in (("devices", devices), ("link", link)):
         if value is not None and not value > 0:
@@ -159,9 +165,9 @@ def _refuse_with_config(given: Mapping[str, Any], *, design: str | None, **other
 
 def _width(model: ModelConfig | None, given: Mapping[str, Any], design: str | None) -> int:
     if design not in (None, STANDARD) or set(given) - {"d_model"}:
-        raise ConfigError("--trade-off takes --d-model (or --config) and goes through the heads itself")
+        raise ConfigError("--trade-off requires --d-model or --config, and varies the number of heads itself")
     if model is None and "d_model" not in given:
-        raise ConfigError("--trade-off needs --d-model or --config")
+        raise ConfigError("--trade-off requires --d-model or --config")
     return given["d_model"] if model is None else model.d_model
 
 
@@ -169,12 +175,12 @@ def _refuse_with_designs(**others: object) -> None:
     named = [name for name, value in others.items() if value not in (None, False)]
     if named:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
-        raise ConfigError(f"--designs has every design in it, and neither bytes nor times; leave out {options}")
+        raise ConfigError(f"--designs compares all designs, without bytes and times; leave out {options}")
 
 
 def _compare(given: Mapping[str, Any], work: Work) -> Plan:
     if set(given) - {"d_model", "num_heads", "num_kv_heads"} or not {"d_model", "num_heads"} <= set(given):
-        raise ConfigError("--designs takes --d-model and --num-heads, and --num-kv-heads for gqa, and no other sizes")
+        raise ConfigError("--designs supports --d-model, --num-heads and --num-kv-heads (for gqa) only")
     return compare_designs(given["d_model"], given["num_heads"], work, num_kv_heads=given.get("num_kv_heads"))
 
 
@@ -188,7 +194,7 @@ def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: 
     if peak is None and bandwidth is None:
         return None
     if peak is None or bandwidth is None:
-        raise ConfigError("--peak and --bandwidth belong together: FLOP/s and bytes/s of one machine")
+        raise ConfigError("--peak and --bandwidth must be given together")
     return Machine(peak, bandwidth)
 
 

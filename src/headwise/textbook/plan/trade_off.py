@@ -29,12 +29,12 @@ def trade_off(d_model: int, work: Work) -> Plan:
     """A row for each h that is a power of two and divides d_model, with d_k = d_model / h. One layer of `multi_head`;
     beside its cache that of `mqa`, the design whose cache does shrink with h."""
     if d_model < 2:
-        raise ConfigError(f"d_model={d_model}: expected at least 2, so that there is something to divide")
+        raise ConfigError(f"d_model={d_model}: expected at least 2, as one dimension cannot be divided")
     rows: list[tuple[Value, ...]] = []
     while d_model % (heads := 2 ** len(rows)) == 0:
         rows.append(_row(d_model, heads, work))
     if len(rows) == 1:
-        raise ConfigError(f"d_model={d_model}: odd, so no number of heads that is a power of two divides it")
+        raise ConfigError(f"d_model={d_model}: is odd, so no power of two above 1 divides it")
     n, kind = work.queries, work.dtype
     note = (
         "Parameters, FLOPs and MHA's cache do not depend on h; exponentials and scores grow with it. A head's n×n "

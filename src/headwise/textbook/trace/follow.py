@@ -39,7 +39,9 @@ def trace(
         raise ConfigError(f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each")
     given = dict(options or {})
     if given.get("context_dim") not in (None, d_model) or given.get("out_dim") not in (None, d_model):
-        raise ConfigError("options: a trace is of self attention, from d_model to d_model; leave out the other widths")
+        raise ConfigError(
+            "options: trace supports self attention from d_model to d_model only; leave out the other widths"
+        )
     if num_kv_heads is not None:
         given["num_kv_heads"] = num_kv_heads
     generator = torch.Generator().manual_seed(seed)

@@ -1,0 +1,108 @@
+"""The Python blocks and the `headwise` commands of every page in docs/ run as printed.
+
+A block below `<!-- not run: reason -->` is skipped. Pages that start from a model of the reader's get a small one here.
+"""
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Command
+
+from headwise.cli import app
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+TEXT = "话说武松在路上行了几日，来到阳谷县地面。The tiger sleeps!\n"
+DECODER = """
+import torch, headwise as hw
+subject = hw.open_subject('DIR')
+model, loss_fn, ids = subject.model, subject.loss_fn, subject.read("武松打虎，又打虎。" * 9).ids[None]
+batches, pieces = [ids], [[str(i) for i in ids[0].tolist()]]
+with hw.watch(model, maps="lazy") as record, hw.record_heads(hw.find_heads(model)) as outputs:
+    model(ids)
+maps = list(record.maps.values())
+"""
+GPT2 = """
+import torch, headwise as hw
+from transformers import GPT2Config, GPT2LMHeadModel
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=5, n_embd=35, vocab_size=97, n_positions=41)).eval()
+inputs = batch = {"input_ids": torch.arange(1, 12)[None], "attention_mask": torch.ones(1, 11)}
+"""
+# What a page expects you to have before one of its blocks: page → number of the block → Python.
+GIVEN: dict[str, dict[int, str]] = {
+    "heads.md": {0: DECODER, 4: GPT2 + "maps = []"},
+    "models.md": {
+        0: "import torch\nattention = torch.nn.MultiheadAttention(12, 3)\nmodel = torch.nn.Sequential(attention)\n"
+        "x = torch.randn(7, 2, 12)",
+        1: GPT2 + "model.save_pretrained('my-model')",
+        2: GPT2 + "gates = [torch.ones(5), torch.ones(5)]",
+    },
+    "telemetry.md": {
+        0: GPT2 + "from headwise.lm.checkpoint import load_model\ntokenizer = load_model('DIR')[1]",
+        3: GPT2 + "model.train()\nbatches = [batch, batch]\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)\n"
+        "def loss(model, batch): return model(**batch, labels=batch['input_ids']).loss",
+    },
+}  # fmt: skip
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The blocks of a language that are to run."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    found = re.findall(rf"(<!-- not run: .+? -->\s*)?^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [block for skipped, block in found if not skipped]
+
+
+def commands(page: str) -> list[list[str]]:
+    """The `headwise` lines of a page's console blocks, as arguments."""
+    lines = "\n".join(blocks(page, "console")).replace("\\\n", " ").splitlines()
+    split = [shlex.split(line, comments=True) for line in lines]
+    return [words[1:] for words in split if words[:1] == ["headwise"]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a reader: a model in DIR, and texts under the names that the pages use."""
+    shutil.copytree(model_folder, tmp_path / "DIR")
+    (tmp_path / "corpus.txt").write_text(TEXT * 9, encoding="utf-8")
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books/one.txt").write_text(TEXT, encoding="utf-8")
+    (tmp_path / "news/today").mkdir(parents=True)
+    (tmp_path / "news/today/a.jsonl").write_text(json.dumps({"body": TEXT}), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_the_python_of_a_page_runs(folder: Path, page: str) -> None:
+    for package in ("transformers", "scipy", "matplotlib", "pyarrow", "tensorboard"):
+        pytest.importorskip(package)
+    names: dict[str, Any] = {}
+    for number, block in enumerate(blocks(page, "python")):
+        exec(GIVEN.get(page, {}).get(number, ""), names)
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_the_commands_of_a_page_run(folder: Path, headwise: Command, page: str) -> None:
+    pytest.importorskip("pyarrow")
+    pytest.importorskip("matplotlib")
+    for words in commands(page):
+        done = headwise(*words)
+        assert done.code == 0, (words, done.err)
+
+
+def test_the_table_of_commands_lists_all_commands_with_options_that_exist(headwise: Command) -> None:
+    rows = re.findall(
+        r"^\| `headwise (\w+).*?` \|.*\|(.*?)\|$", (DOCS / "commands.md").read_text("utf-8"), re.MULTILINE
+    )
+    assert sorted(name for name, _ in rows) == sorted(command.callback.__name__ for command in app.registered_commands)
+    for name, options in rows:
+        known = headwise(name, "--help").out
+        assert all(option in known for option in re.findall(r"`(--[\w-]+)", options)), name
