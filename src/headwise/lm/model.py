@@ -115,11 +115,6 @@ class DecoderConfig:
             raise ConfigError(
                 f"design={self.design!r}: a decoder requires a causal mask, which {design.__name__} does not support"
             )
-<<<<<<< HEAD
-=======
-        if options.get("per") == "sequence":
-            raise ConfigError("options: per='sequence' lets the gate read later tokens; a decoder requires per='token'")
->>>>>>> main
         if num_kv_heads is not None:
             options["num_kv_heads"] = num_kv_heads
         if "rotary" in options_of(self.design):

@@ -248,7 +248,7 @@ class SparseHeadMixture(ProjectedLayer):
     def reads_ahead(self) -> str:
         """As in `AttentionLayer`."""
         token = self.per == "token"
-        return "" if token else "per='sequence' lets the gate read later tokens; a decoder needs per='token'"
+        return "" if token else "per='sequence' lets the gate read later tokens; a decoder requires per='token'"
 
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""

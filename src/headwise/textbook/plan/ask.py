@@ -116,16 +116,11 @@ def _spread(
     machine: Machine | None,
 ) -> Plan:  # fmt: skip
     """The plan with the ways over many devices."""
-<<<<<<< HEAD
     if reason := _together(design):
         known = [name for name in names() if not _together(name)]
         raise ConfigError(
-            f"--devices: the heads of {design} are not computed apart ({reason}); known are {', '.join(known)}"
-=======
-    if design not in SPREAD:
-        raise ConfigError(
-            f"--devices: the heads of {design} cannot be computed separately; supported designs: {', '.join(SPREAD)}"
->>>>>>> main
+            f"--devices: the heads of {design} cannot be computed separately ({reason}); supported designs: "
+            f"{', '.join(known)}"
         )
     for name, value in (("devices", devices), ("link", link)):
         if value is not None and not value > 0:
