@@ -5,6 +5,8 @@ import signal
 import pytest
 from hypothesis import settings
 
+from parameters import without_repeated_pairs
+
 # A job in the background ignores Ctrl-C, and hands that down; the programs that tests start and stop must not.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -22,3 +24,17 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     kept = item.get_closest_marker("thorough_except")
     if kept is not None and item.callspec.id not in kept.args:  # type: ignore[attr-defined]
         item.add_marker(pytest.mark.thorough)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--products", action="store_true", help="all sets of parameters, and not each two values together")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests with three parameters or more run each two values together, and not the whole product."""
+    if not config.getoption("products"):
+        kept = without_repeated_pairs(items)
+        left_out = set(items) - set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = kept

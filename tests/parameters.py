@@ -1,49 +1,73 @@
-"""Sets of parameters: pairs in the place of a whole product, and which sets only `make test-all` runs."""
+"""Which sets of parameters run: each two values together and not the whole product; some in `make test-all` alone."""
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import pytest
 
+Pair = tuple[int, Any, int, Any]
 
-def pairs(*axes: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Some sets of the axes' product, in which each two values of different axes are together at least once.
 
-    A defect that shows with one value, or with two together, shows in these as in the product; one that takes three
-    may not. The sets are the same each time: always the next that has the most new pairs.
+def with_new_pairs(sets: Sequence[Sequence[Any]], seen: set[Pair]) -> list[int]:
+    """The places of few of the sets, in which are all pairs of values that the sets have; those that are `seen` need
+    no set, and the new ones are added there.
+
+    A defect that shows with one value, or with two together, shows in these as in all sets; one that takes three may
+    not. The choice is the same each time: always the first of the sets with the most new pairs.
     """
-    values = [list(axis) for axis in axes]
-    if len(values) < 3:
-        return list(product(*values))
-    open_pairs = {
-        (i, x, j, y)
-        for i, j in combinations(range(len(values)), 2)
-        for x in range(len(values[i]))
-        for y in range(len(values[j]))
-    }
+    new = {at: _pairs(one) - seen for at, one in enumerate(sets)}
     chosen = []
-    while open_pairs:
-        chosen.append(_next(open_pairs, [len(axis) for axis in values]))
-        open_pairs -= _pairs_of(chosen[-1])
-    return [tuple(axis[at] for axis, at in zip(values, one, strict=True)) for one in chosen]
+    while new := {at: pairs - seen for at, pairs in new.items() if not pairs <= seen}:
+        chosen.append(max(new, key=lambda at: len(new[at])))
+        seen |= new[chosen[-1]]
+    return sorted(chosen)
 
 
-def _pairs_of(one: Sequence[int]) -> set[tuple[int, int, int, int]]:
+def _pairs(one: Sequence[Any]) -> set[Pair]:
     return {(i, one[i], j, one[j]) for i, j in combinations(range(len(one)), 2)}
 
 
-def _next(open_pairs: set[tuple[int, int, int, int]], sizes: Sequence[int]) -> list[int]:
-    """Begins with a pair that is open, and gives every other axis the value that closes most."""
-    i, x, j, y = min(open_pairs)
-    given = {i: x, j: y}
-    for axis in sorted(set(range(len(sizes))) - given.keys(), key=lambda axis: -sizes[axis]):
-        news = [
-            sum((*min((axis, value), one), *max((axis, value), one)) in open_pairs for one in given.items())
-            for value in range(sizes[axis])
-        ]
-        given[axis] = news.index(max(news))
-    return [given[axis] for axis in range(len(sizes))]
+def without_repeated_pairs(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of a test with three parameters or more that are combined with each other, the sets with new pairs of values:
+    first of those that run always, then of those that are thorough, then of those that are slow."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {item for test in tests.values() if len(test) > 1 for item in _repeated(test)}
+    return [item for item in items if item not in left_out]
+
+
+def _repeated(test: Sequence[pytest.Item]) -> set[pytest.Item]:
+    axes = _axes(test[0])
+    if len(axes) < 3:
+        return set()
+    sets = [[tuple(id(_given(item)[name]) for name in names) for names in axes] for item in test]
+    seen: set[Pair] = set()
+    kept = set()
+    runs = [(item.get_closest_marker("slow") is not None, _is_thorough(item)) for item in test]
+    for run in sorted(set(runs)):
+        places = [at for at, of in enumerate(runs) if of == run]
+        kept |= {test[places[at]] for at in with_new_pairs([sets[place] for place in places], seen)}
+    return set(test) - kept
+
+
+def _axes(item: pytest.Item) -> list[tuple[str, ...]]:
+    """The names of parameters that are combined with each other; those that are given together are one."""
+    together = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0] if mark.args else mark.kwargs["argnames"]
+        together.append(tuple(name.strip() for name in names.split(",")) if isinstance(names, str) else tuple(names))
+    alone = set(_given(item)) - {name for names in together for name in names}
+    return [*together, *((name,) for name in sorted(alone))]
+
+
+def _given(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params  # type: ignore[attr-defined]
+
+
+def _is_thorough(item: pytest.Item) -> bool:
+    return item.get_closest_marker("thorough") is not None
 
 
 def thorough(names: Iterable[str], which: Collection[str]) -> list[Any]:

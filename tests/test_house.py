@@ -19,6 +19,7 @@ SOURCE = ROOT / "src" / "headwise"
 FILES = {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): path for name, path in sorted(FILES.items())}
 INSIDE = [name for name in MODULES if name != "headwise"]
+TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
 
 
 def rows() -> list[list[str]]:
@@ -59,9 +60,8 @@ def test_picture_shows_every_room_once():
     assert drawn == sorted({name.split(".")[1] for name in INSIDE})
 
 
-@pytest.mark.parametrize("module", INSIDE)
-def test_imports_go_one_way(module):
-    assert wrong_imports(module, MODULES[module].read_text(encoding="utf-8")) == []
+def test_imports_go_one_way():
+    assert [wrong for module in INSIDE for wrong in wrong_imports(module, TEXTS[module])] == []
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,14 @@ def test_import_against_the_picture_is_found(line):
 
 
 def test_no_module_reaches_itself():
-    graph = {name: imports(name, MODULES[name].read_text(encoding="utf-8")) - {name} for name in INSIDE}
+    graph = {name: imports(name, TEXTS[name]) - {name} for name in INSIDE}
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError with the cycle
 
 
-@pytest.mark.parametrize("name", headwise.__all__)
-def test_exported_name_is_there_and_explained(name):
-    value = getattr(headwise, name)
-    assert not inspect.ismodule(value)
-    if callable(value):
-        assert (value.__doc__ or "").strip(), f"headwise.{name} has no docstring of its own"
+def test_exported_names_are_there_and_explained():
+    values = {name: getattr(headwise, name) for name in headwise.__all__}
+    assert [name for name, value in values.items() if inspect.ismodule(value)] == []
+    assert [name for name, x in values.items() if callable(x) and not (x.__doc__ or "").strip()] == []
 
 
 def test_front_door_names_nothing_twice_and_nothing_else():
@@ -148,9 +146,8 @@ def forbidden(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_library_neither_prints_nor_unpickles(module):
-    assert forbidden(MODULES[module].read_text(encoding="utf-8")) == []
+def test_library_neither_prints_nor_unpickles():
+    assert [f"{name}: {found}" for name, text in TEXTS.items() for found in forbidden(text)] == []
 
 
 @pytest.mark.parametrize(
@@ -162,22 +159,18 @@ def test_forbidden_use_is_found(line):
     assert forbidden("import torch\nconsole.print(1)\nmodel.eval()") == []
 
 
-@pytest.mark.parametrize(
-    "path",
-    sorted(path for path in SOURCE.rglob("*") if path.suffix in {".py", ".js", ".css", ".html"}),
-    ids=lambda path: str(path.relative_to(SOURCE)),
-)
-def test_file_is_small_and_has_a_purpose(path):
-    lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= 400, f"{path.relative_to(ROOT)} has {lines} lines; split it by what it is for"
-    assert not re.fullmatch(r"(utils?|helpers?|common|misc)", path.stem)
+def test_files_are_small_and_have_a_purpose():
+    paths = [path for path in SOURCE.rglob("*") if path.suffix in {".py", ".js", ".css", ".html"}]
+    lines = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in paths}
+    assert {path: n for path, n in lines.items() if n > 400} == {}, "split them by what they are for"
+    assert [path for path in paths if re.fullmatch(r"(utils?|helpers?|common|misc)", path.stem)] == []
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if ">>>" in MODULES[name].read_text(encoding="utf-8")])
-def test_examples_in_docstrings_run(module):
-    result = doctest.testmod(importlib.import_module(module))
-    assert result.attempted > 0
-    assert result.failed == 0
+def test_examples_in_docstrings_run():
+    results = {
+        name: doctest.testmod(importlib.import_module(name)) for name, text in TEXTS.items() if ">>>" in text
+    }  # fmt: skip
+    assert [name for name, result in results.items() if result.failed or not result.attempted] == []
 
 
 def test_python_m_headwise_is_the_command_line():
@@ -188,19 +181,18 @@ def test_python_m_headwise_is_the_command_line():
 NAMED = re.findall(r"`(_?[A-Z][A-Z_]+)`,? (?:in|of) `([\w/]+\.py)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
 
 
-@pytest.mark.parametrize(("name", "path"), NAMED)
-def test_contributing_names_what_is_there(name, path):
-    (found,) = {file for file in (ROOT / path, SOURCE / path, SOURCE.parent / path) if file.exists()}
-    assert re.search(rf"^{name}\b.*=", found.read_text(encoding="utf-8"), re.MULTILINE)
+def test_contributing_names_what_is_there():
+    for name, path in NAMED:
+        (found,) = {file for file in (ROOT / path, SOURCE / path, SOURCE.parent / path) if file.exists()}
+        assert re.search(rf"^{name}\b.*=", found.read_text(encoding="utf-8"), re.MULTILINE), f"{name} in {path}"
 
 
 def test_contributing_names_registries():
     assert {"KERNELS", "MEASURES", "DESIGNS"} <= {name for name, _ in NAMED}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_no_message_advises_an_extra_of_a_package_that_no_index_has(module):
-    assert not re.search(r"pip install .?headwise\b", MODULES[module].read_text(encoding="utf-8"))
+def test_no_message_advises_an_extra_of_a_package_that_no_index_has():
+    assert [name for name, text in TEXTS.items() if re.search(r"pip install .?headwise\b", text)] == []
 
 
 def classes_of_designs() -> set[str]:
@@ -221,11 +213,10 @@ def designs_named(source: str) -> set[str]:
     return found & classes_of_designs()
 
 
-@pytest.mark.parametrize("module", [name for name in INSIDE if not name.startswith("headwise.nn.")])
-def test_only_nn_names_a_head_design(module):
+def test_only_nn_names_a_head_design():
     """Everything else finds designs through `headwise.nn.registry.DESIGNS`; the front door says where names are."""
-    named = designs_named(MODULES[module].read_text(encoding="utf-8"))
-    assert named == set(), "ask the design, through headwise.nn.registry.DESIGNS"
+    named = {name: designs_named(TEXTS[name]) for name in INSIDE if not name.startswith("headwise.nn.")}
+    assert {name: found for name, found in named.items() if found} == {}, "ask the design"
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,32 @@
-"""Pairs of parameters: every two values are together, and few sets do it."""
+"""Sets of parameters: every two values are together in those that run, and few sets do it."""
 
 from itertools import combinations, product
 
 import pytest
 
-from parameters import pairs, thorough
+from parameters import thorough, with_new_pairs, without_repeated_pairs
+
+
+def pairs(sets):
+    return {(i, one[i], j, one[j]) for one in sets for i, j in combinations(range(len(one)), 2)}
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 3, 5), (4, 11, 3), (4, 13, 5, 2), (2, 2, 2, 2, 2, 2)])
 def test_every_two_values_are_together_in_far_fewer_sets(sizes):
-    axes = [[f"{name}{i}" for i in range(size)] for name, size in zip("abcdef", sizes, strict=False)]
-    chosen = pairs(*axes)
-    for (i, one), (j, other) in combinations(enumerate(axes), 2):
-        assert {(each[i], each[j]) for each in chosen} == set(product(one, other))
-    assert len(set(chosen)) == len(chosen)
+    whole = list(product(*map(range, sizes)))
+    chosen = [whole[at] for at in with_new_pairs(whole, set())]
+    assert pairs(chosen) == pairs(whole)
     largest = sorted(sizes)[-1] * sorted(sizes)[-2]
     assert largest <= len(chosen) <= 1.5 * largest + 2
-    assert pairs(*axes) == chosen
+    assert [whole[at] for at in with_new_pairs(whole, set())] == chosen
 
 
-def test_two_axes_are_their_product():
-    assert pairs("ab", range(3)) == list(product("ab", range(3)))
-
-
-def test_values_that_are_equal_keep_their_places():
-    """As one float and one bool may be."""
-    assert len(pairs([1, True], [1.0, 2.0], [0, 1])) == 4
+def test_pairs_that_were_seen_need_no_set():
+    whole = list(product(range(2), range(3), range(2)))
+    seen = pairs(whole[:6])  # all with 0 on the first axis
+    chosen = with_new_pairs(whole, seen)
+    assert all(whole[at][0] == 1 for at in chosen)
+    assert seen == pairs(whole)
 
 
 def test_what_takes_long_is_marked():
@@ -35,3 +36,46 @@ def test_what_takes_long_is_marked():
     assert [mark.name for mark in two.marks] == ["thorough"]
     with pytest.raises(AssertionError, match="there is no \\['c'\\]"):
         thorough(["a", "b"], {"c"})
+
+
+EXAMPLE = """
+import pytest
+
+@pytest.fixture(params=["t0", "t1"])
+def target(request):
+    return request.param
+
+@pytest.mark.parametrize("x", ["x0", "x1", pytest.param("x2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("y", "z"), [("y0", "z0"), ("y1", "z1")])
+def test_three(target, x, y, z):
+    pass
+
+@pytest.mark.parametrize("x", range(3))
+@pytest.mark.parametrize("y", range(5))
+def test_two(x, y):
+    pass
+
+def test_none():
+    pass
+"""
+
+
+def test_tests_with_three_parameters_run_pairs_first_of_what_is_not_slow(tmp_path):
+    path, kept = tmp_path / "test_example.py", []
+    path.write_text(EXAMPLE, encoding="utf-8")
+
+    class Here:
+        def pytest_collection_modifyitems(self, items):
+            kept.extend(without_repeated_pairs(items))
+
+    options = ["--collect-only", "-qq", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(tmp_path)]
+    assert pytest.main([*options, "-c", "/dev/null", "-W", "ignore", str(path)], plugins=[Here()]) == 0
+    names = [item.name for item in kept]
+    assert sum(name.startswith("test_two") for name in names) == 15
+    assert "test_none" in names
+    three = [item.callspec.id.split("-") for item in kept if item.name.startswith("test_three")]
+    axes = [[f"{name}{i}" for i in range(n)] for name, n in (("t", 2), ("y", 2), ("x", 3))]
+    chosen = [(target, y, x) for target, y, _, x in three]
+    assert pairs(chosen) == pairs(product(*axes))
+    assert pairs(one for one in chosen if one[2] != "x2") == pairs(product(*axes[:2], axes[2][:2]))
+    assert len(chosen) == 4 + 2

@@ -1,6 +1,5 @@
 """Commands as processes that are killed: at a random time of their run, or as soon as their result is there."""
 
-import multiprocessing
 import os
 import random
 import sys
@@ -10,11 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Each run is a process of its own, forked from one that has imported everything: they take no seconds to begin, and a
-# kill meets the command's work and not Python's imports.
-PRELOADED = ["headwise.lm.train", "headwise.corpus", "headwise.compress", "headwise.cli", "torch._dynamo", "pytest"]
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(PRELOADED)
+from forked import SERVER
+
 PATIENCE = 300.0
 
 
@@ -86,7 +82,7 @@ class _Started:
     def __init__(self, args: list[str], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log, self._since = folder.with_name(f"{folder.name}.said"), time.monotonic()
-        self._process = _SERVER.Process(target=_headwise, args=(args, str(folder), str(self._log)))
+        self._process = SERVER.Process(target=_headwise, args=(args, str(folder), str(self._log)))
         self._process.start()
 
     @property

@@ -95,7 +95,7 @@ CASES: dict[str, tuple[list[str], str, Callable[[Path], Any]]] = {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["train", "measure", "prune", "prune and heal"])
+@pytest.mark.parametrize("name", ["train", "measure", "prune and heal"])
 def test_a_killed_command_ends_as_one_that_was_not(name: str, given: Path, folders: Callable[[], Path]) -> None:
     args, result, same = CASES[name]
     survive(with_given(args, given), folders, result, same, kills=2, seed=1)

@@ -1,12 +1,11 @@
 """Starts the ranks of a job once for all tests that ask for its outcome, in whatever process they run."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from functools import cache
 from pathlib import Path
+
+from forked import run_together
 
 HERE = Path(__file__).parent
 BESIDE = [HERE.parent / "core", HERE.parent / "models"]  # what cases share with other tests
@@ -37,23 +36,7 @@ def outcomes(module: str, ranks: int, shared: Path) -> dict[str, str]:
 
 
 def _run(module: str, ranks: int, folder: Path) -> dict[str, str]:
-    paths = [str(HERE), *map(str, BESIDE), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }  # fmt: skip
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(HERE / "ranks.py"), module, str(rank), str(ranks), str(folder)],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    try:
-        errors = [job.communicate(timeout=LONGEST)[1] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-    if any(job.returncode for job in jobs):
-        return {"": "\n".join(errors)}
+    programs = [(HERE / "ranks.py", module, rank, ranks, folder) for rank in range(ranks)]
+    if wrong := run_together(programs, folder, BESIDE, seconds=LONGEST):
+        return {"": wrong}
     return json.loads((folder / "0.json").read_text())

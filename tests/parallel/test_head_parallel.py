@@ -1,9 +1,6 @@
 """Layers and models whose heads are spread over 2 and 4 processes against the same in one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import torch
 from head_parallel_cases import CASES, mha
 
 import headwise as hw
+from forked import run_together
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
@@ -25,16 +23,8 @@ OTHERS = (
 
 
 def spawned(ranks: int, folder: Path) -> list[dict[str, Any]]:
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(HERE / "head_parallel_jobs.py"), str(rank), str(ranks), str(folder)],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    errors = [job.communicate(timeout=600)[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [0] * ranks, errors
+    programs = [(HERE / "head_parallel_jobs.py", rank, ranks, folder) for rank in range(ranks)]
+    assert run_together(programs, folder, seconds=600) == ""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +7,7 @@ from torch.testing import assert_close
 from watched_models import mixed, x
 
 import headwise as hw
+from forked import run_together
 
 HERE = Path(__file__).parent
 pytestmark = [
@@ -22,16 +20,8 @@ pytestmark = [
 def answers(tmp_path_factory):
     """What both ranks say of every job: one start of processes for all."""
     folder = tmp_path_factory.mktemp("ranks")
-    environment = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(HERE / "rank_jobs.py"), str(rank), str(folder)],
-            env=environment, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    errors = [job.communicate(timeout=300)[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], errors
+    programs = [(HERE / "rank_jobs.py", rank, folder) for rank in (0, 1)]
+    assert run_together(programs, folder, seconds=300) == ""
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -1,0 +1,290 @@
+"""Defects put into the library one by one, to see whether the tests notice.
+
+    python scripts/mutants.py                        # all: those of `make test`, then those of `make test-all`
+    python scripts/mutants.py --only masks           # those of files whose path holds a word
+    python scripts/mutants.py --tests ../other/tests # by another suite
+
+Each is a small change of a line, as a slip of the hand would make it, in a copy of the library. The test files that
+concern it run until the first failure. A line a mutant says which tests killed it, or that it is alive; what is alive
+is a test that is missing, or a change that changes nothing. On one core that takes about a quarter of an hour.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+QUICK = "not thorough and not slow and not bench and not wheel"
+ALL = "not slow and not bench and not wheel"
+PATIENCE = 600.0  # seconds for the tests of one mutant
+
+
+class Mutant(NamedTuple):
+    """path: in src/headwise; old: found there once, and replaced by new; tests: files in tests/."""
+
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+CACHES = "core/test_cache.py core/test_cache_storage.py"
+KERNELS = "core/test_kernels.py core/test_scores.py"
+MAPS = "core/test_map.py core/test_map_kernels.py"
+MASKS = "core/test_masks.py core/test_lowering.py core/test_kernels.py"
+MEASURES = "core/test_measures.py core/test_measures_range.py core/test_map_compiled.py"
+SCORES = "core/test_scores.py core/test_lowering.py"
+BLOCKS = "parallel/test_blocks.py"
+FILES = "core/test_tensor_files.py core/test_map_file.py lm/test_lm_checkpoint.py core/test_outputs.py"
+MUTANTS = [
+    Mutant(path, *change, tests)
+    for path, tests, changes in [
+        ("masks/positional.py", MASKS, [
+            ("return ((rows + grid.shift)[:, None] >= cols)", "return ((rows + grid.shift)[:, None] > cols)"),
+            ("return ((rows + grid.shift)[:, None] >= cols)", "return (rows[:, None] >= cols)"),
+            ("if cols.start > rows.stop - 1 + grid.shift:", "if cols.start >= rows.stop - 1 + grid.shift:"),
+            ("return State.FULL if cols.stop - 1 <= rows.start + grid.shift", "return State.FULL if cols.stop - 2 <= rows.start + grid.shift"),
+            ("return spans.one(0, grid.positions()[None] + 1, grid.m)", "return spans.one(0, grid.positions()[None], grid.m)"),
+            ("(distance < self.left) & (distance >= -self.right)", "(distance <= self.left) & (distance >= -self.right)"),
+            ("(distance < self.left) & (distance >= -self.right)", "(distance < self.left) & (distance > -self.right)"),
+            ("if nearest >= self.left or farthest < -self.right:", "if nearest >= self.left - 1 or farthest < -self.right:"),
+            ("State.FULL if farthest < self.left and nearest", "State.FULL if farthest <= self.left and nearest"),
+            ("return spans.one(position - self.left + 1,", "return spans.one(position - self.left,"),
+            ("return (cols < self.count)", "return (cols <= self.count)"),
+            ("return State.FULL if cols.stop <= self.count", "return State.FULL if cols.stop <= self.count + 1"),
+        ]),
+        ("masks/given.py", MASKS, [
+            ("else index >= size - lengths", "else index > size - lengths"),
+            ("return State.FULL if stop <= low", "return State.FULL if stop <= high"),
+            ("if start >= high:", "if start >= low:"),
+            ("return spans.one(grid.m - lengths, grid.m, grid.m)", "return spans.one(grid.m - lengths + 1, grid.m, grid.m)"),
+            ("& (of_key >= 0)[:, None, :])", ")"),
+            ("ids[:, rows + grid.shift], ids[:, cols]", "ids[:, rows], ids[:, cols]"),
+            ("& (first_q == first_k) & (first_k >= 0)", "& (first_q == first_k)"),
+            ("torch.where(closes, key + 1, grid.m)", "torch.where(closes, key, grid.m)"),
+        ]),
+        ("masks/spans.py", MASKS, [
+            ("opens[..., 1:] = start[..., 1:] > reach[..., :-1]", "opens[..., 1:] = start[..., 1:] >= reach[..., :-1]"),
+            ('scatter_reduce(-1, place, stop, "amax")', 'scatter_reduce(-1, place, stop, "amin")'),
+            ("stop = torch.minimum(left[..., :, None, 1]", "stop = torch.maximum(left[..., :, None, 1]"),
+        ]),
+        ("rule.py", f"{KERNELS} {MAPS}", [
+            ("relative = part if relative is None else relative + part", "relative = part"),
+            ("scores = raw_scores(q, k, scale / soft_cap, None, out).tanh_()", "scores = raw_scores(q, k, scale, None, out).tanh_()"),
+            ("return scores if minus is None else scores.clamp_(max=0.0)", "return scores"),
+            ("offset -= self.grid.n - 1 + self.grid.shift", "offset -= self.grid.n - 1"),
+            ("return -(sink_weight(sinks, lse) * delta).sum((0, 2))", "return (sink_weight(sinks, lse) * delta).sum((0, 2))"),
+            ("padded = torch.nn.functional.pad(x.flip(2), (0, r))", "padded = torch.nn.functional.pad(x, (0, r))"),
+        ]),
+        ("scores.py", SCORES, [
+            ("return -self.slopes.to(offset.device, dtype)[:, None] * offset.abs()", "return -self.slopes.to(offset.device, dtype)[:, None] * -offset"),
+            ("(offset - self.first).clamp(0, values.shape[1] - 1)", "(offset - self.first).clamp(0, values.shape[1] - 2)"),
+            ("slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power, 2)]", "slopes += [2.0 ** (-4.0 * i / power) for i in range(2, 2 * power, 2)]"),
+            ("bucket = bucket + (offset > 0) * buckets", "bucket = bucket + (offset >= 0) * buckets"),
+            ("bucket = torch.where(distance < exact,", "bucket = torch.where(distance <= exact,"),
+        ]),
+        ("kernels/torch_blocks.py", KERNELS, [
+            ("total = total.mul_(keep).add_(weights.sum(-1))", "total = total.add_(weights.sum(-1))"),
+            ("base = new_top.masked_fill(new_top == -torch.inf, 0.0)", "base = new_top"),
+            ("total = torch.where(dark, 0.0, total * keep + (terms.sinks[:, None] - base).exp_())", "total = total * keep + (terms.sinks[:, None] - base).exp_()"),
+            ("delta = (d_out * compute(out[:, :, r])).sum(-1, keepdim=True)", "delta = d_out.sum(-1, keepdim=True)"),
+            ("            d_scores.mul_(call.rule.scale)\n", ""),
+            ("d_weights = drop(grouped(d_out, values.mT), rows, cols)", "d_weights = grouped(d_out, values.mT)"),
+            ("self.sinks -= (mass * delta.squeeze(-1)).sum((0, 2))", "self.sinks += (mass * delta.squeeze(-1)).sum((0, 2))"),
+            ("rows_out.masked_fill_(poison, torch.nan)", "pass"),
+            ("self.seed + rows.start * self.m + cols.start", "self.seed + rows.start * self.m"),
+            ("d_scores.mul_(slope if allowed is None", "d_scores.mul_(1.0 if allowed is None"),
+        ]),
+        ("stats/spread.py", MEASURES, [
+            ("return total[..., 1] >= 2", "return total[..., 1] >= 1"),
+            ("return entropy / keys.clamp_min(2).log()", "return entropy / keys.clamp_min(2).log2()"),
+            ("mass, squares = (a * one[..., 1] + b * other[..., 1], a * a * one[..., 2] + b * b * other[..., 2])", "mass, squares = (a * one[..., 1] + b * other[..., 1], a * one[..., 2] + b * other[..., 2])"),
+            ("both = torch.cat((one, other), -1)\n        return both", "both = one\n        return both"),
+        ]),
+        ("stats/reach.py", MEASURES, [
+            ("self._range = RangeMass(-radius, radius + 1, relative=True)", "self._range = RangeMass(-radius, radius, relative=True)"),
+            ("near = (tile.positions[:, None] - tile.keys).abs() <= self.radius", "near = (tile.positions[:, None] - tile.keys).abs() < self.radius"),
+            ("+ apart.square() * mine * share", "+ apart.square() * mine"),
+        ]),
+        ("stats/pattern.py", MEASURES, [
+            ("inside = self.count - tile.cols.start", "inside = self.count"),
+            ("return total[..., 1] > 0", "return total[..., 1] >= 0"),
+        ]),
+        ("stats/statistics.py", BLOCKS, [
+            ("min(max(end - cols.start, 0), size)", "min(max(end, 0), size)"),
+            ("return KeyWeights(self.weights[:, cols.start : cols.stop])", "return KeyWeights(self.weights[:, : cols.stop - cols.start])"),
+        ]),
+        ("tiles.py", MEASURES, [
+            ("target = self.positions + offset - self.cols.start", "target = self.positions + offset"),
+            ("edge = self.cols.stop - 1 if before else self.cols.start", "edge = self.cols.stop if before else self.cols.start"),
+            ("self.rows.stop + shift, device=self.lse.device)", "self.rows.stop + shift, device=self.lse.device) - shift"),
+            ("return self.allowed.sum(-1).to(self.lse)", "return self.allowed.any(-1).to(self.lse)"),
+        ]),
+        ("pooling.py", MAPS, [
+            ("return Squares(total / count.clamp_min(1), largest, count)", "return Squares(total / cell**2, largest, count)"),
+            ("first = cols.start - (rows.stop - 1) + n - 1", "first = cols.start - rows.start + n - 1"),
+            ("best, order = both.sort(dim=-1, descending=True, stable=True)", "best, order = both.flip(-1).sort(dim=-1, descending=True, stable=True)"),
+        ]),
+        ("parallel/blocks.py", BLOCKS, [
+            ("here + (found[DISTANCE] - mean).square()", "here"),
+            ("return share.square() * x", "return share * x"),
+            ("return share * (x - log_share.masked_fill(log_share == -torch.inf, 0.0))", "return share * x"),
+            ("base = both.masked_fill(both == -torch.inf, 0.0)", "base = both"),
+            ("joined[statistic] = torch.maximum(here, there)", "joined[statistic] = there"),
+            ("self.relative[:, self.terms.strip(rows, cols)] += relative", "self.relative[:, self.terms.strip(rows, cols)] = relative"),
+        ]),
+        ("parallel/layout.py", "parallel/test_sequence_parallel.py", [
+            ("self._chunk(2 * self.ranks - 1 - rank, 2 * self.ranks)", "self._chunk(self.ranks + rank, 2 * self.ranks)"),
+            ("start = index * size + min(index, longer)", "start = index * size"),
+        ]),
+        ("parallel/ring_plan.py", "parallel/test_sequence_parallel.py", [
+            ("for hop in range(ranks - 1, 0, -1):", "for hop in range(1, ranks):"),
+        ]),
+        ("cache/sliding.py", CACHES, [
+            ("rows.cut(self.sinks, self.window - 1)", "rows.cut(self.sinks, self.window)"),
+            ("return None if n == 1 else", "return None if n <= 2 else"),
+            ("Window(self.window) | Sinks(self.sinks) if self.sinks", "Window(self.window) if self.sinks"),
+        ]),
+        ("cache/storage.py", CACHES, [
+            ("room[:, :, : self.length] = held[:, :, : self.length]", "pass"),
+            ("if self.length <= first + last:", "if self.length < first + last:"),
+            ("start = self.length - last", "start = self.length - last - 1"),
+            ("return sum(part[:, :, : self.length].numel()", "return sum(part.numel()"),
+        ]),
+        ("cache/full.py", CACHES, [
+            ("and self.seen + n > self.capacity:", "and self.seen + n >= self.capacity:"),
+            ("self._kind, self.seen = kind, self.seen + n", "self._kind, self.seen = kind, n"),
+        ]),
+        ("cache/budgets.py", CACHES, [
+            ("for window in self.windows for _ in range(group)]", "for _ in range(group) for window in self.windows]"),
+            ("start = self.sinks if x.shape[2] < out.shape[2] else 0", "start = 0"),
+        ]),
+        ("files.py", FILES, [
+            ("temporary.chmod(0o666 & ~_umask())", "pass"),
+            ("        os.replace(temporary, target)\n\n\n@contextmanager\ndef atomic_folder", "        shutil.copyfile(temporary, target)\n        raise OSError\n\n\n@contextmanager\ndef atomic_folder"),
+            ("                    if lock(handle):\n", "                    if True:\n"),
+            ("        shutil.rmtree(folder, ignore_errors=True)\n", "        pass\n"),
+        ]),
+        ("tensor_files.py", FILES, [
+            ("if written is None or written != _checksum(tensors, header):", "if written is None:"),
+            ("if any(start < last and first < stop for first, last in spans):", "if False:"),
+            ("return x.detach().resolve_conj().resolve_neg().cpu().contiguous()", "return x.detach().cpu().contiguous()"),
+            ("    _put_in_order(path)", "    pass"),
+        ]),
+        ("nn/positions.py", "core/test_heads.py core/test_designs.py core/test_cache.py", [
+            ("torch.arange(start, start + x.shape[-2],", "torch.arange(0, x.shape[-2],"),
+            ("two * cos + one * sin", "two * cos - one * sin"),
+        ]),
+        ("nn/gated_output.py", "core/test_design_forms.py core/test_design_mixing.py core/test_designs.py", [
+            ("return super().merge(heads * self.gates(x).to(heads.dtype), x)", "return super().merge(heads, x)"),
+        ]),
+        ("nn/multi_head.py", "core/test_heads.py core/test_designs.py", [
+            ("other.in_proj_weight.chunk(3) if packed", "other.in_proj_weight.chunk(3)[::-1] if packed"),
+        ]),
+    ]
+    for change in changes
+]  # fmt: skip
+
+
+def main() -> int:
+    """The exit code: how many are alive or not found."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="mutants of files whose path holds this, or by number: 3,17")
+    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="the folder of the suite")
+    parser.add_argument("--all", action="store_true", help="all tests at once, and not those of `make test` before")
+    options = parser.parse_args()
+    numbers = {int(part) for part in options.only.split(",")} if options.only[:1].isdigit() else None
+    chosen = [
+        (i, x) for i, x in enumerate(MUTANTS) if (i in numbers if numbers is not None else options.only in x.path)
+    ]
+    wrong = [one for _, one in chosen if (ROOT / "src/headwise" / one.path).read_text("utf-8").count(one.old) != 1]
+    for one in wrong:
+        sys.stdout.write(f"not there once: {one.path}: {one.old!r}\n")
+    found: dict[str, list[int]] = {"killed": [], "killed by thorough tests": [], "alive": []}
+    with tempfile.TemporaryDirectory(prefix="mutants") as scratch:
+        library = Path(scratch) / "headwise"
+        shutil.copytree(ROOT / "src/headwise", library, ignore=shutil.ignore_patterns("__pycache__"))
+        os.environ.update(PYTHONPATH=scratch, PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+        _preload()
+        every = sorted({name for _, one in chosen for name in one.tests.split()})
+        if chosen and not _passes(every, ALL, options.tests, scratch):
+            said = (Path(scratch) / "said.txt").read_text(encoding="utf-8", errors="replace")
+            sys.stdout.write(f"{said[-4000:]}\nthe tests fail without a mutant\n")
+            return 1
+        for number, one in chosen:
+            if one in wrong:
+                continue
+            path, begun = library / one.path, time.monotonic()
+            whole = path.read_text(encoding="utf-8")
+            path.write_text(whole.replace(one.old, one.new), encoding="utf-8")
+            names = one.tests.split()
+            if not options.all and not _passes(names, QUICK, options.tests, scratch):
+                said = "killed"
+            elif not _passes(names, ALL, options.tests, scratch):
+                said = "killed" if options.all else "killed by thorough tests"
+            else:
+                said = "alive"
+            path.write_text(whole, encoding="utf-8")
+            found[said].append(number)
+            seconds = time.monotonic() - begun
+            sys.stdout.write(f"{number:3} {said:24} {seconds:5.1f} s  {one.path}: {one.new.strip()[:70]!r}\n")
+            sys.stdout.flush()
+    sys.stdout.write("; ".join(f"{len(numbers)} {said}" for said, numbers in found.items()) + "\n")
+    return len(found["alive"]) + len(wrong)
+
+
+def _preload() -> None:
+    """What each run of the tests imports and no mutant changes, once."""
+    import pytest
+    import torch
+
+    assert pytest
+    assert torch
+
+
+def _passes(names: list[str], marks: str, tests: Path, scratch: str) -> bool:
+    """Run test files in a process of its own, in which the library is the one in the scratch folder."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(_run(names, marks, tests, Path(scratch)))
+        finally:
+            traceback.print_exc()
+            os._exit(3)
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            if code in (3, 4, 5):  # of pytest: it is broken, what it was given is not there, or holds no test
+                raise SystemExit((Path(scratch) / "said.txt").read_text(encoding="utf-8", errors="replace"))
+            return code == 0
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False
+
+
+def _run(names: list[str], marks: str, tests: Path, scratch: Path) -> int:
+    """The exit code of pytest."""
+    import pytest
+
+    os.setsid()  # with the processes that tests start
+    sys.path.insert(0, str(scratch))
+    os.chdir(tests.parent)
+    with open(scratch / "said.txt", "w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=same-examples", "-m", marks]
+    return int(pytest.main([*options, *(str(tests / name) for name in names)]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
