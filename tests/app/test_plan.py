@@ -177,7 +177,7 @@ def test_designs_stand_beside_one_another_as_their_formulas_say() -> None:
 def test_full_attention_has_no_decoding_step_in_the_comparison() -> None:
     table = compare_designs(96, 12, Work(1, 50, 50, causal=False), num_kv_heads=6).table("comparison")
     assert {row[5:] for row in table.rows} == {(None, None)}
-    assert "gqa has 6 key heads" in table.note
+    assert "gqa has 6 KV heads" in table.note
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -63,7 +63,7 @@ def test_a_record_becomes_the_maps_of_its_last_forward(model: Model) -> None:
     np.testing.assert_allclose(values["punctuation_mass"], expected, rtol=1e-4)
     assert [len(row) for row in report.patterns] == [5, 5]
     assert all(pattern for row in report.patterns for pattern in row)
-    assert [c.name for c in report.comparisons] == ["where they look"]
+    assert [c.name for c in report.comparisons] == ["attention maps"]
     assert report.title == "a title"
 
 

@@ -144,6 +144,16 @@ def test_one_sentence_says_why_heads_depend_on_each_other(name: str) -> None:
         assert kind.coupling.why in str(silent.value)
 
 
+def test_one_sentence_says_why_no_head_can_go() -> None:
+    module = design("block_diagonal", {})
+    with pytest.raises(ConfigError, match="BlockDiagonalAttention cannot lose a head: head i reads") as cut:
+        hw.prune(module, [0])
+    with pytest.raises(ConfigError, match="BlockDiagonalAttention cannot be spread over ranks") as spread:
+        hw.head_parallel_plan(module)
+    assert module.resizing.fixed in str(cut.value)
+    assert module.resizing.fixed in str(spread.value)
+
+
 class Packed(AttentionLayer):
     """Queries, keys and values by one map, and a temperature a head: a design of somebody's own."""
 

@@ -12,6 +12,7 @@ from headwise.errors import ConfigError, DeviceError, DTypeError, KernelError, S
 from headwise.kernels import use_kernel
 from headwise.kernels.cpu.library import library
 from headwise.masks import Causal, Dense, Lengths, Window
+from headwise.rule import KEY_BLOCK
 from headwise.scores import SoftCap
 
 LIMITS = {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 1e-3}
@@ -177,6 +178,13 @@ def test_dropout_share_is_the_one_asked_for() -> None:
     kept = weights[weights > 0]
     assert kept.numel() / weights.numel() == pytest.approx(0.75, abs=0.01)
     torch.testing.assert_close(kept, torch.full_like(kept, 1 / n / 0.75))
+
+
+def test_every_tile_drops_weights_of_its_own() -> None:
+    keys = 2 * KEY_BLOCK
+    q, k, v = torch.zeros(1, 1, 37, 4), torch.zeros(1, 1, keys, 4), torch.eye(keys)[None, None]
+    one, other = (attend(q, k, v, dropout_p=0.5, kernel="torch_blocks") > 0).chunk(2, -1)
+    assert (one == other).float().mean() == pytest.approx(0.5, abs=0.04)
 
 
 @pytest.mark.parametrize("mask", [None, Causal(), Causal() & Window(9)])

@@ -1,5 +1,7 @@
 """Masks say of a tile what they say of its cells, and compose like sets."""
 
+from itertools import combinations, product, starmap
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -13,6 +15,7 @@ from headwise.masks import (
     Everything,
     Grid,
     Lengths,
+    Mask,
     Sinks,
     Span,
     State,
@@ -75,6 +78,22 @@ def test_conjuncts_are_the_masks_that_must_all_allow() -> None:
     assert conjuncts(Causal()) == [Causal()]
     assert conjuncts(either) == [either]
     assert conjuncts((Causal() & either) & Lengths([4]))[:2] == [Causal(), either]
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        Causal(), Window(4), Window(4, 2), Sinks(3), Lengths([9]), Lengths([8], [5], side="right"),
+        Documents(torch.tensor([0, 0, 0, 1, 1, 1, 1, -1, -1, 2, 2])), Causal() & (Window(3) | Sinks(2)),
+    ],
+)  # fmt: skip
+def test_every_tile_of_a_small_matrix_is_as_full_as_its_state_says(mask: Mask) -> None:
+    n, m = 7, 11
+    grid, allowed = Grid(1, 1, n, m), mask.to_dense(n, m)[0, 0]
+    for rows, cols in product(*(starmap(Span, combinations(range(size + 1), 2)) for size in (n, m))):
+        tile, state = allowed[rows.start : rows.stop, cols.start : cols.stop], mask.state(rows, cols, grid)
+        assert state is not State.FULL or bool(tile.all()), (rows, cols)
+        assert state is not State.EMPTY or not bool(tile.any()), (rows, cols)
 
 
 def test_empty_and_full_tiles_are_known_where_it_pays() -> None:

@@ -157,12 +157,15 @@ def test_measures_are_their_formulas(name: str, mask: str) -> None:
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])  # torch_blocks gives tiles, and no statistics
 @pytest.mark.parametrize("mask", ["everything", "causal", "window and sinks"])
-def test_measures_over_many_tiles(mask: str) -> None:
+def test_measures_over_many_tiles(mask: str, kernel: str) -> None:
     names = [name for name in FORMULAS if name not in ("duplicate_mass", "induction_mass")]
-    q, k, v = qkv(2, 2, 1, 900, 1400, 4, 2)
-    which = MASKS[mask](2, 900, 1400)
-    _, amap = attend(q, k, v, mask=which, return_map=True, measures=[ready(name, 1400) for name in names])
+    n, m = 800, 900
+    q, k, v = qkv(2, 2, 1, n, m, 4, 2)
+    which = MASKS[mask](2, n, m)
+    measures = [ready(name, m) for name in names]
+    _, amap = attend(q, k, v, mask=which, return_map=True, measures=measures, kernel=kernel)
     dense = dense_truth(q, k, which)
     assert amap.measured is not None
     for name in names:
@@ -439,3 +442,17 @@ def test_a_score_of_minus_infinity_has_no_entropy(kernel: str) -> None:
     k[0, 0, 4] = -torch.inf
     amap = attend(q, k, v, kernel=kernel, return_map=True)[1]
     torch.testing.assert_close(amap.measure("entropy")["entropy"], torch.full((1, 1), 4.0).log())
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch_blocks", "reference"])
+def test_a_query_that_may_see_one_key_has_no_normalized_entropy(kernel: str) -> None:
+    q, k, v = torch.zeros(1, 2, 5, 4), torch.zeros(1, 2, 5, 4), torch.randn(1, 2, 5, 4)
+    _, amap = attend(q, k, v, mask=Causal(), kernel=kernel, return_map=True)
+    torch.testing.assert_close(amap.measure("normalized_entropy")["normalized_entropy"], torch.ones(1, 2))
+
+
+def test_the_largest_weights_are_those_of_all_tiles() -> None:
+    q, k, v = qkv(1, 2, 1, 5, 700)
+    _, amap = attend(q, k, v, kernel="torch_blocks", return_map=True)
+    expected = amap[:].topk(8).values.sum(-1).mean(-1)
+    torch.testing.assert_close(amap.measure("topk_mass")["topk_mass"], expected)

@@ -182,10 +182,10 @@ def test_queries_and_keys_are_clipped(name: str) -> None:
 def test_importance_is_asked_of_an_encoder_and_a_decoder() -> None:
     model, given = made("whisper")
     found = hw.ablation_importance(model, [given], lambda model, batch: run(model, batch).square().mean())
-    assert [len(layer) for layer in found.values] == KINDS["whisper"][2]
+    assert [len(layer) for layer in found.column] == KINDS["whisper"][2]
     sites = find_heads(model)
     gates = [torch.ones(site.num_heads).double() for site in sites]
     gates[3][1] = 0.0
     whole = run(model, given).square().mean()
     with scale_heads(sites, gates):
-        assert float(run(model, given).square().mean() - whole) == pytest.approx(found.values[3][1], rel=1e-6)
+        assert float(run(model, given).square().mean() - whole) == pytest.approx(float(found.column[3][1]), rel=1e-6)

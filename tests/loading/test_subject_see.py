@@ -45,9 +45,9 @@ def test_a_causal_model_is_seen_with_its_loss(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = subject.model(input_ids=reading.ids[None]).logits[0, :-1]
     loss = float(cross_entropy(logits, reading.ids[1:]))
-    assert dict(report.facts)["loss"] == f"{loss:.2f} nats a token"
+    assert dict(report.facts)["loss"] == f"{loss:.2f} nats per token"
     assert [s.name for s in report.importance] == ["loss without it", "gradient"]
-    assert [c.name for c in report.comparisons] == ["outputs (CKA)", "outputs (cosine)", "where they look"]
+    assert [c.name for c in report.comparisons] == ["outputs (CKA)", "outputs (cosine)", "attention maps"]
     site = subject.sites[1]
     assert site.output is not None
     with torch.no_grad():  # by hand: the columns of head 2 in W_O are zero
@@ -90,13 +90,13 @@ def test_an_encoder_is_seen_both_ways_and_without_importance(tmp_path: Path) -> 
     assert "next_mass" in values
     assert report.importance == []
     assert len(report.comparisons) == 3
-    assert any("predicts no next token" in note for note in report.notes)
+    assert any("does not predict the next token" in note for note in report.notes)
 
 
 def test_heads_that_nobody_knows_are_compared_by_their_maps(tmp_path: Path) -> None:
     report = see("The lazy dog jumps over it!", open_subject(saved(tmp_path, "Albert", "Model", word_piece())))
-    assert [c.name for c in report.comparisons] == ["where they look"]
-    assert any("not known of this model" in note for note in report.notes)
+    assert [c.name for c in report.comparisons] == ["attention maps"]
+    assert any("not known for this model" in note for note in report.notes)
     assert report.shape == (3, 5)
 
 
@@ -107,7 +107,7 @@ def test_what_would_take_too_long_is_left_out_and_said(tmp_path: Path, monkeypat
     report = see(TEXT, subject)
     assert [s.name for s in report.importance] == ["gradient"]
     assert report.comparisons == []
-    assert any("the loss's gradient alone" in note for note in report.notes)
+    assert any("the gradient of the loss only" in note for note in report.notes)
     assert any("12 heads are not compared" in note for note in report.notes)
 
 

@@ -53,7 +53,7 @@ def print_measures(
     hidden = [name for i, name in enumerate(head) if i not in fits]
     rest += [", ".join(hidden)] if hidden else []
     if rest:
-        console.print(Text(f"The table also holds {' and '.join(rest)}.", style="dim"))
+        console.print(Text(f"The table also contains {' and '.join(rest)}.", style="dim"))
     _print_troubles(found, console)
 
 

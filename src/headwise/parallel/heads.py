@@ -37,7 +37,8 @@ def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, P
     Returns:
         The style of each part by its name, as a plan's keys are; "" is the layer itself.
     Raises:
-        ConfigError: naming the design, if it couples its heads or is not known.
+        ConfigError: naming the design, if its heads depend on each other, are not rows and columns of linear maps of
+            their own, share other weights, or if the design is not known.
     """
     if isinstance(module, TransformerBlock):
         inside = head_parallel_plan(module.attention)
@@ -125,8 +126,8 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
 def _refusal(kind: type[AttentionLayer]) -> str:
     """Why no layer of a class can be spread, or "". By class, not by subclass, which may do more than its base says."""
     if kind.is_described():
-        return kind.coupling.why
-    known = [each.__name__ for each in DESIGNS.values() if not each.coupling.at]
+        return kind.coupling.why or kind.resizing.fixed
+    known = [each.__name__ for each in DESIGNS.values() if not _refusal(each)]
     return f"it is not known to keep its heads apart; known: {', '.join(known)}"
 
 

@@ -62,8 +62,8 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int) -> "Figure
     pooled = f"largest weight of {passage.cell} × {passage.cell} tokens"
     _bar(figure, image, axes, "weight" if passage.cell == 1 else pooled, cut)
     _ticks(axes, passage)
-    axes.set_xlabel("key: what is looked at", color=MUTED, fontproperties=font(10))
-    axes.set_ylabel("query: what looks", color=MUTED, fontproperties=font(10))
+    axes.set_xlabel("key (attended token)", color=MUTED, fontproperties=font(10))
+    axes.set_ylabel("query (attending token)", color=MUTED, fontproperties=font(10))
     pattern = report.patterns[layer][head]
     title = f"Layer {layer}, head {head}" + (f": {pattern}" if pattern else "")
     axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
@@ -119,7 +119,7 @@ def loss_curve(
         axes.plot(steps, [entry["heldout_loss"] for entry in log], color=colours[22], linewidth=2, label="held out")
     _baselines(axes, baselines or {})
     axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
-    axes.set_ylabel("loss, nats a token", color=MUTED, fontproperties=font(10))
+    axes.set_ylabel("loss, nats per token", color=MUTED, fontproperties=font(10))
     axes.grid(axis="y", color=LINE, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

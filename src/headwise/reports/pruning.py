@@ -84,7 +84,7 @@ def _draw(axes: "Axes", curve: PruningCurve, chosen: int | None, limit: float | 
     axes.set_xlim(curve.total + 0.4, kept.min() - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("heads kept; all of them at the left", color=MUTED, fontsize=9.5)
-    axes.set_ylabel("loss, nats a token", color=MUTED, fontsize=9.5)
+    axes.set_ylabel("loss, nats per token", color=MUTED, fontsize=9.5)
     axes.grid(axis="y", color=LINE, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.tick_params(color=LINE, labelcolor=MUTED, length=3, labelsize=8.5)

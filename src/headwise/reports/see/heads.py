@@ -1,4 +1,4 @@
-"""The heads of a model beside one another: which are alike on a text, and which its loss needs."""
+"""Comparison of the heads of a model: their similarity on a text, and their importance for its loss."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -28,13 +28,13 @@ WORK = 1e13  # operations that taking away one head after the other may take: a 
 def comparisons(
     outputs: Sequence[Tensor], maps: Sequence[AttentionMap], places: Places
 ) -> tuple[list[Comparison], list[str]]:
-    """How alike the heads are, by what they write, by what they say in any basis, by where they look; and notes on what
-    is left out. `outputs` may be []."""
+    """Similarity of the heads by the cosine and the CKA of their outputs and by their maps; and notes on what is
+    omitted. `outputs` may be []."""
     heads = len(places.indices)
     if maps[0].shape[2] < LEAST:
         return [], []
     if heads > MOST:
-        return [], [f"The {heads:,} heads are not compared with one another: more than {MOST} fit into no picture."]
+        return [], [f"The {heads:,} heads are not compared: a picture holds at most {MOST}."]
     found: list[Comparison] = []
     notes: list[str] = []
     if outputs:
@@ -42,38 +42,36 @@ def comparisons(
         found = [
             _comparison(
                 said["cka"], places, "outputs (CKA)",
-                "Linear CKA of the heads' outputs: 1 where they differ by a rotation, a scale and a shift; few tokens "
-                "make it large.",
+                "Linear CKA of the heads' outputs: 1 if they differ by a rotation, a scale and a shift only; "
+                "few tokens increase it.",
             ),
             _comparison(
                 said["cosine"], places, "outputs (cosine)",
-                "Cosine of the heads' outputs, each in its own basis: near 0 does not mean that they say different "
+                "Cosine of the heads' outputs, each in its own basis: near 0 does not mean that they carry different "
                 "things.",
             ),
         ]  # fmt: skip
     else:
-        notes.append("What each head puts out is not known of this model: they are compared by where they look alone.")
+        notes.append("The outputs of each head are not known for this model: heads are compared by their maps only.")
     return [*found, *alike(maps, places)], notes
 
 
 def alike(maps: Sequence[AttentionMap], places: Places) -> list[Comparison]:
-    """How alike the heads are by where they look; [] for few tokens and for very many heads."""
+    """Similarity of the heads by their maps; [] for few tokens and for very many heads."""
     if maps[0].shape[2] < LEAST or len(places.indices) > MOST:
         return []
     try:
         looks = map_divergence(maps)
     except ConfigError:  # of a sparse mixture: two heads that no token has both chosen
         return []
-    description = (
-        "Jensen–Shannon divergence between the rows of their maps, mean over queries: 0 where they look alike."
-    )
-    return [_comparison(looks, places, "where they look", description)]
+    description = "Jensen–Shannon divergence between the rows of their maps, mean over queries: 0 for equal attention."
+    return [_comparison(looks, places, "attention maps", description)]
 
 
 def importance(
     subject: Subject, reading: Reading, places: Places, progress: Progress | None = None
 ) -> tuple[list[Statistic], list[str]]:
-    """What the loss on the text needs of each head: without it, and by the gradient of a mask; and notes on what is
+    """Importance of each head for the loss on the text: by ablation and by the gradient of a mask; and notes on what is
     left out. A long text is judged by some windows of the model's context, evenly spaced. [] for a model without a
     loss, and for a design whose heads cannot be masked."""
     loss_fn, sites = subject.loss_fn, subject.sites
@@ -90,22 +88,22 @@ def importance(
     try:
         if work <= WORK:
             without = ablation_importance(subject.model, windows, loss_fn, sites=sites, progress=progress)
-            missing = "Loss without the head, minus the loss with all."
+            missing = "Loss without the head, minus the loss with all heads."
             found.append(_statistic(without, places, "loss without it", "nats", missing + on))
         else:
             notes.append(
-                f"Taking away each of the {len(places.indices)} heads in turn would take {work:.0e} operations: they "
-                f"are judged by the loss's gradient alone; headwise.ablation_importance takes them away."
+                f"Ablating each of the {len(places.indices)} heads would take {work:.0e} operations, so importance "
+                f"is estimated by the gradient of the loss only; headwise.ablation_importance computes it."
             )
         slope = gradient_importance(subject.model, windows, loss_fn, sites=sites)
     except ConfigError:
         return [], []  # heads that depend on each other have no masks of their own
-    dimmed = "Slope of the loss as a mask dims the head (Michel et al. 2019)."
+    dimmed = "Gradient of the loss with respect to a mask of the head (Michel et al. 2019)."
     return [*found, _statistic(slope, places, "gradient", "nats", dimmed + on)], notes
 
 
 def _windows(ids: Tensor, context: int, lead: int = 0) -> list[Tensor]:
-    """Windows [1, tokens + 1] of the text, each behind the `lead` special tokens that the text begins with."""
+    """Windows [1, tokens + 1] of the text, each preceded by the `lead` special tokens at its beginning."""
     if len(ids) <= context + 1:
         return [ids[None]] if len(ids) >= LEAST else []
     length = context + 1 - lead

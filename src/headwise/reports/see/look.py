@@ -1,4 +1,4 @@
-"""A text run through a model, and all that its heads did with it put into a report."""
+"""Run a text through a model and report what every head does with it."""
 
 from collections.abc import Sequence
 
@@ -13,17 +13,18 @@ from headwise.reports.see.numbers import statistics, wanted
 from headwise.reports.see.passages import Side, Step, of_layer, passage
 from headwise.reports.see.places import Places
 from headwise.reports.see.words import patterns, roles_in_words
+from headwise.stats import Tokens
 
-CELLS = 384  # a map at most so many cells wide is shown exactly
-EXPLAINED = "Weights say where a head looks on this input; they do not by themselves explain what the model does."
+CELLS = 384  # maps of at most this width are shown exactly
+EXPLAINED = "Weights show which tokens a head attends to on this text; they do not explain the output of the model."
 
 
 @torch.no_grad()
 def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, step: Step | None = None) -> Report:
     """Run the model over the text and report every head: statistics, strongest pattern, maps.
 
-    Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and largest
-    weight, and no n×n tensor is made. Raises TextError if the text is empty, or longer than the model can read.
+    Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and maximum,
+    without an n×n tensor. Raises TextError if the text is empty, or longer than the model can read.
     """
     tell = step or tell_nobody
     reading = subject.read(text)
@@ -31,7 +32,7 @@ def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, ste
     found = subject.look(reading.ids)
     tell("reading", 1, 1)
     maps, places = list(found.maps.values()), Places(subject.heads)
-    asked = wanted(subject.causal, [reading.pieces], [reading.special])
+    asked = wanted(known_of(reading), causal=subject.causal)
     results = [amap.measure(*asked, progress=of_layer(tell, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
     shown = passage(title, maps, 0, (side_of(reading), None), places, cells, tell)
     tell("roles", 0, 1)
@@ -47,7 +48,7 @@ def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, ste
         ("kernel", ", ".join(sorted({amap.kernel for amap in maps}))),
     ]
     if found.loss is not None:
-        facts.append(("loss", f"{found.loss:.2f} nats a token"))
+        facts.append(("loss", f"{found.loss:.2f} nats per token"))
     notes = [EXPLAINED, *reading.remarks, *subject.remarks(len(reading)), *untold, *unasked]
     return Report(
         title, [shown], statistics(results, places), patterns(played, places), facts, notes, counts=places.uneven,
@@ -56,13 +57,18 @@ def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, ste
     )  # fmt: skip
 
 
+def known_of(reading: Reading) -> Tokens:
+    """What is known of a text's tokens."""
+    return Tokens(reading.ids, [reading.pieces], torch.tensor([reading.special]))
+
+
 def side_of(reading: Reading) -> Side:
-    """A text that was read, as a side of a map."""
+    """A tokenized text as one side of a map."""
     return Side(reading.words, reading.units, reading.special)
 
 
 def tell_nobody(what: str, done: int, of: int) -> None:
-    """Progress that nobody asked for."""
+    """The default progress callback: does nothing."""
 
 
 def _roles(maps: Sequence[AttentionMap], reading: Reading) -> list[Roles]:

@@ -33,10 +33,10 @@ from headwise.nn.counts import attention_of, counts_of, sizes_of, summary_of
 from headwise.nn.named import names
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, scaled, written
 
-MEMORY_NOTE = "An int8 cache has a float32 scale a vector. Kept for backward: by attention, without the other layers."
+MEMORY_NOTE = "An int8 cache has one float32 scale per vector. Kept for backward: attention only, without other layers."
 NOTES = (
     "A multiply-add is two FLOPs; exps are the softmax's exponentials. Bytes and times are lower bounds: each step "
-    "reads its inputs and writes its results once, and the steps follow one another, each at the roofline.",
+    "reads its inputs and writes its results once; the steps run one after another, each at the roofline.",
 )
 
 
@@ -49,11 +49,11 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
     facts = [
         ("source", config.source),
         ("sizes", _sizes(config, counts)),
-        ("asked", f"{b} × {both}{n:,} tokens, {dtype}" + (f", {load.cache} cache" if load.cache else "")),
+        ("input", f"{b} × {both}{n:,} tokens, {dtype}" + (f", {load.cache} cache" if load.cache else "")),
         *_machine_facts(machine),
     ]
     if n > config.context:
-        facts.append(("beware", f"it was trained on at most {config.context:,} tokens"))
+        facts.append(("warning", f"the model was trained on at most {config.context:,} tokens"))
     tables = [_parameters(config, counts, total), _model_memory(config, counts, total, load)]
     title = f"One forward pass over {both}{n:,} tokens" + (" (prefill)" if config.causal else "")
     note = f"Training (all logits, forward and backward): {written(training_flops(config, counts, load), 'flops')}."
@@ -76,7 +76,7 @@ def plan_design(
     facts = [
         ("design", summary_of(design)),
         ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
-        ("asked", f"{b} × {n:,} tokens, {seen}, {'materialised' if work.materialised else 'blockwise'}, {work.dtype}"),
+        ("input", f"{b} × {n:,} tokens, {seen}, {'materialised' if work.materialised else 'blockwise'}, {work.dtype}"),
         *_machine_facts(machine),
     ]
     forward = attention_stages(counts, work)
@@ -109,13 +109,13 @@ def listing() -> Plan:
     )  # fmt: skip
     designs = tuple((name, ", ".join(sizes_of(name))) for name in names())
     return Plan(
-        "What can be planned",
+        "Models and designs",
         (),
         (
             Table(
                 "configs", "Published models: headwise plan --config NAME", columns, models,
-                note="cache: numbers a token in all layers, source and target in an encoder-decoder; — for encoders. "
-                "h_kv c: all from one latent vector c.",
+                note="cache: numbers per token in all layers, source and target in an encoder-decoder; — for encoders. "
+                "h_kv c: all heads share one latent vector c.",
             ),
             Table(
                 "designs", "Designs: headwise plan --design NAME --d-model … --num-heads … --set SIZE=…",
@@ -153,7 +153,7 @@ def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
     if machine is None:
         return []
     peak, bandwidth = scaled(machine.peak, "FLOP/s"), scaled(machine.bandwidth, "B/s")
-    pace = f"memory sets the pace below {machine.ridge:.3g} FLOP a byte"
+    pace = f"memory-bound below {machine.ridge:.3g} FLOP per byte"
     return [("machine", f"{peak} and {bandwidth}, {machine.by}: {pace}")]
 
 

@@ -1,4 +1,4 @@
-"""All head designs at one width: parameters, work and cache beside one another."""
+"""Comparison of all designs at one width: parameters, work and cache."""
 
 from dataclasses import replace
 from math import gcd
@@ -23,13 +23,13 @@ def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: i
     rows = tuple(_row(name, d_model, num_heads, shared, work) for name in names())
     grouped = " and ".join(name for name in names() if sizes_of(name).get("num_kv_heads"))
     note = (
-        f"met: parameters that one token meets. FLOPs and exps: one forward pass. cache: numbers a token. step: one "
-        f"decoding step at token {work.queries:,}. {grouped} has {written(shared, 'count')} key heads; all other "
-        f"options are at their defaults. —: it cannot decode."
+        f"met: parameters used per token. FLOPs and exps: one forward pass. cache: numbers per token. step: one "
+        f"decoding step at token {work.queries:,}. {grouped} has {written(shared, 'count')} KV heads; all other "
+        f"options are at their defaults. —: does not support decoding."
     )
     for name in names():
         design = design_of(name)
-        remarks = [design.notes.compared, None if design.takes_mask else "full, as it takes no mask"]
+        remarks = [design.notes.compared, None if design.takes_mask else "full, as it does not support masks"]
         if any(remarks):
             note += f" {name}: {', '.join(filter(None, remarks))}."
     table = Table("comparison", "One layer of each design", COLUMNS, rows, note=note)
@@ -38,7 +38,7 @@ def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: i
     seen += f" after {work.sinks:,} sinks" if work.sinks else ""
     asked = f"{work.batch} × {work.queries:,} tokens, {seen}"
     meanings = ("A multiply-add is two FLOPs; only matrix products are counted, and exps are the softmax's.",)
-    return Plan(f"Head designs at d_model {d_model:,} and h {num_heads:,}", (("asked", asked),), (table,), meanings)
+    return Plan(f"Head designs at d_model {d_model:,} and h {num_heads:,}", (("input", asked),), (table,), meanings)
 
 
 def _row(name: str, d_model: int, num_heads: int, shared: int, work: Work) -> tuple[Value, ...]:

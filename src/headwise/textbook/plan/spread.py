@@ -24,8 +24,8 @@ COLUMNS = (
 )  # fmt: skip
 TIMES = (Column("sending", "seconds"), Column("waits", "seconds", "waits_forward"))
 MEANING = (
-    "Bytes that one device sends in a training step, and holds: weights, and what the backward pass keeps. Weight "
-    "gradients are added up where the sequence is cut, and FSDP can cut those weights."
+    "Bytes per device: sent in a training step, weights, and memory kept for the backward pass. Weight gradients "
+    "are summed where the sequence is partitioned; FSDP can partition those weights."
 )
 
 
@@ -65,7 +65,7 @@ def spread_table(
     if link is not None and machine is not None:
         tokens = hiding_tokens(counts, work, machine.peak, link)
         notes.append(
-            f"A ring hides its forward transfers from {tokens:,.0f} tokens a device on; here each has "
+            f"A ring hides its forward transfers from {tokens:,.0f} tokens per device on; here each has "
             f"{work.queries / devices:,.0f}. waits: what computing does not hide of a forward pass."
         )
     columns = COLUMNS + TIMES[: 0 if link is None else 1 if machine is None else 2]

@@ -44,10 +44,10 @@ def trade_off(d_model: int, work: Work) -> Plan:
     table = Table("trade_off", "One layer, h·d_k = d_model", COLUMNS, tuple(rows), note=note)
     asked = f"{work.batch} × {n:,} tokens, {'causal' if work.causal else 'full'}, {kind}"
     meanings = (
-        "n×n: the scores where they are stored; lse: what blockwise attention stores instead, a float32 log-sum-exp a "
+        "n×n: the scores, if stored; lse: what blockwise attention stores instead, a float32 log-sum-exp per "
         "query and head. FLOPs are those of matrix products, exps the softmax's exponentials.",
     )
-    return Plan(f"h against d_k at d_model {d_model:,}", (("asked", asked),), (table,), meanings)
+    return Plan(f"Number of heads h and head size d_k at d_model {d_model:,}", (("input", asked),), (table,), meanings)
 
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
