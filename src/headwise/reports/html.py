@@ -17,7 +17,7 @@ import numpy as np
 
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.reports.data import Passage, Report, Statistic
 from headwise.reports.fonts import font_face
 from headwise.reports.ranges import colour_top, finite, halves
@@ -47,6 +47,13 @@ def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "e
     with atomic_path(path) as temporary:
         temporary.write_bytes(page)
     return Path(path)
+
+
+def framed(report: Report) -> str:
+    """The page as a frame of a notebook: its scripts run inside it, and cannot reach what is around it."""
+    page = html.escape(_page(report, "en", embed_font=True).decode())
+    look = "width: 100%; height: 760px; border: 1px solid #8884; border-radius: 6px"
+    return f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="headwise" style="{look}"></iframe>'
 
 
 def _page(report: Report, lang: str, embed_font: bool) -> bytes:
