@@ -18,7 +18,7 @@ from torch import Tensor
 import headwise as hw
 from benchmarks.machine import examine
 from benchmarks.timing import medians
-from headwise.corpus.asked import DEFAULT
+from headwise.stats import shown_in
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def main() -> None:
         median, spread = medians(calls, estimate=estimate, seconds=args.seconds)
     plain, whole = median["forward"], median["measured"]
     print(f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians, turn by turn.\n")
-    print(f"{subject.about}; {len(ids):,} tokens, {len(DEFAULT)} measures of {found['entropy'].numel()} heads.\n")
+    print(f"{subject.about}; {len(ids):,} tokens, {len(shown_in('corpus'))} measures of {len(found.heads)} heads.\n")
     print("| window | batch | forward, tokens/s | measured, tokens/s | ratio | spread |")
     print("| ---: | ---: | ---: | ---: | ---: | ---: |")
     rates = f"{len(ids) / plain:,.0f} | {len(ids) / whole:,.0f}"

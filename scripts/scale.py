@@ -128,7 +128,7 @@ def draw(path: Path) -> None:
     """What a device sends, and how long it waits, over the number of devices."""
     from matplotlib.ticker import LogLocator
 
-    from headwise.reports.colours import stops
+    from headwise.pictures.colours import stops
     from headwise.reports.figure import INK, LINE, MUTED, figure_class, font, plain
 
     counts, work = attention_of(find(MODEL)), Work(1, 1 << 20, 1 << 20)

@@ -1,11 +1,18 @@
 """What holds for all tests."""
 
+import os
 import signal
 
 import pytest
 from hypothesis import settings
 
 from parameters import without_repeated_pairs
+
+# The tests over registries hold for the parts of other packages too, if they are asked to.
+if os.environ.get("HEADWISE_TEST_PLUGINS"):
+    from headwise import plugins
+
+    plugins.load()
 
 # A job in the background ignores Ctrl-C, and hands that down; the programs that tests start and stop must not.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

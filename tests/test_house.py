@@ -213,22 +213,10 @@ def designs_named(source: str) -> set[str]:
     return found & classes_of_designs()
 
 
-# Files that name a design where they should ask it. The list only becomes shorter.
-NAME_DESIGNS = {
-    f"headwise.{name}"
-    for name in (
-        "textbook.claims.counts", "textbook.claims.definitions", "textbook.claims.demonstration",
-        "textbook.claims.forms", "textbook.claims.identities", "textbook.claims.learnt", "textbook.claims.memory",
-        "textbook.claims.model", "textbook.claims.places", "textbook.claims.tasks", "textbook.reconstruct",
-    )
-}  # fmt: skip
-
-
 def test_only_nn_names_a_head_design():
     """Everything else finds designs through `headwise.nn.registry.DESIGNS`; the front door says where names are."""
     named = {name: designs_named(TEXTS[name]) for name in INSIDE if not name.startswith("headwise.nn.")}
-    assert {name: found for name, found in named.items() if found and name not in NAME_DESIGNS} == {}, "ask the design"
-    assert [name for name in NAME_DESIGNS if not named[name]] == [], "they name none any more: take them from the list"
+    assert {name: found for name, found in named.items() if found} == {}, "ask the design"
 
 
 @pytest.mark.parametrize(
@@ -242,3 +230,79 @@ def test_only_nn_names_a_head_design():
 def test_a_head_design_that_is_named_is_found(line):
     assert len(designs_named(line)) == 1
     assert designs_named("from headwise.nn.registry import DESIGNS\n'LatentAttention'") == set()
+
+
+def switches(source: str, room: str, known: set[str]) -> list[str]:
+    """Uses of a class of `known`, imported from that room, that are more than making one: line: name. To name one in an
+    annotation, or to call what it has, is none."""
+    tree = ast.parse(source)
+    here = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"headwise.{room}")
+        for alias in node.names
+        if alias.name in known
+    }
+    fine: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call | ast.Attribute):
+            fine.add(id(node.func if isinstance(node, ast.Call) else node.value))
+        for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            fine |= {id(inner) for inner in ast.walk(annotation)} if annotation is not None else set()
+    matched = [node.cls for node in ast.walk(tree) if isinstance(node, ast.MatchClass)]
+    fine -= {id(node) for node in matched}
+    named = [
+        (node, node.attr if isinstance(node, ast.Attribute) else node.id)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute) and id(node) not in fine
+    ]
+    through = {f"{room}.{name}" for name in known}
+    return [
+        f"{node.lineno}: {name}"
+        for node, name in named
+        if name in here or (isinstance(node, ast.Attribute) and ast.unparse(node) in through)
+    ]
+
+
+def known(room: str) -> set[str]:
+    """The concrete masks or scores, by name."""
+    return set(getattr(importlib.import_module(f"headwise.{room}"), room.upper()))
+
+
+@pytest.mark.parametrize("room", ["masks", "scores"])
+@pytest.mark.parametrize("module", [name for name in INSIDE if name.split(".")[1] not in ("masks", "scores")])
+def test_no_room_switches_on_a_concrete_mask_or_score(module, room):
+    assert switches(MODULES[module].read_text(encoding="utf-8"), room, known(room)) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(x, Causal)",
+        "isinstance(x, int | Causal)",
+        "type(x) is Causal",
+        "type(x) in (int, Causal)",
+        "KINDS = {Causal: 3}",
+        "match x:\n    case Causal(): pass",
+        "isinstance(x, masks.Causal)",
+        "match x:\n    case masks.Causal(): pass",
+    ],
+)
+def test_a_switch_is_found(line):
+    assert (
+        len(switches(f"from headwise import masks\nfrom headwise.masks import Causal\n{line}", "masks", {"Causal"}))
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x == Causal()",
+        "def f(x: Causal) -> list[Causal]: return Causal.all()",
+        "masks.Causal()",
+        "x: Causal = Causal()",
+    ],
+)
+def test_making_one_is_no_switch(line):
+    assert switches(f"from headwise import masks\nfrom headwise.masks import Causal\n{line}", "masks", {"Causal"}) == []

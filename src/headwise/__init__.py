@@ -19,14 +19,14 @@ _HOMES = {
     "attention": ["attend"],
     "map": ["AttentionMap"],
     "table": ["HeadColumn", "HeadTable"],
-    "masks": ["Causal", "Dense", "Documents", "Everything", "Lengths", "Mask", "Sinks", "Window"],
+    "masks": ["Causal", "Dense", "Documents", "Everything", "HeadWindows", "Lengths", "Mask", "Sinks", "Window"],
     "scores": ["ALiBi", "Bias", "RelativeBias", "Score", "SinkLogits", "SoftCap", "t5_bias"],
     "stats": [
         "MEASURES", "ClassMass", "DuplicateMass", "InductionMass", "LocalMass", "Measure", "Measurements", "RowMeasure",
         "SinkMass", "TopKMass", "row_measure",
     ],
     "nn.positions": ["Rotary"],
-    "cache": ["BudgetCache", "HeadWindows", "KVCache", "RaggedCache", "SlidingCache"],
+    "cache": ["BudgetCache", "KVCache", "RaggedCache", "SlidingCache"],
     "kernels": ["use_kernel"],
     "kernels.eight_bits": ["EightBits"],
     "nn.registry": ["DESIGNS"],
@@ -123,7 +123,6 @@ if TYPE_CHECKING:
     from headwise.attention import attend as attend
     from headwise.cache import (
         BudgetCache as BudgetCache,
-        HeadWindows as HeadWindows,
         KVCache as KVCache,
         RaggedCache as RaggedCache,
         SlidingCache as SlidingCache,
@@ -158,6 +157,7 @@ if TYPE_CHECKING:
         Dense as Dense,
         Documents as Documents,
         Everything as Everything,
+        HeadWindows as HeadWindows,
         Lengths as Lengths,
         Mask as Mask,
         Sinks as Sinks,

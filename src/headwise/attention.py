@@ -15,7 +15,6 @@ from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import anyone, hearer
 from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, shapes
 from headwise.kernels.quick import again, keep
-from headwise.lowering import is_value
 from headwise.map import AttentionMap
 from headwise.mask_tensors import of_argument
 from headwise.masks import Causal, Everything, Grid, Mask
@@ -181,7 +180,7 @@ def rule_of(
         raise ConfigError(f"dropout_p={dropout_p}: expected 0 <= dropout_p < 1")
     mask = Everything() if mask is None else mask
     scale = 1.0 / math.sqrt(d) if scale is None else float(scale)
-    if score == () and not graph and is_value(mask):
+    if score == () and not graph and mask.value:
         return _plain_rule(mask, scale, b, h, n, m)
     grid = Grid(b, h, n, m)
     return Rule(mask, scale, grid, check_scores(score, grid, q.device))

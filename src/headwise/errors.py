@@ -41,6 +41,13 @@ def not_installed(what: str, *packages: str) -> ConfigError:
     return ConfigError(f"{what} requires {packages[0]}: pip install {shlex.join(packages)}")
 
 
+def check_whole(owner: str, name: str, value: object, least: int) -> int:
+    """A whole number of at least `least`, or a ConfigError that names it."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{owner}({name}={value!r}): expected a whole number, {name} >= {least}")
+    return value
+
+
 def check_declared(kind: type, base: type, wanted: Mapping[str, str]) -> None:
     """Raise if a new class leaves out what no default could be right for.
 

@@ -8,7 +8,8 @@ from functools import lru_cache, reduce
 import torch
 from torch import Tensor
 
-from headwise.masks import And, Causal, Dense, Everything, Grid, Mask, Or, Sinks, Window, conjuncts, spans
+from headwise.fields import inside
+from headwise.masks import Grid, Mask, conjuncts, spans
 from headwise.rule import Rule
 
 
@@ -41,7 +42,7 @@ def lowered(rule: Rule) -> Lowered | str:
     by the mask and its size, since a call may take less time than making its spans."""
     found = rule.__dict__.get("_lowered")
     if found is None:
-        plain, grid = not rule.scores and is_value(rule.mask), rule.grid
+        plain, grid = not rule.scores and rule.mask.value, rule.grid
         found = _lowered_mask(rule.mask, grid.n, grid.m, grid.first) if plain else lower(rule)
         object.__setattr__(rule, "_lowered", found)
     return found
@@ -52,21 +53,15 @@ def _lowered_mask(mask: Mask, n: int, m: int, first: int | None) -> Lowered | st
     return lower(Rule(mask, 1.0, Grid(1, 1, n, m, first)))
 
 
-def is_value(mask: Mask) -> bool:
-    """Whether the mask holds nothing but numbers."""
-    if isinstance(mask, And | Or):
-        return is_value(mask.left) and is_value(mask.right)
-    return isinstance(mask, Everything | Causal | Window | Sinks)
-
-
 def lower(rule: Rule, device: torch.device | str = "cpu") -> Lowered | str:
     """The rule as tensors, all but the spans on `device`; or the reason why it has no such form."""
     grid = rule.grid
     ranges: Tensor | None = None
     dense: Tensor | None = None
-    if rule.scores and is_value(rule.mask):  # a backward pass lowers the rule again
+    if rule.scores and rule.mask.value:  # a backward pass lowers the rule again
         plain = _lowered_mask(rule.mask, grid.n, grid.m, grid.first)
-        assert isinstance(plain, Lowered)  # such masks have spans
+        if isinstance(plain, str):
+            return plain
         ranges = plain.spans
     with torch.device("cpu"):  # whatever PyTorch's default is
         for mask in conjuncts(rule.mask) if ranges is None else ():
@@ -99,17 +94,11 @@ def joined(biases: Iterable[Tensor]) -> Tensor | None:
 
 
 def _as_dense(mask: Mask, grid: Grid) -> Tensor | None:
-    """The mask as a boolean if it holds a `Dense`, so that the caller has given an n×m already."""
-    given = _first_dense(mask)
-    if given is None:
-        return None
-    if mask is given:
-        return given.mask
-    device = given.mask.device
-    return mask.allowed(torch.arange(grid.n, device=device), torch.arange(grid.m, device=device), grid)
-
-
-def _first_dense(mask: Mask) -> Dense | None:
-    if isinstance(mask, And | Or):
-        return _first_dense(mask.left) or _first_dense(mask.right)
-    return mask if isinstance(mask, Dense) else None
+    """The mask as a boolean if a mask in it is one, so that the caller has given an n×m already."""
+    if mask.boolean is not None:
+        return mask.boolean
+    for one in inside(mask):
+        if isinstance(one, Mask) and one.boolean is not None:
+            device = one.boolean.device
+            return mask.allowed(torch.arange(grid.n, device=device), torch.arange(grid.m, device=device), grid)
+    return None

@@ -31,6 +31,7 @@ from headwise.kernels.eight_bits import Vectors, decoded
 from headwise.kernels.graph import has_no_numbers
 from headwise.kernels.reads import Matrix
 from headwise.masks import Mask
+from headwise.pictures.maps import maps_html
 from headwise.pooling import Squares
 from headwise.rule import Rule, own_dtypes
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
@@ -303,6 +304,15 @@ class AttentionMap:
             f"AttentionMap({b} × {h} heads, {n} queries × {m} keys, {self.rule.mask!r}{scores}, kernel {self.kernel}; "
             f"{size / 1e6:.1f} MB held, {b * h * n * m * 4 / 1e6:.1f} MB if it were dense)"
         )
+
+    @_read
+    def _repr_html_(self) -> str:
+        shown = 0 if has_no_numbers(self.lse) else pooling.shown_heads(*self.shape)
+        try:
+            maps = [(f"head {i}", self.head(0, i).pool(pooling.SHOWN_CELLS)[0, 0].cpu().numpy()) for i in range(shown)]
+        except KernelError as error:  # the kernel that was named makes no pictures
+            return maps_html(repr(self), [], str(error))
+        return maps_html(repr(self), maps, pooling.shown_note(*self.shape, shown))
 
     @property
     def _matrix(self) -> Matrix:

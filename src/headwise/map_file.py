@@ -8,39 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise import masks, scores
-from headwise.contents import Entry, each, number, parsed, reading, whole
+from headwise.contents import Entry, each, number, parsed, reading, whole, word
 from headwise.errors import CheckpointError, ConfigError, DTypeError, ShapeError
+from headwise.fields import Described, read, unregistered, write
+from headwise.masks import Grid, Mask
 from headwise.rule import Rule, check_vectors
-from headwise.scores import check_scores
+from headwise.scores import Score, check_scores
 from headwise.tensor_files import read_tensors, write_tensors
 
-FORMAT = "headwise-map-4"  # those before it had no checksum
+FORMAT = "headwise-map-5"
 NAMES = ("q", "k", "lse")
 COUNTS = "nonfinite_values"
-DEEPEST = 200  # masks inside masks
-KINDS = {
-    kind.__name__: kind
-    for kind in (
-        masks.And, masks.Or, masks.Window, masks.Sinks, masks.Lengths, masks.Documents, masks.Dense, masks.Causal,
-        masks.Everything, scores.SoftCap, scores.ALiBi, scores.RelativeBias, scores.Bias, scores.SinkLogits,
-    )
-}  # fmt: skip
+TENSOR, BOOLEAN = "tensor.", "boolean."  # begin the names of the tensors of masks and scores
 
 
 def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, kernel: str) -> None:
     """Write q, k, lse and perhaps nonfinite_values with their rule; the file appears whole or not at all.
 
     Raises:
-        CheckpointError: if the file cannot be written, or the rule has a mask or a score that is not headwise's own.
+        CheckpointError: if the file cannot be written, or a mask or a score is of a class that was not registered.
         ShapeError, DTypeError, ConfigError: if the tensors and the rule do not fit each other.
     """
     _check(tensors, rule)
     tensors = dict(tensors)
+    store = _Store(tensors)
     header = {
         "format": FORMAT, "scale": repr(float(rule.scale)), "kernel": kernel,
-        "mask": json.dumps(_encode(rule.mask, tensors, DEEPEST)),
-        "scores": json.dumps([_encode_score(score, tensors) for score in rule.scores]),
+        "mask": json.dumps(_code(rule.mask, store)),
+        "scores": json.dumps([_code(score, store) for score in rule.scores]),
     }  # fmt: skip
     if not rule.grid.at_end:
         header["first"] = str(rule.grid.first)
@@ -63,11 +58,12 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:
         check_vectors(given["q"], given["k"])
         b, h, n, _ = given["q"].shape
         first = whole(parsed(text.word("first")), "first") if "first" in text else None
-        mask = _decode(Entry(parsed(text.word("mask")), "mask"), tensors, DEEPEST)
-        codes = each(parsed(text.word("scores")), "scores", Entry)
-        changes = tuple(_decode_score(code, tensors) for code in codes)
+        store = _Store(tensors)
+        mask: Mask = read(Mask, parsed(text.word("mask")), "mask", store.take)
+        codes = parsed(text.word("scores"))
+        scores: list[Score] = each(codes, "scores", lambda code, at: read(Score, code, at, store.take))
         scale = number(parsed(text.word("scale")), "scale")
-        rule = Rule(mask, scale, masks.Grid(b, h, n, given["k"].shape[2], first), changes)
+        rule = Rule(mask, scale, Grid(b, h, n, given["k"].shape[2], first), tuple(scores))
         _check(given, rule)
         if tensors:
             raise CheckpointError(f"tensor {next(iter(tensors))!r} belongs to no mask and no score")
@@ -99,106 +95,36 @@ def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
     check_scores(rule.scores, rule.grid, q.device)
 
 
-def _encode(mask: masks.Mask, tensors: dict[str, Tensor], deepest: int) -> dict[str, Any]:
-    kind = _kind("mask", mask)
-    match mask:
-        case masks.And() | masks.Or():
-            if not deepest:
-                raise CheckpointError(f"more than {DEEPEST} masks inside one another cannot be saved; use one Dense(…)")
-            left, right = (_encode(part, tensors, deepest - 1) for part in (mask.left, mask.right))
-            return {"kind": kind, "left": left, "right": right}
-        case masks.Window():
-            return {"kind": kind, "left": int(mask.left), "right": int(mask.right)}
-        case masks.Sinks():
-            return {"kind": kind, "count": int(mask.count)}
-        case masks.Lengths():
-            queries = None if mask.queries is None else mask.queries.long().tolist()
-            return {"kind": kind, "keys": mask.keys.long().tolist(), "queries": queries, "side": mask.side}
-        case masks.Documents():
-            return {"kind": kind, "tensor": _put(mask.ids, tensors)}
-        case masks.Dense():
-            return {"kind": kind, "tensor": _put(mask.mask.to(torch.uint8), tensors)}
-    return {"kind": kind}
+class _Store:
+    """The tensors of masks and scores among those of a file: each goes by its name there, and belongs to one."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def put(self, x: Tensor) -> str:
+        """Join a tensor to those of the file, and return its name there. Booleans are bytes in a file."""
+        name = f"{BOOLEAN if x.dtype == torch.bool else TENSOR}{len(self.tensors)}"
+        self.tensors[name] = x.to(torch.uint8) if x.dtype == torch.bool else x
+        return name
+
+    def take(self, code: Any, at: str) -> Tensor:
+        """The tensor of a name."""
+        name = word(code, at)
+        if not name.startswith((BOOLEAN, TENSOR)) or name not in self.tensors:
+            raise CheckpointError(f"{at}: tensor {name!r} is missing, or belongs to two masks or scores")
+        x = self.tensors.pop(name)
+        if not name.startswith(BOOLEAN):
+            return x
+        if x.dtype != torch.uint8 or bool((x > 1).any()):
+            raise CheckpointError(f"{at}: expected a tensor of 0 and 1")
+        return x.bool()
 
 
-def _decode(code: Entry, tensors: dict[str, Tensor], deepest: int) -> masks.Mask:
-    match code.word("kind"):
-        case "And" | "Or" as kind:
-            if not deepest:
-                raise CheckpointError(f"more than {DEEPEST} masks inside one another")
-            left, right = (_decode(code.entry(side), tensors, deepest - 1) for side in ("left", "right"))
-            return left & right if kind == "And" else left | right
-        case "Window":
-            return masks.Window(code.whole("left"), code.whole("right"))
-        case "Sinks":
-            return masks.Sinks(code.whole("count"))
-        case "Lengths":
-            queries = None if code.raw("queries") is None else code.each("queries", whole)
-            return masks.Lengths(code.each("keys", whole), queries, side=code.word("side"))
-        case "Documents":
-            return masks.Documents(_take(code, tensors))
-        case "Dense":
-            allowed = _take(code, tensors)
-            if allowed.dtype != torch.uint8 or bool((allowed > 1).any()):
-                raise CheckpointError("Dense: expected a tensor of 0 and 1")
-            return masks.Dense(allowed.bool())
-        case "Causal":
-            return masks.Causal()
-        case "Everything":
-            return masks.Everything()
-        case other:
-            raise CheckpointError(f"unknown mask {other!r}")
-
-
-def _encode_score(score: scores.Score, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    kind = _kind("score", score)
-    match score:
-        case scores.SoftCap():
-            return {"kind": kind, "cap": float(score.cap)}
-        case scores.ALiBi():
-            return {"kind": kind, "tensor": _put(score.slopes, tensors)}
-        case scores.RelativeBias():
-            return {"kind": kind, "tensor": _put(score.values, tensors), "first": score.first}
-        case scores.Bias():
-            return {"kind": kind, "tensor": _put(score.values, tensors)}
-        case scores.SinkLogits():
-            return {"kind": kind, "tensor": _put(score.logits, tensors)}
-    raise AssertionError(kind)
-
-
-def _decode_score(code: Entry, tensors: dict[str, Tensor]) -> scores.Score:
-    match code.word("kind"):
-        case "SoftCap":
-            return scores.SoftCap(code.number("cap"))
-        case "ALiBi":
-            return scores.ALiBi(_take(code, tensors))
-        case "RelativeBias":
-            return scores.RelativeBias(_take(code, tensors), code.whole("first"))
-        case "Bias":
-            return scores.Bias(_take(code, tensors))
-        case "SinkLogits":
-            return scores.SinkLogits(_take(code, tensors))
-        case other:
-            raise CheckpointError(f"unknown score {other!r}")
-
-
-def _kind(what: str, thing: object) -> str:
-    """The name that a file has for a mask or a score. CheckpointError for a class of the caller's own."""
-    name = type(thing).__name__
-    if KINDS.get(name) is not type(thing):
-        raise CheckpointError(f"a {what} of type {name} cannot be saved; only headwise's own can")
-    return name
-
-
-def _put(x: Tensor, tensors: dict[str, Tensor]) -> str:
-    """Join a tensor to those of the file, and give its name there."""
-    name = f"tensor.{len(tensors)}"
-    tensors[name] = x
-    return name
-
-
-def _take(code: Entry, tensors: dict[str, Tensor]) -> Tensor:
-    name = code.word("tensor")
-    if name not in tensors:
-        raise CheckpointError(f"tensor {name!r} is missing, or belongs to two masks or scores")
-    return tensors.pop(name)
+def _code(thing: Described, store: _Store) -> dict[str, Any]:
+    """A mask or a score as a file has it. CheckpointError for a class that was not registered."""
+    if (other := unregistered(thing)) is not None:
+        raise CheckpointError(
+            f"a {other.called} of type {type(other).__name__} cannot be saved; register(…) its class in "
+            f"headwise.{other.called}s if it says what it holds"
+        )
+    return write(thing, store.put)

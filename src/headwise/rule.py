@@ -12,53 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
+from headwise.errors import DeviceError, DTypeError, ShapeError
+from headwise.fields import Cuts, Section
 from headwise.masks import Grid, Mask, Span, State
-from headwise.scores import Bias, Relative, RelativeBias, Score, SinkLogits, SoftCap, cell
+from headwise.scores import Bias, RelativeBias, Score, SinkLogits, SoftCap, Terms
+from headwise.scores.terms import together
 
 TILE_ELEMENTS = 3 << 18  # scores held at once, all batches and heads together: 3 MB in float32
 KEY_BLOCK = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The scores of a rule as tensors, with their graph.
-
-    Attributes:
-        n: queries.
-        soft_cap: 0.0 for none.
-        relative: [h or 1, n + m − 1] in the accumulating dtype, or None; entry j − i + n − 1 is added to S_ij.
-        biases: each [b or 1, h or 1, n or 1, m or 1]; apart, since their sum might be larger than any of them.
-        sinks: [h] in the accumulating dtype, or None.
-    """
-
-    n: int
-    soft_cap: float = 0.0
-    relative: Tensor | None = None
-    biases: tuple[Tensor, ...] = ()
-    sinks: Tensor | None = None
-
-    def added(self, rows: Span, cols: Span) -> Iterator[Tensor]:
-        """What is added to a tile, each [b or 1, h or 1, r or 1, c or 1]."""
-        if self.relative is not None:
-            strip = self.relative[:, self.strip(rows, cols)]
-            # Each row begins one entry before the one above it.
-            yield strip.unfold(-1, cols.stop - cols.start, 1).flip(1)[None]
-        for bias in self.biases:
-            yield bias[cell(bias, rows, cols)]
-
-    def added_at(self, i: Tensor, j: Tensor) -> Iterator[Tensor]:
-        """The same for any query and key indices, each [b or 1, h or 1, len(i) or 1, len(j) or 1]."""
-        if self.relative is not None:
-            yield self.relative[:, j - i[:, None] + self.n - 1][None]
-        for bias in self.biases:
-            tall = bias if bias.shape[2] == 1 else bias[:, :, i]
-            yield tall if bias.shape[3] == 1 else tall[..., j]
-
-    def strip(self, rows: Span, cols: Span) -> slice:
-        """The entries of `relative` that a tile reads, those of its diagonals from the lowest left."""
-        return slice(cols.start - rows.stop + self.n, cols.stop - 1 - rows.start + self.n)
 
 
 @dataclass(frozen=True)
@@ -89,45 +51,33 @@ class Rule:
         """The scores as tensors, in the dtype and on the device of `like`, which is in the accumulating dtype."""
         if not self.scores:
             return Terms(self.grid.n)
-        offset = torch.arange(max(0, self.grid.n + self.grid.m - 1), device=like.device)
-        offset -= self.grid.n - 1 + self.grid.shift
-        cap, relative, sinks = 0.0, None, None
-        biases = []
-        for score in self.scores:
-            match score:
-                case SoftCap():
-                    cap = score.cap
-                case Relative():
-                    part = score.at(offset, like.dtype)
-                    relative = part if relative is None else relative + part
-                case Bias():
-                    biases.append(score.values)
-                case SinkLogits():
-                    sinks = score.logits.to(like)
-                case _:
-                    raise ConfigError(
-                        f"score {score!r}: a rule has no term for a {type(score).__name__}; expected a SoftCap, "
-                        f"Relative, Bias or SinkLogits"
-                    )
-        return Terms(self.grid.n, cap, relative, tuple(biases), sinks)
+        return together(self.grid.n, (score.terms(self.grid, like) for score in self.scores))
 
     def only(self, batch: int, head: int) -> "Rule":
         """The rule as one batch entry and head sees it."""
-        scores = tuple(score.only(batch, head) for score in self.scores)
-        return Rule(self.mask.only(batch, head), self.scale, replace(self.grid, b=1, h=1), scores)
+        cuts = {"b": Section(batch, batch + 1, self.grid.b), "h": Section(head, head + 1, self.grid.h)}
+        return self.cut(cuts)
+
+    def cut(self, cuts: Cuts) -> "Rule":
+        """The rule as some batch entries and heads see it."""
+        sizes = {axis: stop - start for axis, (start, stop, _) in cuts.items()}
+        scores = tuple(score.cut(cuts) for score in self.scores)
+        return Rule(self.mask.cut(cuts), self.scale, replace(self.grid, **sizes), scores)
 
     def part(self, rows: Span, cols: Span) -> "Rule":
         """The rectangle of these rows and columns as a rule of its own, for q[:, :, rows] and k[:, :, cols]: scores,
-        distances and mask are those that the whole has there. Learned sinks are left out: they are no columns, and
-        who merges parts adds them once."""
-        scores = tuple(score.part(rows, cols) for score in self.scores if not isinstance(score, SinkLogits))
-        return Rule(self.mask.part(rows, cols, self.grid), self.scale, self.grid.part(rows, cols), scores)
+        distances and mask are those that the whole has there. Scores of whole rows are left out, such as learned
+        sinks, and who merges parts adds them once."""
+        return self._part(rows, cols, [score.part(rows, cols, self.grid) for score in self.scores])
 
     def rows(self, rows: Span) -> "Rule":
-        """The rule of some rows and all keys, for q[:, :, rows], learned sinks included."""
-        sinks = tuple(score for score in self.scores if isinstance(score, SinkLogits))
-        part = self.part(rows, Span(0, self.grid.m))
-        return replace(part, scores=(*part.scores, *sinks))
+        """The rule of some rows and all keys, for q[:, :, rows], with the scores of whole rows."""
+        cols = Span(0, self.grid.m)
+        return self._part(rows, cols, [score.part(rows, cols, self.grid) or score for score in self.scores])
+
+    def _part(self, rows: Span, cols: Span, scores: Iterable[Score | None]) -> "Rule":
+        here = tuple(score for score in scores if score is not None)
+        return Rule(self.mask.part(rows, cols, self.grid), self.scale, self.grid.part(rows, cols), here)
 
     def kept(self) -> "Rule":
         """The rule as a map keeps it: without graph, its numbers safe from the next step of training."""

@@ -16,9 +16,10 @@ from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.html import write_report
 from headwise.reports.png import write_pngs
-from headwise.reports.see import SHOWN, see, sentences
+from headwise.reports.see import see, sentences
 from headwise.reports.see.heads import _windows
 from headwise.reports.terminal import print_report
+from headwise.stats import shown_in
 
 Model = tuple[Decoder, CharTokenizer]
 
@@ -52,7 +53,7 @@ def test_statistics_are_those_of_the_maps(model: Model) -> None:
     report = see(text, DecoderSubject(*model))
     p = dense(model, text)
     values = {s.name: s.values for s in report.statistics}
-    assert set(SHOWN) | {"punctuation_mass"} == set(values)
+    assert set(shown_in("report")) - {"next_mass", "special_mass"} == set(values)
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1).mean(-1)
     np.testing.assert_allclose(values["entropy"], entropy, rtol=1e-5)
     np.testing.assert_allclose(values["sink_mass"], p[..., 0].mean(-1), rtol=1e-5)

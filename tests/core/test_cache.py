@@ -10,11 +10,11 @@ from hypothesis import given as for_all, settings, strategies as st
 
 import headwise as hw
 from headwise.attention import attend
-from headwise.cache import BudgetCache, Cache, HeadWindows, KVCache, RaggedCache, SlidingCache
+from headwise.cache import BudgetCache, Cache, KVCache, RaggedCache, SlidingCache
 from headwise.costs import cache_bytes
 from headwise.errors import ConfigError, DTypeError, HeadwiseError, ShapeError
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.masks import Causal, Dense, Grid, Mask, Sinks, Span, State, Window
+from headwise.masks import Causal, Dense, Grid, HeadWindows, Mask, Sinks, Span, State, Window
 from headwise.nn.base import AttentionLayer
 from headwise.nn.counts import counts_of
 from headwise.nn.registry import DESIGNS
@@ -221,7 +221,7 @@ def test_head_windows_are_their_formula(
             for j in range(m):
                 near = size is None or (i + before) - j < size
                 assert dense[0, head, i, j] == (near or j < sinks)
-        assert torch.equal(mask.only(0, head).to_dense(n, m)[0, 0], dense[0, head])
+        assert torch.equal(mask.only(0, head, Grid(1, h, n, m)).to_dense(n, m)[0, 0], dense[0, head])
     row, column = data.draw(st.integers(0, n - 1)), data.draw(st.integers(0, m - 1))
     rows, cols = (
         Span(row, data.draw(st.integers(row + 1, n))),

@@ -19,13 +19,14 @@ from torch.library import opcheck
 
 from headwise.attention import attend
 from headwise.errors import KernelError, ShapeError
+from headwise.fields import inside
 from headwise.kernels import KERNELS, use_kernel
 from headwise.kernels.cpu import kernel as compiled_kernel
 from headwise.kernels.graph import can_record
 from headwise.kernels.operator import attend as forward_operator, attend_backward
-from headwise.kernels.written import KINDS, read, write
+from headwise.kernels.written import read, write
 from headwise.lm.model import Decoder, DecoderConfig
-from headwise.masks import Causal, Documents, Everything, Grid, Lengths, Mask, Sinks, State, Window
+from headwise.masks import Causal, Documents, Everything, Grid, HeadWindows, Lengths, Mask, Sinks, State, Window
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.registry import DESIGNS
 from headwise.rule import Rule, compute
@@ -255,6 +256,8 @@ def test_lengths_may_be_made_within_a_graph_which_checks_them_when_it_runs() -> 
 class EveryOther(Mask):
     """A mask of somebody's own."""
 
+    holds = {}
+
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return (cols % 2 == 0).expand(len(rows), -1)[None, None]
 
@@ -264,6 +267,8 @@ class EveryOther(Mask):
 
 class Near(Relative):
     """A score of somebody's own."""
+
+    holds = {}
 
     def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
         return (-offset.abs().to(dtype) / 9)[None]
@@ -393,9 +398,19 @@ def test_a_mask_is_read_as_it_was_written(name: str) -> None:
     assert torch.equal(again.to_dense(37, 53, batch=2), mask.to_dense(37, 53, batch=2))
 
 
-def test_every_mask_of_the_library_can_be_written() -> None:
-    found = {type(MASKS[name](2, 37, 53)) for name in MASKS} | {type(Causal() | Window(2)), Sinks}
-    assert found <= set(KINDS)
+def test_every_registered_mask_has_a_sample() -> None:
+    found = {type(one).__name__ for make in MASKS.values() for one in inside(make(2, 37, 53))}
+    assert found | {"HeadWindows"} == set(Mask.known)  # which is of some number of heads
+
+
+def test_windows_of_heads_are_part_of_a_graph() -> None:
+    mask = Causal() & HeadWindows([2, None, 3, 1, None, 50], sinks=1)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, mask=mask)
+
+    assert can_record(Rule(mask, 1.0, Grid(1, 6, 37, 53)))
+    same_both_ways(whole(call), call, *leaf_qkv())
 
 
 @pytest.mark.parametrize("name", ["causal window", "lengths", "documents"])

@@ -223,7 +223,7 @@ def test_picked_rows_are_those_of_the_mask(kind: str) -> None:
     expected = torch.stack([dense[e // 2, heads[e // 2, e % 2]][positions[e // 2, e % 2]] for e in range(4)])
     got = picked.to_dense(11, 31, batch=4, heads=1)
     assert torch.equal(got[:, 0], expected)
-    assert torch.equal(picked.only(3, 0).to_dense(11, 31)[0, 0], expected[3])
+    assert torch.equal(picked.only(3, 0, cells).to_dense(11, 31)[0, 0], expected[3])
     for rows in (Span(0, 11), Span(2, 5), Span(10, 11)):
         for cols in (Span(0, 31), Span(0, 4), Span(25, 31)):
             part = expected[:, rows.start : rows.stop, cols.start : cols.stop]

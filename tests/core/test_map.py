@@ -210,7 +210,7 @@ def test_a_file_that_is_no_map_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"q": torch.zeros(1)}, path)
-    with pytest.raises(CheckpointError, match="not of the format headwise-map-4"):
+    with pytest.raises(CheckpointError, match="not of the format headwise-map-5"):
         AttentionMap.load(path)
 
 

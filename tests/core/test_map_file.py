@@ -31,7 +31,7 @@ from headwise.rule import DTYPES, Rule
 from headwise.tensor_files import read_tensors, write_tensors
 
 B, H, H_KV, N, M, D = 2, 6, 3, 7, 11, 5
-FORMAT = "headwise-map-4"
+FORMAT = "headwise-map-5"
 SCORES = (
     SoftCap(3.0), ALiBi.standard(H), RelativeBias(torch.randn(H, 5), -3), Bias(torch.randn(1, H, 1, M)),
     SinkLogits(torch.randn(H)),
@@ -125,7 +125,7 @@ def test_files_without_a_checksum_are_refused_by_name(file: Path) -> None:
     with pytest.raises(CheckpointError, match="checksum"):
         AttentionMap.load(file)
     save_file(tensors, file, metadata=bare | {"format": "headwise-map-3"})
-    with pytest.raises(CheckpointError, match="not of the format headwise-map-4; its header says 'headwise-map-3'"):
+    with pytest.raises(CheckpointError, match="not of the format headwise-map-5; its header says 'headwise-map-3'"):
         AttentionMap.load(file)
 
 
@@ -154,9 +154,9 @@ def _tensor_of(kind: str, make: Callable[[Tensor], Tensor]) -> Callable[[dict[st
         waiting = [json.loads(header["mask"]), *json.loads(header["scores"])]
         while waiting:
             code = waiting.pop()
-            if code["kind"] == kind:
-                tensors[code["tensor"]] = make(tensors[code["tensor"]])
-            waiting += [code[side] for side in ("left", "right") if isinstance(code.get(side), dict)]
+            names = [value for value in code.values() if isinstance(value, str) and value in tensors]
+            tensors.update({name: make(tensors[name]) for name in names if code["kind"] == kind})
+            waiting += [value for value in code.values() if isinstance(value, dict)]
 
     return change
 
@@ -187,12 +187,13 @@ FORGED: dict[str, tuple[Any, str]] = {
     "a bias for other keys": (_tensor_of("Bias", lambda x: x[..., 1:]), "Bias"),
     "ids of other keys": (_tensor_of("Documents", lambda x: x[:, 1:]), "Documents"),
     "ids that are no numbers": (_tensor_of("Documents", torch.Tensor.float), "Documents"),
-    "a mask of 2": (_tensor_of("Dense", lambda x: x * 2), "Dense: expected a tensor of 0 and 1"),
-    "a mask of floats": (_tensor_of("Dense", torch.Tensor.float), "Dense: expected a tensor of 0 and 1"),
+    "a mask of 2": (_tensor_of("Dense", lambda x: x * 2), "mask: expected a tensor of 0 and 1"),
+    "a mask of floats": (_tensor_of("Dense", torch.Tensor.float), "mask: expected a tensor of 0 and 1"),
     "a soft cap of 0": (_kinds(SoftCap={"cap": 0}), "SoftCap"),
     "a soft cap in words": (_kinds(SoftCap={"cap": "wide"}), r"scores\[0\]\.cap: expected a number"),
     "a first distance with a fraction": (_kinds(RelativeBias={"first": 0.5}), "first: expected a whole number"),
-    "a tensor twice": (_kinds(ALiBi={"tensor": "tensor.9"}, SinkLogits={"tensor": "tensor.9"}), "tensor.9"),
+    "a tensor twice": (_kinds(ALiBi={"slopes": "tensor.10"}, SinkLogits={"logits": "tensor.10"}),
+                       r"scores\[4\].logits: tensor 'tensor.10' is missing, or belongs to two"),
     "two caps": (_header(scores='[{"kind": "SoftCap", "cap": 1}, {"kind": "SoftCap", "cap": 2}]'), "two of SoftCap"),
     "an unknown score": (_header(scores='[{"kind": "Wings"}]'), "unknown score 'Wings'"),
     "scores that are no list": (_header(scores="3"), "scores: expected a list"),
@@ -200,8 +201,17 @@ FORGED: dict[str, tuple[Any, str]] = {
     "a mask without a kind": (_header(mask="{}"), "mask.kind is missing"),
     "a window of 0": (_header(mask='{"kind": "Window", "left": 0, "right": 0}'), "left must be >= 1"),
     "a window without end": (_header(mask=f'{{"kind": "Window", "left": {10**40}, "right": 0}}'), "mask.left"),
-    "too many lengths": (_header(mask='{"kind": "Lengths", "keys": [1, 2, 3], "queries": null, "side": "left"}'),
-                         "3 lengths for a batch of 2"),
+    "too many lengths": (_tensor_of("Lengths", lambda x: x.repeat(2)[:3]), "3 lengths for a batch of 2"),
+    "lengths with fractions": (_tensor_of("Lengths", torch.Tensor.float), "Lengths"),
+    "lengths below 0": (_tensor_of("Lengths", torch.Tensor.neg), "Lengths"),
+    "a tensor that is that of q": (_kinds(ALiBi={"slopes": "q"}), "slopes: tensor 'q' is missing"),
+    "a tensor that is a number": (_kinds(ALiBi={"slopes": 3}), "slopes: expected a string"),
+    "no slopes": (_kinds(ALiBi={"slopes": None}), "slopes: expected a string"),
+    "more than a score holds": (_kinds(ALiBi={"more": 3}), "more: a ALiBi holds no such value"),
+    "a score as a mask": (_header(mask='{"kind": "SoftCap", "cap": 3.0}'), "unknown mask 'SoftCap'"),
+    "windows of other heads": (_header(mask='{"kind": "HeadWindows", "windows": [1, null], "sinks": 0}'), "6 query"),
+    "windows in words": (_header(mask='{"kind": "HeadWindows", "windows": ["a"], "sinks": 0}'), r"windows\[0\]"),
+    "windows that are no list": (_header(mask='{"kind": "HeadWindows", "windows": 3, "sinks": 0}'), "expected a list"),
     "a mask inside a mask inside": (_header(mask=_nested(500)), "masks inside one another|not JSON"),
     "a mask without bottom": (_header(mask="[" * 100_000), "not JSON"),
     "no scale": (lambda tensors, header: header.pop("scale"), "scale is missing"),

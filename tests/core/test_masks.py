@@ -59,7 +59,7 @@ def test_and_or_are_those_of_sets(one: str, other: str) -> None:
 def test_one_entry_of_a_mask(name: str) -> None:
     mask = MASKS[name](2, 17, 23)
     whole = mask.to_dense(17, 23, batch=2, heads=3).expand(2, 3, 17, 23)
-    assert torch.equal(mask.only(1, 2).to_dense(17, 23)[0, 0], whole[1, 2])
+    assert torch.equal(mask.only(1, 2, Grid(2, 3, 17, 23)).to_dense(17, 23)[0, 0], whole[1, 2])
 
 
 def test_a_mask_that_is_called_causal_hides_what_comes_after() -> None:

@@ -38,7 +38,7 @@ def test_a_part_of_a_mask_allows_what_the_whole_does(name: str, rectangle: tuple
     part, grid = mask.part(rows, cols, whole), whole.part(rows, cols)
     i, j = torch.arange(grid.n), torch.arange(grid.m)
     assert torch.equal(part.allowed(i, j, grid).expand(*grid), expected)
-    assert torch.equal(part.only(1, 2).allowed(i, j, replace(grid, b=1, h=1))[0, 0], expected[1, 2])
+    assert torch.equal(part.only(1, 2, grid).allowed(i, j, replace(grid, b=1, h=1))[0, 0], expected[1, 2])
     found = part.spans(grid)
     if found is not None:
         assert torch.equal(spans.to_dense(found, grid.m)[:, None].expand(*grid), expected)

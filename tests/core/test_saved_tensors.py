@@ -25,6 +25,8 @@ ANY_RULE = [name for name in OWN if name != "torch_fused"]
 class Chosen(Mask):
     """A mask of somebody's own class: some keys, for all queries."""
 
+    holds = None
+
     def __init__(self, keys: Tensor) -> None:
         self.keys = [keys]
 

@@ -478,6 +478,8 @@ def test_training_with_scores_takes_no_square_of_memory() -> None:
 
 def test_a_bias_by_distance_of_ones_own() -> None:
     class Decay(Relative):
+        holds = {}
+
         def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
             return (offset.abs() + 1).to(dtype).log().neg()[None]
 

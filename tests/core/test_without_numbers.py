@@ -14,6 +14,8 @@ from headwise.masks import Grid, Mask, Span, State
 
 
 class EveryOther(Mask):
+    holds = {}
+
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return ((rows[:, None] + cols) % 2 == 0)[None, None]
 

@@ -173,9 +173,9 @@ def test_a_large_corpus_has_not_more_units_but_larger_ones():
 @settings(deadline=None, max_examples=80)
 def test_windows_hold_every_token_and_the_frame(n, room, head, tail, data):
     stride = data.draw(st.integers(1, room))
-    ids, marks = torch.arange(100, 100 + n), torch.arange(n) % 3 == 0
+    ids, pieces = torch.arange(100, 100 + n), [str(i) for i in range(n)]
     frame = Frame(torch.arange(head), torch.arange(tail) + 50)
-    found = list(windows(ids, {"third": marks}, frame, room + len(frame), stride, 0, "byte 0", 999))
+    found = list(windows(ids, pieces, frame, room + len(frame), stride, 0, "byte 0", 999))
     assert sum(window.content for window in found) == n
     assert sum(window.share for window in found) == pytest.approx(999)
     covered = set()
@@ -185,7 +185,12 @@ def test_windows_hold_every_token_and_the_frame(n, room, head, tail, data):
         assert torch.equal(inside, ids[window.first : window.first + room])
         assert torch.equal(window.ids[:head], frame.head)
         assert torch.equal(window.ids[len(window.ids) - tail :], frame.tail)
-        assert torch.equal(frame.content(window.classes["third"]), marks[window.first : window.first + room])
+        special = window.special.tolist()
+        assert special == [True] * head + [False] * len(inside) + [True] * tail
+        assert [piece for piece, none in zip(window.pieces, special, strict=True) if not none] == pieces[
+            window.first : window.first + room
+        ]
+        assert "".join(window.pieces[:head]) == "".join(window.pieces[len(special) - tail :]) == ""
         covered |= set(inside.tolist())
     assert covered == set(ids.tolist())
     assert all(len(window.ids) == room + len(frame) for window in found[:-1])
@@ -193,7 +198,7 @@ def test_windows_hold_every_token_and_the_frame(n, room, head, tail, data):
 
 def test_batches_are_made_of_windows_of_like_length():
     frame = Frame(torch.arange(0), torch.arange(0))
-    stream = [w for n in (5, 2, 9, 2, 5, 1, 7) for w in windows(torch.arange(n), {}, frame, 9, 9, 0, str(n), n)]
+    stream = [w for n in (5, 2, 9, 2, 5, 1, 7) for w in windows(torch.arange(n), [""] * n, frame, 9, 9, 0, str(n), n)]
     found = list(batches(iter(stream), 3))
     assert [[len(window.ids) for window in batch] for batch in found] == [[9, 7, 5], [5, 2, 2], [1]]
     ids, mask = stacked(found[1])

@@ -58,7 +58,7 @@ def assert_same_numbers(found, wanted):
                 "min": values.min(), "max": values.max(), "count": len(values),
             }  # fmt: skip
             for column, number in columns.items():
-                there = float(found.column(name, column)[layer, head])
+                there = float(found.moment(column).dense(name)[layer, head])
                 assert there == pytest.approx(number, rel=2e-5, abs=2e-5), (name, column, layer, head)
 
 
@@ -87,7 +87,7 @@ def test_windows_that_overlap(model_folder, tmp_path):
     subject = open_subject(model_folder)
     assert_same_numbers(found, dense(subject, [text], stride=5))
     assert found.total.tokens == len(subject.read(text).ids)
-    assert found.column("entropy", "count").max() > found.total.tokens
+    assert found.moment("count").dense("entropy").max() > found.total.tokens
 
 
 @pytest.mark.thorough
@@ -152,8 +152,8 @@ def test_some_layers_and_heads_have_the_numbers_that_they_have_among_all(model_f
     some = measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "some.csv", **SMALL, layers=[1], heads=[2, 0])
     assert [(head.layer, head.head) for head in some.heads] == [(1, 0), (1, 2)]
     for name in NAMES:
-        assert torch.equal(some[name][1, [0, 2]], whole[name][1, [0, 2]])
-        assert some[name].isnan().sum() == 4
+        assert torch.equal(some.table[name][1], whole.table[name][1][[0, 2]])
+        assert some.table.dense(name).isnan().sum() == 4
 
 
 def test_measures_that_read_the_tokens(model_folder, tmp_path):
@@ -179,16 +179,16 @@ def test_measures_that_read_the_tokens(model_folder, tmp_path):
                 values["separator_mass"].append(p[i, [piece.isspace() for piece in pieces]].sum())
     for name in names:
         assert len(values[name]) > 5
-        assert int(found.column(name, "count")[1, 2]) == len(values[name])
-        assert float(found[name][1, 2]) == pytest.approx(np.mean(values[name]), rel=1e-5)
+        assert int(found.moment("count").dense(name)[1, 2]) == len(values[name])
+        assert float(found.table.dense(name)[1, 2]) == pytest.approx(np.mean(values[name]), rel=1e-5)
 
 
 def test_nan_is_told_with_its_place_and_left_out(tmp_path):
     model = make_model(tmp_path / "model", poison="1.2")
     write_jsonl(tmp_path / "a.jsonl", [said(20, 1), said(9, 2)])
     found = measure_corpus(model, tmp_path / "a.jsonl", tmp_path / "out.csv", **SMALL)
-    assert found["entropy"].isnan().tolist() == [[False] * 3, [False, False, True]]
-    assert found.column("entropy", "count")[1].tolist() == [29.0, 29.0, 0.0]
+    assert found.table.dense("entropy").isnan().tolist() == [[False] * 3, [False, False, True]]
+    assert found.moment("count").dense("entropy")[1].tolist() == [29.0, 29.0, 0.0]
     columns = found.columns()
     assert [n for n, layer, head in zip(columns["nonfinite"], columns["layer"], columns["head"], strict=True)] == [
         29 if (layer, head) == (1, 2) else 0 for layer, head in zip(columns["layer"], columns["head"], strict=True)
@@ -199,7 +199,7 @@ def test_nan_is_told_with_its_place_and_left_out(tmp_path):
     assert "a.jsonl, the text at byte 0, window from its token 0 on" in first
     healthy = make_model(tmp_path / "healthy")
     well = measure_corpus(healthy, tmp_path / "a.jsonl", tmp_path / "well.csv", **SMALL)
-    assert_close(found["entropy"][1, :2], well["entropy"][1, :2], rtol=1e-6, atol=1e-6)
+    assert_close(found.table.dense("entropy")[1, :2], well.table.dense("entropy")[1, :2], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -242,5 +242,5 @@ def test_bfloat16_is_near(model_folder, tmp_path):
     (tmp_path / "a.txt").write_text(said(200, 3), encoding="utf-8")
     single = measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "single.csv", **SMALL)
     half = measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "half.csv", **SMALL, dtype="bfloat16")
-    assert_close(half["entropy"], single["entropy"], rtol=0.05, atol=0.05)
-    assert not torch.equal(half["entropy"], single["entropy"])
+    assert_close(half.table.dense("entropy"), single.table.dense("entropy"), rtol=0.05, atol=0.05)
+    assert not torch.equal(half.table.dense("entropy"), single.table.dense("entropy"))

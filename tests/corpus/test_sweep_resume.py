@@ -122,7 +122,7 @@ def test_another_batch_size_goes_on(model_folder, corpus, tmp_path):
     begun(model_folder, corpus, tmp_path / "out.csv")
     found = measure_corpus(model_folder, corpus, tmp_path / "out.csv", **{**OPTIONS, "batch": 2})
     assert [how["batch"] for how in found.about["how"]] == [3, 2]
-    torch.testing.assert_close(found["entropy"], whole["entropy"], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(found.table.dense("entropy"), whole.table.dense("entropy"), rtol=1e-6, atol=1e-7)
 
 
 def test_restart_begins_anew(model_folder, corpus, tmp_path):

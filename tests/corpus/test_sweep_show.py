@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 from headwise.cli import app
 from headwise.cli.measure import _numbers
 from headwise.corpus import measure_corpus
-from headwise.corpus.asked import DEFAULT
 from headwise.corpus.show import print_measures
 from headwise.errors import ConfigError
+from headwise.stats import shown_in
 
 WIDE = "encoder_only_and_long_named"
 
@@ -38,10 +38,11 @@ def test_tables_fit_the_terminal(found, width):
     assert "in 1 h 2 min" in text
     lines = text.splitlines()
     (measures,) = [i for i, line in enumerate(lines) if line.startswith("measure ")]
-    assert [line.split()[0] for line in lines[measures + 1 : measures + 1 + len(DEFAULT)]] == list(DEFAULT)
+    measured = shown_in("corpus")
+    assert [line.split()[0] for line in lines[measures + 1 : measures + 1 + len(measured)]] == list(measured)
     (heads,) = [i for i, line in enumerate(lines) if line.startswith("layer")]
     assert [line.split()[:2] for line in lines[heads + 1 : heads + 7]] == [[str(i // 3), str(i % 3)] for i in range(6)]
-    hidden = [name for name in DEFAULT if name not in lines[heads].split()]
+    hidden = [name for name in measured if name not in lines[heads].split()]
     assert (width == 200) == (not hidden)
     assert all(name in lines[-1] for name in hidden)
 
@@ -53,25 +54,25 @@ def test_heads_sorted_by_a_measure(found, name):
     column = lines[at].split().index(name)
     values = [float(line.split()[column]) for line in lines[at + 1 : at + 7]]
     assert values == sorted(values, reverse=True)
-    assert values[0] == pytest.approx(float(found[name].max()), rel=1e-3)
+    assert values[0] == pytest.approx(float(found.table.dense(name).max()), rel=1e-3)
 
 
 def test_least_and_largest_name_their_heads(found):
     head, body = found.overview()
     assert head[3:] == ["least", "head", "largest", "head"]
     for row in body:
-        table = found[row[0]].numpy()
+        table = found.table.dense(row[0]).numpy()
         assert row[6] == "L{}H{}".format(*np.unravel_index(table.argmax(), table.shape))
         assert row[4] == "L{}H{}".format(*np.unravel_index(table.argmin(), table.shape))
 
 
 def test_it_prints_itself(found):
     assert "entropy" in repr(found)
-    assert "<th>entropy" in found._repr_html_()
-    with pytest.raises(ConfigError, match="'reach' was not measured; there are max_logit"):
-        found["reach"]
-    with pytest.raises(ConfigError, match="column='median': expected one of value, mean"):
-        found.column("entropy", "median")
+    assert ">entropy (nats)</th>" in found._repr_html_()
+    with pytest.raises(ConfigError, match="column 'reach' is not in the table; there are max_logit"):
+        found.table["reach"]
+    with pytest.raises(ConfigError, match=r"moment\('median'\): expected one of value, mean"):
+        found.moment("median")
 
 
 def test_the_command_writes_table_and_picture(tmp_path):

@@ -67,6 +67,11 @@ def seen_by(model, measures, run):
     return seen
 
 
+def latest(record, layer, name):
+    """A measure of a layer's heads in the last step, [heads] float32."""
+    return record.latest.table.layer(layer).column(name).float()
+
+
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])
 @pytest.mark.parametrize(("make", "side"), [(bert, "right"), (bert, "left"), (llama, "left"), (llama, "right")])
 def test_maps_and_measures_are_those_of_the_sentences_alone(make, side, kernel):
@@ -131,7 +136,12 @@ def test_watching_counts_the_same_rows_as_its_maps():
         model(tokens, attention_mask=real, position_ids=positions)
     for name, amap in record.maps.items():
         rows = amap.measure("entropy", rows=True).rows["entropy"]
-        assert_close(record.latest.of(name)["entropy"], rows.sum((0, 2)) / sum(LENGTHS), rtol=1e-4, atol=1e-5)
+        assert_close(
+            latest(record, name, "entropy"),
+            rows.sum((0, 2)) / sum(LENGTHS),
+            rtol=1e-4,
+            atol=1e-5,
+        )
 
 
 def hidden(holes=False):

@@ -1,20 +1,74 @@
 """Statistics of many ranks against those of one process, and the maps that ranks hold."""
 
+from dataclasses import dataclass
+
 import torch
 from compared import HOW, close, compare, raises
 from samples import MASKS, SCORES, qkv
 
 import headwise as hw
 from headwise import parallel
-from headwise.stats import MEASURES
+from headwise.stats import MEASURES, OfWeights
 
 N = 37
+
+
+class Even(OfWeights):
+    """A statistic that no kernel knows."""
+
+
+EVEN = Even("even")
+
+
+class EvenMass(hw.RowMeasure):
+    """Weight on every other key."""
+
+    name, unit, range, source = "even_mass", "mass", "0 to 1", "this test"
+
+    def partial(self, tile):
+        return (tile.weights * (tile.keys % 2 == 0)).sum(-1)
+
+    def needs(self, rule):
+        return (EVEN,)
+
+    def from_rows(self, found, lse, rule):
+        return found[EVEN]
+
+
+@dataclass
+class Sums:
+    mass: torch.Tensor  # [b, h, 2]: of even keys, and of odd ones
+    most: torch.Tensor  # [b, h]
+
+
+class Sides(hw.Measure):
+    """A measure that is none of rows, and says how blocks of queries join."""
+
+    name, unit, range, source = "sides", "mass", "≥ 0", "this test"
+
+    def start(self, grid, like):
+        return Sums(like.new_zeros(grid.b, grid.h, 2, dtype=torch.float64), like.new_zeros(grid.b, grid.h).double())
+
+    def update(self, state, tile):
+        for side in (0, 1):
+            state.mass[..., side] += tile.weights[..., tile.keys % 2 == side].sum((-1, -2))
+        state.most = torch.maximum(state.most, tile.weights.amax((-1, -2)).double())
+
+    def of_blocks(self):
+        return {"mass": "sum", "most": "max"}
+
+    def merge(self, one, other):
+        return Sums(one.mass.sum(0, keepdim=True) + other.mass.sum(0, keepdim=True), one.most)
+
+    def finish(self, state):
+        return (state.mass[..., 0] - state.mass[..., 1] + 3.0 * state.most).float()
 
 
 def all_measures() -> list:
     ids = torch.randint(0, 6, (N,), generator=torch.Generator().manual_seed(3))
     return [
-        *MEASURES, hw.DuplicateMass(ids), hw.InductionMass(ids), hw.InductionMass(ids, uniform=True),
+        *MEASURES, EvenMass(), Sides(), hw.DuplicateMass(ids), hw.InductionMass(ids),
+        hw.InductionMass(ids, uniform=True),
         hw.ClassMass(ids == 2, "twos"), hw.ClassMass(torch.stack((ids == 1, ids == 4)), "two classes"),
         hw.row_measure("far", lambda tile: (tile.weights * (tile.positions[:, None] - tile.keys > 9)).sum(-1)),
     ]  # fmt: skip

@@ -10,7 +10,8 @@ from samples import qkv
 from torch import Tensor
 
 import headwise as hw
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, ShapeError
+from headwise.fields import Array
 from headwise.kernels import KERNELS
 from headwise.kernels.call import Call, Result
 from headwise.kernels.reference import dense_weights
@@ -138,33 +139,62 @@ def test_a_measure_that_does_not_say_what_it_is_is_refused() -> None:
                 return tile.mass
 
 
-def test_a_score_that_declares_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"class Silent\(Score\): declare placed .*only .*part "):
+def test_a_mask_or_score_that_declares_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"class Silent\(Mask\): declare holds .*allowed .*state "):
 
-        class Silent(Score):
+        class Silent(hw.Mask):
             pass
 
+    with pytest.raises(ConfigError, match=r"class Silent\(Score\): declare holds .*placed .*terms "):
 
-class Whole(Score):
-    """A score of a kind that no rule has a term for."""
+        class Silent(Score):  # type: ignore[no-redef]
+            pass
 
-    placed = False
+    with pytest.raises(ConfigError, match=r"class Blind\(Score\): declare holds .*as fields\)$"):
 
-    def only(self, batch: int, head: int) -> Score:
-        return self
+        class Blind(Relative):
+            def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
+                return offset.to(dtype)[None]
 
-    def part(self, rows: Span, cols: Span) -> Score:
-        return self
+    with pytest.raises(ConfigError, match=r"class Still\(Relative\): declare at "):
+
+        class Still(Relative):
+            holds = {}
+
+    with pytest.raises(ConfigError, match=r"class Open\(Score\): holds=None"):
+
+        class Open(hw.SoftCap):
+            holds = None
 
 
-def test_a_score_that_a_rule_has_no_term_for_is_named() -> None:
-    q, _, _ = qkv(B, H, H_KV, N, M, D, E)
-    with pytest.raises(ConfigError, match="no term for a Whole"):
-        Rule(hw.Causal(), 1.0, Grid(B, H, N, M), (Whole(),)).terms(q)
+def test_a_bias_of_other_heads_than_the_call_is_named() -> None:
+    class Hidden(Relative):
+        """Its heads differ, and it does not say so."""
+
+        holds = {}
+
+        def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
+            return torch.arange(H, dtype=dtype)[:, None] * offset
+
+    q, k, v = qkv(B, H, H_KV, N, M, D, E)
+    _, amap = hw.attend(q, k, v, score=Hidden(), return_map=True)
+    with pytest.raises(ShapeError, match=r"biases of 4 heads, expected 1 or 1; `holds` of Hidden"):
+        amap.head(1, 2)[:]
+
+
+def test_two_soft_caps_of_different_classes_are_refused() -> None:
+    class Cap(hw.SoftCap):
+        pass
+
+    q, k, v = qkv(B, H, H_KV, N, M, D, E)
+    with pytest.raises(ConfigError, match=r"soft caps of 3\.0 and 5\.0"):
+        hw.attend(q, k, v, score=(hw.SoftCap(3.0), Cap(5.0)))
 
 
 class Far(Relative):
     """A bias of one's own, another one for each head."""
+
+    holds = {"weight": Array("h")}
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight

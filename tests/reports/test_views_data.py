@@ -5,7 +5,7 @@ import pytest
 from view_samples import compared, passage, report_of, weights
 
 from headwise.errors import ShapeError
-from headwise.reports.colours import STOPS, stops
+from headwise.pictures.colours import STOPS, stops
 from headwise.reports.data import Comparison, Passage, Report, Statistic
 
 

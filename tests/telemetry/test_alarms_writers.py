@@ -231,11 +231,11 @@ def test_tables_print_layer_head_and_statistics():
         record.model(x())
     lines = repr(record.table()).splitlines()
     assert lines[0] == "step 0"
-    assert lines[1].split() == ["layer", "head", "entropy"]
-    assert lines[2].split()[:2] == ["blocks.0.attention", "0"]
+    assert lines[1].split() == ["layer", "head", "entropy", "(nats)"]
+    assert lines[2].split()[:3] == ["0", "blocks.0.attention", "0"]
     assert len(lines) == 2 + 2 + 3 + 4
-    assert "<td>blocks.1.attention</td><td>2</td>" in record.latest._repr_html_()
+    assert "<td>1 blocks.1.attention</td><td>2</td>" in record.latest._repr_html_()
     with pytest.raises(hw.ConfigError, match="'sink_mass' was not measured; there are entropy"):
         record.latest["sink_mass"]
-    with pytest.raises(hw.ConfigError, match="no such layer"):
-        record.latest.of("nowhere")
+    with pytest.raises(hw.ConfigError, match="layer 'nowhere' is not in the table"):
+        record.latest.table.layer("nowhere")

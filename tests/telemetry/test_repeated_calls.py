@@ -31,6 +31,11 @@ def shared(kind):
     return Shared(nn.TransformerEncoderLayer(24, 4, 19, batch_first=True, dropout=0.0)).eval()
 
 
+def latest(record, layer, name):
+    """A measure of a layer's heads in the last step, [heads] float32."""
+    return record.latest.table.layer(layer).column(name).float()
+
+
 @pytest.mark.parametrize("kind", ["headwise", "torch"])
 def test_every_call_has_its_map(kind):
     model, images = shared(kind), [x(n=n, seed=n) for n in (5, 7)]
@@ -43,10 +48,13 @@ def test_every_call_has_its_map(kind):
     assert not torch.equal(one.q, other.q)
     assert record.latest.layers == (name,)
     measured = [amap.measure(*MEASURES) for amap in record.maps.values()]
-    assert_close(record.latest.of(name)["max_logit"], torch.cat([one["max_logit"] for one in measured]).amax(0))
+    assert_close(
+        latest(record, name, "max_logit"),
+        torch.cat([one["max_logit"] for one in measured]).amax(0),
+    )
     rows = torch.tensor([5, 5, 7, 7])[:, None] / 24
     entropy = torch.stack([one["entropy"].mean(0) for one in measured])
-    assert_close(record.latest.of(name)["entropy"], (rows * entropy).sum(0), rtol=1e-5, atol=1e-6)
+    assert_close(latest(record, name, "entropy"), (rows * entropy).sum(0), rtol=1e-5, atol=1e-6)
 
 
 def test_the_calls_of_one_forward_are_kept_and_no_others():

@@ -17,14 +17,14 @@ def test_a_text_is_read_with_progress_and_all_heads_are_shown(chromium, fake):
     page.open(fake.url)
     page.wait("document.activeElement.id === 'text'")
     page.type(TEXT)
-    page.wait("document.querySelector('#count').textContent === '3,300 of at most 200,000 characters'")
+    page.wait("document.querySelector('#count').textContent === '3,300 of 200,000 characters'")
     page.do("document.querySelector('#read').click()")
     said = set()
     page.wait("!document.querySelector('#progress').hidden")
     while not page.do("document.querySelector('#progress').hidden"):
         said.add(text_of(page, "#doing"))
     assert "Drawing layer 1 of 3 · 2 of 11 heads drawn" in said
-    assert "Reading layer 1 of 3 · 5 of 11 heads drawn" in said
+    assert "Computing layer 1 of 3 · 5 of 11 heads drawn" in said
     page.wait("[...document.querySelectorAll('.thumb canvas')].every((c) => c.width === 52)")  # cells of 64 tokens
     assert page.do("document.querySelectorAll('.thumb').length") == 11
     assert text_of(page, "#reading-facts") == "fake · 3,300 tokens"

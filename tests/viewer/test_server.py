@@ -17,7 +17,7 @@ from tile_samples import close, dense, pooled
 from headwise.reports.viewer import app as app_module, wire
 from headwise.reports.viewer.app import make_app
 from headwise.reports.viewer.session import Session
-from headwise.reports.viewer.text import STATISTICS
+from headwise.stats import shown_in
 
 TEXT = "the quick brown fox 武松 jumps over the lazy dog " * 13
 
@@ -79,7 +79,7 @@ def test_text_is_read_to_the_end(client, ready, session):
     assert told["done"] == told["of"] > 0
     assert (told["base"], told["coarsest"]) == (4, 64)
     assert any("64 tokens" in note["text"] for note in told["notes"])
-    assert list(told["statistics"]) == list(STATISTICS)
+    assert list(told["statistics"]) == list(shown_in("viewer"))
     maps = session.subject.maps(session.present.reading.ids)
     for name, statistic in told["statistics"].items():
         assert statistic["about"]

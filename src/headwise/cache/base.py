@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headwise.errors import ConfigError, DeviceError, DTypeError, ShapeError
+from headwise.errors import DeviceError, DTypeError, ShapeError
 from headwise.kernels.eight_bits import Vectors
 from headwise.masks import Mask
 
@@ -70,13 +70,6 @@ def kind_of(k: Tensor, v: Tensor, held: Kind | None) -> Kind:
         new, old = (" and ".join(sorted({str(dtype) for dtype in x.dtypes})) for x in (kind, held))
         raise DTypeError(f"cache: new keys and values are {new}, the cached ones are {old}; use a new cache")
     raise DeviceError(f"cache: new keys are on {kind.device}, the cached ones on {held.device}; use a new cache")
-
-
-def whole(owner: str, name: str, value: object, least: int) -> int:
-    """A whole number that is large enough, or an error that names it."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{owner}({name}={value!r}): expected a whole number, {name} >= {least}")
-    return value
 
 
 def _sizes(kind: Kind) -> str:

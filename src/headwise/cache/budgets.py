@@ -2,53 +2,13 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, told, whole
+from headwise.cache.base import Kind, kind_of, told
 from headwise.cache.storage import Rows, storages
-from headwise.errors import ConfigError, ShapeError
-from headwise.masks import Grid, Mask, Span, State
-
-FOREVER = 1 << 62  # a window that holds all
-
-
-class HeadWindows(Mask):
-    """Head i sees keys less than `windows[i]` behind its own position (None: all), and the first `sinks`.
-
-    It says nothing of keys ahead: join it with `Causal() &`. One window for each *query* head.
-    """
-
-    def __init__(self, windows: Sequence[int | None], sinks: int = 0) -> None:
-        self.windows = _windows("HeadWindows", windows)
-        self.sinks = whole("HeadWindows", "sinks", sinks, 0)
-        lengths = [FOREVER if window is None else window for window in self.windows]
-        self._least, self._most, self._lengths = min(lengths), max(lengths), torch.tensor(lengths)
-
-    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
-        """As in `Mask`."""
-        distance = (rows + grid.shift)[:, None] - cols
-        return (distance < self._lengths.to(rows.device)[:, None, None])[None] | (cols < self.sinks)
-
-    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
-        """As in `Mask`, for all heads together."""
-        nearest = rows.start + grid.shift - (cols.stop - 1)
-        farthest = rows.stop - 1 + grid.shift - cols.start
-        if farthest < self._least or cols.stop <= self.sinks:
-            return State.FULL
-        return State.EMPTY if nearest >= self._most and cols.start >= self.sinks else State.MIXED
-
-    def check(self, grid: Grid) -> None:
-        """As in `Mask`."""
-        if grid.h != len(self.windows):
-            raise ShapeError(f"mask=HeadWindows: {len(self.windows)} windows for {grid.h} query heads")
-
-    def only(self, batch: int, head: int) -> Mask:
-        """As in `Mask`."""
-        return HeadWindows([self.windows[head]], self.sinks)
-
-    def __repr__(self) -> str:
-        return f"HeadWindows({list(self.windows)}, sinks={self.sinks})"
+from headwise.errors import ShapeError, check_whole
+from headwise.masks import HeadWindows, Mask
+from headwise.masks.head_windows import check_windows
 
 
 class BudgetCache:
@@ -67,7 +27,7 @@ class BudgetCache:
         self, windows: Sequence[int | None], sinks: int = 0, *, stored: str | None = None,
         key_parts: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
-        self.windows, self.sinks = _windows("BudgetCache", windows), whole("BudgetCache", "sinks", sinks, 0)
+        self.windows, self.sinks = check_windows("BudgetCache", windows), check_whole("BudgetCache", "sinks", sinks, 0)
         k, v = storages(stored, key_parts)
         self._k = [Rows(k, spare=window is None) for window in self.windows]
         self._v = [Rows(v, spare=window is None) for window in self.windows]
@@ -124,9 +84,3 @@ class BudgetCache:
             out[:, i, :start] = x[:, 0, :start]
             out[:, i, out.shape[2] - (x.shape[2] - start) :] = x[:, 0, start:]
         return out
-
-
-def _windows(owner: str, windows: Sequence[int | None]) -> tuple[int | None, ...]:
-    if not len(windows):
-        raise ConfigError(f"{owner}(windows=[]): expected one for each head")
-    return tuple(None if window is None else whole(owner, "window", window, 1) for window in windows)

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, told, whole
+from headwise.cache.base import Kind, kind_of, told
 from headwise.cache.storage import Rows, storages
-from headwise.errors import ShapeError
+from headwise.errors import ShapeError, check_whole
 from headwise.kernels.eight_bits import Vectors, decoded
 
 
@@ -32,7 +32,7 @@ class KVCache:
     def __init__(
         self, *, stored: str | None = None, key_parts: Sequence[int] | None = None, capacity: int | None = None
     ) -> None:
-        self.capacity = None if capacity is None else whole("KVCache", "capacity", capacity, 1)
+        self.capacity = None if capacity is None else check_whole("KVCache", "capacity", capacity, 1)
         k, v = storages(stored, key_parts)
         self._k, self._v = Rows(k, spare=True, capacity=capacity), Rows(v, spare=True, capacity=capacity)
         self._kind: Kind | None = None

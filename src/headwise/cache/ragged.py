@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, told, whole
+from headwise.cache.base import Kind, kind_of, told
 from headwise.cache.storage import Rows, storages
-from headwise.errors import ConfigError, ShapeError
+from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.masks import Lengths
 
 
@@ -35,7 +35,7 @@ class RaggedCache:
     ) -> None:
         if not len(lengths):
             raise ConfigError("RaggedCache(lengths=[]): expected one for each sequence of the batch")
-        self._prompts = [whole("RaggedCache", "length", length, 1) for length in lengths]
+        self._prompts = [check_whole("RaggedCache", "length", length, 1) for length in lengths]
         k, v = storages(stored, key_parts)
         self._k = [Rows(k, spare=True) for _ in lengths]
         self._v = [Rows(v, spare=True) for _ in lengths]
@@ -49,7 +49,7 @@ class RaggedCache:
 
     def mask(self, n: int) -> Lengths:
         """What is real among the keys, and among the queries, of the next call, of n tokens."""
-        whole("mask", "n", n, 1)
+        check_whole("mask", "n", n, 1)
         if self._kind is None:
             return Lengths(self._prompts, self._prompts, side="right")
         return Lengths([length + n for length in self.lengths], side="right")

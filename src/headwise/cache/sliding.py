@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, told, whole
+from headwise.cache.base import Kind, kind_of, told
 from headwise.cache.storage import Rows, storages
+from headwise.errors import check_whole
 from headwise.kernels.eight_bits import Vectors, decoded
 from headwise.masks import Mask, Sinks, Window
 
@@ -22,7 +23,8 @@ class SlidingCache:
     def __init__(
         self, window: int, sinks: int = 0, *, stored: str | None = None, key_parts: Sequence[int] | None = None
     ) -> None:
-        self.window, self.sinks = whole("SlidingCache", "window", window, 1), whole("SlidingCache", "sinks", sinks, 0)
+        self.window = check_whole("SlidingCache", "window", window, 1)
+        self.sinks = check_whole("SlidingCache", "sinks", sinks, 0)
         self._k, self._v = (Rows(storage) for storage in storages(stored, key_parts))
         self._kind: Kind | None = None
         self.seen = 0

@@ -6,9 +6,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from headwise.cache.base import whole
 from headwise.costs.work import CACHE_BYTES
-from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.errors import ConfigError, DTypeError, ShapeError, check_whole
 from headwise.kernels.eight_bits import EightBits, Vectors
 
 
@@ -89,7 +88,7 @@ class Eight:
     """
 
     def __init__(self, widths: Sequence[int] | None = None) -> None:
-        self.widths = None if widths is None else [whole("cache", "key_parts", width, 0) for width in widths]
+        self.widths = None if widths is None else [check_whole("cache", "key_parts", width, 0) for width in widths]
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         """int8 [b, h, n, d] and float32 [b, h, n, parts]; DTypeError if a number is not finite."""

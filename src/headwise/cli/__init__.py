@@ -13,6 +13,7 @@ from headwise.cli.look import SAMPLE as SAMPLE, measures, see, trace
 from headwise.cli.measure import measure
 from headwise.cli.view import view
 from headwise.errors import HeadwiseError
+from headwise.plugins import load
 
 app = typer.Typer(
     help="Multi-head attention you can inspect.",
@@ -41,6 +42,7 @@ for command in (
 def main() -> None:
     """Run the command line; errors that the user can fix are printed as one line, with exit code 2."""
     try:
+        load()
         # Some versions of typer give the code of an Exit back instead of raising it.
         if code := app(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False):
             sys.exit(code)

@@ -83,11 +83,13 @@ def _measure(
     measures: str | None, **options: Any,
 ) -> None:  # fmt: skip
     from headwise.corpus import measure_corpus
-    from headwise.corpus.asked import DEFAULT
     from headwise.corpus.show import check_sort, print_measures
     from headwise.reports.corpus_picture import check_picture, write_picture
+    from headwise.stats import shown_in
 
-    names = DEFAULT if measures is None else tuple(name.strip() for name in measures.split(",") if name.strip())
+    names = (
+        shown_in("corpus") if measures is None else tuple(name.strip() for name in measures.split(",") if name.strip())
+    )
     check_sort(sort, names)
     if png is not None:
         check_picture(png)

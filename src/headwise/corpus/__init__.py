@@ -5,7 +5,7 @@
 >>> with tempfile.TemporaryDirectory() as folder:
 ...     _ = pathlib.Path(folder, "text.txt").write_text("武松打虎。" * 40, encoding="utf-8")
 ...     found = measure_corpus(None, folder, f"{folder}/stats.csv", measures=["entropy"], window=64, device="cpu")
->>> found["entropy"].shape                                              # [layers, heads]
+>>> found.table.dense("entropy").shape                                  # [layers, heads]
 torch.Size([4, 8])
 >>> found.total.windows, found.total.tokens
 (4, 200)

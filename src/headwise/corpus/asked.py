@@ -1,7 +1,6 @@
 """The measures of a sweep by their names, and the heads that are kept."""
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,14 +10,9 @@ from headwise.corpus.moments import OfRows, OfWindows, varied
 from headwise.corpus.windows import Window
 from headwise.errors import ConfigError
 from headwise.lm.loading import Subject
-from headwise.stats import GIVEN, MEASURES, ClassMass, DuplicateMass, InductionMass, Measure
-from headwise.telemetry.options import MEASURES as USUAL
+from headwise.stats import GIVEN, Measure, Tokens, known, of_tokens
 
-# Those that read the tokens, made anew for each batch of windows.
-OF_TOKENS: dict[str, Callable[[Tensor], Measure]] = {"duplicate_mass": DuplicateMass, "induction_mass": InductionMass}
-# Classes of tokens by what stands in them.
-CLASSES = {"punctuation_mass": "punctuation", "separator_mass": "separator"}
-DEFAULT = (*USUAL, "previous_mass", "self_mass")
+NOTHING = Tokens(torch.zeros(1, 0, dtype=torch.long), [[]], torch.zeros(1, 0, dtype=torch.bool))
 
 
 @dataclass(frozen=True)
@@ -32,44 +26,43 @@ class Asked:
         """ConfigError for an unknown one, with those that are near, or for one that is named twice."""
         if isinstance(names, str):
             names = [names]
-        known = [*MEASURES, *OF_TOKENS, *CLASSES]
         for name in names:
-            if name in known:
-                continue
-            if name in GIVEN:
-                raise ConfigError(f"measures: {name!r} requires token ids; available by name are {', '.join(CLASSES)}")
-            near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-            meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-            raise ConfigError(f"measures: unknown measure {name!r}; {meant}`headwise measures` lists all")
+            _made(name, NOTHING)
         if not names:
             raise ConfigError("measures=(): give at least one; `headwise measures` lists all")
         if twice := {name for name in names if names.count(name) > 1}:
             raise ConfigError(f"measures: {twice.pop()!r} is given twice")
         return cls(tuple(names))
 
-    def classes(self, pieces: Sequence[str]) -> dict[str, Tensor]:
-        """The tokens of a text that are of each class, name → [n] boolean."""
-        wanted = [name for name in self.names if name in CLASSES]
-        return {name: ClassMass.of_tokens(list(pieces), CLASSES[name]).members[0] for name in wanted}
-
     def known(self) -> tuple[OfRows | OfWindows, ...]:
-        """Each by name, for its unit and what it is over; those of tokens have not been told of any."""
-        none = torch.zeros(1, 0, dtype=torch.long)
-        return tuple(self.measures(none, ()))
+        """Each by name, for its unit and what it is over, made for no tokens."""
+        return tuple(varied(_made(name, NOTHING)) for name in self.names)
 
     def measures(self, ids: Tensor, batch: Sequence[Window]) -> list[OfRows | OfWindows]:
-        """Those for a batch of windows, whose ids are [b, n]."""
-        return [varied(self._one(name, ids, batch)) for name in self.names]
-
-    def _one(self, name: str, ids: Tensor, batch: Sequence[Window]) -> Measure:
-        if name in OF_TOKENS:
-            return OF_TOKENS[name](ids)
-        if name not in CLASSES:
-            return MEASURES[name]()
-        members = torch.zeros(ids.shape, dtype=torch.bool)
+        """Those for a batch of windows, whose ids are [b, n]; padding has no text."""
+        width = ids.shape[1]
+        special = torch.zeros(ids.shape, dtype=torch.bool)
         for i, window in enumerate(batch):
-            members[i, : len(window.ids)] = window.classes[name]
-        return ClassMass(members.to(ids.device), name=name)
+            special[i, : len(window.ids)] = window.special
+        pieces = [[*window.pieces, *[""] * (width - len(window.ids))] for window in batch]
+        tokens = Tokens(ids, pieces, special)
+        return [varied(_made(name, tokens)) for name in self.names]
+
+
+def _made(name: str, tokens: Tokens) -> Measure:
+    """The measure of that name for these tokens. Raises ConfigError for one that a corpus cannot have."""
+    if known(name) is not None and of_tokens(name, NOTHING) is None:
+        possible = [other for other in GIVEN if of_tokens(other, NOTHING) is not None]
+        raise ConfigError(
+            f"measures: {name!r} requires {GIVEN[name].requires}; those that a corpus has the tokens for are "
+            f"{', '.join(possible)}"
+        )
+    try:
+        found = of_tokens(name, tokens)
+    except ConfigError as error:
+        raise ConfigError(f"measures: {error}") from None
+    assert found is not None
+    return found
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from headwise.corpus.parquet import arrow
 from headwise.corpus.rows import COLUMNS
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path, sha256_of
+from headwise.table.files import arrow
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 Columns = Mapping[str, list[Any]]

@@ -2,22 +2,12 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from headwise.contents import one_line
-from headwise.errors import TextError, not_installed
+from headwise.errors import TextError
+from headwise.table.files import arrow
 
 ROWS = 256  # read at once
-
-
-def arrow() -> Any:
-    """pyarrow with its Parquet part, or an error that says how to get it."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise not_installed("Parquet", "pyarrow") from None
-    return pyarrow
 
 
 def row_groups(path: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from headwise.corpus.asked import DEFAULT, Asked, chosen
+from headwise.corpus.asked import Asked, chosen
 from headwise.corpus.ends import Begun, begin, finish, look
 from headwise.corpus.journal import Journal
 from headwise.corpus.output import Output
@@ -17,6 +17,7 @@ from headwise.corpus.windows import Frame, length_of
 from headwise.corpus.work import Work
 from headwise.errors import ConfigError
 from headwise.lm.loading import Subject, open_subject
+from headwise.stats import shown_in
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER = ("all", "file")
@@ -30,7 +31,7 @@ def measure_corpus(
     files: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    measures: Sequence[str] = DEFAULT,
+    measures: Sequence[str] | None = None,
     window: int | None = None,
     stride: int | None = None,
     batch: int = BATCH,
@@ -57,8 +58,8 @@ def measure_corpus(
         model: what `open_subject` takes, or what it gave.
         files: texts (UTF-8), .jsonl and .parquet files, folders and patterns such as "news/*.txt".
         out: .parquet, .csv or .jsonl.
-        measures: names, as `headwise measures` lists them; and duplicate_mass, induction_mass, punctuation_mass and
-            separator_mass (white space).
+        measures: names, as `headwise measures` lists them, those of the tokens included; None for those whose class
+            says that a corpus shows them.
         window: tokens that the model reads at once, special ones included; what it was trained on if None.
         stride: tokens from one window to the next; as many as a window holds if None, so that none is read twice.
         batch: windows at a time. max_tokens: of the corpus, from its beginning on; all if None.
@@ -76,7 +77,7 @@ def measure_corpus(
             be read. CheckpointError: for a model that cannot, and for a folder that cannot be written.
     """
     output = Output.of(out)
-    asked = Asked.of(measures)
+    asked = Asked.of(shown_in("corpus") if measures is None else measures)
     _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks

@@ -1,6 +1,5 @@
 """A sweep's numbers in a terminal: what was measured, each measure over the heads, and the first heads."""
 
-import math
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -8,6 +7,7 @@ from rich.text import Text
 
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import ConfigError
+from headwise.table.show import numbers
 from headwise.tables import as_text, duration
 
 SHOWN = 12  # heads
@@ -34,22 +34,21 @@ def print_measures(
         ("model", f"{about['model']['name']}: {about['model']['about']}"),
         ("corpus", f"{files:,} file{'s' * (files > 1)}, {total.tokens:,} tokens in {total.windows:,} windows{took}"),
         ("kernel", ", ".join(about["kernels"])),
-        ("table", f"{found.path}: {len(found.heads):,} heads × {len(found)} measures"),
+        ("table", f"{found.path}: {len(found.heads):,} heads × {len(found.measures)} measures"),
     ]
     for name, value in facts:
         console.print(Text(f"{name:>6}  ", style="dim") + Text(value), soft_wrap=True)
     console.print()
     _print_table(console, as_text(*found.overview(), words=2, gap="  "))
     console.print()
-    head, body = found.table()
-    if sort is not None:
-        body = [
-            body[i] for i in found.of_heads(sort).nan_to_num(-math.inf).argsort(descending=True, stable=True).tolist()
-        ]
+    table = found.table if sort is None else found.table.sort(sort)
+    head = ["layer", "head", *table]
+    cells = zip(*(numbers(column)[:SHOWN] for column in table.values()), strict=True)
+    body = [[str(layer), str(at), *row] for (layer, at), row in zip(table.places[:SHOWN], cells, strict=True)]
     fits = _fitting(head, body, console.width, sort)
-    shown = as_text([head[i] for i in fits], [[row[i] for i in fits] for row in body[:SHOWN]], gap="  ")
+    shown = as_text([head[i] for i in fits], [[row[i] for i in fits] for row in body], gap="  ")
     _print_table(console, shown)
-    rest = [f"{len(body) - SHOWN:,} more heads"] if len(body) > SHOWN else []
+    rest = [f"{len(found.heads) - SHOWN:,} more heads"] if len(found.heads) > SHOWN else []
     hidden = [name for i, name in enumerate(head) if i not in fits]
     rest += [", ".join(hidden)] if hidden else []
     if rest:
@@ -59,7 +58,7 @@ def print_measures(
 
 def _fitting(head: list[str], body: list[list[str]], width: int, sort: str | None) -> list[int]:
     """The columns that fit: layer and head, then the measure that is sorted by, then the others in their order."""
-    widths = [max(map(len, column)) + 2 for column in zip(head, *body[:SHOWN], strict=True)]
+    widths = [max(map(len, column)) + 2 for column in zip(head, *body, strict=True)]
     order = sorted(range(2, len(head)), key=lambda i: head[i] != sort)
     taken, room = [0, 1], width + 2 - widths[0] - widths[1]
     for i in order:

@@ -4,7 +4,7 @@ A window is what the model reads at once: its own special tokens around `content
 `stride` tokens and never run over the end of a text; the last one may be shorter, and so is padded in a batch.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -24,7 +24,8 @@ class Window:
     Attributes:
         ids: [n] int64 with special tokens. content: tokens of the text in it that no earlier window had.
         source: which file. where: the text's place in it; first: the place of its first token in the text.
-        classes: name → [n] boolean, the tokens of a class. share: bytes of the corpus that it stands for.
+        pieces: the text of each token, "" for special ones. special: [n] boolean, which of them are none of the text.
+        share: bytes of the corpus that it stands for.
     """
 
     ids: Tensor
@@ -32,7 +33,8 @@ class Window:
     source: int
     where: str
     first: int
-    classes: Mapping[str, Tensor]
+    pieces: Sequence[str]
+    special: Tensor
     share: float
 
     def __str__(self) -> str:
@@ -81,21 +83,23 @@ def length_of(window: int | None, subject: Subject, frame: Frame) -> int:
 
 
 def windows(
-    ids: Tensor, classes: Mapping[str, Tensor], frame: Frame, length: int, stride: int, source: int, where: str,
+    ids: Tensor, pieces: Sequence[str], frame: Frame, length: int, stride: int, source: int, where: str,
     size: int,
 ) -> Iterator[Window]:  # fmt: skip
-    """The windows of a text's tokens [n], without special ones; all its tokens are in one. No special token is of a
-    class. size: bytes of the text."""
+    """The windows of a text's tokens [n], without special ones; all its tokens are in one. pieces: the text of each.
+    size: bytes of the whole text."""
     content = length - len(frame)
-    none = [torch.zeros(len(part), dtype=torch.bool) for part in (frame.head, frame.tail)]
+    head, tail = ([""] * len(part) for part in (frame.head, frame.tail))
     done = 0
     for first in range(0, len(ids), stride):
         part = ids[first : first + content]
         stop = first + len(part)
         whole = torch.cat((frame.head, part, frame.tail))
-        here = {name: torch.cat((none[0], marks[first:stop], none[1])) for name, marks in classes.items()}
+        special = torch.ones(len(whole), dtype=torch.bool)
+        special[len(head) : len(whole) - len(tail)] = False
         new = stop - max(done, first)
-        yield Window(whole, new, source, where, first, here, size * new / len(ids))
+        here = [*head, *pieces[first:stop], *tail]
+        yield Window(whole, new, source, where, first, here, special, size * new / len(ids))
         done = stop
         if stop == len(ids):
             return

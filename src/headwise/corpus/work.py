@@ -86,9 +86,9 @@ class Work:
                 left = self.limit.tokens
             for document, ids, pieces in self.texts(source, piece):
                 here = len(ids) if left is None else min(left, len(ids))
-                marks, size = self.asked.classes(pieces[:here]), len(document.text.encode())
+                size = len(document.text.encode())
                 yield from windows(
-                    ids[:here], marks, self.frame, self.length, self.stride, source, document.where, size
+                    ids[:here], pieces[:here], self.frame, self.length, self.stride, source, document.where, size
                 )
                 left = None if left is None else left - here
                 if left == 0:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.cache import BudgetCache, HeadWindows
+from headwise.cache import BudgetCache
 from headwise.edit.table import aligned, change
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
-from headwise.masks import is_causal
+from headwise.masks import HeadWindows, is_causal
 from headwise.stats import RowMeasure
 from headwise.tiles import Tile
 

@@ -6,7 +6,7 @@ of `KERNELS`.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -18,7 +18,7 @@ from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
 from headwise.kernels.gates import telling
-from headwise.kernels.kernel import Kernel
+from headwise.kernels.kernel import CONTRACT, Kernel
 from headwise.kernels.reads import Matrix
 from headwise.kernels.reference import Reference
 from headwise.kernels.torch_blocks import TorchBlocks
@@ -26,13 +26,37 @@ from headwise.kernels.torch_fused import TorchFused
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.rule import own_dtypes
 
-# Fastest first. The reference is never chosen, only named: it stores the n×m matrix.
-KERNELS: dict[str, Kernel] = {
-    kernel.name: kernel for kernel in (TritonGPU(), CPU(), TorchFused(), TorchBlocks(), Reference())
-}
-AUTOMATIC = ("triton_gpu", "cpu", "torch_fused", "torch_blocks")
+KERNELS: dict[str, Kernel] = {}
+AUTOMATIC: list[str] = []  # those that "auto" chooses among, in this order
 FORCED = "HEADWISE_KERNEL"
 _forced: ContextVar[str | None] = ContextVar("kernel", default=None)
+
+
+def register(kernel: Kernel, *, before: str | None = None) -> Kernel:
+    """Make a kernel known by its name, to calls and to reads of maps; returns it.
+
+    Args:
+        before: a kernel of `AUTOMATIC`; "auto" then considers this one first. None: it is used by name alone.
+    Raises:
+        ConfigError: naming what the kernel does not define, another kernel of its name, or an unknown `before`.
+    """
+    name = getattr(kernel, "name", None)
+    if missing := [f"{part} ({says})" for part, says in CONTRACT.items() if not hasattr(kernel, part)]:
+        raise ConfigError(f"register({type(kernel).__name__}): a kernel defines {', '.join(missing)}")
+    if type(KERNELS.get(kernel.name, kernel)) is not type(kernel):
+        raise ConfigError(f"register({type(kernel).__name__}): there is another kernel {name!r}; give it another name")
+    if before is not None and before not in AUTOMATIC:
+        raise ConfigError(f"before={before!r}: expected one of {', '.join(map(repr, AUTOMATIC))}")
+    if before is not None and kernel.name not in AUTOMATIC:
+        AUTOMATIC.insert(AUTOMATIC.index(before), kernel.name)
+    KERNELS[kernel.name] = kernel
+    return kernel
+
+
+# Fastest first. The reference is never chosen, only named: it stores the n×m matrix.
+for _kernel in (TritonGPU(), CPU(), TorchFused(), TorchBlocks(), Reference()):
+    register(_kernel)
+AUTOMATIC += [name for name in KERNELS if name != "reference"]
 
 
 @contextmanager
@@ -114,7 +138,7 @@ def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
     raise KernelError("no kernel can do this call: " + "; ".join(f"{k}: {why}" for k, why in refusals.items()))
 
 
-def _order(call: Call) -> tuple[str, ...]:
+def _order(call: Call) -> Sequence[str]:
     """AUTOMATIC; but without wide vectors PyTorch's own kernel comes first, unless statistics are wanted too."""
     if call.statistics or call.q.device.type != "cpu" or library().target() != "portable":
         return AUTOMATIC

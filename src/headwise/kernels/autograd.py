@@ -16,11 +16,9 @@ from torch import Tensor
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.kernels.once import once
-from headwise.lowering import is_value
 from headwise.masks import Grid, Mask
 from headwise.masks.tensors import put_tensors, take_tensors
 from headwise.rule import Rule, Terms, compute, own_dtypes
-from headwise.scores import SoftCap
 from headwise.stats import Statistic
 
 
@@ -47,7 +45,7 @@ def _differentiable(kernel: Kernel, call: Call) -> Result:
     terms = _terms(call)
     statistics: dict[Statistic, Tensor] = {}
     out, lse = _Attend.apply(
-        kernel, call, statistics, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases
+        kernel, call, terms.soft_cap, statistics, call.q, call.k, call.v, terms.relative, terms.sinks, *terms.biases
     )
     return Result(out, lse, statistics)
 
@@ -63,10 +61,9 @@ class SavedRule:
     plain: Rule | None  # the rule itself, if it has no tensors
 
     @classmethod
-    def of(cls, rule: Rule) -> tuple["SavedRule", list[Tensor]]:
-        """Of a rule whose terms are saved apart; and the tensors of its mask, to be saved too."""
-        soft_cap = next((score.cap for score in rule.scores if isinstance(score, SoftCap)), 0.0)
-        value = is_value(rule.mask)
+    def of(cls, rule: Rule, soft_cap: float) -> tuple["SavedRule", list[Tensor]]:
+        """Of a rule whose terms are saved apart, but for the soft cap; and the tensors of its mask, to be saved too."""
+        value = rule.mask.value
         mask, held = (rule.mask, []) if value else take_tensors(rule.mask)
         plain = rule if value and not rule.scores else None
         return cls(mask, rule.scale, rule.grid, soft_cap, plain), held
@@ -84,12 +81,12 @@ class SavedRule:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, kernel: Kernel, call: Call, statistics: dict[Statistic, Tensor], q: Tensor, k: Tensor, v: Tensor,
-        relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
+        ctx: Any, kernel: Kernel, call: Call, soft_cap: float, statistics: dict[Statistic, Tensor], q: Tensor,
+        k: Tensor, v: Tensor, relative: Tensor | None, sinks: Tensor | None, *biases: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         result = kernel.run(call)
         statistics.update(result.statistics)
-        ctx.rule, held = SavedRule.of(call.rule)
+        ctx.rule, held = SavedRule.of(call.rule, soft_cap)
         ctx.save_for_backward(q, k, v, result.out, result.lse, relative, sinks, *biases, *held)
         ctx.kernel, ctx.biases = kernel, len(biases)
         ctx.dropout_p, ctx.seed = call.dropout_p, call.seed
@@ -111,8 +108,8 @@ class _Attend(torch.autograd.Function):
         if ctx.values_finite is not None:
             call.__dict__["values_finite"] = ctx.values_finite  # looked at already
         with own_dtypes(q):
-            found = ctx.kernel.gradients(call, out, lse, grad_out, ctx.needs_input_grad[6:])
-        return None, None, None, *found
+            found = ctx.kernel.gradients(call, out, lse, grad_out, ctx.needs_input_grad[7:])
+        return None, None, None, None, *found
 
 
 def _terms(call: Call) -> Terms:

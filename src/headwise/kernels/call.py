@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headwise.kernels.eight_bits import EightBits, Vectors, decoded
 from headwise.kernels.gates import Hearer
-from headwise.lowering import Lowered, is_value, lower, lowered
+from headwise.lowering import Lowered, lower, lowered
 from headwise.rule import Rule
 from headwise.stats import Statistic
 
@@ -54,7 +54,7 @@ class Call:
     @cached_property
     def lowered(self) -> Lowered | str:
         """The rule as tensors, or why it has no such form; see `lowering.lower`."""
-        plain = not self.rule.scores and is_value(self.rule.mask)  # nothing of it lies on a device
+        plain = not self.rule.scores and self.rule.mask.value  # nothing of it lies on a device
         return lowered(self.rule) if plain or self.q.device.type == "cpu" else lower(self.rule, self.q.device)
 
 

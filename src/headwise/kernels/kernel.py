@@ -8,6 +8,16 @@ from torch import Tensor
 from headwise.kernels.call import Call, Result
 from headwise.kernels.reads import Reads
 
+CONTRACT = {
+    "name": "what it is called",
+    "tells": "whether its gradients call call.hear",
+    "by_autograd": "whether run is differentiable as it is",
+    "reads": "what it reads of a map, a kernels.reads.Reads",
+    "refuse": "refuse(call): why it cannot do the call, or None",
+    "run": "run(call): the output, the log-sum-exp and the statistics",
+    "gradients": "gradients(call, out, lse, grad_out, wanted): the backward pass of a call that run did",
+}
+
 
 class Kernel(Protocol):
     """A way to compute attention. All of them meet the same contract and the same tests."""

@@ -25,7 +25,6 @@ _RULE = (
 )
 _FORWARD = f"({_RULE}, str kernel) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = f"({_RULE}, Tensor out, Tensor lse, Tensor ran, Tensor grad_out, bool[] wanted) -> Tensor[]"
-_NAMES = tuple(KERNELS)
 ONCE = "attention has no second derivative; torch.func.jacrev and grad can be taken of it once"
 
 
@@ -53,7 +52,11 @@ def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
     *of_call, kernel = given
     with torch.no_grad():
         result, chosen, _ = run(_call(*of_call), kernel)
-    return result.out.contiguous(), result.lse.contiguous(), torch.tensor(_NAMES.index(chosen.name), device="cpu")
+    return (
+        result.out.contiguous(),
+        result.lse.contiguous(),
+        torch.tensor(list(KERNELS).index(chosen.name), device="cpu"),
+    )
 
 
 @attend.register_fake
@@ -67,7 +70,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]
 def attend_backward(*given: Any) -> list[Tensor]:
     """Gradients of q, k and v, and those of (relative, sinks, *biases) that are wanted."""
     *of_call, out, lse, ran, grad_out, wanted = given
-    call, kernel = _call(*of_call), KERNELS[_NAMES[int(ran)]]
+    call, kernel = _call(*of_call), list(KERNELS.values())[int(ran)]
     with torch.no_grad():
         found = kernel.gradients(call, out, lse, grad_out, wanted)
     return [x.contiguous() for x in found if x is not None]

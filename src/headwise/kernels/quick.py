@@ -21,7 +21,6 @@ from headwise.kernels.cpu.library import library
 from headwise.kernels.cpu.passes import like
 from headwise.kernels.eight_bits import Vectors
 from headwise.kernels.kernel import Kernel
-from headwise.lowering import is_value
 from headwise.masks import Mask
 
 PAIRS = 1 << 21  # of query and key, all heads together: in larger calls deciding takes no time beside computing
@@ -80,7 +79,7 @@ def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, ker
         type(q) is Tensor
         and type(k) is Tensor
         and type(v) is Tensor
-        and is_value(rule.mask)
+        and rule.mask.value
         and type(scale) in (float, type(None))
     ):
         return

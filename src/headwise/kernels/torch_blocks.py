@@ -13,7 +13,8 @@ from torch import Tensor
 from headwise.kernels.call import Call, Result
 from headwise.kernels.tile_reads import TileReads
 from headwise.masks import Span, State
-from headwise.rule import Terms, cell, compute, diagonal_sums, grouped, grouped_t, score_tile, without_masked_queries
+from headwise.rule import Terms, compute, diagonal_sums, grouped, grouped_t, score_tile, without_masked_queries
+from headwise.scores import cell
 
 
 class TorchBlocks:

@@ -41,7 +41,7 @@ class TorchFused:
         if 0 in (grid.b, grid.h, grid.n, grid.m):
             return "there are no queries or no keys"
         if not call.rule.is_full():
-            if not isinstance(call.rule.mask, Causal):
+            if call.rule.mask != Causal():
                 return f"it knows no mask but Causal(), and this is {call.rule.mask!r}"
             if grid.n != grid.m or not grid.at_end:
                 return f"it aligns causal queries to the start of the keys ({grid.n} queries, {grid.m} keys)"

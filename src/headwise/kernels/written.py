@@ -1,65 +1,72 @@
-"""A mask as plain numbers and tensors, and back: all that an operator in a graph of PyTorch's can be given.
+"""A mask as whole numbers and tensors, and back: all that an operator in a graph of PyTorch's can be given.
 
-Masks stand in prefix order: `Causal() & Window(5)` is [AND, CAUSAL, WINDOW, 5, 0], each name its place in `KINDS`.
+The numbers are the plain values of `headwise.fields.write`, each after a number for its type; a class goes by its name,
+so that an exported graph runs in any process that has registered it.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from headwise.masks import And, Causal, Dense, Documents, Everything, Lengths, Mask, Or, Sinks, Window
+from headwise import fields
+from headwise.masks import Mask
 
-KINDS: tuple[type[Mask], ...] = (Everything, Causal, Window, Sinks, Lengths, Documents, Dense, And, Or)
+NOTHING, WHOLE, NUMBER, WORD, LIST, OBJECT = range(6)
 
 
 def write(mask: Mask) -> tuple[list[int], list[Tensor]] | None:
-    """The mask's numbers and tensors; None for a mask of somebody's own class."""
+    """The mask's numbers and tensors; None for one of a class that was not registered."""
+    if fields.unregistered(mask) is not None:
+        return None
     numbers: list[int] = []
     tensors: list[Tensor] = []
-    return (numbers, tensors) if _write(mask, numbers, tensors) else None
+
+    def put(x: Tensor) -> int:
+        tensors.append(x)
+        return len(tensors) - 1
+
+    _write(fields.write(mask, put), numbers)
+    return numbers, tensors
 
 
 def read(numbers: Sequence[int], tensors: Sequence[Tensor]) -> Mask:
     """The mask that `write` was given."""
-    return _read(iter(numbers), iter(tensors))
+    found: Mask = fields.read(Mask, _read(iter(numbers)), "mask", lambda code, _: tensors[code])
+    return found
 
 
-def _write(mask: Mask, numbers: list[int], tensors: list[Tensor]) -> bool:
-    if type(mask) not in KINDS:
-        return False
-    numbers.append(KINDS.index(type(mask)))
-    if isinstance(mask, And | Or):
-        return _write(mask.left, numbers, tensors) and _write(mask.right, numbers, tensors)
-    if isinstance(mask, Window):
-        numbers.extend((mask.left, mask.right))
-    elif isinstance(mask, Sinks):
-        numbers.append(mask.count)
-    elif isinstance(mask, Lengths):
-        given = [x for x in (mask.keys, mask.queries) if x is not None]
-        numbers.extend((int(mask.side == "right"), len(given)))
-        tensors.extend(given)
-    elif isinstance(mask, Documents):
-        tensors.append(mask.ids)
-    elif isinstance(mask, Dense):
-        tensors.append(mask.mask)
-    return True
+def _write(code: Any, numbers: list[int]) -> None:
+    if code is None:
+        numbers.append(NOTHING)
+    elif isinstance(code, dict):
+        numbers.extend((OBJECT, len(code)))
+        for name, value in code.items():
+            _write(name, numbers)
+            _write(value, numbers)
+    elif isinstance(code, list):
+        numbers.extend((LIST, len(code)))
+        for value in code:
+            _write(value, numbers)
+    elif isinstance(code, int | torch.SymInt):
+        numbers.extend((WHOLE, code))  # type: ignore[arg-type]
+    else:
+        text = code if isinstance(code, str) else repr(code)
+        numbers.extend((WORD if isinstance(code, str) else NUMBER, len(text)))
+        numbers.extend([ord(letter) for letter in text])
 
 
-def _read(numbers: Iterator[int], tensors: Iterator[Tensor]) -> Mask:
-    kind = KINDS[next(numbers)]
-    if kind in (And, Or):
-        left = _read(numbers, tensors)
-        right = _read(numbers, tensors)
-        return left & right if kind is And else left | right
-    if kind is Window:
-        return Window(next(numbers), next(numbers))
-    if kind is Sinks:
-        return Sinks(next(numbers))
-    if kind is Lengths:
-        side, given = next(numbers), next(numbers)
-        return Lengths(next(tensors), next(tensors) if given > 1 else None, side="right" if side else "left")
-    if kind is Documents:
-        return Documents(next(tensors))
-    if kind is Dense:
-        return Dense(next(tensors))
-    return Everything() if kind is Everything else Causal()
+def _read(numbers: Iterator[int]) -> Any:
+    kind = next(numbers)
+    if kind == NOTHING:
+        return None
+    value = next(numbers)
+    if kind == WHOLE:
+        return value
+    if kind == LIST:
+        return [_read(numbers) for _ in range(value)]
+    if kind == OBJECT:
+        return {_read(numbers): _read(numbers) for _ in range(value)}
+    text = "".join(chr(next(numbers)) for _ in range(value))
+    return text if kind == WORD else float(text)

@@ -1,72 +1,38 @@
 """What a mask is, and how two become one."""
 
-import enum
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from headwise.errors import DTypeError
+from headwise.errors import DTypeError, check_declared
+from headwise.fields import Cuts, Described, Field, Inner, Section
 from headwise.masks import spans
+from headwise.masks.grid import Grid, Span, State
 
 
-class State(enum.Enum):
-    """What a mask says of a whole tile."""
+class Mask(Described, ABC):
+    """Base of all masks. Compose with `&` and `|`.
 
-    EMPTY = 0
-    MIXED = 1
-    FULL = 2
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The size of the attention matrix that a mask is asked about: batch, heads, queries, keys. It unpacks to these.
-
-    first: position of query 0 on the key axis; None where the queries stand at the end of the keys. A rectangle of a
-    larger matrix has one of its own, below 0 or beyond the keys if need be.
+    A class declares what it holds (`headwise.fields`), and `allowed` and `state`; the rest follows, or only makes more
+    of it. Masks differ between batch entries and heads by what they hold along those axes alone, unless `holds` is
+    None. `register` lets files and graphs have it.
     """
 
-    b: int
-    h: int
-    n: int
-    m: int
-    first: int | None = None
+    known: ClassVar[dict[str, type["Mask"]]] = {}
+    called = "mask"
 
-    def __iter__(self) -> Iterator[int]:
-        return iter((self.b, self.h, self.n, self.m))
-
-    @property
-    def shift(self) -> int:
-        """Position of query 0 on the key axis."""
-        return self.m - self.n if self.first is None else self.first
-
-    @property
-    def at_end(self) -> bool:
-        """Whether the queries stand at the end of the keys."""
-        return self.shift == self.m - self.n
-
-    def positions(self) -> Tensor:
-        """Where the queries stand on the key axis, [n]."""
-        return torch.arange(self.shift, self.shift + self.n, device="cpu")
-
-    def part(self, rows: "Span", cols: "Span") -> "Grid":
-        """The rectangle of these rows and columns, its positions counted from its own first key."""
-        n, m = rows.stop - rows.start, cols.stop - cols.start
-        return Grid(self.b, self.h, n, m, self.shift + rows.start - cols.start)
-
-
-class Span(NamedTuple):
-    """A half-open range of rows or columns."""
-
-    start: int
-    stop: int
-
-
-class Mask(ABC):
-    """Base of all masks. Compose with `&` and `|`."""
+    def __init_subclass__(cls, abstract: bool = False) -> None:
+        super().__init_subclass__()
+        if not abstract:
+            check_declared(cls, Mask, {
+                "holds": "the arguments of its constructor as fields, or None",
+                "allowed": "which keys a query may see",
+                "state": "what is known of a whole tile",
+            })  # fmt: skip
 
     @abstractmethod
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
@@ -81,12 +47,45 @@ class Mask(ABC):
         if they are not a few ranges, or differ between heads."""
         return None
 
-    def check(self, grid: Grid) -> None:  # noqa: B027 - most masks fit any size
+    @property
+    def boolean(self) -> Tensor | None:
+        """All of it as the caller's own boolean [b or 1, h or 1, n, m]; None if the mask is no such tensor."""
+        return None
+
+    @property
+    def causal(self) -> bool:
+        """Whether no query sees a key after it, as far as the class knows."""
+        return False
+
+    @property
+    def padding(self) -> bool:
+        """Whether it hides keys from all queries alike, as far as the class knows."""
+        return False
+
+    def over_tokens(self, grid: Grid) -> "Mask":
+        """The mask in which queries of self attention that stand on a key which padding hides see nothing."""
+        return self
+
+    @property
+    def value(self) -> bool:
+        """Whether it is plain numbers compared by value: what is made of it serves every mask that is equal."""
+        kind = type(self)
+        fields = kind.holds
+        return fields is not None and kind.__eq__ is not object.__eq__ and all(x.plain for x in fields.values())
+
+    def check(self, grid: Grid) -> None:
         """Raise ShapeError if the mask cannot be laid over such a matrix."""
 
-    def only(self, batch: int, head: int) -> "Mask":
+    def cut(self, cuts: Cuts) -> "Mask":
+        """The mask as some batch entries and heads have it, for a grid of that size."""
+        if self.holds is None:
+            return Selected(self, cuts)
+        found: Mask = super().cut(cuts)
+        return found
+
+    def only(self, batch: int, head: int, grid: Grid) -> "Mask":
         """The mask as one batch entry and head sees it, for a grid of batch 1 and one head."""
-        return self
+        return self.cut({"b": Section(batch, batch + 1, grid.b), "h": Section(head, head + 1, grid.h)})
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> "Mask":
         """The mask as a rectangle of the matrix sees it, for `grid.part(rows, cols)`."""
@@ -107,19 +106,21 @@ class Mask(ABC):
 
 
 @dataclass(frozen=True)
-class _Pair(Mask):
+class _Pair(Mask, abstract=True):
     """Two masks together; what is the same for `&` and `|`."""
 
     left: Mask
     right: Mask
     sign: ClassVar[str]
+    holds: ClassVar[dict[str, Field] | None] = {"left": Inner(Mask), "right": Inner(Mask)}
+
+    @property
+    def value(self) -> bool:
+        return self.left.value and self.right.value
 
     def check(self, grid: Grid) -> None:
         self.left.check(grid)
         self.right.check(grid)
-
-    def only(self, batch: int, head: int) -> Mask:
-        return type(self)(self.left.only(batch, head), self.right.only(batch, head))
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         return type(self)(self.left.part(rows, cols, grid), self.right.part(rows, cols, grid))
@@ -132,6 +133,13 @@ class And(_Pair):
     """Keys that both masks allow."""
 
     sign = "&"
+
+    @property
+    def causal(self) -> bool:
+        return self.left.causal or self.right.causal
+
+    def over_tokens(self, grid: Grid) -> Mask:
+        return And(self.left.over_tokens(grid), self.right.over_tokens(grid))
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return self.left.allowed(rows, cols, grid) & self.right.allowed(rows, cols, grid)
@@ -151,6 +159,10 @@ class Or(_Pair):
     """Keys that either mask allows."""
 
     sign = "|"
+
+    @property
+    def causal(self) -> bool:
+        return self.left.causal and self.right.causal
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return self.left.allowed(rows, cols, grid) | self.right.allowed(rows, cols, grid)
@@ -174,6 +186,7 @@ class Part(Mask):
     grid: Grid
     rows: Span
     cols: Span
+    holds = None
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return self.whole.allowed(rows + self.rows.start, cols + self.cols.start, self.grid)
@@ -188,12 +201,59 @@ class Part(Mask):
         here = found[:, self.rows.start : self.rows.stop].long() - self.cols.start
         return spans.tidy(here[..., 0].clamp(0, grid.m), here[..., 1].clamp(0, grid.m)).int()
 
-    def only(self, batch: int, head: int) -> Mask:
-        return Part(self.whole.only(batch, head), replace(self.grid, b=1, h=1), self.rows, self.cols)
+    def cut(self, cuts: Cuts) -> Mask:
+        return Part(self.whole.cut(cuts), _cut_grid(self.grid, cuts), self.rows, self.cols)
+
+    def joined(self, axis: str, size: int, join: Callable[[Tensor, int], Tensor]) -> Mask:
+        return Part(self.whole.joined(axis, size, join), self.grid, self.rows, self.cols)
 
     def __repr__(self) -> str:
         (i, j), (r, c) = self.rows, self.cols
         return f"{self.whole!r}[{i}:{j}, {r}:{c}]"
+
+
+@dataclass(frozen=True)
+class Selected(Mask):
+    """Some batch entries and heads of a mask that has no fields to cut."""
+
+    whole: Mask
+    cuts: Cuts
+    holds = None
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        found = self.whole.allowed(rows, cols, self._grid(grid))
+        for at, axis in enumerate("bh"):
+            if axis in self.cuts and found.shape[at] > 1:
+                start, stop, _ = self.cuts[axis]
+                found = found.narrow(at, start, stop - start)
+        return found
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        return self.whole.state(rows, cols, self._grid(grid))
+
+    def spans(self, grid: Grid) -> Tensor | None:
+        found = self.whole.spans(self._grid(grid))
+        if found is None or len(found) == 1 or "b" not in self.cuts:
+            return found
+        return found[self.cuts["b"].start : self.cuts["b"].stop]
+
+    def check(self, grid: Grid) -> None:
+        self.whole.check(self._grid(grid))
+
+    def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        return Selected(self.whole.part(rows, cols, self._grid(grid)), self.cuts)
+
+    def joined(self, axis: str, size: int, join: Callable[[Tensor, int], Tensor]) -> Mask:
+        rest = {letter: section for letter, section in self.cuts.items() if letter != axis}
+        return Selected(self.whole, rest) if rest else self.whole
+
+    def _grid(self, grid: Grid) -> Grid:
+        """That of the whole."""
+        return replace(grid, **{axis: of for axis, (_, _, of) in self.cuts.items()})
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{axis}={start}:{stop}" for axis, (start, stop, _) in self.cuts.items())
+        return f"{self.whole!r}[{parts}]"
 
 
 def conjuncts(mask: Mask) -> list[Mask]:
@@ -221,6 +281,10 @@ def _kept_spans(mask: Mask, grid: Grid) -> Tensor | None:
     """The ranges of a whole mask, made once for many rectangles of it."""
     found: Tensor | None = kept("_spans", lambda: mask.spans(grid), mask, grid)
     return found
+
+
+def _cut_grid(grid: Grid, cuts: Cuts) -> Grid:
+    return replace(grid, **{axis: stop - start for axis, (start, stop, _) in cuts.items()})
 
 
 def _moved(span: Span, by: int) -> Span:

@@ -7,8 +7,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.fields import Array, Word
 from headwise.masks import spans
-from headwise.masks.base import Grid, Mask, Span, State
+from headwise.masks.base import Mask
+from headwise.masks.grid import Grid, Span, State
 
 
 class Lengths(Mask):
@@ -17,6 +19,8 @@ class Lengths(Mask):
     A query that is padding sees nothing: its output is 0 and no measure counts it. `side` says where the
     real ones are, "left" (padding after them, the default) or "right" (padding before them).
     """
+
+    holds = {"keys": Array("b"), "queries": Array("b", optional=True), "side": Word()}
 
     def __init__(
         self, keys: Sequence[int] | Tensor, queries: Sequence[int] | Tensor | None = None, *, side: str = "left"
@@ -59,9 +63,16 @@ class Lengths(Mask):
             if high > size:
                 raise ShapeError(f"mask=Lengths({name}=…): length {high} exceeds the {size} {name}")
 
-    def only(self, batch: int, head: int) -> Mask:
-        queries = None if self.queries is None else self.queries[batch : batch + 1]
-        return Lengths(self.keys[batch : batch + 1], queries, side=self.side)
+    @property
+    def padding(self) -> bool:
+        return self.queries is None
+
+    def over_tokens(self, grid: Grid) -> Mask:
+        if self.queries is not None:
+            return self
+        left = self.side == "left"
+        queries = (self.keys - grid.shift).clamp(min=0) if left else self.keys.clamp(max=grid.n)
+        return Lengths(self.keys, queries, side=self.side)
 
     def _real(self, lengths: Tensor, index: Tensor, size: int) -> Tensor:
         lengths = lengths.to(index.device)[:, None]
@@ -85,6 +96,8 @@ class Documents(Mask):
     `ids` is an integer tensor [m] or [b, m] with the document of each *key*; a negative id is padding, which
     sees nothing and is seen by nobody. Queries, standing at the end of the keys, take the ids they stand on.
     """
+
+    holds = {"ids": Array("bm")}
 
     def __init__(self, ids: Sequence[int] | Tensor) -> None:
         self.ids = torch.atleast_2d(as_given(ids))
@@ -132,15 +145,14 @@ class Documents(Mask):
                 f"({grid.b}, {grid.m}) for {grid.n} queries and {grid.m} keys, with each query at the place of a key"
             )
 
-    def only(self, batch: int, head: int) -> Mask:
-        return self if len(self.ids) == 1 else Documents(self.ids[batch])
-
     def __repr__(self) -> str:
         return f"Documents(<{self.ids.shape[0]}×{self.ids.shape[1]} ids>)"
 
 
 class Dense(Mask):
     """Any boolean mask, [n, m], [b, n, m] or [b, h, n, m] (b and h may be 1); True means may attend."""
+
+    holds = {"mask": Array("bhnm")}
 
     def __init__(self, mask: Tensor) -> None:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
@@ -168,9 +180,17 @@ class Dense(Mask):
                 f"({grid.b} or 1, {grid.h} or 1, {grid.n}, {grid.m})"
             )
 
-    def only(self, batch: int, head: int) -> Mask:
-        b, h = self.mask.shape[:2]
-        return Dense(self.mask[batch if b > 1 else 0, head if h > 1 else 0])
+    @property
+    def boolean(self) -> Tensor:
+        return self.mask
+
+    @property
+    def padding(self) -> bool:
+        return self.mask.stride(2) == 0 and self.mask.shape[1] == 1
+
+    def over_tokens(self, grid: Grid) -> Mask:
+        # Padding with holes: one document, in O(n) where a boolean of rows and columns would be n×m.
+        return Documents(self.mask[:, 0, 0].cpu().long() - 1) if self.padding else self
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         return Dense(self.mask[:, :, rows.start : rows.stop, cols.start : cols.stop])

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, ShapeError
+from headwise.fields import Whole
 from headwise.masks import spans
-from headwise.masks.base import And, Grid, Mask, Or, Span, State
+from headwise.masks.base import Mask
+from headwise.masks.grid import Grid, Span, State
 
 
-class _Anywhere(Mask):
+class _Anywhere(Mask, abstract=True):
     """A mask that asks for the distance at most: any rectangle of it is itself."""
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
@@ -20,6 +22,8 @@ class _Anywhere(Mask):
 @dataclass(frozen=True)
 class Everything(_Anywhere):
     """Every query may see every key (what `mask=None` means)."""
+
+    holds = {}
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return torch.ones(1, 1, len(rows), len(cols), dtype=torch.bool, device=rows.device)
@@ -34,6 +38,9 @@ class Everything(_Anywhere):
 @dataclass(frozen=True)
 class Causal(_Anywhere):
     """A query sees the keys up to and including its own position."""
+
+    holds = {}
+    causal = True
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return ((rows + grid.shift)[:, None] >= cols)[None, None]
@@ -64,6 +71,7 @@ class Window(_Anywhere):
 
     left: int
     right: int = 0
+    holds = {"left": Whole(), "right": Whole()}
 
     def __post_init__(self) -> None:
         if self.left < 1 or self.right < 0:
@@ -84,12 +92,17 @@ class Window(_Anywhere):
         position = grid.positions()[None]
         return spans.one(position - self.left + 1, position + self.right + 1, grid.m)
 
+    @property
+    def causal(self) -> bool:
+        return self.right == 0
+
 
 @dataclass(frozen=True)
 class Sinks(Mask):
     """Only the first `count` keys; join it with `|` to a window (StreamingLLM, Xiao et al. 2023)."""
 
     count: int
+    holds = {"count": Whole()}
 
     def __post_init__(self) -> None:
         if self.count < 0:
@@ -108,12 +121,3 @@ class Sinks(Mask):
 
     def spans(self, grid: Grid) -> Tensor:
         return spans.one(torch.zeros(1, grid.n, dtype=torch.long, device="cpu"), self.count, grid.m)
-
-
-def is_causal(mask: Mask | None) -> bool:
-    """Whether no query sees a key after it, as far as the mask's kind tells."""
-    if isinstance(mask, And):
-        return is_causal(mask.left) or is_causal(mask.right)
-    if isinstance(mask, Or):
-        return is_causal(mask.left) and is_causal(mask.right)
-    return isinstance(mask, Causal) or (isinstance(mask, Window) and mask.right == 0)

@@ -11,10 +11,24 @@ from headwise.models.llama import LlamaKind
 from headwise.models.site import HeadSite, Kind
 from headwise.models.torch_attention import TorchKind
 
-KINDS: tuple[Kind, ...] = (
+KINDS: list[Kind] = [
     HeadwiseKind(), TorchKind(), BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), ViTKind(),
     DistilBertKind(), T5Kind(),
-)  # fmt: skip
+]  # fmt: skip
+
+
+def register(kind: Kind) -> Kind:
+    """Make another kind of attention modules known; it is tried after those that are. Returns it.
+
+    Raises:
+        ConfigError: if it is no `Kind`, or another one has its name.
+    """
+    if not isinstance(kind, Kind):
+        raise ConfigError(f"register({kind!r}): expected a headwise.models.Kind")
+    if any(other.name == kind.name and type(other) is not type(kind) for other in KINDS):
+        raise ConfigError(f"register({type(kind).__name__}): there is another kind {kind.name!r}; give it another name")
+    KINDS[:] = [*(other for other in KINDS if other.name != kind.name), kind]
+    return kind
 
 
 def find_heads(model: nn.Module) -> list[HeadSite]:

@@ -1,10 +1,11 @@
 """Masks over a choice of (query, head) pairs: what a sparse mixture of heads computes, and shows."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from headwise.fields import Array
 from headwise.masks import Grid, Mask, Span, State
 
 
@@ -19,6 +20,8 @@ class Picked(Mask):
         heads: int64 [b, i], which heads of it.
         positions: int64 [b, i, c]; rising along c, so that blocks of rows stay close together.
     """
+
+    holds = None
 
     def __init__(self, mask: Mask, grid: Grid, heads: Tensor, positions: Tensor) -> None:
         self.mask, self.grid, self.heads = mask, grid, heads
@@ -51,12 +54,6 @@ class Picked(Mask):
     def check(self, grid: Grid) -> None:
         self.mask.check(self.grid)
 
-    def only(self, batch: int, head: int) -> Mask:
-        entry, i = divmod(batch, self.heads.shape[1])
-        one = self.mask.only(entry, int(self.heads[entry, i]))
-        grid = replace(self.grid, b=1, h=1)
-        return Picked(one, grid, torch.zeros_like(self.heads[:1, :1]), self.positions[entry, i][None, None])
-
     def __repr__(self) -> str:
         return f"Picked({self.mask!r}, <{self.positions.shape[-1]} of {self.grid.n} queries>)"
 
@@ -66,6 +63,7 @@ class Rows(Mask):
     """Only the queries of `rows`, boolean [b, h, n]; the others see nothing."""
 
     rows: Tensor
+    holds = {"rows": Array("bhn")}
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
         return self.rows.to(rows.device)[:, :, rows, None].expand(-1, -1, -1, len(cols))
@@ -75,9 +73,6 @@ class Rows(Mask):
         if not bool(part.any()):
             return State.EMPTY
         return State.FULL if bool(part.all()) else State.MIXED
-
-    def only(self, batch: int, head: int) -> Mask:
-        return Rows(self.rows[batch, head][None, None])
 
     def __repr__(self) -> str:
         return f"Rows(<{int(self.rows.sum())} of {self.rows.numel()}>)"

@@ -146,12 +146,12 @@ def _attend(
     # Each head has queries of its own: heads become batch entries, and the mask knows where each row stands.
     q, k, v = (x.reshape(b * i, 1, *x.shape[2:]) for x in (q, k, v))
     options, blocks = dict(call.options), 1
-    if not isinstance(mask, Everything):
+    if mask != Everything():
         blocks = max(1, min(c, grid.n // NEAR))
     outs, parts = [], []
     for rows in torch.arange(c, device="cpu").tensor_split(blocks):
         at = slice(int(rows[0]), int(rows[-1]) + 1)
-        if not isinstance(mask, Everything):
+        if mask != Everything():
             options["mask"] = Picked(mask, grid, picks.heads, picks.positions[:, :, at])
         out, part = attend_to(q[:, :, at], k, v, **options)
         outs.append(out)

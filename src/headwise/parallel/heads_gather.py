@@ -6,14 +6,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from headwise.cache import HeadWindows
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
-from headwise.masks import And, Dense, Mask, Or
 from headwise.parallel.heads_held import HeldHeads, held_heads
-from headwise.parallel.heads_rule import OfHeads, RelativeOfHeads
 from headwise.rule import Rule
-from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits
 from headwise.stats import Measurements
 from headwise.stats.states import side_by_side, tensors_of, with_tensors
 
@@ -36,13 +32,18 @@ def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:
         raise ConfigError(f"gather_map: the heads of this {type(layer).__name__} are not spread over ranks")
     rule, own = amap.rule, amap.nonfinite_values
     bad = gathered(torch.zeros_like(amap.k[:, :, 0, 0], dtype=torch.long) if own is None else own, held, keys=True)
+
+    def join(x: Tensor, dim: int) -> Tensor:
+        parts = gathered(x.to(amap.q.device, torch.uint8 if x.dtype == torch.bool else x.dtype), held, dim)
+        return parts.to(x.device, x.dtype)
+
     whole = AttentionMap(
         gathered(amap.q, held),
         gathered(amap.k, held, keys=True),
         gathered(amap.lse, held),
         Rule(
-            _mask(rule.mask, held), rule.scale, replace(rule.grid, h=held.num_heads),
-            tuple(_score(score, held) for score in rule.scores),
+            rule.mask.joined("h", len(held.heads), join), rule.scale, replace(rule.grid, h=held.num_heads),
+            tuple(score.joined("h", len(held.heads), join) for score in rule.scores),
         ),
         kernel=amap.kernel, named=amap.named, refusals=amap.refusals,
         nonfinite_values=bad if bool(bad.any()) else None,
@@ -78,34 +79,3 @@ def _measured(own: Measurements, held: HeldHeads) -> Measurements:
             of_ranks.append(with_tensors(state, lambda _, numbers=numbers: next(numbers)))  # type: ignore[misc]
         states.append(side_by_side(measure, of_ranks, [len(held.heads)] * held.ranks))
     return Measurements(own._measures, states, gathered(own.nonfinite, held))
-
-
-def _mask(mask: Mask, held: HeldHeads) -> Mask:
-    match mask:
-        case And() | Or():
-            return type(mask)(_mask(mask.left, held), _mask(mask.right, held))
-        case OfHeads():
-            return mask.whole
-        case Dense() if mask.mask.shape[1] == len(held.heads):
-            return Dense(gathered(mask.mask.byte(), held).bool())
-        case HeadWindows():
-            windows = [-1 if window is None else window for window in mask.windows]
-            of_all = gathered(torch.tensor(windows, device=held.mesh.device_type), held, 0).tolist()
-            return HeadWindows([None if window < 0 else window for window in of_all], mask.sinks)
-    return mask
-
-
-def _score(score: Score, held: HeldHeads) -> Score:
-    heads = len(held.heads)
-    match score:
-        case ALiBi():
-            return ALiBi(gathered(score.slopes, held, 0))
-        case RelativeBias() if len(score.values) == heads:
-            return RelativeBias(gathered(score.values, held, 0), score.first)
-        case Bias() if score.values.shape[1] == heads:
-            return Bias(gathered(score.values, held))
-        case SinkLogits():
-            return SinkLogits(gathered(score.logits, held, 0))
-        case RelativeOfHeads():
-            return score.whole
-    return score

@@ -11,10 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, SequenceParallel
 
+from headwise.fields import Section
 from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer
 from headwise.parallel.heads_held import HeldHeads, hold
-from headwise.parallel.heads_rule import mask_of_heads, scores_of_heads
+from headwise.scores import Score
 
 
 class Heads(ParallelStyle):
@@ -143,11 +144,14 @@ def _replicated(x: Any, mesh: DeviceMesh) -> Any:
 
 def _of_held_heads(kwargs: dict[str, Any], held: HeldHeads) -> dict[str, Any]:
     """The arguments of a call, masks and scores as the heads held see them."""
-    found = dict(kwargs)
+    found, enter = dict(kwargs), adding_up(held.mesh)
+    cuts = {"h": Section(held.heads.start, held.heads.stop, held.num_heads)}
     if isinstance(kwargs.get("mask"), Mask):
-        found["mask"] = mask_of_heads(kwargs["mask"], held.heads, held.num_heads)
+        found["mask"] = kwargs["mask"].cut(cuts)
     if kwargs.get("score"):
-        found["score"] = scores_of_heads(kwargs["score"], held.heads, held.num_heads, adding_up(held.mesh))
+        given = kwargs["score"]
+        scores = (given,) if isinstance(given, Score) else given
+        found["score"] = tuple(score.mapped(enter).cut(cuts) for score in scores)
     return found
 
 

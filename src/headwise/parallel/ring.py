@@ -97,7 +97,7 @@ def ring_attend(
         kernel = _with_dropout_and_biases(kernel)
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(asked.measures, rule))
-    ring = _Ring(way, plan(queries, keys, way), who)
+    ring = _Ring(way, plan(queries, keys, way), who, terms.soft_cap)
     out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)
     if not return_map:
         return out
@@ -122,6 +122,7 @@ class _Ring:
     way: Way
     plan: Plan
     who: Members
+    soft_cap: float
     found: list[Any] = field(default_factory=list)  # of each run of rows, its statistics
     kernels_of: list[dict[Span, str]] = field(default_factory=list)
     refusals: dict[str, str] = field(default_factory=dict)
@@ -163,12 +164,13 @@ class _Attend(torch.autograd.Function):
             ring.refusals.update(run.refusals)
         out = torch.cat([run.out for run in runs], 2).to(q.dtype)
         lse = torch.cat([run.lse for run in runs], 2)
-        ctx.rule, of_mask = SavedRule.of(ring.way.rule)
+        ctx.rule, of_mask = SavedRule.of(ring.way.rule, ring.soft_cap)
         ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases, *of_mask)
         placed = tuple(x for x in ring.way.statistics if x.placed)  # they decide which blocks keep their place
         empty = Rule(Everything(), 1.0, ring.way.rule.grid)
         way = replace(ring.way, rule=empty, statistics=placed)
-        ctx.ring, ctx.n, ctx.biases = _Ring(way, ring.plan, ring.who, kernels_of=ring.kernels_of), n, len(biases)
+        ctx.ring = _Ring(way, ring.plan, ring.who, ring.soft_cap, kernels_of=ring.kernels_of)
+        ctx.n, ctx.biases = n, len(biases)
         ctx.mark_non_differentiable(lse)
         return out, lse
 

@@ -5,24 +5,22 @@ it is the simpler of the two where there are at least as many heads as ranks. By
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
 from headwise.attention import nonfinite
+from headwise.fields import Section
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask
-from headwise.parallel.heads_rule import mask_of_heads, scores_of_heads
 from headwise.parallel.layout import members
 from headwise.parallel.sequence_call import agree
 from headwise.parallel.ulysses_exchange import Exchange, ToHeads, ToRows, shares
 from headwise.parallel.ulysses_map import UlyssesMap
-from headwise.rule import Rule
 from headwise.scores import Score
 from headwise.stats import Measure, statistics_for
 
@@ -91,7 +89,7 @@ def ulysses_attend(
     if max(own.repeats) > 1:
         times = torch.tensor(own.repeats, device=q.device)
         k_own, v_own = (x.repeat_interleave(times, 1) for x in (k_own, v_own))
-    own_rule = _of_heads(rule, own.queries)
+    own_rule = rule.cut({"h": Section(own.queries.start, own.queries.stop, rule.grid.h)})
     # The same seed on all ranks would drop alike in heads of each.
     seed = (
         (int(torch.randint(1 << 40, (), device="cpu")) + who.rank * 0x9E3779B97F4A7C15) % (1 << 40)
@@ -113,12 +111,6 @@ def ulysses_attend(
     if asked.measures:
         amap.measured = amap.of_all_heads(own_map.measured_by(found, asked.measures), asked.measures)
     return out, amap
-
-
-def _of_heads(rule: Rule, heads: range) -> Rule:
-    h = rule.grid.h
-    scores = scores_of_heads(rule.scores, heads, h, lambda x: x)
-    return Rule(mask_of_heads(rule.mask, heads, h), rule.scale, replace(rule.grid, h=len(heads)), scores)
 
 
 @eager

@@ -8,7 +8,7 @@ import numpy as np
 
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import ConfigError
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MISSING)
-    names = list(found)
-    layers, heads = found[names[0]].shape
+    names = list(found.table)
+    layers, heads = found.table.dense(names[0]).shape
     wide = min(len(names), 3 if heads <= 16 else 2)
     high = math.ceil(len(names) / wide)
     width, height = float(np.clip(0.24 * heads, 2.2, 5.0)), float(np.clip(0.24 * layers, 1.4, 5.0))
@@ -48,7 +48,7 @@ def measures_figure(found: CorpusMeasures) -> "Figure":
     figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
     grid = figure.subplots(high, wide, squeeze=False)
     for axes, measure in zip(grid.flat, found.measures, strict=False):
-        image = _panel(axes, found[measure.name].numpy(), colours)
+        image = _panel(axes, found.table.dense(measure.name).numpy(), colours)
         axes.set_title(drawable(measure.name.replace("_", " ")), loc="left", color=INK, fontproperties=font(10))
         colour_bar(figure, image, axes, measure.unit, size=9)
     for axes in grid.flat[len(names) :]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 
 import numpy as np
 
@@ -160,6 +161,10 @@ class Report:
         passages = f"{len(self.passages)} passage" + "s" * (len(self.passages) > 1)
         tokens = sum(len(passage.tokens) for passage in self.passages)
         return f"Report({self.title!r}: {layers} layers, {count} heads; {passages}, {tokens} tokens)"
+
+    def _repr_html_(self) -> str:
+        framed = import_module("headwise.reports.html").framed  # the page draws reports, and imports this file
+        return str(framed(self))
 
     @property
     def heads(self) -> list[tuple[int, int]]:

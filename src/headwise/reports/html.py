@@ -17,12 +17,13 @@ import numpy as np
 
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.reports.data import Passage, Report, Statistic
 from headwise.reports.fonts import font_face
 from headwise.reports.ranges import colour_top, finite, halves
 from headwise.reports.template import digest, filled, inert, joined, source
 from headwise.reports.words import LANGUAGES, words
+from headwise.stats import describe
 
 SCRIPTS = (
     "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "heatmap.js", "grid.js",
@@ -48,9 +49,16 @@ def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "e
     return Path(path)
 
 
+def framed(report: Report) -> str:
+    """The page as a frame of a notebook: its scripts run inside it, and cannot reach what is around it."""
+    page = html.escape(_page(report, "en", embed_font=True).decode())
+    look = "width: 100%; height: 760px; border: 1px solid #8884; border-radius: 6px"
+    return f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="headwise" style="{look}"></iframe>'
+
+
 def _page(report: Report, lang: str, embed_font: bool) -> bytes:
     table = words(lang)
-    data, blobs = _data(report)
+    data, blobs = _data(report, lang)
     data["words"] = table
     code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     style = source("base.css") + source("report.css")
@@ -77,7 +85,7 @@ def _page(report: Report, lang: str, embed_font: bool) -> bytes:
     return page.encode("utf-8")
 
 
-def _data(report: Report) -> tuple[dict[str, Any], list[str]]:
+def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
     passages, blobs = [], []
     for index, passage in enumerate(report.passages):
         entry, more = _passage(index, passage, report)
@@ -89,7 +97,7 @@ def _data(report: Report) -> tuple[dict[str, Any], list[str]]:
         "heads": report.shape[1],
         "counts": report.counts or [report.shape[1]] * report.shape[0],
         "passages": passages,
-        "statistics": _statistics(report.statistics),
+        "statistics": _statistics(report.statistics, lang),
         "patterns": report.patterns,
         "roles": report.roles,
         "comparisons": [
@@ -103,7 +111,7 @@ def _data(report: Report) -> tuple[dict[str, Any], list[str]]:
             }
             for c in report.comparisons
         ],
-        "importance": _statistics(report.importance),
+        "importance": _statistics(report.importance, lang),
         "facts": [[str(name), str(value)] for name, value in report.facts],
         "notes": report.notes,
         "first": _liveliest(report),
@@ -162,10 +170,19 @@ def _liveliest(report: Report) -> list[int]:
     return [report.shown_in(report.passages[0])[layer], int(head), late + int(most[late:].argmax())]
 
 
-def _statistics(statistics: list[Statistic]) -> list[dict[str, Any]]:
-    return [
-        {"name": s.name, "unit": s.unit, "description": s.description, "values": _numbers(s.values)} for s in statistics
-    ]
+def _statistics(statistics: list[Statistic], lang: str) -> list[dict[str, Any]]:
+    found = []
+    for s in statistics:
+        label, unit, description = s.name.replace("_", " "), s.unit, s.description
+        english, words = describe(s.name), describe(s.name, lang)
+        if english is not None and words is not None:
+            label = words.label
+            unit = words.unit if unit == english.unit else unit
+            description = words.summary if description == english.summary else description
+        found.append(
+            {"name": s.name, "label": label, "unit": unit, "description": description, "values": _numbers(s.values)}
+        )
+    return found
 
 
 def _numbers(values: np.ndarray) -> list[list[float | None]]:

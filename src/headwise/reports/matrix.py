@@ -8,7 +8,7 @@ import numpy as np
 
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 
 if TYPE_CHECKING:

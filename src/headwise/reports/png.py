@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headwise.errors import ConfigError
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.reports.data import Passage, Report, visible
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 from headwise.reports.ranges import colour_top, finite, halves, reduced

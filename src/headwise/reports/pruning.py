@@ -8,7 +8,7 @@ import numpy as np
 
 from headwise.analysis.importance import PruningCurve
 from headwise.errors import ConfigError
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.reports.figure import INK, LINE, MUTED, figure_class, save
 
 if TYPE_CHECKING:

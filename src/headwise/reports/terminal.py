@@ -8,17 +8,8 @@ from rich.text import Text
 
 from headwise.errors import ConfigError
 from headwise.reports.data import Report, Statistic
+from headwise.stats import describe, known
 
-SHORT = {
-    "normalized_entropy": "norm.", "effective_keys": "keys", "top1_mass": "top 1", "max_logit": "logit",
-    "mean_distance": "distance", "local_mass": "local", "sink_mass": "first", "previous_mass": "previous",
-    "self_mass": "self", "next_mass": "next", "received_mass": "received", "punctuation_mass": "punct.",
-    "special_mass": "special",
-}  # fmt: skip
-# Columns dropped in this order when the terminal is too narrow; then others from the right.
-DISPENSABLE = (
-    "received_mass", "normalized_entropy", "local_mass", "top1_mass", "max_logit", "punctuation_mass", "self_mass",
-)  # fmt: skip
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -53,8 +44,9 @@ def print_report(report: Report, console: Console, *, sort: str | None = None) -
 def _fitting(report: Report, console: Console, sort: str | None) -> tuple[Table, list[str]]:
     """The widest table that fits, and the names of the omitted statistics."""
     kept = list(report.statistics)
-    order = [*DISPENSABLE, *(s.name for s in reversed(kept) if s.name not in DISPENSABLE)]
-    drop = [s for name in order for s in kept if s.name == name and name != sort]
+    # What a measure calls dispensable goes first; then others from the right.
+    order = sorted(range(len(kept)), key=lambda i: (-_dispensable(kept[i].name), -i))
+    drop = [kept[i] for i in order if kept[i].name != sort]
     missing: list[str] = []
     # Show one pattern per head if two do not fit.
     for patterns in (2, 1):
@@ -99,7 +91,13 @@ def _order(report: Report, sort: str | None) -> list[tuple[int, int]]:
 
 
 def _title(name: str) -> str:
-    return SHORT.get(name, name.replace("_", " "))
+    words = describe(name)
+    return name.replace("_", " ") if words is None else words.short
+
+
+def _dispensable(name: str) -> int:
+    kind = known(name)
+    return 0 if kind is None else int(kind.dispensable)
 
 
 def _cell(values: np.ndarray, at: tuple[int, int]) -> Text:

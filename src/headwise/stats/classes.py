@@ -48,7 +48,7 @@ class ClassMass(RowMeasure):
 
     name, unit, range = "class_mass", "mass", "0 to 1"
     source = "Clark et al. 2019, 1906.04341 §3.2 (separators and punctuation)"
-    chinese = Chinese("词类权重", "一类词元之键上的 Σ p_ij，对查询取平均。")
+    chinese: ClassVar[Chinese | None] = Chinese("词类权重", "一类词元之键上的 Σ p_ij，对查询取平均。")
     placed = False
     requires = "ClassMass(members) with a boolean [m] or [b, m], or ClassMass.of_tokens(tokens, 'punctuation')"
 
@@ -101,6 +101,7 @@ class OfPieces(ClassMass, abstract=True):
     """A class of tokens that their text determines: `belongs` says of each piece whether it is in it. Special tokens
     are in none."""
 
+    chinese: ClassVar[Chinese | None] = None
     requires = "the text of the tokens"
 
     @staticmethod

@@ -40,7 +40,7 @@ class MeanDistance(RowMeasure):
 
     name, unit, range = "mean_distance", "tokens", "0 to keys − 1"
     source = "Vig & Belinkov 2019, 1906.04284 (attention distance)"
-    chinese = Chinese("平均距离", "Σ_j p_ij·|i − j|，以词元计，对查询取平均（位置在键轴上）。", range="0 至键数 − 1")
+    chinese = Chinese("平均距离", "Σ_j p_ij·|i − j|，以词元计，对查询取平均（位置沿键轴计）。", range="0 至键数 − 1")
     short, placed = "distance", True
     shown: ClassVar[Mapping[str, int]] = {"report": 6, "viewer": 5, "watch": 6, "corpus": 6}
 

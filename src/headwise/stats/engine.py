@@ -13,6 +13,7 @@ from headwise.stats.registry import resolve
 from headwise.stats.states import with_tensors
 from headwise.stats.statistic import Statistic
 from headwise.stats.together import goes_together, take_together
+from headwise.stats.words import words_of
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import html, text
 from headwise.tiles import Tile
@@ -128,8 +129,8 @@ def _column(value: Tensor, measure: Measure | None) -> HeadColumn:
     """The numbers of one layer, with what is known of them."""
     if measure is None:
         return HeadColumn([value], description="NaN and infinity, counted.")
-    unit, source, range_ = (getattr(measure, name, "") for name in ("unit", "source", "range"))
-    return HeadColumn([value], unit=unit, description=source, range=range_)
+    words = words_of(measure, "en")
+    return HeadColumn([value], unit=words.unit, description=words.summary, range=words.range)
 
 
 def statistics_for(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:

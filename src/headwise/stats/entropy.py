@@ -33,7 +33,7 @@ class Entropy(RowMeasure):
     name, unit, range = "entropy", "nats", "0 to ln(keys)"
     source = "Clark et al. 2019, 1906.04341 §3.3"
     chinese = Chinese(
-        "熵", "H_i = −Σ_j p_ij ln p_ij，以奈特计，对查询取平均；0 表示只看一个键，ln m 表示各键相同。",
+        "熵", "H_i = −Σ_j p_ij ln p_ij，以奈特计，对查询取平均；0 表示只关注一个键，ln m 表示均匀关注所有键。",
         range="0 至 ln(键数)",
     )  # fmt: skip
     placed = False

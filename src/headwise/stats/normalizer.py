@@ -45,7 +45,7 @@ class LearnedSinkMass(RowMeasure):
 
     name, unit, range = "learned_sink_mass", "mass", "0 to 1"
     source = "gpt-oss, 2508.10925 (learned logit in the denominator)"
-    chinese = Chinese("可学习汇的权重", "1 − Σ_j p_ij，对查询取平均：可学习的汇从每一行取走的权重；没有汇则为 0。")
+    chinese = Chinese("可学习汇聚的权重", "1 − Σ_j p_ij，对查询取平均：可学习的 sink 从每行取走的权重；没有则为 0。")
     placed = False
 
     def partial(self, tile: Tile) -> Tensor:

@@ -87,7 +87,7 @@ class SinkMass(RowMeasure):
 
     name, unit, range = "sink_mass", "mass", "0 to 1"
     source = "Xiao et al. 2023, 2309.17453"
-    chinese = Chinese("首词元权重", "对第一个键的 p_ij，对查询取平均：注意力汇。")
+    chinese = Chinese("首词元权重", "对第一个键的 p_ij，对查询取平均：注意力汇聚（sink）。")
     short, placed = "first", False
     shown: ClassVar[Mapping[str, int]] = {"report": 8, "viewer": 7, "watch": 5, "corpus": 5}
 
@@ -147,7 +147,7 @@ class PreviousMass(_Diagonal):
     """p_{i,i−1}, mean over the queries that may see their previous key."""
 
     name, offset = "previous_mass", -1
-    chinese = Chinese("前一词元权重", "p_{i,i−1}，对可见前一键的查询取平均。")
+    chinese = Chinese("前一词元权重", "p_{i,i−1}，对能看到前一个键的查询取平均。")
     short = "previous"
     shown: ClassVar[Mapping[str, int]] = {"report": 9, "viewer": 8, "corpus": 7}
 
@@ -156,7 +156,7 @@ class SelfMass(_Diagonal):
     """p_{i,i}, mean over the queries that may see their own key."""
 
     name, offset = "self_mass", 0
-    chinese = Chinese("自身权重", "p_{i,i}，对可见自身之键的查询取平均。")
+    chinese = Chinese("自身权重", "p_{i,i}，对能看到自身的查询取平均。")
     short, dispensable = "self", 1
     shown: ClassVar[Mapping[str, int]] = {"report": 10, "viewer": 9, "corpus": 8}
 
@@ -165,6 +165,6 @@ class NextMass(_Diagonal):
     """p_{i,i+1}, mean over the queries that may see their next key (none under a causal mask: 0)."""
 
     name, offset = "next_mass", 1
-    chinese = Chinese("后一词元权重", "p_{i,i+1}，对可见后一键的查询取平均（因果掩码下没有这样的查询：0）。")
+    chinese = Chinese("后一词元权重", "p_{i,i+1}，对能看到后一个键的查询取平均（因果掩码下没有这样的查询：0）。")
     short, ahead = "next", True
     shown: ClassVar[Mapping[str, int]] = {"report": 11}

@@ -36,17 +36,20 @@ class Words(NamedTuple):
 
 
 def words_of(measure: Any, lang: str) -> Words:
-    """The words of a measure, or of a class of measures, in English ("en") or Chinese ("zh"); in English where its
-    class has no Chinese."""
-    chinese: Chinese | None = measure.chinese if lang == "zh" else None
-    if chinese is not None:
-        summary = re.split(r"(?<=[。；：])", chinese.about, maxsplit=1)[0].rstrip("；：")
-        unit, range = chinese.unit or UNITS.get(measure.unit, ""), chinese.range or RANGES.get(measure.range, "")
-        return Words(
-            chinese.label, chinese.label, chinese.about, summary, unit or measure.unit, range or measure.range
-        )  # fmt: skip
+    """The words of a measure, or of a class of measures, in English ("en") or Chinese ("zh"); its name and description
+    are in English where its class has no Chinese."""
     kind = measure if isinstance(measure, type) else type(measure)
     text = re.sub(r"\s+", " ", (kind.__doc__ or "").split("\n\n")[0]).strip()
     summary = re.split(r"(?<=[.:;])\s", text, maxsplit=1)[0].rstrip(":;")
     label = measure.label or measure.name.replace("_", " ")
-    return Words(label, measure.short or label, text, summary, measure.unit, measure.range)
+    english = Words(label, measure.short or label, text, summary, measure.unit, measure.range)
+    if lang != "zh":
+        return english
+    unit, range = UNITS.get(measure.unit, measure.unit), RANGES.get(measure.range, measure.range)
+    chinese: Chinese | None = measure.chinese
+    if chinese is None:
+        return english._replace(unit=unit, range=range)
+    summary = re.split(r"(?<=[。；：])", chinese.about, maxsplit=1)[0].rstrip("；：")
+    return Words(
+        chinese.label, chinese.label, chinese.about, summary, chinese.unit or unit, chinese.range or range
+    )  # fmt: skip

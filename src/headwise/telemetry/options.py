@@ -6,10 +6,9 @@ from functools import lru_cache
 
 from headwise.errors import ConfigError
 from headwise.models.adapters.tokens import over_tokens
-from headwise.stats import Measure, resolve
+from headwise.stats import Measure, resolve, shown_in
 from headwise.telemetry.alarms import Alarm
 
-MEASURES = ("max_logit", "entropy", "effective_keys", "top1_mass", "sink_mass", "mean_distance")
 _CHOICES = {
     "maps": ("none", "lazy", "pooled"),
     "steps": ("forward", "manual"),
@@ -39,8 +38,8 @@ class Options:
 
 
 def options(
-    *, measures: Sequence[str | Measure], every: int, heads: Sequence[int] | None, maps: str, history: int, steps: str,
-    during: str, alarms: Sequence[Alarm],
+    *, measures: Sequence[str | Measure] | None, every: int, heads: Sequence[int] | None, maps: str, history: int,
+    steps: str, during: str, alarms: Sequence[Alarm],
 ) -> Options:  # fmt: skip
     """The options, or a ConfigError that names the one that will not do."""
     for name, value in (("maps", maps), ("steps", steps), ("during", during)):
@@ -57,6 +56,8 @@ def options(
     for alarm in alarms:
         if not isinstance(alarm, Alarm):
             raise ConfigError(f"alarms: expected alarms such as MaxLogitAlarm(100.0), got {type(alarm).__name__}")
+    if measures is None:
+        measures = shown_in("watch")
     asked = [measures] if isinstance(measures, str | Measure) else list(measures)
     known = [one.name if isinstance(one, Measure) else one for one in asked]
     asked += [name for name in dict.fromkeys(name for alarm in alarms for name in alarm.needs) if name not in known]

@@ -21,6 +21,7 @@ from headwise.models.adapters.observer import Observation, call_name, in_backwar
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.rule import own_dtypes
 from headwise.stats import Measure
+from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.layers import LayerHooks
 from headwise.telemetry.ledger import Ledger
@@ -142,9 +143,9 @@ class Record:
         """Bytes that all numbers take, whatever the number of steps; `maps` are not in it."""
         return self.ledger.nbytes
 
-    def table(self) -> Summary:
-        """The totals, which print themselves as a table of layer, head and statistics."""
-        return self.totals
+    def table(self) -> HeadTable:
+        """The totals as a table of layer, head and statistics."""
+        return self.totals.table
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers for JSON: totals, latest, history, what is watched and what is not; None for NaN."""
@@ -278,6 +279,6 @@ class Reduced:
     latest: Summary
     totals: Summary
 
-    def table(self) -> Summary:
+    def table(self) -> HeadTable:
         """The totals."""
-        return self.totals
+        return self.totals.table

@@ -2,20 +2,24 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError
-from headwise.tables import as_html, as_text, plain
+from headwise.stats import describe
+from headwise.table import HeadColumn, HeadTable
+from headwise.tables import plain
 
 NONFINITE = ("rows", "queries", "keys", "values")  # what NaN and infinity are counted in, for each head
 
 
 @dataclass(frozen=True, eq=False)
 class Summary(Mapping[str, Tensor]):
-    """Measures of heads: `summary["entropy"]` is [layers, heads] float32, NaN where a layer has no such head.
+    """Measures of heads of a step, or of many: `summary.table` is the `HeadTable` of them, and `summary["entropy"]` one
+    measure as [layers, heads] float32, NaN where a layer has no such head.
 
     Attributes:
         step: the last step that is in it; steps: how many are.
@@ -56,22 +60,19 @@ class Summary(Mapping[str, Tensor]):
         """A measure of every row of `places`, [rows]."""
         return self.numbers[:, self._column(name)]
 
-    def of(self, layer: str) -> dict[str, Tensor]:
-        """The measures of one layer, name → [heads watched]."""
-        at = [i for i, (name, _) in enumerate(self.places) if name == layer]
-        if not at:
-            raise ConfigError(f"of({layer!r}): no such layer; there are {', '.join(self.layers) or 'none yet'}")
-        return {name: self.numbers[at, i] for i, name in enumerate(self.names)}
-
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text: layer, head, measures, and non-finite numbers where there are any."""
-        bad = [name for i, name in enumerate(NONFINITE) if bool(self.nonfinite[:, i].any())]
-        head = ["layer", "head", *self.names, *(f"non-finite {name}" for name in bad)]
-        body = []
-        for i, (layer, number) in enumerate(self.places):
-            counts = [str(int(self.nonfinite[i, NONFINITE.index(name)])) for name in bad]
-            body.append([layer, str(number), *map(_cell, self.numbers[i].tolist()), *counts])
-        return head, body
+    @cached_property
+    def table(self) -> HeadTable:
+        """The numbers as a `HeadTable`, with units; counts of NaN and infinity are columns where there are any."""
+        index = {layer: i for i, layer in enumerate(self.layers)}
+        columns = {name: _column(name, self.numbers[:, i]) for i, name in enumerate(self.names)}
+        for i, what in enumerate(NONFINITE):
+            if bool(self.nonfinite[:, i].any()):
+                columns[f"nonfinite_{what}"] = HeadColumn(
+                    [self.nonfinite[:, i]], description="NaN and infinity, counted."
+                )
+        places = [(index[layer], head) for layer, head in self.places]
+        about = {"step": self.step, "steps": self.steps}
+        return HeadTable.of_rows(columns, places, layers=self.layers, title=self._title(), about=about)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON: step, steps, and for each layer its heads and their measures; None for NaN and
@@ -89,10 +90,10 @@ class Summary(Mapping[str, Tensor]):
         return {"step": self.step, "steps": self.steps, "layers": layers}
 
     def __repr__(self) -> str:
-        return f"{self._title()}\n{as_text(*self.table())}"
+        return repr(self.table)
 
     def _repr_html_(self) -> str:
-        return as_html(*self.table(), caption=self._title())
+        return self.table._repr_html_()
 
     def _title(self) -> str:
         if not self.steps:
@@ -105,9 +106,11 @@ class Summary(Mapping[str, Tensor]):
         return self.names.index(name)
 
 
-def _cell(x: float) -> str:
-    """Four digits, also where the last of them are zeros, so that columns stand straight."""
-    return f"{x:#.4g}".rstrip(".")
+def _column(name: str, values: Tensor) -> HeadColumn:
+    """The numbers of a measure, with its unit and what it is, where the measure is known by its name."""
+    if (words := describe(name)) is None:
+        return HeadColumn([values])
+    return HeadColumn([values], unit=words.unit, description=words.summary, range=words.range)
 
 
 class History(Sequence[Summary]):

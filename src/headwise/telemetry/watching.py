@@ -6,7 +6,7 @@ from torch import nn
 
 from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm
-from headwise.telemetry.options import MEASURES, options
+from headwise.telemetry.options import options
 from headwise.telemetry.places import asked
 from headwise.telemetry.record import Record
 
@@ -14,7 +14,7 @@ from headwise.telemetry.record import Record
 def watch(
     model: nn.Module,
     *,
-    measures: Sequence[str | Measure] = MEASURES,
+    measures: Sequence[str | Measure] | None = None,
     every: int = 1,
     layers: Iterable[int | str] | None = None,
     heads: Sequence[int] | None = None,
@@ -40,8 +40,9 @@ def watch(
 
     Args:
         model: the module that is called; calls of a part of it alone are not seen (watch that part).
-        measures: names (`headwise measures` lists them) and measures of your own. In self attention, padded queries
-            are not counted by measures of rows.
+        measures: names (`headwise measures` lists them) and measures of your own; None for those whose class says that
+            `watch` shows them, the largest logit, the entropy and a few more. In self attention, padded queries are not
+            counted by measures of rows.
         every: only the first, and then each so-manieth step is measured; the others cost next to nothing.
         layers: names of attention modules (`*` stands for anything) or their indices; None for all.
         heads: their numbers, in every layer; None for all. All are computed, these are kept.

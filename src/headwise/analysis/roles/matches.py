@@ -14,9 +14,10 @@ from torch import Tensor
 
 from headwise.analysis.roles.sight import Sight, ranges
 from headwise.attention import attend
+from headwise.fields import Array
 from headwise.map import AttentionMap
 from headwise.masks import Grid, Mask, Span, State
-from headwise.scores import SinkLogits, SoftCap
+from headwise.scores import SoftCap
 from headwise.stats import DuplicateMass, InductionMass
 
 KINDS = {0: DuplicateMass, 1: InductionMass}
@@ -24,6 +25,8 @@ KINDS = {0: DuplicateMass, 1: InductionMass}
 
 class Ranges(Mask):
     """The keys of given spans, int32 [b, n, K, 2] on the CPU."""
+
+    holds = {"given": Array("bn*2")}
 
     def __init__(self, given: Tensor) -> None:
         self.given = given
@@ -64,13 +67,13 @@ def match_counts(ids: Tensor, sight: Sight, shift: int) -> Tensor:
 
 def match_masses(amap: AttentionMap, ids: Tensor, sight: Sight, shifts: Sequence[int] = (0, 1)) -> list[Tensor]:
     """Σ p_ij over those keys, [b, h, n] for each shift."""
-    plain = all(isinstance(score, SoftCap | SinkLogits) for score in amap.rule.scores)
-    if sight.spans is None or not plain:
+    terms = amap.rule.terms(amap.lse[..., :0])
+    if sight.spans is None or terms.relative is not None or terms.biases:
         measures = [KINDS[shift](ids) for shift in shifts]
         rows = amap.measure(*measures, rows=True).rows
         return [rows[measure.name] for measure in measures]
     b, m = amap.shape[0], amap.shape[3]
-    score = tuple(score for score in amap.rule.scores if isinstance(score, SoftCap))
+    score = (SoftCap(terms.soft_cap),) if terms.soft_cap else ()
     order = _query_order(ids, sight.grid)
     back, q, total = order.argsort(1), _taken(amap.q, order, 2), _taken(amap.lse, order, 2)
     masses = []

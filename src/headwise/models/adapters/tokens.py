@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.map import AttentionMap
-from headwise.masks import And, Dense, Documents, Grid, Lengths, Mask, conjuncts
+from headwise.masks import Grid, Mask, conjuncts
 from headwise.masks.base import kept
 from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, RowMeasure, Statistic
@@ -107,7 +107,7 @@ def token_queries(mask: Mask, grid: Grid) -> Tensor | None:
 def token_mask(mask: Mask, grid: Grid) -> Mask:
     """The mask of self attention under which queries that are padding see nothing. It is made once for each mask and
     size, so that layers which share a mask share this one too."""
-    made: Mask = kept("_token_mask", lambda: _blinded(mask, grid), mask, (grid.n, grid.m))
+    made: Mask = kept("_token_mask", lambda: mask.over_tokens(grid), mask, (grid.n, grid.m))
     return made
 
 
@@ -116,32 +116,11 @@ def _queries(mask: Mask, grid: Grid) -> Tensor | None:
         return None
     real: Tensor | None = None
     for part in conjuncts(mask):
-        if _is_padding(part):
+        if part.padding:
             keys = _first_row(part, grid)
             here = keys[:, grid.m - grid.n :]
             real = here if real is None else real & here
     return None if real is None or bool(real.all()) else real
-
-
-def _blinded(mask: Mask, grid: Grid) -> Mask:
-    if isinstance(mask, And):
-        return And(_blinded(mask.left, grid), _blinded(mask.right, grid))
-    if not _is_padding(mask):
-        return mask
-    if isinstance(mask, Lengths):
-        left = mask.side == "left"
-        queries = (mask.keys - grid.shift).clamp(min=0) if left else mask.keys.clamp(max=grid.n)
-        return Lengths(mask.keys, queries, side=mask.side)
-    # Padding with holes: one document, in O(n) where a boolean of rows and columns would be n×m.
-    real = _first_row(mask, grid)
-    return Documents(real.long() - 1)
-
-
-def _is_padding(mask: Mask) -> bool:
-    """Whether it hides keys from all queries alike."""
-    if isinstance(mask, Lengths):
-        return mask.queries is None
-    return isinstance(mask, Dense) and mask.mask.stride(2) == 0 and mask.mask.shape[1] == 1
 
 
 def _seen(lse: Tensor, rule: Rule, first: int) -> Tensor:

@@ -8,7 +8,7 @@ function drawCard(box, layer, head) {
     const number = make("dd", {}, decimals(value, extent(values)));
     if (statistic.unit) number.append(make("small", { textContent: statistic.unit }));
     const plot = make("canvas");
-    list.append(make("dt", { textContent: statistic.name.replaceAll("_", " "), title: statistic.description }), number, plot);
+    list.append(make("dt", { textContent: statistic.label, title: statistic.description }), number, plot);
     plots.push(() => drawTicks(plot, values, value));
   }
   const parts = [make("h3", { textContent: fill(T.card, { layer, head }) })];

@@ -7,7 +7,7 @@ class Numbers {
       { name: T.layer, tip: T.layer_tip, value: (l) => l },
       { name: T.head, tip: T.head_tip, value: (l, h) => h },
       ...REPORT.statistics.map((s) => ({
-        name: s.name.replaceAll("_", " "), unit: s.unit, tip: [s.description, s.unit && fill(T.unit_tip, { unit: s.unit })].filter(Boolean).join(" "),
+        name: s.label, unit: s.unit, tip: [s.description, s.unit && fill(T.unit_tip, { unit: s.unit })].filter(Boolean).join(" "),
         value: (l, h) => s.values[l][h], meter: extent(s.values.flat()),
       })),
     ];

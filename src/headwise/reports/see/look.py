@@ -13,6 +13,7 @@ from headwise.reports.see.numbers import statistics, wanted
 from headwise.reports.see.passages import Side, Step, of_layer, passage
 from headwise.reports.see.places import Places
 from headwise.reports.see.words import patterns, roles_in_words
+from headwise.stats import Tokens
 
 CELLS = 384  # maps of at most this width are shown exactly
 EXPLAINED = "Weights show which tokens a head attends to on this text; they do not explain the output of the model."
@@ -31,7 +32,7 @@ def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, ste
     found = subject.look(reading.ids)
     tell("reading", 1, 1)
     maps, places = list(found.maps.values()), Places(subject.heads)
-    asked = wanted(subject.causal, [reading.pieces], [reading.special])
+    asked = wanted(known_of(reading), causal=subject.causal)
     results = [amap.measure(*asked, progress=of_layer(tell, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
     shown = passage(title, maps, 0, (side_of(reading), None), places, cells, tell)
     tell("roles", 0, 1)
@@ -54,6 +55,11 @@ def see(text: str, subject: Subject, *, title: str = "", cells: int = CELLS, ste
         roles=roles_in_words(played, places), comparisons=alike, importance=needed,
         layers=[] if subject.kind == "headwise" else list(subject.layers),
     )  # fmt: skip
+
+
+def known_of(reading: Reading) -> Tokens:
+    """What is known of a text's tokens."""
+    return Tokens(reading.ids, [reading.pieces], torch.tensor([reading.special]))
 
 
 def side_of(reading: Reading) -> Side:

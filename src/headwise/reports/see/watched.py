@@ -22,11 +22,12 @@ from headwise.reports.html import write_report
 from headwise.reports.see.groups import Group, groups_of, titles
 from headwise.reports.see.heads import alike
 from headwise.reports.see.look import CELLS, EXPLAINED, tell_nobody
-from headwise.reports.see.numbers import BOTH_WAYS, OF_ROWS, statistic, wanted
+from headwise.reports.see.numbers import statistic, wanted
 from headwise.reports.see.passages import Side, passage, picture_passage
 from headwise.reports.see.places import Places
 from headwise.reports.see.tokens import Text, numbered, text_of
 from headwise.reports.see.words import pattern, roles_of
+from headwise.stats import Tokens, known
 from headwise.telemetry import Record
 
 ENTRIES = 4  # of a batch that are shown unless asked for
@@ -208,9 +209,8 @@ def _numbers(
     played: list[list[list[str]]] = [[[] for _ in range(places.most)] for _ in places.counts]
     for group in groups:
         keys = _texts_of(group, texts, groups)[1]
-        asked = wanted(group.causal, keys.pieces if keys else None, keys.special if keys else [])
-        if group.crosses:  # whose places are not those of its keys
-            asked = [one for one in asked if not isinstance(one, str) or one in OF_ROWS]
+        tokens = Tokens(keys.ids, keys.pieces, torch.tensor(keys.special)) if keys else Tokens()
+        asked = wanted(tokens, causal=group.causal, crosses=group.crosses)
         for amap, layer in zip(group.lazy, group.layers, strict=False):
             for name, found in amap.measure(*asked).items():
                 put(name, layer, found.mean(0).cpu().numpy())
@@ -224,7 +224,7 @@ def _numbers(
         table = record.latest[name].numpy()
         for called, numbers in zip(record.latest.layers, table, strict=True):
             for at in (at for at, module in enumerate(names) if module == called):  # each of its calls
-                if at in crossing and name in BOTH_WAYS and name not in OF_ROWS:
+                if at in crossing and (kind := known(name)) is not None and kind.placed:
                     continue
                 if name not in values or not np.isfinite(values[name][at]).any():
                     put(name, at, numbers[: places.counts[at]])

@@ -9,7 +9,7 @@ import json
 from functools import cache
 
 from headwise.errors import ConfigError
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.reports.fonts import QUOTES, font_face
 from headwise.reports.template import digest, filled, inert, joined, source
 from headwise.reports.viewer.said import in_chinese

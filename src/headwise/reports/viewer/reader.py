@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from headwise.kernels.pauses import pausing
 from headwise.lm.loading import Subject
 from headwise.map import AttentionMap
 from headwise.reports.viewer.pyramid import head_pyramid
-from headwise.reports.viewer.text import STATISTICS, Text
+from headwise.reports.viewer.text import Text
 from headwise.reports.viewer.tiles import Unwanted
+from headwise.stats import Measure, Tokens, of_tokens, shown_in
 
 READ, DRAW = 2, 1  # what reading a head and drawing it take, in a measure of their own
 
@@ -29,8 +32,15 @@ class Reader:
         """All of it."""
         self._tell("reading", 0)
         with pausing(self._rows), _before_modules(self.subject, self._stop):
-            self.subject.maps(self.text.reading.ids, measures=STATISTICS, seen=self._seen)
+            self.subject.maps(self.text.reading.ids, measures=self._measures(), seen=self._seen)
         self._tell("ready", 0)
+
+    def _measures(self) -> list[Measure]:
+        """Those that the page shows, as far as the tokens say what they require."""
+        reading = self.text.reading
+        tokens = Tokens(reading.ids, [reading.pieces], torch.tensor([reading.special]))
+        found = (of_tokens(name, tokens) for name in shown_in("viewer"))
+        return [measure for measure in found if measure is not None]
 
     def _seen(self, name: str, amap: AttentionMap) -> None:
         """A layer has been read."""

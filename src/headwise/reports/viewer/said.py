@@ -3,6 +3,7 @@ values; a code without a Chinese text is shown in English."""
 
 from headwise.lm.loading.remarks import map_code
 from headwise.nn.named import design_of, names
+from headwise.stats import describe, shown_in
 
 IN_CHINESE: dict[str, str] = {
     # Notes on a model or a text: headwise.lm.loading.remarks.
@@ -30,35 +31,16 @@ IN_CHINESE: dict[str, str] = {
     "busy": "同时请求的图块过多，请稍后再试。",
     "misfit": "请求无效：{sentence}",
     "broke": "headwise 发生内部错误，详情见终端。",
-    # Statistics.
-    "name_entropy": "熵",
-    "name_normalized_entropy": "归一化熵",
-    "name_effective_keys": "有效键数",
-    "name_max_logit": "最大分数",
-    "name_mean_distance": "平均距离",
-    "name_local_mass": "邻近权重",
-    "name_sink_mass": "首词元权重",
-    "name_previous_mass": "前一词元权重",
-    "name_self_mass": "自身权重",
-    "about_entropy": "H_i = −Σ_j p_ij ln p_ij，以奈特计，对查询取平均；0 表示只关注一个键，ln m 表示均匀关注所有键。",
-    "about_normalized_entropy": "H_i / ln(查询 i 可见的键数)，对至少可见两个键的查询取平均。",
-    "about_effective_keys": "(Σ_j p_ij)² / Σ_j p_ij²，对查询取平均：权重分给多少个键（逆参与率）。",
-    "about_max_logit": "softmax 之前的最大分数 max_ij S_ij，已乘缩放、已加掩码。",
-    "about_mean_distance": "Σ_j p_ij·|i − j|，以词元计，对查询取平均（位置沿键轴计）。",
-    "about_local_mass": "|i − j| ≤ 8 之内的 Σ p_ij，对查询取平均。",
-    "about_sink_mass": "对第一个键的 p_ij，对查询取平均：注意力汇聚（sink）。",
-    "about_previous_mass": "p_{i,i−1}，对能看到前一个键的查询取平均。",
-    "about_self_mass": "p_{i,i}，对能看到自身的查询取平均。",
-    "unit_nats": "奈特",
-    "unit_share": "比例",
-    "unit_keys": "个键",
-    "unit_logit": "分数",
-    "unit_tokens": "个词元",
-    "unit_mass": "权重",
 }
 
 
 def in_chinese() -> dict[str, str]:
-    """All of it, with what head designs say of their maps."""
+    """All of it, with what head designs say of their maps, and the names, descriptions and units of the statistics that
+    the viewer shows."""
     maps = {map_code(name): design_of(name).notes.map for name in names()}
-    return IN_CHINESE | {code: said.zh for code, said in maps.items() if said is not None}
+    found = IN_CHINESE | {code: said.zh for code, said in maps.items() if said is not None}
+    for name in shown_in("viewer"):
+        english, words = describe(name), describe(name, "zh")
+        if english is not None and words is not None:
+            found |= {f"name_{name}": words.label, f"about_{name}": words.about, f"unit_{english.unit}": words.unit}
+    return found

@@ -12,12 +12,8 @@ from headwise.lm.loading.remarks import Remark
 from headwise.map import AttentionMap
 from headwise.reports.viewer.pyramid import HeadPyramid, Levels
 from headwise.reports.viewer.tiles import Unwanted
-from headwise.stats import MEASURES
+from headwise.stats import describe
 
-STATISTICS = (
-    "entropy", "normalized_entropy", "effective_keys", "max_logit", "mean_distance", "local_mass", "sink_mass",
-    "previous_mass", "self_mass",
-)  # fmt: skip
 READING, READY, FAILED, CANCELLED = "reading", "ready", "failed", "cancelled"
 Head = tuple[int, int]  # layer, head
 
@@ -143,12 +139,11 @@ def with_layer(so_far: dict[str, dict[str, Any]], amap: AttentionMap) -> dict[st
     """name → unit, what it is, and values [layers][heads], of what was measured with the maps of the layers so far and
     the next one; None for NaN."""
     found = {}
-    for name in STATISTICS:
-        measure: Any = MEASURES[name]()
-        values = amap.measured[name][0].tolist() if amap.measured is not None else []
-        about = " ".join((type(measure).__doc__ or "").split("\n\n")[0].split())
+    for name, measured in (amap.measured or {}).items():
+        words = describe(name)
+        unit, about = ("", "") if words is None else (words.unit, words.about)
         before = so_far[name]["values"] if so_far else []
-        found[name] = {"unit": measure.unit, "about": about, "values": [*before, [_number(x) for x in values]]}
+        found[name] = {"unit": unit, "about": about, "values": [*before, [_number(x) for x in measured[0].tolist()]]}
     return found
 
 

@@ -9,7 +9,7 @@ from headwise.costs import Work, attention_stages, cache_bytes, score_bytes
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.nn.counts import counts_of
-from headwise.reports.colours import stops
+from headwise.pictures.colours import stops
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, scaled
 
 if TYPE_CHECKING:

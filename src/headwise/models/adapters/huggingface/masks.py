@@ -58,7 +58,7 @@ def make_mask(
         real = pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     try:
         mask: Mask | None = read(function, Place(kv_offset, min(keys, kv_length)))
-        if isinstance(mask, Everything):
+        if mask == Everything():
             mask, keys = None, kv_length  # wherever the queries stand
         elif keys > kv_length or (keys < kv_length and not is_causal(mask)):
             raise Unknown("queries that stand elsewhere than at the end of the keys")

@@ -1,0 +1,56 @@
+"""A window of its own for each head."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, ShapeError, check_whole
+from headwise.fields import Counts, Whole
+from headwise.masks.base import Mask
+from headwise.masks.grid import Grid, Span, State
+
+FOREVER = 1 << 62  # a window that holds all
+
+
+class HeadWindows(Mask):
+    """Head i sees keys less than `windows[i]` behind its own position (None: all), and the first `sinks`.
+
+    It says nothing of keys ahead: join it with `Causal() &`. One window for each *query* head.
+    """
+
+    holds = {"windows": Counts("h"), "sinks": Whole()}
+
+    def __init__(self, windows: Sequence[int | None], sinks: int = 0) -> None:
+        self.windows = check_windows("HeadWindows", windows)
+        self.sinks = check_whole("HeadWindows", "sinks", sinks, 0)
+        lengths = [FOREVER if window is None else window for window in self.windows]
+        self._least, self._most, self._lengths = min(lengths), max(lengths), torch.tensor(lengths, device="cpu")
+
+    def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
+        """As in `Mask`."""
+        distance = (rows + grid.shift)[:, None] - cols
+        return (distance < self._lengths.to(rows.device)[:, None, None])[None] | (cols < self.sinks)
+
+    def state(self, rows: Span, cols: Span, grid: Grid) -> State:
+        """As in `Mask`, for all heads together."""
+        nearest = rows.start + grid.shift - (cols.stop - 1)
+        farthest = rows.stop - 1 + grid.shift - cols.start
+        if farthest < self._least or cols.stop <= self.sinks:
+            return State.FULL
+        return State.EMPTY if nearest >= self._most and cols.start >= self.sinks else State.MIXED
+
+    def check(self, grid: Grid) -> None:
+        """As in `Mask`."""
+        if grid.h != len(self.windows):
+            raise ShapeError(f"mask=HeadWindows: {len(self.windows)} windows for {grid.h} query heads")
+
+    def __repr__(self) -> str:
+        return f"HeadWindows({list(self.windows)}, sinks={self.sinks})"
+
+
+def check_windows(owner: str, windows: Sequence[int | None]) -> tuple[int | None, ...]:
+    """One window for each head, or an error that names `owner`."""
+    if not len(windows):
+        raise ConfigError(f"{owner}(windows=[]): expected one for each head")
+    return tuple(None if window is None else check_whole(owner, "window", window, 1) for window in windows)

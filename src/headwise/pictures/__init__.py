@@ -1,0 +1,1 @@
+"""Small pictures without a library for them: colour maps, and matrices as PNG."""

@@ -1,0 +1,45 @@
+"""Parts that other packages bring: designs, measures, masks, scores, kernels, kinds of models, views.
+
+A package names its modules under the entry point group "headwise"; importing one registers its parts:
+
+    [project.entry-points.headwise]
+    dilated = "somebodys_package.dilated"
+
+The command line loads them. Python code imports the package, or calls `load`.
+"""
+
+from importlib.metadata import EntryPoint, entry_points
+
+from headwise.errors import ConfigError, HeadwiseError
+
+GROUP = "headwise"
+_loaded: set[str] = set()
+
+
+def load() -> tuple[str, ...]:
+    """Import every module that an installed package names under "headwise"; each once.
+
+    Returns:
+        The names of the entry points.
+    Raises:
+        ConfigError: naming the package, the module and its error.
+    """
+    found = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
+    for entry in found:
+        if entry.value not in _loaded:
+            _import(entry)
+            _loaded.add(entry.value)
+    return tuple(entry.name for entry in found)
+
+
+def _import(entry: EntryPoint) -> None:
+    package = entry.dist.name if entry.dist else "an unnamed package"
+    try:
+        entry.load()
+    except HeadwiseError as error:
+        raise ConfigError(f"{entry.value} of {package} does not fit headwise: {error}") from error
+    except Exception as error:
+        raise ConfigError(
+            f"{entry.value} of {package} cannot be imported ({type(error).__name__}: {error}); "
+            f"mend or uninstall {package}"
+        ) from error

@@ -1,0 +1,38 @@
+"""Any bias, of the caller's own memory."""
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ShapeError
+from headwise.fields import Array
+from headwise.masks import Grid
+from headwise.scores.base import Score, check_device, check_floats
+from headwise.scores.terms import Terms
+
+
+class Bias(Score):
+    """Any bias added to the scores, [b or 1, h or 1, n or 1, m or 1]; may require gradients.
+
+    It is added where the mask allows. −∞ hides a key like a mask, but counts as allowed where keys are counted.
+    """
+
+    repeats = True
+    placed = False  # its part is cut out
+    holds = {"values": Array("bhnm")}
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = check_floats("Bias(values)", values, 4)
+
+    def check(self, grid: Grid, device: torch.device) -> None:
+        if any(size not in (1, full) for size, full in zip(self.values.shape, grid, strict=True)):
+            raise ShapeError(
+                f"score=Bias(values): shape {tuple(self.values.shape)}, expected "
+                f"({', '.join(f'{size} or 1' for size in grid)})"
+            )
+        check_device("Bias(values)", self.values, device)
+
+    def terms(self, grid: Grid, like: Tensor) -> Terms:
+        return Terms(grid.n, biases=(self.values,))
+
+    def __repr__(self) -> str:
+        return f"Bias(<{'×'.join(map(str, self.values.shape))}>)"

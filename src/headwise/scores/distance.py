@@ -1,0 +1,136 @@
+"""Biases that depend on the distance of a query and a key alone: one number a distance."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, ShapeError, check_declared
+from headwise.fields import Array, Whole
+from headwise.masks import Grid
+from headwise.scores.base import Score, check_device, check_floats
+from headwise.scores.terms import Terms
+
+
+class Relative(Score, abstract=True):
+    """Base of biases that depend on the distance alone: a class declares what it holds, and `at`."""
+
+    repeats = True
+    placed = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        check_declared(cls, Relative, {"at": "the bias of each distance"})
+
+    @abstractmethod
+    def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
+        """The bias [h or 1, len(offset)] of keys that stand at position + offset, for integer offsets."""
+
+    def terms(self, grid: Grid, like: Tensor) -> Terms:
+        first = 1 - grid.n - grid.shift
+        found = self.at(torch.arange(first, first + max(0, grid.n + grid.m - 1), device=like.device), like.dtype)
+        if found.shape[0] not in (1, grid.h):
+            raise ShapeError(
+                f"score={self!r}: biases of {found.shape[0]} heads, expected {grid.h} or 1; `holds` of "
+                f"{type(self).__name__} names the axis h of each tensor that has one"
+            )
+        return Terms(grid.n, relative=found)
+
+
+class ALiBi(Relative):
+    """−slope · |i − j|, one slope a head (Press et al. 2022, 2108.12409 §3); i is the query's position on the key axis.
+
+    Args:
+        slopes: [h] numbers or a floating tensor, which may require gradients.
+    """
+
+    repeats = False
+    holds = {"slopes": Array("h")}
+
+    def __init__(self, slopes: Sequence[float] | Tensor) -> None:
+        self.slopes = check_floats("ALiBi(slopes)", slopes, 1)
+
+    @classmethod
+    def standard(cls, num_heads: int) -> "ALiBi":
+        """The paper's slopes: 2^(−8/h), 2^(−16/h), … 2^(−8) for h a power of two; for others those of the power of
+        two below, then every other one of the power above."""
+        if num_heads < 1:
+            raise ConfigError(f"ALiBi.standard({num_heads}): expected at least one head")
+        power = 1 << (num_heads.bit_length() - 1)
+        slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
+        slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power, 2)][: num_heads - power]
+        return cls(slopes)
+
+    def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
+        return -self.slopes.to(offset.device, dtype)[:, None] * offset.abs()
+
+    def check(self, grid: Grid, device: torch.device) -> None:
+        if len(self.slopes) != grid.h:
+            raise ShapeError(f"score=ALiBi(slopes): {len(self.slopes)} slopes for {grid.h} heads")
+
+    def __repr__(self) -> str:
+        return f"ALiBi(<{len(self.slopes)} slopes>)"
+
+
+class RelativeBias(Relative):
+    """A bias for each distance: values[:, j − i − first], the ends standing for all beyond (T5, 1910.10683 §2.1).
+
+    Args:
+        values: [h or 1, L] floating, may require gradients. values[:, t] is for keys at position + first + t.
+        first: the lowest offset key − position, mostly negative.
+    """
+
+    holds = {"values": Array("h*"), "first": Whole()}
+
+    def __init__(self, values: Tensor, first: int) -> None:
+        self.values, self.first = check_floats("RelativeBias(values)", values, 2), int(first)
+        if self.values.shape[1] == 0:
+            raise ShapeError(f"RelativeBias(values): expected [h or 1, L] with L >= 1, got {tuple(values.shape)}")
+
+    def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
+        values = self.values.to(offset.device, dtype)
+        return values[:, (offset - self.first).clamp(0, values.shape[1] - 1)]
+
+    def check(self, grid: Grid, device: torch.device) -> None:
+        if self.values.shape[0] not in (1, grid.h):
+            raise ShapeError(
+                f"score=RelativeBias(values): shape {tuple(self.values.shape)}, expected ({grid.h} or 1, L)"
+            )
+        check_device("RelativeBias(values)", self.values, device)
+
+    def __repr__(self) -> str:
+        h, length = self.values.shape
+        return f"RelativeBias(<{h}×{length}>, first={self.first})"
+
+
+def t5_bias(weight: Tensor, *, bidirectional: bool, max_distance: int = 128) -> RelativeBias:
+    """T5's bias from its embedding of distance buckets (Raffel et al. 2020, 1910.10683 §2.1).
+
+    Half of a direction's buckets are one distance each, the rest widen logarithmically up to max_distance, and
+    everything farther shares the last. T5 itself does not scale q·k: call `attend(…, scale=1.0)`.
+
+    Args:
+        weight: [num_buckets, h], such as `relative_attention_bias.weight`; gradients flow to it.
+        bidirectional: encoders: half of the buckets are for keys after the query. Decoders: False, keys after
+            the query share the bucket of distance 0, for a causal mask to hide.
+    """
+    weight = check_floats("t5_bias(weight)", weight, 2)
+    sides = 2 if bidirectional else 1
+    buckets = weight.shape[0] // sides
+    exact = buckets // 2
+    if weight.shape[0] % sides or exact < 1 or max_distance <= exact:
+        raise ConfigError(
+            f"t5_bias(weight {tuple(weight.shape)}, bidirectional={bidirectional}, max_distance={max_distance}): "
+            f"expected num_buckets of at least {2 * sides}, divisible by {sides}, and max_distance > {max(exact, 1)}, "
+            f"the distances with a bucket of their own"
+        )
+    offset = torch.arange(-max_distance, max_distance + 1 if bidirectional else 1, device=weight.device)
+    distance = offset.abs()
+    # In float32 and in this order: at a bucket's edge the rounding decides, and the weights were trained with this one.
+    wide = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact) * (buckets - exact)
+    bucket = torch.where(distance < exact, distance, (exact + wide.long()).clamp_max(buckets - 1))
+    bucket = bucket + (offset > 0) * buckets
+    floats = weight.to(torch.promote_types(weight.dtype, torch.float32))  # a bucket adds up gradients of many distances
+    return RelativeBias(floats[bucket].mT, -max_distance)

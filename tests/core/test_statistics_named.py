@@ -1,0 +1,75 @@
+"""No file outside `stats/` and `kernels/` names a concrete statistic: what is known about one is in its own file."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import headwise
+from headwise import stats
+from headwise.stats import GIVEN, MEASURES, Measure, OfPieces, OfWeights, RowMeasure, Statistic
+
+SOURCE = Path(headwise.__file__).parent
+BASES = {Measure, RowMeasure, OfPieces, Statistic, OfWeights}
+CONCRETE = {
+    name for name, value in vars(stats).items()
+    if isinstance(value, Statistic)
+    or (isinstance(value, type) and issubclass(value, Measure | Statistic) and value not in BASES)
+}  # fmt: skip
+NAMES = {*MEASURES, *GIVEN}
+ROOMS = sorted(
+    str(path.relative_to(SOURCE))
+    for path in SOURCE.rglob("*.py")
+    if path.relative_to(SOURCE).parts[0] not in ("stats", "kernels")
+)
+
+# Files that name a class or a constant, and why. The list only gets shorter.
+KINDS_NAMED = {
+    "__init__.py": "the public names of the package",
+    "analysis/roles/collect.py": "roles are defined by the weight on classes of tokens",
+    "analysis/roles/given.py": "separators and punctuation are told by the same rule as in the measures of them",
+    "analysis/roles/matches.py": "the roles of duplicate tokens and induction are defined by these two measures",
+    "textbook/claims/learnt.py": "the claim is about weight on punctuation",
+}
+# Files that name a measure as a string, and why. The list only gets shorter.
+STRINGS_NAMED = {
+    "analysis/history.py": "the head of a column: the entropy of the rows, as the role of broad heads has it",
+    "analysis/information.py": "a column of that result, made of the measure",
+    "analysis/roles/collect.py": "the roles of broad and of positional heads are defined by these measures",
+    "analysis/spectrum.py": "the squared norm of a matrix is the sum of this measure's rows",
+    "telemetry/alarms.py": "each alarm is about one measure",
+    "telemetry/clip.py": "QK-clip acts on the largest logit",
+    "textbook/claims/capacity.py": "the claim is about the entropy",
+    "textbook/reconstruct.py": "a statistic of its own, over characters that are no padding",
+}
+
+
+def kinds(source: str) -> set[str]:
+    """Concrete classes and constants that a source imports from `headwise.stats` or reads as an attribute of it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headwise.stats"):
+            found |= {alias.name for alias in node.names} & CONCRETE
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] == "stats":
+            found |= {node.attr} & CONCRETE
+    return found
+
+
+def strings(source: str) -> set[str]:
+    """Names of measures among the strings of a source, docstrings apart."""
+    return {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)} & NAMES
+
+
+@pytest.mark.parametrize("path", ROOMS)
+def test_a_room_names_no_concrete_statistic(path: str) -> None:
+    source = (SOURCE / path).read_text(encoding="utf-8")
+    assert bool(kinds(source)) == (path in KINDS_NAMED), kinds(source)
+    assert bool(strings(source)) == (path in STRINGS_NAMED), strings(source)
+
+
+def test_a_name_is_found() -> None:
+    assert {"ENTROPY", "RangeMass", "Entropy", "ReceivedMass"} <= CONCRETE
+    assert kinds("def f():\n    from headwise.stats import Entropy, Measure") == {"Entropy"}
+    assert kinds("from headwise.stats.entropy import ENTROPY") == {"ENTROPY"}
+    assert kinds("import headwise as hw\nhw.stats.SinkMass(3)") == {"SinkMass"}
+    assert strings('"""entropy"""\nshown = ["entropy", "other"]\nf"entropy {3}"') == {"entropy"}

@@ -1,0 +1,209 @@
+"""A statistic of one's own: a class and one line that registers it, and every room knows it."""
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from sweep_samples import said
+from torch import Tensor
+
+import headwise as hw
+from headwise import stats
+from headwise.cli.look import measures as list_measures
+from headwise.corpus import measure_corpus
+from headwise.errors import ConfigError
+from headwise.kernels import KERNELS
+from headwise.lm.loading import open_subject
+from headwise.masks import Grid
+from headwise.reports.terminal import print_report
+from headwise.reports.viewer.said import in_chinese
+from headwise.rule import Rule
+from headwise.stats import Chinese, RangeMass, RowMeasure, Statistic, Tokens
+from headwise.tiles import Tile
+
+THIRD = RangeMass(0, 3, relative=False)
+
+
+class FirstThree(RowMeasure):
+    """Weight on the first three keys, mean over queries.
+
+    More than this is not in the table.
+    """
+
+    name, unit, range = "first_three", "mass", "0 to 1"
+    source = "this test"
+    short, label, placed = "first 3", "first three keys", False
+    chinese = Chinese("前三键权重", "前三个键上的权重，对查询取平均。其余不在表中。")
+    shown = {"report": 40, "viewer": 41, "watch": 42, "corpus": 43}
+
+    def partial(self, tile: Tile) -> Tensor:
+        return (tile.weights * (tile.keys < 3)).sum(-1)
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...]:
+        return (THIRD,)
+
+    def from_rows(self, found: dict[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:  # type: ignore[override]
+        return found[THIRD]
+
+
+class VowelMass(stats.OfPieces):
+    """Weight on vowels, mean over queries."""
+
+    name = "vowel_mass"
+    requires = "the text of the tokens"
+    shown = {"report": 44}
+
+    @staticmethod
+    def belongs(piece: str) -> bool:
+        return piece in set("aeiou，")
+
+
+class LowTokens(RowMeasure):
+    """Weight on keys whose token is below 40, mean over queries."""
+
+    name, unit, range, source = "low_tokens", "mass", "0 to 1", "this test"
+    requires = "LowTokens(ids)"
+
+    def __init__(self, ids: Tensor) -> None:
+        self.ids = torch.atleast_2d(ids)
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> "LowTokens | None":
+        return None if tokens.ids is None else cls(tokens.ids)
+
+    def partial(self, tile: Tile) -> Tensor:
+        low = self.ids[:, None, None, tile.cols.start : tile.cols.stop] < 40
+        return (tile.weights * low).sum(-1)
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    before = dict(stats.MEASURES), dict(stats.GIVEN)
+    for kind in (FirstThree, VowelMass, LowTokens):
+        assert stats.register(kind) is kind
+    yield
+    for registry, names in zip((stats.MEASURES, stats.GIVEN), before, strict=True):
+        registry.clear()
+        registry.update(names)
+
+
+@pytest.mark.parametrize("kernel", [name for name in ("torch_blocks", "cpu", "reference") if name in KERNELS])
+def test_map_measures_it(kernel: str) -> None:
+    q, k, v = torch.randn(3, 2, 5, 17, 7, generator=torch.Generator().manual_seed(1))
+    _, amap = hw.attend(q, k, v, mask=hw.Causal(), return_map=True, measures=["first_three"], kernel="torch_blocks")
+    expected = amap.to_dense()[..., :3].sum(-1).mean(-1)
+    torch.testing.assert_close(amap.measured["first_three"], expected)
+    torch.testing.assert_close(amap.using(kernel).measure("first_three")["first_three"], expected)
+
+
+def test_watch_shows_it_and_a_report_has_its_words(model_folder, tmp_path, capsys) -> None:
+    subject = open_subject(model_folder)
+    reading = subject.read(said(23, 5))
+    with hw.watch(subject.model, maps="lazy") as record, torch.no_grad():
+        subject.model(reading.ids[None])
+    assert record.latest.names[-1] == "first_three"
+    first = next(iter(record.maps.values())).to_dense()[0]
+    torch.testing.assert_close(record.latest["first_three"][0], first[..., :3].sum(-1).mean(-1))
+    words = {"en": ("first three keys", "mass", "Weight on the first three keys, mean over queries."),
+             "zh": ("前三键权重", "权重", "前三个键上的权重，对查询取平均。")}  # fmt: skip
+    for lang, expected in words.items():
+        page = tmp_path / f"{lang}.html"
+        report = hw.report(record, page, tokens=reading.ids[None], pieces=[reading.pieces], lang=lang)
+        data = json.loads(re.search(r'id="report"[^>]*>(.*?)</script>', page.read_text(encoding="utf-8"), re.S)[1])
+        shown = {s["name"]: (s["label"], s["unit"], s["description"]) for s in data["statistics"]}
+        assert shown["first_three"] == expected
+        assert shown["vowel_mass"] == ("vowel mass", expected[1], "Weight on vowels, mean over queries.")
+    vowels = torch.tensor([piece in set("aeiou，") for piece in reading.pieces])
+    values = {s.name: s.values for s in report.statistics}
+    expected = (first * vowels).sum(-1).mean(-1)
+    torch.testing.assert_close(torch.from_numpy(values["vowel_mass"][0]).float(), expected)
+    from rich.console import Console
+
+    print_report(report, Console(width=200))
+    assert "first 3" in capsys.readouterr().out
+
+
+def test_a_corpus_is_measured_with_it(model_folder, tmp_path) -> None:
+    (tmp_path / "a.txt").write_text(said(60, 2), encoding="utf-8")
+    options = {"window": 13, "device": "cpu", "batch": 3}
+    usual = measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "usual.csv", **options)
+    assert list(usual)[-1] == "first_three"
+    names = ["first_three", "vowel_mass", "low_tokens"]
+    found = measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "all.csv", measures=names, **options)
+    subject = open_subject(model_folder)
+    reading = subject.read(said(60, 2))
+    rows: dict[str, list[Tensor]] = {name: [] for name in names}
+    for start in range(0, len(reading), 13):
+        ids, pieces = reading.ids[start : start + 13], reading.pieces[start : start + 13]
+        p = subject.maps(ids)["blocks.1.attention"].to_dense()[0, 2]
+        vowels = torch.tensor([piece in set("aeiou，") for piece in pieces])
+        for name, members in (
+            ("first_three", torch.arange(len(ids)) < 3),
+            ("vowel_mass", vowels),
+            ("low_tokens", ids < 40),
+        ):
+            rows[name].append((p * members).sum(-1))
+    for name in names:
+        assert float(found[name][1, 2]) == pytest.approx(float(torch.cat(rows[name]).mean()), rel=1e-5)
+
+
+def test_the_viewer_and_the_list_of_measures_know_it(capsys, monkeypatch) -> None:
+    assert in_chinese()["name_first_three"] == "前三键权重"
+    assert in_chinese()["about_first_three"] == "前三个键上的权重，对查询取平均。其余不在表中。"
+    monkeypatch.setenv("COLUMNS", "200")
+    list_measures()
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ("first_three", "vowel_mass", "low_tokens"))
+
+
+def test_what_cannot_be_registered_is_named() -> None:
+    class Entropy(RowMeasure):
+        name, unit, range, source = "entropy", "bits", "0 to 1", "this test"
+
+        def partial(self, tile: Tile) -> Tensor:
+            return tile.entropy
+
+    with pytest.raises(ConfigError, match=r"register\(Entropy\): there is another measure 'entropy'"):
+        stats.register(Entropy)
+    with pytest.raises(ConfigError, match=r"register\(kind\): expected a class of Measure, got .*Entropy object"):
+        stats.register(Entropy())
+    with pytest.raises(ConfigError, match="measure 'low_tokens' requires the tokens; give LowTokens"):
+        stats.resolve(["low_tokens"])
+
+
+def test_a_name_may_lead_to_a_measure_with_options() -> None:
+    stats.MEASURES["first_five"] = lambda: stats.SinkMass(5)
+    words = stats.describe("first_five", "zh")
+    assert words is not None
+    assert words.label == stats.SinkMass.chinese.label
+    assert stats.describe("nothing of that name") is None
+    assert stats.known("first_five").count == 5
+
+
+@pytest.mark.parametrize("name", [*stats.MEASURES, *stats.GIVEN])
+def test_every_measure_has_words_in_both_languages(name: str) -> None:
+    english, chinese = stats.describe(name), stats.describe(name, "zh")
+    assert english is not None
+    assert chinese is not None
+    assert all(english)
+    assert all(chinese)
+    assert not re.search(r"[a-z]{4}", chinese.label)
+    assert re.search(r"[一-鿿]", chinese.about)
+    assert re.search(r"[一-鿿]", chinese.unit)
+
+
+def test_places_differ_where_measures_are_shown() -> None:
+    for place in ("report", "viewer", "watch", "corpus"):
+        numbers = [stats.known(name).shown[place] for name in stats.shown_in(place)]
+        assert numbers == sorted(set(numbers))
+
+
+def test_a_grid_is_not_needed_to_make_a_measure_of_tokens() -> None:
+    made = stats.of_tokens("low_tokens", Tokens(torch.arange(9)))
+    assert made is not None
+    made.start(Grid(1, 1, 9, 9), torch.zeros(1))
+    assert stats.of_tokens("low_tokens", Tokens()) is None
+    with pytest.raises(ConfigError, match="unknown measure 'low_token'; did you mean 'low_tokens'"):
+        stats.of_tokens("low_token", Tokens())

@@ -1,0 +1,91 @@
+"""A package that is no part of headwise: each of its parts is one file that registers it, and holds every contract."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwise.errors import ConfigError
+from headwise.kernels import register as register_kernel
+from headwise.models import register as register_kind
+from headwise.nn.registry import DESIGNS
+from headwise.stats.registry import register as register_measure
+
+HERE = Path(__file__).parent
+CORE = HERE.parent / "core"
+SUITES = {  # part: the tests over the registry that it is added to
+    "cosine": [
+        CORE / "test_designs.py", CORE / "test_design_layout.py", CORE / "test_design_contract.py",
+        HERE.parent / "lm" / "test_lm_designs.py",
+    ],
+    "third_power": [CORE / "test_measures.py", CORE / "test_defaults.py"],
+    "einsum": [CORE / "test_kernels.py", CORE / "test_map_kernels.py", CORE / "test_saved_tensors.py"],
+    "its": [HERE / "test_parts.py"],
+}  # fmt: skip
+
+
+def run(*command: str, folders: tuple[Path, ...] = (HERE,)) -> subprocess.CompletedProcess[str]:
+    """A program in a process that sees the package as if it were installed."""
+    path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "HEADWISE_TEST_PLUGINS": "1", "COLUMNS": "160"}
+    return subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, encoding="utf-8", timeout=600,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", SUITES)
+def test_the_tests_over_the_registries_hold_for_it(part):
+    done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rf", "-k", part, *map(str, SUITES[part]))
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("trace", "--design", "cosine", "--lang", "zh"), "查询乘以温度"),
+        (("plan", "--design", "cosine", "--set", "d_model=12", "--set", "num_heads=3"), "579 parameters a layer"),
+        (("measures",), "Rényi 1961"),
+    ],
+)
+def test_commands_show_it(command, shown):
+    done = run("-m", "headwise", *command)
+    assert shown in done.stdout, done.stderr
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path):
+    meta = tmp_path / "broken-2.0.dist-info"
+    meta.mkdir()
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 2.0\n", encoding="utf-8")
+    (meta / "entry_points.txt").write_text("[headwise]\nthing = broken_thing\n", encoding="utf-8")
+    (tmp_path / "broken_thing.py").write_text("1 / 0\n", encoding="utf-8")
+    done = run("-m", "headwise", "measures", folders=(tmp_path,))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "broken_thing of broken cannot be imported (ZeroDivisionError: division by zero)" in done.stderr
+
+
+class Half:
+    """A kernel that leaves out what a kernel defines."""
+
+    name = "half"
+    tells = by_autograd = False
+
+    def refuse(self, call):
+        return None
+
+
+def test_what_breaks_its_contract_is_named_with_the_line():
+    with pytest.raises(ConfigError, match=r"register\(Half\): a kernel defines reads \(what it reads of a map"):
+        register_kernel(Half())
+    with pytest.raises(ConfigError, match=r"expected a headwise.models.Kind"):
+        register_kind(Half())
+    with pytest.raises(ConfigError, match=r"expected a class of Measure"):
+        register_measure(Half)
+    with pytest.raises(ConfigError, match=r"Half does not define costs in its own class"):
+        DESIGNS["half"] = Half
+    with pytest.raises(ConfigError, match=r"there is another kernel 'reference'"):
+        register_kernel(type("Named", (Half,), {"name": "reference", "reads": 1, "run": 1, "gradients": 1})())
