@@ -11,7 +11,7 @@ picture (--pages FOLDER for another place); designs that read the whole text at 
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from headwise.lm.corpus import Corpus
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.train import heldout_loss, train
+from headwise.nn.named import design_of, names
+from headwise.nn.registry import DESIGNS, STANDARD
 from headwise.reports.figure import figure_class
 
 ROOT = Path(__file__).parent.parent
@@ -46,21 +48,24 @@ class Entry:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-# per_head and contraction are multi_head's function in another form.
-ENTRIES = (
-    Entry("multi_head", "multi_head"),
-    Entry("gqa, 2 key heads", "gqa", 2),
-    Entry("mqa", "mqa"),
-    Entry("single_head", "single_head"),
-    Entry("block_diagonal", "block_diagonal"),
-    Entry("latent", "latent"),
-    Entry("gated_output", "gated_output"),
-    Entry("sparse_mixture, 2 of 8", "sparse_mixture", options={"top_k": 2}),
-    Entry("mixture_of_heads", "mixture_of_heads"),
-    Entry("grouped_mlp", "grouped_mlp"),
-    Entry("head_mixing", "head_mixing"),
-    Entry("talking_heads", "talking_heads"),
-)
+# What the comparison sets of a name: what it adds to the label, key heads, and options; the others are as they are.
+SETTINGS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
+    "gqa": ("2 key heads", 2, {}),
+    "sparse_mixture": ("2 of 8", None, {"top_k": 2}),
+}
+
+
+def comparable() -> tuple[Entry, ...]:
+    """Every name of a design that can be a decoder and has a function of its own, the standard layer first."""
+    found = []
+    for name in names():
+        if design_of(name).takes_mask and design_of(name).notes.form_of is None:
+            label, num_kv_heads, options = SETTINGS.get(name, ("", None, {}))
+            found.append(Entry(f"{name}, {label}" if label else name, name, num_kv_heads, options))
+    return tuple(sorted(found, key=lambda entry: entry.design != STANDARD))
+
+
+ENTRIES = comparable()
 
 
 @dataclass(frozen=True)
@@ -257,10 +262,16 @@ def page(outcomes: list[Outcome], args: argparse.Namespace) -> str:
         f"({machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians, turn by turn; writing is one",
         "text, token by token).", "",
         f"**What chance does.** multi_head with {len(each)} seeds: {', '.join(f'{loss:.3f}' for loss in each)}.",
-        "Differences of that size mean nothing; the others were trained once. `per_head` and `contraction` are",
-        "multi_head in another form, and `convolution` reads ahead, so it cannot be a decoder.", "",
+        "Differences of that size mean nothing; the others were trained once. Left out are those that compute",
+        f"another one's function ({_listed(d.notes.form_of is not None for d in DESIGNS.values())}) and those that",
+        f"take no causal mask and cannot be decoders ({_listed(not d.takes_mask for d in DESIGNS.values())}).", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _listed(chosen: Iterable[bool]) -> str:
+    """The designs that are chosen, one for each of the registry."""
+    return ", ".join(f"`{name}`" for name, yes in zip(DESIGNS, chosen, strict=True) if yes)
 
 
 def draw(outcomes: list[Outcome], path: Path) -> None:

@@ -261,6 +261,7 @@ def test_a_plan_says_why_a_way_is_missing_and_fits_a_terminal() -> None:
         ({"config": "gpt-2-small", "devices": 4, "trade_off": True}, "leave out --designs and --trade-off, or"),
         ({"config": "t5-base", "devices": 4}, "t5-base has cross attention"),
         ({"config": "deepseek-v2", "devices": 4}, "the heads of latent cannot be computed separately"),
+        ({"config": "deepseek-v2", "devices": 4}, "supported designs: multi_head, mqa, gqa, single_head, gated_output"),
         ({"config": "gpt-2-small", "devices": 0}, "devices=0: expected more than 0"),
         ({"config": "gpt-2-small", "devices": 2, "link": -1.0}, "link=-1.0: expected more than 0"),
         ({"listing": True, "devices": 2}, "leave out --devices, or --list"),

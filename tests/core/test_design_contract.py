@@ -127,6 +127,14 @@ def test_plan_lists_and_counts_it(doubled: str) -> None:
     assert "doubled: a factor of 2." in table.note
 
 
+def test_plan_reads_its_sizes_as_its_costs_have_them(doubled: str) -> None:
+    sizes = {"d_model": 12, "num_heads": 3}
+    assert answer(design=doubled, sizes=sizes, more=["factor=7", "bias=qk"]).title.startswith("doubled: ")
+    for more, words in (("factor=x", "a whole number for factor"), ("qk_norm=7", "true or false for qk_norm")):
+        with pytest.raises(ConfigError, match=words):
+            answer(design=doubled, sizes=sizes, more=[more])
+
+
 @pytest.mark.parametrize(("lang", "words"), [("en", "the heads are added up"), ("zh", "把各个头相加")])
 def test_trace_follows_it(doubled: str, lang: str, words: str) -> None:
     steps = {step.name: step for step in trace(5, 12, 3, design=doubled, causal=True, lang=lang)}

@@ -96,6 +96,11 @@ def test_every_tile_of_a_small_matrix_is_as_full_as_its_state_says(mask: Mask) -
         assert state is not State.EMPTY or not bool(tile.any()), (rows, cols)
 
 
+def test_a_tile_that_is_padding_in_one_sequence_and_full_in_another_is_mixed() -> None:
+    ids = torch.tensor([[3] * 5, [-1] * 5])
+    assert Documents(ids).state(Span(1, 3), Span(0, 2), Grid(2, 1, 5, 5)) is State.MIXED
+
+
 def test_empty_and_full_tiles_are_known_where_it_pays() -> None:
     grid, tile = Grid(1, 1, 1000, 1000), Span(500, 600)
     assert Causal().state(tile, Span(600, 700), grid) is State.EMPTY

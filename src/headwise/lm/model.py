@@ -14,6 +14,7 @@ from headwise.masks import Causal, Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.block import ORDERS, TransformerBlock
 from headwise.nn.named import build, design_of, options_of
+from headwise.nn.registry import STANDARD
 from headwise.parallel.heads_held import held_heads
 from headwise.stats import Measure
 
@@ -30,8 +31,9 @@ LARGEST = 1 << 24  # of a size, so that no product of some of them is beyond PyT
 class DecoderConfig:
     """Sizes of a decoder. `context` is the length it is trained at; rotary positions let it read further.
 
-    design: a head design by name, as in `heads.named`; any that can be causal. options: its options besides the sizes
-        here, numbers and words, such as {"top_k": 2}. order: of the blocks, "pre" or "post" (see `TransformerBlock`).
+    design: a head design by name, as in `headwise.nn.named`; any that can be causal. options: its options besides the
+        sizes here, numbers and words, such as {"top_k": 2}. order: of the blocks, "pre" or "post", as in
+        `TransformerBlock`.
     layers: what is otherwise in each layer, one mapping a layer, of num_heads, num_kv_heads and the design's options,
         such as {"num_heads": 5, "head_dim": 32}; empty if all layers are alike.
     """
@@ -44,7 +46,7 @@ class DecoderConfig:
     d_ff: int = 640
     context: int = 256
     dropout: float = 0.0
-    design: str = "multi_head"
+    design: str = STANDARD
     options: Mapping[str, Any] = field(default_factory=dict)
     order: str = "pre"
     layers: Sequence[Mapping[str, Any]] = ()
@@ -113,13 +115,14 @@ class DecoderConfig:
             raise ConfigError(
                 f"design={self.design!r}: a decoder requires a causal mask, which {design.__name__} does not support"
             )
-        if options.get("per") == "sequence":
-            raise ConfigError("options: per='sequence' lets the gate read later tokens; a decoder requires per='token'")
         if num_kv_heads is not None:
             options["num_kv_heads"] = num_kv_heads
         if "rotary" in options_of(self.design):
             options["rotary"] = True
-        return build(self.design, self.d_model, num_heads, options)
+        made = build(self.design, self.d_model, num_heads, options)
+        if made.reads_ahead:
+            raise ConfigError(f"options: {made.reads_ahead}")
+        return made
 
 
 class Decoder(nn.Module):

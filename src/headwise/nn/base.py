@@ -265,6 +265,11 @@ class AttentionLayer(nn.Module):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
 
     @property
+    def reads_ahead(self) -> str:
+        """Why y of a token depends on later ones under a causal mask too, "" if it does not."""
+        return ""
+
+    @property
     def without_positions(self) -> str:
         """The option that takes the positions away, and what this layer has instead."""
         return "rotary=False (this layer has rotary=True)"

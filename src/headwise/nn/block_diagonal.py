@@ -48,7 +48,7 @@ class BlockDiagonalAttention(AttentionLayer):
         parameters="d·(2·d_k + d_v) + h·d_v·d",
         work="Q, K and V: 1/h of them",
         cache="h·(d_k + d_v)",
-        limits={"fewer key heads": "each head has its own slice"},
+        limits={"fewer KV heads": "each head has its own slice"},
         map=None,
         compared=None,
         form_of=None,

@@ -61,7 +61,7 @@ class ConvolutionAttention(AttentionLayer):
             "a convolution as attention: one head for each place of the kernel", "以注意力实现卷积：核的每个位置一个头"
         ),
         use=Words(
-            "you want to see that heads can express a convolution; not to compute one",
+            "you want to show that heads can express a convolution; not to compute one",
             "想看出多头可以表达卷积时用；不用来计算卷积",
         ),
         source="Cordonnier et al. 2020, 1911.03584",

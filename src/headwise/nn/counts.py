@@ -17,17 +17,14 @@ from headwise.nn.registry import DESIGNS, STANDARD
 
 def sizes_of(design: str) -> dict[str, bool]:
     """The sizes that a design takes, and whether it needs them; ConfigError if there is none of that name."""
-    sizes: dict[str, bool] = {}
-    for name, parameter in inspect.signature(design_of(design).costs).parameters.items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            standard = inspect.signature(DESIGNS[STANDARD].costs).parameters
-            sizes |= {option: False for option, p in standard.items() if p.kind is p.KEYWORD_ONLY}
-        else:
-            sizes[name] = parameter.default is parameter.empty
     preset = preset_of(design)
-    if preset is not None:
-        sizes = {name: needed or name in preset.needs for name, needed in sizes.items() if name not in preset.given}
-    return sizes
+    needs = () if preset is None else preset.needs
+    return {name: p.default is p.empty or name in needs for name, p in _sizes(design).items()}
+
+
+def kinds_of(design: str) -> dict[str, Any]:
+    """The sizes that a design takes, and the type of each, as its `costs` is annotated."""
+    return {name: parameter.annotation for name, parameter in _sizes(design).items()}
 
 
 def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
@@ -40,6 +37,18 @@ def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
     if missing:
         raise ConfigError(f"{design} needs {' and '.join(missing)}; it takes {', '.join(taken)}")
     return design_of(design).costs(**sizes, **({} if preset is None else preset.given))
+
+
+def _sizes(design: str) -> dict[str, inspect.Parameter]:
+    found: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(design_of(design).costs).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            standard = inspect.signature(DESIGNS[STANDARD].costs).parameters
+            found |= {option: p for option, p in standard.items() if p.kind is p.KEYWORD_ONLY}
+        else:
+            found[name] = parameter
+    preset = preset_of(design)
+    return {name: p for name, p in found.items() if preset is None or name not in preset.given}
 
 
 def attention_of(config: ModelConfig) -> Counts:

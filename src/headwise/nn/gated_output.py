@@ -40,7 +40,7 @@ class GatedAttention(ProjectedLayer):
             "a sigmoid gate on every head's output, read from the query's token", "每个头的输出乘以由查询词元算出的门"
         ),
         use=Words(
-            "a token may want nothing of a head, and would look at a sink instead",
+            "a token may need nothing from a head and would attend to a sink instead",
             "词元可能不需要某个头，而不得不去看注意力汇时用",
         ),
         source="Qiu et al. 2025, 2505.06708",

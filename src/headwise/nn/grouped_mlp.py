@@ -43,8 +43,8 @@ class GroupedMLPAttention(ProjectedLayer):
         summary=Words(
             "groups of heads that interact fully, and an MLP between the groups", "组内各头充分混合，组间经过 MLP"
         ),
-        use=Words("heads shall interact before the output, and not linearly", "希望各头在输出之前非线性地相互作用时用"),
-        source="groups of heads and an MLP in the place of W_O",
+        use=Words("heads should interact nonlinearly before the output", "希望各头在输出之前非线性地相互作用时用"),
+        source="groups of heads and an MLP instead of W_O",
         parameters="MHA's without W_O, + (h·d_v)²/g + (h·d_v + 1)·w + (w + 1)·d",
         work="one more for each parameter",
         cache="MHA's",

@@ -39,7 +39,7 @@ class HeadMixingAttention(ProjectedLayer):
     beyond_attend = ""
     notes = Notes(
         summary=Words("the heads of a token attend to one another", "同一词元的各头互相注意"),
-        use=Words("a token's heads shall attend to one another", "希望同一词元的各头互相注意时用"),
+        use=Words("the heads of a token should attend to one another", "希望同一词元的各头互相注意时用"),
         source="an attention along the head axis, after 2003.02436",
         parameters="MHA's + 3·d_v² + h²",
         work="a token: 3·h·d_v² + 5·h²·d_v more",

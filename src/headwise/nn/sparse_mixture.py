@@ -60,7 +60,7 @@ class SparseHeadMixture(ProjectedLayer):
     notes = Notes(
         summary=Words("a gate chooses a few of many heads", "门控从许多头中选出几个"),
         use=Words(
-            "a few of many heads will do for each token, or for each sequence",
+            "a few of many heads suffice for each token or sequence",
             "每个词元或每个序列只需许多头中的几个时用",
         ),
         source="sparse gates: Shazeer et al. 2017, 1701.06538; heads as experts: Zhang et al. 2022, 2210.05144",
@@ -68,7 +68,7 @@ class SparseHeadMixture(ProjectedLayer):
         work="queries, attention, output: (s + k)/h of them",
         cache='MHA\'s; none with `per="sequence"`, which cannot decode',
         limits={
-            'cache and fewer key heads with `per="sequence"`': (
+            'cache and fewer KV heads with `per="sequence"`': (
                 "its gate reads the whole sequence: a causal model would see its future, and padding is read too"
             )
         },
@@ -243,6 +243,12 @@ class SparseHeadMixture(ProjectedLayer):
             raise ConfigError(
                 "cache=… needs per='token': with per='sequence' the heads are chosen by the whole sequence"
             )
+
+    @property
+    def reads_ahead(self) -> str:
+        """As in `AttentionLayer`."""
+        token = self.per == "token"
+        return "" if token else "per='sequence' lets the gate read later tokens; a decoder requires per='token'"
 
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""

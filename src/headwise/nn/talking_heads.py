@@ -52,7 +52,7 @@ class TalkingHeadsAttention(ProjectedLayer):
     notes = Notes(
         summary=Words("learned maps over heads before and after the softmax", "softmax 前后各有一个头间的可学习映射"),
         use=Words(
-            "heads shall share scores and weights; short texts, as no fused kernel can do it",
+            "heads should share scores and weights; for short texts, as no fused kernel supports it",
             "希望各头共享分数与权重时用；适合短文本，因为没有融合内核能计算它",
         ),
         source="Shazeer et al. 2020, 2003.02436",

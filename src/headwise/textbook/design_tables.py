@@ -35,7 +35,7 @@ def which(lang: str = "en") -> str:
 def takes() -> str:
     """Every design: parameters, work and cache, as formulas."""
     rows = [(f"`{name}`", d.notes.parameters, d.notes.work, d.notes.cache) for name, d in DESIGNS.items()]
-    return _table(("design", "parameters", "multiply-adds beside MHA's", "cache"), rows)
+    return _table(("design", "parameters", "multiply-adds compared with MHA", "cache"), rows)
 
 
 def compared() -> str:
@@ -50,7 +50,7 @@ def limits() -> str:
         for name, design in DESIGNS.items()
         for what, because in {**design.takes_none_as, **design.notes.limits}.items()
     ]
-    return _table(("design", "takes no", "because"), rows)
+    return _table(("design", "does not support", "because"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {"which": which, "takes": takes, "compared": compared, "limits": limits}

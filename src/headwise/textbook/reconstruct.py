@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headwise.errors import TextError
 from headwise.lm.text_files import read_text
 from headwise.masks import Lengths
-from headwise.nn.multi_head import MultiHeadAttention
+from headwise.nn.registry import DESIGNS, STANDARD
 from headwise.reports.data import Passage, Report, Statistic
 from headwise.seeds import seeded
 
@@ -75,7 +75,7 @@ def _sentences(file: str | os.PathLike[str]) -> list[str]:
 
 def _train(ids: Tensor, lengths: Tensor, size: int, masked: bool, tell: Callable[[int], None] | None) -> Trained:
     embedding = nn.Embedding(size, EMBEDDING)
-    attention = MultiHeadAttention(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
+    attention = DESIGNS[STANDARD].build(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
     optimizer = torch.optim.Adam([*embedding.parameters(), *attention.parameters()], lr=RATE)
     mask = Lengths(lengths, queries=lengths) if masked else None
     real = (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]

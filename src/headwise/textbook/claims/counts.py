@@ -4,6 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,11 @@ from headwise.costs import Work, attention_stages
 from headwise.costs.configs import CONFIGS, ModelConfig
 from headwise.kernels import use_kernel
 from headwise.nn.counts import counts_of
-from headwise.nn.multi_head import MultiHeadAttention
 from headwise.reports.curves import Curve
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.definitions import formula_of
 from headwise.textbook.claims.evidence import Check, Verdict, equal
-from headwise.textbook.claims.samples import layer, normal, one_thread
+from headwise.textbook.claims.samples import layer, normal, one_thread, standard
 
 N, D = 512, 256  # of the time that is measured
 HEADS = 1, 2, 3, 6, 12, 24, 48, 96
@@ -35,20 +35,20 @@ HEADS = 1, 2, 3, 6, 12, 24, 48, 96
 def four_d_squared() -> list[Check | Curve]:
     """Only with h·d_k = h·d_v = d_model, no bias (+ 4·d_model) and no shared keys and values."""
     d, target = 48, 4 * 48**2
-    others: dict[str, dict[str, object]] = {
+    others: dict[str, dict[str, Any]] = {
         "with bias": {"bias": True}, "two key heads for eight": {"num_kv_heads": 2}, "head_dim 16 instead of 6": {
             "head_dim": 16},
     }  # fmt: skip
     heads = 1, 2, 4, 8, 16, 48
-    sizes = {h: _size(MultiHeadAttention(d, h)) for h in heads}
+    sizes = {h: _size(standard(d, h)) for h in heads}
     lines = {
         "no bias": sizes,
-        "with bias": {h: _size(MultiHeadAttention(d, h, bias=True)) for h in heads},
-        "one key and value head (MQA)": {h: _size(MultiHeadAttention(d, h, num_kv_heads=1)) for h in heads},
+        "with bias": {h: _size(standard(d, h, bias=True)) for h in heads},
+        "one key and value head (MQA)": {h: _size(standard(d, h, num_kv_heads=1)) for h in heads},
     }
     return [
         *(equal(f"h = {h}", sizes[h], target) for h in (1, 2, 8, 48)),
-        *(equal(f"{what}", _size(MultiHeadAttention(d, 8, **o)), target).beyond() for what, o in others.items()),  # type: ignore[arg-type]
+        *(equal(f"{what}", _size(standard(d, 8, **o)), target).beyond() for what, o in others.items()),
         Curve.of(f"Parameters of a layer, d_model = {d}", "heads h", "parameters", lines, log="x"),
     ]
 
@@ -63,7 +63,7 @@ def four_d_squared() -> list[Check | Curve]:
 def gpt_2_small_layer() -> list[Check]:
     """4·768², and 3,072 more with the biases that GPT-2 has."""
     with torch.device("meta"):
-        plain, biased = MultiHeadAttention(768, 12), MultiHeadAttention(768, 12, bias=True)
+        plain, biased = standard(768, 12), standard(768, 12, bias=True)
     return [
         equal("parameters", _size(plain), 2.36e6, 0.002),
         equal("with bias", _size(biased), 2.36e6, 0.002),
@@ -151,13 +151,13 @@ def mqa_parameters() -> list[Check | Curve]:
     """Counted on modules of three sizes, W_O left out."""
     found: list[Check | Curve] = []
     for d, h in (48, 8), (96, 4), (60, 12):
-        shared, full = MultiHeadAttention(d, h, num_kv_heads=1), MultiHeadAttention(d, h)
+        shared, full = standard(d, h, num_kv_heads=1), standard(d, h)
         found += [
             equal(f"MQA, d = {d}, h = {h}", _size(shared) - d * d, d * d + 2 * d * (d // h)),
             equal("MHA", _size(full) - d * d, 3 * d * d),
         ]
     counted = {
-        name: {h: _size(MultiHeadAttention(96, h, num_kv_heads=1 if name == "MQA" else None)) - 96**2 for h in HEADS}
+        name: {h: _size(standard(96, h, num_kv_heads=1 if name == "MQA" else None)) - 96**2 for h in HEADS}
         for name in ("MHA", "MQA")
     }
     formula = {"d² + 2·d·d_k": {h: 96**2 + 2 * 96 * 96 // h for h in HEADS}}

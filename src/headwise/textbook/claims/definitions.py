@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from headwise.attention import attend
 from headwise.masks import Causal
 from headwise.nn.base import copy_into
-from headwise.nn.contraction import ContractionAttention
-from headwise.nn.multi_head import MultiHeadAttention
-from headwise.nn.per_head import PerHeadAttention
+from headwise.nn.registry import DESIGNS
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, difference, equal, same
 from headwise.textbook.claims.samples import layer, normal
@@ -78,7 +76,7 @@ def splitting() -> list[Check]:
 )
 def per_head_projection() -> list[Check]:
     """W^Q = [W_1^Q | … | W_h^Q]: outputs agree, and so do the gradients, matrix by matrix."""
-    return _equals_multi_head(PerHeadAttention)
+    return _equals_multi_head("per_head")
 
 
 @claim(
@@ -90,7 +88,7 @@ def per_head_projection() -> list[Check]:
 )
 def tensor_contraction() -> list[Check]:
     """The same sums in another order; outputs and gradients agree."""
-    return _equals_multi_head(ContractionAttention)
+    return _equals_multi_head("contraction")
 
 
 @claim(
@@ -147,10 +145,10 @@ def heads_have_no_order() -> list[Check]:
     weights = {name: w.detach() for name, w in module.per_head_weights().items()}
     moved = {name: w[order] for name, w in weights.items()}
     return [
-        same("error", MultiHeadAttention.from_heads(**moved)(x), module(x)),
+        same("error", type(module).from_heads(**moved)(x), module(x)),
         at_least(
             "error if W_O stays",
-            difference(MultiHeadAttention.from_heads(**{**moved, "o": weights["o"]})(x), module(x)),
+            difference(type(module).from_heads(**{**moved, "o": weights["o"]})(x), module(x)),
             0.01,
         ).control(),
     ]
@@ -177,11 +175,9 @@ def one_step_path() -> list[Check]:
     ]
 
 
-def multi_head() -> MultiHeadAttention:
+def multi_head() -> Any:
     """Three heads of four channels."""
-    module = layer("multi_head", 12, 3)
-    assert isinstance(module, MultiHeadAttention)
-    return module
+    return layer("multi_head", 12, 3)
 
 
 def formula_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -189,9 +185,10 @@ def formula_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
 
 
-def _equals_multi_head(form: type[PerHeadAttention] | type[ContractionAttention]) -> list[Check]:
+def _equals_multi_head(form: str) -> list[Check]:
     module, x = multi_head(), normal(2, 7, 12, seed=5)
-    other = form.from_multi_head(module)
+    kind: Any = DESIGNS[form]
+    other = kind.from_multi_head(module)
     outputs = []
     for one in (module, other):
         outputs.append(one(x))

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from headwise.masks import Dense, Mask
-from headwise.nn.multi_head import MultiHeadAttention
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most
 from headwise.textbook.claims.model import PASSAGE
+from headwise.textbook.claims.samples import standard
 from headwise.textbook.reconstruct import DROPOUT, EMBEDDING, EPOCHS, HEADS, RATE, reconstruct
 
 SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。").split("。") if len(part) > 4][:6]
@@ -69,7 +69,7 @@ def _trained(mask: Mask | None) -> tuple[list[float], float]:
         row[: len(sentence)] = torch.tensor([symbols.index(c) + 1 for c in sentence])
     with seeded(0):
         embedding = nn.Embedding(len(symbols) + 1, EMBEDDING)
-        attention = MultiHeadAttention(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
+        attention = standard(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
         start = embedding.weight.detach().clone()
         optimizer = torch.optim.Adam([*embedding.parameters(), *attention.parameters()], lr=RATE)
         losses: list[Tensor] = []

@@ -9,7 +9,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from headwise.attention import attend
 from headwise.cache import KVCache
 from headwise.masks import Causal
-from headwise.nn.multi_head import MultiHeadAttention
 from headwise.reports.curves import Curve
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.definitions import formula_of
@@ -149,14 +148,13 @@ def shared_keys_cache() -> list[Check | Curve]:
         layer("multi_head", 48, 8, num_kv_heads=groups)(x, cache=cache)
         sizes[groups] = cache.nbytes
     few = layer("multi_head", 48, 8, num_kv_heads=2)
-    assert isinstance(few, MultiHeadAttention)
     w = few.per_head_weights()
     copied = {**w, "k": w["k"].repeat_interleave(4, 0), "v": w["v"].repeat_interleave(4, 0)}
     tokens = {"kept for a token, h = 8": {groups: size / 7 for groups, size in sizes.items()}}
     return [
         equal("cache with 8 key heads over 2", sizes[8] / sizes[2], 4),
         equal("over 1", sizes[8] / sizes[1], 8),
-        same("GQA and MHA with its key heads repeated differ by", few(x), MultiHeadAttention.from_heads(**copied)(x)),
+        same("GQA and MHA with its key heads repeated differ by", few(x), type(few).from_heads(**copied)(x)),
         Curve.of("Cache of a layer, d_model = 48, float64", "key and value heads g", "bytes a token", tokens, log="x"),
     ]
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.map import AttentionMap
-from headwise.nn.multi_head import MultiHeadAttention
 
 # From chapter 120 of Water Margin, which the model has not been trained on.
 PASSAGE = (
@@ -38,7 +38,7 @@ class Trained:
     maps: list[AttentionMap]
     heads: list[Tensor]
 
-    def attention(self, layer: int) -> MultiHeadAttention:
+    def attention(self, layer: int) -> Any:
         """The attention of a layer."""
         return _attention(self.decoder, layer)
 
@@ -96,10 +96,8 @@ def _silenced(decoder: Decoder, gone: list[tuple[int, int]]) -> Iterator[None]:
             hook.remove()
 
 
-def _attention(decoder: Decoder, layer: int) -> MultiHeadAttention:
-    attention = decoder.blocks[layer].attention
-    assert isinstance(attention, MultiHeadAttention)
-    return attention
+def _attention(decoder: Decoder, layer: int) -> Any:
+    return decoder.blocks[layer].attention
 
 
 def _losses(logits: Tensor, ids: Tensor) -> Tensor:

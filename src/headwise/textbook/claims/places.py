@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend
-from headwise.nn.convolution import ConvolutionAttention, from_conv1d, from_conv2d
+from headwise.nn.base import AttentionLayer
+from headwise.nn.convolution import from_conv1d, from_conv2d
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
@@ -65,7 +66,7 @@ def convolution_is_a_limit() -> list[Check | Curve]:
     ]
 
 
-def _lined(module: ConvolutionAttention, x: Tensor) -> Tensor:
+def _lined(module: AttentionLayer, x: Tensor) -> Tensor:
     """The layer on channels first."""
     return module(x.mT).mT
 

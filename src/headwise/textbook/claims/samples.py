@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.nn.base import AttentionLayer
-from headwise.nn.registry import DESIGNS
+from headwise.nn.registry import DESIGNS, STANDARD
 from headwise.seeds import seeded
 
 
@@ -17,8 +16,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def layer(design: str, d_model: int, num_heads: int, *, seed: int = 0, **options: Any) -> AttentionLayer:
-    """A head design by name with random weights, in eval mode."""
+def layer(design: str, d_model: int, num_heads: int, *, seed: int = 0, **options: Any) -> Any:
+    """A head design by name with random weights, in eval mode; `Any`, as a claim uses the parts of its own design."""
     with seeded(seed):
         module = DESIGNS[design].build(d_model, num_heads, **options).double().eval()
         with torch.no_grad():
@@ -26,6 +25,11 @@ def layer(design: str, d_model: int, num_heads: int, *, seed: int = 0, **options
                 if not parameter.any():  # biases start at zero, where they would prove nothing
                     parameter.copy_(0.1 * torch.randn_like(parameter))
     return module
+
+
+def standard(d_model: int, num_heads: int, **options: Any) -> Any:
+    """The standard layer as its constructor makes it."""
+    return DESIGNS[STANDARD].build(d_model, num_heads, **options)
 
 
 @contextmanager

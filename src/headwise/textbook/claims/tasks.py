@@ -4,12 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend
-from headwise.nn.multi_head import MultiHeadAttention
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most
-from headwise.textbook.claims.samples import normal
+from headwise.textbook.claims.samples import normal, standard
 
 STEPS = 300
 
@@ -72,7 +71,7 @@ def _trained_missed(h: int) -> list[float]:
     first, second = (torch.randperm(n, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
     places = normal(n, d_model - content, seed=5).float()
     with seeded(0):
-        module = MultiHeadAttention(d_model, h)
+        module = standard(d_model, h)
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
 

@@ -3,23 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args
 
 from headwise.costs import Counts, Machine, Work
 from headwise.costs.configs import ModelConfig, find
 from headwise.costs.model import Load
 from headwise.errors import ConfigError
-from headwise.nn.counts import attention_of, counts_of, sizes_of
+from headwise.nn.counts import attention_of, counts_of, kinds_of, sizes_of
+from headwise.nn.named import design_of, names
 from headwise.nn.registry import STANDARD
+from headwise.seeds import seeded
 from headwise.textbook.plan.build import listing as list_all, plan_design, plan_model
 from headwise.textbook.plan.compare import compare_designs
 from headwise.textbook.plan.spread import spread_table
 from headwise.textbook.plan.tables import Plan
 from headwise.textbook.plan.trade_off import trade_off as weigh
-
-WORDS = ("bias", "gate", "per")  # sizes that are words
-FLAGS = ("bias", "qk_norm", "latent_norm")  # that are true or false
-SPREAD = ("multi_head", "mqa", "gqa", "single_head", "gated_output")  # designs that --devices counts
 
 
 def answer(
@@ -60,7 +58,9 @@ def answer(
     for name, size in (("seq", seq), ("batch", batch)):
         if size < 1:
             raise ConfigError(f"{name}={size}: expected at least 1")
-    given = {name: value for name, value in sizes.items() if value is not None} | dict(map(_assigned, more))
+    given = {name: value for name, value in sizes.items() if value is not None} | _assigned(
+        more, kinds_of(design or STANDARD)
+    )
     model = None if config is None else find(config)
     if model is not None:
         _refuse_with_config(given, design=design, full=not causal, window=window, sinks=sinks)
@@ -116,15 +116,30 @@ def _spread(
     machine: Machine | None,
 ) -> Plan:  # fmt: skip
     """The plan with the ways over many devices."""
-    if design not in SPREAD:
+    if reason := _together(design):
+        known = [name for name in names() if not _together(name)]
         raise ConfigError(
-            f"--devices: the heads of {design} cannot be computed separately; supported designs: {', '.join(SPREAD)}"
+            f"--devices: the heads of {design} cannot be computed separately ({reason}); supported designs: "
+            f"{', '.join(known)}"
         )
     for name, value in (("devices", devices), ("link", link)):
         if value is not None and not value > 0:
             raise ConfigError(f"{name}={value}: expected more than 0")
     table = spread_table(counts, work, devices, layers=layers, link=link, machine=machine)
     return replace(plan, tables=(*plan.tables, table))
+
+
+def _together(design: str) -> str:
+    """Why a design's heads are not spread over devices, as `parallelize_heads` finds it; "" if they are."""
+    from headwise.parallel.heads import head_parallel_plan  # it loads torch.distributed
+
+    with seeded(0):
+        layer = design_of(design).build(4, 2)
+    try:
+        head_parallel_plan(layer)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _refuse_with_list(sizes: Mapping[str, int | None], **others: object) -> None:
@@ -178,18 +193,28 @@ def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: 
     return Machine(peak, bandwidth)
 
 
-def _assigned(text: str) -> tuple[str, int | str | bool]:
-    name, sign, value = (part.strip() for part in text.partition("="))
-    if not sign or not name or not value:
-        raise ConfigError(f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512")
-    name = name.replace("-", "_")
-    if name in FLAGS and value.lower() in ("true", "false", "1", "0"):
-        return name, value.lower() in ("true", "1")
-    if name in WORDS and not value.isdigit():
-        return name, value
-    if name in FLAGS:
+def _assigned(texts: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, int | str | bool]:
+    """Sizes written as NAME=VALUE, of the types that the design's costs have for them; a size that it does not take is
+    left to the check of the sizes."""
+    found: dict[str, int | str | bool] = {}
+    for text in texts:
+        name, sign, value = (part.strip() for part in text.partition("="))
+        if not sign or not name or not value:
+            raise ConfigError(f"--set {text!r}: expected NAME=VALUE, for example latent_dim=512")
+        name = name.replace("-", "_")
+        found[name] = _value(text, name, value, kinds.get(name, int | str))
+    return found
+
+
+def _value(text: str, name: str, value: str, kind: Any) -> int | str | bool:
+    kinds = get_args(kind) or (kind,)
+    if bool in kinds and value.lower() in ("true", "false", "1", "0"):
+        return value.lower() in ("true", "1")
+    if str in kinds and not value.isdigit():
+        return value
+    if bool in kinds:
         raise ConfigError(f"--set {text!r}: expected true or false for {name}")
     try:
-        return name, int(value)
+        return int(value)
     except ValueError:
         raise ConfigError(f"--set {text!r}: expected a whole number for {name}") from None
