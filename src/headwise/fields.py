@@ -76,8 +76,10 @@ def register(kind: type[Thing]) -> type[Thing]:
     """Let files and graphs name a class, so that its objects can be saved and be part of a graph.
 
     Raises:
-        ConfigError: if it holds what is no field, or another class has its name.
+        ConfigError: if it is no such class, holds what is no field, or another class has its name.
     """
+    if not (isinstance(kind, type) and issubclass(kind, Described)):
+        raise ConfigError(f"register({kind!r}): expected a class of Mask or Score")
     name = kind.__name__
     if kind.holds is None:
         raise ConfigError(f"{kind.called} {name}: holds=None, so it cannot be written; declare its fields")

@@ -236,7 +236,7 @@ def test_a_plan_puts_the_ways_beside_one_another() -> None:
         assert found[way.name][:5] == tuple(sent)
         assert found[way.name][5] == pytest.approx(32 * way.step / 5e10)
         assert found[way.name][6] == (pytest.approx(waits) if waits else "nothing")
-    assert "from 4,000 tokens a device on; here each has 8,192" in table.note
+    assert "from 4,000 tokens per device on; here each has 8,192" in table.note
     steps = [sum(row[1:4]) for row in table.rows]
     assert steps == sorted(steps, reverse=True)
 

@@ -44,3 +44,49 @@ def test_its_kernel_runs_where_it_is_named_and_may_be_preferred(monkeypatch):
     monkeypatch.setattr("headwise.kernels.AUTOMATIC", list(AUTOMATIC))
     register(Einsum(), before="triton_gpu")
     assert attend(q, k, v, mask=Causal(), return_map=True)[1].kernel == "einsum"
+
+
+def test_its_mask_and_score_are_computed_read_saved_and_recorded(tmp_path):
+    from headwise_extras.dilated import Dilated
+    from headwise_extras.kerple import Kerple
+
+    from headwise import AttentionMap, Causal, attend
+
+    b, h, h_kv, n, m, d = 2, 6, 3, 17, 29, 5
+    q, k, v = torch.randn(b, h, n, d), torch.randn(b, h_kv, m, d), torch.randn(b, h_kv, m, 3)
+    a, r = torch.rand(h), torch.rand(h)
+    at, key = torch.arange(n)[:, None] + m - n, torch.arange(m)
+    bias = -a[:, None, None].double() * (1 + r[:, None, None].double() * (at - key).abs()).log()
+    allowed = ((at - key) % 3 == 0) & (key <= at)
+    scores = torch.einsum("bhnd,bhmd->bhnm", q.double(), k.double().repeat_interleave(h // h_kv, 1)) / d**0.5 + bias
+    p = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+    truth = p @ v.double().repeat_interleave(h // h_kv, 1)
+    mask, score = Dilated(3) & Causal(), Kerple(a, r)
+    for kernel in ("auto", "torch_blocks", "reference"):
+        out, amap = attend(q, k, v, mask=mask, score=score, return_map=True, kernel=kernel)
+        torch.testing.assert_close(out.double(), truth, rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(amap[:].double(), p, rtol=1e-5, atol=2e-6)
+    amap.save(tmp_path / "map.safetensors")
+    found = AttentionMap.load(tmp_path / "map.safetensors")
+    torch.testing.assert_close(found[:, 2:4], amap[:, 2:4])
+    whole = torch.compile(lambda q, k, v: attend(q, k, v, mask=mask, score=score), fullgraph=True, backend="eager")
+    torch.testing.assert_close(whole(q, k, v), attend(q, k, v, mask=mask, score=score))
+
+
+def test_its_measure_is_in_the_report_and_its_view_draws_it(tmp_path):
+    from xml.etree import ElementTree
+
+    import headwise as hw
+    from headwise.errors import ConfigError
+    from headwise.reports import write_view
+
+    report = hw.see("武松<打>虎。武松打虎。")
+    assert "third_power" in [statistic.name for statistic in report.statistics]
+    page = write_view(report, "html", tmp_path / "page.html", lang="zh").read_text(encoding="utf-8")
+    assert "权重立方和" in page
+    tree = ElementTree.parse(write_view(report, "arcs", tmp_path / "arcs.svg", lang="zh"))
+    space = "{http://www.w3.org/2000/svg}"
+    assert len(tree.findall(f"{space}path")) == len(report.heads) * len(report.passages[0].tokens)
+    assert "<" in [text.text for text in tree.findall(f"{space}text")]
+    with pytest.raises(ConfigError, match=r"view='bars': no such view. Known: html: .*arcs: the strongest key"):
+        write_view(report, "bars", tmp_path / "bars.svg")

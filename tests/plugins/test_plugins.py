@@ -9,8 +9,10 @@ import pytest
 
 from headwise.errors import ConfigError
 from headwise.kernels import register as register_kernel
+from headwise.masks import register as register_mask
 from headwise.models import register as register_kind
 from headwise.nn.registry import DESIGNS
+from headwise.reports import register as register_view
 from headwise.stats.registry import register as register_measure
 
 HERE = Path(__file__).parent
@@ -50,9 +52,11 @@ def test_the_tests_over_the_registries_hold_for_it(part):
         (("trace", "--design", "cosine", "--lang", "zh"), "查询乘以温度"),
         (("plan", "--design", "cosine", "--set", "d_model=12", "--set", "num_heads=3"), "579 parameters a layer"),
         (("measures",), "Rényi 1961"),
+        (("see", "武松打虎。", "--out", "r.html", "--view", "arcs=r.svg"), "Wrote arcs to r.svg."),
     ],
 )
-def test_commands_show_it(command, shown):
+def test_commands_show_it(command, shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     done = run("-m", "headwise", *command)
     assert shown in done.stdout, done.stderr
 
@@ -83,6 +87,10 @@ def test_what_breaks_its_contract_is_named_with_the_line():
         register_kernel(Half())
     with pytest.raises(ConfigError, match=r"expected a headwise.models.Kind"):
         register_kind(Half())
+    with pytest.raises(ConfigError, match=r"expected a headwise.reports.views.View"):
+        register_view(Half())
+    with pytest.raises(ConfigError, match=r"expected a class of Mask or Score"):
+        register_mask(Half)
     with pytest.raises(ConfigError, match=r"expected a class of Measure"):
         register_measure(Half)
     with pytest.raises(ConfigError, match=r"Half does not define costs in its own class"):

@@ -19,6 +19,9 @@ def see(
     model: AnyModel = None,
     out: Annotated[Path, typer.Option("--out", help="HTML report to write.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option("--png", help="Also write PNG heat maps to this folder.")] = None,
+    views: Annotated[
+        list[str] | None, typer.Option("--view", help="Also write another view: --view NAME=PATH.")
+    ] = None,
     sort: Annotated[str | None, typer.Option("--sort", help="Sort the table by this statistic.")] = None,
     cells: Annotated[
         int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to this many cells per axis.")
@@ -30,6 +33,7 @@ def see(
     from headwise.reports.html import write_report
     from headwise.reports.see import see as report_on
     from headwise.reports.terminal import print_report
+    from headwise.reports.views import view_of, write_view
     from headwise.reports.words import LANGUAGES
 
     if lang not in LANGUAGES:
@@ -40,6 +44,12 @@ def see(
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
+    others = [view.partition("=") for view in views or ()]
+    for name, _, path in others:
+        view = view_of(name)
+        if not path:
+            raise ConfigError(f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}")
+        check_writable(path, "--view", folder=view.folder)
     with taken(out, "--out"):
         with progress() as step:
             report = report_on(text, model, file=file, cells=cells, step=step)
@@ -47,6 +57,9 @@ def see(
         print_report(report, console, sort=sort)
         write_report(report, out, lang=lang)
         console.print(f"\nWrote the report to [bold]{out}[/bold]; open it in a browser.", highlight=False)
+        for name, _, path in others:
+            write_view(report, name, path, lang=lang)
+            console.print(f"Wrote {name} to [bold]{path}[/bold].", highlight=False)
         if png is not None:
             from headwise.reports.png import write_pngs
 

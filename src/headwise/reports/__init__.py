@@ -6,15 +6,20 @@ from headwise.reports.html import write_report
 from headwise.reports.matrix import write_matrix
 from headwise.reports.png import write_pngs
 from headwise.reports.see import report
+from headwise.reports.views import VIEWS, View, register, write_view
 
 __all__ = [
+    "VIEWS",
     "Comparison",
     "Passage",
     "Report",
     "Statistic",
+    "View",
+    "register",
     "report",
     "write_dynamics",
     "write_matrix",
     "write_pngs",
     "write_report",
+    "write_view",
 ]
