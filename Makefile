@@ -16,7 +16,7 @@ export TEXT
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test test-all test-rest fuzz triton lint format bench native native-if-possible sanitize wheel clean
+.PHONY: see test test-all test-rest check-new fuzz triton lint format bench native native-if-possible sanitize wheel clean
 
 see: native-if-possible
 	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
@@ -36,6 +36,19 @@ test-rest: native-if-possible
 	  fuzz lint $(if $(COMPILER),wheel) \
 	  WHEEL=$$(test ! -f $(BUILT) || echo --config-settings=cmake.define.HEADWISE_BUILT=$(abspath $(BUILT)))
 	@$(MAKE) --no-print-directory triton $(if $(COMPILER),sanitize)
+
+# The tests that hold for every part of a kind: make check-new KIND=mask, ARGS="-k name" for one of them.
+CHECKS_design = core/test_designs.py core/test_design_layout.py core/test_design_contract.py lm/test_lm_designs.py
+CHECKS_measure = core/test_measures.py core/test_statistics_named.py core/test_defaults.py parallel/test_declared.py
+CHECKS_mask = core/test_masks.py core/test_own_parts.py core/test_parts.py core/test_map_file.py core/test_compile.py
+CHECKS_score = core/test_scores.py core/test_own_parts.py core/test_parts.py core/test_map_file.py
+CHECKS_kernel = core/test_kernels.py core/test_map_kernels.py core/test_saved_tensors.py core/test_without_numbers.py
+CHECKS_family = edit/test_own_family.py edit/test_anatomy_four_maps.py edit/test_anatomy_hf.py
+CHECKS_view = plugins reports
+check-new: native-if-possible
+	@test -n "$(CHECKS_$(KIND))" || \
+	  { echo 'KIND=$(KIND): expected design, measure, mask, score, kernel, family or view' >&2; exit 2; }
+	$(PYTEST) -m 'not slow and not bench and not wheel' tests/test_house.py $(addprefix tests/,$(CHECKS_$(KIND))) $(ARGS)
 
 # Random calls and reads of maps, for a minute.
 FUZZ ?= 60
@@ -64,9 +77,9 @@ format: $(READY)
 bench: native-if-possible
 	$(RUN) benchmarks $(ARGS)
 
-# The compiled kernels, in place: what changed since the last time.
+# The compiled kernels, in place: what changed since the last time. TARGET=avx2 compiles that one and portable alone.
 native: $(READY)
-	@$(VENV)/bin/python native/compile.py
+	@$(VENV)/bin/python native/compile.py $(if $(TARGET),--target $(TARGET))
 
 native-if-possible: $(READY)
 	@$(VENV)/bin/python native/compile.py --if-possible

@@ -2,6 +2,7 @@
 
     python native/compile.py                  # into src/headwise/kernels/cpu/
     python native/compile.py --if-possible    # content without CMake or a compiler, not with an error in the code
+    python native/compile.py --target avx2    # portable and this one alone: sooner, while a kernel is written
     python native/compile.py --sanitize       # into build/sanitize/, with AddressSanitizer and UBSan
 
 Wheels do not come through here: scikit-build-core runs CMake for them.
@@ -21,10 +22,14 @@ class CannotBuild(Exception):
     """What is missing on this machine."""
 
 
-def build_in_place() -> None:
-    """Compile in build/native, and put the library beside the Python that loads it."""
-    folder = ROOT / "build" / "native"
-    cmake = compile_in(folder)
+TARGETS = ("portable", "avx2", "avx512", "avx512bf16")
+
+
+def build_in_place(target: str | None = None) -> None:
+    """Compile in build/native, and put the library beside the Python that loads it; of portable and one target alone
+    in a folder of their own."""
+    folder = ROOT / "build" / ("native" if target is None else f"native-{target}")
+    cmake = compile_in(folder, *([] if target is None else [f"-DHEADWISE_TARGETS=portable;{target}"]))
     run(cmake, "--install", str(folder), "--prefix", str(ROOT / "src"))
 
 
@@ -83,13 +88,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--if-possible", action="store_true", help="succeed without CMake or a compiler")
     parser.add_argument("--sanitize", action="store_true", help="build into build/sanitize, with sanitizers")
+    parser.add_argument("--target", choices=TARGETS, help="compile portable and this target alone")
     options = parser.parse_args()
     try:
         if options.sanitize:
             targets = f"-DHEADWISE_TARGETS=portable;{best_target()}"  # all that the tests can run here, twice as soon
             compile_in(ROOT / "build" / "sanitize", "-DHEADWISE_SANITIZE=ON", targets)
         else:
-            build_in_place()
+            build_in_place(options.target)
     except CannotBuild as missing:
         sys.stderr.write(f"the compiled kernels are not built: {missing}\n")
         return 0 if options.if_possible else 1
