@@ -24,7 +24,7 @@ SUITES = {  # part: the tests over the registry that it is added to
     ],
     "third_power": [CORE / "test_measures.py", CORE / "test_defaults.py"],
     "einsum": [CORE / "test_kernels.py", CORE / "test_map_kernels.py", CORE / "test_saved_tensors.py"],
-    "its": [HERE / "test_parts.py"],
+    "its": [HERE / "test_extras.py"],
 }  # fmt: skip
 
 
