@@ -168,7 +168,7 @@ def test_a_sliding_cache_gives_what_a_window_gives(window: int, sinks: int, chun
 def test_caches_refuse_what_does_not_fit() -> None:
     cache = KVCache()
     made(16, 4)(given(d=16), mask=Causal(), cache=cache)
-    with pytest.raises(ShapeError, match="do not fit"):
+    with pytest.raises(ShapeError, match="do not match"):
         made(16, 2)(given(d=16), mask=Causal(), cache=cache)
     with pytest.raises(ConfigError, match="window=0"):
         SlidingCache(0)

@@ -25,7 +25,6 @@ ROOMS = sorted(
 
 # Files that name a class or a constant, and why. The list only gets shorter.
 KINDS_NAMED = {
-    "__init__.py": "the public names of the package",
     "analysis/head_roles/collect.py": "roles are defined by the weight on classes of tokens",
     "analysis/head_roles/given.py": "separators and punctuation are told by the same rule as in the measures of them",
     "analysis/head_roles/matches.py": "the roles of duplicate tokens and induction are defined by these two measures",

@@ -129,7 +129,7 @@ def test_a_corpus_is_measured_with_it(model_folder, tmp_path) -> None:
     (tmp_path / "a.txt").write_text(said(60, 2), encoding="utf-8")
     options = {"window": 13, "device": "cpu", "batch": 3}
     usual = measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "usual.csv", **options)
-    assert list(usual)[-1] == "first_three"
+    assert list(usual.table)[-1] == "first_three"
     names = ["first_three", "vowel_mass", "low_tokens"]
     found = measure_corpus(model_folder, tmp_path / "a.txt", tmp_path / "all.csv", measures=names, **options)
     subject = load_model(model_folder)
@@ -146,7 +146,7 @@ def test_a_corpus_is_measured_with_it(model_folder, tmp_path) -> None:
         ):
             rows[name].append((p * members).sum(-1))
     for name in names:
-        assert float(found[name][1, 2]) == pytest.approx(float(torch.cat(rows[name]).mean()), rel=1e-5)
+        assert float(found.table.dense(name)[1, 2]) == pytest.approx(float(torch.cat(rows[name]).mean()), rel=1e-5)
 
 
 def test_the_viewer_and_the_list_of_measures_know_it(capsys, monkeypatch) -> None:

@@ -172,7 +172,7 @@ def test_a_finished_table_of_something_else_is_named(model_folder, corpus, tmp_p
     out = tmp_path / "out.csv"
     measure_corpus(model_folder, corpus, out, **OPTIONS)
     before = out.read_bytes()
-    with pytest.raises(ConfigError, match=r"already exists, measured with.*: --window: it was 13 and is 11"):
+    with pytest.raises(ConfigError, match=r"already exists, with different settings: --window: it was 13 and is 11"):
         measure_corpus(model_folder, corpus, out, **{**OPTIONS, "window": 11})
     other = make_model(tmp_path / "other", seed=4)
     with pytest.raises(ConfigError, match=r"already exists.*have other weights.*--restart"):

@@ -46,6 +46,17 @@ def test_its_kernel_runs_where_it_is_named_and_may_be_preferred(monkeypatch):
     assert attend(q, k, v, mask=Causal(), return_map=True)[1].kernel == "einsum"
 
 
+@pytest.mark.parametrize("kernel", ["auto", "torch_blocks", "reference"])
+def test_its_measure_is_its_formula(kernel):
+    from headwise import Causal, attend
+
+    q, k, v = torch.randn(3, 2, 3, 131, 5)
+    _, amap = attend(q, k, v, mask=Causal(), kernel=kernel, return_map=True, measures=["third_power", "entropy"])
+    p = amap.to_dense().double()
+    torch.testing.assert_close(amap.measured["third_power"].double(), p.pow(3).sum(-1).mean(-1), rtol=1e-5, atol=0)
+    assert amap.measured.table()["third_power"].unit == "1"
+
+
 def test_its_mask_and_score_are_computed_read_saved_and_recorded(tmp_path):
     from headwise_extras.dilated import Dilated
     from headwise_extras.kerple import Kerple

@@ -16,19 +16,19 @@ from headwise.reports import register as register_view
 from headwise.stats.registry import register as register_measure
 
 HERE = Path(__file__).parent
+PACKAGE = HERE / "package"
 CORE = HERE.parent / "core"
 SUITES = {  # part: the tests over the registry that it is added to
     "cosine": [
         CORE / "test_designs.py", CORE / "test_design_layout.py", CORE / "test_design_contract.py",
         HERE.parent / "lm" / "test_lm_designs.py",
     ],
-    "third_power": [CORE / "test_measures.py", CORE / "test_defaults.py"],
     "einsum": [CORE / "test_kernels.py", CORE / "test_map_kernels.py", CORE / "test_saved_tensors.py"],
     "its": [HERE / "test_extras.py"],
 }  # fmt: skip
 
 
-def run(*command: str, folders: tuple[Path, ...] = (HERE,)) -> subprocess.CompletedProcess[str]:
+def run(*command: str, folders: tuple[Path, ...] = (PACKAGE,)) -> subprocess.CompletedProcess[str]:
     """A program in a process that sees the package as if it were installed."""
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "HEADWISE_TEST_PLUGINS": "1", "COLUMNS": "160"}

@@ -28,17 +28,21 @@ def names() -> tuple[str, ...]:
 
 def design_of(name: str) -> type[AttentionLayer]:
     """The design of that name; ConfigError with the nearest names if there is none."""
+    return _found(name)[0]
+
+
+def preset_of(name: str) -> Preset | None:
+    """The options that a name stands for, None for the name of a design itself; ConfigError as `design_of`."""
+    return _found(name)[1]
+
+
+def _found(name: str) -> tuple[type[AttentionLayer], Preset | None]:
     known = _named()
     if name not in known:
         close = get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(known)}"
         raise ConfigError(f"design={name!r}: unknown; {hint}")
-    return known[name][0]
-
-
-def preset_of(name: str) -> Preset | None:
-    """The options that a name stands for, None for the name of a design itself."""
-    return _named()[name][1]
+    return known[name]
 
 
 def _named() -> dict[str, tuple[type[AttentionLayer], Preset | None]]:

@@ -22,6 +22,8 @@ class CosineAttention(ProjectedLayer):
         temperature: τ_i at the start.
         options: as in `MultiHeadAttention`.
 
+    Parameters: those of `MultiHeadAttention` and h.
+    Cost: that of `MultiHeadAttention`.
     Source: Henry et al. 2020, 2010.04245.
     """
 
