@@ -34,10 +34,9 @@ def see(
     from headwise.reports.see import see as report_on
     from headwise.reports.terminal import print_report
     from headwise.reports.views import view_of, write_view
-    from headwise.reports.words import LANGUAGES
+    from headwise.reports.words import check_language
 
-    if lang not in LANGUAGES:
-        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+    check_language(lang)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both")
     check_file("--out", out, "report.html")

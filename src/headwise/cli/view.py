@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 
 from headwise.cli.given import AnyModel
-from headwise.errors import ConfigError
 
 
 def view(
@@ -27,10 +26,10 @@ def view(
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.viewer import serve
-    from headwise.reports.words import LANGUAGES
+    from headwise.reports.words import check_language
 
-    if lang not in (None, *LANGUAGES):
-        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+    if lang is not None:
+        check_language(lang)
     console = Console(highlight=False, soft_wrap=True)
     text = None if file is None else read_text(file)
 

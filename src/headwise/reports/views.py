@@ -17,7 +17,7 @@ from headwise.errors import ConfigError, check_declared
 from headwise.reports.data import Report
 from headwise.reports.html import write_report
 from headwise.reports.png import write_pngs
-from headwise.reports.words import LANGUAGES
+from headwise.reports.words import check_language
 
 
 class View(ABC):
@@ -74,8 +74,7 @@ def write_view(report: Report, name: str, path: str | os.PathLike[str], *, lang:
     Raises:
         ConfigError: for an unknown view or language. OSError: where the path cannot be written.
     """
-    if lang not in LANGUAGES:
-        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+    check_language(lang)
     view_of(name).write(report, Path(path), lang=lang)
     return Path(path)
 

@@ -1,5 +1,7 @@
 """All texts of the report page, in English and Chinese."""
 
+from headwise.errors import ConfigError
+
 WORDS: dict[str, tuple[str, str]] = {
     "lead": (
         "The attention weights of every head on this text. They show which tokens a head attends to, not why the model "
@@ -123,6 +125,12 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
 }
 LANGUAGES = ("en", "zh")
+
+
+def check_language(lang: str) -> None:
+    """Raise ConfigError for a language that reports are not written in."""
+    if lang not in LANGUAGES:
+        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
 
 
 def words(lang: str) -> dict[str, str]:

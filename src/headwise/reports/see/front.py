@@ -18,7 +18,7 @@ from headwise.reports.png import write_pngs
 from headwise.reports.see.look import CELLS, look_at
 from headwise.reports.see.passages import Step
 from headwise.reports.see.watched import report
-from headwise.reports.words import LANGUAGES
+from headwise.reports.words import check_language
 from headwise.telemetry import watch
 
 SAMPLE = (
@@ -66,8 +66,7 @@ def see(
         ConfigError: naming the argument. TextError: if the text is empty, or longer than the model can read.
         CheckpointError: if there is no model at the path.
     """
-    if lang not in LANGUAGES:
-        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+    check_language(lang)
     if text is not None and file is not None:
         raise ConfigError("give text or file=, not both")
     if png is not None:
