@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.errors import CheckpointError, ConfigError, TextError
+from headwise.events import call_name
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, Seen, described, text_of
 from headwise.lm.loading.characters import by_decoding, by_offsets
 from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
@@ -16,7 +17,7 @@ from headwise.lm.loading.reading import TokenizedText
 from headwise.lm.loading.remarks import Remark, remark
 from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.adapters.observer import Observation, call_name, observe
+from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure
 
 LOGITS = 1 << 26  # logits held at once, 256 MB in float32
@@ -92,7 +93,7 @@ class TransformersModel(LoadedModel):
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         maps: Maps = {}
 
-        def keep(call: Observation) -> None:
+        def keep(call: AttentionCall) -> None:
             name = call_name(call.name, maps)
             maps[name] = call.map
             if seen is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from headwise.kernels.pauses import pausing
+from headwise.events import within
 from headwise.lm.loading import LoadedModel
 from headwise.map import AttentionMap
 from headwise.reports.viewer.pyramid import head_pyramid
@@ -31,7 +31,7 @@ class Reader:
     def read(self) -> None:
         """All of it."""
         self._tell("reading", 0)
-        with pausing(self._rows), _before_modules(self.subject, self._stop):
+        with within(progress=self._rows), _before_modules(self.subject, self._stop):
             self.subject.maps(self.text.reading.ids, measures=self._measures(), seen=self._seen)
         self._tell("ready", 0)
 
