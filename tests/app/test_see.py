@@ -113,7 +113,7 @@ def test_progress_is_told_to_its_end(model: Model) -> None:
         "武松打虎。" * 13,
         DecoderModel(*model),
         cells=16,
-        step=lambda what, done, of: told.__setitem__(what, (done, of)),
+        progress=lambda what, done, of: told.__setitem__(what, (done, of)),
     )
     assert set(told) == {
         "reading", "measuring", "pooling (mean)", "pooling (max)", "roles", "comparing", "importance",

@@ -16,8 +16,8 @@ Loss = Callable[[nn.Module, Any], Tensor]  # of a model on a batch, a scalar
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a watcher is told after each step; loss is that of the step's batch, before the step."""
+class HealingStep:
+    """One step of `heal`, as `watch` gets it; loss is that of the step's batch, before the step."""
 
     step: int
     steps: int
@@ -54,7 +54,7 @@ def heal(
     clip: float = 1.0,
     parameters: Iterable[nn.Parameter] | None = None,
     seed: int = 0,
-    watch: Callable[[Step], None] | None = None,
+    watch: Callable[[HealingStep], None] | None = None,
     copy: bool = False,
 ) -> Healed:
     """Train a model for some steps of AdamW, with a warm-up and a cosine down to a tenth.
@@ -116,7 +116,7 @@ def heal(
             optimizer.step()
             losses.append(value)
             if watch is not None:
-                watch(Step(step + 1, steps, value, rate))
+                watch(HealingStep(step + 1, steps, value, rate))
     finally:
         result.train(training)
         for parameter in chosen:
@@ -127,5 +127,5 @@ def heal(
 def _factor(step: int, steps: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
+    share = (step - warmup) / max(1, steps - warmup)
+    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * share))
