@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError
+from headwise.progress import Progress
 from headwise.stats import Measure, resolve
-from headwise.tiles import Progress
 
 OnDelta = Callable[[Tensor], Any]
 
@@ -31,7 +31,7 @@ class Here(NamedTuple):
 
     Attributes:
         kernel: the kernel of calls with kernel="auto" (`use_kernel`).
-        progress: called by long calls with the rows done and the rows in all; what it raises ends the call.
+        progress: called by long calls without gradients after each block of rows (kernels/pauses.py).
         on_delta: called with δ [b, h, n] in the backward pass of calls made here.
         module: the attention module that is computed for subscribers.
     """

@@ -1,7 +1,7 @@
 """Long calls in blocks of queries, so that a progress callback may run in between, and end them.
 
-    with within(progress=look):     # look(rows done, rows in all) before each block and at the end, in this thread
-        model(ids)                  # what it raises ends the call
+    with within(progress=progress):     # called before each block and at the end, in this thread
+        model(ids)                      # an exception that it raises ends the call
 
 A query's row is the same whatever rows are computed beside it: the blocks are the whole call. It is for reading: calls
 with gradients or dropout are computed in one piece, and so are those that a kernel computes for whole matrices alone.
@@ -16,8 +16,9 @@ from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
+from headwise.progress import Progress
 from headwise.stats import Statistic
-from headwise.tiles import Progress
+from headwise.tiles import COMPUTING
 
 PAIRS = 1 << 26  # of query and key, all heads together, for each thread: some 0.2 s of one core
 ROWS = 64  # the smallest block; all are multiples of it, as kernels compute several rows at a time
@@ -32,7 +33,7 @@ def in_blocks(kernel: Kernel, call: Call, progress: Progress) -> Result:
     parts: list[Result] = []
     found: list[dict[Statistic, Tensor]] = []
     for block in blocks:
-        progress(block.start, n)
+        progress(COMPUTING, block.start, n)
         local = {statistic: statistic.rows(block) for statistic in call.statistics}
         part = replace(
             call, q=call.q[:, :, slice(*block)], rule=call.rule.rows(block), statistics=tuple(local.values())
@@ -42,7 +43,7 @@ def in_blocks(kernel: Kernel, call: Call, progress: Progress) -> Result:
         parts.append(kernel.run(part))
         given = parts[-1].statistics
         found.append({statistic: given[here] for statistic, here in local.items() if here in given})
-    progress(n, n)
+    progress(COMPUTING, n, n)
     statistics = {s: s.of_blocks([part[s] for part in found]) for s in found[0] if all(s in part for part in found)}
     return Result(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2), statistics)
 
