@@ -118,29 +118,26 @@ def published(
     if not calls or (measures and not return_map):  # the latter raises
         with events.within(**changes):
             return compute(return_map=return_map, measures=measures)
-    own = resolve(measures) if measures else []
+    own = {measure.name: measure for measure in resolve(measures)} if measures else {}
     wanted = list({name: measure for one, _ in seen_by for name, measure in one.measures.items()}.values())
+    shared = {m.name for m in wanted if m.name in own and events.same_measure(m, own[m.name])}
+    # Over tokens it has another name, so that it is not mistaken for a different measure of the caller's.
     padded = to_itself and mask is not None and any(part.padding for part in conjuncts(mask))
-    asked = [over_tokens(measure) if padded else measure for measure in wanted]
-    names = {measure.name: measure for measure in own}
-    clashing = [m for m in asked if m.name in names and not events.same_measure(m, names[m.name])]
-    names = {**{measure.name: measure for measure in asked if measure not in clashing}, **names}
+    apart = padded or (to_itself and any(m.name in own and m.name not in shared for m in wanted))
+    asked = [over_tokens(measure) for measure in wanted] if apart else wanted
     with events.within(**changes):
-        out, amap, *rest = compute(return_map=True, measures=tuple(names.values()))
+        together = (*own.values(), *(measure for measure in asked if measure.name not in shared))
+        out, amap, *rest = compute(return_map=True, measures=together)
     # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
     # holds it to; but it is not published.
     if not events.in_backward():
-        states = amap.measured.states if padded or clashing else {}
-        if clashing:
-            states |= amap.measure(*clashing).states
-        seen = copy(amap) if return_map or padded or clashing else amap
-        if padded and isinstance(amap, AttentionMap):
-            seen = token_map(amap, wanted)
-        elif padded or clashing:
-            seen.measured = renamed(amap.measured, wanted, [states[measure.name] for measure in asked])
+        seen = token_map(amap, wanted, asked) if apart else copy(amap) if return_map else amap
         for on_call, name in calls:
             on_call(AttentionCall(name, module, seen))
     if not return_map:
         return out, None, *rest
-    amap.measured = renamed(amap.measured, own, [amap.measured.states[m.name] for m in own]) if own else None
+    if own and own.keys() != {measure.name for measure in together}:
+        amap.measured = renamed(amap.measured, list(own.values()), [amap.measured.states[name] for name in own])
+    elif not own:
+        amap.measured = None
     return out, amap, *rest

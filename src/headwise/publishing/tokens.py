@@ -72,37 +72,36 @@ def over_tokens(measure: Measure) -> Measure:
     return OverTokens(measure) if own and isinstance(measure, RowMeasure) else measure
 
 
-def token_map(amap: AttentionMap, measures: Sequence[Measure]) -> AttentionMap:
+def token_map(amap: AttentionMap, measures: Sequence[Measure], asked: Sequence[Measure]) -> AttentionMap:
     """The map of self attention in which padded queries are fully masked, and the measures of it.
 
     Args:
-        amap: as it was computed, measured by `over_tokens` of each of the measures.
-        measures: those of the result. Statistics of rows from the kernel are used again; only a measure that is not
-            made of rows is computed anew.
+        amap: as it was computed, measured by `asked`, which are `measures` or `over_tokens` of them.
+        measures: those of the result. Statistics of rows are used again; only a measure that is not made of rows is
+            computed anew.
     Returns:
         A map that shares all tensors with the other but the log-sum-exp.
     """
-    rule = amap.rule
-    if token_queries(rule.mask, rule.grid) is None:
-        result = copy(amap)
-    else:
+    result, rule, measured = copy(amap), amap.rule, amap.measured
+    states = {} if measured is None else measured.states
+    whole = isinstance(amap, AttentionMap) and token_queries(rule.mask, rule.grid) is not None
+    if whole:
         seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
         result = AttentionMap(
             amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, named=amap.named,
             refusals=amap.refusals, nonfinite_values=amap.nonfinite_values,
         )  # fmt: skip
-    if amap.measured is not None and measures:
-        states = amap.measured.states
-        others = [measure for measure in measures if over_tokens(measure) is measure]
+        others = [one for one, other in zip(measures, asked, strict=True) if one is other]
         states |= result.measure(*others).states if others else {}
-        nonfinite = (torch.isnan(result.lse) | (result.lse == torch.inf)).sum(-1)
-        result.measured = renamed(amap.measured, measures, [states[over_tokens(one).name] for one in measures])
-        result.measured.nonfinite = nonfinite
+    if measured is not None and measures:
+        result.measured = renamed(measured, measures, [states[one.name] for one in asked])
+        if whole:
+            result.measured.nonfinite = (torch.isnan(result.lse) | (result.lse == torch.inf)).sum(-1)
     return result
 
 
 def renamed(measured: Measurements, measures: Sequence[Measure], states: Sequence[Any]) -> Measurements:
-    """Other measures of the same pass, made of these states."""
+    """Other measurements of the same call, made of these states."""
     found = Measurements(measures, states, measured.nonfinite)
     found.nonfinite_values = measured.nonfinite_values
     return found
