@@ -21,9 +21,9 @@ LAYOUTS = (
     "one number",
 )
 MEASURES = (
-    "max_logit", "logsumexp", "entropy", "normalized_entropy", "effective_keys", "squared_weights", "top1_mass", "topk_mass",
-    "learned_sink_mass", "mean_distance", "distance_variance", "local_mass", "sink_mass", "previous_mass", "self_mass",
-    "next_mass", "received_mass",
+    "max_logit", "logsumexp", "entropy", "normalized_entropy", "effective_keys", "squared_weights", "top1_mass",
+    "topk_mass", "learned_sink_mass", "mean_distance", "distance_variance", "local_mass", "sink_mass", "previous_mass",
+    "self_mass", "next_mass", "received_mass",
 )  # fmt: skip
 READS = (
     "tile", "times", "transposed", "pool", "pooled", "topk", "received", "diagonals", "row", "dense", "measure", "save",

@@ -185,8 +185,8 @@ def test_a_wrong_library_is_caught(change: Callable[..., dict[str, Any]]) -> Non
     "case",
     [
         Case(
-            seed=2, kv=4, group=2, n=3, m=7, data="whole", loud=1e9, scores=(("relative", False, 4, -6, "float32", 694138),),
-            kernel="cpu", reads=(("diagonals", (0.5,) * 4),),
+            seed=2, kv=4, group=2, n=3, m=7, data="whole", loud=1e9, kernel="cpu",
+            scores=(("relative", False, 4, -6, "float32", 694138),), reads=(("diagonals", (0.5,) * 4),),
         ),
         Case(seed=1, b=2, kv=4, m=7, d=34, e=7, dtype="float16", scale=-1.0, dropout=0.5, kernel="cpu", grad=True),
     ],
