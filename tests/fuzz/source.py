@@ -257,7 +257,7 @@ def _call(case: Case, made: Source, mask: str, scores: list[str]) -> None:
 def _read(case: Case, kind: str, at: tuple[float, ...]) -> str:
     sizes = (case.b, case.h, case.n, case.m)
     x, y, z, w = at
-    progress = ", progress=lambda done, all: steps.append((done, all))" if case.progress else ""
+    progress = ", progress=lambda what, done, of: steps.append((done, of))" if case.progress else ""
 
     def at_of(size: int, part: float) -> int:
         return min(int(part * size), size - 1)

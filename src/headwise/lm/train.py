@@ -26,8 +26,8 @@ from headwise.seeds import seeded, step_seed
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a watcher is told after each step."""
+class TrainingStep:
+    """One step of `train`, as `watch` gets it."""
 
     step: int
     steps: int
@@ -73,7 +73,7 @@ def train(
     save_seconds: float = 30.0,
     resume: bool = True,
     resumed: Callable[[Resumed], None] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[TrainingStep], None] | None = None,
     watch_heads: bool = False,
 ) -> Outcome:
     """Train a character decoder on text files and leave it in the folder `out`.
@@ -157,7 +157,7 @@ def train(
                     run.save()
                 if watch is not None:
                     rate = batch_size * context / (time.perf_counter() - begun)
-                    watch(Progress(run.step, steps, loss, run.last_heldout, rate))
+                    watch(TrainingStep(run.step, steps, loss, run.last_heldout, rate))
                 if stopped:  # looked at once, after the watcher: whenever Ctrl-C came, the step is saved
                     run.save()
                     break

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from headwise.progress import Progress
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.evidence import Check, Role, Verdict, judge
 
 Measure = Callable[[], Sequence[Check | Curve]]
-Step = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -85,18 +85,18 @@ def claim(
     return lambda measure: Claim(id, statement, formula, source, expected, measure, slow)
 
 
-def run(claims: Iterable[Claim], step: Step | None = None) -> list[Finding]:
-    """Measure claims one after the other. step: told of each one before it begins, and at the end."""
+def run(claims: Iterable[Claim], progress: Progress | None = None) -> list[Finding]:
+    """Measure claims one after the other. progress: called before each one, with its id, and at the end."""
     wanted, found = list(claims), []
     for done, one in enumerate(wanted):
-        if step is not None:
-            step(one.id, done, len(wanted))
+        if progress is not None:
+            progress(one.id, done, len(wanted))
         start = time.perf_counter()
         with seeded(0):  # modules draw weights when they are made; neither order nor caller should matter
             given = one.measure()
         checks = tuple(x for x in given if isinstance(x, Check))
         curves = tuple(x for x in given if isinstance(x, Curve))
         found.append(Finding(one, checks, time.perf_counter() - start, curves))
-    if step is not None:
-        step("done", len(wanted), len(wanted))
+    if progress is not None:
+        progress("done", len(wanted), len(wanted))
     return found
