@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headwise.cli.job import carry_out, is_done, is_wanted, job_of, opened, print_tables, save_json
-from headwise.cli.options import Model, check_file, progress
+from headwise.cli.options import Model, check_file, progress_bar
 from headwise.errors import ConfigError
 from headwise.outputs import taken
 
@@ -75,9 +75,9 @@ def prune(
     with opened("prune", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
         if png is None and is_done(job, json):
             return
-        with progress() as step:
+        with progress_bar() as progress:
             plan = plan_pruning(
-                job.source, job.texts, choice, step, by=by or "ablation", orders=orders, penalty=penalty,
+                job.source, job.texts, choice, progress, by=by or "ablation", orders=orders, penalty=penalty,
                 gate_steps=gate_steps, seed=seed,
             )  # fmt: skip
         console = print_tables(plan)
@@ -120,8 +120,8 @@ def convert(
     with opened("convert", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
         if is_done(job, json):
             return
-        with progress() as step:
-            plan = plan_conversion(job.source, job.texts, num_kv_heads, step, method=method)
+        with progress_bar() as progress:
+            plan = plan_conversion(job.source, job.texts, num_kv_heads, progress, method=method)
         print_tables(plan)
         change = {"convert": num_kv_heads, "method": method}
         carry_out(job, plan, lambda: plan.model, change, "merged", yes=yes, dry_run=dry_run, json=json)
@@ -172,8 +172,10 @@ def budget(
             )
         if is_done(job, json):
             return
-        with progress() as step:
-            plan = plan_budget(source, job.texts, step, window=window, sinks=sinks, threshold=threshold, lengths=wanted)
+        with progress_bar() as progress:
+            plan = plan_budget(
+                source, job.texts, progress, window=window, sinks=sinks, threshold=threshold, lengths=wanted
+            )
         console = print_tables(plan)
         if not is_wanted(job, yes=yes, dry_run=dry_run, console=console):
             save_json(json, {"plan": plan.to_dict(), "written": None})
@@ -181,8 +183,8 @@ def budget(
         if not finished:
             save_budget(plan.found, target, {KEY: job.made})
         both = [Candidate("all tokens", source.decoder), Candidate("budget", source.decoder, read_budget(target))]
-        with progress() as step:
-            verdict = judge(both, job.texts, step)
+        with progress_bar() as progress:
+            verdict = judge(both, job.texts, progress)
         console.print()
         print_tables(verdict)
         save_json(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict(), KEY: job.made})

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.options import check_file, progress
+from headwise.cli.options import check_file, progress_bar
 from headwise.errors import ConfigError
 
 
@@ -88,8 +88,8 @@ def claims(
     from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
 
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
-    with progress() as step:
-        found = run(wanted, step)
+    with progress_bar() as progress:
+        found = run(wanted, progress)
     if as_json or markdown:
         sys.stdout.write(to_json(found) if as_json else to_markdown(found))
     else:

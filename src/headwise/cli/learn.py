@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.options import Model, load, progress, stop
+from headwise.cli.options import Model, load, progress_bar, stop
 from headwise.errors import ConfigError, TextError
 
 
@@ -63,7 +63,7 @@ def train(
         _experiment(experiment, files, out, seed, console)
         return
     from headwise.lm.run import Resumed
-    from headwise.lm.train import Progress as Done, train as run
+    from headwise.lm.train import TrainingStep, train as run
     from headwise.nn.named import read_options
     from headwise.tables import duration
 
@@ -71,7 +71,7 @@ def train(
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
     task = bar.add_task("training", total=steps, note="")
 
-    def watch(done: Done) -> None:
+    def watch(done: TrainingStep) -> None:
         bar.start()  # with the first step, so that an earlier error is printed alone
         held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
         note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
@@ -165,8 +165,8 @@ def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Con
     if len(files) != 1:
         raise TextError(f"--experiment reconstruct: expected one file of sentences, got {len(files)}")
     with taken(out / "report.html", "--out"):
-        with progress() as step:
-            report = reconstruct(files[0], seed=seed, step=step)
+        with progress_bar() as progress:
+            report = reconstruct(files[0], seed=seed, progress=progress)
         write_report(report, out / "report.html")
     for fact, value in report.facts:
         console.print(f"{fact}: {value}", highlight=False)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.options import AnyModel, check_file, progress
+from headwise.cli.options import AnyModel, check_file, progress_bar
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable, taken
 
@@ -50,8 +50,8 @@ def see(
             raise ConfigError(f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}")
         check_writable(path, "--view", folder=view.folder)
     with taken(out, "--out"):
-        with progress() as step:
-            report = report_on(text, model, file=file, cells=cells, step=step)
+        with progress_bar() as progress:
+            report = report_on(text, model, file=file, cells=cells, progress=progress)
         console = Console()
         print_report(report, console, sort=sort)
         write_report(report, out, lang=lang)
@@ -62,8 +62,8 @@ def see(
         if png is not None:
             from headwise.reports.png import write_pngs
 
-            with progress() as step:
-                pictures = write_pngs(report, png, step=step)
+            with progress_bar() as progress:
+                pictures = write_pngs(report, png, progress=progress)
             console.print(f"Wrote {len(pictures)} heat maps to [bold]{png}[/bold].", highlight=False)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.options import AnyModel, check_file, progress
+from headwise.cli.options import AnyModel, check_file, progress_bar
 from headwise.errors import ConfigError, HeadwiseError
 
 
@@ -92,8 +92,8 @@ def _measure(
     if ranks.first:
         check_file("--png", png, "measures.png")
     since = time.monotonic()
-    with progress() if ranks.first else nullcontext() as step:
-        found = measure_corpus(model, files, out, measures=names, ranks=ranks, step=step, **options)
+    with progress_bar() if ranks.first else nullcontext() as progress:
+        found = measure_corpus(model, files, out, measures=names, ranks=ranks, progress=progress, **options)
     if not ranks.first:
         return
     console = Console()

@@ -39,19 +39,19 @@ def load(model: Path | None) -> Any:
 
 
 @contextmanager
-def progress() -> Iterator[Any]:
-    """A progress bar for a call that reports its steps. It appears with the first step, so that an earlier error is
-    printed alone, and disappears at the end."""
+def progress_bar() -> Iterator[Any]:
+    """A bar, as the `progress=` of a call. It appears with the first report, so that an earlier error is printed alone,
+    and disappears at the end."""
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=None)
 
-    def step(what: str, done: int, of: int) -> None:
+    def progress(what: str, done: int, of: int) -> None:
         bar.start()
         bar.update(task, description=what, completed=done, total=of)
 
     try:
-        yield step
+        yield progress
     finally:
         stop(bar)
 

@@ -26,7 +26,7 @@ from headwise.seeds import seeded, step_seed
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingStep:
     """The argument of `watch`, which is called after each step."""
 
     step: int
@@ -73,7 +73,7 @@ def train(
     save_seconds: float = 30.0,
     resume: bool = True,
     resumed: Callable[[Resumed], None] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[TrainingStep], None] | None = None,
     watch_heads: bool = False,
 ) -> Outcome:
     """Train a character decoder on text files and write it to the folder `out`.
@@ -157,7 +157,7 @@ def train(
                     run.save()
                 if watch is not None:
                     rate = batch_size * context / (time.perf_counter() - begun)
-                    watch(Progress(run.step, steps, loss, run.last_heldout, rate))
+                    watch(TrainingStep(run.step, steps, loss, run.last_heldout, rate))
                 if stopped:  # checked once, after `watch`, so that the step is saved whenever Ctrl-C was pressed
                     run.save()
                     break

@@ -1,7 +1,6 @@
 """A common small demonstration: attention trained to reconstruct its own embeddings, with and without a mask."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,13 +11,13 @@ from headwise.errors import TextError
 from headwise.lm.text_files import read_text
 from headwise.masks import Lengths
 from headwise.nn.registry import DESIGNS, STANDARD
+from headwise.progress import Progress, part
 from headwise.reports.data import Passage, Report, Statistic
 from headwise.seeds import seeded
 
 EMBEDDING, HEADS, EPOCHS, DROPOUT, RATE = 32, 4, 200, 0.1, 1e-3
 MOST_SENTENCES, MOST_CHARACTERS = 32, 64
 PADDING = "·"
-Step = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Trained:
     weights: Tensor
 
 
-def reconstruct(file: str | os.PathLike[str], *, seed: int = 0, step: Step | None = None) -> Report:
+def reconstruct(file: str | os.PathLike[str], *, seed: int = 0, progress: Progress | None = None) -> Report:
     """Train both versions on the sentences of a file, and report a heat map for each sentence and head.
 
     Sentences (one per line; the first 32 of at most 64 characters) are padded to one length. A 32-dimensional embedding
@@ -40,7 +39,7 @@ def reconstruct(file: str | os.PathLike[str], *, seed: int = 0, step: Step | Non
     *masked* version excludes it from both. In the report, layer 0 is the faithful version and layer 1 the masked one.
 
     Args:
-        file: UTF-8 text. seed: of weights and dropout. step: called with ("training", epochs done, epochs in all).
+        file: UTF-8 text. seed: of weights and dropout. progress: called with ("training", epochs done, epochs in all).
     Raises:
         TextError: if no line has 1 to 64 characters.
     """
@@ -54,9 +53,8 @@ def reconstruct(file: str | os.PathLike[str], *, seed: int = 0, step: Step | Non
         ids[i, : len(sentence)] = torch.tensor([index[c] for c in sentence])
     runs = []
     for number, masked in enumerate((False, True)):
-        progress = (lambda done, k=number: step("training", k * EPOCHS + done, 2 * EPOCHS)) if step else None
         with seeded(seed):
-            runs.append(_train(ids, lengths, len(vocabulary) + 1, masked, progress))
+            runs.append(_train(ids, lengths, len(vocabulary) + 1, masked, part(progress, "training", number, 2)))
     return _report(sentences, lengths, runs)
 
 
@@ -77,7 +75,7 @@ def _sentences(file: str | os.PathLike[str]) -> list[str]:
     return found
 
 
-def _train(ids: Tensor, lengths: Tensor, size: int, masked: bool, progress: Callable[[int], None] | None) -> Trained:
+def _train(ids: Tensor, lengths: Tensor, size: int, masked: bool, progress: Progress | None) -> Trained:
     embedding = nn.Embedding(size, EMBEDDING)
     attention = DESIGNS[STANDARD].build(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
     optimizer = torch.optim.Adam([*embedding.parameters(), *attention.parameters()], lr=RATE)
@@ -93,7 +91,7 @@ def _train(ids: Tensor, lengths: Tensor, size: int, masked: bool, progress: Call
         optimizer.step()
         losses.append(loss.item())
         if progress is not None:
-            progress(epoch + 1)
+            progress("training", epoch + 1, EPOCHS)
     attention.eval()
     with torch.no_grad():
         _, amap = attention(embedding(ids), mask=mask, return_map=True)

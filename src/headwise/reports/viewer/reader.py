@@ -56,12 +56,12 @@ class Reader:
         self._layer = layer + 1
         self._tell("reading", 0)
 
-    def _rows(self, rows: int, _: int) -> None:
+    def _rows(self, _: str, rows: int, __: int) -> None:
         self._stop()
         layer = min(self._layer, len(self.subject.heads) - 1)
         self._tell("reading", READ * self.subject.heads[layer] * self._work(rows))
 
-    def _drawn(self, rows: int, _: int) -> None:
+    def _drawn(self, _: str, rows: int, __: int) -> None:
         self._tell("drawing", DRAW * self._work(rows))
 
     def _work(self, rows: int) -> int:

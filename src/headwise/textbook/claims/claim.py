@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from headwise.progress import Progress
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.evidence import Check, Role, Verdict, judge
 
 Measure = Callable[[], Sequence[Check | Curve]]
-Step = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -90,22 +90,22 @@ def claim(
     return lambda measure: Claim(statement, formula, source, expected, measure, slow)
 
 
-def run(claims: Iterable[Claim], step: Step | None = None) -> list[Finding]:
+def run(claims: Iterable[Claim], progress: Progress | None = None) -> list[Finding]:
     """Measure claims one after the other.
 
     Args:
-        step: called with (id, claims done, claims in all) before each claim, and at the end.
+        progress: called with (id, claims done, claims in all) before each claim, and at the end.
     """
     wanted, found = list(claims), []
     for done, one in enumerate(wanted):
-        if step is not None:
-            step(one.id, done, len(wanted))
+        if progress is not None:
+            progress(one.id, done, len(wanted))
         start = time.perf_counter()
         with seeded(0):  # new modules draw weights: results depend neither on the order of claims nor on the caller
             results = one.measure()
         checks = tuple(x for x in results if isinstance(x, Check))
         curves = tuple(x for x in results if isinstance(x, Curve))
         found.append(Finding(one, checks, time.perf_counter() - start, curves))
-    if step is not None:
-        step("done", len(wanted), len(wanted))
+    if progress is not None:
+        progress("done", len(wanted), len(wanted))
     return found
