@@ -71,8 +71,8 @@ class LoadedModel(ABC):
     @property
     @abstractmethod
     def loss_fn(self) -> LossFunction | None:
-        """A function from (model, windows [w, tokens + 1]) to the mean next-token loss in nats per token, with its graph
-        if gradients are enabled; None for a model that does not predict the next token."""
+        """A function from (model, windows [w, tokens + 1]) to the mean next-token loss in nats per token, with its
+        graph if gradients are enabled; None for a model that does not predict the next token."""
 
     def remarks(self, tokens: int) -> list[Remark]:
         """Notes on reading a text of this number of tokens with this model."""
