@@ -22,8 +22,7 @@ class HeadTable(Mapping[str, HeadColumn]):
         table.dense("entropy")    [layers, heads], NaN where there is no such head
         table.top("entropy", 8)   the eight heads with the largest entropies
 
-    A table is immutable: its methods return new ones. It prints itself and is a Mapping from names to columns. Numbers
-    are float64 on the CPU, or on the device of the tensors that it was made from.
+    A table is immutable: its methods return new ones. It prints itself, and is a Mapping from names to columns.
 
     Args:
         columns: name → `HeadColumn`, or what one is made from: one sequence of numbers a layer.
@@ -181,9 +180,7 @@ class HeadTable(Mapping[str, HeadColumn]):
     ) -> "HeadTable":
         """Selected columns (all if none is named) and rows.
 
-        Args:
-            layers: by number or name. heads: by number. where: a boolean for each row, such as
-                `table.column("entropy") > 2`.
+        layers: by number or name. heads: by number. where: a boolean a row, such as `table.column("entropy") > 2`.
         """
         chosen = {name: self[name] for name in columns or self}
         wanted = None if layers is None else {self._rows.number(layer) for layer in layers}
@@ -298,7 +295,6 @@ class HeadTable(Mapping[str, HeadColumn]):
     def _taken(self, rows: Iterable[int], columns: Mapping[str, HeadColumn] | None = None) -> "HeadTable":
         kept = list(rows)
         at = torch.tensor(kept, dtype=torch.long)
-        chosen = self._columns if columns is None else columns
-        made = {name: column.taken(at, ()) for name, column in chosen.items()}
+        made = {name: column.taken(at, ()) for name, column in (columns or self).items()}
         places = [self.places[row] for row in kept]
         return HeadTable.of_rows(made, places, layers=self.layers, title=self.title, about=self.about)
