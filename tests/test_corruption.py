@@ -254,7 +254,7 @@ def _pruned(transformers: Any, folder: Path) -> Path:
     sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 7}
     config = transformers.BertConfig(vocab_size=11, max_position_embeddings=13, pad_token_id=0, **sizes)
     model: nn.Module = transformers.BertModel(config).eval()
-    save_pruned(prune(model, {"encoder.layer.0.attention.self": [1]}).model, folder / "pruned")
+    save_pruned(prune(model, {"encoder.layer.0.attention.self": [1]}, copy=True).model, folder / "pruned")
     return folder / "pruned"
 
 

@@ -174,7 +174,7 @@ def test_a_text_longer_than_the_context_is_judged_by_windows_of_it(model: Model)
 def test_layers_with_different_heads_are_seen(model: Model, tmp_path: Path) -> None:
     decoder, tokenizer = model
     text = "武松打虎，再来？The tiger sleeps!"
-    pruned = prune(decoder, {1: [0, 3]}).model
+    pruned = prune(decoder, {1: [0, 3]}, copy=True).model
     whole, report = see(text, DecoderModel(decoder, tokenizer)), see(text, DecoderModel(pruned, tokenizer))
     assert report.shape == (2, 5)
     assert report.counts == [5, 3]

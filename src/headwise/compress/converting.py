@@ -91,7 +91,7 @@ def plan_conversion(
 
     ConfigError for a number that is no divisor of those there are, or all of them, and for other designs.
     """
-    merged = merge_kv(source.decoder, num_kv_heads, method=method)
+    merged = merge_kv(source.decoder, num_kv_heads, method, copy=True)
     assert isinstance(merged.model, Decoder)
     losses = []
     for i, (name, decoder) in enumerate((("the model as it is", source.decoder), ("the merged model", merged.model))):

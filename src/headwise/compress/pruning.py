@@ -88,7 +88,7 @@ class Pruning:
 
     def apply(self) -> Decoder:
         """The model without these heads, a copy."""
-        model = prune(self.source.decoder, self.heads).model
+        model = prune(self.source.decoder, self.heads, copy=True).model
         assert isinstance(model, Decoder)
         return model
 
@@ -193,7 +193,7 @@ def plan_pruning(
     drawing = part(progress, "drawing the curve")
     if choice.heads is not None:
         named = named_heads(choice.heads, sites)
-        prune(decoder, named)  # raises for what is not grouped evenly, before anything takes long
+        prune(decoder, named, copy=True)  # raises for what is not grouped evenly, before anything takes long
         rest = [(i, head) for i, site in enumerate(sites) for head in range(site.num_heads) if (i, head) not in named]
         curve = pruning_curve(
             decoder, texts.foretell, mean_loss, [*named, *rest], points=[len(named)], random_orders=orders, seed=seed,
