@@ -9,19 +9,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.errors import CheckpointError, ConfigError, TextError
-<<<<<<< HEAD:src/headwise/lm/loading/foreign.py
-from headwise.events import call_name
-from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, Seen, described, text_of
-=======
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
->>>>>>> main:src/headwise/lm/loading/huggingface.py
 from headwise.lm.loading.characters import by_decoding, by_offsets
 from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
 from headwise.lm.loading.remarks import Remark, remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
-from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure
 
 LOGITS = 1 << 26  # logits stored at a time, 256 MB in float32
@@ -94,19 +88,11 @@ class TransformersModel(LoadedModel):
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
         on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
-        maps: Maps = {}
-
-        def keep(call: AttentionCall) -> None:
-            name = call_name(call.name, maps)
-            maps[name] = call.map
-            if on_map is not None:
-                on_map(name, call.map)
-
         padding = {} if mask is None else {"attention_mask": mask.long()}
         wants = with_loss and self._predicts and ids.shape[1] > 1
         whole = wants and ids.numel() * self._vocabulary <= LOGITS
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
-        with observe(keep, model=self.model, measures=measures):
+        with self._collected(measures, on_map) as maps:
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
         if whole:
             loss = float(_nats(found.logits[:, :-1], ids[:, 1:]))
