@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from headwise.reports.viewer.said import in_chinese
 from torch import Tensor
 
 from headwise.costs import Work
@@ -23,7 +24,6 @@ from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
 from headwise.nn.steps import Steps
-from headwise.reports.viewer.said import in_chinese
 from headwise.textbook.design_tables import TABLES, filled, which
 from headwise.textbook.plan import answer, compare_designs, listing
 from headwise.textbook.trace import trace

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError, TextError
 from headwise.lm.loading.reading import TokenizedText
-from headwise.lm.loading.remarks import Remark, remark
+from headwise.lm.loading.remarks import remark
 from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, record_heads
 from headwise.stats import Measure
+from headwise.wording import Bilingual, Message
 
 Seen = Callable[[str, AttentionMap], None]  # a layer's name, and its map
 LossFunction = Callable[[nn.Module, Tensor], Tensor]  # (model, windows [w, tokens + 1]) to nats a token
@@ -74,7 +75,7 @@ class LoadedModel(ABC):
         """(model, windows [w, tokens + 1]) to the mean next-token loss in nats a token, with its graph where gradients
         are on; None for a model that predicts no next token."""
 
-    def remarks(self, tokens: int) -> list[Remark]:
+    def remarks(self, tokens: int) -> list[Message]:
         """What to know when a text of so many tokens is read by this model."""
         found = []
         if self.context is not None and tokens > self.context:
@@ -170,10 +171,10 @@ class LoadedModel(ABC):
         return f"LoadedModel({self.name}: {self.about})"
 
 
-def described(heads: Sequence[int]) -> str:
+def described(heads: Sequence[int]) -> Bilingual:
     """Layers and heads in words: "6 layers × 12 heads", or "2 layers × 5/3 heads" where layers differ."""
     each = "/".join(map(str, heads if len(set(heads)) > 1 else heads[:1]))
-    return f"{len(heads)} layers × {each} head{'s' * (max(heads) > 1)}"
+    return Bilingual(f"{len(heads)} layers × {each} head{'s' * (max(heads) > 1)}", f"{len(heads)} 层 × {each} 头")
 
 
 def text_of(text: str) -> str:

@@ -13,11 +13,12 @@ from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, Seen, desc
 from headwise.lm.loading.characters import by_decoding, by_offsets
 from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
 from headwise.lm.loading.reading import TokenizedText
-from headwise.lm.loading.remarks import Remark, remark
+from headwise.lm.loading.remarks import remark
 from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.observer import Observation, call_name, observe
 from headwise.stats import Measure
+from headwise.wording import Bilingual, Message
 
 LOGITS = 1 << 26  # logits held at once, 256 MB in float32
 # Parts that no attention reads: they may be missing from the weights.
@@ -51,8 +52,11 @@ class TransformersModel(LoadedModel):
         self._predicts = self._predicts and self.causal
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         width = getattr(text, "hidden_size", None)
-        wide = f", hidden size {width}" if isinstance(width, int) else ""
-        self.about = f"{type(self.model).__name__}, {described(self.heads)}{wide}, {size:.1f} M weights"
+        wide = (f", hidden size {width}", f"，隐藏维度 {width}") if isinstance(width, int) else ("", "")
+        name, heads = type(self.model).__name__, described(self.heads)
+        self.about = Bilingual(
+            f"{name}, {heads}{wide[0]}, {size:.1f} M weights", f"{name}，{heads.zh}{wide[1]}，{size:.1f} M 参数"
+        )
 
     def read(self, text: str) -> TokenizedText:
         """The text by the folder's tokenizer, with the special tokens that it puts around a text."""
@@ -133,7 +137,7 @@ class TransformersModel(LoadedModel):
         return maps
 
 
-def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Remark, ...]:
+def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Message, ...]:
     said = []
     missing = 0 if unknown is None else ids.count(unknown)
     if missing:
