@@ -4,7 +4,6 @@ The colour scale is the square root of the weight, with the colours and the uppe
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
+from headwise.progress import Progress
 from headwise.reports.data import Passage, Report, visible
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 from headwise.reports.messages import message
@@ -29,9 +29,8 @@ MASKED = "#f1efe8"
 
 
 def write_pngs(
-    report: Report, folder: str | os.PathLike[str], *, step: Callable[[str, int, int], None] | None = None,
-    lang: str = "en",
-) -> list[Path]:  # fmt: skip
+    report: Report, folder: str | os.PathLike[str], *, progress: Progress | None = None, lang: str = "en"
+) -> list[Path]:
     """Write all-heads.png and layer-L-head-H.png (for each passage, if there are several) into `folder`.
 
     Returns the files in the order they were written. Raises ConfigError if matplotlib is missing, and for another
@@ -46,8 +45,8 @@ def write_pngs(
         prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
         written.append(save(overview(report, passage, lang), folder / f"{prefix}all-heads.png"))
         for layer, head in heads[k]:
-            if step is not None:
-                step("drawing", len(written), total)
+            if progress is not None:
+                progress("drawing", len(written), total)
             picture = heat_map(report, passage, layer, head, lang)
             written.append(save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
     return written

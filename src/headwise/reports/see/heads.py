@@ -14,11 +14,11 @@ from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
+from headwise.progress import Progress
 from headwise.reports.data import Comparison
 from headwise.reports.messages import message
 from headwise.reports.see.places import Places
 from headwise.table import HeadColumn, HeadTable
-from headwise.tiles import Progress
 
 LEAST = 8  # tokens for a comparison of heads
 MOST = 512  # heads in a comparison

@@ -22,7 +22,7 @@ from headwise.reports.html import write_report
 from headwise.reports.messages import message
 from headwise.reports.see.groups import Group, groups_of, titles
 from headwise.reports.see.heads import alike
-from headwise.reports.see.look import CELLS, tell_nobody
+from headwise.reports.see.look import CELLS
 from headwise.reports.see.numbers import column, wanted
 from headwise.reports.see.passages import Side, passage, picture_passage
 from headwise.reports.see.patterns import pattern, roles_of
@@ -168,7 +168,7 @@ def _passages(
         title = joined(part for part in (name, message("title_entry", entry=entry) if b > 1 else "") if part)
         if group.lazy:
             first = rows.start, cols.start
-            found.append(passage(title, group.lazy, entry, (side, other), own, cells, tell_nobody, layers, first))
+            found.append(passage(title, group.lazy, entry, (side, other), own, cells, None, layers, first))
         else:
             found.append(picture_passage(title, group.pooled, entry, (side, other), own, layers))
     return found

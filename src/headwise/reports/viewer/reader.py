@@ -31,7 +31,7 @@ class Reader:
         """Compute all layers."""
         self._progress("reading", 0)
         with pausing(self._rows), _before_modules(self.subject, self._stop):
-            self.subject.maps(self.text.reading.ids, measures=self._measures(), seen=self._seen)
+            self.subject.maps(self.text.reading.ids, measures=self._measures(), on_map=self._computed)
         self._progress("ready", 0)
 
     def _measures(self) -> list[Measure]:
@@ -41,7 +41,7 @@ class Reader:
         found = (of_tokens(name, tokens) for name in shown_in("viewer"))
         return [measure for measure in found if measure is not None]
 
-    def _seen(self, name: str, amap: AttentionMap) -> None:
+    def _computed(self, name: str, amap: AttentionMap) -> None:
         """Pool the heads of a computed layer."""
         text, layer = self.text, self.subject.layers.index(name)
         self._done += READ * text.n * amap.shape[1]
@@ -55,12 +55,12 @@ class Reader:
         self._layer = layer + 1
         self._progress("reading", 0)
 
-    def _rows(self, rows: int, _: int) -> None:
+    def _rows(self, _: str, rows: int, __: int) -> None:
         self._stop()
         layer = min(self._layer, len(self.subject.heads) - 1)
         self._progress("reading", READ * self.subject.heads[layer] * self._work(rows))
 
-    def _drawn(self, rows: int, _: int) -> None:
+    def _drawn(self, _: str, rows: int, __: int) -> None:
         self._progress("drawing", DRAW * self._work(rows))
 
     def _work(self, rows: int) -> int:

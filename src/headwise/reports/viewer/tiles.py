@@ -42,7 +42,7 @@ def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wan
         Unwanted: if `wanted` returns False.
     """
 
-    def check(*_: int) -> None:
+    def check(*_: str | int) -> None:
         if not wanted():
             raise Unwanted
 
