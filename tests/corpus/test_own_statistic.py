@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from headwise.reports.viewer.said import in_chinese
 from sweep_samples import said
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from headwise.kernels import KERNELS
 from headwise.lm.loading import load_model
 from headwise.masks import Grid
 from headwise.reports.terminal import print_report
+from headwise.reports.viewer.text import words_of
 from headwise.rule import Rule
 from headwise.stats import Chinese, RangeMass, RowMeasure, Statistic, Tokens
 from headwise.tiles import Tile
@@ -149,8 +149,8 @@ def test_a_corpus_is_measured_with_it(model_folder, tmp_path) -> None:
 
 
 def test_the_viewer_and_the_list_of_measures_know_it(capsys, monkeypatch) -> None:
-    assert in_chinese()["name_first_three"] == "前三键权重"
-    assert in_chinese()["about_first_three"] == "前三个键上的权重，对查询取平均。其余不在表中。"
+    chinese = {"label": "前三键权重", "about": "前三个键上的权重，对查询取平均。其余不在表中。", "unit": "权重"}
+    assert words_of("first_three")["zh"] == chinese
     monkeypatch.setenv("COLUMNS", "200")
     list_measures()
     listed = capsys.readouterr().out

@@ -142,15 +142,15 @@ def with_layer(so_far: dict[str, dict[str, Any]], amap: AttentionMap) -> dict[st
     """The statistics with one more layer: name → words in each language, values [layers][heads] (None for NaN)."""
     found = {}
     for name, measured in (amap.measured or {}).items():
-        known = {lang: describe(name, lang) for lang in LANGUAGES}
-        words = {
-            lang: {"label": name, "about": "", "unit": ""} if x is None else {
-                "label": x.label, "about": x.about, "unit": x.unit
-            } for lang, x in known.items()
-        }  # fmt: skip
         before = so_far[name]["values"] if so_far else []
-        found[name] = {"words": words, "values": [*before, [_number(x) for x in measured[0].tolist()]]}
+        found[name] = {"words": words_of(name), "values": [*before, [_number(x) for x in measured[0].tolist()]]}
     return found
+
+
+def words_of(name: str) -> dict[str, dict[str, str]]:
+    """The label, description and unit of a statistic in each language."""
+    found = {lang: describe(name, lang) for lang in LANGUAGES}
+    return {lang: {"label": x.label, "about": x.about, "unit": x.unit} for lang, x in found.items() if x is not None}
 
 
 def warnings_of(layer: int, amap: AttentionMap) -> list[Message]:
