@@ -52,7 +52,7 @@ const char* tiles_refused() {
 #elif defined(__linux__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   const unsigned TILE = 1u << 24, BF16 = 1u << 22, OSXSAVE = 1u << 27;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE | BF16)) != (TILE | BF16)) return "this CPU lacks them";
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE | BF16)) != (TILE | BF16)) return "this CPU lacks its instructions";
   __get_cpuid(1, &a, &b, &c, &d);
   if (!(c & OSXSAVE)) return "the operating system does not save tiles";
   unsigned low, high;
@@ -74,7 +74,7 @@ const Candidate* candidates() {
   if (list[0].target) return list;
   int i = 0;
 #if defined(__x86_64__)
-  const char* const LACKS = "this CPU lacks them";
+  const char* const LACKS = "this CPU lacks its instructions";
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
