@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 7
+#define HEADWISE_ABI 9
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
