@@ -68,7 +68,7 @@ def test_a_record_becomes_the_maps_of_its_last_forward(model: Model) -> None:
 
 
 def test_it_says_of_a_text_what_see_says(model: Model) -> None:
-    from headwise.lm.loading.own import DecoderModel
+    from headwise.lm.loading.decoder import DecoderModel
     from headwise.reports.see import see
 
     decoder, tokenizer = model
@@ -222,7 +222,7 @@ def test_long_maps_are_pooled(model: Model) -> None:
 
 
 def test_layers_with_different_heads(model: Model) -> None:
-    decoder = hw.edit.prune(model[0], {1: [0, 3]}).model
+    decoder = hw.edit.prune(model[0], {1: [0, 3]}, copy=True).model
     report = hw.report(watched(decoder, torch.randint(0, 256, (1, 12))))
     assert report.counts == [5, 3]
     assert not report.passages[0].maps[1, 3:].any()

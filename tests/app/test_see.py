@@ -11,7 +11,7 @@ from rich.console import Console
 
 from headwise.edit import prune
 from headwise.errors import TextError
-from headwise.lm.loading.own import DecoderModel
+from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.html import write_report
@@ -113,7 +113,7 @@ def test_progress_is_told_to_its_end(model: Model) -> None:
         "武松打虎。" * 13,
         DecoderModel(*model),
         cells=16,
-        step=lambda what, done, of: told.__setitem__(what, (done, of)),
+        progress=lambda what, done, of: told.__setitem__(what, (done, of)),
     )
     assert set(told) == {
         "reading", "measuring", "pooling (mean)", "pooling (max)", "roles", "comparing", "importance",
@@ -174,7 +174,7 @@ def test_a_text_longer_than_the_context_is_judged_by_windows_of_it(model: Model)
 def test_layers_with_different_heads_are_seen(model: Model, tmp_path: Path) -> None:
     decoder, tokenizer = model
     text = "武松打虎，再来？The tiger sleeps!"
-    pruned = prune(decoder, {1: [0, 3]}).model
+    pruned = prune(decoder, {1: [0, 3]}, copy=True).model
     whole, report = see(text, DecoderModel(decoder, tokenizer)), see(text, DecoderModel(pruned, tokenizer))
     assert report.shape == (2, 5)
     assert report.counts == [5, 3]

@@ -389,7 +389,7 @@ def test_progress_reaches_its_end() -> None:
     q, k, v = qkv(n=900, m=900, h=12, h_kv=1)
     _, amap = attend(q, k, v, return_map=True)
     told: list[tuple[int, int]] = []
-    amap.measure("entropy", progress=lambda done, of: told.append((done, of)))
+    amap.measure("entropy", progress=lambda _, done, of: told.append((done, of)))
     assert told[-1] == (900, 900)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert len(told) > 1
@@ -425,7 +425,7 @@ def test_progress_of_no_batch_and_no_heads(b: int, h: int) -> None:
     _, amap = attend(q, k, v, return_map=True)
     told: list[tuple[int, int]] = []
 
-    def progress(done: int, of: int) -> None:
+    def progress(what: str, done: int, of: int) -> None:
         told.append((done, of))
 
     assert all(x.shape == (b, h) for x in amap.measure(*MEASURES, progress=progress).values())

@@ -39,7 +39,7 @@ def test_blocks_are_the_whole(mask, kernel, score):
     n = 201
     whole, one = attended(n, n, mask, kernel, score)
     told = []
-    with pausing(lambda *at: told.append(at)):
+    with pausing(lambda _, *at: told.append(at)):
         parts, other = attended(n, n, mask, kernel, score)
     assert told == [(0, n), (64, n), (128, n), (192, n), (n, n)]
     torch.testing.assert_close(parts, whole, rtol=0, atol=2e-6)
@@ -62,7 +62,7 @@ def test_queries_at_the_end_of_longer_keys(n, more):
 
 def test_statistics_of_keys_and_of_labels():
     n, ids = 200, torch.randint(0, 5, (200,))
-    wanted = ["received_mass", hw.SameToken(ids) if hasattr(hw, "SameToken") else "entropy"]
+    wanted = ["received_mass", hw.stats.DuplicateMass(ids), hw.stats.InductionMass(ids)]
     q, k = torch.randn(2, 2, 4, n, 8)
     with torch.no_grad():
         whole = hw.attend(q, k, k, mask=hw.Causal(), return_map=True, measures=wanted)[1].measured
@@ -78,7 +78,7 @@ def test_what_a_look_raises_ends_the_call():
 
     seen = []
 
-    def look(rows: int, of: int) -> None:
+    def look(what: str, rows: int, of: int) -> None:
         seen.append(rows)
         if rows:
             raise Enough
@@ -93,7 +93,7 @@ def test_what_a_look_raises_ends_the_call():
 def test_gradients_and_dropout_are_in_one_piece():
     seen = []
     q = torch.randn(1, 1, 300, 8, requires_grad=True)
-    with pausing(lambda *at: seen.append(at)):
+    with pausing(lambda _, *at: seen.append(at)):
         hw.attend(q, q, q).sum().backward()
         with torch.no_grad():
             hw.attend(q, q, q, dropout_p=0.5)
@@ -104,7 +104,7 @@ def test_gradients_and_dropout_are_in_one_piece():
 def test_a_kernel_for_whole_matrices_is_left_whole():
     q = torch.randn(1, 2, 300, 8)
     seen = []
-    with torch.no_grad(), pausing(lambda *at: seen.append(at)):
+    with torch.no_grad(), pausing(lambda _, *at: seen.append(at)):
         out, amap = hw.attend(q, q, q, mask=hw.Causal(), kernel="torch_fused", return_map=True)
     assert amap.kernel == "torch_fused"
     torch.testing.assert_close(out, hw.attend(q, q, q, mask=hw.Causal(), kernel="reference"), rtol=0, atol=2e-6)

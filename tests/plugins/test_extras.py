@@ -24,7 +24,7 @@ def test_heads_of_its_models_are_found_scaled_and_pruned():
     }  # fmt: skip
     with scale_heads(sites, [torch.tensor([1.0, 0, 1, 0]).double(), torch.tensor([0.0, 1, 1]).double()]):
         masked = model(x)
-    smaller = prune(model, {"0": [1, 3], "2": [0]}).model
+    smaller = prune(model, {"0": [1, 3], "2": [0]}, copy=True).model
     assert isinstance(smaller[0], FusedAttention)
     assert (smaller[0].heads, smaller[0].wqkv.out_features) == (2, 18)
     torch.testing.assert_close(smaller(x), masked)

@@ -22,7 +22,7 @@ def labels(axes) -> tuple[list[str], list[str]]:
 @pytest.mark.thorough
 def test_every_head_and_the_overview_are_written(tmp_path, chinese):
     told = []
-    written = write_pngs(chinese, tmp_path / "new", step=lambda *news: told.append(news))
+    written = write_pngs(chinese, tmp_path / "new", progress=lambda *news: told.append(news))
     assert [p.name for p in written] == [
         "all-heads.png",
         *(f"layer-{layer}-head-{head}.png" for layer in range(2) for head in range(3)),

@@ -1,7 +1,7 @@
 """Long calls in blocks of queries, so that someone may look in between how far they are, and end them.
 
-    with pausing(look):             # look(rows done, rows in all) before each block and at the end, in this thread
-        model(ids)                  # what it raises ends the call
+    with pausing(progress):         # called before each block and at the end, in this thread
+        model(ids)                  # an exception that it raises ends the call
 
 A query's row is the same whatever rows are computed beside it: the blocks are the whole call. It is for reading: calls
 with gradients or dropout are done in one piece, and so is what a kernel can do of whole matrices alone.
@@ -19,8 +19,9 @@ from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
+from headwise.progress import Progress
 from headwise.stats import Statistic
-from headwise.tiles import Progress
+from headwise.tiles import COMPUTING
 
 PAIRS = 1 << 26  # of query and key, all heads together, for each thread: some 0.2 s of one core
 ROWS = 64  # a block has at least so many, and a multiple of it, as kernels compute several at a time
@@ -35,11 +36,11 @@ def anyone() -> bool:
 
 
 @contextmanager
-def pausing(look: Progress) -> Iterator[None]:
-    """Within it, long calls of `attend` in this thread call `look` with the rows done and the rows in all."""
+def pausing(progress: Progress) -> Iterator[None]:
+    """Within it, long calls of `attend` in this thread report the rows done and the rows in all."""
     global _pausing
     before = getattr(_here, "look", None)
-    _here.look = look
+    _here.look = progress
     _pausing += 1
     try:
         yield
@@ -58,7 +59,7 @@ def in_blocks(kernel: Kernel, call: Call) -> Result:
     parts: list[Result] = []
     found: list[dict[Statistic, Tensor]] = []
     for block in blocks:
-        look(block.start, n)
+        look(COMPUTING, block.start, n)
         local = {statistic: statistic.rows(block) for statistic in call.statistics}
         part = replace(
             call, q=call.q[:, :, slice(*block)], rule=call.rule.rows(block), statistics=tuple(local.values())
@@ -68,7 +69,7 @@ def in_blocks(kernel: Kernel, call: Call) -> Result:
         parts.append(kernel.run(part))
         told = parts[-1].statistics
         found.append({statistic: told[here] for statistic, here in local.items() if here in told})
-    look(n, n)
+    look(COMPUTING, n, n)
     statistics = {s: s.of_blocks([told[s] for told in found]) for s in found[0] if all(s in told for told in found)}
     return Result(torch.cat([part.out for part in parts], 2), torch.cat([part.lse for part in parts], 2), statistics)
 

@@ -9,6 +9,7 @@ The q, k and v projections are cut by columns and the output projection by rows 
 
 from collections import Counter
 from collections.abc import Iterator
+from copy import deepcopy
 
 import torch
 import torch.distributed as dist
@@ -58,8 +59,10 @@ def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, P
     return {"": Heads(), **{name: styles[part] for name, part in module.named_modules() if part in styles}}
 
 
-def parallelize_heads(model: nn.Module, mesh: DeviceMesh, *, feed_forward: bool = True) -> nn.Module:
-    """Spread every attention layer of a model over the ranks of a mesh by its heads, in place.
+def parallelize_heads(
+    model: nn.Module, mesh: DeviceMesh, *, feed_forward: bool = True, copy: bool = False
+) -> nn.Module:
+    """Spread every attention layer of a model over the ranks of a mesh by its heads.
 
     Each rank then computes and caches its own heads; outputs, gradients and what optimisers see are those of one
     process, as is everything between the layers. All ranks call it, and every later forward and backward, with the
@@ -75,14 +78,17 @@ def parallelize_heads(model: nn.Module, mesh: DeviceMesh, *, feed_forward: bool 
         mesh: one dimension, such as `init_device_mesh("cuda", (4,))`, or one of a larger mesh: `mesh["heads"]`. Its
             size must divide each layer's heads, and each layer's key heads or be a multiple of them.
         feed_forward: whether the feed-forward networks of `TransformerBlock`s are spread too, by their inner width.
+        copy: spread a deepcopy; the model itself is unchanged.
     Returns:
-        The model.
+        The model, or its copy.
     Raises:
         ConfigError, ShapeError: naming the layer, and the numbers that do not fit; nothing is changed then.
     Source: Shoeybi et al. 2019, 1909.08053, §3 (the two all-reduces of a layer); grouped keys, Ainslie et al. 2023.
     """
     if mesh.ndim != 1:
         raise ConfigError(f"mesh: has {mesh.ndim} dimensions, {mesh.mesh_dim_names}; give one of them, as mesh['name']")
+    if copy:
+        model = deepcopy(model)
     plans = dict(_plans(model, mesh.size(), feed_forward))
     if not plans:
         raise ConfigError(f"model: {type(model).__name__} has no attention layer of headwise; convert it first")

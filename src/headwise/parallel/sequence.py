@@ -12,6 +12,7 @@ their rotary positions are those of the whole sequence.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -36,11 +37,14 @@ class SequenceParallel:
     """Attention layers that attend over many ranks until `restore`, or until the end of a `with`.
 
     Attributes:
+        model: the model that was given, or its copy.
         layers: the names of the layers in the model; how, layout: as in `sequence_parallel`.
     """
 
-    def __init__(self, layers: dict[str, AttentionLayer], how: str, layout: str, who: Members) -> None:
-        self.layers, self.how, self.layout = tuple(layers), how, layout
+    def __init__(
+        self, model: nn.Module, layers: dict[str, AttentionLayer], how: str, layout: str, who: Members
+    ) -> None:
+        self.model, self.layers, self.how, self.layout = model, tuple(layers), how, layout
         self._who, self._changed = who, list(layers.values())
         for layer in self._changed:
             # In the instance, so that it stands before the class's own, and parameters keep their names.
@@ -97,9 +101,9 @@ STEPS = ("turn", "attention", "check")
 
 
 def sequence_parallel(
-    model: nn.Module, group: Any = None, *, how: str = "ring", layout: str | None = None
+    model: nn.Module, group: Any = None, *, how: str = "ring", layout: str | None = None, copy: bool = False
 ) -> SequenceParallel:  # fmt: skip
-    """Let every attention layer of a model attend over a sequence that lies on many ranks, in place.
+    """Let every attention layer of a model attend over a sequence that lies on many ranks.
 
     Each rank then gives its own tokens, as `shard` splits them, and gets its own. Masks and scores are given to the
     layers for the *whole* sequence. Weights are the same on all ranks and their gradients each rank's share:
@@ -111,6 +115,7 @@ def sequence_parallel(
         group: a `ProcessGroup`, a one-dimensional `DeviceMesh`, or None for all processes.
         how: "ring" or "ulysses".
         layout: "zigzag" or "contiguous"; that of `ring_attend` or `ulysses_attend` if not given.
+        copy: change a deepcopy, the result's `.model`; the model itself is unchanged.
     Returns:
         What restores the model: `.restore()`, or use it in a `with`.
     Raises:
@@ -122,6 +127,8 @@ def sequence_parallel(
     layout = HOW[how][1] if layout is None else layout
     check_layout(layout)
     who = members(group)
+    if copy:
+        model = deepcopy(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, AttentionLayer)}
     if not layers:
         raise ConfigError(f"{type(model).__name__} has no attention layers of headwise")
@@ -134,7 +141,7 @@ def sequence_parallel(
             )
         if any(step in vars(layer) for step in STEPS):
             raise ConfigError(f"{called} attends over many ranks already; restore() it first")
-    return SequenceParallel(layers, how, layout, who)
+    return SequenceParallel(model, layers, how, layout, who)
 
 
 def sum_gradients(model: nn.Module, group: Any = None) -> None:

@@ -5,7 +5,6 @@ weights above it are as dark as it gets.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
+from headwise.progress import Progress
 from headwise.reports.data import Passage, Report, visible
 from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
 from headwise.reports.ranges import colour_top, finite, halves, reduced
@@ -26,9 +26,7 @@ WITH_VALUES = 16  # texts so short get their weights written into the cells
 MASKED = "#f1efe8"
 
 
-def write_pngs(
-    report: Report, folder: str | os.PathLike[str], *, step: Callable[[str, int, int], None] | None = None
-) -> list[Path]:
+def write_pngs(report: Report, folder: str | os.PathLike[str], *, progress: Progress | None = None) -> list[Path]:
     """Write all-heads.png and layer-L-head-H.png (for each passage, if there are several) into `folder`.
 
     Returns the files in the order they were written. Raises ConfigError if matplotlib is missing.
@@ -41,8 +39,8 @@ def write_pngs(
         prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
         written.append(save(overview(report, passage), folder / f"{prefix}all-heads.png"))
         for layer, head in heads[k]:
-            if step is not None:
-                step("drawing", len(written), total)
+            if progress is not None:
+                progress("drawing", len(written), total)
             picture = heat_map(report, passage, layer, head)
             written.append(save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
     return written

@@ -14,9 +14,9 @@ from headwise.analysis.similarity import HeadSimilarity
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
+from headwise.progress import Progress
 from headwise.reports.data import Comparison, Statistic
 from headwise.reports.see.places import Places
-from headwise.tiles import Progress
 
 LEAST = 8  # tokens; fewer say nothing of how alike heads are
 MOST = 512  # heads that are compared with one another

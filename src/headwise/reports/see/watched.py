@@ -21,7 +21,7 @@ from headwise.reports.data import Passage, Report, Statistic
 from headwise.reports.html import write_report
 from headwise.reports.see.groups import Group, groups_of, titles
 from headwise.reports.see.heads import alike
-from headwise.reports.see.look import CELLS, EXPLAINED, tell_nobody
+from headwise.reports.see.look import CELLS, EXPLAINED
 from headwise.reports.see.numbers import statistic, wanted
 from headwise.reports.see.passages import Side, passage, picture_passage
 from headwise.reports.see.places import Places
@@ -165,7 +165,7 @@ def _passages(
         called = ", ".join(part for part in (name, f"entry {entry}" if b > 1 else "") if part)
         if group.lazy:
             first = rows.start, cols.start
-            found.append(passage(called, group.lazy, entry, (side, other), own, cells, tell_nobody, layers, first))
+            found.append(passage(called, group.lazy, entry, (side, other), own, cells, None, layers, first))
         else:
             found.append(picture_passage(called, group.pooled, entry, (side, other), own, layers))
     return found

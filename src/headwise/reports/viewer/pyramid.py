@@ -5,7 +5,6 @@ than are of use; what is finer is computed where someone looks. Coarser levels a
 pairs that the mask allows, a largest weight as it is.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +14,10 @@ from torch import Tensor
 from headwise.map import AttentionMap
 from headwise.masks import Span
 from headwise.pooling import Squares
+from headwise.progress import Progress
 from headwise.reports.viewer import wire
 from headwise.reports.viewer.tiles import REDUCES, SIDE, Wanted, always, rectangle, tile_spans
+from headwise.tiles import COMPUTING
 
 BUDGET = 256 << 20  # bytes of all heads' pyramids
 BAND = 1 << 28  # pairs of query and key pooled between two reports
@@ -108,13 +109,13 @@ class HeadPyramid:
 
 
 def head_pyramid(
-    head: AttentionMap, levels: Levels, progress: Callable[[int, int], None] | None = None, wanted: Wanted = always
+    head: AttentionMap, levels: Levels, progress: Progress | None = None, wanted: Wanted = always
 ) -> HeadPyramid:
     """All levels of one head, in one pass over its map.
 
     Args:
         head: the map of one head, as `AttentionMap.head` gives it.
-        progress: told the rows done and the rows in all.
+        progress: called with the rows done and the rows in all.
         wanted: asked between bands of rows; Unwanted is raised once it says no.
     """
     n, m, base = levels.n, levels.m, levels.base
@@ -124,7 +125,7 @@ def head_pyramid(
         rows = Span(start, min(n, start + step))
         bands.append(rectangle(head, rows, Span(0, m), base, wanted))
         if progress is not None:
-            progress(rows.stop, n)
+            progress(COMPUTING, rows.stop, n)
     level = Squares(*(torch.cat(parts) for parts in zip(*bands, strict=True)))
     tiles: dict[tuple[str, int, int, int], bytes] = {}
     for cell in levels.cells:

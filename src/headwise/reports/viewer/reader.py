@@ -32,7 +32,7 @@ class Reader:
         """All of it."""
         self._tell("reading", 0)
         with pausing(self._rows), _before_modules(self.subject, self._stop):
-            self.subject.maps(self.text.reading.ids, measures=self._measures(), seen=self._seen)
+            self.subject.maps(self.text.reading.ids, measures=self._measures(), on_map=self._seen)
         self._tell("ready", 0)
 
     def _measures(self) -> list[Measure]:
@@ -56,12 +56,12 @@ class Reader:
         self._layer = layer + 1
         self._tell("reading", 0)
 
-    def _rows(self, rows: int, _: int) -> None:
+    def _rows(self, _: str, rows: int, __: int) -> None:
         self._stop()
         layer = min(self._layer, len(self.subject.heads) - 1)
         self._tell("reading", READ * self.subject.heads[layer] * self._work(rows))
 
-    def _drawn(self, rows: int, _: int) -> None:
+    def _drawn(self, _: str, rows: int, __: int) -> None:
         self._tell("drawing", DRAW * self._work(rows))
 
     def _work(self, rows: int) -> int:

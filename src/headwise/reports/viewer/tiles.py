@@ -42,7 +42,7 @@ def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wan
         Unwanted: once `wanted` says no.
     """
 
-    def look(*_: int) -> None:
+    def look(*_: str | int) -> None:
         if not wanted():
             raise Unwanted
 
