@@ -11,7 +11,7 @@ from rich.console import Console
 
 from headwise.edit import prune
 from headwise.errors import TextError
-from headwise.lm.loading.own import DecoderModel
+from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.html import write_report

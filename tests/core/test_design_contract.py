@@ -25,7 +25,7 @@ from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
 from headwise.nn.steps import Steps
 from headwise.reports.viewer.said import in_chinese
 from headwise.textbook.design_tables import TABLES, filled, which
-from headwise.textbook.plan import answer, compare_designs, listing
+from headwise.textbook.plan import compare_designs, listing, plan_from_options
 from headwise.textbook.trace import trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "designs.md"
@@ -118,7 +118,7 @@ def test_its_costs_are_found(doubled: str) -> None:
 
 def test_plan_lists_and_counts_it(doubled: str) -> None:
     assert dict(listing().table("designs").rows)[doubled].startswith("d_model, num_heads, factor, num_kv_heads")
-    plan = answer(design="tripled", sizes={"d_model": 12, "num_heads": 3})
+    plan = plan_from_options(design="tripled", sizes={"d_model": 12, "num_heads": 3})
     assert ("design", "The sum of the heads, times 3.") in plan.facts
     table = compare_designs(12, 3, Work(1, 7, 7)).table("comparison")
     rows = {row[0]: row[1:] for row in table.rows}
@@ -129,10 +129,10 @@ def test_plan_lists_and_counts_it(doubled: str) -> None:
 
 def test_plan_reads_its_sizes_as_its_costs_have_them(doubled: str) -> None:
     sizes = {"d_model": 12, "num_heads": 3}
-    assert answer(design=doubled, sizes=sizes, more=["factor=7", "bias=qk"]).title.startswith("doubled: ")
+    assert plan_from_options(design=doubled, sizes=sizes, more=["factor=7", "bias=qk"]).title.startswith("doubled: ")
     for more, words in (("factor=x", "a whole number for factor"), ("qk_norm=7", "true or false for qk_norm")):
         with pytest.raises(ConfigError, match=words):
-            answer(design=doubled, sizes=sizes, more=[more])
+            plan_from_options(design=doubled, sizes=sizes, more=[more])
 
 
 @pytest.mark.parametrize(("lang", "words"), [("en", "the heads are added up"), ("zh", "把各个头相加")])

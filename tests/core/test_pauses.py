@@ -62,7 +62,7 @@ def test_queries_at_the_end_of_longer_keys(n, more):
 
 def test_statistics_of_keys_and_of_labels():
     n, ids = 200, torch.randint(0, 5, (200,))
-    wanted = ["received_mass", hw.SameToken(ids) if hasattr(hw, "SameToken") else "entropy"]
+    wanted = ["received_mass", hw.stats.DuplicateMass(ids), hw.stats.InductionMass(ids)]
     q, k = torch.randn(2, 2, 4, n, 8)
     with torch.no_grad():
         whole = hw.attend(q, k, k, mask=hw.Causal(), return_map=True, measures=wanted)[1].measured

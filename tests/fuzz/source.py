@@ -1,5 +1,6 @@
 """A case as lines of Python: what runs, and what a failure prints."""
 
+import random
 from dataclasses import dataclass, field
 
 from .case import MEASURES, Case, Tree
@@ -140,6 +141,10 @@ def _mask(case: Case, tree: Tree, data: list[str]) -> tuple[Tree, str]:
             return tree, f"hw.Window({rest[0]}, {rest[1]})"
         case "sinks":
             return tree, f"hw.Sinks({rest[0]})"
+        case "head windows" if case.h:
+            seed, sinks = rest
+            windows = random.Random(seed).choices((None, 1, 2, 3, 7, 17, 64), k=case.h)
+            return (kind, windows, sinks), f"hw.masks.HeadWindows({windows}, {sinks})"
         case "lengths" if b:
             seed, with_queries, side = rest
             data.append(f"{name} = torch.randint(0, {m + 1}, ({b},), {_generator(seed)})")

@@ -12,7 +12,7 @@ from headwise.cache import KVCache
 from headwise.errors import CheckpointError, HeadwiseError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained, read, save_model
 from headwise.lm.generate import write
-from headwise.lm.loading.own import DecoderModel
+from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
 from headwise.lm.tokenizer import CharTokenizer

@@ -50,7 +50,7 @@ def test_the_tests_over_the_registries_hold_for_it(part):
     ("command", "shown"),
     [
         (("trace", "--design", "cosine", "--lang", "zh"), "查询乘以温度"),
-        (("plan", "--design", "cosine", "--set", "d_model=12", "--set", "num_heads=3"), "579 parameters a layer"),
+        (("plan", "--design", "cosine", "--set", "d_model=12", "--set", "num_heads=3"), "579 parameters per layer"),
         (("measures",), "Rényi 1961"),
         (("see", "武松打虎。", "--out", "r.html", "--view", "arcs=r.svg"), "Wrote arcs to r.svg."),
     ],

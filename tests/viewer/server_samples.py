@@ -13,7 +13,7 @@ import torch
 from starlette.testclient import TestClient
 
 from headwise.lm.loading import LoadedModel
-from headwise.lm.loading.own import DecoderModel
+from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.viewer.app import make_app

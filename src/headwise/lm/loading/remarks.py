@@ -1,4 +1,4 @@
-"""Notes on a model or a text, as sentences with codes, so that they can be translated."""
+"""Notes on a model or a text: sentences with codes, so that they can be translated."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +22,8 @@ SENTENCES = {
 class Remark(str):
     """An English sentence with its code and values.
 
-    >>> Remark("so_many", "There are {count:,} of them.", count=1200)
-    'There are 1,200 of them.'
+    >>> Remark("tokens", "The text has {count:,} tokens.", count=1200)
+    'The text has 1,200 tokens.'
 
     Attributes:
         code: identifies the sentence. values: the numbers and names in it.
@@ -38,21 +38,21 @@ class Remark(str):
         made.code, made.values = code, values
         return made
 
-    def told(self) -> dict[str, Any]:
-        """For JSON: text, code and values, which may be sentences themselves."""
-        values = {name: value.told() if isinstance(value, Remark) else value for name, value in self.values.items()}
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: text, code and values, which may be remarks themselves."""
+        values = {name: value.to_dict() if isinstance(value, Remark) else value for name, value in self.values.items()}
         return {"text": str(self), "code": self.code, "values": values}
 
 
 def remark(code: str, /, **values: int | str) -> Remark:
-    """One of SENTENCES with its numbers."""
+    """One of SENTENCES with its values."""
     return Remark(code, SENTENCES[code], **values)
 
 
 def remarks_on_map(design: str) -> list[Remark]:
-    """What the map of a head design does not show, by the design's own notes; empty if it shows all."""
-    said = design_of(design).notes.map
-    return [] if said is None else [Remark(map_code(design), said.en.replace("{", "{{").replace("}", "}}"))]
+    """What the map of a design does not show, according to the design's notes; empty if it shows everything."""
+    note = design_of(design).notes.map
+    return [] if note is None else [Remark(map_code(design), note.en.replace("{", "{{").replace("}", "}}"))]
 
 
 def map_code(design: str) -> str:

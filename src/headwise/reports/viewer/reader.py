@@ -32,7 +32,7 @@ class Reader:
         """All of it."""
         self._tell("reading", 0)
         with pausing(self._rows), _before_modules(self.subject, self._stop):
-            self.subject.maps(self.text.reading.ids, measures=self._measures(), seen=self._seen)
+            self.subject.maps(self.text.reading.ids, measures=self._measures(), on_map=self._seen)
         self._tell("ready", 0)
 
     def _measures(self) -> list[Measure]:

@@ -23,5 +23,5 @@ def misfit(name: str, sentence: str) -> Refusal:
 
 def error_body(says: Remark) -> dict[str, Any]:
     """The body of an error response."""
-    body = says.told()
+    body = says.to_dict()
     return {"error": body.pop("text"), **body}

@@ -97,13 +97,15 @@ class Text:
             "of": self.of,
             "layer": self.layer,
             "drawn": len(self.pyramids),
-            "error": None if self.error is None else self.error.told(),
+            "error": None if self.error is None else self.error.to_dict(),
             "title": self.title,
             "n": self.n,
             "base": levels.base,
             "coarsest": levels.coarsest,
             "statistics": self.statistics,
-            "notes": [note.told() for note in (*self.subject.remarks(self.n), *self.reading.remarks, *self.warnings)],
+            "notes": [
+                note.to_dict() for note in (*self.subject.remarks(self.n), *self.reading.remarks, *self.warnings)
+            ],
         }
 
     def ahead(self, start: int, stop: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A decoder of headwise as a subject."""
+"""A decoder of headwise as a loaded model."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, Seen, described, text_of
-from headwise.lm.loading.reading import TokenizedText
+from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
 from headwise.lm.loading.remarks import Remark, remark, remarks_on_map
+from headwise.lm.loading.tokenized import TokenizedText
 from headwise.lm.loss import mean_loss, next_token_loss
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
@@ -20,7 +20,7 @@ from headwise.stats import Measure
 
 
 class DecoderModel(LoadedModel):
-    """A `Decoder` and the characters that it knows."""
+    """A `Decoder` with its tokenizer."""
 
     kind, limit, causal = "headwise", None, True
     model: Decoder
@@ -34,7 +34,7 @@ class DecoderModel(LoadedModel):
         self.about = self._described()
 
     def read(self, text: str) -> TokenizedText:
-        """One token a character, or one a byte of a character that the vocabulary does not have."""
+        """Tokenize a text: one token per character, or one per UTF-8 byte of a character outside the vocabulary."""
         ids = torch.from_numpy(self._tokenizer.encode(text_of(text)))
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
@@ -63,14 +63,14 @@ class DecoderModel(LoadedModel):
     @torch.no_grad()
     def _run(
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
-        seen: Seen | None = None,
+        on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         padding = None if mask is None else Lengths(mask.sum(-1), mask.sum(-1))
         with ExitStack() as hooks:
-            if seen is not None:
+            if on_map is not None:
                 for name in self.layers:
-                    tell = partial(_tell, seen, name)
-                    hooks.enter_context(self.model.get_submodule(name).register_forward_hook(tell))
+                    report = partial(_report, on_map, name)
+                    hooks.enter_context(self.model.get_submodule(name).register_forward_hook(report))
             hidden, maps = self.model.hidden(ids, mask=padding, return_maps=True, measures=measures)
 
         def loss() -> float | None:
@@ -89,6 +89,6 @@ class DecoderModel(LoadedModel):
         return f"{described(self.heads)}{kind}, d_model {c.d_model}, {self.model.num_parameters / 1e6:.1f} M weights"
 
 
-def _tell(seen: Seen, name: str, module: Any, given: Any, found: Any) -> None:
-    """A hook: (y, map) is what an attention layer gave."""
-    seen(name, found[1])
+def _report(on_map: OnMap, name: str, module: Any, inputs: Any, output: Any) -> None:
+    """A forward hook; the output of an attention layer is (y, map)."""
+    on_map(name, output[1])
