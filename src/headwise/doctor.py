@@ -35,8 +35,8 @@ NEEDS = dict(zip(compiled.TARGETS, ((), AVX2, AVX512, BF16, (*BF16, "amx_tile", 
 
 @dataclass(frozen=True)
 class Target:
-    """An instruction set: whether the library contains it, which features the CPU lacks (None: unknown), and why it does
-    not run here (None: it does, or it is not compiled)."""
+    """An instruction set: whether the library contains it, which features the CPU lacks (None: unknown), and why it
+    does not run here (None: it does, or it is not compiled)."""
 
     name: str
     compiled: bool
@@ -121,8 +121,8 @@ def print_examination(found: Examination, console: Console) -> None:
         console.print(_timing_table(timing))
         if timing.wrong:
             console.print(
-                f"The selected target is not the fastest here: set HEADWISE_TARGET={timing.fastest} for {timing.dtype}, "
-                "and please report this output.",
+                f"The selected target is not the fastest here: set HEADWISE_TARGET={timing.fastest} for "
+                f"{timing.dtype}, and please report this output.",
                 style="yellow",
             )
 

@@ -24,7 +24,8 @@ BMI = r"(andn|bextr|bls(i|r|msk)|bzhi|mulx|pdep|pext|rorx|s(ar|hl|hr)x)[lq]?"
 BF = r"(vdpbf16ps|vcvtne2ps2bf16|vcvtneps2bf16)[xy]?"
 TILES = r"(ldtilecfg|sttilecfg|tilerelease|tilezero|tileloaddt?1?|tilestored|tdpbf16ps)"
 # Half floats, byte permutations, neural-network and bit-counting instructions: each a feature of its own.
-OTHER = r"tdp\w+|(?!vcvt(ph2ps|ps2ph))v\w+(ph|sh)|vperm[it]?2?b|vpdp\w+|vpopcnt[bwdq]|vpmadd52\w+|vp(compress|expand)[bw]"
+OTHER = r"tdp\w+|"
+OTHER += r"(?!vcvt(ph2ps|ps2ph))v\w+(ph|sh)|vperm[it]?2?b|vpdp\w+|vpopcnt[bwdq]|vpmadd52\w+|vp(compress|expand)[bw]"
 LINE = re.compile(r"^\s*[0-9a-f]+:\t((?:[0-9a-f]{2} )+)\s*(?:\t(.*))?$")
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 OWNER = re.compile(r"8headwise(?:8(portable)|4(avx2)|6(avx512)|10(avx512bf16)|3(amx))(?![a-z])")

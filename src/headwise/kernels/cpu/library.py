@@ -1,7 +1,8 @@
 """Finds and loads the compiled kernels, libheadwise, if they are there: `library()`.
 
 pip and `make native` put the library beside this file. HEADWISE_NATIVE_LIBRARY=path loads another one, such as a
-build with sanitizers. HEADWISE_TARGET=name selects the target (the set of instructions that it uses) in place of the library's own choice.
+build with sanitizers. HEADWISE_TARGET=name selects the target (the set of
+instructions that it uses) in place of the library's own choice.
 """
 
 import ctypes
@@ -67,7 +68,7 @@ def path() -> Path:
 
 def wrong_target(wanted: str | None, found: Library) -> str | None:
     """Returns why HEADWISE_TARGET=wanted cannot be used, and which targets can; None if it can, or is not set."""
-    if not wanted or found.handle is None and wanted in TARGETS:
+    if not wanted or (found.handle is None and wanted in TARGETS):
         return None
     if wanted not in TARGETS:
         why: str | None = "there is no such target"
