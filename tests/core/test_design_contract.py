@@ -23,7 +23,6 @@ from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
 from headwise.nn.steps import Steps
-from headwise.reports.viewer.said import in_chinese
 from headwise.textbook.design_tables import TABLES, filled, which
 from headwise.textbook.plan import compare_designs, listing, plan_from_options
 from headwise.textbook.trace import trace
@@ -156,7 +155,7 @@ def test_tables_of_the_documentation_show_it(doubled: str) -> None:
 def test_reports_say_what_its_map_does_not_show(doubled: str) -> None:
     (remark,) = remarks_on_map("tripled")
     assert str(remark) == "The factor is not in the weights."
-    assert in_chinese()[remark.code] == "系数不在权重之中。"
+    assert remark.zh == "系数不在权重之中。"
 
 
 def test_a_decoder_is_made_of_it(doubled: str) -> None:

@@ -19,7 +19,7 @@ from headwise.kernels import KERNELS
 from headwise.lm.loading import load_model
 from headwise.masks import Grid
 from headwise.reports.terminal import print_report
-from headwise.reports.viewer.said import in_chinese
+from headwise.reports.viewer.text import words_of
 from headwise.rule import Rule
 from headwise.stats import Chinese, RangeMass, RowMeasure, Statistic, Tokens
 from headwise.stats.base import PLACES
@@ -118,9 +118,8 @@ def test_watch_shows_it_and_a_report_has_its_words(model_folder, tmp_path, capsy
         assert shown["first_three"] == expected
         assert shown["vowel_mass"] == ("vowel mass", expected[1], "Weight on vowels, mean over queries.")
     vowels = torch.tensor([piece in set("aeiou，") for piece in reading.pieces])
-    values = {s.name: s.values for s in report.statistics}
     expected = (first * vowels).sum(-1).mean(-1)
-    torch.testing.assert_close(torch.from_numpy(values["vowel_mass"][0]).float(), expected)
+    torch.testing.assert_close(report.statistics["vowel_mass"][0].float(), expected)
     from rich.console import Console
 
     print_report(report, Console(width=200))
@@ -152,8 +151,8 @@ def test_a_corpus_is_measured_with_it(model_folder, tmp_path) -> None:
 
 
 def test_the_viewer_and_the_list_of_measures_know_it(capsys, monkeypatch) -> None:
-    assert in_chinese()["name_first_three"] == "前三键权重"
-    assert in_chinese()["about_first_three"] == "前三个键上的权重，对查询取平均。其余不在表中。"
+    chinese = {"label": "前三键权重", "about": "前三个键上的权重，对查询取平均。其余不在表中。", "unit": "权重"}
+    assert words_of("first_three")["zh"] == chinese
     monkeypatch.setenv("COLUMNS", "200")
     list_measures()
     listed = capsys.readouterr().out
