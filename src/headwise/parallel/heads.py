@@ -73,8 +73,9 @@ def parallelize_heads(
     cache hold this rank's heads: `held_heads(layer)` says which, and `gather_map` joins maps.
 
     Args:
-        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such parts. Designs:
-            `MultiHeadAttention`, `SingleHeadAttention`, `GatedAttention`.
+        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such parts. Designs whose
+            heads are independent, and each are rows or columns of linear maps of their own; others are refused with
+            the reason.
         mesh: one dimension, such as `init_device_mesh("cuda", (4,))`, or one of a larger mesh: `mesh["heads"]`. Its
             size must divide each layer's heads, and each layer's key heads or be a multiple of them.
         feed_forward: whether the feed-forward networks of `TransformerBlock`s are spread too, by their inner width.
