@@ -34,8 +34,8 @@ def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], he
 
 
 def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and header of a file written by `write_tensors`; for use in a `reading` block. CheckpointError if the
-    format in the header is not `form`, or if any byte has changed."""
+    """Read tensors and header of a file written by `write_tensors`; for use in a `reading` block. CheckpointError if
+    the format in the header is not `form`, or if any byte has changed."""
     if os.path.isdir(path):
         raise CheckpointError("it is a folder")
     try:

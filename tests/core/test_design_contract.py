@@ -23,7 +23,6 @@ from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
 from headwise.nn.steps import Steps
-from headwise.reports.viewer.said import in_chinese
 from headwise.textbook.design_tables import TABLES, filled, which
 from headwise.textbook.plan import compare_designs, listing, plan_from_options
 from headwise.textbook.trace import trace
@@ -57,7 +56,7 @@ class Doubled(ProjectedLayer):
 
     coupling = Coupling("output", "the heads are added up before W_O")
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     layout = ProjectedLayer.layout
 
     def __init__(self, d_model: int, num_heads: int, *, factor: int = 2, **options: Any) -> None:
@@ -156,7 +155,7 @@ def test_tables_of_the_documentation_show_it(doubled: str) -> None:
 def test_reports_say_what_its_map_does_not_show(doubled: str) -> None:
     (remark,) = remarks_on_map("tripled")
     assert str(remark) == "The factor is not in the weights."
-    assert in_chinese()[remark.code] == "系数不在权重之中。"
+    assert remark.zh == "系数不在权重之中。"
 
 
 def test_a_decoder_is_made_of_it(doubled: str) -> None:
@@ -174,6 +173,56 @@ def test_a_design_that_does_not_describe_itself_is_refused(part: str) -> None:
     silent = type("Silent", (Doubled,), described)  # what it inherits describes its base class
     with pytest.raises(ConfigError, match=rf"design='silent': Silent does not define {part} in its own class: {part}"):
         Designs(silent=silent)
+
+
+@pytest.mark.parametrize("part", CONTRACT)
+def test_a_part_of_the_wrong_kind_is_refused_with_its_line(part: str) -> None:
+    wrong = type("Wrong", (Doubled,), {name: getattr(Doubled, name) for name in CONTRACT} | {part: None})
+    with pytest.raises(
+        ConfigError, match=rf"design='wrong': Wrong\.{part} is None; expected {re.escape(CONTRACT[part])}"
+    ):
+        Designs(wrong=wrong)
+
+
+def test_a_name_that_is_taken_is_refused(doubled: str) -> None:
+    other = type("Other", (Doubled,), {name: getattr(Doubled, name) for name in CONTRACT})
+    with pytest.raises(ConfigError, match="Doubled has the name 'doubled' already; give Other another name"):
+        DESIGNS[doubled] = other
+    with pytest.raises(ConfigError, match="Doubled has the name 'tripled' already"):
+        DESIGNS["tripled"] = other
+    other.presets = (replace(Doubled.presets[0], name="latent"),)
+    with pytest.raises(ConfigError, match="LatentAttention has the name 'latent' already"):
+        DESIGNS["other"] = other
+    assert (DESIGNS[doubled], "tripled" in DESIGNS, "other" in DESIGNS) == (Doubled, False, False)
+    DESIGNS[doubled] = Doubled  # the same again
+    with pytest.raises(ConfigError, match="design='module': expected a class of AttentionLayer, got ProjectedLayer"):
+        DESIGNS["module"] = ProjectedLayer(12, 3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (lambda self, x, note: None, r"the last step of Wrong\.steps, 'x', is not y of the call: .*Expected steps\(x"),
+        (lambda self, x, note: note("y", x[:, :2], "b n d", "Y", "y", "y"), r"'y', is not y of the call: .*Expected"),
+        (lambda self, x, note: note("y", x, "b d", "Y", "y", "y"), r"note\('y'\): axes='b d' for a tensor of shape"),
+    ],
+    ids=["none", "shape", "axes"],
+)
+def test_steps_that_are_not_those_of_the_call_are_named(
+    steps: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {name: getattr(Doubled, name) for name in CONTRACT} | {"steps": steps}
+    monkeypatch.setitem(DESIGNS, "wrong", type("Wrong", (Doubled,), parts))
+    with pytest.raises(ConfigError, match=message):
+        trace(5, 12, 3, design="wrong")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("summary", None), ("use", Words("when", "")), ("source", ""), ("work", 3), ("limits", None)]
+)
+def test_a_field_of_the_notes_that_is_empty_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"Notes: {field}=.*: expected "):
+        replace(Doubled.notes, **{field: value})
 
 
 def test_no_field_of_the_notes_may_be_left_out() -> None:

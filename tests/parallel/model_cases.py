@@ -12,7 +12,7 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.parallel.sequence import STEPS
 
 N = 23
-DESIGNS = [design for design in hw.nn.DESIGNS.values() if not design.beyond_attend]
+DESIGNS = [design for design in hw.nn.DESIGNS.values() if not design.outside_attend]
 
 
 def layers(design: type) -> list[nn.Module]:

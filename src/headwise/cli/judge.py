@@ -105,6 +105,7 @@ def claims(
 
 
 def doctor(
+    measure: Annotated[bool, typer.Option("--measure", help="Also time each compiled target; a few seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report.")] = False,
 ) -> None:
     """Report which kernels run on this machine, the compiled library and versions."""
@@ -114,6 +115,6 @@ def doctor(
     from headwise.doctor import examine, print_examination
 
     if as_json:
-        sys.stdout.write(json.dumps(asdict(examine()), indent=2) + "\n")
+        sys.stdout.write(json.dumps(asdict(examine(measure=measure)), indent=2) + "\n")
     else:
-        print_examination(examine(), Console())
+        print_examination(examine(measure=measure), Console())

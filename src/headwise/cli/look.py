@@ -31,10 +31,11 @@ def see(
     """Show what every head attends to in a text, as a table and an HTML report."""
     from headwise.reports.figure import figure_class
     from headwise.reports.html import write_report
+    from headwise.reports.messages import message
     from headwise.reports.see import see as report_on
     from headwise.reports.terminal import print_report
     from headwise.reports.views import view_of, write_view
-    from headwise.reports.words import check_language
+    from headwise.wording import check_language, in_language
 
     check_language(lang)
     if text is not None and file is not None:
@@ -53,18 +54,23 @@ def see(
         with progress_bar() as progress:
             report = report_on(text, model, file=file, cells=cells, progress=progress)
         console = Console()
-        print_report(report, console, sort=sort)
+        print_report(report, console, sort=sort, lang=lang)
+
+        def say(code: str, **values: int | str) -> None:
+            console.print(in_language(message(code, **values), lang), highlight=False)
+
         write_report(report, out, lang=lang)
-        console.print(f"\nWrote the report to [bold]{out}[/bold]; open it in a browser.", highlight=False)
+        console.print()
+        say("wrote_report", path=str(out))
         for name, _, path in others:
             write_view(report, name, path, lang=lang)
-            console.print(f"Wrote {name} to [bold]{path}[/bold].", highlight=False)
+            say("wrote_view", name=name, path=path)
         if png is not None:
             from headwise.reports.png import write_pngs
 
             with progress_bar() as progress:
-                pictures = write_pngs(report, png, progress=progress)
-            console.print(f"Wrote {len(pictures)} heat maps to [bold]{png}[/bold].", highlight=False)
+                pictures = write_pngs(report, png, progress=progress, lang=lang)
+            say("wrote_pictures", count=len(pictures), path=str(png))
 
 
 def trace(

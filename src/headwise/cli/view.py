@@ -26,7 +26,7 @@ def view(
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.viewer import serve
-    from headwise.reports.words import check_language
+    from headwise.wording import check_language
 
     if lang is not None:
         check_language(lang)

@@ -43,7 +43,7 @@ class AttentionLayer(nn.Module):
             raises ConfigError.
         takes_none_as: the reason, of each of them that it does not accept.
         coupling: whether its heads depend on each other. resizing: which numbers of heads can change.
-        beyond_attend: why tokens meet elsewhere than in one call of `attend`; "" if they do not.
+        outside_attend: how tokens interact outside one call of `attend`; "" if they do not.
         refused_options: options of the constructor that it inherits and refuses, as it has its own way.
         presets: other names of the design, with some of its options given; those of its own class only.
         notes: what documentation and reports say of it.
@@ -61,7 +61,7 @@ class AttentionLayer(nn.Module):
     # Of a class that says nothing.
     coupling: ClassVar[Coupling] = Coupling("output", "how its heads depend on each other is not known")
     resizing: ClassVar[Resizing] = Resizing("how its heads lie in its parameters is not known")
-    beyond_attend: ClassVar[str] = "where its tokens meet is not known"
+    outside_attend: ClassVar[str] = "how its tokens interact is not known"
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class AttentionLayer(nn.Module):
     ) -> tuple[Tensor, Any, Any]:
         """y, the map and the concatenation, the last two None if not asked for; options are those of `attend`."""
         q, k, v = self.project(x, source)
-        q, k = self.turn(q, k, 0 if cache is None else cache.seen)
+        q, k = self.apply_rope(q, k, 0 if cache is None else cache.seen)
         if cache is not None:
             k, v = self._remembered(cache, k, v)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms may widen what projections narrowed
@@ -187,7 +187,7 @@ class AttentionLayer(nn.Module):
         """Queries [b, h, n, d_k] of x; keys [b, h_kv, m, d_k] and values [b, h_kv, m, d_v] of the source."""
         raise NotImplementedError
 
-    def turn(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def apply_rope(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Queries and keys with their positions, the first of them at `start`."""
         return (q, k) if self.rotary is None else (self.rotary(q, start), self.rotary(k, start))
 
@@ -283,7 +283,7 @@ class AttentionLayer(nn.Module):
 
 
 # What a class says of itself alone: no base can know what a subclass adds.
-FACTS = ("coupling", "resizing", "beyond_attend")
+FACTS = ("coupling", "resizing", "outside_attend")
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:

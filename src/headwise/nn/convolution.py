@@ -76,7 +76,7 @@ class ConvolutionAttention(AttentionLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = "its queries and keys are codes of places, counted along the whole sequence"
+    outside_attend = "its queries and keys are codes of places, counted along the whole sequence"
 
     def __init__(
         self,

@@ -70,9 +70,9 @@ class SequenceParallel:
     def _steps(self, layer: AttentionLayer) -> dict[str, Callable[..., Any]]:
         """The methods that replace those of a layer."""
         attend_there, layout, who = HOW[self.how][0], self.layout, self._who
-        own_turn, own_check = layer.turn, layer.check
+        own_rope, own_check = layer.apply_rope, layer.check
 
-        def turn(q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        def apply_rope(q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
             if layer.rotary is None:
                 return q, k
             held = lengths(q.shape[2], who, q.device)
@@ -80,8 +80,8 @@ class SequenceParallel:
             check_held("x", held, whole)
             pieces = whole.pieces(who.rank)
             parts = zip(*(x.split([len(piece) for piece in pieces], 2) for x in (q, k)), pieces, strict=True)
-            turned = [own_turn(q_part, k_part, piece.start) for q_part, k_part, piece in parts]
-            return torch.cat([q for q, _ in turned], 2), torch.cat([k for _, k in turned], 2)
+            rotated = [own_rope(q_part, k_part, piece.start) for q_part, k_part, piece in parts]
+            return torch.cat([q for q, _ in rotated], 2), torch.cat([k for _, k in rotated], 2)
 
         def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Any]:
             found = attend_there(q, k, v, group=who.group, layout=layout, **options)
@@ -94,10 +94,10 @@ class SequenceParallel:
                     "cache: not supported while the sequence is partitioned over ranks; restore() the layer to decode"
                 )
 
-        return dict(zip(STEPS, (turn, attention, check), strict=True))
+        return dict(zip(STEPS, (apply_rope, attention, check), strict=True))
 
 
-STEPS = ("turn", "attention", "check")
+STEPS = ("apply_rope", "attention", "check")
 
 
 def sequence_parallel(
@@ -162,7 +162,7 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
 
 def _refusal(kind: type[AttentionLayer]) -> str:
     """Where a design combines tokens outside of `attend`, or "". Subclasses are unknown, as they may do so."""
-    return kind.beyond_attend if kind.is_described() else "it is not known"
+    return kind.outside_attend if kind.is_described() else "it is not known"
 
 
 def _local(x: Tensor) -> Tensor:

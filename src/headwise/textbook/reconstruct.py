@@ -12,8 +12,9 @@ from headwise.lm.text_files import read_text
 from headwise.masks import Lengths
 from headwise.nn.registry import DESIGNS, STANDARD
 from headwise.progress import Progress, part
-from headwise.reports.data import Passage, Report, Statistic
+from headwise.reports.data import Passage, Report
 from headwise.seeds import seeded
+from headwise.table import HeadColumn, HeadTable
 
 EMBEDDING, HEADS, EPOCHS, DROPOUT, RATE = 32, 4, 200, 0.1, 1e-3
 MOST_SENTENCES, MOST_CHARACTERS = 32, 64
@@ -107,10 +108,10 @@ def _report(sentences: list[str], lengths: Tensor, runs: list[Trained]) -> Repor
     ]
     shares = torch.stack([stolen(run.weights, lengths) for run in runs]).numpy()
     own = np.stack([_own(run.weights, lengths).numpy() for run in runs])
-    statistics = [
-        Statistic("padding_mass", shares, "mass", "Mean weight of real characters on padding."),
-        Statistic("self_mass", own, "mass", "Mean weight of real characters on themselves."),
-    ]
+    statistics = HeadTable({
+        "padding_mass": HeadColumn(shares, unit="mass", description="Mean weight of real characters on padding."),
+        "self_mass": HeadColumn(own, unit="mass", description="Mean weight of real characters on themselves."),
+    })  # fmt: skip
     patterns = [[f"padding {shares[k, h]:.2f}, itself {own[k, h]:.2f}" for h in range(HEADS)] for k in range(2)]
     padded = 1 - float(lengths.float().mean()) / width
     facts = [

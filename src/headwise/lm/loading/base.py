@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError, TextError
-from headwise.lm.loading.remarks import Remark, remark
+from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.lm.text_files import not_text
 from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, record_heads
 from headwise.stats import Measure
+from headwise.wording import Bilingual, Message
 
 OnMap = Callable[[str, AttentionMap], None]  # (name of a layer, its map)
 LossFunction = Callable[[nn.Module, Tensor], Tensor]  # (model, windows [w, tokens + 1]) to nats per token
@@ -74,7 +75,7 @@ class LoadedModel(ABC):
         """A function from (model, windows [w, tokens + 1]) to the mean next-token loss in nats per token, with its
         graph if gradients are enabled; None for a model that does not predict the next token."""
 
-    def remarks(self, tokens: int) -> list[Remark]:
+    def remarks(self, tokens: int) -> list[Message]:
         """Notes on reading a text of this number of tokens with this model."""
         found = []
         if self.context is not None and tokens > self.context:
@@ -170,10 +171,10 @@ class LoadedModel(ABC):
         return f"LoadedModel({self.name}: {self.about})"
 
 
-def described(heads: Sequence[int]) -> str:
+def described(heads: Sequence[int]) -> Bilingual:
     """Describe layers and heads: "6 layers × 12 heads", or "2 layers × 5/3 heads" if layers differ."""
     each = "/".join(map(str, heads if len(set(heads)) > 1 else heads[:1]))
-    return f"{len(heads)} layers × {each} head{'s' * (max(heads) > 1)}"
+    return Bilingual(f"{len(heads)} layers × {each} head{'s' * (max(heads) > 1)}", f"{len(heads)} 层 × {each} 头")
 
 
 def text_of(text: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
-from headwise.lm.loading.remarks import Remark, remark, remarks_on_map
+from headwise.lm.loading.remarks import remark, remarks_on_map
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.lm.loss import mean_loss, next_token_loss
 from headwise.lm.model import Decoder
@@ -17,6 +17,7 @@ from headwise.lm.tokenizer import CharTokenizer
 from headwise.masks import Lengths
 from headwise.nn.registry import STANDARD
 from headwise.stats import Measure
+from headwise.wording import Bilingual, Message
 
 
 class DecoderModel(LoadedModel):
@@ -52,7 +53,7 @@ class DecoderModel(LoadedModel):
         """As in `LoadedModel`."""
         return mean_loss
 
-    def remarks(self, tokens: int) -> list[Remark]:
+    def remarks(self, tokens: int) -> list[Message]:
         """As in `LoadedModel`."""
         return [*remarks_on_map(self.model.config.design), *super().remarks(tokens)]
 
@@ -81,12 +82,14 @@ class DecoderModel(LoadedModel):
 
         return dict(zip(self.layers, maps, strict=True)), loss
 
-    def _described(self) -> str:
-        c = self.model.config
+    def _described(self) -> Bilingual:
+        c, heads, size = self.model.config, described(self.heads), f"{self.model.num_parameters / 1e6:.1f} M"
         extras = [] if c.design == STANDARD else [c.design]
-        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} of keys and values"]
+        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} KV"]
         kind = f" ({', '.join(extras)})" if extras else ""
-        return f"{described(self.heads)}{kind}, d_model {c.d_model}, {self.model.num_parameters / 1e6:.1f} M weights"
+        return Bilingual(
+            f"{heads}{kind}, d_model {c.d_model}, {size} weights", f"{heads.zh}{kind}，d_model {c.d_model}，{size} 参数"
+        )
 
 
 def _report(on_map: OnMap, name: str, module: Any, inputs: Any, output: Any) -> None:

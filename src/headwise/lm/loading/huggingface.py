@@ -12,12 +12,13 @@ from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
 from headwise.lm.loading.characters import by_decoding, by_offsets
 from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
-from headwise.lm.loading.remarks import Remark, remark
+from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.observer import Observation, call_name, observe
 from headwise.stats import Measure
+from headwise.wording import Bilingual, Message
 
 LOGITS = 1 << 26  # logits stored at a time, 256 MB in float32
 UNREAD = ("pooler",)  # parts that do not affect attention; they may be missing from the weights
@@ -50,8 +51,11 @@ class TransformersModel(LoadedModel):
         self._predicts = self._predicts and self.causal
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         width = getattr(text, "hidden_size", None)
-        wide = f", hidden size {width}" if isinstance(width, int) else ""
-        self.about = f"{type(self.model).__name__}, {described(self.heads)}{wide}, {size:.1f} M weights"
+        wide = (f", hidden size {width}", f"，隐藏维度 {width}") if isinstance(width, int) else ("", "")
+        name, heads = type(self.model).__name__, described(self.heads)
+        self.about = Bilingual(
+            f"{name}, {heads}{wide[0]}, {size:.1f} M weights", f"{name}，{heads.zh}{wide[1]}，{size:.1f} M 参数"
+        )
 
     def read(self, text: str) -> TokenizedText:
         """Tokenize a text with the folder's tokenizer, including special tokens."""
@@ -132,7 +136,7 @@ class TransformersModel(LoadedModel):
         return maps
 
 
-def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Remark, ...]:
+def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Message, ...]:
     remarks = []
     missing = 0 if unknown is None else ids.count(unknown)
     if missing:

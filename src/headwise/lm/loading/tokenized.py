@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headwise.lm.loading.remarks import Remark
+from headwise.wording import Message
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +27,7 @@ class TokenizedText:
     pieces: list[str]
     spans: list[tuple[int, int]]
     special: list[bool]
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[Message, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pieces)

@@ -35,7 +35,7 @@ def demo_learns_attention() -> list[Check | Curve]:
         file.write_text("\n".join(SENTENCES), encoding="utf-8")
         report = reconstruct(file)
     first, last = (float(x) for x in dict(report.facts)["loss, faithful (layer 0)"].split(" → "))
-    padding = next(s.values for s in report.statistics if s.name == "padding_mass")
+    padding = report.statistics.dense("padding_mass").numpy()
     losses, moved = _trained(None)
     to_itself, _ = _trained(Dense(torch.eye(_width(), dtype=torch.bool)))
     left, alone = losses[-1] / losses[0], to_itself[-1] / to_itself[0]

@@ -8,7 +8,7 @@ import torch
 from headwise.errors import ConfigError
 from headwise.masks import Causal
 from headwise.nn.named import build
-from headwise.nn.registry import STANDARD
+from headwise.nn.registry import CONTRACT, STANDARD
 from headwise.nn.steps import Step, Steps
 
 
@@ -38,7 +38,8 @@ def trace(
     Returns:
         One `Step` for each step: its formula, tensor and explanation.
     Raises:
-        ConfigError: naming an argument or option that is unknown or out of range.
+        ConfigError: naming an argument or option that is unknown or out of range; and for a design whose `steps`
+            do not compute what its call computes.
     """
     if lang not in ("en", "zh"):
         raise ConfigError(f"lang={lang!r}: expected 'en' or 'zh'")
@@ -61,5 +62,12 @@ def trace(
         x = torch.randn(batch, seq, d_model, generator=generator)
         expected = layer(x, mask=Causal() if causal else None)
         layer.steps(note("x", x, "b n d_model", "X", "the input: one vector per token", "输入：每个词元一个向量"), note)
-    torch.testing.assert_close(note.steps[-1].tensor, expected, rtol=1e-4, atol=1e-5)
+    last = note.steps[-1]
+    try:
+        torch.testing.assert_close(last.tensor, expected, rtol=1e-4, atol=1e-5)
+    except AssertionError as error:
+        raise ConfigError(
+            f"design={design!r}: the last step of {type(layer).__name__}.steps, {last.name!r}, is not y of the call: "
+            f"{' '.join(str(error).split())} Expected {CONTRACT['steps']}, the last of which is y"
+        ) from None
     return note.steps

@@ -1,0 +1,88 @@
+"""Docstrings of public functions and classes name their parameters, what is returned, and the errors they raise."""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+import pytest
+
+import headwise
+from headwise.errors import HeadwiseError
+
+SHORT = 2  # functions of at most so many parameters may be explained by a sentence
+ERRORS = {kind.__name__ for kind in (HeadwiseError, *HeadwiseError.__subclasses__())}
+
+
+def public() -> dict[str, Any]:
+    """Every function and class of the namespaces and on top, by the name that a user writes."""
+    spaces = {"": headwise, **{f"{space}.": getattr(headwise, space) for space in headwise._NAMESPACES}}
+    names = {f"{at}{name}": getattr(space, name) for at, space in spaces.items() for name in space.__all__}
+    home = {id(thing): name for name, thing in reversed(names.items())}  # a thing of two names is checked once
+    return {name: thing for name, thing in names.items() if callable(thing) and home[id(thing)] == name}
+
+
+def explained_in(thing: Any) -> str:
+    """Where a reader looks for a class's parameters: its own docstring, and that of its constructor."""
+    own = inspect.getdoc(thing) or ""
+    return own + "\n" + (inspect.getdoc(thing.__init__) or "") if inspect.isclass(thing) else own
+
+
+def parameters(thing: Any) -> list[str]:
+    """Names of the parameters that a caller gives."""
+    try:
+        signature = inspect.signature(thing)
+    except ValueError:  # of a class written in C
+        return []
+    fixed = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [name for name, x in signature.parameters.items() if x.kind not in fixed and not name.startswith("_")]
+
+
+def raised(function: Callable[..., Any]) -> set[str]:
+    """The classes of headwise's errors that the body of a function raises by name."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    names = {call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
+    return names & ERRORS
+
+
+def missing(thing: Any) -> Iterator[str]:
+    """What the docstring of a function or a class does not say."""
+    words, given = explained_in(thing), parameters(thing)
+    if inspect.isclass(thing) and issubclass(thing, Exception | Enum):
+        return
+    if len(given) > SHORT:
+        yield from (name for name in given if not re.search(rf"\b{re.escape(name)}\b", words))
+    if not inspect.isfunction(inspect.unwrap(thing)):
+        return
+    returned = inspect.signature(thing).return_annotation
+    if len(given) > SHORT and returned is not None and not re.search(r"\b(Return|Yield)", words):
+        yield "Returns"
+    for error in raised(inspect.unwrap(thing)):
+        if not re.search(rf"\b({error}|HeadwiseError)\b", words):
+            yield f"Raises {error}"
+
+
+# Explained elsewhere, or still to be: this list only gets shorter.
+KNOWN: dict[str, set[str]] = {}
+
+
+@pytest.mark.parametrize("name", public())
+def test_a_public_name_is_explained(name: str) -> None:
+    assert set(missing(public()[name])) - KNOWN.get(name, set()) == set()
+
+
+def test_what_is_missing_is_found() -> None:
+    def bare(one: int, two: int, three: int) -> int:
+        """Add one and two."""
+        raise headwise.ConfigError("three: unknown")
+
+    def whole(one: int, two: int, three: int) -> int:
+        """Return one, two or three; ConfigError if none is 0."""
+        raise headwise.ConfigError("three: unknown")
+
+    assert set(missing(bare)) == {"three", "Returns", "Raises ConfigError"}
+    assert list(missing(whole)) == []
