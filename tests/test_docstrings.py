@@ -44,9 +44,8 @@ def parameters(thing: Any) -> list[str]:
 def raised(function: Callable[..., Any]) -> set[str]:
     """The classes of headwise's errors that the body of a function raises by name."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)]
-    names = {call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
-    return names & ERRORS
+    made = [node.exc.func for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
+    return {ast.unparse(kind).rpartition(".")[2] for kind in made} & ERRORS
 
 
 def missing(thing: Any) -> Iterator[str]:

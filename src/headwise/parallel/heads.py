@@ -73,8 +73,8 @@ def parallelize_heads(
     `held_heads(layer)` returns which, and `gather_map` joins maps.
 
     Args:
-        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such parts. Designs:
-            `MultiHeadAttention`, `SingleHeadAttention`, `GatedAttention`.
+        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such parts. The heads of its
+            designs must be independent, and rows or columns of linear maps.
         mesh: of one dimension, such as `init_device_mesh("cuda", (4,))`, or one dimension of a larger mesh:
             `mesh["heads"]`. Its size must divide each layer's heads, and divide or be a multiple of its KV heads.
         feed_forward: whether to partition the feed-forward networks of `TransformerBlock`s too, by their inner width.
