@@ -246,6 +246,17 @@ def test_the_standard_layer_is_registered() -> None:
     assert issubclass(DESIGNS[STANDARD], AttentionLayer)
 
 
+def test_pages_that_count_the_designs_count_right() -> None:
+    own = [name for name, design in DESIGNS.items() if design.__module__.startswith("headwise.")]
+    english = ("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen")[len(own) - 11]
+    chinese = f"十{'一二三四五六'[len(own) - 11]}种"
+    root, page = PAGE.parents[1], PAGE.read_text(encoding="utf-8")
+    assert (root / "README.md").read_text(encoding="utf-8").count(f" {english} ") == 2
+    assert (root / "README.zh.md").read_text(encoding="utf-8").count(chinese) == 2
+    assert f"\n{english.capitalize()} designs " in page
+    assert re.findall(r"^\*\*`(\w+)`\*\*: ", page, re.MULTILINE) == own  # the flow of data, in their order
+
+
 def test_the_documentation_shows_the_tables_of_today() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert filled(page) == page

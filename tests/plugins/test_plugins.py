@@ -76,7 +76,7 @@ class Half:
     """A kernel that leaves out what a kernel defines."""
 
     name = "half"
-    tells = by_autograd = False
+    gives_delta = by_autograd = False
 
     def refuse(self, call):
         return None
