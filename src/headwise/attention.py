@@ -86,7 +86,7 @@ def attend(
     if plain and (done := again(q, k, v, mask, scale, kernel)) is not None:
         return done
     if measures and not return_map:
-        raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
+        raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
     wanted = resolve(measures) if measures else []
     rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph)
     if graph:
