@@ -241,8 +241,8 @@ def page(outcomes: list[Outcome], args: argparse.Namespace) -> str:
         f"Decoders of {args.num_layers} layers, d_model {args.d_model} and {args.num_heads} heads (if the design has",
         f"several), with {matched}. All were trained on the same {args.steps:,} batches of",
         f"{args.batch_size} × {args.context} characters of {' and '.join(titles)} with the same learning",
-        "rate and evaluated on the same held-out text. The models are small and were trained briefly; the results apply",
-        "to such models only.", "",
+        "rate and evaluated on the same held-out text. The models are small and were trained briefly; the results",
+        "apply to such models only.", "",
         "```console", command, "```", "",
         "![held-out loss, cache and speed of each design](pictures/designs_trained.png)", "",
         f"| design | {' | '.join(titles)} | mean | weights | in attention | d_ff | cache | {' | '.join(KINDS)} |",
@@ -257,14 +257,14 @@ def page(outcomes: list[Outcome], args: argparse.Namespace) -> str:
     rates = ", ".join(f"{base.speeds[kind]:,.0f} {kind}" for kind in KINDS)
     machine = examine()
     lines += [
-        "", "Losses in nats per token. cache: bytes per token of all layers in float32, measured on the caches. Speeds are",
-        f"relative to multi_head, which processed, in tokens per second, {rates}",
+        "", "Losses in nats per token. cache: bytes per token of all layers in float32, measured on the caches. Speeds",
+        f"are relative to multi_head, which processed, in tokens per second, {rates}",
         f"({machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians of alternating runs; writing",
         "is one text, token by token).", "",
         f"**Variation between seeds.** multi_head with {len(each)} seeds: {', '.join(f'{loss:.3f}' for loss in each)}.",
         "Differences of that size are not significant; the others were trained once. Not included are designs that",
-        f"compute the same function as another one ({_listed(d.notes.form_of is not None for d in DESIGNS.values())}) and",
-        f"designs without causal masks ({_listed(not d.takes_mask for d in DESIGNS.values())}).", "",
+        f"compute the same function as another one ({_listed(d.notes.form_of is not None for d in DESIGNS.values())})",
+        f"and designs without causal masks ({_listed(not d.takes_mask for d in DESIGNS.values())}).", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
