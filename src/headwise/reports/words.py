@@ -88,7 +88,7 @@ REPORT: dict[str, tuple[str, str]] = {
     ),
     "unpin": ("Unpin", "取消固定"),
     "looks_most": ("{what} attends most to", "{what} 最关注"),
-    "looked_most": ("Tokens that attend most to {what}", "最关注 {what} 的词元"),
+    "looked_most": ("{what} is attended most by", "最关注 {what} 的词元"),
     "numbers": ("Statistics of all heads", "全部头的统计量"),
     "numbers_hint": (
         "Measured on this text. Click a column header to sort, or a row to show that head.",
