@@ -26,15 +26,11 @@ class Program:
     """
 
     def __init__(
-        self,
-        call: Sequence[object],
-        name: Path,
-        paths: Iterable[Path] = (),
-        environment: Mapping[str, str] | None = None,
+        self, call: Sequence[object], name: Path, paths: Iterable[Path] = (), environment: Mapping[str, str] = {}
     ) -> None:
         self.out, self.err = name.with_suffix(".out"), name.with_suffix(".err")
         script, *args = map(str, call)
-        given = (script, args, [*map(str, paths)], dict(environment or {}), str(self.out), str(self.err))
+        given = (script, args, [*map(str, paths)], dict(environment), str(self.out), str(self.err))
         self.process: Any = SERVER.Process(target=_program, args=given)
         self.process.start()
 
@@ -63,7 +59,7 @@ def _program(script: str, args: list[str], paths: list[str], more: dict[str, str
     for stream, path in ((1, out), (2, err)):
         with open(path, "w") as file:
             os.dup2(file.fileno(), stream)
-    sys.stdout, sys.stderr = (open(stream, "w", encoding="utf-8", buffering=1, closefd=False) for stream in (1, 2))
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", encoding="utf-8", buffering=1, closefd=False) for stream in (1, 2))
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", **more)
     warnings.simplefilter("ignore")
     sys.path[:0] = [str(Path(script).parent), *paths]
