@@ -29,6 +29,8 @@ class Program:
         self, call: Sequence[object], name: Path, paths: Iterable[Path] = (), environment: Mapping[str, str] = {}
     ) -> None:
         self.out, self.err = name.with_suffix(".out"), name.with_suffix(".err")
+        for path in (self.out, self.err):
+            path.touch()
         script, *args = map(str, call)
         given = (script, args, [*map(str, paths)], dict(environment), str(self.out), str(self.err))
         self.process: Any = SERVER.Process(target=_program, args=given)

@@ -3,8 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,16 +33,3 @@ def forked(folder: Path, *args: object, **environment: str) -> Done:
     """The command in a process of its own, with more of an environment; `folder` keeps what it prints."""
     call = (Path(__file__).with_name("run_headwise.py"), *args)
     return Done(*Program(call, folder / "printed", environment={"COLUMNS": "120", **environment}).wait(300.0))
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """What a full disk looks like from inside: a write that fails halfway."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import Command, files_no_larger_than, forked, program
+from commands import Command, forked, program
+
+from processes import files_no_larger_than
 
 
 @pytest.mark.thorough

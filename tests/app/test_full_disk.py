@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import Command, files_no_larger_than
+from commands import Command
 
 import headwise as hw
 from headwise.analysis.history import HeadHistory, HeadLook
@@ -16,6 +16,7 @@ from headwise.corpus.output import Output
 from headwise.edit.budgets import Budget
 from headwise.errors import CheckpointError
 from headwise.files import atomic_path
+from processes import files_no_larger_than
 
 TEXT = "话说武松打虎。" * 9
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from commands import files_no_larger_than
 from hypothesis import given, settings, strategies as st
 
 import headwise as hw
@@ -21,6 +20,7 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.pruning import pruning_figure
+from processes import files_no_larger_than
 
 WORDS = ["话说", "武松", "打虎。", "The tiger", " sleeps!", "又来", "再来？\n"]
 

@@ -21,7 +21,7 @@ CORE = HERE.parent / "core"
 SUITES = [  # the tests over the registries that its parts are added to, and its own
     CORE / "test_designs.py", CORE / "test_design_layout.py", CORE / "test_design_contract.py",
     HERE.parent / "lm" / "test_lm_designs.py",
-    CORE / "test_kernels.py", CORE / "test_map_kernels.py", CORE / "test_saved_tensors.py",
+    CORE / "test_kernels.py", CORE / "test_map_kernels.py",
     HERE / "test_extras.py",
 ]  # fmt: skip
 
