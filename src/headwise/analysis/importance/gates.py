@@ -26,7 +26,7 @@ from headwise.models.site import HeadSite
 from headwise.models.taps import scale_heads
 from headwise.progress import Progress
 from headwise.seeds import devices_of, seeded, step_seed
-from headwise.tables import as_html, as_text, plain
+from headwise.table.show import as_html, as_text, plain
 
 KEPT = 0.5  # a head that is open less often is closed
 _EDGE = 1e-6  # u is kept from 0 and 1, where its logarithms end
