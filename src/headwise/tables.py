@@ -1,5 +1,6 @@
 """Results as tables for terminals and notebooks, and as plain values for JSON."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -25,6 +26,25 @@ def as_html(head: Sequence[str], body: Sequence[Sequence[str]], caption: str = "
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
     top = f"<caption>{escape(caption)}</caption>" if caption else ""
     return f"<table>{top}<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{rows}</table>"
+
+
+class Printed(ABC):
+    """A result that prints itself as a title above a table of words, in terminals and notebooks."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """One line above the table."""
+
+    @abstractmethod
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and cells."""
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{as_text(*self.rows())}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.rows(), self.title)
 
 
 def plain(x: np.ndarray) -> Any:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
+from headwise.files import write_text
 from headwise.reports.curves import Curve, legend, svg
 from headwise.textbook.claims.claim import Claim, Finding
 from headwise.textbook.claims.evidence import Verdict
@@ -45,8 +45,7 @@ def write_page(findings: Sequence[Finding], path: str | os.PathLike[str]) -> Pat
     """
     if Path(path).is_dir():
         raise ConfigError(f"{os.fspath(path)!r} is a folder; expected a file name, such as claims.html")
-    with atomic_path(path) as temporary:
-        temporary.write_text(to_html(findings), encoding="utf-8")
+    write_text(path, to_html(findings))
     return Path(path)
 
 
