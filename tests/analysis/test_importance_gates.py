@@ -181,5 +181,5 @@ def test_gates_print_themselves_and_become_json() -> None:
     assert str(found).count("·") == 8 - len(found.kept())
     assert "<table>" in found._repr_html_()
     back = json.loads(json.dumps(found.to_dict()))
-    assert back["open"][1] == found.open[1].tolist()
+    assert back["values"]["open"] == found.table.column("open").tolist()
     assert [tuple(head) for head in back["kept"]] == found.kept()
