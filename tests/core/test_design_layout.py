@@ -159,7 +159,7 @@ class Packed(AttentionLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     notes, steps = hw.MultiHeadAttention.notes, hw.MultiHeadAttention.steps
     costs = staticmethod(hw.MultiHeadAttention.costs)
 
@@ -255,7 +255,7 @@ def test_weights_that_all_heads_share_are_on_no_rank_alone() -> None:
 
         coupling = INDEPENDENT
         resizing = Resizing()
-        beyond_attend = ""
+        outside_attend = ""
 
         def __init__(self, d_model: int, num_heads: int) -> None:
             super().__init__(d_model, num_heads)
@@ -291,6 +291,6 @@ def test_a_subclass_that_declares_for_itself_is_pruned() -> None:
     class Own(hw.MultiHeadAttention):
         coupling = INDEPENDENT
         resizing = Resizing()
-        beyond_attend = ""
+        outside_attend = ""
 
     assert hw.edit.prune(Own(12, 6), [0]).model.num_heads == 5

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from counted import Sent
-from head_parallel_cases import CASES, HEADS, TRAFFIC, WIDTH, Case, Crossing, mha, model_of, normal
+from head_parallel_cases import CASES, HEADS, SPREADABLE, TRAFFIC, WIDTH, Case, Crossing, mha, model_of, normal
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -132,7 +132,7 @@ def refusals(mesh: DeviceMesh) -> Answer:
         "none": lambda: nn.Linear(3, 3),
         "twice": lambda: hw.parallel.parallelize_heads(hw.MultiHeadAttention(24, 4), mesh),
         **{name: lambda design=design: design.build(24, 4) for name, design in hw.nn.DESIGNS.items()
-           if name not in ("multi_head", "single_head", "gated_output")},
+           if name not in SPREADABLE},
     }  # fmt: skip
     found = {}
     for name, make in wrong.items():

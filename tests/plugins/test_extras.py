@@ -92,7 +92,7 @@ def test_its_measure_is_in_the_report_and_its_view_draws_it(tmp_path):
     from headwise.reports import write_view
 
     report = hw.see("武松<打>虎。武松打虎。")
-    assert "third_power" in [statistic.name for statistic in report.statistics]
+    assert "third_power" in report.statistics
     page = write_view(report, "html", tmp_path / "page.html", lang="zh").read_text(encoding="utf-8")
     assert "权重立方和" in page
     tree = ElementTree.parse(write_view(report, "arcs", tmp_path / "arcs.svg", lang="zh"))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from headwise.cli.given import progress_bar
+from headwise.cli.options import progress_bar
 from headwise.errors import ConfigError
 from headwise.files import write_text
 from headwise.outputs import taken

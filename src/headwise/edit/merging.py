@@ -154,8 +154,8 @@ def _check_site(site: HeadSite, method: str) -> None:
         raise ConfigError(
             f"{place(site)}: {type(site.module).__name__} cannot share keys and values here; known: {known}"
         )
-    if method == "svd" and resizing.unknown_turns:
-        raise ConfigError(f"method='svd': {resizing.unknown_turns}. The other methods do not need to know")
+    if method == "svd" and resizing.unknown_rotary:
+        raise ConfigError(f"method='svd': {resizing.unknown_rotary}. The other methods do not need to know")
 
 
 def _checked_count(site: HeadSite, count: object) -> int:
@@ -221,7 +221,7 @@ def _shared(
     layout = site.layout()
     if layout.norms:
         return q, k.mean(0), new_v, new_o
-    new_q, new_k = (share.shared_rotary_keys if layout.turned else share.shared_keys)(q, k)
+    new_q, new_k = (share.shared_rotary_keys if layout.rotary else share.shared_keys)(q, k)
     return new_q, new_k, new_v, new_o
 
 
@@ -232,7 +232,7 @@ def _similarity(site: HeadSite, method: str) -> Tensor:
     layout = site.layout()
     if layout.norms:
         return (share.cosine(k) + share.overlap(v)) / 2
-    return ((share.rotary_overlap if layout.turned else share.overlap)(k) + share.overlap(v)) / 2
+    return ((share.rotary_overlap if layout.rotary else share.overlap)(k) + share.overlap(v)) / 2
 
 
 def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -95,11 +95,10 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
     each call (scores, `HeadWindows`, budgets of caches) must be given for the heads in `cuts[name].kept`.
 
     Args:
-        model: a model, or one attention module, of these kinds: headwise's designs whose heads do not depend on each
-            other (`MultiHeadAttention`, `PerHeadAttention`, `ContractionAttention`, `LatentAttention`,
-            `GatedAttention`, `ConvolutionAttention`), and of transformers BERT-, GPT-2-, Llama- and BART-like ones
-            (Whisper, OPT, CLIP …), ViT, DistilBERT and UMT5. Not `nn.MultiheadAttention`, which cannot hold fewer
-            heads, nor T5, whose layers share one bias of all heads: mask them with `scale_heads`.
+        model: a model, or one attention module, that `find_heads` knows (docs/models.md lists them), and whose heads
+            are independent: headwise's designs with an empty `coupling` and no `resizing.fixed`, and most kinds of
+            transformers. Not `nn.MultiheadAttention`, which cannot hold fewer heads, nor T5, whose layers share one
+            bias of all heads: mask them with `scale_heads`.
         heads: for each site, by name or by its number in `find_heads(model)`, the query heads to remove; or pairs
             (number of the site, head), as importance names heads; or head numbers alone if the model has one site.
             Numbers may be NumPy's or torch's, and come in any iterable.

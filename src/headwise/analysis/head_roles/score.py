@@ -13,6 +13,7 @@ from headwise.analysis.head_roles.definitions import CASES, MARGIN, Definition
 from headwise.analysis.head_roles.tally import Tally, pooled
 from headwise.table import HeadColumn, HeadTable
 from headwise.tables import plain
+from headwise.wording import Bilingual
 
 LISTED = 8  # heads that are printed
 
@@ -22,7 +23,8 @@ class Label:
     """A role that a head plays on this input.
 
     Attributes:
-        text: as printed, such as "offset −3"; role: its name in `Roles`.
+        text: as printed, such as "offset −3", which has a Chinese version for a defined role; role: its name in
+            `Roles`.
         score, threshold: of the head, and required; confidence: share of the draws of a block bootstrap that reach the
             threshold; source: of the threshold.
     """
@@ -138,7 +140,8 @@ class RoleScore(Scored):
         d = self.definition
         text = d.word
         if self.offset is not None:
-            text = f"{d.word} {int(self.offset[at]):+d}".replace("-", "−")
+            by = f"{int(self.offset[at]):+d}".replace("-", "−")
+            text = Bilingual(f"{d.word} {by}", f"{d.word.zh} {by}")
         return Label(text, d.name, float(self.mass[at]), d.threshold, float(self.confidence[at]), d.limit)
 
     def to_dict(self) -> dict[str, Any]:

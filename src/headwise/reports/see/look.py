@@ -9,15 +9,15 @@ from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
 from headwise.progress import Progress, ignored, part
 from headwise.reports.data import Report
+from headwise.reports.messages import message
 from headwise.reports.see.heads import comparisons, importance
 from headwise.reports.see.numbers import statistics, wanted
 from headwise.reports.see.passages import Side, passage
+from headwise.reports.see.patterns import patterns, roles_in_words
 from headwise.reports.see.places import Places
-from headwise.reports.see.words import patterns, roles_in_words
 from headwise.stats import Tokens
 
 CELLS = 384  # maps of at most this width are shown exactly
-EXPLAINED = "Weights show which tokens a head attends to on this text; they do not explain the output of the model."
 
 
 @torch.no_grad()
@@ -41,21 +41,22 @@ def look_at(
     played = _roles(maps, reading)
     progress("roles", 1, 1)
     progress("comparing", 0, 1)
-    alike, untold = comparisons(found.outputs, maps, places)
+    alike, not_compared = comparisons(found.outputs, maps, places)
     progress("comparing", 1, 1)
-    needed, unasked = importance(subject, reading, places, part(progress, "importance"))
-    facts = [
-        ("text", f"{len(text):,} characters" + (f", {len(reading):,} tokens" if len(reading) != len(text) else "")),
-        ("model", subject.about),
-        ("kernel", ", ".join(sorted({amap.kernel for amap in maps}))),
+    needed, not_measured = importance(subject, reading, places, part(progress, "importance"))
+    size = "fact_characters" if len(reading) == len(text) else "fact_tokens"
+    facts: list[tuple[str, str]] = [
+        (message("text"), message(size, count=len(text), tokens=len(reading))),
+        (message("model"), subject.about),
+        (message("kernel"), ", ".join(sorted({amap.kernel for amap in maps}))),
     ]
     if found.loss is not None:
-        facts.append(("loss", f"{found.loss:.2f} nats per token"))
-    notes = [EXPLAINED, *reading.remarks, *subject.remarks(len(reading)), *untold, *unasked]
+        facts.append((message("loss"), message("fact_loss", loss=found.loss)))
+    notes = [message("explained"), *reading.remarks, *subject.remarks(len(reading)), *not_compared, *not_measured]
+    names = [""] * len(maps) if subject.kind == "headwise" else subject.layers
     return Report(
-        title, [shown], statistics(results, places), patterns(played, places), facts, notes, counts=places.uneven,
+        title, [shown], statistics(results, names), patterns(played, places), facts, notes,
         roles=roles_in_words(played, places), comparisons=alike, importance=needed,
-        layers=[] if subject.kind == "headwise" else list(subject.layers),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Findings as one HTML page with plots: one file, no script, no network; light, dark, on a phone and on paper.
+"""Findings as one HTML page with plots: a single file without scripts or network access, in light and dark colours.
 
 >>> from headwise.textbook.claims import choose, run, write_page
 >>> write_page(run(choose()), "claims.html")                               # doctest: +SKIP
@@ -30,18 +30,18 @@ LEAD = (
     "Textbooks and tutorials on multi-head attention make many claims. Here each one is run, on random numbers, on "
     "small layers or on the trained model that comes with headwise, and judged by what was measured. ✓ it is so, ✗ it "
     "is not: the verdict follows from these checks. Dashed lines were not measured: they are what was claimed, or what "
-    "a formula says. Errors are the largest difference over the largest entry, in float64 unless told otherwise."
+    "a formula says. Errors are the largest difference over the largest entry, in float64 unless stated otherwise."
 )
 COLUMNS = "claim", "verdict", "measured", "formula", "what was run"
 THEMES = {"auto": "as the system", "light": "light", "dark": "dark"}
 
 
 def write_page(findings: Sequence[Finding], path: str | os.PathLike[str]) -> Path:
-    """Write the page to `path` and return it.
+    """Write the page to `path` and return the path.
 
     Raises:
         ConfigError: if `path` is a folder.
-        OSError: where the file cannot be written; an old file at `path` then stays as it was.
+        CheckpointError: if the file cannot be written; an existing file is then unchanged.
     """
     if Path(path).is_dir():
         raise ConfigError(f"{os.fspath(path)!r} is a folder; expected a file name, such as claims.html")
@@ -50,7 +50,7 @@ def write_page(findings: Sequence[Finding], path: str | os.PathLike[str]) -> Pat
 
 
 def to_html(findings: Sequence[Finding]) -> str:
-    """The whole page: what the findings add up to, then a table and the plots of each group."""
+    """The whole page: a summary, then a table and the plots of each group."""
     shown = {finding.verdict for finding in findings}
     hidden = "".join(
         f":root:has(#only-{v.name.lower()}:checked) :is(.claims tr, figure):not(.{v.name.lower()}):not(.head),"
@@ -60,7 +60,7 @@ def to_html(findings: Sequence[Finding]) -> str:
     )  # fmt: skip
     style = (resources.files("headwise.textbook.claims") / "page.css").read_text(encoding="utf-8") + hidden
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    # Nothing may load, and nothing runs: what a text contains can only ever be text.
+    # Nothing may load and nothing may run, so that text can never act as code.
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     parts = [
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
@@ -69,14 +69,14 @@ def to_html(findings: Sequence[Finding]) -> str:
         f"<title>What the texts claim, measured</title>\n<style>{style}</style>\n</head>\n<body>",
         *_head(findings),
         *(_section(title, part) for title, part in by_group(findings).items()),
-        "<footer>Written by <code>headwise claims --html</code>: verdicts and plots are of one run.</footer>",
+        "<footer>Written by <code>headwise claims --html</code>; verdicts and plots are from one run.</footer>",
         "</body>\n</html>\n",
     ]
     return "\n".join(parts)
 
 
 def repository() -> str | None:
-    """Where the code can be read, if the installed project says so, such as https://example.org/headwise."""
+    """The URL of the source code from the package metadata, such as https://example.org/headwise, or None."""
     try:
         given = metadata.metadata("headwise").get_all("Project-URL") or []
     except metadata.PackageNotFoundError:
@@ -87,7 +87,7 @@ def repository() -> str | None:
 
 
 def _head(findings: Sequence[Finding]) -> list[str]:
-    said = summary(findings)
+    lines = summary(findings)
     threads, vectors = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
     facts = {
         "measured": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
@@ -101,8 +101,8 @@ def _head(findings: Sequence[Finding]) -> list[str]:
     choices += [(v.name.lower(), f"{v.value} {count[v]}") for v in Verdict if count[v]]
     return [
         f'<h1>What the texts claim, measured</h1>\n<p class="lead">{escape(LEAD)}</p>',
-        f"<p>{escape(said[0])}</p>",
-        *(f'<p class="wrong">{escape(line)}</p>' for line in said[1:]),
+        f"<p>{escape(lines[0])}</p>",
+        *(f'<p class="wrong">{escape(line)}</p>' for line in lines[1:]),
         f'<dl class="facts">{"".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())}</dl>',
         '<div class="choices">',
         _choice("only", "show", choices) + _choice("theme", "colours", list(THEMES.items())) + "</div>",
@@ -110,7 +110,7 @@ def _head(findings: Sequence[Finding]) -> list[str]:
 
 
 def _choice(name: str, title: str, options: Sequence[tuple[str, str]]) -> str:
-    """One of several, which the style sheet reacts to; the first is taken."""
+    """Radio buttons that the style sheet reacts to; the first is selected."""
     inputs = "".join(
         f'<input type="radio" name="{name}" id="{name}-{value}"{" checked" if not at else ""}>'
         f'<label for="{name}-{value}">{escape(words)}</label>'
@@ -154,19 +154,19 @@ def _row(finding: Finding) -> str:
 
 
 def _unbroken(text: str) -> str:
-    """Numbers such as 1e-12 stay on one line."""
+    """Keep numbers such as 1e-12 on one line."""
     return re.sub(r"\d[\d.]*e-\d+", r'<span class="number">\g<0></span>', text)
 
 
 def _raised(formula: str) -> str:
-    """W_i^Q, x_{i+1} and e^{−α} with what follows _ and ^ below and above the line."""
+    """Format W_i^Q, x_{i+1} and e^{−α} with subscripts and superscripts."""
     for sign, tag in (("_", "sub"), (r"\^", "sup")):
         formula = re.sub(sign + r"(?:\{([^}]*)\}|((?:[^\W²³]|≤)+))", rf"<{tag}>\1\2</{tag}>", formula)
     return formula
 
 
 def _code(claim: Claim) -> str:
-    """File and function, as a link where the project says where its code is."""
+    """File and function, as a link if the URL of the source code is known."""
     words = f"{escape(claim.code)} · {escape(claim.function)}"
     url = repository()
     if url is None:
@@ -175,7 +175,7 @@ def _code(claim: Claim) -> str:
 
 
 def _figure(finding: Finding, i: int) -> str:
-    """One plot with its legend, and its numbers as a table."""
+    """One plot with its legend and a table of its numbers."""
     claim, curve = finding.claim, finding.curves[i]
     return (
         f'<figure id="{_anchor(claim, i)}" class="{finding.verdict.name.lower()}"><figcaption>'

@@ -1,4 +1,4 @@
-"""The number of heads h against their size d_k when d_model = h·d_k stays as it is: what changes, and what does not."""
+"""The number of heads h against the head size d_k at a fixed d_model = h·d_k."""
 
 import os
 from dataclasses import replace
@@ -10,7 +10,7 @@ from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.nn.counts import counts_of
 from headwise.pictures.colours import stops
-from headwise.textbook.plan.tables import Column, Plan, Table, Value, scaled
+from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,8 +26,12 @@ COLUMNS = (
 
 
 def trade_off(d_model: int, work: Work) -> Plan:
-    """A row for each h that is a power of two and divides d_model, with d_k = d_model / h. One layer of `multi_head`;
-    beside its cache that of `mqa`, the design whose cache does shrink with h."""
+    """Return a plan with one row for each power of two h that divides d_model, d_k = d_model / h: one layer of
+    `multi_head`, and for comparison the cache of `mqa`, which shrinks as h grows.
+
+    Raises:
+        ConfigError: if no h above 1 divides d_model.
+    """
     if d_model < 2:
         raise ConfigError(f"d_model={d_model}: expected at least 2, as one dimension cannot be divided")
     rows: list[tuple[Value, ...]] = []
@@ -35,23 +39,22 @@ def trade_off(d_model: int, work: Work) -> Plan:
         rows.append(_row(d_model, heads, work))
     if len(rows) == 1:
         raise ConfigError(f"d_model={d_model}: is odd, so no power of two above 1 divides it")
-    n, kind = work.queries, work.dtype
     note = (
         "Parameters, FLOPs and MHA's cache do not depend on h; exponentials and scores grow with it. A head's n×n "
         "scores have rank d_k at most: one head can reach every positive weight matrix if and only if d_k ≥ n "
         "(Bhojanapalli et al. 2020, 2002.07028)."
     )
     table = Table("trade_off", "One layer, h·d_k = d_model", COLUMNS, tuple(rows), note=note)
-    asked = f"{work.batch} × {n:,} tokens, {'causal' if work.causal else 'full'}, {kind}"
+    size = f"{work.batch} × {work.queries:,} tokens, {masked(work)}, {work.dtype}"
     meanings = (
         "n×n: the scores, if stored; lse: what blockwise attention stores instead, a float32 log-sum-exp per "
         "query and head. FLOPs are those of matrix products, exps the softmax's exponentials.",
     )
-    return Plan(f"Number of heads h and head size d_k at d_model {d_model:,}", (("input", asked),), (table,), meanings)
+    return Plan(f"Number of heads h and head size d_k at d_model {d_model:,}", (("input", size),), (table,), meanings)
 
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
-    """The table of `trade_off` as a PNG: memory and work over h, both axes logarithmic. Needs matplotlib."""
+    """Plot the table of `trade_off` as a PNG: memory and work over h, both axes logarithmic. Requires matplotlib."""
     from headwise.reports.figure import figure_class
 
     figure: Figure = figure_class()(figsize=(10.4, 4.7), layout="constrained", facecolor="white")
@@ -103,7 +106,7 @@ def _row(d_model: int, heads: int, work: Work) -> tuple[Value, ...]:
 def _draw(
     axes: "Axes", data: dict[str, list[Any]], lines: dict[str, str], colours: list[str], title: str, unit: str
 ) -> None:  # fmt: skip
-    """Lines on a logarithmic scale, and their names."""
+    """Draw lines on a logarithmic scale with a legend."""
     axes.set_yscale("log")
     for (name, key), colour in zip(lines.items(), colours, strict=True):
         axes.plot(data["num_heads"], data[key], color=colour, linewidth=2, marker="o", markersize=3.5, label=name)

@@ -1,4 +1,4 @@
-"""Shared by all commands: the --model option, checks of output files, and the progress bar."""
+"""Shared by all commands: the option --model, checks of output files, and the progress bar."""
 
 import os
 from collections.abc import Iterator
@@ -13,13 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable
 
-Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder or file; default: the embedded model.")]
+Model = Annotated[Path | None, typer.Option(help="Checkpoint folder or file; default: the embedded model.")]
 AnyModel = Annotated[
     Path | None,
     typer.Option(
-        "--model",
-        help="A headwise checkpoint, or a Hugging Face transformers folder with config.json, *.safetensors and a "
-        "tokenizer; default: the embedded model.",
+        help="A headwise checkpoint, or a folder of a Hugging Face transformers model; default: the embedded model.",
     ),
 ]
 
