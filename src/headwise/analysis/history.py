@@ -20,7 +20,7 @@ from headwise.contents import Entry, each, number, parsed, reading, text_of, wor
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import write_text
 from headwise.table import HeadTable
-from headwise.tables import Printed
+from headwise.table.show import Printed
 
 FORMAT = "headwise-heads-1"
 DIGITS = 5  # of the numbers in a file

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, not_installed
 from headwise.files import write_text
-from headwise.tables import Printed
+from headwise.table.show import Printed
 
 MOST_GROUPS = 64  # that `groups()` tries by itself
 

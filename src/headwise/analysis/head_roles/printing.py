@@ -1,13 +1,13 @@
 """Roles as a table of plain text, and as HTML."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 import numpy as np
 
 from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.score import Choice, RoleScore
 from headwise.analysis.head_roles.tally import DRAWS
+from headwise.table.show import as_html
 
 SHORT = {"separator": "sep.", "punctuation": "punct.", "duplicate": "same", "induction": "induct.", "local": "nearby"}
 FEWEST = 10  # cases from which a best head is named
@@ -35,9 +35,7 @@ def text(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) ->
 def html(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -> str:
     """The table as HTML for a notebook."""
     head, body, below = _cells(scores, words)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in (*body, *below))
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f"<table><tr>{names}</tr>{rows}</table>" + "".join(f"<p>{escape(line)}</p>" for line in notes)
+    return as_html(head, [*body, *below], notes=notes)
 
 
 def choices(found: Mapping[str, Choice]) -> list[str]:

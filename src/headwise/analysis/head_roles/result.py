@@ -21,7 +21,7 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.files import write_text
 from headwise.map import AttentionMap
 from headwise.table import HeadColumn, HeadTable
-from headwise.tables import plain
+from headwise.table.show import plain
 
 
 def roles(

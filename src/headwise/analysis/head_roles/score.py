@@ -12,7 +12,7 @@ import numpy as np
 from headwise.analysis.head_roles.definitions import CASES, MARGIN, Definition
 from headwise.analysis.head_roles.tally import Tally, pooled
 from headwise.table import HeadColumn, HeadTable
-from headwise.tables import plain
+from headwise.table.show import plain
 from headwise.wording import Bilingual
 
 LISTED = 8  # heads that are printed

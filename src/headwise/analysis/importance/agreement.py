@@ -10,7 +10,7 @@ import numpy as np
 from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
 from headwise.table import HeadTable
-from headwise.tables import Printed, plain
+from headwise.table.show import Printed, plain
 
 
 @dataclass(frozen=True, repr=False)

@@ -14,7 +14,7 @@ from headwise.analysis.importance.values import Head, HeadImportance, standard_e
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
 from headwise.progress import Progress
-from headwise.tables import Printed
+from headwise.table.show import Printed
 
 
 @dataclass(frozen=True, repr=False)

@@ -27,7 +27,7 @@ from headwise.models.taps import scale_heads
 from headwise.progress import Progress
 from headwise.seeds import devices_of, seeded, step_seed
 from headwise.table import HeadColumn, HeadTable
-from headwise.tables import Printed
+from headwise.table.show import Printed
 
 KEPT = 0.5  # a head that is open less often is closed
 _EDGE = 1e-6  # u is kept from 0 and 1, where its logarithms end
