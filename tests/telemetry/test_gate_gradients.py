@@ -97,7 +97,7 @@ def test_training_tells_what_passes_of_their_own_find(kernel, dtype, absolute, p
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * np.abs(expected.flat).max())
     assert found.order() == expected.order()
     assert "heard in training" in str(found)
-    assert "nan" not in found.caption()
+    assert "nan" not in found.title
 
 
 def test_tokens_apart():
