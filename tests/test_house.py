@@ -359,6 +359,34 @@ def test_making_one_is_no_switch(line):
     assert switches(f"from headwise import masks\nfrom headwise.masks import Causal\n{line}", "masks", {"Causal"}) == []
 
 
+# Hooks for other ends than to capture attention, which is published: where a forward begins and ends, heads that are
+# scaled, PyTorch's fused path that is kept away, collectives, and readings that are given up.
+HOOKS = {
+    "headwise.telemetry.record", "headwise.models.site", "headwise.models.adapters.torch",
+    "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
+}  # fmt: skip
+
+
+def captures(source: str) -> bool:
+    """Whether a source registers hooks of modules, or has a state of its own for each thread."""
+    return bool(
+        re.search(r"\.register_(module_)?(full_)?(forward|backward)\w*hook\(|threading\.local|ContextVar\(", source)
+    )
+
+
+def test_attention_is_captured_in_one_way():
+    assert {name for name in INSIDE if captures(TEXTS[name])} == HOOKS | {"headwise.events"}
+    publishers = {name for name in INSIDE if re.search(r"\bpublished\(", TEXTS[name])}
+    assert publishers == {"headwise.publishing", "headwise.nn.base"}
+
+
+@pytest.mark.parametrize(
+    "line", ["layer.register_forward_pre_hook(f)", "m.register_full_backward_hook(f)", "here = threading.local()"]
+)
+def test_another_way_to_capture_is_found(line):
+    assert captures(line)
+
+
 DRAWING = {"matplotlib", "PIL"}
 TAG = re.compile(
     r"</?(?:a|b|br|caption|details|div|dl|figure|h[1-6]|html|i|img|li|ol|p|path|span|style|svg|table|td|th|tr|ul)\b[^<]*>"
