@@ -39,6 +39,7 @@ SHARED: dict[str, tuple[str, str]] = {
     "controls": ("Display options", "显示选项"),
     "order": ("Order", "排序"),
     "text": ("Text", "文本"),
+    "none": ("none", "无"),
 }
 # The report page.
 REPORT: dict[str, tuple[str, str]] = {
@@ -191,7 +192,6 @@ VIEWER: dict[str, tuple[str, str]] = {
     "largest": ("largest first", "从大到小"),
     "smallest": ("smallest first", "从小到大"),
     "statistic": ("Statistic", "统计量"),
-    "none": ("none", "无"),
     "statistic_bar": ("Bar below a map: {name}, {low} to {high} {unit}", "图下色条：{name}，{low} 至 {high} {unit}"),
     "previous_head": ("Previous head", "上一个头"),
     "next_head": ("Next head", "下一个头"),
