@@ -70,5 +70,5 @@ def check_declared(kind: type, base: type, wanted: Mapping[str, str]) -> None:
     """
     between = kind.__mro__[: kind.__mro__.index(base)]
     declared = {name for one in between for name in (*vars(one), *vars(one).get("__annotations__", ()))}
-    if missing := [f"{name} ({says})" for name, says in wanted.items() if name not in declared]:
+    if missing := [f"{name} ({what})" for name, what in wanted.items() if name not in declared]:
         raise ConfigError(f"class {kind.__name__}({base.__name__}): declare {', '.join(missing)}")

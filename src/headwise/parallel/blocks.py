@@ -38,7 +38,7 @@ class Way:
     seed: int = 0
     statistics: tuple[Statistic, ...] = ()
 
-    def sees(self, rows: Span, cols: Span) -> bool:
+    def allows(self, rows: Span, cols: Span) -> bool:
         """Whether the mask allows any of these keys for any of these queries."""
         if rows.start == rows.stop or cols.start == cols.stop:
             return False
@@ -85,7 +85,7 @@ class Rows:
 
     def meet(self, k: Tensor, v: Tensor, cols: Span) -> None:
         """Accumulate keys [b, h_kv, c, d] and values at the positions `cols`, unless all are masked."""
-        if not self.way.sees(self.rows, cols):
+        if not self.way.allows(self.rows, cols):
             return
         here = {statistic: statistic.at(cols) for statistic in self.found if statistic not in self.missing}
         wanted = tuple(dict.fromkeys(local for local in here.values() if local is not None))

@@ -60,7 +60,7 @@ def plan(queries: Layout, keys: Layout, way: Way) -> Plan:
     def far(source: int, cols: Span) -> int:
         """The number of hops to the last rank that needs the piece."""
         for hop in range(ranks - 1, 0, -1):
-            if any(way.sees(here, cols) for here in rows[(source + hop) % ranks]):
+            if any(way.allows(here, cols) for here in rows[(source + hop) % ranks]):
                 return hop
         return 0
 

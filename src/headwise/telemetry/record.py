@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError
 from headwise.events import call_name, in_backward
-from headwise.files import atomic_path
+from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
@@ -149,8 +149,7 @@ class Record:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` as one JSON file, whole or not at all."""
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), allow_nan=False), encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
 
     def write_to(self: Self, writer: Writer) -> Self:
         """Write every measured step from now on; the first failure of a writer is reported as a warning."""
