@@ -18,8 +18,9 @@ namespace HEADWISE_TARGET {
 #include "product.h"
 #include "softmax.h"
 #include "rule.h"
-#include "finish.h"
 #include "top.h"
+#include "statistics.h"
+#include "finish.h"
 #include "forward.h"
 #include "queue.h"
 #include "decode.h"
@@ -35,8 +36,10 @@ namespace HEADWISE_TARGET {
 }  // namespace HEADWISE_TARGET
 
 extern const Target HEADWISE_TARGET_OBJECT;
-const Target HEADWISE_TARGET_OBJECT = {HEADWISE_TARGET_TEXT,      HEADWISE_TARGET::forward,   HEADWISE_TARGET::backward,
-                                       HEADWISE_TARGET::pool,     HEADWISE_TARGET::diagonals, HEADWISE_TARGET::peak,
-                                       HEADWISE_TARGET::bandwidth};
+const Target HEADWISE_TARGET_OBJECT = {
+    HEADWISE_TARGET_TEXT,      HEADWISE_TARGET::Statistics::SIGNATURES,
+    HEADWISE_TARGET::forward,  HEADWISE_TARGET::backward,
+    HEADWISE_TARGET::pool,     HEADWISE_TARGET::diagonals,
+    HEADWISE_TARGET::peak,     HEADWISE_TARGET::bandwidth};
 
 }  // namespace headwise
