@@ -12,6 +12,8 @@ COMPILER := $(shell command -v c++)
 TRITON := triton==3.9.0
 TRITON_FOLDER := $(VENV)/$(TRITON)
 export TEXT
+# Images of Python often forbid it to keep what it compiled: then each of the tests' processes compiles all sources anew.
+export PYTHONDONTWRITEBYTECODE :=
 # -c alone does not reach the packages that build ours: older pips take the first of these for them, newer the second.
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt

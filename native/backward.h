@@ -14,18 +14,16 @@
 // alone, so the bits do not depend on the number of threads. Tasks run together but for those that would add to one place
 // of a bias's gradient: these are in waves, one after the other (learned.h).
 
-constexpr int GRAD_STRIDE = GRAD_KEYS + 16;
-constexpr int GRAD_GROUPS = (GRAD_ROWS + ROWS - 1) / ROWS;
+// With pairs of bfloat16 (DOT) all five are products of them, as in the forward pass, P and dS rounded as FlashAttention has
+// them (Dao 2023): their sums are of float32. P, dS and what is added to the scores' gradients are computed in float32.
 
-// Whether Q Kᵀ and dO Vᵀ, whose numbers are as they came, are products of bfloat16, as the forward pass has them. P and dS would
-// have to be rounded for that, so the three products with them are of float32 in every dtype.
-template <typename T> constexpr bool DOTS = false;
-#if HEADWISE_TARGET_AVX512BF16
-template <> constexpr bool DOTS<Brain> = true;
-#endif
+constexpr int GRAD_STRIDE = GRAD_KEYS + 16;
+constexpr int GRAD_WORDS = GRAD_KEYS / 2 + 16;  // row length of dS in pairs of keys
+constexpr int GRAD_PAIRS = GRAD_ROWS / 2 + 16;  // of Pᵀ and dSᵀ in pairs of queries
 
 template <typename T> struct Backward {
   static constexpr bool DOT = DOTS<T>;
+  static constexpr int ROWS = GROUP<DOT>, KEYS = KEYS_AT_ONCE<DOT>, A_WORD = KEYS_A_WORD<DOT>;
 
   const headwise_backward_call& call;
   Scaling scaling;
@@ -43,14 +41,15 @@ template <typename T> struct Backward {
   struct Memory {
     float *keys_for_scores, *values_for_scores, *keys, *grad_keys, *grad_values;
     float *queries, *query_panels, *grads, *grad_panels, *scores, *slopes, *bend;
+    float *slope_words, *pairs;  // with DOT
     Learned::Block learned;
     bool rows_broken[GRAD_ROWS];
   };
 
   explicit Backward(const headwise_backward_call& call)
       : call(call), scaling(scaling_of<DOT>(call.rule)), width(padded(call.d, PANEL)),
-        value_width(padded(call.d_v, PANEL)), words(DOT ? (call.d + 1) / 2 : call.d),
-        value_words(DOT ? (call.d_v + 1) / 2 : call.d_v), heads_a_group(call.h / call.h_kv),
+        value_width(padded(call.d_v, PANEL)), words(words_of<DOT>(call.d)),
+        value_words(words_of<DOT>(call.d_v)), heads_a_group(call.h / call.h_kv),
         key_blocks(blocks(call.m, GRAD_KEYS)), learned(call), queue{0}, broken{0} {
     values_only = !call.grad_q.data;
     groups = learned.wave_batches * learned.wave_kvs;
@@ -61,15 +60,17 @@ template <typename T> struct Backward {
     Arena arena = {memory};
     m->keys_for_scores = arena.take<float>(GRAD_KEYS * words);
     m->values_for_scores = arena.take<float>(GRAD_KEYS * value_words);
-    m->keys = arena.take<float>(GRAD_KEYS * width);
+    m->keys = arena.take<float>(GRAD_KEYS / A_WORD * width);
     m->grad_keys = arena.take<float>(GRAD_KEYS * width);
     m->grad_values = arena.take<float>(GRAD_KEYS * value_width);
     m->queries = arena.take<float>(GRAD_ROWS * words);
-    m->query_panels = arena.take<float>(GRAD_ROWS * width);
+    m->query_panels = arena.take<float>(GRAD_ROWS / A_WORD * width);
     m->grads = arena.take<float>(GRAD_ROWS * value_words);
-    m->grad_panels = arena.take<float>(GRAD_ROWS * value_width);
+    m->grad_panels = arena.take<float>(GRAD_ROWS / A_WORD * value_width);
     m->scores = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
     m->slopes = arena.take<float>(GRAD_ROWS * GRAD_STRIDE);
+    m->slope_words = arena.take<float>(DOT ? GRAD_ROWS * GRAD_WORDS : 0);
+    m->pairs = arena.take<float>(DOT ? GRAD_KEYS * GRAD_PAIRS : 0);
     m->bend = arena.take<float>(call.rule.soft_cap > 0 ? GRAD_KEYS : 0);
     learned.lay_out(arena, m->learned);
     return arena.next - memory;
@@ -92,6 +93,7 @@ template <typename T> struct Backward {
   }
 
   void chunk_of_keys(int worker) {
+    const Tiles<DOT> tiles;
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
     for (int64_t task; (task = queue.take()) < groups * chunks;) {
@@ -115,7 +117,7 @@ template <typename T> struct Backward {
         pack_keys<DOT>(at(call.v, batch, kv, from + j), call.v.row, count - j, call.d_v,
                        m.values_for_scores + j * value_words, check);
     }
-    if (!values_only) pack_values<false>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
+    if (!values_only) pack_values<DOT>(at(call.k, batch, kv, from), call.k.row, count, call.d, 0, GRAD_KEYS, GRAD_KEYS, m.keys, check);
     if (all_finite_needed && any(check)) broken.raise();
     __builtin_memset(m.grad_keys, 0, (size_t)(GRAD_KEYS * width) * 4);
     __builtin_memset(m.grad_values, 0, (size_t)(GRAD_KEYS * value_width) * 4);
@@ -140,7 +142,7 @@ template <typename T> struct Backward {
   void queries(int64_t batch, int64_t head, int64_t query, int64_t chunk, int64_t from, int64_t to, float* grad_queries,
                float* copy, Memory& m) {
     const int count = (int)least(GRAD_ROWS, call.n - query);
-    Hull parts[GRAD_GROUPS], whole = {to, from};
+    Hull parts[(GRAD_ROWS + ROWS - 1) / ROWS], whole = {to, from};
     for (int g = 0; g * ROWS < count; g++) {
       parts[g] = hull(call, batch, query + g * ROWS, (int)least(ROWS, count - g * ROWS), from, to);
       if (parts[g].first == parts[g].last) continue;
@@ -154,8 +156,9 @@ template <typename T> struct Backward {
     const Scaling plain = {1.0f, 1.0f, false, false};
     load_queries<DOT>(q, call.q.row, count, call.d, scaling, words, m.queries, m.rows_broken);
     load_queries<DOT>(grad, call.grad_out.row, count, call.d_v, plain, value_words, m.grads, m.rows_broken);
-    if (!values_only) pack_values<false>(q, call.q.row, count, call.d, 0, count, GRAD_ROWS, m.query_panels, unused);
-    pack_values<false>(grad, call.grad_out.row, count, call.d_v, 0, count, GRAD_ROWS, m.grad_panels, unused);
+    const int64_t packed = words_of<DOT>(count) * A_WORD;
+    if (!values_only) pack_values<DOT>(q, call.q.row, count, call.d, 0, packed, GRAD_ROWS, m.query_panels, unused);
+    pack_values<DOT>(grad, call.grad_out.row, count, call.d_v, 0, packed, GRAD_ROWS, m.grad_panels, unused);
     const int64_t low = (whole.first - from) / PANEL * PANEL, high = padded(whole.last - from, PANEL);
     for (int64_t p = low; p < high; p += PANEL)
       for (int g = 0; g * ROWS < count; g++) {
@@ -171,26 +174,54 @@ template <typename T> struct Backward {
     learned.begin(m.learned);
     for (int r = 0; r < count; r++) row(batch, head, query, r, chunk, from, low, high, parts[r / ROWS], m);
     learned.end(batch, head, query, from, copy, m.learned);
-    high_by_low(m.scores, m.grad_panels, value_width, m.grad_values, low, least(high, to - from), count);
+    high_by_low(m.scores, m.pairs, m.grad_panels, value_width, m.grad_values, low, high, least(high, to - from), count);
     if (values_only) return;
     for (int g = 0; g * ROWS < count; g++) {
       if (parts[g].first == parts[g].last) continue;
-      const int64_t first = (parts[g].first - from) / W * W, last = padded(parts[g].last - from, W);
+      const int64_t first = (parts[g].first - from) / KEYS * KEYS / A_WORD, last = padded(parts[g].last - from, KEYS) / A_WORD;
+      const float* slopes = DOT ? m.slope_words : m.slopes;
+      const int64_t stride = DOT ? GRAD_WORDS : GRAD_STRIDE;
       for (int64_t c = 0; c < width; c += PANEL)
-        product<false, true, false>((int)least(ROWS, count - g * ROWS), m.slopes + g * ROWS * GRAD_STRIDE + first, GRAD_STRIDE,
-                                    m.keys + c * GRAD_KEYS + first * PANEL, grad_queries + g * ROWS * width + c, width,
-                                    last - first, nullptr);
+        product<DOT, true, false>((int)least(ROWS, count - g * ROWS), slopes + g * ROWS * stride + first, stride,
+                                  m.keys + c * GRAD_KEYS / A_WORD + first * PANEL, grad_queries + g * ROWS * width + c, width,
+                                  last - first, nullptr);
     }
-    high_by_low(m.slopes, m.query_panels, width, m.grad_keys, low, least(high, to - from), count);
+    high_by_low(m.slopes, m.pairs, m.query_panels, width, m.grad_keys, low, high, least(high, to - from), count);
   }
 
-  // grad [keys × size] += weightsᵀ · rows, for the keys [low, high).
-  static void high_by_low(const float* weights, const float* panels, int64_t size, float* grad, int64_t low, int64_t high,
-                          int count) {
+  // grad [keys × size] += weightsᵀ · rows, for the keys [low, last) of the weights' [low, high). `pairs` is memory for them.
+  static void high_by_low(const float* weights, float* pairs, const float* panels, int64_t size, float* grad, int64_t low,
+                          int64_t high, int64_t last, int count) {
+    if (DOT) pair(weights, low, high, count, pairs);
+    const float* from = DOT ? pairs : weights;
     for (int64_t c = 0; c < size; c += PANEL)
-      for (int64_t j = low; j < high; j += ROWS)
-        product<false, true, false, true>((int)least(ROWS, high - j), weights + j, GRAD_STRIDE, panels + c * GRAD_ROWS,
-                                          grad + j * size + c, size, count, nullptr);
+      for (int64_t j = low; j < last; j += ROWS)
+        product<DOT, true, false, !TILED<DOT>>((int)least(ROWS, last - j), TILED<DOT> ? from + j * GRAD_PAIRS : from + j,
+                                               TILED<DOT> ? GRAD_PAIRS : GRAD_STRIDE, panels + c * GRAD_ROWS / A_WORD,
+                                               grad + j * size + c, size, words_of<DOT>(count), nullptr);
+  }
+
+  // Rows of weights as pairs of bfloat16, two rows together: [pair][key], or for tiles transposed, [key][pair]. Pairs beyond
+  // `count` rows, that a step of tiles reads, are zeros.
+  static void pair(const float* weights, int64_t low, int64_t high, int count, float* pairs) {
+    const auto word = [&](int64_t at, int64_t key) __attribute__((always_inline)) {
+      const float* row = weights + 2 * at * GRAD_STRIDE + key;
+      if (2 * at >= count) return all(0.0f);
+      const Words lower = narrowed(load(row));
+      return (Floats)(2 * at + 1 < count ? lower | narrowed(load(row + GRAD_STRIDE)) << 16 : lower);
+    };
+    if (!TILED<DOT>) {
+      for (int64_t at = 0; 2 * at < count; at++)
+        for (int64_t key = low; key < high; key += W) store(pairs + at * GRAD_STRIDE + key, word(at, key));
+      return;
+    }
+    for (int64_t at = 0; 2 * at < count; at += W)
+      for (int64_t key = low; key < high; key += W) {
+        Floats block[W];
+        for (int i = 0; i < W; i++) block[i] = word(at + i, key);
+        transpose(block);
+        for (int i = 0; i < W; i++) store(pairs + (key + i) * GRAD_PAIRS + at, block[i]);
+      }
   }
 
   // Scores become weights, and dP becomes dS; both 0 where the query sees nothing.
@@ -199,8 +230,14 @@ template <typename T> struct Backward {
     float *scores = m.scores + r * GRAD_STRIDE, *slopes = m.slopes + r * GRAD_STRIDE;
     const int64_t first = part.first == part.last ? low : (part.first - from) / W * W;
     const int64_t last = part.first == part.last ? low : padded(part.last - from, W);
-    for (int64_t i = low; i < first; i += W) store(scores + i, all(0.0f)), store(slopes + i, all(0.0f));
-    for (int64_t i = last; i < high; i += W) store(scores + i, all(0.0f)), store(slopes + i, all(0.0f));
+    Brain* narrow_slopes = (Brain*)(m.slope_words + r * GRAD_WORDS);
+    const auto keep_row = [&](int64_t i, Floats weight, Floats slope) __attribute__((always_inline)) {
+      store(scores + i, weight);
+      store(slopes + i, slope);
+      if (DOT) write(narrow_slopes + i, slope, W);
+    };
+    for (int64_t i = low; i < first; i += W) keep_row(i, all(0.0f), all(0.0f));
+    for (int64_t i = last; i < high; i += W) keep_row(i, all(0.0f), all(0.0f));
     if (first == last) return;
     Stretch s = {scores, first, last, from, query + r + call.rule.shift};
     const float cap = call.rule.soft_cap;
@@ -234,8 +271,7 @@ template <typename T> struct Backward {
       slope = p * (slope - delta);
       if (learned.wanted()) store(m.learned.scores + i, choose(nothing, all(0.0f), slope));
       if (cap > 0) slope *= load(m.bend + i);
-      store(scores + i, kept);
-      store(slopes + i, choose(nothing, all(0.0f), slope));
+      keep_row(i, kept, choose(nothing, all(0.0f), slope));
     }
     if (learned.wanted()) learned.row(batch, head, query + r, r, chunk, from, first, last, m.learned);
   }

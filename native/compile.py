@@ -22,7 +22,7 @@ class CannotBuild(Exception):
     """What is missing on this machine."""
 
 
-TARGETS = ("portable", "avx2", "avx512", "avx512bf16")
+TARGETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
 
 def build_in_place(target: str | None = None) -> None:
@@ -92,8 +92,12 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.sanitize:
-            targets = f"-DHEADWISE_TARGETS=portable;{best_target()}"  # all that the tests can run here, twice as soon
-            compile_in(ROOT / "build" / "sanitize", "-DHEADWISE_SANITIZE=ON", targets)
+            best = best_target()  # and portable: all that the tests can run here, twice as soon
+            tiles = ";amx" if best == "avx512bf16" else ""  # emulated
+            compile_in(
+                ROOT / "build" / "sanitize", "-DHEADWISE_SANITIZE=ON", "-DHEADWISE_EMULATE_TILES=ON",
+                f"-DHEADWISE_TARGETS=portable;{best}{tiles}",
+            )  # fmt: skip
         else:
             build_in_place(options.target)
     except CannotBuild as missing:

@@ -26,7 +26,7 @@ struct Eight { int8_t steps; };
 INLINE Floats read(const Eight* x, int64_t count) {
   Ints v = (Ints)all(0.0f);
   if (count >= W) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
     v = (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)x));
 #elif HEADWISE_TARGET_AVX2
     v = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)x));

@@ -34,6 +34,7 @@ template <typename T> struct Diagonals {
   }
 
   void work(int worker) {
+    const Tiles<Source::DOT> tiles;
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
     const int64_t stripes = blocks(all, stripe);

@@ -1,7 +1,14 @@
 // The C interface: which target runs, on which threads, with which memory. Compiled for the baseline of the platform.
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #include <time.h>
 #include <unistd.h>
 
@@ -19,36 +26,85 @@ extern const Target target_avx512;
 #if HEADWISE_HAS_AVX512BF16
 extern const Target target_avx512bf16;
 #endif
+#if HEADWISE_HAS_AMX
+extern const Target target_amx;
+#endif
 
 namespace {
 
 struct Candidate {
   const Target* target;
-  bool runs;  // on this CPU
+  const char* refusal;  // why it does not run here, or NULL
 };
 
+#if HEADWISE_EMULATE_TILES
+const bool EMULATED = true;
+#else
+const bool EMULATED = false;
+#endif
+
+#if defined(__x86_64__)
+// Whether the kernel lets this process use tiles. Linux wants to be asked, once for all threads that begin later: their state is
+// 8 KB that every thread switch saves. A container or an old kernel may say no, and so may a signal stack that is too small for it.
+const char* tiles_refused() {
+#if HEADWISE_EMULATE_TILES
+  return nullptr;
+#elif defined(__linux__)
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const unsigned TILE = 1u << 24, BF16 = 1u << 22, OSXSAVE = 1u << 27;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (TILE | BF16)) != (TILE | BF16)) return "this CPU lacks its instructions";
+  __get_cpuid(1, &a, &b, &c, &d);
+  if (!(c & OSXSAVE)) return "the operating system does not save tiles";
+  unsigned low, high;
+  __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  if ((low >> 17 & 3) != 3) return "the operating system does not save tiles";
+  const long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+  if (!syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)) return nullptr;
+  return errno == ENOSPC ? "a thread's signal stack is too small for tiles" : "Linux does not permit tiles to this process";
+#else
+  return "tiles are used on Linux alone";
+#endif
+}
+#endif
+
+// In the order in which they are chosen: by what they reach, not by the newest instruction. On Intel's CPUs vdpbf16ps runs at half
+// the rate of float32, so without tiles bfloat16 is converted; on AMD's it runs at twice that rate.
 const Candidate* candidates() {
-  static Candidate list[5];
+  static Candidate list[6];
   if (list[0].target) return list;
   int i = 0;
 #if defined(__x86_64__)
+  const char* const LACKS = "this CPU lacks its instructions";
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  (void)avx512;
+  const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
+  (void)avx2, (void)bf16, (void)tiles_refused, (void)LACKS, (void)EMULATED;  // with fewer targets some are not used
+#if HEADWISE_HAS_AMX
+  const Candidate tiles = {&target_amx, bf16 ? tiles_refused() : LACKS};
+  if (!EMULATED) list[i++] = tiles;
+#endif
 #if HEADWISE_HAS_AVX512BF16
-  list[i++] = {&target_avx512bf16, avx512 && __builtin_cpu_supports("avx512bf16")};
+  const Candidate pairs = {&target_avx512bf16, bf16 ? nullptr : LACKS};
+  const bool pairs_first = !__builtin_cpu_is("intel");
+  if (pairs_first) list[i++] = pairs;
 #endif
 #if HEADWISE_HAS_AVX512
-  list[i++] = {&target_avx512, avx512};
+  list[i++] = {&target_avx512, avx512 ? nullptr : LACKS};
+#endif
+#if HEADWISE_HAS_AVX512BF16
+  if (!pairs_first) list[i++] = pairs;
 #endif
 #if HEADWISE_HAS_AVX2
-  list[i++] = {&target_avx2, avx2};
+  list[i++] = {&target_avx2, avx2 ? nullptr : LACKS};
 #endif
 #endif
-  list[i++] = {&target_portable, true};
-  list[i] = {nullptr, false};
+  list[i++] = {&target_portable, nullptr};
+#if HEADWISE_HAS_AMX
+  if (EMULATED) list[i++] = tiles;  // named, for tests: it is slow
+#endif
+  list[i] = {nullptr, nullptr};
   return list;
 }
 
@@ -56,7 +112,7 @@ const Target* chosen = nullptr;
 
 const Target* find(const char* name) {
   for (const Candidate* c = candidates(); c->target; c++)
-    if (c->runs && (!name || !strcmp(name, c->target->name))) return c->target;
+    if (!c->refusal && (!name || !strcmp(name, c->target->name))) return c->target;
   return nullptr;
 }
 
@@ -165,6 +221,12 @@ const char* headwise_targets(void) {
     memcpy(names, text, sizeof names);
   }
   return names;
+}
+
+const char* headwise_refusal(const char* name) {
+  for (const Candidate* c = candidates(); c->target; c++)
+    if (!strcmp(name, c->target->name)) return c->refusal ? c->refusal : "";
+  return nullptr;
 }
 
 // When the library is loaded, before there can be two threads that fill in the same lists.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The compiled kernels' tests on the targets avx512 and avx512bf16, on a CPU that has AVX2 only: native/emulate.h makes
-# AVX-512 of AVX2. It shows that these targets compute, read and write what they should; it shows nothing of the code
+# The compiled kernels' tests on the targets avx512, avx512bf16 and amx, on a CPU that has AVX2 only: native/emulate.h makes
+# AVX-512 of AVX2, and native/emulate_tiles.h tiles of C. It shows that these targets compute, read and write what they should; it shows nothing of the code
 # that a compiler makes of AVX-512 itself, and nothing of speed. More arguments go to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,14 +13,15 @@ flags=(-std=c++17 -O2 -fPIC -fvisibility=hidden -fno-math-errno -ffp-contract=fa
 compile() { ${CXX:-g++} "${flags[@]}" "$@"; }
 
 # The dispatcher believes that the CPU has all that it asks for.
-compile -D'__builtin_cpu_supports(feature)=1' -DHEADWISE_HAS_AVX512=1 -DHEADWISE_HAS_AVX512BF16=1 \
+compile -D'__builtin_cpu_supports(feature)=1' -DHEADWISE_EMULATE_TILES=1 \
+  -DHEADWISE_HAS_AVX512=1 -DHEADWISE_HAS_AVX512BF16=1 -DHEADWISE_HAS_AMX=1 \
   -c native/dispatch.cpp -o "$build/dispatch.o"
 compile -DHEADWISE_TARGET_PORTABLE=1 -c native/target.cpp -o "$build/portable.o"
-for target in AVX512 AVX512BF16; do
-  compile -mavx2 -mfma -mf16c -DHEADWISE_EMULATE=1 -DHEADWISE_TARGET_$target=1 -c native/target.cpp -o "$build/$target.o"
+for target in AVX512 AVX512BF16 AMX; do
+  compile -mavx2 -mfma -mf16c -DHEADWISE_EMULATE=1 -DHEADWISE_EMULATE_TILES=1 -DHEADWISE_TARGET_$target=1 -c native/target.cpp -o "$build/$target.o"
 done
 ${CC:-cc} ${CXXFLAGS:-} -shared -o "$build/libheadwise.so" \
-  "$build"/{dispatch,portable,AVX512,AVX512BF16}.o -lpthread -lm
+  "$build"/{dispatch,portable,AVX512,AVX512BF16,AMX}.o -lpthread -lm
 
 HEADWISE_NATIVE_LIBRARY=$PWD/$build/libheadwise.so \
   "$python" -m pytest tests/native/test_kernel*.py -m 'not slow and not bench' -p no:cacheprovider \

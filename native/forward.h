@@ -16,7 +16,6 @@
 // them to the columns. A chunk of query blocks has columns of its own, and chunks are added up in order, so the bits
 // do not depend on the number of threads.
 
-constexpr int GROUPS = (BLOCK_ROWS + ROWS - 1) / ROWS;
 // Keys that p·V takes at a time: so that a panel of values stays in L1.
 constexpr int VALUE_STEPS = 16384 / (4 * PANEL);
 
@@ -33,7 +32,7 @@ struct Shape {
 
 template <bool DOT> static Shape shape_of(const headwise_forward_call& call, const Wanted& wanted) {
   Shape s;
-  s.words = DOT ? (call.d + 1) / 2 : call.d;
+  s.words = words_of<DOT>(call.d);
   s.width = padded(call.d_v, PANEL);
   s.height = padded(call.m, PANEL);
   s.key_bytes = padded(s.height * s.words * 4, 64);
@@ -126,6 +125,9 @@ static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const 
 }
 
 template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
+  static constexpr int ROWS = GROUP<DOT>;  // that a product takes
+  static constexpr int KEYS = KEYS_AT_ONCE<DOT>;
+
   const headwise_forward_call& call;
   const Wanted wanted;
   const Shape shape;
@@ -151,7 +153,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
     for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS) {
-      Hull parts[GROUPS];
+      Hull parts[(BLOCK_ROWS + ROWS - 1) / ROWS];
       bool empty = true;
       for (int g = 0; g * ROWS < count; g++) {
         const int rows = (int)least(ROWS, count - g * ROWS);
@@ -202,7 +204,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = NOTHING;
     if (part.first == part.last) return;
     const int64_t first = part.first - from, last = part.last - from;
-    Stretch s = {t.logits + r * STRIDE, first / W * W, padded(last, W), from, query + r + call.rule.shift};
+    Stretch s = {t.logits + r * STRIDE, first / KEYS * KEYS, padded(last, KEYS), from, query + r + call.rule.shift};
     float factor = scaling.factor, top;
     const int64_t begin = from + first / PANEL * PANEL, end = from + padded(last, PANEL);
     if (scaling.adjusted) {
@@ -240,17 +242,17 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
   // 3. O += p V.
   void mix(int64_t from, int count, const Hull* parts, const float* weights, int64_t stride, const float* values,
            Scratch& t) const {
-    constexpr int KEYS_A_WORD = DOT ? 2 : 1;
-    const int64_t height = shape.height / KEYS_A_WORD;
-    for (int64_t step = 0; step < BLOCK_KEYS / KEYS_A_WORD; step += VALUE_STEPS)
+    constexpr int A_WORD = KEYS_A_WORD<DOT>;
+    const int64_t height = shape.height / A_WORD;
+    for (int64_t step = 0; step < BLOCK_KEYS / A_WORD; step += VALUE_STEPS)
       for (int64_t c = 0; c < shape.width; c += PANEL)
         for (int g = 0; g * ROWS < count; g++) {
           if (parts[g].first == parts[g].last) continue;
-          const int64_t first = most(step, (parts[g].first - from) / W * W / KEYS_A_WORD);
-          const int64_t last = least(step + VALUE_STEPS, padded(parts[g].last - from, W) / KEYS_A_WORD);
+          const int64_t first = most(step, (parts[g].first - from) / KEYS * KEYS / A_WORD);
+          const int64_t last = least(step + VALUE_STEPS, padded(parts[g].last - from, KEYS) / A_WORD);
           if (first >= last) continue;
           product<DOT, true, false>((int)least(ROWS, count - g * ROWS), weights + g * ROWS * stride + first, stride,
-                                    values + c * height + (from / KEYS_A_WORD + first) * PANEL,
+                                    values + c * height + (from / A_WORD + first) * PANEL,
                                     t.out + g * ROWS * shape.width + c, shape.width, last - first, nullptr);
         }
   }

@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 8
+#define HEADWISE_ABI 10
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -143,11 +143,13 @@ HEADWISE_EXPORT int headwise_pool(const headwise_pool_call* call);
 // The mass of each distance.
 HEADWISE_EXPORT int headwise_diagonals(const headwise_diagonals_call* call);
 
-// The version of this interface, the target in use ("avx512bf16", "avx512", "avx2", "portable"), and all that were
-// compiled in, comma-separated. HEADWISE_TARGET in the environment of the process chooses a lower one.
+// The version of this interface, the target in use ("amx", "avx512bf16", "avx512", "avx2", "portable"), and all that were
+// compiled in, comma-separated, in the order in which they are chosen. HEADWISE_TARGET in the environment names another one.
 HEADWISE_EXPORT int headwise_abi_version(void);
 HEADWISE_EXPORT const char* headwise_target_name(void);
 HEADWISE_EXPORT const char* headwise_targets(void);
+// Why a target that was compiled in does not run here, or "" if it does; NULL if it was not compiled in.
+HEADWISE_EXPORT const char* headwise_refusal(const char* name);
 // The statistics that headwise_forward computes, in the order of their codes; NULL ends the list. Signatures such as
 // "key_weights(float32[m]): float32[b, h, n]" or "top_keys(count): int64[b, h, n, count]"; `int` is one of `numbers`.
 HEADWISE_EXPORT const char* const* headwise_statistics(void);

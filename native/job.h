@@ -14,6 +14,10 @@ template <typename Job> static int do_all(Job& job, int64_t tasks) {
 
 template <template <typename> class Job, typename Call> static int by_dtype(const Call& call) {
   if (call.dtype == HEADWISE_BFLOAT16) return Job<Brain>(call).go();
+#if HEADWISE_DOT
+  return HEADWISE_DONE;  // never: see target.cpp
+#else
   if (call.dtype == HEADWISE_FLOAT16) return Job<Half>(call).go();
   return Job<float>(call).go();
+#endif
 }

@@ -18,10 +18,16 @@ INLINE Floats read(const float* x, int64_t count) {
 struct Brain { uint16_t bits; };
 struct Half { uint16_t bits; };
 
+// Whether products of a dtype are of pairs of its numbers as they are.
+template <typename T> constexpr bool DOTS = false;
+#if HEADWISE_DOT
+template <> constexpr bool DOTS<Brain> = true;
+#endif
+
 INLINE Floats read(const Brain* x, int64_t count) {
   Words v = (Words)all(0.0f);
   if (count >= W) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
     v = (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)x));
 #elif HEADWISE_TARGET_AVX2
     v = (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)x));
@@ -68,7 +74,7 @@ static uint16_t narrow_half(float x) {
 }
 
 INLINE Floats read(const Half* x, int64_t count) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
   if (count >= W) return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)x));
 #elif HEADWISE_TARGET_AVX2
   if (count >= W) return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)x));
@@ -84,7 +90,7 @@ INLINE void write(float* x, Floats v, int64_t count) {
   for (int i = 0; i < count; i++) x[i] = v[i];
 }
 INLINE void write(Brain* x, Floats v, int64_t count) {
-#if HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_DOT
   if (count >= W) {
     const __m256bh low = _mm512_cvtneps_pbh(v);
     __builtin_memcpy(x, &low, sizeof low);
@@ -93,8 +99,19 @@ INLINE void write(Brain* x, Floats v, int64_t count) {
 #endif
   for (int i = 0; i < W && i < count; i++) x[i].bits = narrow(v[i]);
 }
+#if HEADWISE_DOT
+// Each number as bfloat16, in the lower half of its lane.
+INLINE Words narrowed(Floats v) {
+  const __m256bh low = _mm512_cvtneps_pbh(v);
+  __m256i bits;
+  __builtin_memcpy(&bits, &low, sizeof bits);
+  return (Words)_mm512_cvtepu16_epi32(bits);
+}
+#else
+INLINE Words narrowed(Floats v) { return (Words)v >> 16; }  // for what is compiled and never runs
+#endif
 INLINE void write(Half* x, Floats v, int64_t count) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
   if (count >= W) return _mm256_storeu_si256((__m256i*)x, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 #elif HEADWISE_TARGET_AVX2
   if (count >= W) return _mm_storeu_si128((__m128i*)x, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
@@ -106,6 +123,17 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
 INLINE int64_t padded(int64_t size, int64_t block) { return blocks(size, block) * block; }
+
+// What a product of two blocks takes: rows of A, words of the axis that it sums over, and keys of those words. The words are
+// padded with zeros to whole steps.
+template <bool DOT> constexpr bool TILED = DOT && HEADWISE_TILES;
+template <bool DOT> constexpr int GROUP = TILED<DOT> ? 16 : ROWS;
+template <bool DOT> constexpr int STEP = TILED<DOT> ? 16 : 1;
+template <bool DOT> constexpr int KEYS_A_WORD = DOT ? 2 : 1;
+template <bool DOT> constexpr int KEYS_AT_ONCE = TILED<DOT> ? STEP<DOT> * KEYS_A_WORD<DOT> : W;
+
+// Words of a vector of `size` numbers.
+template <bool DOT> INLINE int64_t words_of(int64_t size) { return padded(blocks(size, KEYS_A_WORD<DOT>), STEP<DOT>); }
 
 // a0 b0 a1 b1 …: the lower, the upper halves of two vectors, interleaved.
 template <int... I> struct Indices {};
@@ -156,7 +184,7 @@ template <bool DOT> INLINE Ints not_finite_words(Floats x) {
 // are set.
 template <bool DOT, typename T>
 static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Ints& check) {
-  const int64_t size = DOT ? (d + 1) / 2 : d, whole = whole_words<DOT>(d);
+  const int64_t size = words_of<DOT>(d), whole = whole_words<DOT>(d);
   Ints met = check;
   for (int64_t j = 0; j < PANEL; j += W) {
     const T* from = keys + j * stride;

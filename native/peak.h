@@ -33,7 +33,7 @@ template <bool DOT> static void multiply(Peak& peak) {
 
 static void multiply_all(void* context, int) {
   Peak& peak = *(Peak*)context;
-#if HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_DOT
   if (peak.dtype == HEADWISE_BFLOAT16) return multiply<true>(peak);
 #endif
   multiply<false>(peak);
@@ -42,7 +42,7 @@ static void multiply_all(void* context, int) {
 // Best of a few rounds, in operations a second; a multiply-add is two.
 static double peak(int dtype, int threads) {
   bool dot = false;
-#if HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_DOT
   dot = dtype == HEADWISE_BFLOAT16;
 #endif
   double best = 0.0;

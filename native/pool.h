@@ -45,6 +45,7 @@ template <typename T> struct Pool {
   }
 
   void work(int worker) {
+    const Tiles<Source::DOT> tiles;
     Memory m;
     lay_out(scratch + worker * scratch_bytes, &m);
     const int64_t high = blocks(height, task_rows), wide = blocks(width, task_cols);

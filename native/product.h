@@ -13,7 +13,7 @@
 // few enough loads that those do not limit it.
 
 template <bool DOT> INLINE Floats multiply_add(Floats c, Floats a, Floats b) {
-#if HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_DOT
   if (DOT) return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 #endif
   return c + a * b;
@@ -56,6 +56,9 @@ static void register_block(const float* __restrict a, int64_t lda, const float* 
 template <bool DOT, bool ADD, bool FOLD, bool TURNED = false>
 INLINE void product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps,
                     Floats* top) {
+#if HEADWISE_TILES
+  if (DOT) return tile_product<ADD, FOLD>(rows, a, lda, b, c, ldc, steps, top);
+#endif
   switch (rows) {
     case 1: return register_block<DOT, 1, ADD, FOLD, TURNED>(a, lda, b, c, ldc, steps, top);
     case 2: return register_block<DOT, 2, ADD, FOLD, TURNED>(a, lda, b, c, ldc, steps, top);

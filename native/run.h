@@ -60,6 +60,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   }
 
   void attend_wave(int worker) {
+    const Tiles<DOT> tiles;
     Scratch& t = memory(worker);
     const int64_t chunks = forward.shape.chunks;
     const headwise_forward_call& call = forward.call;
@@ -71,6 +72,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   }
 
   void attend_local(int worker) {
+    const Tiles<DOT> tiles;
     Scratch& t = memory(worker);
     char* to = packed + worker * head_bytes;
     const headwise_forward_call& call = forward.call;
@@ -154,11 +156,11 @@ template <bool DOT, typename T> static int run(const headwise_forward_call& call
 }
 
 static int forward(const headwise_forward_call& call) {
-#if HEADWISE_TARGET_AVX512BF16
-  if (call.dtype == HEADWISE_BFLOAT16) return run<true, Brain>(call);
+  if (call.dtype == HEADWISE_BFLOAT16) return run<DOTS<Brain>, Brain>(call);
+#if HEADWISE_DOT
+  return HEADWISE_DONE;  // never: see target.cpp
 #else
-  if (call.dtype == HEADWISE_BFLOAT16) return run<false, Brain>(call);
-#endif
   if (call.dtype == HEADWISE_FLOAT16) return run<false, Half>(call);
   return run<false, float>(call);
+#endif
 }

@@ -3,7 +3,7 @@
 // Arithmetic is written with the compiler's vector extensions (a * b + c becomes a fused multiply-add), so it is the
 // same text for every target, and NEON comes for free.
 
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
 constexpr int W = 16;        // lanes
 constexpr int ROWS = 6;      // a register block of a product is ROWS × (PANEL) floats:
 constexpr int VECTORS = 4;   //   24 accumulators, 4 of B and one of A in 32 registers
@@ -36,7 +36,7 @@ INLINE Floats load(const float* x) {
 INLINE void store(float* x, Floats v) { __builtin_memcpy(x, &v, sizeof v); }
 
 INLINE Floats all(float x) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
   return _mm512_set1_ps(x);
 #elif HEADWISE_TARGET_AVX2
   return _mm256_set1_ps(x);
@@ -54,7 +54,7 @@ INLINE Floats ramp() {
 
 // The larger; if either is NaN, `b`.
 INLINE Floats larger(Floats a, Floats b) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
   return _mm512_max_ps(a, b);
 #elif HEADWISE_TARGET_AVX2
   return _mm256_max_ps(a, b);
@@ -67,7 +67,7 @@ INLINE Floats larger(Floats a, Floats b) {
 
 // The smaller; if either is NaN, `b`.
 INLINE Floats smaller(Floats a, Floats b) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
   return _mm512_min_ps(a, b);
 #elif HEADWISE_TARGET_AVX2
   return _mm256_min_ps(a, b);
@@ -88,7 +88,7 @@ INLINE Floats choose(Ints mask, Floats x, Floats y) { return (Floats)(((Ints)x &
 
 // Sums and maxima over the lanes, halving the vector: one order of adding, whatever the compiler.
 INLINE float sum(Floats v) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
   return _mm512_reduce_add_ps(v);
 #elif HEADWISE_TARGET_AVX2
   __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -99,7 +99,7 @@ INLINE float sum(Floats v) {
 #endif
 }
 INLINE float maximum(Floats v) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
   return _mm512_reduce_max_ps(v);
 #elif HEADWISE_TARGET_AVX2
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
@@ -113,7 +113,7 @@ INLINE float maximum(Floats v) {
 
 // One bit for each lane that is set.
 INLINE unsigned bits(Ints mask) {
-#if HEADWISE_TARGET_AVX512 || HEADWISE_TARGET_AVX512BF16
+#if HEADWISE_AVX512
   return _mm512_movepi32_mask((__m512i)mask);
 #elif HEADWISE_TARGET_AVX2
   return (unsigned)_mm256_movemask_ps((__m256)mask);

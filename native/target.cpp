@@ -6,6 +6,9 @@
 #elif defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if HEADWISE_EMULATE_TILES
+#include "emulate_tiles.h"  // AMX made of any vectors, likewise
+#endif
 
 #include "headwise.h"
 #include "target.h"
@@ -15,6 +18,7 @@ namespace HEADWISE_TARGET {
 
 #include "simd.h"
 #include "pack.h"
+#include "tiles.h"
 #include "product.h"
 #include "softmax.h"
 #include "rule.h"
@@ -35,11 +39,22 @@ namespace HEADWISE_TARGET {
 
 }  // namespace HEADWISE_TARGET
 
+#if HEADWISE_DOT
+// What is not of bfloat16 is computed with the same instructions as in avx512, so it is compiled there alone.
+extern const Target target_avx512;
+template <auto HERE, auto THERE, typename Call> static int of_dtype(const Call& call) {
+  return call.dtype == HEADWISE_BFLOAT16 ? HERE(call) : (target_avx512.*THERE)(call);
+}
+#define HEADWISE_STEP(step) of_dtype<HEADWISE_TARGET::step, &Target::step>
+#else
+#define HEADWISE_STEP(step) HEADWISE_TARGET::step
+#endif
+
 extern const Target HEADWISE_TARGET_OBJECT;
 const Target HEADWISE_TARGET_OBJECT = {
-    HEADWISE_TARGET_TEXT,      HEADWISE_TARGET::Statistics::SIGNATURES,
-    HEADWISE_TARGET::forward,  HEADWISE_TARGET::backward,
-    HEADWISE_TARGET::pool,     HEADWISE_TARGET::diagonals,
-    HEADWISE_TARGET::peak,     HEADWISE_TARGET::bandwidth};
+    HEADWISE_TARGET_TEXT,    HEADWISE_TARGET::Statistics::SIGNATURES,
+    HEADWISE_STEP(forward),  HEADWISE_STEP(backward),
+    HEADWISE_STEP(pool),     HEADWISE_STEP(diagonals),
+    HEADWISE_TARGET::peak,   HEADWISE_TARGET::bandwidth};
 
 }  // namespace headwise

@@ -5,7 +5,28 @@
 
 #include "headwise.h"
 
-#if HEADWISE_TARGET_AVX512BF16
+// What a target has: vectors of AVX-512, products of bfloat16 (DOT), and tiles for them.
+#if HEADWISE_TARGET_AMX
+#define HEADWISE_TILES 1
+#else
+#define HEADWISE_TILES 0
+#endif
+#if HEADWISE_TARGET_AVX512BF16 || HEADWISE_TILES
+#define HEADWISE_DOT 1
+#else
+#define HEADWISE_DOT 0
+#endif
+#if HEADWISE_TARGET_AVX512 || HEADWISE_DOT
+#define HEADWISE_AVX512 1
+#else
+#define HEADWISE_AVX512 0
+#endif
+
+#if HEADWISE_TARGET_AMX
+#define HEADWISE_TARGET amx
+#define HEADWISE_TARGET_TEXT "amx"
+#define HEADWISE_TARGET_OBJECT target_amx
+#elif HEADWISE_TARGET_AVX512BF16
 #define HEADWISE_TARGET avx512bf16
 #define HEADWISE_TARGET_TEXT "avx512bf16"
 #define HEADWISE_TARGET_OBJECT target_avx512bf16

@@ -13,9 +13,13 @@
 // Packing costs a key what some ten queries cost it; a rectangle has hundreds.
 
 template <typename Call, typename T> struct Weights {
+  static constexpr bool DOT = DOTS<T>;
+  static constexpr int ROWS = GROUP<DOT>;
+
   const Call& call;
   const Scaling scaling;
   const int64_t stripe;  // keys at most
+  const int64_t words;   // of a query or key
 
   struct Memory {
     float *queries, *logits, *keys;
@@ -24,12 +28,12 @@ template <typename Call, typename T> struct Weights {
     int64_t head, begin, end;  // of the stripe; the head is counted through batch entries
   };
 
-  Weights(const Call& call, int64_t stripe) : call(call), scaling(scaling_of<false>(call.rule)), stripe(stripe) {}
+  Weights(const Call& call, int64_t stripe) : call(call), scaling(scaling_of<DOT>(call.rule)), stripe(stripe), words(words_of<DOT>(call.d)) {}
 
   void lay_out(Arena& arena, Memory& m) const {
-    m.queries = arena.take<float>(BLOCK_ROWS * call.d);
+    m.queries = arena.take<float>(BLOCK_ROWS * words);
     m.logits = arena.take<float>(BLOCK_ROWS * STRIDE);
-    m.keys = arena.take<float>(padded(stripe, BLOCK_KEYS) * call.d);
+    m.keys = arena.take<float>(padded(stripe, BLOCK_KEYS) * words);
     m.packed = arena.take<bool>(blocks(stripe, BLOCK_KEYS));
     m.broken = arena.take<bool>(BLOCK_ROWS);
   }
@@ -50,7 +54,7 @@ template <typename Call, typename T> struct Weights {
     const Hull seen = hull(call, batch, query, count, low, high);
     if (seen.first == seen.last) return;
     const T* q = (const T*)call.q.data + batch * call.q.batch + m.head % call.h * call.q.head + query * call.q.row;
-    load_queries<false>(q, call.q.row, count, call.d, scaling, call.d, m.queries, m.broken);
+    load_queries<DOT>(q, call.q.row, count, call.d, scaling, words, m.queries, m.broken);
     for (int64_t from = seen.first - (seen.first - m.begin) % BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS)
       for (int g = 0; g < count; g += ROWS) {
         const int rows = (int)least(ROWS, count - g);
@@ -58,8 +62,8 @@ template <typename Call, typename T> struct Weights {
         if (part.first == part.last) continue;
         const float* keys = packed(m, from);
         for (int64_t p = (part.first - from) / PANEL * PANEL; p < part.last - from; p += PANEL)
-          product<false, false, false>(rows, m.queries + g * call.d, call.d, keys + p * call.d, m.logits + g * STRIDE + p, STRIDE,
-                                       call.d, nullptr);
+          product<DOT, false, false>(rows, m.queries + g * words, words, keys + p * words, m.logits + g * STRIDE + p, STRIDE,
+                                     words, nullptr);
         for (int r = g; r < g + rows; r++) weigh(m, batch, query, r, from, part);
         each(g, rows, part.first, m.logits + g * STRIDE + (part.first - from), part.last - part.first);
       }
@@ -68,13 +72,13 @@ template <typename Call, typename T> struct Weights {
  private:
   const float* packed(Memory& m, int64_t from) const {
     const int64_t index = (from - m.begin) / BLOCK_KEYS;
-    float* keys = m.keys + (from - m.begin) * call.d;
+    float* keys = m.keys + (from - m.begin) * words;
     if (m.packed[index]) return keys;
     m.packed[index] = true;
     Ints unused = {};
     const T* k = (const T*)call.k.data + m.head / call.h * call.k.batch + m.head % call.h / (call.h / call.h_kv) * call.k.head;
     for (int64_t p = 0; p < least(BLOCK_KEYS, m.end - from); p += PANEL)
-      pack_keys<false>(k + (from + p) * call.k.row, call.k.row, call.m - from - p, call.d, keys + p * call.d, unused);
+      pack_keys<DOT>(k + (from + p) * call.k.row, call.k.row, call.m - from - p, call.d, keys + p * words, unused);
     return keys;
   }
 
@@ -83,11 +87,15 @@ template <typename Call, typename T> struct Weights {
     const int64_t head = m.head % call.h;
     Stretch s = {m.logits + r * STRIDE, (part.first - from) / W * W, padded(part.last - from, W), from,
                  query + r + call.rule.shift};
-    if (scaling.adjusted) adjust(call, batch, head, query + r, s, 1.0f);
+    float factor = scaling.factor;
+    if (scaling.adjusted) {
+      adjust(call, batch, head, query + r, s, factor);
+      factor = 1.0f;
+    }
     if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
     const float lse = call.lse[m.head * call.n + query + r];
     const float base = lse == NOTHING ? -NOTHING : lse * LOG2E;  // a row that sees nothing has weights 0
-    for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, weight_of(load(s.logits + i), base));
+    for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, weight_of(load(s.logits + i) * factor, base));
     if (lse != lse)  // what is hidden is 0 in such a row too
       for (int64_t i = s.from; i < s.to; i++)
         if (!sees(call, batch, head, query + r, from + i)) s.logits[i] = 0.0f;

@@ -2,11 +2,14 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from parameters import without_repeated_pairs
+from processes import processor_time
 
 # The tests over registries hold for the parts of other packages too, if they are asked to.
 if os.environ.get("HEADWISE_TEST_PLUGINS"):
@@ -34,6 +37,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-times", metavar="FILE", help="add a line a test: its seconds of CPU time")
     parser.addoption("--products", action="store_true", help="all sets of parameters, and not each two values together")
 
 
@@ -45,3 +49,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = set(items) - set(kept)
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = kept
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Unlike --durations, processor time is the same on a machine that does other things too."""
+    if not (path := item.config.getoption("--cpu-times")):
+        return (yield)
+    before = processor_time()
+    try:
+        return (yield)
+    finally:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(f"{processor_time() - before:.3f} {item.nodeid}\n")

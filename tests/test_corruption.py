@@ -27,10 +27,11 @@ from headwise.corpus.tally import Tally, Trouble
 from headwise.edit import load_pruned, prune, save_pruned
 from headwise.edit.budgets import Budget
 from headwise.errors import HeadwiseError
-from headwise.lm.checkpoint import header_of, load_checkpoint, read, save_model, unpack, write
+from headwise.lm.checkpoint import header_of, load_checkpoint, read, save_model, unpack
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.lm.training_state import training_state
+from headwise.tensor_files import write_tensors
 
 TIMES = 200
 FEW = 25  # of what transformers reads, which takes longer
@@ -76,7 +77,7 @@ def _training(folder: Path) -> Path:
         "settings": {"seed": 3}, "step": 3, "seconds": 0.5, "best": {"all": 2.5},
         "log": [{"step": 3, "heldout_loss": 2.5}],
     }  # fmt: skip
-    write(folder / "training.safetensors", tensors, header_of(decoder.config, TOKENIZER, info))
+    write_tensors(folder / "training.safetensors", tensors, header_of(decoder.config, TOKENIZER, info))
     return folder / "training.safetensors"
 
 
@@ -254,7 +255,7 @@ def _pruned(transformers: Any, folder: Path) -> Path:
     sizes = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 7}
     config = transformers.BertConfig(vocab_size=11, max_position_embeddings=13, pad_token_id=0, **sizes)
     model: nn.Module = transformers.BertModel(config).eval()
-    save_pruned(prune(model, {"encoder.layer.0.attention.self": [1]}).model, folder / "pruned")
+    save_pruned(prune(model, {"encoder.layer.0.attention.self": [1]}, copy=True).model, folder / "pruned")
     return folder / "pruned"
 
 

@@ -8,6 +8,7 @@ import inspect
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ INSIDE = [name for name in MODULES if name != "headwise"]
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}
 
 
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    """All of a module's syntax; each module is parsed once for all rules."""
+    return list(ast.walk(ast.parse(source)))
+
+
+@cache
 def rows() -> list[list[str]]:
     """The rooms in the picture that opens docs/architecture.md, row by row."""
     picture = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").split("```")[1]
@@ -33,7 +41,7 @@ def imports(module: str, source: str) -> set[str]:
     """The modules of headwise that a module's source imports, wherever in the file."""
     package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -143,18 +151,24 @@ def test_type_checkers_see_the_same_front_door():
 
 
 @pytest.mark.parametrize(
-    ("module", "heavy"),
+    "lines",
     [
-        ("headwise", {"torch", "numpy", "scipy", "matplotlib", "typer", "rich"}),
-        ("headwise.attention", {"scipy", "matplotlib", "typer", "rich", "fontTools", "torch._dynamo"}),
-        ("headwise.lm.model, headwise.parallel, headwise.telemetry", {"scipy", "matplotlib", "torch._dynamo"}),
-        ("headwise.cli", {"torch", "numpy", "scipy", "matplotlib"}),
+        {
+            "headwise": {"torch", "numpy", "scipy", "matplotlib", "typer", "rich"},
+            "headwise.cli": {"torch", "numpy", "scipy", "matplotlib"},
+        },
+        {
+            "headwise.attention": {"scipy", "matplotlib", "typer", "rich", "fontTools", "torch._dynamo"},
+            "headwise.lm.model, headwise.parallel, headwise.telemetry": {"scipy", "matplotlib", "torch._dynamo"},
+        },
     ],
 )
-def test_import_is_light(module, heavy):
-    script = f"import sys, {module}; sys.stdout.write(' '.join(sys.modules))"
+def test_import_is_light(lines):
+    """What is imported one after the other in one process, with what no module has imported by then."""
+    script = "import sys\n" + "".join(f"import {line}\nprint(*sys.modules)\n" for line in lines)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert heavy & set(done.stdout.split()) == set()
+    assert [heavy & set(loaded.split()) for loaded, heavy in zip(
+        done.stdout.splitlines(), lines.values(), strict=True)] == [set()] * len(lines)  # fmt: skip
 
 
 UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -165,7 +179,7 @@ NEVER_FROM_TORCH = {"torch.save", "torch.load"}
 def forbidden(source: str) -> list[str]:
     """Uses of what the library never uses, as line: name."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [a.name for a in node.names if a.name.partition(".")[0] in UNPICKLES]
@@ -237,7 +251,7 @@ def classes_of_designs() -> set[str]:
 def designs_named(source: str) -> set[str]:
     """Head designs that a module's source names: imported, called, compared with. Texts may mention them."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ImportFrom):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute):
@@ -269,25 +283,26 @@ def test_a_head_design_that_is_named_is_found(line):
 def switches(source: str, room: str, known: set[str]) -> list[str]:
     """Uses of a class of `known`, imported from that room, that are more than making one: line: name. To name one in an
     annotation, or to call what it has, is none."""
-    tree = ast.parse(source)
     here = {
         alias.asname or alias.name
-        for node in ast.walk(tree)
+        for node in nodes(source)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"headwise.{room}")
         for alias in node.names
         if alias.name in known
     }
+    if not here and f"{room}." not in source:
+        return []
     fine: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Call | ast.Attribute):
             fine.add(id(node.func if isinstance(node, ast.Call) else node.value))
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None)):
             fine |= {id(inner) for inner in ast.walk(annotation)} if annotation is not None else set()
-    matched = [node.cls for node in ast.walk(tree) if isinstance(node, ast.MatchClass)]
+    matched = [node.cls for node in nodes(source) if isinstance(node, ast.MatchClass)]
     fine -= {id(node) for node in matched}
     named = [
         (node, node.attr if isinstance(node, ast.Attribute) else node.id)
-        for node in ast.walk(tree)
+        for node in nodes(source)
         if isinstance(node, ast.Name | ast.Attribute) and id(node) not in fine
     ]
     through = {f"{room}.{name}" for name in known}
@@ -304,9 +319,11 @@ def known(room: str) -> set[str]:
 
 
 @pytest.mark.parametrize("room", ["masks", "scores"])
-@pytest.mark.parametrize("module", [name for name in INSIDE if name.split(".")[1] not in ("masks", "scores")])
-def test_no_room_switches_on_a_concrete_mask_or_score(module, room):
-    assert switches(MODULES[module].read_text(encoding="utf-8"), room, known(room)) == []
+def test_no_room_switches_on_a_concrete_mask_or_score(room):
+    names = known(room)
+    elsewhere = [name for name in INSIDE if name.split(".")[1] not in ("masks", "scores")]
+    found = {name: switches(TEXTS[name], room, names) for name in elsewhere}
+    assert {name: uses for name, uses in found.items() if uses} == {}
 
 
 @pytest.mark.parametrize(
@@ -340,3 +357,78 @@ def test_a_switch_is_found(line):
 )
 def test_making_one_is_no_switch(line):
     assert switches(f"from headwise import masks\nfrom headwise.masks import Causal\n{line}", "masks", {"Causal"}) == []
+
+
+# Hooks for other ends than to capture attention, which is published: where a forward begins and ends, heads that are
+# scaled, PyTorch's fused path that is kept away, collectives, and readings that are given up.
+HOOKS = {
+    "headwise.telemetry.record", "headwise.models.site", "headwise.models.adapters.torch",
+    "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
+}  # fmt: skip
+
+
+def captures(source: str) -> bool:
+    """Whether a source registers hooks of modules, or has a state of its own for each thread."""
+    return bool(
+        re.search(r"\.register_(module_)?(full_)?(forward|backward)\w*hook\(|threading\.local|ContextVar\(", source)
+    )
+
+
+def test_attention_is_captured_in_one_way():
+    assert {name for name in INSIDE if captures(TEXTS[name])} == HOOKS | {"headwise.events"}
+    publishers = {name for name in INSIDE if re.search(r"\bpublished\(", TEXTS[name])}
+    assert publishers == {"headwise.publishing", "headwise.nn.base"}
+
+
+@pytest.mark.parametrize(
+    "line", ["layer.register_forward_pre_hook(f)", "m.register_full_backward_hook(f)", "here = threading.local()"]
+)
+def test_another_way_to_capture_is_found(line):
+    assert captures(line)
+
+
+DRAWING = {"matplotlib", "PIL"}
+TAG = re.compile(
+    r"</?(?:a|b|br|caption|details|div|dl|figure|h[1-6]|html|i|img|li|ol|p|path|span|style|svg|table|td|th|tr|ul)\b[^<]*>"
+)
+# Tables of results, which every `_repr_html_` goes through; and Markdown, which has some HTML in it.
+WRITES_HTML = {"headwise.table.show", "headwise.textbook.claims.show"}
+
+
+def drawn(source: str) -> list[str]:
+    """Imports of drawing libraries, and tags of HTML in texts that are not docstrings: line: what."""
+    tree, found = ast.parse(source), []
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes:
+            found += [f"{node.lineno}: {tag}" for tag in TAG.findall(node.value)]
+            continue
+        else:
+            continue
+        found += [f"{node.lineno}: {name}" for name in names if name.partition(".")[0] in DRAWING]
+    return found
+
+
+def test_only_reports_and_pictures_draw():
+    """One place draws: no other room imports a drawing library or writes HTML."""
+    others = [name for name in INSIDE if name.split(".")[1] not in ("reports", "pictures") and name not in WRITES_HTML]
+    named = {name: drawn(TEXTS[name]) for name in others}
+    assert {name: found for name, found in named.items() if found} == {}, "draw it in reports/"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from matplotlib.figure import Figure",
+        "def f():\n    import PIL.Image",
+        "x = f'<td>{1}</td>'",
+        "x = '<svg width=3>'",
+    ],
+)
+def test_drawing_elsewhere_is_found(line):
+    assert drawn(line) != []
+    assert drawn('"""Writes <td> as {}."""\nimport numpy\n"a < b > c"') == []

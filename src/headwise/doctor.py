@@ -21,6 +21,7 @@ import headwise.kernels.cpu.library as compiled
 from headwise.errors import HeadwiseError, KernelError
 from headwise.kernels import AUTOMATIC, KERNELS, choose
 from headwise.kernels.call import Call
+from headwise.kernels.cpu.measure import SHAPE, Timing, measure_targets
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
 
@@ -28,16 +29,19 @@ PACKAGES = ("headwise", "torch", "numpy", "safetensors", "triton", "transformers
 # Instructions that each target uses, as named in Linux's /proc/cpuinfo; CMakeLists.txt has the compiler's names.
 AVX2 = ("avx2", "fma", "f16c")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-NEEDS = dict(zip(compiled.TARGETS, ((), AVX2, AVX512, (*AVX512, "avx512_bf16")), strict=True))
+BF16 = (*AVX512, "avx512_bf16")
+NEEDS = dict(zip(compiled.TARGETS, ((), AVX2, AVX512, BF16, (*BF16, "amx_tile", "amx_bf16")), strict=True))
 
 
 @dataclass(frozen=True)
 class Target:
-    """An instruction set: whether the library contains it, and which features the CPU lacks (None: unknown)."""
+    """An instruction set: whether the library contains it, which features the CPU lacks (None: unknown), and why it
+    does not run here (None: it does, or it is not compiled)."""
 
     name: str
     compiled: bool
     lacking: list[str] | None
+    refusal: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Examination:
-    """The report of `headwise doctor`; `dataclasses.asdict` converts it to JSON."""
+    """The report of `headwise doctor`; `dataclasses.asdict` converts it to JSON. timings: None if not measured."""
 
     versions: dict[str, str | None]
     machine: dict[str, str | int | None]
@@ -71,10 +75,11 @@ class Examination:
     automatic: list[str]
     named: list[str]
     choices: list[Choice]
+    timings: list[Timing] | None = None
 
 
-def examine() -> Examination:
-    """Examine this process; nothing is written, downloaded or timed."""
+def examine(*, measure: bool = False) -> Examination:
+    """Examine this process; nothing is written or downloaded, and with `measure` the compiled targets are timed."""
     return Examination(
         versions={"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         machine=_machine(),
@@ -82,6 +87,7 @@ def examine() -> Examination:
         automatic=list(AUTOMATIC),
         named=[name for name in KERNELS if name not in AUTOMATIC],
         choices=[_choice(words, call) for words, call in _typical_calls()],
+        timings=measure_targets() if measure else None,
     )
 
 
@@ -110,6 +116,26 @@ def print_examination(found: Examination, console: Console) -> None:
         table.add_row(Text(choice.call), Text(choice.picked or "none", style="bold"), refusals)
     console.print()
     console.print(table)
+    for timing in found.timings or ():
+        console.print()
+        console.print(_timing_table(timing))
+        if timing.wrong:
+            console.print(
+                f"The selected target is not the fastest here: set HEADWISE_TARGET={timing.fastest} for "
+                f"{timing.dtype}, and please report this output.",
+                style="yellow",
+            )
+
+
+def _timing_table(timing: Timing) -> Table:
+    """Targets by time, the fastest first."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column(f"{timing.dtype}, {' × '.join(map(str, SHAPE))}, forward", no_wrap=True)
+    table.add_column("ms", justify="right")
+    table.add_column("")
+    for name, milliseconds in sorted(timing.milliseconds.items(), key=lambda item: item[1]):
+        table.add_row(name, f"{milliseconds:.1f}", "selected" if name == timing.selected else "")
+    return table
 
 
 def _version(package: str) -> str | None:
@@ -147,7 +173,8 @@ def _native() -> Native:
     targets = []
     for name, needed in NEEDS.items():
         lacking = [flag for flag in needed if flag not in flags.split()] if flags or not needed else None
-        targets.append(Target(name, name in inside, lacking))
+        refusal = found.refusal(name) if name in inside else None
+        targets.append(Target(name, name in inside, lacking, refusal))
     return Native(str(found.path), found.reason, compiled.ABI, found.target(), forced, targets)
 
 
@@ -166,8 +193,12 @@ def _native_facts(native: Native) -> dict[str, str]:
             why = "not compiled: built for another processor or with an older compiler"
         elif target.lacking:
             why = f"the CPU lacks {', '.join(target.lacking)}"
+        elif target.refusal:
+            why = target.refusal
+        elif native.forced:
+            why = "disabled by HEADWISE_TARGET"
         else:
-            why = "disabled by HEADWISE_TARGET" if native.forced else "not chosen"
+            why = f"{native.target} is faster on this CPU; HEADWISE_TARGET={target.name} selects it all the same"
         facts[f"not {target.name}"] = why
     return facts
 

@@ -33,9 +33,10 @@ from headwise.kernels.reads import Matrix
 from headwise.masks import Mask
 from headwise.pictures.maps import maps_html
 from headwise.pooling import Squares
+from headwise.progress import Progress
 from headwise.rule import Rule, own_dtypes
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
-from headwise.tiles import Progress, Tile
+from headwise.tiles import Tile
 
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
@@ -143,7 +144,7 @@ class AttentionMap:
         Args:
             wanted: names (`headwise measures` lists them) and measures of your own.
             rows: also keep every query's own value, as `.rows[name]` [b, h, n].
-            progress: called with the rows done and the rows in all.
+            progress: called with the rows done and the rows in all (`headwise.progress`).
         """
         return self.measured_by(None, resolve(wanted), rows=rows, progress=progress)
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from headwise.errors import ConfigError, ShapeError
 from headwise.lowering import lowered
 from headwise.masks import Span
+from headwise.progress import Progress
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
-from headwise.tiles import Progress, stream
+from headwise.tiles import stream
 
 SHOWN_CELLS = 72  # across a picture of a head in a notebook
 SHOWN_HEADS = 12

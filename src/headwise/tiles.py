@@ -5,16 +5,17 @@ what is asked of it and keeps it while it lives, so that many measures share one
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from headwise.masks import Span, State
+from headwise.progress import Progress
 from headwise.rule import Rule, Terms, score_tile, sink_weight
 
-Progress = Callable[[int, int], None]  # rows done, rows in all
+COMPUTING = "computing rows"  # what is reported to `progress=`
 
 
 class Scratch:
@@ -231,7 +232,7 @@ def stream(
     Args:
         q, k: [b, h, n, d] and [b, h_kv, m, d]; lse: [b, h, n].
         width: keys a tile; multiple: row blocks are multiples of so many rows (for pooling).
-        progress: told the rows done and the rows in all after each row block.
+        progress: called after each row block.
     """
     scratch, terms = Scratch(), rule.terms(lse)
     for rows in rule.row_blocks(multiple):
@@ -249,4 +250,4 @@ def stream(
             previous.last = True
             yield previous
         if progress is not None:
-            progress(rows.stop, rule.grid.n)
+            progress(COMPUTING, rows.stop, rule.grid.n)

@@ -262,7 +262,7 @@ def test_dropout_is_off_and_numbers_repeat(method: Callable[..., HeadImportance]
 @every_method
 def test_results_print_themselves_and_become_json(method: Callable[..., HeadImportance]) -> None:
     told: list[tuple[int, int]] = []
-    found = method(stack(), vectors(), square_loss, progress=lambda *done: told.append(done))
+    found = method(stack(), vectors(), square_loss, progress=lambda _, *done: told.append(done))
     assert told == [(i + 1, len(told)) for i in range(len(told))]
     lines = str(found).splitlines()
     assert len(lines) == 4

@@ -189,7 +189,7 @@ def test_progress_is_told_to_the_end() -> None:
     told: list[tuple[int, int]] = []
     pruning_curve(
         stack(), vectors(), square_loss, HEADS, by="mean", random_orders=2, points=[3, 8],
-        progress=lambda *done: told.append(done),
+        progress=lambda _, *done: told.append(done),
     )  # fmt: skip
     assert told == [(i + 1, 3 + 3 * (1 + 3 * 2)) for i in range(24)]
 

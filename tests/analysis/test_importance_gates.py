@@ -77,7 +77,7 @@ def test_importance_and_gates_name_heads_as_prune_takes_them() -> None:
 
 def _cuts(model: Stack, heads: Any) -> list[tuple[int, Any]]:
     """What pruning took out, by layer."""
-    return [(int(name.rpartition(".")[2]), cut) for name, cut in hw.edit.prune(model, heads).cuts.items()]
+    return [(int(name.rpartition(".")[2]), cut) for name, cut in hw.edit.prune(model, heads, copy=True).cuts.items()]
 
 
 @pytest.mark.thorough_except("needed2", "needed1")

@@ -135,7 +135,7 @@ def test_each_stretch_has_one_row() -> None:
 def test_asking_for_more_rows_than_there_are_takes_all() -> None:
     maps = [map_of(1, 3, 20, 20)]
     told: list[tuple[int, int]] = []
-    found = map_divergence(maps, rows=20, progress=lambda done, of: told.append((done, of)))
+    found = map_divergence(maps, rows=20, progress=lambda _, done, of: told.append((done, of)))
     assert found.error is None
     assert told[-1] == (20, 20)
     assert torch.equal(found.matrix, map_divergence(maps, rows=None).matrix)

@@ -265,7 +265,7 @@ BROKEN: list[tuple[str, Any, str, Any]] = [
     ("low-rank-bottleneck", tasks, "_copying_missed", lambda d: 0.9),
     ("more-heads-learn-more", tasks, "_trained_missed", lambda h: [0.01] * 301),
     ("more-heads-learn-more", tasks, "standard", lambda d, h: MultiHeadAttention(d, 1)),
-    ("head-output-is-limited", capacity, "_told_apart", lambda n: 2),
+    ("head-output-is-limited", capacity, "_distinguished", lambda n: 2),
     ("head-output-is-limited", capacity, "_sharpness", lambda n: 1e-3),
     ("head-output-is-limited", capacity, "_rank_of_sum", lambda model: 32),
     ("basis-functions", MultiHeadAttention, "output", lambda self, c: self.o_proj(c).tanh()),

@@ -67,7 +67,7 @@ def test_reconstruct_writes_its_report(headwise: Command, tmp_path: Path) -> Non
     text.write_text("武松打虎\n林冲\n", encoding="utf-8")
     done = headwise("train", text, "--experiment", "reconstruct", "--out", tmp_path / "out")
     assert done.code == 0, done.err
-    assert "mass stolen by padding" in done.out
+    assert "mass on padding" in done.out
     assert (tmp_path / "out" / "report.html").exists()
 
 

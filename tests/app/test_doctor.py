@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import headwise.kernels.cpu.library as compiled
 from headwise.attention import attend
 from headwise.doctor import NEEDS, Choice, Examination, Native, Target, _native_facts, examine, print_examination
 from headwise.kernels import AUTOMATIC, KERNELS
+from headwise.kernels.cpu.measure import Timing
 from headwise.masks import Causal, Window
 
 
@@ -69,7 +71,7 @@ def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("HEADWISE_TARGET", "avx513", "HEADWISE_TARGET='avx513': there are no such instructions"),
+        ("HEADWISE_TARGET", "avx513", "HEADWISE_TARGET='avx513': there is no such target"),
         ("HEADWISE_NATIVE_LIBRARY", "/none.so", "HEADWISE_NATIVE_LIBRARY='/none.so': there is no none.so"),
         ("HEADWISE_KERNEL", "fastest", "HEADWISE_KERNEL='fastest': expected 'auto' or one of"),
     ],
@@ -107,12 +109,41 @@ def test_loaded_library_is_described(found: Examination, capsys: pytest.CaptureF
         assert f"target in use  {native.target}" in shown(found, 200, capsys)
 
 
+def test_measured_targets_are_those_that_run_and_the_selected_one_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    native = compiled.library()
+    if native.handle is None:
+        pytest.skip(str(native.reason))
+    before = native.target()
+    found = examine(measure=True)
+    assert native.target() == before
+    assert found.timings is not None
+    assert [timing.dtype for timing in found.timings] == ["float32", "bfloat16"]
+    runs = [name for name in native.targets() if native.refusal(name) is None]
+    for timing in found.timings:
+        assert list(timing.milliseconds) == runs
+        assert timing.selected == before
+    text = shown(found, 100, capsys)
+    assert text.count("selected\n") == 2
+    assert json.loads(json.dumps(asdict(found)))["timings"][1]["milliseconds"].keys() == set(runs)
+
+
+def test_selected_target_that_is_slower_is_reported(found: Examination, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = Timing("bfloat16", {"avx512bf16": 141.0, "avx512": 93.0}, "avx512bf16")
+    equal = Timing("float32", {"avx512bf16": 93.0, "avx512": 91.0}, "avx512bf16")
+    assert (slow.wrong, equal.wrong) == (True, False)
+    text = shown(replace(found, timings=[equal, slow]), 200, capsys)
+    assert "set HEADWISE_TARGET=avx512 for bfloat16" in text
+    assert "for float32," not in text
+
+
 @pytest.mark.parametrize(
     ("target", "forced", "words"),
     [
         (Target("avx512", True, ["avx512f"]), None, "the CPU lacks avx512f"),
         (Target("avx512", False, []), None, "not compiled"),
         (Target("avx512", True, []), "avx2", "disabled by HEADWISE_TARGET"),
+        (Target("avx512", True, [], "Linux does not permit it"), None, "Linux does not permit it"),
+        (Target("avx512", True, []), None, "avx2 is faster on this CPU; HEADWISE_TARGET=avx512 selects it"),
     ],
 )
 def test_why_nothing_faster_runs(target: Target, forced: str | None, words: str) -> None:

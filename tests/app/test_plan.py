@@ -20,10 +20,10 @@ from headwise.nn.named import names
 from headwise.textbook.plan import (
     Plan,
     Table,
-    answer,
     compare_designs,
     listing,
     plan_design,
+    plan_from_options,
     plan_model,
     print_plan,
     to_json,
@@ -253,15 +253,15 @@ def test_command_draws_the_trade_off(headwise: Command, tmp_path: Path) -> None:
 
 
 def test_a_single_head_may_be_asked_for_with_its_one_head() -> None:
-    one = answer(design="single_head", sizes={"d_model": 8, "num_heads": 1})
-    assert to_json(one) == to_json(answer(design="single_head", sizes={"d_model": 8, "num_heads": None}))
+    one = plan_from_options(design="single_head", sizes={"d_model": 8, "num_heads": 1})
+    assert to_json(one) == to_json(plan_from_options(design="single_head", sizes={"d_model": 8, "num_heads": None}))
 
 
 def test_other_sizes_reach_the_design() -> None:
     more = ["latent-dim=512", "rope_dim=64", "query_latent_dim=1536", "latent_norm=1"]
-    plan = answer(design="latent", sizes={"d_model": 5120, "num_heads": 128, "head_dim": 128}, more=more)
+    plan = plan_from_options(design="latent", sizes={"d_model": 5120, "num_heads": 128, "head_dim": 128}, more=more)
     published = attention_of(find("deepseek-v2"))
-    assert plan.title == f"latent: {published.parameters:,} parameters a layer"
+    assert plan.title == f"latent: {published.parameters:,} parameters per layer"
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,12 @@ def sentences(tmp_path: Path) -> Path:
 
 def test_padding_takes_weight_only_without_the_mask(sentences: Path) -> None:
     told = []
-    report = reconstruct(sentences, step=lambda what, done, of: told.append((done, of)))
+    report = reconstruct(sentences, progress=lambda what, done, of: told.append((done, of)))
     assert told[-1] == (2 * EPOCHS, 2 * EPOCHS)
     assert report.shape == (2, 4)
     assert [p.title for p in report.passages] == ["水浒好汉聚义", "林冲夜奔", "武松打虎景阳冈上", "鲁智深"]
     assert all(len(p.tokens) == 8 for p in report.passages)
-    shares = next(s.values for s in report.statistics if s.name == "padding_mass")
+    shares = report.statistics.dense("padding_mass").numpy()
     assert (shares[0] > 0.02).all()
     assert (shares[1] == 0).all()
     maps = np.stack([p.maps for p in report.passages])  # [sentences, 2, heads, n, n]

@@ -37,7 +37,7 @@ def test_sample_is_shown_without_a_text():
 def test_files_are_written(tmp_path):
     steps = []
     report = hw.see(TEXT, out=tmp_path / "r.html", png=tmp_path / "maps", lang="zh",
-                    step=lambda what, done, of: steps.append(what))  # fmt: skip
+                    progress=lambda what, done, of: steps.append(what))  # fmt: skip
     assert TEXT in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert 'lang="zh' in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert len(list((tmp_path / "maps").glob("*.png"))) >= report.shape[0]

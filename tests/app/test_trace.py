@@ -98,7 +98,7 @@ def test_a_trace_that_is_not_the_module_is_found_out(name: str, monkeypatch: pyt
         steps(layer, x + 0.1, note)
 
     monkeypatch.setattr(DESIGNS[name], "steps", wrong)
-    with pytest.raises(AssertionError, match="not close"):
+    with pytest.raises(ConfigError, match=r"is not y of the call: .*not close"):
         trace(5, 12, 6, design=name)
 
 

@@ -24,7 +24,7 @@ from headwise.costs.communication import (
 )
 from headwise.errors import ConfigError
 from headwise.nn.counts import counts_of
-from headwise.textbook.plan import answer, print_plan
+from headwise.textbook.plan import plan_from_options, print_plan
 from headwise.textbook.plan.spread import spread_table
 
 ROOT = Path(__file__).parents[2]
@@ -221,7 +221,8 @@ def test_what_cannot_be_is_one_sentence_with_the_numbers(call: Any, said: str) -
 
 
 def asked(**options: Any) -> Any:
-    return answer(sizes={"d_model": None, "num_heads": None, "num_kv_heads": None, "head_dim": None}, **options)
+    sizes = {"d_model": None, "num_heads": None, "num_kv_heads": None, "head_dim": None}
+    return plan_from_options(sizes=sizes, **options)
 
 
 def test_a_plan_puts_the_ways_beside_one_another() -> None:

@@ -23,9 +23,8 @@ from headwise.nn.notes import Notes, Preset, Words
 from headwise.nn.projected import ProjectedLayer
 from headwise.nn.registry import CONTRACT, DESIGNS, STANDARD, Designs
 from headwise.nn.steps import Steps
-from headwise.reports.viewer.said import in_chinese
 from headwise.textbook.design_tables import TABLES, filled, which
-from headwise.textbook.plan import answer, compare_designs, listing
+from headwise.textbook.plan import compare_designs, listing, plan_from_options
 from headwise.textbook.trace import trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "designs.md"
@@ -57,7 +56,7 @@ class Doubled(ProjectedLayer):
 
     coupling = Coupling("output", "the heads are added up before W_O")
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     layout = ProjectedLayer.layout
 
     def __init__(self, d_model: int, num_heads: int, *, factor: int = 2, **options: Any) -> None:
@@ -118,7 +117,7 @@ def test_its_costs_are_found(doubled: str) -> None:
 
 def test_plan_lists_and_counts_it(doubled: str) -> None:
     assert dict(listing().table("designs").rows)[doubled].startswith("d_model, num_heads, factor, num_kv_heads")
-    plan = answer(design="tripled", sizes={"d_model": 12, "num_heads": 3})
+    plan = plan_from_options(design="tripled", sizes={"d_model": 12, "num_heads": 3})
     assert ("design", "The sum of the heads, times 3.") in plan.facts
     table = compare_designs(12, 3, Work(1, 7, 7)).table("comparison")
     rows = {row[0]: row[1:] for row in table.rows}
@@ -129,10 +128,10 @@ def test_plan_lists_and_counts_it(doubled: str) -> None:
 
 def test_plan_reads_its_sizes_as_its_costs_have_them(doubled: str) -> None:
     sizes = {"d_model": 12, "num_heads": 3}
-    assert answer(design=doubled, sizes=sizes, more=["factor=7", "bias=qk"]).title.startswith("doubled: ")
+    assert plan_from_options(design=doubled, sizes=sizes, more=["factor=7", "bias=qk"]).title.startswith("doubled: ")
     for more, words in (("factor=x", "a whole number for factor"), ("qk_norm=7", "true or false for qk_norm")):
         with pytest.raises(ConfigError, match=words):
-            answer(design=doubled, sizes=sizes, more=[more])
+            plan_from_options(design=doubled, sizes=sizes, more=[more])
 
 
 @pytest.mark.parametrize(("lang", "words"), [("en", "the heads are added up"), ("zh", "把各个头相加")])
@@ -156,7 +155,7 @@ def test_tables_of_the_documentation_show_it(doubled: str) -> None:
 def test_reports_say_what_its_map_does_not_show(doubled: str) -> None:
     (remark,) = remarks_on_map("tripled")
     assert str(remark) == "The factor is not in the weights."
-    assert in_chinese()[remark.code] == "系数不在权重之中。"
+    assert remark.zh == "系数不在权重之中。"
 
 
 def test_a_decoder_is_made_of_it(doubled: str) -> None:
@@ -174,6 +173,56 @@ def test_a_design_that_does_not_describe_itself_is_refused(part: str) -> None:
     silent = type("Silent", (Doubled,), described)  # what it inherits describes its base class
     with pytest.raises(ConfigError, match=rf"design='silent': Silent does not define {part} in its own class: {part}"):
         Designs(silent=silent)
+
+
+@pytest.mark.parametrize("part", CONTRACT)
+def test_a_part_of_the_wrong_kind_is_refused_with_its_line(part: str) -> None:
+    wrong = type("Wrong", (Doubled,), {name: getattr(Doubled, name) for name in CONTRACT} | {part: None})
+    with pytest.raises(
+        ConfigError, match=rf"design='wrong': Wrong\.{part} is None; expected {re.escape(CONTRACT[part])}"
+    ):
+        Designs(wrong=wrong)
+
+
+def test_a_name_that_is_taken_is_refused(doubled: str) -> None:
+    other = type("Other", (Doubled,), {name: getattr(Doubled, name) for name in CONTRACT})
+    with pytest.raises(ConfigError, match="Doubled has the name 'doubled' already; give Other another name"):
+        DESIGNS[doubled] = other
+    with pytest.raises(ConfigError, match="Doubled has the name 'tripled' already"):
+        DESIGNS["tripled"] = other
+    other.presets = (replace(Doubled.presets[0], name="latent"),)
+    with pytest.raises(ConfigError, match="LatentAttention has the name 'latent' already"):
+        DESIGNS["other"] = other
+    assert (DESIGNS[doubled], "tripled" in DESIGNS, "other" in DESIGNS) == (Doubled, False, False)
+    DESIGNS[doubled] = Doubled  # the same again
+    with pytest.raises(ConfigError, match="design='module': expected a class of AttentionLayer, got ProjectedLayer"):
+        DESIGNS["module"] = ProjectedLayer(12, 3)
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (lambda self, x, note: None, r"the last step of Wrong\.steps, 'x', is not y of the call: .*Expected steps\(x"),
+        (lambda self, x, note: note("y", x[:, :2], "b n d", "Y", "y", "y"), r"'y', is not y of the call: .*Expected"),
+        (lambda self, x, note: note("y", x, "b d", "Y", "y", "y"), r"note\('y'\): axes='b d' for a tensor of shape"),
+    ],
+    ids=["none", "shape", "axes"],
+)
+def test_steps_that_are_not_those_of_the_call_are_named(
+    steps: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {name: getattr(Doubled, name) for name in CONTRACT} | {"steps": steps}
+    monkeypatch.setitem(DESIGNS, "wrong", type("Wrong", (Doubled,), parts))
+    with pytest.raises(ConfigError, match=message):
+        trace(5, 12, 3, design="wrong")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("summary", None), ("use", Words("when", "")), ("source", ""), ("work", 3), ("limits", None)]
+)
+def test_a_field_of_the_notes_that_is_empty_is_named(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"Notes: {field}=.*: expected "):
+        replace(Doubled.notes, **{field: value})
 
 
 def test_no_field_of_the_notes_may_be_left_out() -> None:
@@ -195,6 +244,17 @@ def test_notes_are_written_in_both_languages(name: str) -> None:
 
 def test_the_standard_layer_is_registered() -> None:
     assert issubclass(DESIGNS[STANDARD], AttentionLayer)
+
+
+def test_pages_that_count_the_designs_count_right() -> None:
+    own = [name for name, design in DESIGNS.items() if design.__module__.startswith("headwise.")]
+    english = ("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen")[len(own) - 11]
+    chinese = f"十{'一二三四五六'[len(own) - 11]}种"
+    root, page = PAGE.parents[1], PAGE.read_text(encoding="utf-8")
+    assert (root / "README.md").read_text(encoding="utf-8").count(f" {english} ") == 2
+    assert (root / "README.zh.md").read_text(encoding="utf-8").count(chinese) == 2
+    assert f"\n{english.capitalize()} designs " in page
+    assert re.findall(r"^\*\*`(\w+)`\*\*: ", page, re.MULTILINE) == own  # the flow of data, in their order
 
 
 def test_the_documentation_shows_the_tables_of_today() -> None:

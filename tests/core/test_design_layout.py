@@ -159,7 +159,7 @@ class Packed(AttentionLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     notes, steps = hw.MultiHeadAttention.notes, hw.MultiHeadAttention.steps
     costs = staticmethod(hw.MultiHeadAttention.costs)
 
@@ -216,7 +216,7 @@ def test_a_design_of_ones_own_is_found_read_and_pruned(packed: AttentionLayer) -
     gone, x = [0, 1, 4, 5], given()
     with scale_heads([site], [torch.tensor([0.0, 0, 1, 1, 0, 0]).double()]):
         masked = model(x)
-    result = hw.edit.prune(model, gone)
+    result = hw.edit.prune(model, gone, copy=True)
     torch.testing.assert_close(result.model(x), masked)
     assert result.cuts["0"].kept_kv == (1,)
     assert result.parameters_after == (2 * 3 + 3 + 5) * 12 + 2 + (2 * 5 + 1) * 12
@@ -255,7 +255,7 @@ def test_weights_that_all_heads_share_are_on_no_rank_alone() -> None:
 
         coupling = INDEPENDENT
         resizing = Resizing()
-        beyond_attend = ""
+        outside_attend = ""
 
         def __init__(self, d_model: int, num_heads: int) -> None:
             super().__init__(d_model, num_heads)
@@ -291,6 +291,6 @@ def test_a_subclass_that_declares_for_itself_is_pruned() -> None:
     class Own(hw.MultiHeadAttention):
         coupling = INDEPENDENT
         resizing = Resizing()
-        beyond_attend = ""
+        outside_attend = ""
 
     assert hw.edit.prune(Own(12, 6), [0]).model.num_heads == 5

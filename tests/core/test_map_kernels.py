@@ -33,7 +33,7 @@ READS: dict[str, Callable[[AttentionMap], Any]] = {
     "picture": lambda amap: amap.pool(8),
     "peaks": lambda amap: amap.pool(8, "max"),
     "part of a picture": lambda amap: amap.pooled(slice(3, 31), range(20, 50), 4).mean,
-    "picture with progress": lambda amap: amap.pool(11, progress=lambda done, of: None),
+    "picture with progress": lambda amap: amap.pool(11, progress=lambda what, done, of: None),
     "top": lambda amap: amap.topk(4)[0],
     "received": lambda amap: amap.received(),
     "diagonals": lambda amap: amap.diagonals()[1],

@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Causal, Mask, Window
-from headwise.scores import ALiBi
+from headwise.scores import ALiBi, SinkLogits
 from headwise.stats import (
     GIVEN,
     MEASURES,
@@ -112,6 +112,10 @@ FORMULAS: dict[str, Callable[[Dense], Tensor]] = {
 }
 
 
+# Measures of the weights among the keys alone, whose rows sum to 1 beside a learned sink too.
+AMONG_KEYS = {"effective_keys", "distance_variance"}
+
+
 def pieces(m: int) -> list[list[str]]:
     """Text for the tokens: commas are special where the token is 2."""
     return [[(",", " ", ",", "a")[i % 4] for i in row] for row in IDS[:, :m].tolist()]
@@ -155,6 +159,24 @@ def test_measures_are_their_formulas(name: str, mask: str) -> None:
     got = amap.measure(ready(name, 53))[name]
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])  # torch_blocks gives tiles, and no statistics
+@pytest.mark.parametrize("name", FORMULAS)
+def test_measures_beside_a_learned_sink_are_their_formulas(name: str, kernel: str) -> None:
+    """Weights include the sink, so rows sum to less than 1, except in measures of the weights among the keys."""
+    q, k, v = qkv()
+    mask, sinks = MASKS["causal"](2, 37, 53), torch.linspace(-2.0, 3.0, 6)
+    _, amap = attend(q, k, v, mask=mask, score=SinkLogits(sinks), return_map=True, kernel=kernel)
+    weights, allowed, scores = dense_truth(q, k, mask)
+    sink = sinks.double().view(1, 6, 1, 1).expand(*scores.shape[:3], 1)
+    beside = torch.cat((scores.masked_fill(~allowed, -torch.inf), sink), -1)
+    if name == "logsumexp":  # the sink's logit is one more term
+        allowed, scores = torch.cat((allowed, torch.ones_like(sink, dtype=torch.bool)), -1), beside
+    elif name not in AMONG_KEYS:
+        weights = beside.softmax(-1)[..., :-1]
+    expected = FORMULAS[name]((weights, allowed, scores))
+    torch.testing.assert_close(amap.measure(ready(name, 53))[name].double(), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kernel", ["auto", "torch_blocks"])  # torch_blocks gives tiles, and no statistics
@@ -389,7 +411,7 @@ def test_progress_reaches_its_end() -> None:
     q, k, v = qkv(n=900, m=900, h=12, h_kv=1)
     _, amap = attend(q, k, v, return_map=True)
     told: list[tuple[int, int]] = []
-    amap.measure("entropy", progress=lambda done, of: told.append((done, of)))
+    amap.measure("entropy", progress=lambda _, done, of: told.append((done, of)))
     assert told[-1] == (900, 900)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert len(told) > 1
@@ -425,7 +447,7 @@ def test_progress_of_no_batch_and_no_heads(b: int, h: int) -> None:
     _, amap = attend(q, k, v, return_map=True)
     told: list[tuple[int, int]] = []
 
-    def progress(done: int, of: int) -> None:
+    def progress(what: str, done: int, of: int) -> None:
         told.append((done, of))
 
     assert all(x.shape == (b, h) for x in amap.measure(*MEASURES, progress=progress).values())

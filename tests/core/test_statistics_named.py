@@ -18,9 +18,7 @@ CONCRETE = {
 }  # fmt: skip
 NAMES = {*MEASURES, *GIVEN}
 ROOMS = sorted(
-    str(path.relative_to(SOURCE))
-    for path in SOURCE.rglob("*.py")
-    if path.relative_to(SOURCE).parts[0] != "stats"
+    str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] != "stats"
 )
 
 # Files that name a class or a constant, and why. The list only gets shorter.

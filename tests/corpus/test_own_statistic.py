@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +14,15 @@ import headwise as hw
 from headwise import stats
 from headwise.cli.look import measures as list_measures
 from headwise.corpus import measure_corpus
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, ShapeError
 from headwise.kernels import KERNELS
 from headwise.lm.loading import load_model
 from headwise.masks import Grid
 from headwise.reports.terminal import print_report
-from headwise.reports.viewer.said import in_chinese
+from headwise.reports.viewer.text import words_of
 from headwise.rule import Rule
 from headwise.stats import Chinese, RangeMass, RowMeasure, Statistic, Tokens
+from headwise.stats.base import PLACES
 from headwise.tiles import Tile
 
 THIRD = RangeMass(0, 3, relative=False)
@@ -116,9 +118,8 @@ def test_watch_shows_it_and_a_report_has_its_words(model_folder, tmp_path, capsy
         assert shown["first_three"] == expected
         assert shown["vowel_mass"] == ("vowel mass", expected[1], "Weight on vowels, mean over queries.")
     vowels = torch.tensor([piece in set("aeiou，") for piece in reading.pieces])
-    values = {s.name: s.values for s in report.statistics}
     expected = (first * vowels).sum(-1).mean(-1)
-    torch.testing.assert_close(torch.from_numpy(values["vowel_mass"][0]).float(), expected)
+    torch.testing.assert_close(report.statistics["vowel_mass"][0].float(), expected)
     from rich.console import Console
 
     print_report(report, Console(width=200))
@@ -150,8 +151,8 @@ def test_a_corpus_is_measured_with_it(model_folder, tmp_path) -> None:
 
 
 def test_the_viewer_and_the_list_of_measures_know_it(capsys, monkeypatch) -> None:
-    assert in_chinese()["name_first_three"] == "前三键权重"
-    assert in_chinese()["about_first_three"] == "前三个键上的权重，对查询取平均。其余不在表中。"
+    chinese = {"label": "前三键权重", "about": "前三个键上的权重，对查询取平均。其余不在表中。", "unit": "权重"}
+    assert words_of("first_three")["zh"] == chinese
     monkeypatch.setenv("COLUMNS", "200")
     list_measures()
     listed = capsys.readouterr().out
@@ -171,6 +172,52 @@ def test_what_cannot_be_registered_is_named() -> None:
         stats.register(Entropy())
     with pytest.raises(ConfigError, match="measure 'low_tokens' requires the tokens; give LowTokens"):
         stats.resolve(["low_tokens"])
+
+
+class Told(RowMeasure):
+    """Weight on the first key."""
+
+    name, unit, range, source = "told", "mass", "0 to 1", "this test"
+
+    def partial(self, tile: Tile) -> Tensor:
+        return tile.weights[..., 0]
+
+
+@pytest.mark.parametrize("missing", ["unit", "range", "source", "docstring"])
+def test_a_measure_without_words_for_reports_is_refused(missing: str) -> None:
+    words = {"name": "silent", "__doc__": "Words."} | {"__doc__" if missing == "docstring" else missing: ""}
+    with pytest.raises(ConfigError, match=rf"register\(Silent\): expected words in {missing}, which reports show"):
+        stats.register(type("Silent", (Told,), words))
+    assert "silent" not in stats.MEASURES
+
+
+def test_a_measure_of_another_package_may_do_without_chinese() -> None:
+    assert stats.register(Told).chinese is None
+    words = stats.describe("told", "zh")
+    assert (words.label, words.about) == ("told", "Weight on the first key.")
+    assert (words.unit, words.range) == ("权重", "0 至 1")
+    own = type("Own", (Told,), {"name": "own", "__doc__": "Words.", "__module__": "headwise.stats.own"})
+    with pytest.raises(ConfigError, match=r"register\(Own\): expected words in chinese"):
+        stats.register(own)
+
+
+def test_a_place_that_shows_no_measures_is_refused() -> None:
+    lost = type("Lost", (Told,), {"name": "lost", "__doc__": "Words.", "shown": {"report": 30, "reprot": 1}})
+    places = "'report', 'viewer', 'watch', 'corpus'"
+    with pytest.raises(ConfigError, match=rf"shown={{'reprot': …}}: no such place; expected {places}"):
+        stats.register(lost)
+
+
+@pytest.mark.parametrize(
+    "bad", [lambda p: p.sum(-1), lambda p: p[:, :1], lambda p: p[..., None, None], torch.Tensor.tolist]
+)
+def test_a_partial_of_another_shape_is_named(bad: Callable[[Tensor], Any]) -> None:
+    q = torch.randn(1, 2, 7, 5)
+    _, amap = hw.attend(q, q, q, return_map=True)
+    wrong = type("Wrong", (Told,), {"partial": lambda self, tile: bad(tile.weights[..., 0])})
+    expected = r"Wrong\.partial\(tile\): expected \[b, h, r\]=\[1, 2, 7\] or \[b, h, r, parts\]"
+    with pytest.raises(ShapeError, match=expected):
+        amap.measure(wrong())
 
 
 def test_a_name_may_lead_to_a_measure_with_options() -> None:
@@ -195,7 +242,7 @@ def test_every_measure_has_words_in_both_languages(name: str) -> None:
 
 
 def test_places_differ_where_measures_are_shown() -> None:
-    for place in ("report", "viewer", "watch", "corpus"):
+    for place in PLACES:
         numbers = [stats.known(name).shown[place] for name in stats.shown_in(place)]
         assert numbers == sorted(set(numbers))
 

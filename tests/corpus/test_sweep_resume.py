@@ -41,7 +41,7 @@ def stop_at(tokens):
 def begun(model_folder, corpus, out, **options):
     """A sweep that has been stopped in the middle, in `out`; its units so far."""
     with pytest.raises(Stop):
-        measure_corpus(model_folder, corpus, out, **{**OPTIONS, **options}, step=stop_at(120))
+        measure_corpus(model_folder, corpus, out, **{**OPTIONS, **options}, progress=stop_at(120))
     done, of = Journal(out).so_far()
     assert 0 < done < of
     return done
@@ -55,7 +55,7 @@ def test_it_goes_on_with_the_same_bits(model_folder, corpus, tmp_path, per):
     before = begun(model_folder, corpus, parts, per=per)
     kept = {path: path.stat().st_mtime_ns for path in Journal(parts).folder.glob("unit-*")}
     steps = []
-    twice = measure_corpus(model_folder, corpus, parts, **OPTIONS, per=per, step=lambda *now: steps.append(now))
+    twice = measure_corpus(model_folder, corpus, parts, **OPTIONS, per=per, progress=lambda *now: steps.append(now))
     assert len(kept) == before
     measured = [now for now in steps if now[0].startswith("measuring")]
     assert measured[0][1] > 0  # it says that some is done
@@ -260,7 +260,7 @@ def test_a_corpus_that_changes_while_it_is_measured_is_told(model_folder, corpus
             corpus[1].write_text(other, encoding="utf-8")
 
     with pytest.raises(TextError, match=r"changed while it was being measured: .*b\.txt"):
-        measure_corpus(model_folder, corpus, out, **OPTIONS, step=step)
+        measure_corpus(model_folder, corpus, out, **OPTIONS, progress=step)
     assert not out.exists()
     with pytest.raises(ConfigError, match=r"b\.txt"):
         measure_corpus(model_folder, corpus, out, **OPTIONS)

@@ -132,7 +132,7 @@ def test_a_pruned_model_equals_the_masked_one_and_comes_back(name: str, how: str
         gates[i][heads] = 0.0
     with scale_heads(sites, gates):
         masked = run(model, given)
-    pruned = prune(model, gone).model
+    pruned = prune(model, gone, copy=True).model
     assert [site.num_heads for site in find_heads(pruned)] == [int(gate.sum()) for gate in gates]
     torch.testing.assert_close(run(pruned, given), masked)
     assert not torch.allclose(masked, run(model, given), atol=1e-3)
@@ -144,7 +144,7 @@ def test_a_pruned_model_equals_the_masked_one_and_comes_back(name: str, how: str
 @pytest.mark.parametrize("name", CUT)
 def test_headwise_computes_what_is_left(name: str) -> None:
     model, given = made(name)
-    pruned = prune(model, removed(model)).model
+    pruned = prune(model, removed(model), copy=True).model
     expected = run(pruned, given)
     with hw.watch(pruned, measures=["entropy"], maps="lazy") as record:
         torch.testing.assert_close(run(pruned, given), expected)

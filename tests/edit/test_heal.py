@@ -25,7 +25,7 @@ BATCHES = [given(n=9, seed=seed) for seed in range(7)]
 
 def test_a_merged_module_learns_what_it_lost() -> None:
     teacher = design("multi_head", {})
-    student = merge_kv(teacher, 2, "svd").model
+    student = merge_kv(teacher, 2, "svd", copy=True).model
     loss_fn = distance(teacher)
     before = sum(loss_fn(student, x).item() for x in BATCHES)
     seen = []
@@ -45,7 +45,7 @@ def test_a_merged_module_learns_what_it_lost() -> None:
 
 def test_only_the_weights_asked_for_are_trained() -> None:
     teacher = design("multi_head", {})
-    student = merge_kv(teacher, 3).model
+    student = merge_kv(teacher, 3, copy=True).model
     before = {name: p.clone() for name, p in student.named_parameters()}
     heal(student, iter(BATCHES), distance(teacher), 7, lr=1e-2, parameters=student.o_proj.parameters())
     changed = {name for name, p in student.named_parameters() if not torch.equal(p, before[name])}
@@ -60,7 +60,7 @@ def test_the_same_seed_heals_to_the_same_bits_and_disturbs_nobody() -> None:
     teacher = design("multi_head", {})
     healed = []
     for seed in (5, 5, 6):
-        student = nn.Sequential(merge_kv(teacher, 2, "svd").model, nn.Dropout(0.3))
+        student = nn.Sequential(merge_kv(teacher, 2, "svd", copy=True).model, nn.Dropout(0.3))
         torch.manual_seed(len(healed))  # what is drawn elsewhere does not matter
         before = torch.get_rng_state()
         heal(student, BATCHES, distance(teacher), 11, lr=1e-2, seed=seed)

@@ -57,7 +57,7 @@ def test_heads_that_are_equal_lose_nothing(options: dict[str, Any], method: str)
     scattered = [[0, 1, 2]] if module.num_kv_heads == 3 else [[0, 3, 5], [1, 2, 4]]
     groups = scattered if method in ("cluster", "svd") else groups
     make_equal(module, groups)
-    result = merge_kv(module, len(groups), method)
+    result = merge_kv(module, len(groups), method, copy=True)
     merge = result.merges[""]
     assert [list(group) for group in merge.groups] == groups
     assert result.model.num_kv_heads == len(groups)
@@ -74,7 +74,7 @@ def test_the_order_of_heads_changes_nothing(options: dict[str, Any]) -> None:
     count = module.num_kv_heads
     order = [[2], [0], [1]] if count == 3 else [[4], [2], [0], [5], [1], [3]]
     for method in ("mean", "first"):
-        result = merge_kv(module, count, method, groups={0: order})
+        result = merge_kv(module, count, method, groups={0: order}, copy=True)
         torch.testing.assert_close(call(result.model), call(module))
         assert not torch.equal(result.model.k_proj.weight, module.k_proj.weight)
     queries = result.merges[""].queries
@@ -98,10 +98,10 @@ def test_svd_loses_nothing_where_heads_are_equal_up_to_a_map(options: dict[str, 
                 for x in (linear.weight, linear.bias):
                     if x is not None:
                         x[head * d : (head + 1) * d] = turn @ x[:d]
-    result = merge_kv(module, 1, "svd")
+    result = merge_kv(module, 1, "svd", copy=True)
     torch.testing.assert_close(call(result.model), call(module), rtol=1e-6, atol=1e-8)
     assert result.merges[""].lost_scores < 1e-6
-    assert not torch.allclose(call(merge_kv(module, 1, "mean").model), call(module), atol=1e-2)
+    assert not torch.allclose(call(merge_kv(module, 1, "mean", copy=True).model), call(module), atol=1e-2)
 
 
 def test_svd_passes_rotary_positions_by_complex_factors() -> None:
@@ -117,7 +117,7 @@ def test_svd_passes_rotary_positions_by_complex_factors() -> None:
         for x in (module.v_proj.weight, module.v_proj.bias):
             heads = x.view(6, 6, -1)
             heads[1:] = heads[0].clone()
-    result = merge_kv(module, 2, "svd")
+    result = merge_kv(module, 2, "svd", copy=True)
     # In float64, but what is left out of an SVD is known to the root of its rounding.
     torch.testing.assert_close(call(result.model), call(module), rtol=1e-6, atol=1e-7)
 
@@ -150,16 +150,16 @@ def test_svd_loses_least(data: st.DataObject) -> None:
 def test_mean_and_first_are_those_of_the_paper() -> None:
     module = module_of({"num_kv_heads": 6})
     k = module.k_proj.weight.view(2, 3, 2, 12)
-    assert torch.allclose(merge_kv(module, 2).model.k_proj.weight.view(2, 2, 12), k.mean(1))
-    assert torch.allclose(merge_kv(module, 2, "first").model.k_proj.weight.view(2, 2, 12), k[:, 0])
-    one = merge_kv(module, 1).model
+    assert torch.allclose(merge_kv(module, 2, copy=True).model.k_proj.weight.view(2, 2, 12), k.mean(1))
+    assert torch.allclose(merge_kv(module, 2, "first", copy=True).model.k_proj.weight.view(2, 2, 12), k[:, 0])
+    one = merge_kv(module, 1, copy=True).model
     assert torch.allclose(one.v_proj.weight, module.v_proj.weight.view(6, 2, 12).mean(0))
     assert torch.equal(one.q_proj.weight, module.q_proj.weight)
 
 
 def test_what_is_lost_is_what_the_matrices_say() -> None:
     module = module_of({"num_kv_heads": 3})
-    result = merge_kv(module, 1, "svd")
+    result = merge_kv(module, 1, "svd", copy=True)
     before, after = module.per_head_weights(), result.model.per_head_weights()
     order = list(result.merges[""].queries)
     scores = before["q"] @ before["k"].repeat_interleave(2, 0).mT
@@ -185,7 +185,7 @@ def test_heads_with_like_outputs_are_a_group() -> None:
         call(module)
     (site,) = find_heads(module)
     assert group_heads(site, 3, heads[0]) == [[0, 4], [1, 3], [2, 5]]
-    result = merge_kv(module, 3, "mean", groups={"": group_heads(site, 3, heads[0])})
+    result = merge_kv(module, 3, "mean", groups={"": group_heads(site, 3, heads[0])}, copy=True)
     torch.testing.assert_close(call(result.model), call(module))
     with pytest.raises(ConfigError, match=r"outputs: expected \[b, h=6, n, d_v\]"):
         group_heads(site, 3, heads[0][:, :5])
@@ -214,7 +214,7 @@ def test_a_merged_decoder_comes_back_and_writes(method: str, tmp_path: Path) -> 
     torch.manual_seed(3)
     config = DecoderConfig(TOKENIZER.vocab_size, d_model=24, num_layers=2, num_heads=6, d_ff=22, context=13)
     decoder = Decoder(config).eval()
-    result = merge_kv(decoder, {0: 2, 1: 3}, method)
+    result = merge_kv(decoder, {0: 2, 1: 3}, method, copy=True)
     assert [layer["num_kv_heads"] for layer in result.model.config.layers] == [2, 3]
     save_model(tmp_path / MODEL_FILE, result.model, TOKENIZER, {})
     again, _, _ = load_checkpoint(tmp_path)
@@ -225,13 +225,13 @@ def test_a_merged_decoder_comes_back_and_writes(method: str, tmp_path: Path) -> 
     torch.testing.assert_close(torch.cat(steps, 1), again(ids), rtol=1e-4, atol=1e-5)
     assert [cache.nbytes for cache in caches] == [2 * 2 * h * 23 * 4 * 4 for h in (2, 3)]
     assert len("".join(write(again, TOKENIZER, "武松", 20, seed=2))) == 20
-    pruned = hw.edit.prune(again, {0: [0, 1, 2]}).model
+    pruned = hw.edit.prune(again, {0: [0, 1, 2]}, copy=True).model
     assert pruned.config.layers[0] == {"num_heads": 3, "num_kv_heads": 1, "head_dim": 4, "value_dim": 4}
 
 
 def test_in_place_changes_the_model_itself() -> None:
     module = module_of({})
-    result = merge_kv(module, 3, in_place=True)
+    result = merge_kv(module, 3)
     assert result.model is module
     assert module.num_kv_heads == 3
     assert module.k_proj.out_features == 6

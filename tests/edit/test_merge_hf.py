@@ -33,7 +33,7 @@ def equal_heads(name: str) -> Any:
 def test_equal_heads_lose_nothing(name: str, method: str) -> None:
     model = equal_heads(name)
     groups = None if method in ("cluster", "svd") else {i: [[0, 2], [1, 3]] for i in range(3)}
-    result = merge_kv(model, 2, method, groups=groups)
+    result = merge_kv(model, 2, method, groups=groups, copy=True)
     assert {merge.groups for merge in result.merges.values()} == {((0, 2), (1, 3))}
     assert [site.num_kv_heads for site in find_heads(result.model)] == [2, 2, 2]
     torch.testing.assert_close(hidden(result.model, ids()), hidden(model, ids()), rtol=1e-4, atol=1e-5)
@@ -54,22 +54,22 @@ def test_complex_factors_pass_the_rotary_positions_of_llama() -> None:
             for x in (site.module.v_proj.weight, site.module.v_proj.bias):
                 heads = x.view(4, 6, -1)
                 heads[1:] = heads[0].clone()
-    result = merge_kv(model, 1, "svd")
+    result = merge_kv(model, 1, "svd", copy=True)
     torch.testing.assert_close(hidden(result.model, ids()), hidden(model, ids()), rtol=1e-5, atol=1e-6)
-    mean = merge_kv(model, 1, "mean")
+    mean = merge_kv(model, 1, "mean", copy=True)
     assert not torch.allclose(hidden(mean.model, ids()), hidden(model, ids()), atol=1e-2)
 
 
 def test_a_merged_model_generates_and_comes_back(tmp_path: Path) -> None:
     model = hf_model("llama", num_key_value_heads=4)
-    merged = merge_kv(model, {0: 2, 2: 1}, "svd").model
+    merged = merge_kv(model, {0: 2, 2: 1}, "svd", copy=True).model
     assert [site.num_kv_heads for site in find_heads(merged)] == [2, 4, 1]
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     assert torch.equal(merged.generate(ids(5), **options), merged.generate(ids(5), use_cache=False, **options))
     save_pruned(merged, tmp_path / "merged")
     again = load_pruned(tmp_path / "merged")
     torch.testing.assert_close(hidden(again, ids()), hidden(merged, ids()))
-    both = prune(again, {1: [0], 2: [3]}).model
+    both = prune(again, {1: [0], 2: [3]}, copy=True).model
     save_pruned(both, tmp_path / "both")
     torch.testing.assert_close(hidden(load_pruned(tmp_path / "both"), ids()), hidden(both, ids()))
 
@@ -90,4 +90,4 @@ def test_other_models_are_refused() -> None:
         site.module.config.rope_parameters["partial_rotary_factor"] = 0.5
     with pytest.raises(ConfigError, match="which channels LlamaAttention turns together is not known"):
         merge_kv(model, 1, "svd")
-    assert merge_kv(model, 1, "mean").parameters_after < sum(p.numel() for p in model.parameters())
+    assert merge_kv(model, 1, "mean", copy=True).parameters_after < sum(p.numel() for p in model.parameters())

@@ -48,7 +48,7 @@ def test_a_pruned_design_equals_the_masked_one(name: str, options: dict[str, Any
         return
     heads, x = removable(module), given()
     before = deepcopy(module.state_dict())
-    result = prune(module, heads)
+    result = prune(module, heads, copy=True)
     assert result.model is not module
     assert all(torch.equal(module.state_dict()[key], value) for key, value in before.items())
     left = 6 - len(heads)
@@ -71,7 +71,7 @@ def test_it_is_the_module_that_the_constructor_makes(name: str, options: dict[st
     if type(module) in DEPENDENT or name in ("single_head", "convolution"):
         return
     heads = removable(module)
-    pruned = prune(module, heads).model
+    pruned = prune(module, heads, copy=True).model
     sizes = {"head_dim": module.head_dim, "value_dim": module.value_dim, "num_kv_heads": pruned.num_kv_heads}
     if name == "latent":
         sizes = {key: getattr(module, key) for key in ("head_dim", "value_dim", "latent_dim", "rope_dim")}
@@ -85,13 +85,13 @@ def test_it_is_the_module_that_the_constructor_makes(name: str, options: dict[st
 
 def test_whole_groups_go_with_their_keys() -> None:
     module = design("multi_head", {"num_kv_heads": 3, "qk_norm": True, "bias": True})
-    result = prune(module, {"": [2, 3]})
+    result = prune(module, {"": [2, 3]}, copy=True)
     assert (result.model.num_heads, result.model.num_kv_heads) == (4, 2)
     assert result.model.k_proj.weight.shape == (4, 12)
     assert result.cuts[""].kept == (0, 1, 4, 5)
     assert result.cuts[""].kept_kv == (0, 2)
     torch.testing.assert_close(result.model(given()), masked(module, {0: [2, 3]}, given()))
-    both = prune(module, [0, 2, 3, 4])
+    both = prune(module, [0, 2, 3, 4], copy=True)
     assert (both.model.num_heads, both.model.num_kv_heads) == (2, 2)
     torch.testing.assert_close(both.model(given()), masked(module, {0: [0, 2, 3, 4]}, given()))
 
@@ -114,7 +114,7 @@ def test_any_groups_and_any_heads(data: st.DataObject) -> None:
             prune(module, removed)
         return
     x = given(n=data.draw(st.integers(1, 9)), d=11)
-    result = prune(module, removed)
+    result = prune(module, removed, copy=True)
     torch.testing.assert_close(result.model(x), masked(module, {0: removed}, x))
     assert result.model.num_kv_heads == sum(count > 0 for count in left)
 
@@ -123,7 +123,7 @@ def test_in_place_cuts_the_model_itself() -> None:
     block = hw.TransformerBlock(design("gated_output", {}), d_ff=9).double().eval()
     expected = masked(block, {0: [1, 5]}, given())
     block.get_parameter("attention.q_proj.weight").requires_grad_(False)
-    result = prune(block, {"attention": [5, 1]}, in_place=True)
+    result = prune(block, {"attention": [5, 1]})
     assert result.model is block
     torch.testing.assert_close(block(given()), expected)
     assert not block.get_parameter("attention.q_proj.weight").requires_grad
@@ -133,7 +133,7 @@ def test_in_place_cuts_the_model_itself() -> None:
 
 def test_bfloat16_stays_bfloat16() -> None:
     module = design("multi_head", {}, dtype=torch.bfloat16)
-    result = prune(module, [0, 3])
+    result = prune(module, [0, 3], copy=True)
     assert {p.dtype for p in result.model.parameters()} == {torch.bfloat16}
     x = given(dtype=torch.bfloat16)
     torch.testing.assert_close(result.model(x), masked(module, {0: [0, 3]}, x), rtol=2e-2, atol=2e-2)
@@ -141,7 +141,7 @@ def test_bfloat16_stays_bfloat16() -> None:
 
 def test_a_model_is_cut_layer_by_layer_and_says_so() -> None:
     model = nn.Sequential(*(hw.MultiHeadAttention(12, 6) for _ in range(3))).double().eval()
-    result = prune(model, {0: [1], "2": [0, 2, 3, 5]})
+    result = prune(model, {0: [1], "2": [0, 2, 3, 5]}, copy=True)
     assert [site.num_heads for site in find_heads(result.model)] == [5, 6, 2]
     torch.testing.assert_close(result.model(given()), masked(model, {0: [1], 2: [0, 2, 3, 5]}, given()))
     assert result.num_removed == 5
@@ -152,13 +152,13 @@ def test_a_model_is_cut_layer_by_layer_and_says_so() -> None:
 
 def test_nothing_to_remove_changes_nothing() -> None:
     module = design("multi_head", {})
-    result = prune(module, [])
+    result = prune(module, [], copy=True)
     assert isinstance(result, Pruned)
     assert result.parameters_after == result.parameters_before
     assert torch.equal(result.model(given()), module(given()))
     model = nn.Sequential(*(hw.MultiHeadAttention(12, 6) for _ in range(2)))
     for heads in ({0: []}, [], {}, np.empty((0, 2), dtype=int)):
-        assert str(prune(model, heads)) == "removed nothing"
+        assert str(prune(model, heads, copy=True)) == "removed nothing"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_heads_that_are_not_there_are_named(heads: Any, message: str) -> None:
     module = design("multi_head", {})
     before = deepcopy(module.state_dict())
     with pytest.raises(ConfigError, match=message):
-        prune(module, heads, in_place=True)
+        prune(module, heads)
     assert all(torch.equal(module.state_dict()[key], value) for key, value in before.items())
 
 
@@ -196,10 +196,10 @@ def test_heads_that_are_not_there_are_named(heads: Any, message: str) -> None:
 )  # fmt: skip
 def test_pairs_of_site_and_head_are_what_the_mapping_is(pairs: Any) -> None:
     model = nn.Sequential(*(hw.MultiHeadAttention(12, 6) for _ in range(3))).double().eval()
-    by_pairs, by_mapping = prune(model, pairs), prune(model, {0: [1, 3], 2: [5]})
+    by_pairs, by_mapping = prune(model, pairs, copy=True), prune(model, {0: [1, 3], 2: [5]}, copy=True)
     assert by_pairs.cuts == by_mapping.cuts
     assert torch.equal(by_pairs.model(given()), by_mapping.model(given()))
-    one, other = prune(model, iter(pairs)), prune(model[:1], [(0, 2)])
+    one, other = prune(model, iter(pairs), copy=True), prune(model[:1], [(0, 2)], copy=True)
     assert one.cuts == by_mapping.cuts
     assert other.cuts["0"].removed == (2,)
 
@@ -248,7 +248,7 @@ def test_a_list_for_many_modules_is_refused() -> None:
     with pytest.raises(ConfigError, match="the model has 2 attention modules"):
         prune(model, [0])
     with pytest.raises(ConfigError, match="all 6 heads"):
-        prune(model, {0: [1], 1: list(range(6))}, in_place=True)
+        prune(model, {0: [1], 1: list(range(6))})
     assert find_heads(model)[0].num_heads == 6  # the first was not cut before the second was refused
 
 
@@ -297,7 +297,7 @@ def test_weights_side_by_side_in_one_storage_are_not_shared() -> None:
     pieces = flat.split([p.numel() for p in module.parameters()])
     for parameter, piece in zip(module.parameters(), pieces, strict=True):
         parameter.data = piece.view(parameter.shape)
-    torch.testing.assert_close(prune(module, [2]).model(given()), masked(module, {0: [2]}, given()))
+    torch.testing.assert_close(prune(module, [2], copy=True).model(given()), masked(module, {0: [2]}, given()))
 
 
 def test_quantised_and_parametrised_weights_are_refused() -> None:

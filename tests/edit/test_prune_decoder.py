@@ -49,7 +49,7 @@ def test_a_pruned_decoder_equals_the_masked_one_and_comes_back(name: str, ids: t
     gates[2, [0, 1, 2]] = 0.0
     with scale_heads(sites, gates):
         expected = decoder(ids)
-    pruned = hw.edit.prune(decoder, cuts).model
+    pruned = hw.edit.prune(decoder, cuts, copy=True).model
     torch.testing.assert_close(pruned(ids), expected, rtol=1e-4, atol=1e-5)
     assert decoder.config.layers == ()
     assert pruned.config.layers[1] == {}
@@ -68,8 +68,8 @@ def test_a_pruned_decoder_equals_the_masked_one_and_comes_back(name: str, ids: t
 
 def test_pruned_twice_and_trained_on(ids: torch.Tensor, tmp_path: Path) -> None:
     decoder = made("multi_head")
-    once = hw.edit.prune(decoder, {0: [1]}, in_place=True).model
-    twice = hw.edit.prune(once, {0: [0, 4], 1: [2]}, in_place=True).model
+    once = hw.edit.prune(decoder, {0: [1]}).model
+    twice = hw.edit.prune(once, {0: [0, 4], 1: [2]}).model
     assert twice is decoder
     assert [layer.get("num_heads") for layer in decoder.config.layers] == [3, 5, None]
     save_model(tmp_path / "cut" / MODEL_FILE, decoder, TOKENIZER, {})
@@ -95,7 +95,7 @@ def test_the_embedded_model_is_pruned_and_comes_back(tmp_path: Path) -> None:
     gates[1, :3] = 0.0
     with torch.no_grad(), scale_heads(sites, gates):
         expected = decoder(tokens)
-    pruned = hw.edit.prune(decoder, {1: [0, 1, 2]})
+    pruned = hw.edit.prune(decoder, {1: [0, 1, 2]}, copy=True)
     save_model(tmp_path / MODEL_FILE, pruned.model, tokenizer, {})
     again, _, _ = load_checkpoint(tmp_path)
     with torch.no_grad():

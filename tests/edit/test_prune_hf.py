@@ -24,7 +24,7 @@ HEADS = {0: [1, 3], 2: [0, 1]}  # of 4; grouped keys: one of each group, and a w
 
 def cut(name: str, **changes: Any) -> tuple[Any, Any]:
     model = hf_model(name, **changes)
-    return model, prune(model, HEADS).model
+    return model, prune(model, HEADS, copy=True).model
 
 
 def masked(model: Any, tokens: Tensor, **options: Any) -> Tensor:
@@ -86,7 +86,7 @@ def test_a_pruned_model_comes_back_as_it_went(name: str, tmp_path: Path) -> None
     assert all(torch.equal(again.state_dict()[key], x) for key, x in pruned.state_dict().items())
     torch.testing.assert_close(hidden(again, ids()), hidden(pruned, ids()))
     assert [s.num_kv_heads for s in find_heads(again)] == [s.num_kv_heads for s in find_heads(pruned)]
-    twice = prune(again, {1: [2, 3]}).model
+    twice = prune(again, {1: [2, 3]}, copy=True).model
     save_pruned(twice, tmp_path / "twice")
     torch.testing.assert_close(hidden(load_pruned(tmp_path / "twice"), ids()), hidden(twice, ids()))
 
@@ -120,7 +120,7 @@ def test_cross_attention_of_gpt2_is_pruned_too() -> None:
     gates[2][[3]] = 0.0
     with scale_heads(sites, gates):
         expected = hidden(model, ids(), encoder_hidden_states=context)
-    pruned = prune(model, {names[1]: [0, 2], 2: [3]}).model
+    pruned = prune(model, {names[1]: [0, 2], 2: [3]}, copy=True).model
     torch.testing.assert_close(hidden(pruned, ids(), encoder_hidden_states=context), expected)
 
 
@@ -134,7 +134,7 @@ def test_parameters_that_are_not_known_are_refused() -> None:
     model.model.layers[0].self_attn.register_parameter("sinks", nn.Parameter(torch.zeros(4)))
     with pytest.raises(ConfigError, match=r"LlamaAttention has sinks \(4,\)"):
         prune(model, {0: [0, 2]})
-    assert prune(model, {1: [0, 2]}).num_removed == 2
+    assert prune(model, {1: [0, 2]}, copy=True).num_removed == 2
 
 
 def test_an_encoder_that_someone_trained_is_pruned() -> None:
@@ -151,7 +151,7 @@ def test_an_encoder_that_someone_trained_is_pruned() -> None:
     with torch.no_grad():
         with scale_heads(sites, gates):
             expected = hidden(model, tokens)
-        pruned = prune(model, {1: [0, 5, 11], 4: list(range(1, 12))})
+        pruned = prune(model, {1: [0, 5, 11], 4: list(range(1, 12))}, copy=True)
         torch.testing.assert_close(hidden(pruned.model, tokens), expected, rtol=1e-4, atol=1e-4)
     assert pruned.parameters_before - pruned.parameters_after == 14 * (4 * 384 * 32 + 3 * 32)
 

@@ -27,6 +27,7 @@ class Bounds:
         self.half = dtype in (torch.bfloat16, torch.float16)
         self.u = ROUND[torch.float64] if dtype == torch.float64 else ROUND[torch.float32]
         self.lost = lost
+        self.unsure: Tensor | None = None  # [b, h, n, m], weights of which it is not known whether dropout kept them
         self.weight = 2 * ROUND[dtype] if self.half else 0.0  # weights may be rounded to the dtype before a product
         d = t.q.shape[-1]
         size, raw = (x.nan_to_num(0.0, 0.0, 0.0) for x in (t.size, t.raw))
@@ -79,7 +80,7 @@ class Bounds:
         up = (self.s + self.near - low).clamp_max(0.0).exp()
         down = (self.s - self.near - high).exp()
         change = torch.maximum(up - p, p - down)
-        change = change + (8 + p.shape[-1] ** 0.5) * self.u * p + NORMAL
+        change = change + (8 + p.shape[-1] ** 0.5) * self.u * (p + change) + NORMAL
         return change.masked_fill(~self.t.allowed | (self.t.dark | self.t.bad)[..., None], 0.0)
 
     @cached_property
@@ -98,10 +99,15 @@ class Bounds:
         """Relative, of a sum of so many."""
         return self.u * (6 + count**0.5)
 
+    def sum_off(self, size: Tensor, off: Tensor, count: int) -> Tensor:
+        """Of a sum of `count` terms known to `off`, their magnitudes summing to `size`: what is rounded may be larger
+        than the exact terms by `off`."""
+        return off + self.summed(count) * (size + off)
+
     def product(self, left: Tensor, off: Tensor, right: Tensor, count: int, weight: float | None = None) -> Tensor:
         """Of left @ right where left is known to `off`."""
         relative = self.summed(count) + (self.weight if weight is None else weight)
-        return off @ right.abs() + relative * (left.abs() @ right.abs()) + (count + 2) * LEAST[torch.float32]
+        return off @ right.abs() + relative * ((left.abs() + off) @ right.abs()) + (count + 2) * LEAST[torch.float32]
 
     def out(self, kept: Tensor | None = None) -> Tensor:
         """[b, h, n, e]"""
@@ -119,6 +125,8 @@ class Bounds:
         size = d_out @ v.mT
         size = size if kept is None else size * kept
         d_p = (self.summed(v.shape[-1]) + self.lost) * size
+        if self.unsure is not None:
+            d_p = d_p + x.d_p.abs() * self.unsure
         # δ comes from the rounded output.
         delta = (d_out * (self.out(kept) + self.rounded(t.out))).sum(-1)
         delta = delta + self.summed(v.shape[-1]) * (t.p * size).sum(-1)

@@ -21,9 +21,9 @@ LAYOUTS = (
     "one number",
 )
 MEASURES = (
-    "max_logit", "logsumexp", "entropy", "normalized_entropy", "effective_keys", "top1_mass", "topk_mass",
-    "learned_sink_mass", "mean_distance", "distance_variance", "local_mass", "sink_mass", "previous_mass", "self_mass",
-    "next_mass", "received_mass",
+    "max_logit", "logsumexp", "entropy", "normalized_entropy", "effective_keys", "squared_weights", "top1_mass",
+    "topk_mass", "learned_sink_mass", "mean_distance", "distance_variance", "local_mass", "sink_mass", "previous_mass",
+    "self_mass", "next_mass", "received_mass",
 )  # fmt: skip
 READS = (
     "tile", "times", "transposed", "pool", "pooled", "topk", "received", "diagonals", "row", "dense", "measure", "save",
@@ -193,13 +193,16 @@ def _mask(rng: random.Random, depth: int) -> Tree:
     if depth > 1 and rng.random() < 0.35:
         return rng.choice(("and", "and", "or")), _mask(rng, depth - 1), _mask(rng, depth - 1)
     kind = rng.choices(
-        ("causal", "window", "sinks", "lengths", "documents", "dense", "everything"), (8, 4, 2, 4, 3, 3, 1)
+        ("causal", "window", "sinks", "lengths", "documents", "dense", "everything", "head windows"),
+        (8, 4, 2, 4, 3, 3, 1, 2),
     )[0]
     match kind:
         case "window":
             return kind, rng.choice((1, 2, 3, 7, 16, 17, 64, 1000)), rng.choice((0, 0, 1, 5, 64))
         case "sinks":
             return kind, rng.choice((0, 1, 2, 4, 500))
+        case "head windows":
+            return kind, rng.randrange(1 << 20), rng.choice((0, 0, 1, 4))
         case "lengths":
             return kind, rng.randrange(1 << 20), rng.random() < 0.3, rng.choice(("left", "right"))
         case "documents":

@@ -108,7 +108,7 @@ class Runner:
                 raise Mismatch("dropout share", f"{share:.4f} of {count} weights were dropped, not {case.dropout}")
         # What is below the least number of the dtype may look dropped and not be.
         unsure = dropped & (whole < 2 * near.rounded(whole * 0))
-        near.p = near.p + t.p * unsure
+        near.p, near.unsure = near.p + t.p * unsure, unsure
         return (~dropped | unsure).double() / (1 - case.dropout)
 
     def _again(self, case: Case, lines: Source, held: dict[str, Any]) -> None:

@@ -40,7 +40,8 @@ def squares(t: Truth, near: Bounds, rows: range, cols: range, cell: int) -> tupl
     here = (..., slice(rows.start, rows.stop), slice(cols.start, cols.stop))
     p, off, open_ = (_cells(x[here].double(), cell) for x in (t.p, near.p, t.allowed))
     count = open_.sum(-1)
-    total, change = p.sum(-1), off.sum(-1) + near.summed(cell * cell) * p.sum(-1)
+    total = p.sum(-1)
+    change = near.sum_off(total, off.sum(-1), cell * cell)
     largest = p.amax(-1)
     return (total / count.clamp_min(1), change / count.clamp_min(1)), (largest, _of_largest(p, off)), count.long()
 
@@ -60,7 +61,7 @@ def _cells(x: Tensor, cell: int) -> Tensor:
 def received(t: Truth, near: Bounds) -> Found:
     """[b, h, m]"""
     mass = t.p.sum(2)
-    return mass, near.p.sum(2) + near.summed(t.p.shape[2]) * mass
+    return mass, near.sum_off(mass, near.p.sum(2), t.p.shape[2])
 
 
 def diagonals(t: Truth, near: Bounds) -> tuple[Tensor, Found]:
@@ -75,7 +76,7 @@ def diagonals(t: Truth, near: Bounds) -> tuple[Tensor, Found]:
 
     count = summed(t.allowed).clamp_min(1)
     mass = summed(t.p) / count
-    return offsets, (mass, summed(near.p) / count + near.summed(n) * mass)
+    return offsets, (mass, near.sum_off(mass, summed(near.p) / count, n))
 
 
 def measured(t: Truth, near: Bounds, name: str) -> tuple[Found, Found]:
@@ -100,14 +101,14 @@ def of_tokens(t: Truth, near: Bounds, name: str, ids: Tensor) -> tuple[Found, Fo
     if name == "class_mass":
         chosen = (ids > 1)[:, None, None, :].double()
         value = (t.p * chosen).sum(-1)
-        return _mean(near, value, (near.p * chosen).sum(-1) + near.summed(m) * value, lit)
+        return _mean(near, value, near.sum_off(value, (near.p * chosen).sum(-1), m), lit)
     shift = {"duplicate_mass": 0, "induction_mass": 1}[name]
     before = torch.nn.functional.pad(ids, (shift, 0), value=-1)[:, :m]
     mine = ids[:, (torch.arange(n) + m - n).clamp_min(0)]
     earlier = torch.arange(m) - shift < torch.arange(n)[:, None] + m - n
     match = (mine[:, None, :, None] == before[:, None, None, :]) & earlier & t.allowed
     value = (t.p * match).sum(-1)
-    return _mean(near, value, (near.p * match).sum(-1) + near.summed(m) * value, match.any(-1))
+    return _mean(near, value, near.sum_off(value, (near.p * match).sum(-1), m), match.any(-1))
 
 
 def merged(t: Truth, near: Bounds, name: str) -> Found:
@@ -128,7 +129,7 @@ def _mean(near: Bounds, value: Tensor, off: Tensor, counted: Tensor) -> tuple[Fo
     value, off = value.masked_fill(~counted, 0.0), off.masked_fill(~counted, 0.0)
     count = counted.sum(-1).clamp_min(1)
     head = value.sum(-1) / count
-    change = (off.sum(-1) + near.summed(value.shape[-1]) * value.abs().sum(-1)) / count
+    change = near.sum_off(value.abs().sum(-1), off.sum(-1), value.shape[-1]) / count
     return (value, off), (head, change + 2 * near.u * head.abs())
 
 
@@ -142,13 +143,14 @@ def _rows(t: Truth, near: Bounds, name: str) -> tuple[Tensor, Tensor, Tensor]:
     n, m = p.shape[2:]
     lit = ~(t.dark | t.bad)
     far = t.distances()
-    mass, mass_off = p.sum(-1), off.sum(-1) + near.summed(m) * p.sum(-1)
+    mass = p.sum(-1)
+    mass_off = near.sum_off(mass, off.sum(-1), m)
     keys = t.allowed.sum(-1).double()
     signed = torch.arange(m) - (torch.arange(n)[:, None] + m - n)
 
     def linear(f: Tensor) -> tuple[Tensor, Tensor]:
         x = (p * f).sum(-1)
-        return x, (off * f.abs()).sum(-1) + near.summed(m) * (p * f.abs()).sum(-1)
+        return x, near.sum_off((p * f.abs()).sum(-1), (off * f.abs()).sum(-1), m)
 
     match name:
         case "max_logit":
@@ -170,6 +172,9 @@ def _rows(t: Truth, near: Bounds, name: str) -> tuple[Tensor, Tensor, Tensor]:
             value = mass.square() / squares.masked_fill(squares == 0, 1.0)
             change = value * ((known + lost) / (1 - known).clamp_min(1e-3))
             return value, change.masked_fill(mass < 1e-15, m), lit
+        case "squared_weights":
+            squares = p.square().sum(-1)
+            return squares, near.sum_off(squares, (2 * p * off + off.square()).sum(-1), m), lit
         case "top1_mass":
             return p.amax(-1), _of_largest(p, off), lit
         case "topk_mass":

@@ -31,6 +31,9 @@ def allowed(mask: Tree, b: int, h: int, n: int, m: int, held: Mapping[str, Tenso
             found = (j > position - rest[0]) & (j <= position + rest[1])
         case "sinks":
             found = (j < rest[0]).expand(n, m)
+        case "head windows":
+            windows = [n + m if window is None else window for window in rest[0]]
+            found = (j > position - torch.tensor(windows)[:, None, None]) | (j < rest[1])
         case "lengths":
             keys, queries, side = rest
             found = _real(held[keys], m, side)[:, None, None, :]

@@ -1,5 +1,6 @@
 """A case as lines of Python: what runs, and what a failure prints."""
 
+import random
 from dataclasses import dataclass, field
 
 from .case import MEASURES, Case, Tree
@@ -140,6 +141,10 @@ def _mask(case: Case, tree: Tree, data: list[str]) -> tuple[Tree, str]:
             return tree, f"hw.Window({rest[0]}, {rest[1]})"
         case "sinks":
             return tree, f"hw.Sinks({rest[0]})"
+        case "head windows" if case.h:
+            seed, sinks = rest
+            windows = random.Random(seed).choices((None, 1, 2, 3, 7, 17, 64), k=case.h)
+            return (kind, windows, sinks), f"hw.masks.HeadWindows({windows}, {sinks})"
         case "lengths" if b:
             seed, with_queries, side = rest
             data.append(f"{name} = torch.randint(0, {m + 1}, ({b},), {_generator(seed)})")
@@ -252,7 +257,7 @@ def _call(case: Case, made: Source, mask: str, scores: list[str]) -> None:
 def _read(case: Case, kind: str, at: tuple[float, ...]) -> str:
     sizes = (case.b, case.h, case.n, case.m)
     x, y, z, w = at
-    progress = ", progress=lambda done, all: steps.append((done, all))" if case.progress else ""
+    progress = ", progress=lambda what, done, of: steps.append((done, of))" if case.progress else ""
 
     def at_of(size: int, part: float) -> int:
         return min(int(part * size), size - 1)

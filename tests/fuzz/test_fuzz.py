@@ -131,6 +131,18 @@ def _without(kind: type) -> Callable[[dict[str, Any]], dict[str, Any]]:
     return change
 
 
+def _windows_in_another_order(given: dict[str, Any]) -> dict[str, Any]:
+    def changed(mask: Any) -> Any:
+        match mask:
+            case headwise.masks.HeadWindows():
+                return headwise.masks.HeadWindows(mask.windows[::-1], mask.sinks)
+            case headwise.masks.And() | headwise.masks.Or():
+                return type(mask)(changed(mask.left), changed(mask.right))
+        return mask
+
+    return {"mask": changed(given.get("mask"))}
+
+
 def _padding_is_seen(given: dict[str, Any]) -> dict[str, Any]:
     return {"mask": None} if isinstance(given.get("mask"), headwise.Lengths) else {}
 
@@ -155,7 +167,7 @@ def _gradient_is_doubled(given: dict[str, Any]) -> dict[str, Any]:
     [
         _without_scale, _heads_swapped, _kv_heads_interleaved, _one_key_too_many, _causal_from_the_start,
         _without(headwise.SinkLogits), _without(headwise.ALiBi), _without(headwise.SoftCap), _padding_is_seen,
-        _biased_a_little, _nan_is_hidden, _gradient_is_doubled,
+        _biased_a_little, _nan_is_hidden, _gradient_is_doubled, _windows_in_another_order,
     ],
     ids=lambda change: change.__qualname__.strip("_"),
 )  # fmt: skip
@@ -167,6 +179,22 @@ def test_a_wrong_library_is_caught(change: Callable[..., dict[str, Any]]) -> Non
         if runner.run(case).failed and not right.run(case).failed:
             return
     pytest.fail("250 cases passed")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(
+            seed=2, kv=4, group=2, n=3, m=7, data="whole", loud=1e9, kernel="cpu",
+            scores=(("relative", False, 4, -6, "float32", 694138),), reads=(("diagonals", (0.5,) * 4),),
+        ),
+        Case(seed=1, b=2, kv=4, m=7, d=34, e=7, dtype="float16", scale=-1.0, dropout=0.5, kernel="cpu", grad=True),
+    ],
+    ids=["a weight of 1 where 0 is near", "a weight that half precision cannot show"],
+)  # fmt: skip
+def test_what_rounding_alone_changes_passes(case: Case) -> None:
+    outcome = Runner(headwise).run(case)
+    assert not outcome.failed, outcome.told
 
 
 def test_a_failing_case_becomes_the_smallest() -> None:

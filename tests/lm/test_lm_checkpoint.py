@@ -12,10 +12,11 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from headwise.errors import CheckpointError, ConfigError
-from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model, write
+from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.nn.talking_heads import TalkingHeadsAttention
+from headwise.tensor_files import write_tensors
 
 TOKENIZER = CharTokenizer("水浒武松")
 
@@ -130,7 +131,7 @@ def test_files_of_others_are_refused(file: Path, tmp_path: Path) -> None:
 )
 def test_a_broken_header_is_told(file: Path, key: str, value: str, words: str) -> None:
     tensors, header = read(file)
-    write(file, {name: x.clone() for name, x in tensors.items()}, header | {key: value})
+    write_tensors(file, {name: x.clone() for name, x in tensors.items()}, header | {key: value})
     with pytest.raises(CheckpointError, match=words) as caught:
         load_checkpoint(file)
     assert "model.safetensors" in str(caught.value)
@@ -160,13 +161,13 @@ def test_a_tied_and_a_negated_weight_are_written(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_the_sizes_are_told(file: Path) -> None:
     tensors, header = read(file)
-    write(file, {"embedding.weight": torch.zeros(3, 2)}, header)
+    write_tensors(file, {"embedding.weight": torch.zeros(3, 2)}, header)
     with pytest.raises(CheckpointError, match=r"model\.safetensors.*2 layers.* 1 tensors"):
         load_checkpoint(file)
-    write(file, tensors | {"embedding.weight": torch.zeros(3, 2)}, header)
+    write_tensors(file, tensors | {"embedding.weight": torch.zeros(3, 2)}, header)
     with pytest.raises(CheckpointError, match=r"embedding\.weight is \(3, 2\); the sizes require \(260, 14\)"):
         load_checkpoint(file)
-    write(file, tensors | {"more": torch.zeros(3, 2)}, header)
+    write_tensors(file, tensors | {"more": torch.zeros(3, 2)}, header)
     with pytest.raises(CheckpointError, match="more is not a weight"):
         load_checkpoint(file)
 

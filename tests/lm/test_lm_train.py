@@ -20,7 +20,7 @@ from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read
 from headwise.lm.corpus import Corpus
 from headwise.lm.run import LOG_FILE, TRAINING_FILE, Resumed
 from headwise.lm.schedule import read_shares, share_at
-from headwise.lm.train import Outcome, Progress, heldout_loss, train
+from headwise.lm.train import Outcome, TrainingStep, heldout_loss, train
 from headwise.outputs import taken
 
 SMALL: dict[str, Any] = {
@@ -38,8 +38,8 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "text.txt"
 
 
-def run(file: Path, out: Path, **options: Any) -> tuple[Outcome, list[Progress]]:
-    seen: list[Progress] = []
+def run(file: Path, out: Path, **options: Any) -> tuple[Outcome, list[TrainingStep]]:
+    seen: list[TrainingStep] = []
     outcome = train([file], out, **(SMALL | {"watch": seen.append, "steps": 12, "eval_every": 4} | options))
     return outcome, seen
 
@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_run(file: Path, tmp_path: Path) -> None:
 
 
 def interrupt_at(step: int) -> Any:
-    def watch(progress: Progress) -> None:
+    def watch(progress: TrainingStep) -> None:
         if progress.step == step:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -107,7 +107,7 @@ class Crash(Exception):
 
 
 def crash_at(step: int) -> Any:
-    def watch(progress: Progress) -> None:
+    def watch(progress: TrainingStep) -> None:
         if progress.step == step:
             raise Crash
 
@@ -133,7 +133,7 @@ def test_by_default_a_run_is_saved_within_a_minute(file: Path, tmp_path: Path, m
     monkeypatch.setattr("headwise.lm.run.time.monotonic", lambda: now[0])
     saved = []
 
-    def watch(progress: Progress) -> None:
+    def watch(progress: TrainingStep) -> None:
         path = tmp_path / "out" / TRAINING_FILE
         saved.append(json.loads(read(path)[1]["info"])["step"] if path.exists() else 0)
         now[0] += 7.0

@@ -18,7 +18,7 @@ from headwise.lm.checkpoint import MODEL_FILE, read
 from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import TRAINING_FILE
-from headwise.lm.train import Outcome, Progress, train
+from headwise.lm.train import Outcome, TrainingStep, train
 from headwise.lm.watch_heads import HEADS_FILE, HeadWatcher
 from headwise.nn.named import design_of, names
 
@@ -45,7 +45,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(file: Path, out: Path, **options: Any) -> tuple[Outcome, list[float]]:
-    seen: list[Progress] = []
+    seen: list[TrainingStep] = []
     outcome = train([file], out, **(SMALL | {"watch": seen.append} | options))
     return outcome, [progress.loss for progress in seen]
 
@@ -149,7 +149,7 @@ def _planted(before: Any, x: torch.Tensor, *more: Any, **options: Any) -> Any:
 @pytest.mark.thorough_except("1", "6")
 @pytest.mark.parametrize("step", [1, 3, 5, 6])
 def test_a_resumed_run_goes_on_with_the_record(file: Path, tmp_path: Path, step: int) -> None:
-    def stop(progress: Progress) -> None:
+    def stop(progress: TrainingStep) -> None:
         if progress.step == step:
             raise KeyboardInterrupt
 
@@ -163,7 +163,7 @@ def test_a_resumed_run_goes_on_with_the_record(file: Path, tmp_path: Path, step:
 def test_looks_beyond_the_saved_step_are_taken_again(file: Path, tmp_path: Path) -> None:
     """Killed between the record and the checkpoint, the record is ahead."""
 
-    def keep(progress: Progress) -> None:
+    def keep(progress: TrainingStep) -> None:
         if progress.step == 4:
             shutil.copy(tmp_path / "run" / TRAINING_FILE, tmp_path / "early")
 

@@ -11,7 +11,7 @@ from folders import TOKENIZERS, VOCAB, byte_level, model_of, saved, transformers
 
 from headwise.errors import CheckpointError, DTypeError, ShapeError, TextError
 from headwise.lm.checkpoint import load_pretrained, save_model
-from headwise.lm.loading import LoadedModel, foreign, load_model
+from headwise.lm.loading import LoadedModel, huggingface, load_model
 from headwise.map import AttentionMap
 
 CAUSAL = [("GPT2", "LMHeadModel"), ("Llama", "ForCausalLM"), ("Qwen3", "ForCausalLM"), ("Mistral", "ForCausalLM"),
@@ -86,7 +86,7 @@ def test_padding_of_the_embedded_decoder() -> None:
 def test_loss_is_that_of_the_model(
     tmp_path: Path, kind: str, head: str, logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(foreign, "LOGITS", logits)  # all at once, or a stretch after the other
+    monkeypatch.setattr(huggingface, "LOGITS", logits)  # all at once, or a stretch after the other
     subject = opened(tmp_path, kind, head)
     ids = tokens(23)
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""The compiled kernel's tests run once for each target that this CPU executes."""
+"""The compiled kernel's tests run once for each target that this CPU executes: the first and the last always, those
+between them in `make test-all`, but tests with `every_target`."""
 
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,17 @@ def _targets() -> list[object]:
     return [*found]
 
 
-@pytest.fixture(params=_targets())
+TARGETS = _targets()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """All targets are made of the same source; the first and the last differ most."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    if params.get("target") in TARGETS[1:-1] and item.get_closest_marker("every_target") is None:
+        item.add_marker(pytest.mark.thorough)
+
+
+@pytest.fixture(params=TARGETS)
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
     """Calls within the test run on this target, and know nothing of what was decided on another."""
     handle = library().handle

@@ -13,20 +13,22 @@ from pathlib import Path
 
 import pytest
 
-BASELINE, SSE, AVX2, AVX512, BF16, BEYOND = LEVELS = (
-    "baseline", "above SSE2", "AVX2, FMA, F16C", "AVX-512 F BW DQ VL", "AVX-512 BF16", "beyond all targets",
+BASELINE, SSE, AVX2, AVX512, BF16, AMX, BEYOND = LEVELS = (
+    "baseline", "above SSE2", "AVX2, FMA, F16C", "AVX-512 F BW DQ VL", "AVX-512 BF16", "AMX", "beyond all targets",
 )  # fmt: skip
-LEVEL_OF = {"portable": BASELINE, "avx2": AVX2, "avx512": AVX512, "avx512bf16": BF16}
+LEVEL_OF = {"portable": BASELINE, "avx2": AVX2, "avx512": AVX512, "avx512bf16": BF16, "amx": AMX}
 
 PREFIXES = {0x26, 0x2E, 0x36, 0x3E, 0x64, 0x65, 0x66, 0x67, 0xF0, 0xF2, 0xF3}
 SSE3 = r"(popcnt|lzcnt|movddup|movs[hl]dup|v?h(add|sub)p[sd]|addsubp[sd]|lddqu|fisttp)"
 BMI = r"(andn|bextr|bls(i|r|msk)|bzhi|mulx|pdep|pext|rorx|s(ar|hl|hr)x)[lq]?"
 BF = r"(vdpbf16ps|vcvtne2ps2bf16|vcvtneps2bf16)[xy]?"
+TILES = r"(ldtilecfg|sttilecfg|tilerelease|tilezero|tileloaddt?1?|tilestored|tdpbf16ps)"
 # Half floats, byte permutations, neural-network and bit-counting instructions: each a feature of its own.
-OTHER = r"(?!vcvt(ph2ps|ps2ph))v\w+(ph|sh)|vperm[it]?2?b|vpdp\w+|vpopcnt[bwdq]|vpmadd52\w+|vp(compress|expand)[bw]"
+OTHER = r"tdp\w+|"
+OTHER += r"(?!vcvt(ph2ps|ps2ph))v\w+(ph|sh)|vperm[it]?2?b|vpdp\w+|vpopcnt[bwdq]|vpmadd52\w+|vp(compress|expand)[bw]"
 LINE = re.compile(r"^\s*[0-9a-f]+:\t((?:[0-9a-f]{2} )+)\s*(?:\t(.*))?$")
 FUNCTION = re.compile(r"^[0-9a-f]+ <(.+)>:$")
-OWNER = re.compile(r"8headwise(?:8(portable)|4(avx2)|6(avx512)|10(avx512bf16))(?![a-z])")
+OWNER = re.compile(r"8headwise(?:8(portable)|4(avx2)|6(avx512)|10(avx512bf16)|3(amx))(?![a-z])")
 
 
 @cache  # the same instructions come again and again
@@ -41,6 +43,8 @@ def level(code: bytes, text: str) -> str:
     first = code[start]
     if re.fullmatch(BF, mnemonic):
         return BF16
+    if re.fullmatch(TILES, mnemonic):
+        return AMX
     if re.fullmatch(OTHER, mnemonic):
         return BEYOND
     if first == 0x62 or (first in (0xC4, 0xC5) and re.search(r"%k[0-7]", text)):

@@ -6,6 +6,7 @@ import math
 import mmap
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -214,16 +215,34 @@ def test_only_its_own_gradients_are_written(dtype: torch.dtype, n: int, d: int, 
     assert all(clean() for _, clean in outs)
 
 
-def test_two_callers_at_once(threads: Callable[[int], None]) -> None:
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_two_callers_at_once(dtype: torch.dtype, threads: Callable[[int], None]) -> None:
     threads(2)
-    wanted = {n: everything(n, torch.float32) for n in (3, 60, 150)}
+    wanted = {n: everything(n, dtype) for n in (3, 60, 150)}
 
     def work(n: int) -> bool:
         torch.set_num_threads(2)
-        return all(same(everything(n, torch.float32), wanted[n]) for _ in range(4))
+        return all(same(everything(n, dtype), wanted[n]) for _ in range(4))
 
     with ThreadPoolExecutor(3) as pool:
         assert all(pool.map(work, (3, 60, 150, 60, 3, 150)))
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no timers here")
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+def test_signals_change_no_bit(dtype: torch.dtype) -> None:
+    """Registers, and tiles where there are any, come back as they were."""
+    wanted = everything(150, dtype)
+    came = []
+    before = signal.signal(signal.SIGALRM, lambda *_: came.append(True))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    try:
+        found = [everything(150, dtype) for _ in range(3)]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert came
+    assert all(same(one, wanted) for one in found)
 
 
 def in_child(work: Callable[[], bool], seconds: float = 60.0) -> int | None:
@@ -247,10 +266,11 @@ def in_child(work: Callable[[], bool], seconds: float = 60.0) -> int | None:
 
 
 @forks
+@pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_computes_the_same(threads: Callable[[int], None]) -> None:
+def test_a_forked_child_computes_the_same(dtype: torch.dtype, threads: Callable[[int], None]) -> None:
     threads(2)
-    q, k, v = qkv(2, 6, 3, 150, 300)
+    q, k, v = qkv(2, 6, 3, 150, 300, dtype=dtype)
     wanted = run(q, k, v, Causal(), statistics=[COLUMN_MASS])
     few = run(q[:, :, :2], k, v)
 

@@ -96,6 +96,7 @@ def test_scores(name: str) -> None:
         check(*qkv(n=3), MASKS[mask](2, 3, 53), SCORES[name](2, 6, 3, 53))
 
 
+@pytest.mark.every_target
 @settings(deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_shapes(data: st.DataObject) -> None:

@@ -100,6 +100,7 @@ def test_biases_of_every_shape(b: int, h: int, n: int, m: int) -> None:
     compare(*qkv(2, 6, 3, 137, 301, 8, 5), bias_of(b, h, n, m), Window(90), 0.3)
 
 
+@pytest.mark.every_target
 @settings(deadline=None, derandomize=True, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_random_shapes(data: st.DataObject) -> None:

@@ -79,6 +79,7 @@ def compare(q: Tensor, k: Tensor, v: Tensor, mask: Mask, score: tuple[Score, ...
             close(decoded.statistics[statistic], expected.of(statistic), limit, 4e-6 * limit / 1e-5)
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", LIMITS)
 @pytest.mark.parametrize("n", [3, 37])
@@ -249,7 +250,7 @@ def test_rows_that_see_nothing() -> None:
 
 @pytest.mark.parametrize("dtype", LIMITS)
 def test_column_mass_over_many_blocks_and_heads(dtype: torch.dtype) -> None:
-    for b, h, h_kv in ((1, 2, 1), (3, 30, 5)):
+    for b, h, h_kv in ((1, 2, 1), (2, 9, 3)):
         q, k, v = qkv(b, h, h_kv, 211, 600, 8, 4, dtype=dtype)
         found, expected = run(q, k, v, Causal(), statistics=[COLUMN_MASS]), truth(q, k, Causal())
         limit = LIMITS[dtype]

@@ -43,6 +43,7 @@ def check(weights: Tensor, keys: Tensor, expected: Truth, count: int) -> None:
     assert (names.sort(-1).values.diff(dim=-1) > 0).all()
 
 
+@pytest.mark.every_target
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_masks(name: str, dtype: torch.dtype) -> None:

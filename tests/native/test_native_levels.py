@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from disassembly import (
+    AMX,
     AVX2,
     AVX512,
     BASELINE,
@@ -43,6 +44,9 @@ LIBRARY = ROOT / "src" / "headwise" / "kernels" / "cpu" / NAME
         ("62 f1 7c 48 58 c1", "vaddps %zmm1,%zmm0,%zmm0", AVX512),
         ("62 f2 76 48 52 c2", "vdpbf16ps %zmm2,%zmm1,%zmm0", BF16),
         ("62 f2 7e 48 72 c0", "vcvtneps2bf16 %zmm0,%ymm0", BF16),
+        ("c4 e2 6a 5c c1", "tdpbf16ps %tmm2,%tmm1,%tmm0", AMX),
+        ("c4 e2 78 49 00", "ldtilecfg (%rax)", AMX),
+        ("c4 e2 73 5e c2", "tdpbssd %tmm1,%tmm2,%tmm0", BEYOND),
         ("62 f5 7c 48 58 c1", "vaddph %zmm1,%zmm0,%zmm0", BEYOND),
         ("62 f2 7d 48 50 c1", "vpdpbusd %zmm1,%zmm0,%zmm0", BEYOND),
     ],
@@ -62,6 +66,7 @@ def test_levels_are_told_apart(code: str, text: str, needed: str) -> None:
         ("_ZN8headwise4avx27forwardEv", "avx2"),
         ("_ZN8headwise6avx512L3sumEDv16_f", "avx512"),
         ("_ZN8headwise10avx512bf16L3sumEDv16_f.constprop.0", "avx512bf16"),
+        ("_ZN8headwise3amx8backwardEv", "amx"),
         ("_ZN8headwise8portable12_GLOBAL__N_13runEv", "portable"),
         ("_ZN8headwise5chooseEv", None),
         ("_ZSt3maxIfERKT_S2_S2_", None),

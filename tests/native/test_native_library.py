@@ -15,7 +15,7 @@ from headwise.errors import KernelError
 from headwise.kernels.cpu.library import ABI, NAME, OVERRIDE, Library, library, load, wrong_target
 
 ROOT = Path(__file__).parents[2]
-ORDER = ["portable", "avx2", "avx512", "avx512bf16"]
+ORDER = ["portable", "avx2", "avx512", "avx512bf16", "amx"]
 BUILT = ROOT / "src" / "headwise" / "kernels" / "cpu" / NAME
 
 
@@ -73,20 +73,20 @@ def test_library_that_the_user_names_takes_the_place(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("wanted", ORDER)
-def test_environment_chooses_a_lower_target(wanted: str) -> None:
+def test_environment_chooses_a_target(wanted: str) -> None:
     """In a process of its own; one that the CPU cannot run is never taken."""
     built = load(BUILT)
     if built.handle is None:
         pytest.skip(str(built.reason))
-    best = used_target()
-    runs = [target for target in ORDER[: ORDER.index(best) + 1] if target in built.targets()]
-    assert used_target(HEADWISE_TARGET=wanted) == (wanted if wanted in runs else best)
+    runs = [target for target in built.targets() if built.refusal(target) is None]
+    assert used_target() == runs[0]
+    assert used_target(HEADWISE_TARGET=wanted) == (wanted if wanted in runs else runs[0])
 
 
 WRONG = {
-    "avx513": "there are no such instructions",
-    "avx2 ": "there are no such instructions",
-    "neon": "there are no such instructions",
+    "avx513": "there is no such target",
+    "avx2 ": "there is no such target",
+    "neon": "there is no such target",
 }
 
 
@@ -100,26 +100,40 @@ def test_target_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 def test_target_that_this_machine_lacks_is_refused_with_those_that_it_has() -> None:
     path = Path("libheadwise.so")
-    of_avx2 = Library(path, Loaded("avx2", "avx512bf16,avx512,avx2,portable"), None)  # type: ignore[arg-type]
+    lacks = "this CPU lacks its instructions"
+    of_avx2 = Library(path, Loaded(amx=lacks, avx512bf16=lacks, avx512=lacks, avx2="", portable=""), None)  # type: ignore[arg-type]
     assert wrong_target("avx512", of_avx2) == (
-        "HEADWISE_TARGET='avx512': this CPU lacks them; name one that runs here (portable, avx2)"
+        f"HEADWISE_TARGET='avx512': {lacks}; name one that runs here (avx2, portable)"
     )
-    of_portable = Library(path, Loaded("portable", "portable"), None)  # type: ignore[arg-type]
+    of_portable = Library(path, Loaded(portable=""), None)  # type: ignore[arg-type]
     assert wrong_target("avx2", of_portable) == (
-        "HEADWISE_TARGET='avx2': libheadwise.so was compiled without them; name one that runs here (portable)"
+        "HEADWISE_TARGET='avx2': libheadwise.so was compiled without it; name one that runs here (portable)"
     )
     none = Library(path, None, "there is none")
     assert wrong_target("avx2", none) is None
-    assert "no such instructions" in str(wrong_target("avx1024", none))
+    assert "no such target" in str(wrong_target("avx1024", none))
     for fine in (None, "", "avx2"):
         assert wrong_target(fine, of_avx2) is None
 
 
-class Loaded:
-    """A library as far as its targets go: the one in use, and all that are in it."""
+def test_target_that_is_not_the_first_choice_can_be_named() -> None:
+    """On Intel's CPUs avx512 comes before avx512bf16, as it is faster there."""
+    intel = Library(Path("libheadwise.so"), Loaded(avx512="", avx512bf16="", avx2="", portable=""), None)  # type: ignore[arg-type]
+    assert [wrong_target(name, intel) for name in ("avx512", "avx512bf16", "avx2", "portable")] == [None] * 4
 
-    def __init__(self, used: str, inside: str) -> None:
-        self.headwise_target_name, self.headwise_targets = used.encode, inside.encode
+
+def test_tiles_that_the_operating_system_forbids_are_refused_with_its_reason() -> None:
+    forbidden = "Linux does not permit tiles to this process"
+    found = Library(Path("libheadwise.so"), Loaded(amx=forbidden, avx512=""), None)  # type: ignore[arg-type]
+    assert wrong_target("amx", found) == f"HEADWISE_TARGET='amx': {forbidden}; name one that runs here (avx512)"
+
+
+class Loaded:
+    """A library as far as its targets go: those that are in it, with the reason why each does not run or ""."""
+
+    def __init__(self, **refusals: str) -> None:
+        self.headwise_targets = ",".join(refusals).encode
+        self.headwise_refusal = lambda name: refusals[name.decode()].encode() if name.decode() in refusals else None
 
 
 def used_target(**more: str) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.nn import AttentionLayer
 
 WIDTH, HEADS = 21, 4
 # Layers whose bytes are counted, h, h_kv, d_k and dtype; docs/scale.md shows them.
@@ -70,6 +71,22 @@ def model_of(case: Case, dtype: torch.dtype) -> nn.Module:
         if "norm" in name:
             nn.init.uniform_(parameter, 0.5, 1.5)
     return model.to(dtype)
+
+
+def is_spreadable(design: type[AttentionLayer]) -> bool:
+    """Whether its heads can be spread by what it says of itself: independent ones, each rows or columns of linear maps
+    of its own, and no other parameters but norms of heads."""
+    layer = design.build(24, 4)
+    layout = layer.layout()
+    cut = [(part.owner, part.name) for part in layout.parts]
+    owners = {owner for owner, _ in cut}
+    separate = len(set(cut)) == len(cut) and all(isinstance(owner, nn.Linear) for owner in owners)
+    others = [module for module in layer.modules() if module not in owners | set(layout.norms)]
+    common = [parameter for module in others for parameter in module.parameters(recurse=False)]
+    return not (design.coupling.at or design.resizing.fixed or common) and separate
+
+
+SPREADABLE = [name for name, design in hw.nn.DESIGNS.items() if is_spreadable(design)]
 
 
 def mha(heads: int, kv: int, **options: Any) -> hw.MultiHeadAttention:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from counted import Sent
-from head_parallel_cases import CASES, HEADS, TRAFFIC, WIDTH, Case, Crossing, mha, model_of, normal
+from head_parallel_cases import CASES, HEADS, SPREADABLE, TRAFFIC, WIDTH, Case, Crossing, mha, model_of, normal
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -44,7 +44,7 @@ def half(mesh: DeviceMesh) -> Answer:
     for autocast in (False, True):
         truth, x = model_of(CASES[0], torch.float64), normal(3, 7, WIDTH, seed=1)
         whole = copy.deepcopy(truth).to(torch.float32 if autocast else torch.bfloat16)
-        spread = hw.parallel.parallelize_heads(copy.deepcopy(whole), mesh)
+        spread = hw.parallel.parallelize_heads(whole, mesh, copy=True)
         exact = truth(x, mask=hw.Causal())
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             given = x.to(next(whole.parameters()).dtype)
@@ -62,7 +62,7 @@ def statistics(mesh: DeviceMesh) -> Answer:
         if case.wraps:
             continue
         layer, x = model_of(case, torch.float64), normal(3, 7, WIDTH, seed=1)
-        spread = hw.parallel.parallelize_heads(copy.deepcopy(layer), mesh)
+        spread = hw.parallel.parallelize_heads(layer, mesh, copy=True)
         names = tuple(hw.stats.MEASURES)
         (a, b), (c, d) = (
             [model(z, return_map=True, measures=names, **case.call(z))[1] for z in (x, x + 1)]
@@ -86,7 +86,7 @@ def decoding(mesh: DeviceMesh) -> Answer:
     for heads in ((8, 8), (8, 2), (4, 1)):
         torch.manual_seed(3)
         layer = hw.MultiHeadAttention(WIDTH, heads[0], num_kv_heads=heads[1], head_dim=8, rotary=True).double()
-        spread = hw.parallel.parallelize_heads(copy.deepcopy(layer), mesh)
+        spread = hw.parallel.parallelize_heads(layer, mesh, copy=True)
         held = hw.parallel.held_heads(spread)
         windows = [3, None, 5, 2, None, 4, 1, 7][: heads[1]]
         caches: dict[str, Callable[[list[int | None]], Any]] = {
@@ -111,7 +111,7 @@ def writing(mesh: DeviceMesh) -> Answer:
     tokenizer = CharTokenizer.from_text(text)
     torch.manual_seed(2)
     decoder = Decoder(DecoderConfig(tokenizer.vocab_size, 24, 2, 4, 2, 16, context=12)).eval().double()
-    spread = hw.parallel.parallelize_heads(copy.deepcopy(decoder), mesh)
+    spread = hw.parallel.parallelize_heads(decoder, mesh, copy=True)
     found = {}
     for temperature in (0.0, 1.0):
         pair = (
@@ -132,7 +132,7 @@ def refusals(mesh: DeviceMesh) -> Answer:
         "none": lambda: nn.Linear(3, 3),
         "twice": lambda: hw.parallel.parallelize_heads(hw.MultiHeadAttention(24, 4), mesh),
         **{name: lambda design=design: design.build(24, 4) for name, design in hw.nn.DESIGNS.items()
-           if name not in ("multi_head", "single_head", "gated_output")},
+           if name not in SPREADABLE},
     }  # fmt: skip
     found = {}
     for name, make in wrong.items():
@@ -150,7 +150,7 @@ def checkpoints(mesh: DeviceMesh) -> Answer:
     """The whole state out of a spread model, and into another one; and by PyTorch's own plan."""
     torch.manual_seed(11)
     model = Decoder(DecoderConfig(13, 24, 2, 4, 1, 16, context=12, options={"head_dim": 8})).double()
-    spread = hw.parallel.parallelize_heads(copy.deepcopy(model), mesh)
+    spread = hw.parallel.parallelize_heads(model, mesh, copy=True)
     state = hw.parallel.whole_state(spread)
     same = all(torch.equal(state[name], x) for name, x in model.state_dict().items()) and len(state) == len(
         model.state_dict()
@@ -181,7 +181,7 @@ def training(mesh: DeviceMesh) -> Answer:
         whole = Decoder(
             DecoderConfig(13, 24, 2, 4, kv, 16, context=12, options={"qk_norm": True, "head_dim": 8})
         ).double()
-        spread = hw.parallel.parallelize_heads(copy.deepcopy(whole), mesh)
+        spread = hw.parallel.parallelize_heads(whole, mesh, copy=True)
         ids = torch.randint(13, (3, 9), generator=torch.Generator().manual_seed(1))
         losses, norms = [], []
         for model in (whole, spread):
@@ -228,7 +228,7 @@ def watching(mesh: DeviceMesh) -> Answer:
     """A record numbers this rank's heads as the whole layer does, and all ranks together are one process."""
     torch.manual_seed(1)
     whole = nn.ModuleDict({name: mha(8, kv).double() for name, kv in (("a", 8), ("b", 2))})
-    spread = hw.parallel.parallelize_heads(copy.deepcopy(whole), mesh)
+    spread = hw.parallel.parallelize_heads(whole, mesh, copy=True)
     xs = [normal(3, 7, WIDTH, seed=1), normal(2, 5, WIDTH, seed=2)]
     records = []
     for model in (whole, spread):
@@ -350,18 +350,18 @@ def meshes(mesh: DeviceMesh) -> Answer:
     for kv in (2, 1):
         torch.manual_seed(1)
         layer = hw.MultiHeadAttention(WIDTH, 4, num_kv_heads=kv, head_dim=8).double()
-        spread = hw.parallel.parallelize_heads(copy.deepcopy(layer), both["heads"])
+        spread = hw.parallel.parallelize_heads(layer, both["heads"], copy=True)
         x = normal(2, 5, WIDTH, seed=1 + both["data"].get_local_rank())
         found[str(kv)] = _far(spread(x), layer(x))
     try:
-        hw.parallel.parallelize_heads(copy.deepcopy(layer), both)
+        hw.parallel.parallelize_heads(layer, both, copy=True)
     except hw.ConfigError as error:
         found["error"] = str(error)
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("sequence", "heads"))
     for how, kv in (("ring", 2), ("ulysses", 1), ("ring", 4)):
         torch.manual_seed(3)
         layer = hw.TransformerBlock(mha(4, kv, rotary=True, bias=True), d_ff=8).double()
-        spread = hw.parallel.parallelize_heads(copy.deepcopy(layer), both["heads"])
+        spread = hw.parallel.parallelize_heads(layer, both["heads"], copy=True)
         x, d_y = normal(2, 9, WIDTH, seed=4), normal(2, 9, WIDTH, seed=5)
         score = hw.ALiBi(normal(4, seed=6).abs())
         layer(x, mask=hw.Causal(), score=score).backward(d_y)
@@ -381,7 +381,7 @@ def meshes(mesh: DeviceMesh) -> Answer:
 
 def _differences(case: Case, mesh: DeviceMesh, dtype: torch.dtype) -> dict[str, float]:
     whole = model_of(case, dtype)
-    spread = hw.parallel.parallelize_heads(copy.deepcopy(whole), mesh)
+    spread = hw.parallel.parallelize_heads(whole, mesh, copy=True)
     found = {}
     xs = [normal(3, 7, WIDTH, seed=1).to(dtype).requires_grad_() for _ in range(2)]
     calls = [case.call(x) for x in xs]

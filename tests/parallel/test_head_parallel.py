@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_parallel_cases import CASES, mha
+from head_parallel_cases import CASES, SPREADABLE, mha
 
 import headwise as hw
 from forked import run_together
@@ -16,10 +16,6 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="Py
 EXACT = 1e-13
 # Rotary turns in float32, so what ranks add up of a shared key's gradient is rounded before and not after.
 ROUNDED = 1e-6
-OTHERS = (
-    "per_head", "contraction", "block_diagonal", "sparse_mixture", "mixture_of_heads", "grouped_mlp", "head_mixing",
-    "talking_heads", "latent", "convolution",
-)  # fmt: skip
 
 
 def spawned(ranks: int, folder: Path) -> list[dict[str, Any]]:
@@ -104,7 +100,12 @@ def test_what_cannot_be_dealt_out_is_told_with_its_numbers(answers, name, said):
         assert "BUT CHANGED" not in answer["refusals"][name]
 
 
-@pytest.mark.parametrize("design", OTHERS)
+def test_layers_of_every_design_that_can_be_spread_are_compared():
+    compared = {type(case.make()) for case in CASES} | {hw.nn.SingleHeadAttention}  # one head is on one rank
+    assert {hw.nn.DESIGNS[name] for name in SPREADABLE} <= compared
+
+
+@pytest.mark.parametrize("design", [name for name in hw.nn.DESIGNS if name not in SPREADABLE])
 def test_designs_that_couple_their_heads_are_refused_by_name(answers, design):
     for answer in answers:
         said = answer["refusals"][design]

@@ -24,7 +24,7 @@ def test_heads_of_its_models_are_found_scaled_and_pruned():
     }  # fmt: skip
     with scale_heads(sites, [torch.tensor([1.0, 0, 1, 0]).double(), torch.tensor([0.0, 1, 1]).double()]):
         masked = model(x)
-    smaller = prune(model, {"0": [1, 3], "2": [0]}).model
+    smaller = prune(model, {"0": [1, 3], "2": [0]}, copy=True).model
     assert isinstance(smaller[0], FusedAttention)
     assert (smaller[0].heads, smaller[0].wqkv.out_features) == (2, 18)
     torch.testing.assert_close(smaller(x), masked)
@@ -67,15 +67,17 @@ def test_its_statistic_rides_in_the_compiled_pass(n, monkeypatch):
     if library().handle is None:
         pytest.skip(str(library().reason))
     tiles = []
-    monkeypatch.setattr(KeyIndex, "partial", lambda self, tile: tiles.append(tile) or (tile.weights * tile.keys).sum(-1))
+    monkeypatch.setattr(
+        KeyIndex, "partial", lambda self, tile: tiles.append(tile) or (tile.weights * tile.keys).sum(-1)
+    )
     q, (k, v) = torch.randn(2, 6, n, 5), torch.randn(2, 2, 3, 131, 5)
-    out, amap = attend(q, k, v, mask=Causal(), kernel="cpu", return_map=True, measures=["key_index"])
+    _, amap = attend(q, k, v, mask=Causal(), kernel="cpu", return_map=True, measures=["key_index"])
     truth = (amap.to_dense().double() * torch.arange(131)).sum(-1).mean(-1)
     torch.testing.assert_close(amap.measured["key_index"].double(), truth, rtol=1e-5, atol=0)
     assert tiles == []
     known = {signature: code for signature, code in library().statistics.items() if "key_weights" not in signature}
     monkeypatch.setitem(library().__dict__, "statistics", known)  # of a library that lacks it
-    again = attend(q, k, v, mask=Causal(), kernel="cpu", return_map=True, measures=["key_index"])[1]
+    again = attend(q, k, v, mask=Causal(), return_map=True, measures=["key_index"])[1]
     torch.testing.assert_close(again.measured["key_index"].double(), truth, rtol=1e-5, atol=0)
     assert tiles != []
 
@@ -115,7 +117,7 @@ def test_its_measure_is_in_the_report_and_its_view_draws_it(tmp_path):
     from headwise.reports import write_view
 
     report = hw.see("武松<打>虎。武松打虎。")
-    assert "third_power" in [statistic.name for statistic in report.statistics]
+    assert "third_power" in report.statistics
     page = write_view(report, "html", tmp_path / "page.html", lang="zh").read_text(encoding="utf-8")
     assert "权重立方和" in page
     tree = ElementTree.parse(write_view(report, "arcs", tmp_path / "arcs.svg", lang="zh"))

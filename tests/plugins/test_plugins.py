@@ -50,7 +50,7 @@ def test_the_tests_over_the_registries_hold_for_it(part):
     ("command", "shown"),
     [
         (("trace", "--design", "cosine", "--lang", "zh"), "查询乘以温度"),
-        (("plan", "--design", "cosine", "--set", "d_model=12", "--set", "num_heads=3"), "579 parameters a layer"),
+        (("plan", "--design", "cosine", "--set", "d_model=12", "--set", "num_heads=3"), "579 parameters per layer"),
         (("measures",), "Rényi 1961"),
         (("see", "武松打虎。", "--out", "r.html", "--view", "arcs=r.svg"), "Wrote arcs to r.svg."),
     ],
@@ -76,7 +76,7 @@ class Half:
     """A kernel that leaves out what a kernel defines."""
 
     name = "half"
-    tells = by_autograd = False
+    gives_delta = by_autograd = False
 
     def refuse(self, call):
         return None
@@ -93,7 +93,7 @@ def test_what_breaks_its_contract_is_named_with_the_line():
         register_mask(Half)
     with pytest.raises(ConfigError, match=r"expected a class of Measure"):
         register_measure(Half)
-    with pytest.raises(ConfigError, match=r"Half does not define costs in its own class"):
+    with pytest.raises(ConfigError, match=r"expected a class of AttentionLayer, got .*Half"):
         DESIGNS["half"] = Half
     with pytest.raises(ConfigError, match=r"there is another kernel 'reference'"):
         register_kernel(type("Named", (Half,), {"name": "reference", "reads": 1, "run": 1, "gradients": 1})())

@@ -191,7 +191,7 @@ def test_table_sorts_and_unknown_numbers_stand_last(tmp_path, chinese):
       out.shown = all("tbody tr").map((r) => r.children[3].textContent);
     """
     out = played(chinese, tmp_path, steps)
-    entropy, sink = (s.values for s in chinese.statistics)
+    entropy, sink = (chinese.statistics.dense(name).numpy() for name in ("entropy", "sink_mass"))
     down = sorted(np.ndindex(2, 3), key=lambda at: -entropy[at])
     assert [tuple(at) for at in out["down"]] == down
     assert [tuple(at) for at in out["up"]] == down[::-1]
@@ -409,7 +409,7 @@ def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
         out.focus = document.activeElement.id; out.shown = !one("#compare").hidden;
         """,
     )  # fmt: skip
-    without, slope = (statistic.values.ravel() for statistic in report.importance)
+    without, slope = (column.flat.numpy() for column in report.importance.values())
     np.testing.assert_allclose(out["without"], without, rtol=6e-3, atol=1e-5)
     np.testing.assert_allclose(out["slope"], slope, rtol=6e-3, atol=1e-5)
     best = int(without.argmax())
@@ -426,7 +426,8 @@ def test_importance_shows_every_number_and_the_table_the_roles(tmp_path):
 def test_a_head_that_a_layer_does_not_have_has_no_place(tmp_path):
     full = compared()
     cosine = Comparison("cosine", full.comparisons[0].values, [4, 1, 0, 2, 3], "", "Of outputs.")
-    report = replace(full, counts=[3, 2], comparisons=[cosine])
+    fewer = [table.select(where=[True] * 5 + [False]) for table in (full.statistics, full.importance)]
+    report = replace(full, statistics=fewer[0], importance=fewer[1], comparisons=[cosine])
     out = played(
         report, tmp_path,
         """

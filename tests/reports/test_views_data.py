@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from view_samples import compared, passage, report_of, weights
+from view_samples import compared, heads_of, passage, report_of, weights
 
 from headwise.errors import ShapeError
 from headwise.pictures.colours import STOPS, stops
-from headwise.reports.data import Comparison, Passage, Report, Statistic
+from headwise.reports.data import Comparison, Passage, Report
+from headwise.table import HeadTable
 
 
 @pytest.mark.parametrize(
@@ -47,10 +48,12 @@ def test_a_report_says_what_it_holds_in_one_line():
 def test_report_whose_parts_differ_is_refused():
     two, three = passage("abc"), passage("abc", heads=2)
     for parts in (
-        ([], [], []),
-        ([two, three], [], [["", "", ""]] * 2),
-        ([two], [Statistic("s", np.zeros((3, 2)), "", "")], [["", "", ""]] * 2),
-        ([two], [], [["", ""]] * 2),
+        ([], HeadTable({}), []),
+        ([two], HeadTable({}), [["", "", ""]] * 2),
+        ([two, three], heads_of(3, 3), [["", "", ""]] * 2),
+        ([two], heads_of(2, 2, 2, columns={"s": np.zeros((3, 2))}), [["", "", ""]] * 2),
+        ([two], heads_of(3, 3).select(heads=[1, 2]), [["", ""]] * 2),
+        ([two], heads_of(3, 3), [["", ""]] * 2),
     ):
         with pytest.raises(ShapeError):
             Report("r", *parts)
@@ -65,12 +68,16 @@ def test_comparison_names_a_head_once(order, said):
 
 def test_layers_may_have_fewer_heads():
     good = compared()
-    some = Comparison("c", np.zeros((6, 6)), [4, 0, 3, 1], "", "")
-    parts = (good.title, good.passages, good.statistics, good.patterns)
-    assert Report(*parts, counts=[2, 2], comparisons=[some]).heads == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    for wrong in ({"counts": [2, 4]}, {"counts": [0, 3]}, {"counts": [3]}, {"counts": [3, 3], "comparisons": [some]}):
-        with pytest.raises(ShapeError, match=r"counts|compares 4 heads, expected"):
-            Report(*parts, **wrong)
+    some = Comparison("c", np.zeros((6, 6)), [4, 0, 1, 2, 3], "", "")
+
+    def report(*counts: int) -> Report:
+        return Report("r", good.passages, heads_of(*counts), good.patterns, comparisons=[some])
+
+    assert report(3, 2).heads == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert report(3, 2).counts == [3, 2]
+    for counts in ((2, 4), (0, 3), (3,), (3, 3)):
+        with pytest.raises(ShapeError, match=r"passages|all heads of each|compares 5 heads, expected 6"):
+            report(*counts)
 
 
 def test_comparisons_roles_and_importance_are_of_all_heads():
@@ -79,7 +86,7 @@ def test_comparisons_roles_and_importance_are_of_all_heads():
     for name, wrong, said in (
         ("comparisons", [Comparison("c", np.zeros((5, 5)), list(range(5)), "", "")], "5 heads, expected 6"),
         ("roles", [[[]] * 2] * 2, "expected 2 rows of 3"),
-        ("importance", [Statistic("i", np.zeros((3, 2)), "", "")], "layers × heads"),
+        ("importance", heads_of(2, 2, 2, columns={"i": np.zeros((3, 2))}), "importance.*expected"),
     ):
         with pytest.raises(ShapeError, match=said):
             Report(*parts, **{name: wrong})

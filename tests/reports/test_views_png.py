@@ -22,7 +22,7 @@ def labels(axes) -> tuple[list[str], list[str]]:
 @pytest.mark.thorough
 def test_every_head_and_the_overview_are_written(tmp_path, chinese):
     told = []
-    written = write_pngs(chinese, tmp_path / "new", step=lambda *news: told.append(news))
+    written = write_pngs(chinese, tmp_path / "new", progress=lambda *news: told.append(news))
     assert [p.name for p in written] == [
         "all-heads.png",
         *(f"layer-{layer}-head-{head}.png" for layer in range(2) for head in range(3)),
@@ -70,7 +70,7 @@ def test_title_and_bar_say_what_is_shown():
     pooled = passage("水" * 30, cell=4)
     figure = heat_map(report_of(pooled), pooled, 1, 0)
     axes, bar = figure.axes
-    assert axes.get_title(loc="left") == "Layer 1, head 0: previous 0.91"
+    assert axes.get_title(loc="left") == "Layer 1 · head 0: previous 0.91"
     assert bar.get_ylabel() == "largest weight of 4 × 4 tokens"
     shown = axes.images[0].get_array()
     np.testing.assert_array_equal(shown.filled(0), np.tril(pooled.peaks[1, 0]))
@@ -134,9 +134,11 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path):
         "import sys; sys.modules['matplotlib'] = None\n"
         "import numpy as np\n"
         "from headwise.reports.data import Passage, Report\n"
+        "from headwise.table import HeadTable\n"
         "from headwise.reports.png import write_pngs\n"
         "from headwise.errors import ConfigError\n"
-        "report = Report('r', [Passage('p', ['a'], np.ones((1, 1, 1, 1), np.float32))], [], [['']])\n"
+        "passage = Passage('p', ['a'], np.ones((1, 1, 1, 1), np.float32))\n"
+        "report = Report('r', [passage], HeadTable({'s': [[1]]}), [['']])\n"
         f"try: write_pngs(report, {str(tmp_path / 'pictures')!r})\n"
         "except ConfigError as error: print(error)\n"
     )

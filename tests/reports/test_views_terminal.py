@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-from view_samples import passage, report_of
+from view_samples import heads_of, passage, report_of
 
 from headwise.errors import ConfigError
-from headwise.reports.data import Report, Statistic
+from headwise.reports.data import Report
 from headwise.reports.terminal import print_report
 
 NAMES = (
@@ -21,7 +21,7 @@ NAMES = (
 def wide() -> Report:
     """Two layers of three heads with every statistic that `see` gives."""
     rng = np.random.default_rng(1)
-    statistics = [Statistic(name, rng.random((2, 3)) * 10 ** (k % 4), "", "") for k, name in enumerate(NAMES)]
+    statistics = heads_of(3, 3, columns={name: rng.random((2, 3)) * 10 ** (k % 4) for k, name in enumerate(NAMES)})
     patterns = [["previous 0.93, nearby 0.95", "after the same character 0.61, first 0.22", "mixed"]] * 2
     return Report("r", [passage("水浒")], statistics, patterns, [("model", "small"), ("kernel", "fast")], ["A note."])
 
@@ -56,7 +56,7 @@ def test_what_has_no_room_is_named():
 
 def test_numbers_are_those_of_the_report_and_bars_say_which_is_largest():
     report = report_of(passage("武松打虎"))
-    entropy = report.statistics[0].values
+    entropy = report.statistics.dense("entropy").numpy()
     found = rows(printed(report, 120))
     assert [float(row[2]) for row in found] == pytest.approx(entropy.ravel(), abs=0.005)
     assert found[int(entropy.argmax())][3] == "█"
@@ -65,7 +65,7 @@ def test_numbers_are_those_of_the_report_and_bars_say_which_is_largest():
 
 def test_sorting_puts_the_largest_first_and_the_unknown_last():
     report = report_of(passage("武松打虎"))
-    sink = report.statistics[1].values
+    sink = report.statistics.dense("sink_mass").numpy()
     known = sorted((at for at in np.ndindex(2, 3) if at != (0, 2)), key=lambda at: -sink[at])
     found = [(int(row[0]), int(row[1])) for row in rows(printed(report, 120, sort="sink_mass"))]
     assert found == [*known, (0, 2)]
@@ -85,6 +85,6 @@ def test_users_words_are_not_taken_for_markup():
 
 
 def test_no_statistics_and_no_patterns():
-    text = printed(Report("r", [passage("ab")], [], [[""] * 3] * 2), 80)
+    text = printed(Report("r", [passage("ab")], heads_of(3, 3), [[""] * 3] * 2), 80)
     assert len(rows(text)) == 6
     assert "pattern" not in text

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from headwise.reports.data import Comparison, Passage, Report, Statistic
+from headwise.reports.data import Comparison, Passage, Report
+from headwise.table import HeadColumn, HeadTable
 
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- & \u2028'\"{{title}}"
 FAMILY = "👩\u200d👩\u200d👧"  # one picture, five code points
@@ -36,16 +37,31 @@ def passage(text: str | list[str], title: str = "a text", *, cell: int = 1, **op
     return Passage(title, tokens, means, cell, tiles.max((3, 5)))
 
 
-def report_of(*passages: Passage, title: str = "A report", **options) -> Report:
-    """A report with two statistics, one of which is not known for one head."""
+def column(values: np.ndarray, counts: list[int], unit: str, description: str) -> HeadColumn:
+    """The first numbers of each layer."""
+    rows = [row[:count] for row, count in zip(values, counts, strict=True)]
+    return HeadColumn(rows, unit=unit, description=description)
+
+
+def heads_of(*counts: int, columns: dict[str, np.ndarray] | None = None) -> HeadTable:
+    """A table of layers with these numbers of heads."""
+    return HeadTable(columns or {}, heads=[range(count) for count in counts])
+
+
+def report_of(*passages: Passage, title: str = "A report", counts=None, layers=None, **options) -> Report:
+    """A report with two statistics, one of which is not known for one head. counts: heads of each layer."""
     maps = passages[0].maps
     first = maps[..., 0].mean(-1).astype(np.float64)
     spread = -(maps * np.log(np.maximum(maps, 1e-30))).sum(-1).mean(-1).astype(np.float64)
     first[0, -1] = np.nan
-    statistics = [
-        Statistic("entropy", spread, "nat", "How widely a head looks."),
-        Statistic("sink_mass", first, "mass", "Weight on the first token."),
-    ]
+    counts = counts or [maps.shape[1]] * len(maps)
+    statistics = HeadTable(
+        {
+            "entropy": column(spread, counts, "nat", "How widely a head looks."),
+            "sink_mass": column(first, counts, "mass", "Weight on the first token."),
+        },
+        layers=layers,
+    )
     names = ["previous 0.91", "first 0.80, nearby 0.40", "mixed"]
     patterns = [[names[h % 3] for h in range(maps.shape[1])] for _ in maps]
     return Report(title, list(passages), statistics, patterns, **options)
@@ -66,8 +82,10 @@ def compared(text: str = "武松打虎", *, seed: int = 7) -> Report:
             Comparison("cosine", cosine, [3, 1, 5, 0, 4, 2], "", "Of outputs."),
             Comparison("divergence", apart, [5, 4, 3, 2, 1, 0], "nats", "Of maps.", small_is_alike=True),
         ],
-        importance=[
-            Statistic("loss without it", rng.normal(size=(2, 3)), "nats", "Without the head."),
-            Statistic("gradient", rng.uniform(size=(2, 3)), "nats", "Slope."),
-        ],
+        importance=HeadTable(
+            {
+                "loss without it": HeadColumn(rng.normal(size=(2, 3)), unit="nats", description="Without the head."),
+                "gradient": HeadColumn(rng.uniform(size=(2, 3)), unit="nats", description="Slope."),
+            }
+        ),
     )

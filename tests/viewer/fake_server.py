@@ -79,7 +79,7 @@ class Fake:
     asked: list[str] = field(default_factory=list)  # method and path with query, without the token
     steps: int = 2  # polls that a reading takes
     url: str = ""
-    notes: list[dict[str, Any]] = field(default_factory=lambda: [{"text": "A note.", "code": "a_note", "values": {}}])
+    notes: list[dict[str, Any]] = field(default_factory=lambda: [{"text": "A note.", "zh": "一条说明。"}])
     cut: int = 0  # tiles whose reader had gone before they were sent
 
     def add(self, text: str, title: str = "") -> str:
@@ -116,14 +116,21 @@ class Fake:
         ]
         spread[0][1] = None
         statistics = {
-            "entropy": {"unit": "nat", "about": "How widely a head looks.", "values": entropy},
-            "mean_distance": {"unit": "token", "about": "How far back.", "values": spread},
+            "entropy": {"words": words("entropy", "熵", "nat"), "values": entropy},
+            "mean_distance": {"words": words("mean distance", "平均距离", "token"), "values": spread},
         }
         return {
             "id": name, "state": entry["state"], "what": "drawing" if done % 2 else "reading", "layer": 0, "done": done,
             "of": self.steps, "drawn": entry["drawn"], "error": entry.get("error"), "title": entry["title"], "n": n,
             "coarsest": coarsest, "base": min(16, coarsest), "statistics": statistics, "notes": self.notes,
         }  # fmt: skip
+
+
+def words(en: str, zh: str, unit: str) -> dict[str, dict[str, str]]:
+    """The words of a statistic in both languages."""
+    return {
+        lang: {"label": label, "about": f"About {label}.", "unit": unit} for lang, label in (("en", en), ("zh", zh))
+    }
 
 
 @contextmanager

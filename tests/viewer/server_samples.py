@@ -13,7 +13,7 @@ import torch
 from starlette.testclient import TestClient
 
 from headwise.lm.loading import LoadedModel
-from headwise.lm.loading.own import DecoderModel
+from headwise.lm.loading.decoder import DecoderModel
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.viewer.app import make_app
@@ -69,7 +69,7 @@ def refused(answer: Any, status: int, *words: str) -> None:
     """An answer is an error in JSON, and its sentence holds the words."""
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
-    assert list(answer.json()) == ["error", "code", "values"]
+    assert list(answer.json()) == ["error", "zh", "code", "values"]
     for word in words:
         assert word in answer.json()["error"]
 

@@ -9,60 +9,29 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import ConfigError
-from headwise.lm.loading.remarks import SENTENCES, map_code, remarks_on_map
-from headwise.nn.named import names
-from headwise.reports.viewer import words as viewer_words
+from headwise.reports.messages import message
+from headwise.reports.viewer import page as viewer
 from headwise.reports.viewer.page import SCRIPTS, viewer_page
-from headwise.reports.viewer.said import IN_CHINESE, in_chinese
-from headwise.reports.words import LANGUAGES
-from headwise.stats import MEASURES, shown_in
+from headwise.reports.words import VIEWER, words
+from headwise.wording import LANGUAGES
 
-FOLDER = Path(viewer_words.__file__).parent / "page"
+FOLDER = Path(viewer.__file__).parent / "page"
 OWN = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir()}
 CODE = "\n".join(text for name, text in OWN.items() if name.endswith(".js"))
 
 
-def test_every_word_that_is_asked_for_is_there_and_every_word_is_asked_for():
-    there = set(viewer_words.words("en"))
+def test_the_page_uses_exactly_its_words():
     in_document = set(re.findall(r'data-t(?:-\w+)?="(\w+)"', OWN["view.html"]))
     in_scripts = set(re.findall(r"\bT\.(\w+)", CODE))
-    built = {f"state_{state}" for state in ("reading", "drawing")} | {"linear", "sqrt", "log"}  # T[name]
-    assert in_document | in_scripts | built == there
+    by_name = {f"state_{state}" for state in ("reading", "drawing")} | {"linear", "sqrt", "log"}  # T[name]
+    used = in_document | in_scripts | by_name
+    assert set(VIEWER) <= used <= set(words("en", "viewer"))
 
 
-@pytest.mark.parametrize("lang", LANGUAGES)
-def test_marks_of_a_word_are_the_same_in_both_languages(lang):
-    table, english = viewer_words.words(lang), viewer_words.words("en")
-    for name in english:
-        assert sorted(re.findall(r"\{\w+\}", table[name])) == sorted(re.findall(r"\{\w+\}", english[name])), name
-        assert table[name].strip() == table[name] != ""
-
-
-def test_all_that_the_server_says_is_said_in_chinese():
-    """Each code has a sentence, with no mark that its values do not fill; and there is no sentence without its code."""
-    server = "\n".join(path.read_text(encoding="utf-8") for path in FOLDER.parent.glob("*.py"))
-    codes = {*re.findall(r'Remark\(\s*"(\w+)"', server), *SENTENCES} - {"not_allowed"}  # 403: the page's own words
-    told = {f"{kind}_{name}" for kind in ("name", "about") for name in shown_in("viewer")}
-    told |= {f"unit_{MEASURES[name]().unit}" for name in shown_in("viewer")}
-    assert set(IN_CHINESE) == codes
-    assert told <= set(in_chinese())
-    for code, sentence in SENTENCES.items():
-        marks = {mark.partition(":")[0] for mark in re.findall(r"\{([^}]+)\}", sentence)}
-        assert set(re.findall(r"\{(\w+)\}", IN_CHINESE[code])) == marks
-
-
-def test_what_designs_say_of_their_maps_is_said_in_both_languages():
-    remarks = [remark for name in names() for remark in remarks_on_map(name)]
-    more = set(in_chinese()) - set(IN_CHINESE)
-    assert {remark.code for remark in remarks} == {
-        x for x in more if x.partition("_")[0] not in ("name", "about", "unit")
-    }
-    assert map_code("talking_heads") in in_chinese()
-    assert in_chinese()[map_code("talking_heads")] in viewer_page()
-
-
-def test_what_the_report_says_is_not_said_twice():
-    assert set(viewer_words.SHARED) & set(viewer_words.WORDS) == set()
+def test_a_browser_shows_the_messages_of_the_server_in_both_languages():
+    told = message("too_many_tokens", n=2001, tokens=2000, why=message("limit_of_option")).to_dict()
+    assert told["text"] == "the text has 2,001 tokens; at most 2,000 are supported: set by --max-tokens"
+    assert told["zh"] == "文本有 2,001 个词元；上限为 2,000 个：由 --max-tokens 设定。"
 
 
 def test_all_files_are_in_the_page():
@@ -96,5 +65,5 @@ def test_text_never_becomes_markup():
 
 
 def test_another_language_is_refused():
-    with pytest.raises(ConfigError, match="got 'fr', expected None or one of en, zh"):
+    with pytest.raises(ConfigError, match="lang='fr': expected 'en' or 'zh'"):
         viewer_page("fr")

@@ -50,11 +50,11 @@ def test_reading_can_be_cancelled_and_a_failure_is_told(chromium, fake):
         page.do(IDLE)
     page.do("document.querySelector('#read').click()")
     page.wait("document.querySelector('#doing').textContent.includes('layer 1 of 3')")
-    failed = {"text": "there is no memory left", "code": "no_memory", "values": {}}
+    failed = {"text": "there is no memory left", "zh": "内存不足，请换一段较短的文本。"}
     fake.texts["t1"] |= {"state": "failed", "error": failed}
     page.wait("document.querySelector('#alert').textContent.includes('there is no memory left')")
     page.do("document.querySelector('#language').click()")
-    assert text_of(page, "#alert") == "无法载入这段文本：内存不足，无法计算这段文本；请换一段较短的文本。"
+    assert text_of(page, "#alert") == "无法载入这段文本：内存不足，请换一段较短的文本。"
     assert page.said() == []
     page.close()
 
@@ -97,7 +97,7 @@ def test_heads_can_be_opened_before_all_are_drawn(chromium, fake):
 def test_a_text_that_is_taken_away_while_it_is_drawn_is_told_of(chromium, fake):
     page = chromium.page()
     fake.steps = 10_000
-    fake.notes = [{"text": "Long ago.", "code": "untrained_length", "values": {"trained": 1024}}]
+    fake.notes = [{"text": "Long ago.", "zh": "很久以前。"}]
     page.open(fake.url)
     page.wait("document.querySelector('#model').textContent")
     page.do(f"document.querySelector('#text').value = {TEXT!r}; document.querySelector('#read').click()")
@@ -106,7 +106,7 @@ def test_a_text_that_is_taken_away_while_it_is_drawn_is_told_of(chromium, fake):
     page.wait("!document.querySelector('#stage').hidden")
     assert text_of(page, "#notes") == "Long ago."
     page.do("document.querySelector('#language').click()")
-    assert text_of(page, "#notes") == "此模型的训练长度为 1,024 个词元；超出部分未经训练。"
+    assert text_of(page, "#notes") == "很久以前。"
     assert "共 3 层" in text_of(page, "#doing")
     fake.texts["t0"]["state"] = "cancelled"
     page.wait("document.querySelector('#stage').hidden")

@@ -87,8 +87,8 @@ def test_progress_is_told_and_it_stops_once_nobody_waits(monkeypatch):
     monkeypatch.setattr(pyramid, "BAND", 300 * 64)
     head = map_of(300, 300, Causal(), heads=1).head(0, 0)
     told: list[tuple[int, int]] = []
-    head_pyramid(head, Levels(300, 300, 4, 16), lambda *done: told.append(done))
+    head_pyramid(head, Levels(300, 300, 4, 16), lambda _, *done: told.append(done))
     assert told == [(64, 300), (128, 300), (192, 300), (256, 300), (300, 300)]
     with pytest.raises(Unwanted):
-        head_pyramid(head, Levels(300, 300, 4, 16), lambda *done: told.append(done), lambda: len(told) < 7)
+        head_pyramid(head, Levels(300, 300, 4, 16), lambda _, *done: told.append(done), lambda: len(told) < 7)
     assert told[5:] == [(64, 300), (128, 300)]

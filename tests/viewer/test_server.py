@@ -66,7 +66,9 @@ def test_page_begins_in_the_language_that_was_asked_for(session, lang):
 def test_refusals_have_a_code_and_the_numbers(client):
     told = client.post("/api/texts", json={"text": "虎" * 667}).json()  # three tokens each
     assert (told["code"], told["values"]["n"], told["values"]["tokens"]) == ("too_many_tokens", 2001, 2000)
-    assert told["values"]["why"] == {"text": "set by --max-tokens", "code": "limit_of_option", "values": {}}
+    assert told["values"]["why"] == {
+        "text": "set by --max-tokens", "zh": "由 --max-tokens 设定", "code": "limit_of_option", "values": {},
+    }  # fmt: skip
     assert "2,001 tokens" in told["error"]
     told = client.get("/api/texts/nobody").json()
     assert (told["code"], told["values"]) == ("no_text", {})
@@ -82,7 +84,7 @@ def test_text_is_read_to_the_end(client, ready, session):
     assert list(told["statistics"]) == list(shown_in("viewer"))
     maps = session.subject.maps(session.present.reading.ids)
     for name, statistic in told["statistics"].items():
-        assert statistic["about"]
+        assert {lang: words["about"] != "" for lang, words in statistic["words"].items()} == {"en": True, "zh": True}
         truth = torch.stack([amap.measure(name)[name][0] for amap in maps.values()])
         assert np.allclose(np.array(statistic["values"]), truth.numpy(), rtol=1e-4, atol=1e-5)
 

@@ -11,7 +11,8 @@ from headwise.analysis.rows import row_tiles
 from headwise.analysis.similarity import HeadSimilarity, apart, mirrored, symmetric
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
-from headwise.tiles import Progress, Scratch
+from headwise.progress import Progress
+from headwise.tiles import COMPUTING, Scratch
 
 ROWS, KEYS = 16, 512  # of a tile of all heads
 CACHED = 1 << 21  # features of all heads that are made at once, 8 MB in float32
@@ -45,7 +46,7 @@ def map_divergence(
             equal length. Each is computed over all its keys, and `error` tells the standard error of the mean. None,
             or at least as many as there are: all of them, and no error.
         seed: of the random queries.
-        progress: told the rows done and the rows in all.
+        progress: called with the rows done and the rows in all.
     Returns:
         `HeadSimilarity`; a row's divergence is exact to 2e-5 nats. Heads are grouped by √JS, which is a metric
         (Endres & Schindelin 2003).
@@ -65,7 +66,7 @@ def map_divergence(
         mean.add(*_divergences(layers, batch, part.to(layers[0].lse.device)))
         done += len(part)
         if progress is not None:
-            progress(done, len(chosen))
+            progress(COMPUTING, done, len(chosen))
     unseen = mirrored(mean.count).fill_diagonal_(1) == 0
     if bool(unseen.any()):
         one, two = (head_names(heads)[i] for i in unseen.nonzero()[0].tolist())

@@ -20,7 +20,7 @@ from headwise.analysis.head_roles.definitions import DEFINITIONS
 from headwise.contents import Entry, each, number, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path
-from headwise.tables import as_html, as_text
+from headwise.table.show import as_html, as_text
 
 FORMAT = "headwise-heads-1"
 DIGITS = 5  # of the numbers in a file

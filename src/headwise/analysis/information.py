@@ -15,7 +15,7 @@ from headwise.analysis.spectrum import effective_rank, map_spectrum
 from headwise.errors import ConfigError, ShapeError
 from headwise.files import atomic_path
 from headwise.map import AttentionMap
-from headwise.tables import as_html, as_text
+from headwise.table.show import as_html, as_text
 
 COLUMNS = {  # name → what it is, with its unit
     "output_rank": "effective rank of the output, dimensions; at most d_v (Roy & Vetterli 2007)",

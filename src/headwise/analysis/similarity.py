@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headwise.errors import ConfigError, not_installed
 from headwise.files import atomic_path
-from headwise.tables import as_html, as_text
+from headwise.table.show import as_html, as_text
 
 MOST_GROUPS = 64  # that `groups()` tries by itself
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.analysis.given import checked_maps
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
-from headwise.tables import as_html, as_text
+from headwise.table.show import as_html, as_text
 
 SPARE = 8  # columns beyond those wanted, which make the wanted ones good
 SETTLED = 2e-3  # of σ₁, from one pass to the next

@@ -10,55 +10,45 @@ from typing import Annotated
 
 import typer
 
-from headwise.cli.given import Model, check_file, progress
 from headwise.cli.job import carry_out, is_done, is_wanted, job_of, opened, print_tables, save_json
+from headwise.cli.options import Model, check_file, progress_bar
 from headwise.errors import ConfigError
 from headwise.outputs import taken
 
-File = Annotated[Path, typer.Option("--file", help="UTF-8 text file: one part is used to decide, another to evaluate.")]
-Context = Annotated[
-    int | None, typer.Option("--context", help="Tokens per window; by default the context length of the model.")
-]
-Windows = Annotated[
-    int, typer.Option("--windows", help="Windows used to decide; four times as many are used to evaluate.")
-]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder for the new checkpoint.")]
+File = Annotated[Path, typer.Option(help="UTF-8 text file: one part is used to decide, another to evaluate.")]
+Context = Annotated[int | None, typer.Option(help="Tokens per window; default: the context length of the model.")]
+Windows = Annotated[int, typer.Option(help="Windows used to decide; four times as many are used to evaluate.")]
+Out = Annotated[Path | None, typer.Option(help="Folder for the new checkpoint.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite --out. The source model is never overwritten.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Write without asking for confirmation.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan only; write nothing.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")]
-Heal = Annotated[int, typer.Option("--heal", help="Training steps on the text after the change.")]
-Rate = Annotated[float, typer.Option("--lr", help="Peak learning rate for --heal.")]
-Seed = Annotated[int, typer.Option("--seed", help="Random seed; the same seed gives the same result.")]
+Json = Annotated[Path | None, typer.Option(help="Also write all numbers to this file.")]
+Heal = Annotated[int, typer.Option(help="Training steps on the text after the change.")]
+Rate = Annotated[float, typer.Option(help="Peak learning rate for --heal.")]
+Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same result.")]
 
 
 def prune(
     file: File,
     model: Model = None,
     out: Out = None,
-    heads: Annotated[
-        str | None, typer.Option("--heads", help="Heads to remove, as LAYER.HEAD from 0: 0.1,0.2,3.5.")
-    ] = None,
-    remove: Annotated[
-        int | None, typer.Option("--remove", help="Number of heads to remove, least important first.")
-    ] = None,
-    share: Annotated[str | None, typer.Option("--share", help="Share of all heads to remove: 0.25 or 25%.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Heads to remove, as LAYER.HEAD from 0: 0.1,0.2,3.5.")] = None,
+    remove: Annotated[int | None, typer.Option(help="Number of heads to remove, least important first.")] = None,
+    share: Annotated[str | None, typer.Option(help="Share of all heads to remove: 0.25 or 25%.")] = None,
     max_loss: Annotated[
         str | None,
-        typer.Option("--max-loss", help="Remove as many heads as possible for at most this increase of the loss: 1%."),
+        typer.Option(help="Remove as many heads as possible for at most this increase of the loss: 1%."),
     ] = None,
     by: Annotated[
-        str | None, typer.Option("--by", help="Importance measure: ablation (default), gradient, taylor or gates.")
+        str | None, typer.Option(help="Importance measure: ablation, gradient, taylor or gates; default: ablation.")
     ] = None,
-    penalty: Annotated[
-        float, typer.Option("--penalty", help="With --by gates: penalty per head, in nats per token.")
-    ] = 0.01,
-    gate_steps: Annotated[int, typer.Option("--gate-steps", help="With --by gates: training steps.")] = 200,
-    orders: Annotated[int, typer.Option("--orders", help="Random orders to compare the curve with.")] = 4,
+    penalty: Annotated[float, typer.Option(help="With --by gates: penalty per head, in nats per token.")] = 0.01,
+    gate_steps: Annotated[int, typer.Option(help="With --by gates: training steps.")] = 200,
+    orders: Annotated[int, typer.Option(help="Random orders to compare the curve with.")] = 4,
     heal: Heal = 0,
     lr: Rate = 1e-4,
     seed: Seed = 0,
-    png: Annotated[Path | None, typer.Option("--png", help="Also write a plot of the curve to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also write a plot of the curve to this file.")] = None,
     context: Context = None,
     windows: Windows = 16,
     force: Force = False,
@@ -85,9 +75,9 @@ def prune(
     with opened("prune", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
         if png is None and is_done(job, json):
             return
-        with progress() as step:
+        with progress_bar() as progress:
             plan = plan_pruning(
-                job.source, job.texts, choice, step, by=by or "ablation", orders=orders, penalty=penalty,
+                job.source, job.texts, choice, progress, by=by or "ablation", orders=orders, penalty=penalty,
                 gate_steps=gate_steps, seed=seed,
             )  # fmt: skip
         console = print_tables(plan)
@@ -106,13 +96,11 @@ def prune(
 
 def convert(
     file: File,
-    num_kv_heads: Annotated[
-        int, typer.Option("--num-kv-heads", help="Number of KV heads per layer after the conversion.")
-    ],
+    num_kv_heads: Annotated[int, typer.Option(help="Number of KV heads per layer after the conversion.")],
     model: Model = None,
     out: Out = None,
     method: Annotated[
-        str, typer.Option("--method", help="How KV heads are merged: svd (smallest loss), mean, first or cluster.")
+        str, typer.Option(help="How KV heads are merged: svd (smallest loss), mean, first or cluster.")
     ] = "svd",
     heal: Heal = 0,
     lr: Rate = 1e-4,
@@ -132,8 +120,8 @@ def convert(
     with opened("convert", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
         if is_done(job, json):
             return
-        with progress() as step:
-            plan = plan_conversion(job.source, job.texts, num_kv_heads, step, method=method)
+        with progress_bar() as progress:
+            plan = plan_conversion(job.source, job.texts, num_kv_heads, progress, method=method)
         print_tables(plan)
         change = {"convert": num_kv_heads, "method": method}
         carry_out(job, plan, lambda: plan.model, change, "merged", yes=yes, dry_run=dry_run, json=json)
@@ -144,16 +132,16 @@ def budget(
     model: Model = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="JSON file to write; default: budget.json next to the model, or in this folder."),
+        typer.Option(help="JSON file to write; default: budget.json next to the model, or in this folder."),
     ] = None,
-    window: Annotated[int, typer.Option("--window", help="Most recent tokens that a short cache keeps.")] = 64,
-    sinks: Annotated[int, typer.Option("--sinks", help="First tokens that every cache keeps.")] = 4,
+    window: Annotated[int, typer.Option(help="Most recent tokens that a short cache keeps.")] = 64,
+    sinks: Annotated[int, typer.Option(help="First tokens that every cache keeps.")] = 4,
     threshold: Annotated[
         float,
-        typer.Option("--threshold", help="Minimum share of a head's attention on these tokens for a short cache."),
+        typer.Option(help="Minimum share of a head's attention on these tokens for a short cache."),
     ] = 0.95,
     lengths: Annotated[
-        str | None, typer.Option("--lengths", help="Sequence lengths at which to report the cache size: 1024,4096.")
+        str | None, typer.Option(help="Sequence lengths at which to report the cache size: 1024,4096.")
     ] = None,
     context: Context = None,
     windows: Windows = 16,
@@ -184,8 +172,10 @@ def budget(
             )
         if is_done(job, json):
             return
-        with progress() as step:
-            plan = plan_budget(source, job.texts, step, window=window, sinks=sinks, threshold=threshold, lengths=wanted)
+        with progress_bar() as progress:
+            plan = plan_budget(
+                source, job.texts, progress, window=window, sinks=sinks, threshold=threshold, lengths=wanted
+            )
         console = print_tables(plan)
         if not is_wanted(job, yes=yes, dry_run=dry_run, console=console):
             save_json(json, {"plan": plan.to_dict(), "written": None})
@@ -193,8 +183,8 @@ def budget(
         if not finished:
             save_budget(plan.found, target, {KEY: job.made})
         both = [Candidate("all tokens", source.decoder), Candidate("budget", source.decoder, read_budget(target))]
-        with progress() as step:
-            verdict = judge(both, job.texts, step)
+        with progress_bar() as progress:
+            verdict = judge(both, job.texts, progress)
         console.print()
         print_tables(verdict)
         save_json(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict(), KEY: job.made})

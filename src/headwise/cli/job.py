@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from headwise.cli.given import progress
+from headwise.cli.options import progress_bar
 from headwise.errors import ConfigError
 from headwise.files import atomic_path
 from headwise.outputs import taken
@@ -91,7 +91,7 @@ def carry_out(
         save_json(json, {"plan": plan.to_dict(), "written": None})
         return
     models: list[Candidate] = [Candidate("before", source.decoder)]
-    with progress() as step:
+    with progress_bar() as progress:
         changed = apply()
         if options["heal"]:
             models.append(Candidate(done, changed))
@@ -100,10 +100,10 @@ def carry_out(
             changed = load_checkpoint(out)[0]
         else:
             if options["heal"]:
-                changed = healed(changed, job.texts, options["heal"], options["lr"], step, seed=options["seed"])
+                changed = healed(changed, job.texts, options["heal"], options["lr"], progress, seed=options["seed"])
             changed = write_changed(source, changed, out, change, {KEY: job.made})
         models.append(Candidate(done, changed))
-        verdict = judge(models, job.texts, step)
+        verdict = judge(models, job.texts, progress)
     console.print()
     print_tables(verdict)
     save_json(json, {"plan": plan.to_dict(), "written": str(out), "judged": verdict.to_dict(), KEY: job.made})

@@ -7,50 +7,48 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.given import check_file, progress
+from headwise.cli.options import check_file, progress_bar
 from headwise.errors import ConfigError
 
 
 def plan(
-    config: Annotated[str | None, typer.Option("--config", help="A published model; --list shows all.")] = None,
-    design: Annotated[str | None, typer.Option("--design", help="An attention design; default: multi_head.")] = None,
-    d_model: Annotated[int | None, typer.Option("--d-model", help="Model width.")] = None,
-    num_heads: Annotated[int | None, typer.Option("--num-heads", help="Query heads.")] = None,
-    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="KV heads.")] = None,
-    head_dim: Annotated[int | None, typer.Option("--head-dim", help="Size of a head.")] = None,
+    config: Annotated[str | None, typer.Option(help="A published model; --list shows all.")] = None,
+    design: Annotated[str | None, typer.Option(help="An attention design; default: multi_head.")] = None,
+    d_model: Annotated[int | None, typer.Option(help="Model width.")] = None,
+    num_heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
+    num_kv_heads: Annotated[int | None, typer.Option(help="KV heads.")] = None,
+    head_dim: Annotated[int | None, typer.Option(help="Size of a head.")] = None,
     sizes: Annotated[
-        list[str] | None, typer.Option("--set", help="Another option of the design: --set latent_dim=512.")
+        list[str] | None, typer.Option("--set", help="Another option of the design: --set latent_dim=512; repeatable.")
     ] = None,
-    seq: Annotated[int, typer.Option("--seq", help="Sequence length.")] = 2048,
-    batch: Annotated[int, typer.Option("--batch", help="Sequences.")] = 1,
+    seq: Annotated[int, typer.Option(help="Sequence length.")] = 2048,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     causal: Annotated[bool, typer.Option("--causal/--full", help="Mask of a design; a model has its own.")] = True,
-    window: Annotated[int | None, typer.Option("--window", help="Sliding window of a design, in keys.")] = None,
-    sinks: Annotated[int, typer.Option("--sinks", help="First keys that are visible beside the window.")] = 0,
+    window: Annotated[int | None, typer.Option(help="Sliding window of a design, in keys.")] = None,
+    sinks: Annotated[int, typer.Option(help="First keys that are visible beside the window.")] = 0,
     materialised: Annotated[
         bool, typer.Option("--materialised", help="Assume that the n×n scores are stored.")
     ] = False,
-    dtype: Annotated[str, typer.Option("--dtype", help="Dtype of weights and activations.")] = "bfloat16",
-    cache: Annotated[str | None, typer.Option("--cache", help="Dtype of the KV cache; for example int8.")] = None,
-    peak: Annotated[float | None, typer.Option("--peak", help="Peak FLOP/s of a machine, to compute times.")] = None,
-    bandwidth: Annotated[
-        float | None, typer.Option("--bandwidth", help="Memory bandwidth of the machine, in bytes/s.")
+    dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = "bfloat16",
+    cache: Annotated[
+        str | None, typer.Option(help="Dtype of the KV cache, for example int8; default: --dtype.")
     ] = None,
+    peak: Annotated[float | None, typer.Option(help="Peak FLOP/s of a machine, to compute times.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="Memory bandwidth of the machine, in bytes/s.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Measure peak and bandwidth of this machine.")] = False,
     trade_off: Annotated[
         bool, typer.Option("--trade-off", help="Compare numbers of heads at a fixed d_model.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Write the trade-off as a PNG.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the trade-off as a PNG.")] = None,
     designs: Annotated[bool, typer.Option("--designs", help="Compare all designs.")] = False,
-    devices: Annotated[
-        int | None, typer.Option("--devices", help="Also plan the attention over this many devices.")
-    ] = None,
-    link: Annotated[float | None, typer.Option("--link", help="Bandwidth of each device's link, in bytes/s.")] = None,
+    devices: Annotated[int | None, typer.Option(help="Also plan the attention over this many devices.")] = None,
+    link: Annotated[float | None, typer.Option(help="Bandwidth of each device's link, in bytes/s.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="List all models and designs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
 ) -> None:
     """Compute parameters, memory, FLOPs and minimum time of a model or a layer."""
-    from headwise.textbook.plan import answer, plot_trade_off, print_plan, to_json, to_markdown
+    from headwise.textbook.plan import plan_from_options, plot_trade_off, print_plan, to_json, to_markdown
 
     if json and markdown:
         raise ConfigError("give --json or --markdown, not both")
@@ -58,7 +56,7 @@ def plan(
         raise ConfigError("--plot requires --trade-off")
     check_file("--plot", plot, "heads.png")
     named = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
-    found = answer(
+    found = plan_from_options(
         config=config, design=design, sizes=named, more=sizes or [], seq=seq, batch=batch, causal=causal, window=window,
         sinks=sinks, materialised=materialised, dtype=dtype, cache=cache, peak=peak, bandwidth=bandwidth,
         measure=measure, trade_off=trade_off, designs=designs, listing=listing, devices=devices, link=link,
@@ -75,15 +73,11 @@ def plan(
 
 
 def claims(
-    only: Annotated[
-        list[str] | None, typer.Option("--only", help="Test only these claims: ID or ID,ID; repeatable.")
-    ] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Test only these claims: --only ID,ID; repeatable.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Include the slow claims.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, as in docs/claims.md.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Also write an HTML page with plots to this file.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page with plots to this file.")] = None,
 ) -> None:
     """Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."""
     if as_json and markdown:
@@ -94,8 +88,8 @@ def claims(
     from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
 
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
-    with progress() as step:
-        found = run(wanted, step)
+    with progress_bar() as progress:
+        found = run(wanted, progress)
     if as_json or markdown:
         sys.stdout.write(to_json(found) if as_json else to_markdown(found))
     else:
@@ -111,6 +105,7 @@ def claims(
 
 
 def doctor(
+    measure: Annotated[bool, typer.Option("--measure", help="Also time each compiled target; a few seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report.")] = False,
 ) -> None:
     """Report which kernels run on this machine, the compiled library and versions."""
@@ -120,6 +115,6 @@ def doctor(
     from headwise.doctor import examine, print_examination
 
     if as_json:
-        sys.stdout.write(json.dumps(asdict(examine()), indent=2) + "\n")
+        sys.stdout.write(json.dumps(asdict(examine(measure=measure)), indent=2) + "\n")
     else:
-        print_examination(examine(), Console())
+        print_examination(examine(measure=measure), Console())

@@ -8,52 +8,48 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.given import Model, load, progress, stop
+from headwise.cli.options import Model, load, progress_bar, stop
 from headwise.errors import ConfigError, TextError
 
 
 def train(
     files: Annotated[list[Path], typer.Argument(help="UTF-8 text files.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder for the checkpoint and the log.")],
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoint and the log.")],
     experiment: Annotated[
         str | None,
-        typer.Option(
-            "--experiment", help="'reconstruct': run the classic embedding-reconstruction demonstration instead."
-        ),
+        typer.Option(help="reconstruct: run the demonstration that reconstructs embeddings instead."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
-    d_model: Annotated[int, typer.Option("--d-model", help="Model width.")] = 256,
-    num_layers: Annotated[int, typer.Option("--num-layers", help="Layers.")] = 4,
-    num_heads: Annotated[int, typer.Option("--num-heads", help="Query heads per layer.")] = 8,
-    num_kv_heads: Annotated[
-        int | None, typer.Option("--num-kv-heads", help="KV heads: fewer than heads is GQA, 1 is MQA.")
-    ] = None,
-    d_ff: Annotated[int, typer.Option("--d-ff", help="Width of the feed-forward network.")] = 640,
-    design: Annotated[
-        str, typer.Option("--design", help="An attention design that supports causal masks, for example gqa.")
-    ] = ("multi_head"),
+    d_model: Annotated[int, typer.Option(help="Model width.")] = 256,
+    num_layers: Annotated[int, typer.Option(help="Layers.")] = 4,
+    num_heads: Annotated[int, typer.Option(help="Query heads per layer.")] = 8,
+    num_kv_heads: Annotated[int | None, typer.Option(help="KV heads: fewer than heads is GQA, 1 is MQA.")] = None,
+    d_ff: Annotated[int, typer.Option(help="Width of the feed-forward network.")] = 640,
+    design: Annotated[str, typer.Option(help="An attention design that supports causal masks, for example gqa.")] = (
+        "multi_head"
+    ),
     options: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=64.")
+        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=64; repeatable.")
     ] = None,
-    order: Annotated[str, typer.Option("--order", help="Norm placement: pre or post.")] = "pre",
+    order: Annotated[str, typer.Option(help="Norm placement: pre or post.")] = "pre",
     context: Annotated[int, typer.Option(help="Tokens per window.")] = 256,
     dropout: Annotated[float, typer.Option(help="Dropout probability.")] = 0.1,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Windows per step.")] = 16,
+    batch_size: Annotated[int, typer.Option(help="Windows per step.")] = 16,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
     warmup: Annotated[int, typer.Option(help="Warmup steps of the learning rate.")] = 200,
-    weight_decay: Annotated[float, typer.Option("--weight-decay", help="Weight decay of AdamW.")] = 0.1,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of AdamW.")] = 0.1,
     repeat_share: Annotated[
         str,
-        typer.Option("--repeat-share", help="Share of windows with repeated text; 0.1,0.4@500 changes it at step 500."),
+        typer.Option(help="Share of windows with repeated text; 0.1,0.4@500 changes it at step 500."),
     ] = "0",
-    eval_every: Annotated[int, typer.Option("--eval-every", help="Steps between evaluations and checkpoints.")] = 200,
+    eval_every: Annotated[int, typer.Option(help="Steps between evaluations and checkpoints.")] = 200,
     save_seconds: Annotated[
         float,
-        typer.Option("--save-seconds", help="Also save whenever this many seconds have passed."),
+        typer.Option(help="Also save whenever this many seconds have passed."),
     ] = 30.0,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     precision: Annotated[str, typer.Option(help="Precision of matrix products: bfloat16 or float32.")] = "bfloat16",
-    init: Annotated[Path | None, typer.Option("--init", help="Start from the weights and sizes of this model.")] = None,
+    init: Annotated[Path | None, typer.Option(help="Start from the weights and sizes of this model.")] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start from the beginning, even if --out contains a run.")
     ] = False,
@@ -67,15 +63,15 @@ def train(
         _experiment(experiment, files, out, seed, console)
         return
     from headwise.lm.run import Resumed
-    from headwise.lm.train import Progress as Done, train as run
+    from headwise.lm.train import TrainingStep, train as run
     from headwise.nn.named import read_options
-    from headwise.tables import duration
+    from headwise.table.show import duration
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
     task = bar.add_task("training", total=steps, note="")
 
-    def watch(done: Done) -> None:
+    def watch(done: TrainingStep) -> None:
         bar.start()  # with the first step, so that an earlier error is printed alone
         held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
         note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
@@ -113,19 +109,17 @@ def train(
 
 
 def write(
-    prompt: Annotated[str, typer.Option("--prompt", help="Start of the text.")] = "话说",
-    length: Annotated[int, typer.Option("--length", help="Characters to generate.")] = 200,
+    prompt: Annotated[str, typer.Option(help="Start of the text.")] = "话说",
+    length: Annotated[int, typer.Option(help="Characters to generate.")] = 200,
     temperature: Annotated[
-        float, typer.Option("--temperature", help="Sampling temperature; 0 always takes the most likely character.")
+        float, typer.Option(help="Sampling temperature; 0 always takes the most likely character.")
     ] = 0.8,
-    top_k: Annotated[int | None, typer.Option("--top-k", help="Sample from the k most likely characters.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k most likely characters.")] = None,
     top_p: Annotated[
-        float | None, typer.Option("--top-p", help="Sample from the smallest set with this total probability.")
+        float | None, typer.Option(help="Sample from the smallest set with this total probability.")
     ] = 0.95,
-    seed: Annotated[int | None, typer.Option("--seed", help="Random seed; the same seed gives the same text.")] = None,
-    budget: Annotated[
-        Path | None, typer.Option("--budget", help="Cache budget, as written by `headwise budget`.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")] = None,
+    budget: Annotated[Path | None, typer.Option(help="Cache budget, as written by `headwise budget`.")] = None,
     model: Model = None,
 ) -> None:
     """Generate text with a model, one character at a time."""
@@ -171,8 +165,8 @@ def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Con
     if len(files) != 1:
         raise TextError(f"--experiment reconstruct: expected one file of sentences, got {len(files)}")
     with taken(out / "report.html", "--out"):
-        with progress() as step:
-            report = reconstruct(files[0], seed=seed, step=step)
+        with progress_bar() as progress:
+            report = reconstruct(files[0], seed=seed, progress=progress)
         write_report(report, out / "report.html")
     for fact, value in report.facts:
         console.print(f"{fact}: {value}", highlight=False)

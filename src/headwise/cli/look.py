@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import AnyModel, check_file, progress
+from headwise.cli.options import AnyModel, check_file, progress_bar
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable, taken
 
@@ -15,26 +15,27 @@ WIDE = 110  # terminal columns from which on all columns of the list of measures
 
 def see(
     text: Annotated[str | None, typer.Argument(help="The text; default: a passage of Water Margin.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Read the text from a UTF-8 file.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from a UTF-8 file.")] = None,
     model: AnyModel = None,
-    out: Annotated[Path, typer.Option("--out", help="HTML report to write.")] = Path("report.html"),
-    png: Annotated[Path | None, typer.Option("--png", help="Also write PNG heat maps to this folder.")] = None,
+    out: Annotated[Path, typer.Option(help="HTML report to write.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="Also write PNG heat maps to this folder.")] = None,
     views: Annotated[
-        list[str] | None, typer.Option("--view", help="Also write another view: --view NAME=PATH.")
+        list[str] | None, typer.Option("--view", help="Also write another view: --view NAME=PATH; repeatable.")
     ] = None,
-    sort: Annotated[str | None, typer.Option("--sort", help="Sort the table by this statistic.")] = None,
+    sort: Annotated[str | None, typer.Option(help="Sort the table by this statistic.")] = None,
     cells: Annotated[
         int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to this many cells per axis.")
     ] = 384,
-    lang: Annotated[str, typer.Option("--lang", help="Language of the report: en or zh.")] = "en",
+    lang: Annotated[str, typer.Option(help="Language of the report: en or zh.")] = "en",
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
     from headwise.reports.figure import figure_class
     from headwise.reports.html import write_report
+    from headwise.reports.messages import message
     from headwise.reports.see import see as report_on
     from headwise.reports.terminal import print_report
     from headwise.reports.views import view_of, write_view
-    from headwise.reports.words import check_language
+    from headwise.wording import check_language, in_language
 
     check_language(lang)
     if text is not None and file is not None:
@@ -50,36 +51,41 @@ def see(
             raise ConfigError(f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}")
         check_writable(path, "--view", folder=view.folder)
     with taken(out, "--out"):
-        with progress() as step:
-            report = report_on(text, model, file=file, cells=cells, step=step)
+        with progress_bar() as progress:
+            report = report_on(text, model, file=file, cells=cells, progress=progress)
         console = Console()
-        print_report(report, console, sort=sort)
+        print_report(report, console, sort=sort, lang=lang)
+
+        def say(code: str, **values: int | str) -> None:
+            console.print(in_language(message(code, **values), lang), highlight=False)
+
         write_report(report, out, lang=lang)
-        console.print(f"\nWrote the report to [bold]{out}[/bold]; open it in a browser.", highlight=False)
+        console.print()
+        say("wrote_report", path=str(out))
         for name, _, path in others:
             write_view(report, name, path, lang=lang)
-            console.print(f"Wrote {name} to [bold]{path}[/bold].", highlight=False)
+            say("wrote_view", name=name, path=path)
         if png is not None:
             from headwise.reports.png import write_pngs
 
-            with progress() as step:
-                pictures = write_pngs(report, png, step=step)
-            console.print(f"Wrote {len(pictures)} heat maps to [bold]{png}[/bold].", highlight=False)
+            with progress_bar() as progress:
+                pictures = write_pngs(report, png, progress=progress, lang=lang)
+            say("wrote_pictures", count=len(pictures), path=str(png))
 
 
 def trace(
-    seq: Annotated[int, typer.Option("--seq", help="Sequence length.")] = 4,
-    d_model: Annotated[int, typer.Option("--d-model", help="Model width.")] = 8,
-    num_heads: Annotated[int, typer.Option("--num-heads", help="Query heads.")] = 2,
-    num_kv_heads: Annotated[int | None, typer.Option("--num-kv-heads", help="KV heads.")] = None,
-    design: Annotated[str, typer.Option("--design", help="An attention design, for example latent.")] = "multi_head",
+    seq: Annotated[int, typer.Option(help="Sequence length.")] = 4,
+    d_model: Annotated[int, typer.Option(help="Model width.")] = 8,
+    num_heads: Annotated[int, typer.Option(help="Query heads.")] = 2,
+    num_kv_heads: Annotated[int | None, typer.Option(help="KV heads.")] = None,
+    design: Annotated[str, typer.Option(help="An attention design, for example latent.")] = "multi_head",
     options: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=4.")
+        list[str] | None, typer.Option("--set", help="An option of the design: --set latent_dim=4; repeatable.")
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Sequences.")] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     causal: Annotated[bool, typer.Option("--causal/--full", help="Causal or full attention.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Random seed.")] = 0,
-    lang: Annotated[str, typer.Option("--lang", help="Language: en or zh.")] = "en",
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    lang: Annotated[str, typer.Option(help="Language of the explanations: en or zh.")] = "en",
 ) -> None:
     """Print every step of an attention design with shapes and numbers."""
     from headwise.nn.named import read_options

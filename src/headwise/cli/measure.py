@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.given import AnyModel, check_file, progress
+from headwise.cli.options import AnyModel, check_file, progress_bar
 from headwise.errors import ConfigError, HeadwiseError
 
 
@@ -19,36 +19,32 @@ def measure(
     files: Annotated[
         list[str], typer.Option("--file", help="UTF-8 text, .jsonl, .parquet, a folder or a glob pattern; repeatable.")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Table to write: .parquet, .csv or .jsonl.")],
+    out: Annotated[Path, typer.Option(help="Table to write: .parquet, .csv or .jsonl.")],
     model: AnyModel = None,
-    measures: Annotated[
-        str | None, typer.Option("--measures", help="Comma-separated names; `headwise measures` lists them.")
-    ] = None,
+    measures: Annotated[str | None, typer.Option(help="Comma-separated names; `headwise measures` lists them.")] = None,
     window: Annotated[
         int | None,
-        typer.Option("--window", help="Tokens per window; default: the length that the model was trained on."),
+        typer.Option(help="Tokens per window; default: the length that the model was trained on."),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option("--stride", help="Tokens from one window to the next; default: the window, without overlap."),
+        typer.Option(help="Tokens from one window to the next; default: the window, without overlap."),
     ] = None,
-    batch: Annotated[int, typer.Option("--batch", help="Windows per batch.")] = 8,
-    max_tokens: Annotated[int | None, typer.Option("--max-tokens", help="Stop after this many tokens.")] = None,
-    per: Annotated[str, typer.Option("--per", help="'all', or 'file' for separate numbers per file.")] = "all",
+    batch: Annotated[int, typer.Option(help="Windows per batch.")] = 8,
+    max_tokens: Annotated[int | None, typer.Option(help="Stop after this many tokens.")] = None,
+    per: Annotated[str, typer.Option(help="all, or file for separate numbers per file.")] = "all",
     field: Annotated[
-        str, typer.Option("--field", help="Field of JSON lines, or column of Parquet, that contains the text.")
+        str, typer.Option(help="Field of JSON lines, or column of Parquet, that contains the text.")
     ] = "text",
-    layers: Annotated[str | None, typer.Option("--layers", help="Layers to include: 0,4-7.")] = None,
-    heads: Annotated[str | None, typer.Option("--heads", help="Heads of each layer to include: 0,4-7.")] = None,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda …; default: a GPU if there is one.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Layers to include: 0,4-7.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Heads of each layer to include: 0,4-7.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda …; default: a GPU if there is one.")] = None,
     dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Dtype of the weights: float32 (default), bfloat16 or float16.")
+        str | None, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16; default: float32.")
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Discard earlier results and start again.")] = False,
-    sort: Annotated[
-        str | None, typer.Option("--sort", help="Sort the printed table by this measure, largest first.")
-    ] = None,
-    png: Annotated[Path | None, typer.Option("--png", help="Also plot every measure as layers × heads.")] = None,
+    sort: Annotated[str | None, typer.Option(help="Sort the printed table by this measure, largest first.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also plot every measure as layers × heads.")] = None,
 ) -> None:
     """Measure every head on a corpus of any size. Resumable; torchrun divides the work."""
     from headwise.corpus.ranks import Deserted, Ranks
@@ -96,8 +92,8 @@ def _measure(
     if ranks.first:
         check_file("--png", png, "measures.png")
     since = time.monotonic()
-    with progress() if ranks.first else nullcontext() as step:
-        found = measure_corpus(model, files, out, measures=names, ranks=ranks, step=step, **options)
+    with progress_bar() if ranks.first else nullcontext() as progress:
+        found = measure_corpus(model, files, out, measures=names, ranks=ranks, progress=progress, **options)
     if not ranks.first:
         return
     console = Console()

@@ -7,26 +7,26 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.given import AnyModel
+from headwise.cli.options import AnyModel
 
 
 def view(
     model: AnyModel = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Open this UTF-8 text file.")] = None,
-    port: Annotated[int, typer.Option("--port", help="Port; 0 selects a free one.")] = 0,
+    file: Annotated[Path | None, typer.Option(help="Open this UTF-8 text file.")] = None,
+    port: Annotated[int, typer.Option(help="Port; 0 selects a free one.")] = 0,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address without opening a browser.")] = False,
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, help="Maximum length of a text, in tokens.")
     ] = 131_072,
     lang: Annotated[
-        str | None, typer.Option("--lang", help="Language of the page: en or zh; default: the language of the browser.")
+        str | None, typer.Option(help="Language of the page: en or zh; default: the language of the browser.")
     ] = None,
 ) -> None:
     """Open a page in the browser that shows all heads on a long text and zooms into each map."""
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.viewer import serve
-    from headwise.reports.words import check_language
+    from headwise.wording import check_language
 
     if lang is not None:
         check_language(lang)

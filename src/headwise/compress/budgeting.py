@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from headwise.compress.judging import Step
 from headwise.compress.sizes import counts_in
 from headwise.compress.source import Source
 from headwise.compress.texts import Texts
@@ -14,6 +13,7 @@ from headwise.edit import budget, budget_effect
 from headwise.edit.budgets import Budget, Effect
 from headwise.errors import ConfigError
 from headwise.models import find_heads
+from headwise.progress import Progress
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 HEADS = (
@@ -93,7 +93,7 @@ class Budgeting:
 def plan_budget(
     source: Source,
     texts: Texts,
-    step: Step,
+    progress: Progress,
     *,
     window: int = 64,
     sinks: int = 4,
@@ -122,10 +122,10 @@ def plan_budget(
             )
     maps = []
     for i, batch in enumerate(texts.decide):
-        step("looking at heads", i, len(texts.decide))
+        progress("looking at heads", i, len(texts.decide))
         maps.append(decoder(batch[:, :-1], return_maps=True)[1])
     found = budget(maps, window, sinks, threshold, value_dim=sites[0].value_dim)
-    step("foretelling the loss", 0, 1)
+    progress("estimating the loss", 0, 1)
     effect = budget_effect(decoder, texts.foretell, found)
     wanted = tuple(lengths) or tuple(texts.context * factor for factor in (1, 4, 16, 64))
     return Budgeting(source, texts, found, wanted, effect)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from headwise.compress.judging import Step
 from headwise.compress.sizes import Heads, cost_table, expected
 from headwise.compress.source import Source
 from headwise.compress.texts import Texts
@@ -15,6 +14,7 @@ from headwise.edit.merging import Merge
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
+from headwise.progress import Progress
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 WHAT = {
@@ -84,15 +84,17 @@ class Conversion:
         }  # fmt: skip
 
 
-def plan_conversion(source: Source, texts: Texts, num_kv_heads: int, step: Step, *, method: str = "svd") -> Conversion:
+def plan_conversion(
+    source: Source, texts: Texts, num_kv_heads: int, progress: Progress, *, method: str = "svd"
+) -> Conversion:
     """Merge key and value heads of a copy, and foretell its loss. method: as in `merge_kv`, which says what is refused.
 
     ConfigError for a number that is no divisor of those there are, or all of them, and for other designs.
     """
-    merged = merge_kv(source.decoder, num_kv_heads, method=method)
+    merged = merge_kv(source.decoder, num_kv_heads, method, copy=True)
     assert isinstance(merged.model, Decoder)
     losses = []
     for i, (name, decoder) in enumerate((("the model as it is", source.decoder), ("the merged model", merged.model))):
-        step(f"foretelling: {name}", i, 2)
+        progress(f"estimating the loss: {name}", i, 2)
         losses.append(float(np.mean(heldout_loss(decoder, texts.foretell))))
     return Conversion(source, texts, method, merged.model, merged.merges, (losses[0], losses[1]))

@@ -1,7 +1,7 @@
 """Models beside one another: loss on held-out text, speed turn by turn, parameters, bytes of the cache."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -18,9 +18,9 @@ from headwise.edit import budget_effect
 from headwise.edit.budgets import Budget
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
+from headwise.progress import Progress
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
-Step = Callable[[str, int, int], None]  # told what is done, how far, and of how much
 ROUNDS = 5
 WRITTEN = 32  # tokens written in a round
 COLUMNS = (
@@ -112,17 +112,17 @@ class Verdict:
         }  # fmt: skip
 
 
-def judge(candidates: Sequence[Candidate], texts: Texts, step: Step) -> Verdict:
+def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> Verdict:
     """Losses on the part of the text to judge on; speeds in turn, so that what slows the machine slows all alike."""
     losses = []
     for i, one in enumerate(candidates):
-        step(f"judging {one.name}", i, len(candidates) + ROUNDS)
+        progress(f"judging {one.name}", i, len(candidates) + ROUNDS)
         losses.append(np.array(one.losses(texts.judge)))
     written = max(1, min(WRITTEN, texts.context // 2))
     prompt = texts.judge[0][:1, : texts.context - written]
     seconds: list[list[tuple[float, float, float]]] = [[] for _ in candidates]
     for turn in range(ROUNDS):
-        step("measuring speed", len(candidates) + turn, len(candidates) + ROUNDS)
+        progress("measuring speed", len(candidates) + turn, len(candidates) + ROUNDS)
         for i, one in enumerate(candidates):
             seconds[i].append(_timed(one, prompt, written))
     found = []

@@ -8,7 +8,6 @@ import numpy as np
 
 from headwise.analysis.importance import HeadImportance, PruningCurve, pruning_curve
 from headwise.analysis.importance.values import Head
-from headwise.compress.judging import Step
 from headwise.compress.ranking import METHODS, Order, named_heads, order_of, rank
 from headwise.compress.sizes import Heads, cost_table, expected
 from headwise.compress.source import Source
@@ -19,6 +18,7 @@ from headwise.errors import ConfigError
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.models import HeadSite, find_heads
+from headwise.progress import Progress, part
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 MOST_POINTS = 32  # of the curve, beside the whole model
@@ -88,7 +88,7 @@ class Pruning:
 
     def apply(self) -> Decoder:
         """The model without these heads, a copy."""
-        model = prune(self.source.decoder, self.heads).model
+        model = prune(self.source.decoder, self.heads, copy=True).model
         assert isinstance(model, Decoder)
         return model
 
@@ -168,7 +168,7 @@ def plan_pruning(
     source: Source,
     texts: Texts,
     choice: Choice,
-    step: Step,
+    progress: Progress,
     *,
     by: str = "ablation",
     orders: int = 4,
@@ -190,13 +190,10 @@ def plan_pruning(
     decoder, sites = source.decoder, find_heads(source.decoder)
     for site in sites:
         check_independent(site)
-
-    def drawing(done: int, of: int) -> None:
-        step("drawing the curve", done, of)
-
+    drawing = part(progress, "drawing the curve")
     if choice.heads is not None:
         named = named_heads(choice.heads, sites)
-        prune(decoder, named)  # raises for what is not grouped evenly, before anything takes long
+        prune(decoder, named, copy=True)  # raises for what is not grouped evenly, before anything takes long
         rest = [(i, head) for i, site in enumerate(sites) for head in range(site.num_heads) if (i, head) not in named]
         curve = pruning_curve(
             decoder, texts.foretell, mean_loss, [*named, *rest], points=[len(named)], random_orders=orders, seed=seed,
@@ -204,7 +201,7 @@ def plan_pruning(
         )  # fmt: skip
         return Pruning(source, texts, tuple(named), "named", None, None, curve)
     wanted = _wanted(choice, sites)
-    importance = rank(by, decoder, texts.decide, penalty=penalty, steps=gate_steps, seed=seed, step=step)
+    importance = rank(by, decoder, texts.decide, penalty=penalty, steps=gate_steps, seed=seed, progress=progress)
     order = order_of(importance.column, sites)
     counts = np.cumsum([len(unit) for unit in order.going]).tolist()
     wanted = None if wanted is None else max((count for count in counts if count <= wanted), default=0)

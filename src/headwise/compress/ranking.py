@@ -13,10 +13,10 @@ from headwise.analysis.importance import (
     taylor_importance,
 )
 from headwise.analysis.importance.values import Head
-from headwise.compress.judging import Step
 from headwise.errors import ConfigError
 from headwise.lm.loss import mean_loss
 from headwise.models import HeadSite
+from headwise.progress import Progress, part
 from headwise.table import HeadColumn
 
 METHODS = {
@@ -48,22 +48,20 @@ class Order:
 
 def rank(
     by: str, model: torch.nn.Module, batches: Sequence[torch.Tensor], *, penalty: float, steps: int, seed: int,
-    step: Step,
+    progress: Progress,
 ) -> HeadImportance:  # fmt: skip
     """Importance of every head for the loss on these batches. penalty, steps, seed: of "gates", as in `learn_gates`."""
     if by not in METHODS:
         raise ConfigError(f"--by {by!r}: expected one of {', '.join(METHODS)}")
 
-    def progress(done: int, of: int) -> None:
-        step(f"ranking heads by {by}", done, of)
-
+    running = part(progress, f"ranking heads by {by}")
     if by == "ablation":
-        return ablation_importance(model, batches, mean_loss, progress=progress)
+        return ablation_importance(model, batches, mean_loss, progress=running)
     if by == "gates":
-        found = learn_gates(model, batches, mean_loss, penalty, steps=steps, seed=seed, progress=progress)
+        found = learn_gates(model, batches, mean_loss, penalty, steps=steps, seed=seed, progress=running)
         return found.importance
     asked = gradient_importance if by == "gradient" else taylor_importance
-    return asked(model, batches, mean_loss, progress=progress)
+    return asked(model, batches, mean_loss, progress=running)
 
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:

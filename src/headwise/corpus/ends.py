@@ -20,6 +20,7 @@ from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.outputs import check_writable
+from headwise.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def look(given: Sequence[Any], journal: Journal, output: Output, restart: bool, 
 
 def begin(
     work: Work, journal: Journal, output: Output, options: Mapping[str, Any], max_tokens: int | None, restart: bool,
-    ranks: Ranks, tell: Any,
+    ranks: Ranks, progress: Progress,
 ) -> Begun | CorpusMeasures:  # fmt: skip
     """Read what is there, or look into the corpus and write down what will be measured. The first process decides, the
     others follow. work: with the files that `look` gave.
@@ -76,7 +77,7 @@ def begin(
         ranks.say("plan", None)
         return found
     if ranks.first:
-        manifest = _decided(work, journal, options, model, max_tokens, restart, tell)
+        manifest = _decided(work, journal, options, model, max_tokens, restart, progress)
         left = None
     else:
         said = ranks.hear("plan")
@@ -92,7 +93,9 @@ def begin(
     return Begun(work, manifest, every, left)
 
 
-def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str, Any], tell: Any) -> CorpusMeasures:
+def finish(
+    begun: Begun, journal: Journal, output: Output, options: Mapping[str, Any], progress: Progress
+) -> CorpusMeasures:
     """Merge the units in their order, write the table, and remove what was kept to go on from.
 
     Raises:
@@ -105,7 +108,7 @@ def finish(begun: Begun, journal: Journal, output: Output, options: Mapping[str,
         )
     sums, hows = work.nothing(), []
     for number in range(len(begun.units)):
-        tell("merging", number, len(begun.units))
+        progress("merging", number, len(begun.units))
         found, how = journal.tallies(number, work.nothing())
         for tally in found.values():
             sums.add(tally)
@@ -164,7 +167,7 @@ def _by_file(begun: Begun, journal: Journal, result: CorpusMeasures) -> Iterator
 
 def _decided(
     work: Work, journal: Journal, options: Mapping[str, Any], model: Mapping[str, Any], max_tokens: int | None,
-    restart: bool, tell: Any,
+    restart: bool, progress: Progress,
 ) -> dict[str, Any]:  # fmt: skip
     journal.clean(restart)
     if journal.exists:
@@ -177,7 +180,7 @@ def _decided(
     def read(more: int) -> None:
         nonlocal done
         done += more
-        tell("checking the files", done, of)
+        progress("checking the files", done, of)
 
     prints, checked, limit = survey(work, max_tokens, read)
     count = len(units(work.sources, work.step, limit))

@@ -17,7 +17,7 @@ from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import ConfigError
 from headwise.table import HeadColumn, HeadTable
-from headwise.tables import as_text
+from headwise.table.show import as_text
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -17,13 +17,13 @@ from headwise.corpus.windows import Frame, length_of
 from headwise.corpus.work import Work
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel, load_model
+from headwise.progress import Progress, ignored
 from headwise.stats import shown_in
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PER = ("all", "file")
 BATCH = 8
-WAIT = 0.2  # seconds between two times that processes tell one another how far they are
-Step = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
+WAIT = 0.2  # seconds between two reports of progress among processes
 
 
 def measure_corpus(
@@ -44,7 +44,7 @@ def measure_corpus(
     dtype: str | None = None,
     restart: bool = False,
     ranks: Ranks | None = None,
-    step: Step | None = None,
+    progress: Progress | None = None,
 ) -> CorpusMeasures:
     """Measure every head on a corpus, and write a table of layer, head and measure.
 
@@ -70,7 +70,8 @@ def measure_corpus(
             "float16"; as they were opened if None. A `LoadedModel` that is given is moved, and
             stays where it is if None.
         restart: measure anew, whatever is there.
-        ranks: the processes; as torchrun's environment says if None. step: told how far all of them are.
+        ranks: the processes; as torchrun's environment says if None. progress: called with the bytes done by all of
+            them.
     Returns:
         The numbers over the whole corpus; on processes but the first, of an empty one.
     Raises:
@@ -83,8 +84,8 @@ def measure_corpus(
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks
     journal = Journal(output.path)
+    progress = progress or ignored
     try:
-        tell = step or _tell_nobody
         given = [files] if isinstance(files, str | os.PathLike) else list(files)
         sources = look(given, journal, output, restart, ranks)
         subject = _placed(model, device, dtype, ranks)
@@ -103,13 +104,13 @@ def measure_corpus(
             subject=subject, sources=sources, asked=asked, heads=chosen(subject, layers, heads), frame=frame,
             step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
         )  # fmt: skip
-        begun = begin(work, journal, output, options, max_tokens, restart, ranks, tell)
+        begun = begin(work, journal, output, options, max_tokens, restart, ranks, progress)
         if isinstance(begun, CorpusMeasures):
             return begun
-        _measure(begun, journal, ranks, tell)
+        _measure(begun, journal, ranks, progress)
         if not ranks.first:
             return CorpusMeasures.of(begun.work, output.path, work.nothing(), {})
-        return finish(begun, journal, output, options, tell)
+        return finish(begun, journal, output, options, progress)
     except Exception as error:
         if own:
             ranks.fail(str(error))
@@ -120,44 +121,45 @@ def measure_corpus(
             ranks.leave()
 
 
-def _measure(begun: Begun, journal: Journal, ranks: Ranks, tell: Step) -> None:
-    """Take units as long as there are any, then wait until the others have finished theirs."""
-    progress = _Progress(begun, ranks, tell)
-    progress.say()
+def _measure(begun: Begun, journal: Journal, ranks: Ranks, progress: Progress) -> None:
+    """Measure units while any are left, then wait until the other processes have finished theirs."""
+    done = _Done(begun, ranks, progress)
+    done.report()
     while (number := ranks.take(begun.left)) is not None:
-        journal.write(number, begun.work.measure(begun.units[number], progress.more), begun.work.how())
-        progress.say()
+        journal.write(number, begun.work.measure(begun.units[number], done.add), begun.work.how())
+        done.report()
         ranks.count("units", 1)
     while ranks.first and ranks.count("units", 0) < len(begun.left):
         time.sleep(WAIT)
-        progress.say()
+        done.report()
 
 
-class _Progress:
-    """How far all processes are, together."""
+class _Done:
+    """Bytes and tokens done by all processes together."""
 
-    def __init__(self, begun: Begun, ranks: Ranks, tell: Step) -> None:
-        self._ranks, self._tell = ranks, tell
+    def __init__(self, begun: Begun, ranks: Ranks, progress: Progress) -> None:
+        self._ranks, self._progress = ranks, progress
         self._size = sum(unit.size for unit in begun.units)
         self._before = self._size - sum(begun.units[number].size for number in begun.left)
-        self._bytes, self._tokens = 0.0, 0  # that the others do not know of yet
-        self._since = self._said = time.monotonic()
+        self._bytes, self._tokens = 0.0, 0  # that the others have not been sent
+        self._since = self._reported = time.monotonic()
 
-    def more(self, size: float, tokens: int) -> None:
-        """So many bytes and tokens are done. Batches are many: other processes are told now and then."""
+    def add(self, size: float, tokens: int) -> None:
+        """Count bytes and tokens. As there are many batches, the other processes learn of them at intervals."""
         self._bytes, self._tokens = self._bytes + size, self._tokens + tokens
-        if self._ranks.world == 1 or time.monotonic() - self._said >= WAIT:
-            self.say()
+        if self._ranks.world == 1 or time.monotonic() - self._reported >= WAIT:
+            self.report()
 
-    def say(self) -> None:
-        """Tell the others; by the first process, also whoever looks on. Stopped or Deserted as `Ranks.check`."""
+    def report(self) -> None:
+        """Share the counts with the other processes; the first process also calls `progress`. Raises Stopped or
+        Deserted as `Ranks.check` does."""
         self._ranks.check()
-        size, self._said = round(self._bytes), time.monotonic()
+        size, self._reported = round(self._bytes), time.monotonic()
         done, tokens = self._before + self._ranks.count("bytes", size), self._ranks.count("tokens", self._tokens)
         self._bytes, self._tokens = self._bytes - size, 0
         if self._ranks.first:
-            speed = tokens / max(self._said - self._since, 1e-9)
-            self._tell(f"measuring, {speed:,.0f} tokens/s", min(done, self._size), self._size)
+            speed = tokens / max(self._reported - self._since, 1e-9)
+            self._progress(f"measuring, {speed:,.0f} tokens/s", min(done, self._size), self._size)
 
 
 def _placed(
@@ -194,7 +196,3 @@ def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:
 
 def _numbers(given: Sequence[int] | None) -> list[int] | None:
     return None if given is None else sorted(set(given))
-
-
-def _tell_nobody(what: str, done: int, of: int) -> None:
-    pass

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,8 @@ Loss = Callable[[nn.Module, Any], Tensor]  # of a model on a batch, a scalar
 
 
 @dataclass(frozen=True)
-class Step:
-    """What a watcher is told after each step; loss is that of the step's batch, before the step."""
+class HealingStep:
+    """One step of `heal`, as `watch` gets it; loss is that of the step's batch, before the step."""
 
     step: int
     steps: int
@@ -26,8 +27,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Healed:
-    """The losses of all steps' batches, and how many weights were trained."""
+    """The trained model, the loss of each step's batch, and the number of weights that were trained."""
 
+    model: nn.Module
     losses: tuple[float, ...]
     trained: int
 
@@ -52,9 +54,10 @@ def heal(
     clip: float = 1.0,
     parameters: Iterable[nn.Parameter] | None = None,
     seed: int = 0,
-    watch: Callable[[Step], None] | None = None,
+    watch: Callable[[HealingStep], None] | None = None,
+    copy: bool = False,
 ) -> Healed:
-    """Train a model in place for some steps of AdamW, with a warm-up and a cosine down to a tenth.
+    """Train a model for some steps of AdamW, with a warm-up and a cosine down to a tenth.
 
     Args:
         batches: as many as there are steps, or what can be gone through again and again, such as a list.
@@ -65,10 +68,12 @@ def heal(
         seed: of dropout, and of all else that the model and `loss_fn` draw from torch's default generators: the same
             seed and batches give the same weights on one machine. The caller's generators are left as they were.
         watch: called after each step.
+        copy: train a deepcopy; the model itself is unchanged. `parameters` are those of the model itself here too.
     Returns:
         `Healed`. The model is left in the mode, training or not, that it came in.
     Raises:
-        ConfigError: for options out of range, too few batches, and a loss that is not finite.
+        ConfigError: for options out of range; for too few batches and for a loss that is not finite, where the model
+            keeps the steps before it.
     """
     warmup = max(1, steps // 10) if warmup is None else warmup
     for name, count, least in (("steps", steps, 1), ("warmup", warmup, 0)):
@@ -76,13 +81,16 @@ def heal(
             raise ConfigError(f"{name}={count!r}: expected a whole number of at least {least}")
     if not lr > 0 or weight_decay < 0 or not clip > 0:
         raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, clip={clip}: expected lr > 0, clip > 0, decay >= 0")
-    chosen = [p for p in (model.parameters() if parameters is None else parameters) if p.requires_grad]
+    copies: dict[int, Any] = {}  # by the id of the original
+    result = deepcopy(model, copies) if copy else model
+    given = model.parameters() if parameters is None else parameters
+    chosen = [copies.get(id(p), p) for p in given if p.requires_grad]
     if not chosen:
         raise ConfigError("parameters: none of them requires a gradient, so there is nothing to train")
     optimizer = torch.optim.AdamW(chosen, lr=lr, weight_decay=weight_decay)
-    training, losses, source = model.training, list[float](), iter(batches)
-    devices = devices_of(model)
-    model.train()
+    training, losses, source = result.training, list[float](), iter(batches)
+    devices = devices_of(result)
+    result.train()
     try:
         for step in range(steps):
             try:
@@ -98,7 +106,7 @@ def heal(
             for group in optimizer.param_groups:
                 group["lr"] = rate
             with seeded(step_seed(seed, step), devices):  # not around batches and watch, which may draw for themselves
-                loss = loss_fn(model, batch)
+                loss = loss_fn(result, batch)
                 value = float(loss.detach())
                 if not math.isfinite(value):
                     raise ConfigError(f"the loss became {value} at step {step}; give a smaller lr than {lr:g}")
@@ -108,16 +116,16 @@ def heal(
             optimizer.step()
             losses.append(value)
             if watch is not None:
-                watch(Step(step + 1, steps, value, rate))
+                watch(HealingStep(step + 1, steps, value, rate))
     finally:
-        model.train(training)
+        result.train(training)
         for parameter in chosen:
             parameter.grad = None
-    return Healed(tuple(losses), sum(p.numel() for p in chosen))
+    return Healed(result, tuple(losses), sum(p.numel() for p in chosen))
 
 
 def _factor(step: int, steps: int, warmup: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
+    share = (step - warmup) / max(1, steps - warmup)
+    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * share))

@@ -2,7 +2,7 @@
 
 >>> import torch, headwise as hw
 >>> layer = hw.MultiHeadAttention(64, 8)
->>> done = merge_kv(layer, 2, method="svd")
+>>> done = merge_kv(layer, 2, method="svd", copy=True)
 >>> done.model.num_kv_heads, len(done.merges[""].groups)
 (2, 2)
 """
@@ -47,7 +47,7 @@ class Merge:
 
 @dataclass(frozen=True)
 class Merged:
-    """The model with shared keys and values. model: what was given if it was changed in place, else a copy. merges:
+    """The model with shared keys and values. model: the one that was given, or its copy. merges:
     one for each module that was changed, by the name of its site."""
 
     model: nn.Module
@@ -75,7 +75,7 @@ def merge_kv(
     method: str = "mean",
     *,
     groups: Mapping[str | int, Groups] | None = None,
-    in_place: bool = False,
+    copy: bool = False,
 ) -> Merged:
     """Let groups of heads share one key and value head. Query heads move along with theirs; the order of heads alone
     changes nothing.
@@ -92,7 +92,7 @@ def merge_kv(
             invertible maps. With rotary positions, keys are mapped by a complex factor for each turned pair, which is
             all that the positions let pass; with QK-norm keys take the mean.
         groups: for some sites, lists of key heads that become one, such as `group_heads` gives.
-        in_place: change the model itself; else a deepcopy, and the model stays as it is.
+        copy: merge in a deepcopy; the model itself is unchanged.
     Returns:
         `Merged`. If all heads of a group had the same keys and values, nothing is lost; otherwise `heal` trains the
         model on.
@@ -119,8 +119,8 @@ def merge_kv(
     check_weights(model, [sites[i] for i in counts])
     found = {i: _groups(sites[i], count, method, chosen.get(i)) for i, count in counts.items()}
     before = count_parameters(model)
-    result = model if in_place else deepcopy(model)
-    own = sites if in_place else find_heads(result)
+    result = deepcopy(model) if copy else model
+    own = find_heads(result) if copy else sites
     merges = {own[i].name: _merge(own[i], each, method) for i, each in found.items()}
     _tell_config(result)
     return Merged(result, method, merges, before, count_parameters(result))
@@ -154,8 +154,8 @@ def _check_site(site: HeadSite, method: str) -> None:
         raise ConfigError(
             f"{place(site)}: {type(site.module).__name__} cannot share keys and values here; known: {known}"
         )
-    if method == "svd" and resizing.unknown_turns:
-        raise ConfigError(f"method='svd': {resizing.unknown_turns}. The other methods do not need to know")
+    if method == "svd" and resizing.unknown_rotary:
+        raise ConfigError(f"method='svd': {resizing.unknown_rotary}. The other methods do not need to know")
 
 
 def _checked_count(site: HeadSite, count: object) -> int:
@@ -221,7 +221,7 @@ def _shared(
     layout = site.layout()
     if layout.norms:
         return q, k.mean(0), new_v, new_o
-    new_q, new_k = (share.shared_rotary_keys if layout.turned else share.shared_keys)(q, k)
+    new_q, new_k = (share.shared_rotary_keys if layout.rotary else share.shared_keys)(q, k)
     return new_q, new_k, new_v, new_o
 
 
@@ -232,7 +232,7 @@ def _similarity(site: HeadSite, method: str) -> Tensor:
     layout = site.layout()
     if layout.norms:
         return (share.cosine(k) + share.overlap(v)) / 2
-    return ((share.rotary_overlap if layout.turned else share.overlap)(k) + share.overlap(v)) / 2
+    return ((share.rotary_overlap if layout.rotary else share.overlap)(k) + share.overlap(v)) / 2
 
 
 def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 >>> import torch, headwise as hw
 >>> layer = hw.MultiHeadAttention(64, 8)
->>> done = prune(layer, [0, 3, 7])
+>>> done = prune(layer, [0, 3, 7], copy=True)
 >>> done.model.num_heads, layer.num_heads
 (5, 8)
 >>> print(done)
@@ -51,7 +51,7 @@ class Pruned:
     """The model without the heads, and what was removed.
 
     Attributes:
-        model: what was given if it was cut in place, else a copy.
+        model: the model that was given, or its copy.
         cuts: one for each module that lost a head, by the name of its site.
         parameters_before, parameters_after: of the whole model; a parameter that stands in two places counts once.
     """
@@ -84,12 +84,7 @@ class Pruned:
         return f"{first}\n{aligned(('module', 'heads', 'key heads', 'removed'), rows)}"
 
 
-def prune(
-    model: nn.Module,
-    heads: Heads,
-    *,
-    in_place: bool = False,
-) -> Pruned:
+def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
     """Take heads out of a model: their rows and columns of W_Q, W_K, W_V and W_O, biases, and gates.
 
     The outputs are those that the model had with these heads scaled by 0 (`scale_heads`), to rounding. Grouped keys:
@@ -100,11 +95,10 @@ def prune(
     each call (scores, `HeadWindows`, budgets of caches) must be given for the heads in `cuts[name].kept`.
 
     Args:
-        model: a model, or one attention module, of these kinds: headwise's designs whose heads do not depend on each
-            other (`MultiHeadAttention`, `PerHeadAttention`, `ContractionAttention`, `LatentAttention`,
-            `GatedAttention`, `ConvolutionAttention`), and of transformers BERT-, GPT-2-, Llama- and BART-like ones
-            (Whisper, OPT, CLIP …), ViT, DistilBERT and UMT5. Not `nn.MultiheadAttention`, which cannot hold fewer
-            heads, nor T5, whose layers share one bias of all heads: mask them with `scale_heads`.
+        model: a model, or one attention module, that `find_heads` knows (docs/models.md lists them), and whose heads
+            are independent: headwise's designs with an empty `coupling` and no `resizing.fixed`, and most kinds of
+            transformers. Not `nn.MultiheadAttention`, which cannot hold fewer heads, nor T5, whose layers share one
+            bias of all heads: mask them with `scale_heads`.
         heads: for each site, by name or by its number in `find_heads(model)`, the query heads to remove; or pairs
             (number of the site, head), as importance names heads; or head numbers alone if the model has one site.
             Numbers may be NumPy's or torch's, and come in any iterable.
@@ -113,7 +107,7 @@ def prune(
                 hw.edit.prune(model, importance.order()[:2])   # the two that matter least
                 gates = hw.analysis.learn_gates(model, batches, loss_fn, penalty=0.01)
                 hw.edit.prune(model, gates.removed())          # those that are not worth their price
-        in_place: cut the model itself; else a deepcopy, and the model stays as it is.
+        copy: prune a deepcopy; the model itself is unchanged.
     Returns:
         `Pruned`. It prints as a table.
     Raises:
@@ -129,8 +123,8 @@ def prune(
     plans = {i: _plan(sites[i], removed) for i, removed in wanted.items()}
     check_weights(model, [sites[i] for i in wanted])
     before = count_parameters(model)
-    result = model if in_place else deepcopy(model)
-    own = sites if in_place else find_heads(result)
+    result = deepcopy(model) if copy else model
+    own = find_heads(result) if copy else sites
     for i, plan in plans.items():
         pick_heads(own[i], list(plan.kept), list(plan.kept_kv))
     return Pruned(result, {sites[i].name: plan for i, plan in plans.items()}, before, count_parameters(result))

@@ -13,9 +13,10 @@ from torch import Tensor
 from headwise.kernels.call import Declined
 from headwise.masks import Span
 from headwise.pooling import Squares
+from headwise.progress import Progress
 from headwise.rule import Rule
 from headwise.stats import Statistic
-from headwise.tiles import Progress, Tile, stream
+from headwise.tiles import Tile, stream
 
 
 class Matrix(NamedTuple):

@@ -12,16 +12,17 @@ from headwise.kernels.reads import Matrix, Reads
 from headwise.kernels.torch_blocks import TorchBlocks
 from headwise.masks import Span, State
 from headwise.pooling import Squares
+from headwise.progress import Progress
 from headwise.rule import Rule, Terms, diagonal_sums
 from headwise.stats import Statistic
-from headwise.tiles import Progress, Scratch, Tile
+from headwise.tiles import COMPUTING, Scratch, Tile
 
 
 class Reference:
     """softmax(cap(scale · q kᵀ) + biases + mask) v, line by line as it is written (Vaswani et al. 2017, eq. 1)."""
 
     name = "reference"
-    tells = False
+    gives_delta = False
     by_autograd = True
 
     @property
@@ -76,7 +77,7 @@ class _Stored(Reads):
         if state is not State.EMPTY:
             yield tile
         if progress is not None:
-            progress(n, n)
+            progress(COMPUTING, n, n)
 
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
@@ -98,7 +99,7 @@ class _Stored(Reads):
         allowed = pooling.in_squares(_allowed(of).double(), cell).sum((3, 5)).long()
         mean = parts.sum((3, 5)) / allowed.clamp_min(1)
         if progress is not None:
-            progress(of.rule.grid.n, of.rule.grid.n)
+            progress(COMPUTING, of.rule.grid.n, of.rule.grid.n)
         return Squares(mean.to(of.lse.dtype), parts.amax((3, 5)).to(of.lse.dtype), allowed.expand(mean.shape).clone())
 
     def diagonals(self, of: Matrix) -> Tensor:
@@ -108,7 +109,7 @@ class _Stored(Reads):
         logs, keys = _log_matrix(of).sort(dim=-1, descending=True, stable=True)
         logs, keys = logs[..., :count], keys[..., :count].masked_fill(logs[..., :count] == -torch.inf, -1)
         if progress is not None:
-            progress(of.rule.grid.n, of.rule.grid.n)
+            progress(COMPUTING, of.rule.grid.n, of.rule.grid.n)
         bad = of.lse.isnan()[..., None]
         return logs.exp().to(of.lse.dtype).masked_fill(bad, torch.nan), keys.masked_fill(bad, -1)
 

@@ -5,9 +5,10 @@ from torch import Tensor
 from headwise import pooling
 from headwise.kernels.reads import Matrix, Reads
 from headwise.pooling import Squares
+from headwise.progress import Progress
 from headwise.rule import grouped, grouped_t
 from headwise.stats import Statistic
-from headwise.tiles import Progress, stream, weights_at
+from headwise.tiles import stream, weights_at
 
 
 class TileReads(Reads):

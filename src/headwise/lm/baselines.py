@@ -1,6 +1,6 @@
-"""What counting alone achieves: unigram and bigram losses on the tokens that the decoder is measured on.
+"""Unigram and bigram baselines on the tokens that the decoder is evaluated on.
 
-A decoder that is no better than its bigram has learnt nothing that needs attention.
+A decoder that is no better than the bigram model has learned nothing that requires attention.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Unigram:
         self.probabilities = (counts + kinds / vocab_size) / (counts.sum() + kinds)  # [vocab], sums to 1
 
     def probability(self, before: np.ndarray, token: np.ndarray) -> np.ndarray:
-        """p(token); `before` does not matter."""
+        """p(token); `before` has no effect."""
         return self.probabilities[token]
 
 
@@ -48,7 +48,7 @@ class Bigram:
         """p(token | before), for two arrays of one shape."""
         single = self.unigram.probabilities[token]
         total = self._after[before] + self._kinds[before]
-        # A token that was never followed by anything says nothing: the unigram alone.
+        # For a token that was never followed by another one, use the unigram alone.
         mixed = (self._count(before, token) + self._kinds[before] * single) / np.maximum(total, 1)
         return np.where(total > 0, mixed, single)
 
@@ -61,12 +61,12 @@ class Bigram:
 
 
 def baseline_losses(train: Sequence[Tensor], windows: Sequence[Tensor], vocab_size: int) -> dict[str, list[float]]:
-    """Held-out loss of both, in nats a token, one number for each tensor of windows.
+    """Compute the held-out loss of both models in nats per token, one number for each tensor of windows.
 
     Args:
-        train: token streams to count, such as `corpus.train`; nothing else is looked at.
-        windows: [w, context + 1] each, such as `corpus.heldout_windows(context)`: the same tokens are foretold as
-            by `train.heldout_loss`, every one but the first of its window.
+        train: token streams to count, such as `corpus.train`.
+        windows: [w, context + 1] each, such as `corpus.heldout_windows(context)`. As in `train.heldout_loss`, every
+            token except the first of each window is predicted.
     Returns:
         {"unigram": [...], "bigram": [...]}
     """

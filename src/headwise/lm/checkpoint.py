@@ -1,4 +1,4 @@
-"""Models as single safetensors files: weights, sizes and vocabulary together, whole or not at all."""
+"""Checkpoints: weights, sizes and vocabulary of a decoder in one safetensors file, written atomically."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from headwise.seeds import seeded
 from headwise.tensor_files import read_tensors, write_tensors
 
 MODEL_FILE = "model.safetensors"
-FORMAT = "headwise-decoder-2"  # the one before it had no checksum
+FORMAT = "headwise-decoder-2"
 WHAT = "checkpoint"
 
 
@@ -30,10 +30,17 @@ def save_model(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Write a decoder with its vocabulary; `info` (JSON values) tells how it was made.
+    """Write a decoder with its vocabulary to a checkpoint file.
 
-    Layers may have lost heads, or share keys, since the decoder was built (`headwise.edit`): what is written is
-    what they are. ConfigError if a layer is of another design. CheckpointError if it cannot be written.
+    Layers are written with their present sizes, also after heads were removed or merged (`headwise.edit`).
+
+    Args:
+        path: of the file. decoder, tokenizer: the model to write.
+        info: JSON values that describe how the model was made.
+        dtype: of the weights in the file.
+    Raises:
+        ConfigError: if a layer is of another design than the decoder's `config`.
+        CheckpointError: if the file cannot be written.
     """
     if decoder.strange_layers:
         raise ConfigError(
@@ -41,44 +48,43 @@ def save_model(
             f"the file format cannot store"
         )
     header = header_of(decoder.config, tokenizer, {**info})
-    write(path, {name: x.detach().to(dtype) for name, x in decoder.state_dict().items()}, header)
+    write_tensors(path, {name: x.detach().to(dtype) for name, x in decoder.state_dict().items()}, header)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
-    """A decoder in float32 and eval mode, its tokenizer and its info, from a file or a folder that holds
-    model.safetensors. Raises CheckpointError if it is missing, truncated or something else."""
+    """Load a decoder in float32 and eval mode, its tokenizer and its info.
+
+    Args:
+        path: a checkpoint file, or a folder that contains model.safetensors.
+    Raises:
+        CheckpointError: if the file is missing, damaged or not a checkpoint.
+    """
     path = Path(path)
     file = path / MODEL_FILE if path.is_dir() else path
     tensors, header = read(file)
     config, tokenizer, info = unpack(header, file)
     with reading(file, WHAT):
         _check_sizes(config, tensors)
-        with seeded(0):  # which draws weights that are replaced at once
+        with seeded(0):  # the weights drawn here are replaced below
             decoder = Decoder(config)
         decoder.load_state_dict({name: x.float() for name, x in tensors.items()})
     return decoder.eval(), tokenizer, info
 
 
 def load_pretrained() -> tuple[Decoder, CharTokenizer, dict[str, Any]]:
-    """The decoder that comes with headwise, trained on *Water Margin* (two scripts) and tiny Shakespeare."""
+    """Load the decoder that comes with headwise, trained on *Water Margin* (two scripts) and tiny Shakespeare."""
     with as_file(files("headwise.lm") / "pretrained" / MODEL_FILE) as path:
         return load_checkpoint(path)
 
 
-def write(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """A safetensors file, atomically; what was there before survives a full disk. The same content gives the same
-    bytes."""
-    write_tensors(path, tensors, header)
-
-
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header of a file that `write` wrote. CheckpointError if it is missing, damaged or something else."""
+    """Tensors and header of a checkpoint. CheckpointError if it is missing, damaged or not a checkpoint."""
     with reading(path, WHAT, missing="`headwise train FILE --out DIR` makes one"):
         return read_tensors(path, FORMAT)
 
 
 def header_of(config: DecoderConfig, tokenizer: CharTokenizer, info: Mapping[str, Any]) -> dict[str, str]:
-    """The text part of a checkpoint."""
+    """The header of a checkpoint: format, sizes, vocabulary and info as JSON."""
     return {
         "format": FORMAT,
         "config": json.dumps(config.to_dict()),
@@ -90,7 +96,7 @@ def header_of(config: DecoderConfig, tokenizer: CharTokenizer, info: Mapping[str
 def unpack(
     header: Mapping[str, str], path: str | os.PathLike[str]
 ) -> tuple[DecoderConfig, CharTokenizer, dict[str, Any]]:
-    """Sizes, vocabulary and info from a header. CheckpointError if it does not hold them."""
+    """Sizes, vocabulary and info from a header. CheckpointError if it does not contain them."""
     with reading(path, WHAT):
         text = Entry(dict(header), "header")
         config = DecoderConfig.from_dict(Entry(parsed(text.word("config")), "config").plain())
@@ -101,7 +107,7 @@ def unpack(
 
 
 def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
-    """CheckpointError if these are not the weights of such a decoder, before memory is taken for one."""
+    """Raise CheckpointError if these are not the weights of such a decoder, before memory is allocated for it."""
     if config.num_layers > len(tensors):
         raise CheckpointError(
             f"{config.num_layers} layers in the configuration, but {len(tensors)} tensors in the file"
@@ -109,7 +115,7 @@ def _check_sizes(config: DecoderConfig, tensors: Mapping[str, Tensor]) -> None:
     try:
         with torch.device("meta"):
             expected = {name: tuple(x.shape) for name, x in Decoder(config).state_dict().items()}
-    except (RuntimeError, OverflowError) as error:  # PyTorch's, for sizes that no tensor can have
+    except (RuntimeError, OverflowError) as error:  # raised by PyTorch for impossible sizes
         raise CheckpointError(f"invalid sizes: {one_line(error)}") from None
     for name, shape in expected.items():
         found = tuple(tensors[name].shape) if name in tensors else None

@@ -1,4 +1,4 @@
-"""Texts to train on: read, held out in part, and cut into random windows."""
+"""Training texts: a part is held out, the rest is sampled as random windows."""
 
 import hashlib
 import os
@@ -15,14 +15,14 @@ from headwise.lm.text_files import read_text
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.seeds import step_seed
 
-HELD_OUT = 0.05  # the last share of each file
+HELD_OUT = 0.05  # share at the end of each file
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Token streams of the files: what is trained on, and what is held out, one tensor a file.
+    """Token streams for training and evaluation, one tensor per file.
 
-    The last 5 % of *each* file is held out. Editions of one book in two scripts so hold out the same passages.
+    The last 5 % of *each* file is held out, so that editions of one book in two scripts hold out the same passages.
     """
 
     names: list[str]
@@ -40,10 +40,10 @@ class Corpus:
         byte_rate: float = 0.003,
         seed: int = 0,
     ) -> "Corpus":
-        """Read the files; the vocabulary is made from the training parts unless one is given.
+        """Read the files; the vocabulary is made from the training parts unless a tokenizer is given.
 
-        A share `byte_rate` of the training characters is written as bytes: every frequent character has a token of
-        its own, so without this the byte tokens would never be trained.
+        A share `byte_rate` of the training characters is encoded as bytes. Every frequent character has a token of its
+        own, so the byte tokens would otherwise never be trained.
         """
         if not files:
             raise ConfigError("train: no files given")
@@ -66,7 +66,7 @@ class Corpus:
 
     @cached_property
     def sha256(self) -> str:
-        """Of all tokens, those that are held out too."""
+        """Checksum of all tokens, including those held out."""
         digest = hashlib.sha256()
         for stream in (*self.train, *self.heldout):
             digest.update(str(len(stream)).encode())
@@ -74,11 +74,11 @@ class Corpus:
         return digest.hexdigest()
 
     def batch(self, size: int, context: int, *, seed: int, step: int, repeat_share: float = 0.0) -> Tensor:
-        """[size, context + 1] windows of the training parts, each inside one file. The same for the same step, so
-        that a resumed run goes on as if it had never stopped.
+        """Return [size, context + 1] windows of the training parts, each within one file. They depend only on seed and
+        step, so that a resumed run continues exactly.
 
-        A share `repeat_share` of the windows is its own beginning over and over, at a random period: text that can
-        only be foretold by looking back.
+        A share `repeat_share` of the windows repeats its own beginning at a random period: text that can only be
+        predicted from earlier text.
         """
         generator = torch.Generator().manual_seed(step_seed(seed, step))
         rooms = torch.tensor([len(stream) - context for stream in self.train])
@@ -93,7 +93,7 @@ class Corpus:
         return windows.gather(1, torch.arange(context + 1) % periods[:, None])
 
     def heldout_windows(self, context: int, most: int | None = None) -> list[Tensor]:
-        """For each file, [windows, context + 1]: the held-out part in order, or `most` windows evenly taken."""
+        """For each file, [windows, context + 1]: the held-out part in order, or `most` evenly spaced windows."""
         found = []
         for stream in self.heldout:
             starts = torch.arange(0, len(stream) - context, context)

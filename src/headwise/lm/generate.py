@@ -1,4 +1,4 @@
-"""Writing: one token after the other, with a KV cache."""
+"""Text generation, one token at a time, with a KV cache."""
 
 import codecs
 from collections.abc import Iterator, Sequence
@@ -27,23 +27,22 @@ def write(
     seed: int | None = None,
     budget: Budget | None = None,
 ) -> Iterator[str]:
-    """Yield the continuation of `prompt`, `length` characters, as it is written.
+    """Yield the continuation of `prompt` as it is generated, `length` characters in total.
 
-    Every token sees the last `context` tokens through a sliding cache, so the text may be of any length at a steady
-    cost. (In a multi-layer model a token so knows a little of what lies further back, through those in between.)
+    Every token attends to the last `context` tokens through a sliding cache, so that texts of any length have a
+    constant cost per token. (In a model of several layers, earlier text still has an indirect effect.)
 
     Args:
         prompt: at least one character.
-        temperature: 0 takes the likeliest token each time; 1 samples the model's own probabilities.
-        top_k: sample among the k likeliest only; top_p: among the likeliest that hold that share (nucleus sampling,
-            Holtzman et al. 2019). None turns either off.
-        seed: the same seed writes the same text.
-        budget: how many tokens each key head keeps, at most `context` of them; all keep `context` without it. Its
-            sinks, kept while the window slides on, come to stand further back than the model has ever looked: a
-            budget with sinks is for texts of at most `context` tokens. (On the embedded model they cost 0.67 nats a
-            token beyond.)
+        temperature: 0 always takes the most likely token; 1 samples from the model's probabilities.
+        top_k: sample from the k most likely tokens. top_p: sample from the smallest set of tokens with this total
+            probability (nucleus sampling, Holtzman et al. 2019). None disables either.
+        seed: the same seed gives the same text.
+        budget: number of tokens that each KV head keeps, at most `context`; by default all keep `context`. A budget
+            with sinks supports texts of at most `context` tokens: beyond, the sinks would be further away than in
+            training. (On the embedded model this costs 0.67 nats per token.)
     Raises:
-        TextError, ConfigError: naming the argument; for a budget of another model too.
+        TextError, ConfigError: naming the argument; also for a budget of another model.
     """
     if not prompt:
         raise TextError("prompt: is empty; give at least one character to begin with")
@@ -62,52 +61,42 @@ def write(
             f"first {budget.sinks} tokens would be further back than the model was trained for; give a shorter "
             f"length, or make the budget with --sinks 0"
         )
-    caches = _caches(decoder, budget)
-    return _write(decoder.eval(), tokenizer, prompt, length, temperature, top_k, top_p, seed, caches)
+    caches = _caches(decoder.eval(), budget)
+    generator = torch.Generator()
+    generator.seed() if seed is None else generator.manual_seed(seed)
+
+    def pieces() -> Iterator[str]:
+        ids = torch.from_numpy(tokenizer.encode(prompt))[None]
+        # Byte tokens are joined to characters; invalid UTF-8 becomes U+FFFD.
+        assemble = codecs.getincrementaldecoder("utf-8")("replace")
+        written = 0
+        while written < length:
+            with torch.no_grad():
+                hidden, _ = decoder.hidden(ids, caches=caches)
+                logits = torch.nn.functional.linear(hidden[0, -1], decoder.embedding.weight)
+            token = _sample(logits.float(), temperature, top_k, top_p, generator)
+            data = bytes((token,)) if token < BYTES else tokenizer.decode([token]).encode()
+            piece = assemble.decode(data)[: length - written]
+            if piece:
+                written += len(piece)
+                yield piece
+            ids = torch.tensor([[token]])
+
+    return pieces()
 
 
 def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
-    """New caches, one a layer."""
+    """New caches, one per layer."""
     context = decoder.config.context
     if budget is None:
         return [SlidingCache(context) for _ in decoder.blocks]
-    given, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
-    if given != has:
-        raise ConfigError(f"budget: was made for layers of {given} KV heads; this model has {has}")
+    expected, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
+    if expected != has:
+        raise ConfigError(f"budget: was made for layers of {expected} KV heads; this model has {has}")
     return [
         BudgetCache([context if w is None else min(w, context) for w in windows], budget.sinks)
         for windows in budget.windows
     ]
-
-
-def _write(
-    decoder: Decoder,
-    tokenizer: CharTokenizer,
-    prompt: str,
-    length: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    caches: Sequence[Cache],
-) -> Iterator[str]:
-    generator = torch.Generator()
-    generator.seed() if seed is None else generator.manual_seed(seed)
-    ids = torch.from_numpy(tokenizer.encode(prompt))[None]
-    # Bytes are put together to characters; what is no UTF-8 comes out as U+FFFD.
-    assemble = codecs.getincrementaldecoder("utf-8")("replace")
-    written = 0
-    while written < length:
-        with torch.no_grad():
-            hidden, _ = decoder.hidden(ids, caches=caches)
-            logits = torch.nn.functional.linear(hidden[0, -1], decoder.embedding.weight)
-        token = _sample(logits.float(), temperature, top_k, top_p, generator)
-        data = bytes((token,)) if token < BYTES else tokenizer.decode([token]).encode()
-        piece = assemble.decode(data)[: length - written]
-        if piece:
-            written += len(piece)
-            yield piece
-        ids = torch.tensor([[token]])
 
 
 def _sample(
@@ -115,11 +104,11 @@ def _sample(
 ) -> int:
     if temperature == 0:
         return int(logits.argmax())
-    # Largest first becomes 0, in float64: however small the temperature, the rest is −inf at worst, never NaN.
+    # The largest becomes 0, in float64: at very small temperatures the others become −inf, never NaN.
     values, order = ((logits - logits.max()).double() / temperature).sort(descending=True)
     if top_k is not None:
         values[top_k:] = -torch.inf
     p = values.softmax(-1)
     if top_p is not None:
-        p[p.cumsum(-1) - p >= top_p] = 0.0  # the token that crosses the share is kept
+        p[p.cumsum(-1) - p >= top_p] = 0.0  # keeps the token that reaches top_p
     return int(order[torch.multinomial(p, 1, generator=generator)])

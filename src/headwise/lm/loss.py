@@ -1,4 +1,4 @@
-"""The loss of the next token without all logits at once: with 5,000 characters they are most of the work."""
+"""The next-token loss without storing all logits, which take most of the work at a vocabulary of 5,000 characters."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from torch.autograd.function import once_differentiable
 
 from headwise.lm.model import Decoder
 
-ROWS = 1024  # tokens whose logits are held at once: they stay in the cache
+ROWS = 1024  # tokens whose logits are stored at a time; they fit in the CPU's cache
 
 
 def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Mean cross-entropy of softmax(hidden weightᵀ), in nats a token, differentiable in hidden and weight.
+    """Mean cross-entropy of softmax(hidden weightᵀ) in nats per token, differentiable in hidden and weight.
 
     Args:
         hidden: [tokens, d]; weight: [vocab, d]; targets: [tokens] token ids.
-        dtype: of the products; softmax and sums are float32.
+        dtype: of the products; softmax and sums use float32.
     """
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         return _Loss.apply(hidden, weight, targets, dtype)
@@ -28,9 +28,10 @@ def next_token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, dtype: t
 
 
 def mean_loss(model: nn.Module, windows: Tensor, precision: str = "float32") -> Tensor:
-    """Nats a token of a `Decoder` on windows [w, tokens + 1], with its graph where gradients are on.
+    """Mean loss of a `Decoder` on windows [w, tokens + 1] in nats per token, differentiable if gradients are enabled.
 
-    precision: "bfloat16" runs the products in bfloat16, or "float32".
+    Args:
+        precision: "bfloat16" computes products in bfloat16; or "float32".
     """
     assert isinstance(model, Decoder)
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
@@ -40,7 +41,7 @@ def mean_loss(model: nn.Module, windows: Tensor, precision: str = "float32") -> 
 
 
 class _Loss(torch.autograd.Function):
-    """Gradients are made in the forward pass, where the softmax already is: p − onehot, a block of rows at a time."""
+    """Computes the gradients, p − onehot, in the forward pass, one block of rows at a time."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:

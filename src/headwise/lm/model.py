@@ -1,4 +1,4 @@
-"""A small decoder-only Transformer, to be read in one sitting."""
+"""A small decoder-only Transformer in one short file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,24 +18,29 @@ from headwise.nn.registry import STANDARD
 from headwise.parallel.heads_held import held_heads
 from headwise.stats import Measure
 
-# What the decoder sets itself. Its dropout is on the residual branches, not on the weights: the fused kernel stays in
-# use while training.
+# Options that the decoder sets. Dropout is applied to the residual branches instead of the attention weights, so that
+# fused kernels are used in training.
 SET_HERE = frozenset({"num_kv_heads", "context_dim", "dropout", "rotary"})
-# What may differ from layer to layer besides a design's own options, and what surgery changes of an attention layer.
+# Options that may differ between layers besides those of the design, and sizes that `headwise.edit` may change.
 OF_LAYER = ("num_heads", "num_kv_heads")
 SIZES = (*OF_LAYER, "head_dim", "value_dim", "latent_dim", "rope_dim")
-LARGEST = 1 << 24  # of a size, so that no product of some of them is beyond PyTorch's own numbers
+LARGEST = 1 << 24  # maximum of a size, so that products of sizes do not overflow in PyTorch
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes of a decoder. `context` is the length it is trained at; rotary positions let it read further.
+    """Sizes of a decoder.
 
-    design: a head design by name, as in `headwise.nn.named`; any that can be causal. options: its options besides the
-        sizes here, numbers and words, such as {"top_k": 2}. order: of the blocks, "pre" or "post", as in
-        `TransformerBlock`.
-    layers: what is otherwise in each layer, one mapping a layer, of num_heads, num_kv_heads and the design's options,
-        such as {"num_heads": 5, "head_dim": 32}; empty if all layers are alike.
+    Attributes:
+        vocab_size: number of token ids. d_model: width of the model. num_layers: number of blocks.
+        num_heads, num_kv_heads: of the attention; num_kv_heads defaults to num_heads.
+        d_ff: width of the feed-forward network. dropout: on the residual branches.
+        context: the length that it is trained at; rotary positions also allow longer inputs.
+        design: the name of a design that supports causal masks, as in `headwise.nn.named`.
+        options: options of the design besides the sizes here, numbers and strings, such as {"top_k": 2}.
+        order: norm placement of the blocks, "pre" or "post", as in `TransformerBlock`.
+        layers: differences between layers, one mapping per layer with num_heads, num_kv_heads and options of the
+            design, such as {"num_heads": 5, "head_dim": 32}; empty if all layers are equal.
     """
 
     vocab_size: int
@@ -90,7 +95,7 @@ class DecoderConfig:
                 raise ConfigError(f"{where}: {name}={value!r}: expected at most {LARGEST}")
 
     def to_dict(self) -> dict[str, Any]:
-        """For a checkpoint's header. Without `layers` where all are alike: earlier versions read that too."""
+        """For a checkpoint's header; without `layers` if all layers are equal."""
         values = asdict(self)
         if not self.layers:
             del values["layers"]
@@ -98,7 +103,7 @@ class DecoderConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "DecoderConfig":
-        """What `to_dict` gave; what is missing has its default. ConfigError for a key that is not known."""
+        """The inverse of `to_dict`; missing keys have their defaults. ConfigError for an unknown key."""
         known = [entry.name for entry in fields(cls)]
         unknown = [key for key in values if key not in known]
         if unknown:
@@ -106,8 +111,8 @@ class DecoderConfig:
         return cls(**values)
 
     def attention(self, layer: int = 0) -> AttentionLayer:
-        """The attention of a layer, with rotary positions where the design takes them; ConfigError if it cannot be
-        causal."""
+        """Build the attention of a layer, with rotary positions if the design supports them. ConfigError if it cannot
+        be causal."""
         own = dict(self.layers[layer]) if self.layers else {}
         num_heads, num_kv_heads = own.pop("num_heads", self.num_heads), own.pop("num_kv_heads", self.num_kv_heads)
         design, options = design_of(self.design), {**self.options, **own}
@@ -126,7 +131,7 @@ class DecoderConfig:
 
 
 class Decoder(nn.Module):
-    """Token ids in, logits of the next token out; the embedding is the output matrix too (Press & Wolf 2017)."""
+    """Maps token ids to logits of the next token; the embedding is also the output matrix (Press & Wolf 2017)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -138,14 +143,14 @@ class Decoder(nn.Module):
             for i in range(config.num_layers)
         )
         self._sizes = [_sizes(attention) for attention in self._attentions()]
-        # A post-norm block ends with its norm already.
+        # A post-norm block already ends with its norm.
         self.norm = nn.RMSNorm(config.d_model) if config.order == "pre" else nn.Identity()
-        if not self.embedding.weight.is_meta:  # where weights are not in memory, there is nothing to draw
+        if not self.embedding.weight.is_meta:
             self._initialise()
 
     @property
     def config(self) -> DecoderConfig:
-        """The sizes as the layers now have them: where heads were taken out or merged since, `layers` says so."""
+        """The present sizes; `layers` contains the differences after heads were removed or merged."""
         now = [_sizes(attention) for attention in self._attentions()]
         if now == self._sizes:
             return self._config
@@ -158,7 +163,7 @@ class Decoder(nn.Module):
 
     @property
     def strange_layers(self) -> list[str]:
-        """Names of layers whose attention is of another design than `config` says."""
+        """Names of the layers whose attention is of another design than `config.design`."""
         own = design_of(self._config.design)
         found = enumerate(self._attentions())
         return [f"blocks.{i}.attention" for i, attention in found if type(attention) is not own]
@@ -172,11 +177,13 @@ class Decoder(nn.Module):
         return_maps: bool = False,
         measures: Sequence[str | Measure] = (),
     ) -> Any:
-        """ids [b, n] to logits [b, n, vocab]; with `return_maps`, also one `AttentionMap` a layer.
+        """Compute logits [b, n, vocab]; with `return_maps`, also return one `AttentionMap` per layer.
 
         Args:
-            mask: joined to `Causal()`, such as `Documents(ids)` for packed texts; or one for each layer.
-            caches: one a layer; ids are then the next n tokens.
+            ids: token ids [b, n].
+            mask: combined with `Causal()`, such as `Documents(ids)` for packed texts; or one for each layer.
+            caches: one per layer; ids are then the next n tokens.
+            return_maps: whether to return maps. measures: statistics to accumulate in the same pass.
         """
         x, maps = self.hidden(ids, mask=mask, caches=caches, return_maps=return_maps, measures=measures)
         logits = nn.functional.linear(x, self.embedding.weight)
@@ -191,7 +198,8 @@ class Decoder(nn.Module):
         return_maps: bool = False,
         measures: Sequence[str | Measure] = (),
     ) -> tuple[Tensor, list[Any]]:
-        """The last hidden states [b, n, d_model], before the output matrix, and the maps (empty if not asked for)."""
+        """The last hidden states [b, n, d_model], before the output matrix, and the maps (empty without `return_maps`).
+        Arguments as in `forward`."""
         if ids.ndim != 2:
             raise ShapeError(f"ids: expected [batch, seq], got shape {tuple(ids.shape)}")
         if caches is not None and len(caches) != len(self.blocks):
@@ -208,7 +216,7 @@ class Decoder(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """All weights; the tied embedding counts once."""
+        """Number of parameters; the tied embedding counts once."""
         return sum(p.numel() for p in self.parameters())
 
     def _masks(self, mask: Mask | Sequence[Mask] | None) -> list[Mask]:
@@ -245,16 +253,15 @@ def _check_size(where: str, name: str, value: object) -> None:
 
 
 def _sizes(attention: AttentionLayer) -> dict[str, int]:
-    """The sizes of a layer that surgery may change, or that a changed one needs to be told; those of the whole layer
-    where its heads are spread over ranks."""
+    """The sizes of a layer that `headwise.edit` may change; those of the whole layer if its heads are partitioned."""
     held = held_heads(attention)
     whole = {} if held is None else {name: getattr(held, name) for name in OF_LAYER}
     return {name: getattr(attention, name) for name in SIZES if hasattr(attention, name)} | whole
 
 
 def _own_weights(attention: AttentionLayer) -> list[Tensor]:
-    """Weights that a design drew itself, uniform in ±1/√inputs: √3 times that has the standard deviation 1/√inputs of
-    the linear maps, so that all designs start alike. A map that starts as the identity is not drawn."""
+    """Weights that a design initialises itself, uniform in ±1/√inputs; scaled by √3 they have the standard deviation
+    1/√inputs of the linear maps, as in all designs. Maps initialised to the identity are excluded."""
     linear = {id(m.weight) for m in attention.modules() if isinstance(m, nn.Linear)}
     matrices = [p for p in attention.parameters() if p.ndim >= 2 and id(p) not in linear]
     return [p for p in matrices if p.shape[0] != p.shape[-1] or not torch.equal(p, torch.eye(len(p)).to(p))]

@@ -1,4 +1,4 @@
-"""What each head of a decoder does on random characters, said twice: `probe_induction` for a model of characters."""
+"""Induction scores of a decoder's heads on repeated random characters, by `probe_induction`."""
 
 import unicodedata
 from collections import Counter
@@ -27,10 +27,11 @@ def probe_repeats(
     """Induction and previous-token scores of every head on `sequences` random sequences of 2·length tokens.
 
     Args:
-        characters: what is drawn from, such as `frequent_characters(text)`; all in the vocabulary, so that each is
-            one token. A copy holds no character twice: "the earlier equal token" is then one position.
+        decoder, tokenizer: the model, in eval mode.
+        characters: to draw from, such as `frequent_characters(text)`; all in the vocabulary, so that each is one token.
+            A copy contains no character twice, so that "the earlier equal token" is a unique position.
         length: T, at least 2, at most half the context and the number of characters.
-        seed: sequence s is drawn with seed + s.
+        sequences: number of sequences. seed: sequence s is drawn with seed + s.
     Raises:
         ConfigError: naming the argument.
     """
@@ -43,15 +44,15 @@ def probe_repeats(
 
 
 def frequent_characters(text: str, tokenizer: CharTokenizer, count: int = 256) -> str:
-    """The `count` most frequent letters and ideographs of `text` that have a token of their own; fewer if the text
-    has fewer. Punctuation and white space are left out: heads treat them in ways of their own."""
+    """The `count` most frequent letters and ideographs of `text` that have a token of their own, or fewer if the text
+    has fewer. Punctuation and white space are excluded because heads treat them differently."""
     known = set(tokenizer.characters)
     found = Counter(c for c in text if c in known and unicodedata.category(c)[0] == "L")
     return "".join(sorted(found, key=lambda c: (-found[c], c))[:count])
 
 
 def _ids(decoder: Decoder, tokenizer: CharTokenizer, characters: str, length: int, sequences: int) -> Tensor:
-    """The tokens of the characters to draw from."""
+    """The tokens of the characters to draw from, after a check of the arguments."""
     if sequences < 1:
         raise ConfigError(f"sequences={sequences}: expected at least 1")
     if not 2 <= length <= decoder.config.context // 2:
@@ -61,7 +62,7 @@ def _ids(decoder: Decoder, tokenizer: CharTokenizer, characters: str, length: in
         )
     unknown = set(characters) - set(tokenizer.characters)
     if unknown or len(set(characters)) != len(characters):
-        what = f"{sorted(unknown)[0]!r} is not in the vocabulary" if unknown else "one stands there twice"
+        what = f"{sorted(unknown)[0]!r} is not in the vocabulary" if unknown else "one occurs twice"
         raise ConfigError(f"characters: {what}; frequent_characters(text, tokenizer) returns a suitable set")
     if len(characters) < length:
         raise ConfigError(

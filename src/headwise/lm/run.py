@@ -1,4 +1,4 @@
-"""The state of a training run, and the files that it is kept in."""
+"""The state of a training run and its files."""
 
 import json
 import time
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from headwise.errors import CheckpointError
 from headwise.files import atomic_path
-from headwise.lm.checkpoint import MODEL_FILE, header_of, read, save_model, unpack, write
+from headwise.lm.checkpoint import MODEL_FILE, header_of, read, save_model, unpack
 from headwise.lm.corpus import Corpus
 from headwise.lm.model import Decoder
 from headwise.lm.training_state import training_state
+from headwise.tensor_files import write_tensors
 
 TRAINING_FILE = "training.safetensors"
 LOG_FILE = "log.jsonl"
@@ -23,7 +24,7 @@ LOG_FILE = "log.jsonl"
 
 @dataclass(frozen=True)
 class Resumed:
-    """Where a run continues: `step` of `steps` are done; they were saved `seconds` ago."""
+    """Where a run continues: `step` of `steps` steps are done and were saved `seconds` ago."""
 
     step: int
     steps: int
@@ -54,7 +55,7 @@ class Run:
         return self.log[-1]["heldout_loss"] if self.log else None
 
     def evaluated(self, loss: float, parts: list[float]) -> None:
-        """Held-out loss of each text into the log; the best model so far into its file."""
+        """Write the held-out loss of each text to the log, and the model to its file if it is the best so far."""
         losses = {**dict(zip(self.corpus.names, parts, strict=True)), "all": sum(parts) / len(parts)}
         entry = {"step": self.step, "train_loss": loss, "heldout_loss": losses["all"], "heldout": losses}
         self.log.append({**entry, "seconds": round(self._clock(), 1)})
@@ -66,11 +67,11 @@ class Run:
             temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in self.log))
 
     def unsaved(self) -> float:
-        """Seconds of work that a kill would lose now."""
+        """Seconds of work since the last save."""
         return time.monotonic() - self._saved
 
     def save(self) -> None:
-        """All that resuming needs, in one file."""
+        """Write everything required to resume to one file."""
         tensors = {f"model.{name}": x.detach() for name, x in self.decoder.state_dict().items()}
         for i, parameter in enumerate(self._parameters()):
             for name, x in self.optimizer.state[parameter].items():
@@ -79,18 +80,19 @@ class Run:
             "settings": self.settings, "step": self.step, "best": self.best, "log": self.log,
             "seconds": self._clock(),
         }  # fmt: skip
-        write(self.folder / TRAINING_FILE, tensors, header_of(self.decoder.config, self.corpus.tokenizer, info))
+        header = header_of(self.decoder.config, self.corpus.tokenizer, info)
+        write_tensors(self.folder / TRAINING_FILE, tensors, header)
         self._saved = time.monotonic()
 
     def restore(self) -> float | None:
-        """Continue from training.safetensors, if it is there: the seconds since it was saved.
+        """Continue from training.safetensors if it exists; returns the seconds since it was saved, or None.
 
         Raises:
-            CheckpointError: if the folder holds a run with other settings, or a model that is not of this run.
+            CheckpointError: if the folder contains a run with other settings, or a model of another run.
         """
         path = self.folder / TRAINING_FILE
         if not path.exists():
-            if (self.folder / MODEL_FILE).exists():  # as after a kill between the first evaluation and the first save
+            if (self.folder / MODEL_FILE).exists():  # after a kill between the first evaluation and the first save
                 self._same(self.folder / MODEL_FILE, read(self.folder / MODEL_FILE)[1])
             return None
         tensors, header = read(path)
@@ -104,11 +106,11 @@ class Run:
         return max(0.0, time.time() - path.stat().st_mtime)
 
     def forget(self) -> None:
-        """Remove what another run could be continued from: with a model of this one it would be taken for finished."""
+        """Remove the state of an earlier run; next to a model of this run it would look like a finished run."""
         (self.folder / TRAINING_FILE).unlink(missing_ok=True)
 
     def _same(self, path: Path, header: dict[str, str]) -> dict[str, Any]:
-        """The info of a checkpoint of this run; CheckpointError for that of another."""
+        """The info of a checkpoint of this run; CheckpointError if it is of another run."""
         config, tokenizer, info = unpack(header, path)
         same = config == self.decoder.config and tokenizer.characters == self.corpus.tokenizer.characters
         then = info.get("settings")

@@ -6,7 +6,7 @@ from headwise.errors import ConfigError
 
 
 def learning_rate_factor(step: int, steps: int, warmup: int) -> float:
-    """Up in a line over `warmup` steps, then down to a twentieth along a cosine (Loshchilov & Hutter 2016)."""
+    """Linear warmup over `warmup` steps, then a cosine decay to 1/20 (Loshchilov & Hutter 2016)."""
     if step < warmup:
         return (step + 1) / warmup
     done = (step - warmup) / max(1, steps - warmup)
@@ -14,12 +14,12 @@ def learning_rate_factor(step: int, steps: int, warmup: int) -> float:
 
 
 def share_at(step: int, shares: list[tuple[int, float]]) -> float:
-    """The share that holds at a step; `shares` as from `read_shares`."""
+    """The share at a step, of `shares` as returned by `read_shares`."""
     return next(share for start, share in reversed(shares) if start <= step)
 
 
 def read_shares(value: float | str) -> list[tuple[int, float]]:
-    """A share for all steps (0.04), or shares from given steps on ("0.04,0.4@2000"), as (first step, share).
+    """Parse a share for all steps (0.04), or shares that change at steps ("0.04,0.4@2000"), as (first step, share).
 
     >>> read_shares("0.04,0.4@2000")
     [(0, 0.04), (2000, 0.4)]

@@ -1,15 +1,15 @@
-"""Texts from files: UTF-8 and nothing else, with \\n line ends."""
+"""Texts from UTF-8 files, with \\n line ends."""
 
 import os
 from pathlib import Path
 
 from headwise.errors import TextError
 
-MARK = b"\xef\xbb\xbf"  # some editors put it before UTF-8
+MARK = b"\xef\xbb\xbf"  # a byte order mark, which some editors write
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """A whole file. TextError if it is empty, naming the byte if there is one that is not UTF-8."""
+    """Read a whole file. TextError if it is empty or not UTF-8, naming the byte."""
     text = decoded(Path(path).read_bytes(), path)
     if not text:
         raise TextError(f"{os.fspath(path)!r} is empty")
@@ -17,8 +17,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def decoded(data: bytes, path: str | os.PathLike[str], first: int = 0) -> str:
-    """What a file holds from its byte `first` on. TextError naming the byte that is not UTF-8, and its place in the
-    file."""
+    """Decode the contents of a file from byte `first` on. TextError naming a byte that is not UTF-8 and its offset."""
     if first == 0 and data.startswith(MARK):
         data, first = data[len(MARK) :], len(MARK)
     try:
@@ -29,8 +28,16 @@ def decoded(data: bytes, path: str | os.PathLike[str], first: int = 0) -> str:
 
 
 def not_utf8(path: str | os.PathLike[str], byte: int, offset: int) -> TextError:
-    """The error for a byte that is not UTF-8, at an offset in its file."""
+    """The error for a byte that is not UTF-8, at an offset of the file."""
     return TextError(
         f"{os.fspath(path)!r} is not UTF-8: byte 0x{byte:02x} at offset {offset}; convert it, for example with "
         f"iconv -f GB18030 -t UTF-8"
+    )
+
+
+def not_text(text: str, error: UnicodeEncodeError) -> TextError:
+    """The error for half of a surrogate pair, which cannot be encoded."""
+    return TextError(
+        f"text: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), which is not "
+        f"valid text"
     )

@@ -1,4 +1,4 @@
-"""Characters as tokens; a character that is not in the vocabulary is read as its UTF-8 bytes."""
+"""A tokenizer with one token per character; characters outside the vocabulary are encoded as UTF-8 bytes."""
 
 import json
 from collections import Counter
@@ -8,15 +8,16 @@ import numpy as np
 
 from headwise.contents import Entry, parsed
 from headwise.errors import ConfigError, TextError
+from headwise.lm.text_files import not_text
 
-BYTES = 256  # ids 0..255 are the bytes, whatever the vocabulary
+BYTES = 256  # ids 0..255 are the bytes
 
 
 class CharTokenizer:
-    """One token a character, ids from 256 on in the order of `characters`; bytes for all the rest.
+    """One token per character, with ids from 256 on in the order of `characters`; UTF-8 bytes for all others.
 
     >>> tokenizer = CharTokenizer.from_text("水浒水浒")
-    >>> tokenizer.encode("水!")                       # "!" was never seen: its byte, 0x21
+    >>> tokenizer.encode("水!")                       # "!" is not in the vocabulary: its byte, 0x21
     array([256,  33])
     >>> tokenizer.decode([256, 0x21])
     '水!'
@@ -29,18 +30,22 @@ class CharTokenizer:
 
     @classmethod
     def from_text(cls, text: str, min_count: int = 2) -> "CharTokenizer":
-        """All characters that occur at least `min_count` times, by code point."""
+        """A tokenizer of all characters that occur at least `min_count` times, sorted by code point."""
         counts = Counter(text)
         return cls("".join(sorted(c for c in counts if counts[c] >= min_count)))
 
     @property
     def vocab_size(self) -> int:
-        """Bytes and characters."""
+        """Number of token ids: bytes and characters."""
         return BYTES + len(self.characters)
 
     def encode(self, text: str, *, byte_rate: float = 0.0, seed: int = 0) -> np.ndarray:
-        """Token ids, int64. With `byte_rate`, that share of the known characters is written as bytes too, so that a
-        model in training meets the byte tokens."""
+        """Encode a text as token ids, int64.
+
+        Args:
+            byte_rate: share of the known characters to encode as bytes, so that byte tokens occur in training.
+            seed: of the choice of these characters.
+        """
         points = self._points(text)
         ids = self._ids[points]
         if byte_rate > 0:
@@ -58,14 +63,14 @@ class CharTokenizer:
     def spans(self, text: str) -> list[tuple[int, int]]:
         """The token range of each character of `text`."""
         points = self._points(text)
-        # UTF-8 takes 1 byte below 0x80, 2 below 0x800, 3 below 0x10000, else 4.
+        # UTF-8 has 1 byte below 0x80, 2 below 0x800, 3 below 0x10000, else 4.
         lengths = 1 + (points >= 0x80) + (points >= 0x800).astype(int) + (points >= 0x10000)
         lengths[self._ids[points] >= 0] = 1
         ends = np.cumsum(lengths)
         return list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
 
     def decode(self, ids: list[int] | np.ndarray) -> str:
-        """The text; bytes that are not UTF-8 become U+FFFD."""
+        """Decode token ids; bytes that are not UTF-8 become U+FFFD."""
         out = bytearray()
         for i in map(int, ids):
             if not 0 <= i < self.vocab_size:
@@ -79,7 +84,7 @@ class CharTokenizer:
 
     @classmethod
     def from_json(cls, code: str) -> "CharTokenizer":
-        """What `to_json` gave. CheckpointError if it is something else."""
+        """The inverse of `to_json`. CheckpointError for anything else."""
         return cls(Entry(parsed(code), "tokenizer").word("characters"))
 
     @cached_property
@@ -93,7 +98,4 @@ class CharTokenizer:
         try:
             return np.frombuffer(text.encode("utf-32-le"), np.uint32)
         except UnicodeEncodeError as error:
-            raise TextError(
-                f"text: character {error.start} is half of a surrogate pair "
-                f"(U+{ord(text[error.start]):04X}), which is not valid text"
-            ) from None
+            raise not_text(text, error) from None

@@ -1,4 +1,4 @@
-"""Training the decoder: resumable after a kill at any moment, the same losses for the same seed."""
+"""Training of the decoder: resumable after a kill at any time, reproducible for a seed."""
 
 import math
 import os
@@ -26,23 +26,23 @@ from headwise.seeds import seeded, step_seed
 
 
 @dataclass(frozen=True)
-class Progress:
-    """What a watcher is told after each step."""
+class TrainingStep:
+    """The argument of `watch`, which is called after each step."""
 
     step: int
     steps: int
-    loss: float  # nats a token, of this step's batch
+    loss: float  # nats per token, of this step's batch
     heldout: float | None  # the latest held-out loss
     tokens_per_second: float
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training ended."""
+    """The result of training."""
 
     step: int
     finished: bool  # False if it was interrupted
-    heldout: dict[str, float]  # nats a token for each file, and "all", of the best model
+    heldout: dict[str, float]  # nats per token for each file, and "all", of the best model
     log: list[dict[str, Any]]
 
 
@@ -73,35 +73,35 @@ def train(
     save_seconds: float = 30.0,
     resume: bool = True,
     resumed: Callable[[Resumed], None] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[TrainingStep], None] | None = None,
     watch_heads: bool = False,
 ) -> Outcome:
-    """Train a character decoder on text files and leave it in the folder `out`.
+    """Train a character decoder on text files and write it to the folder `out`.
 
     Args:
         files: UTF-8 texts; the last 5 % of each is held out.
-        out: gets model.safetensors (the best held-out loss), training.safetensors (all that resuming needs) and
-            log.jsonl. One run at a time can have it.
+        out: folder for model.safetensors (the best held-out loss), training.safetensors (the state to resume from) and
+            log.jsonl. Only one run at a time can use it.
         design, options, order: of the attention and the blocks, as in `DecoderConfig`.
-        lr: peak of AdamW's learning rate, after `warmup` steps; then a cosine down to a twentieth.
-        repeat_share: share of the training windows whose text repeats itself (see `Corpus.batch`); "0.04,0.4@2000"
-            changes it at step 2000.
-        precision: "bfloat16" runs the products in bfloat16 (weights and optimiser stay float32), or "float32".
-        init: start from this model's weights and vocabulary; its sizes and its design (d_model to d_ff, design to
-            order) then hold, whatever is given.
-        save_seconds: training.safetensors is written at each evaluation, and after the first step that ends so many
-            seconds after it was written: about the work that a kill can lose.
-        resume: continue from training.safetensors if it is there: the weights in the end are the same bits as those of
-            a run that was never stopped, on the same machine with the same number of threads.
-        resumed: called before the first step with where the run continues, if it does.
+        lr: peak of AdamW's learning rate, after `warmup` steps; then a cosine decay to 1/20.
+        repeat_share: share of the training windows with repeated text (see `Corpus.batch`); "0.04,0.4@2000" changes it
+            at step 2000.
+        precision: "bfloat16" computes products in bfloat16 (weights and optimiser stay in float32); or "float32".
+        init: start from this model's weights and vocabulary, with its sizes and design; the arguments d_model to d_ff
+            and design to order have no effect then.
+        save_seconds: training.safetensors is written at each evaluation, and after the first step that ends this many
+            seconds after the last write. This bounds the work that a kill can lose.
+        resume: continue from training.safetensors if it exists. The final weights are bitwise equal to those of an
+            uninterrupted run on the same machine with the same number of threads.
+        resumed: called before the first step if the run continues an earlier one.
         watch: called after each step.
-        watch_heads: look at every head before the first step and at each evaluation, into heads.jsonl (see
-            `headwise.lm.watch_heads`); losses and weights stay what they are without.
+        watch_heads: record the roles of every head before the first step and at each evaluation in heads.jsonl (see
+            `headwise.lm.watch_heads`); losses and weights do not change.
     Returns:
-        the outcome. Ctrl-C saves and returns with finished=False.
+        The outcome. Ctrl-C saves and returns with finished=False.
     Raises:
-        TextError, ConfigError, also if another run writes to `out`; CheckpointError if `out` holds a run with other
-            settings, or a model of something else, or cannot be written.
+        TextError, ConfigError: naming the argument; also if another run writes to `out`.
+        CheckpointError: if `out` contains a run with other settings or another model, or cannot be written.
     """
     _positive(steps=steps, batch_size=batch_size, eval_every=eval_every, context=context)
     if precision not in ("bfloat16", "float32"):
@@ -157,15 +157,15 @@ def train(
                     run.save()
                 if watch is not None:
                     rate = batch_size * context / (time.perf_counter() - begun)
-                    watch(Progress(run.step, steps, loss, run.last_heldout, rate))
-                if stopped:  # looked at once, after the watcher: whenever Ctrl-C came, the step is saved
+                    watch(TrainingStep(run.step, steps, loss, run.last_heldout, rate))
+                if stopped:  # checked once, after `watch`, so that the step is saved whenever Ctrl-C was pressed
                     run.save()
                     break
         return Outcome(run.step, run.step >= steps, run.best, run.log)
 
 
 def heldout_loss(decoder: Decoder, windows: Sequence[Tensor], precision: str = "float32") -> list[float]:
-    """Mean loss in nats a token over each tensor of windows [w, context + 1]."""
+    """Mean loss in nats per token of each tensor of windows [w, context + 1]."""
     training = decoder.training
     decoder.eval()
     losses = []
@@ -190,7 +190,7 @@ def _step(run: Run, batch: Tensor, lr: float, seed: int, precision: str) -> floa
     for group in optimizer.param_groups:
         group["lr"] = lr
     decoder.train()
-    with seeded(step_seed(seed, run.step)):  # dropout follows the step, so resuming repeats it
+    with seeded(step_seed(seed, run.step)):  # dropout depends only on the step, so that resuming repeats it
         loss = mean_loss(decoder, batch, precision)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -204,7 +204,7 @@ def _step(run: Run, batch: Tensor, lr: float, seed: int, precision: str) -> floa
 
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """A list that Ctrl-C fills, so that a step is never cut in half; a second Ctrl-C stops at once."""
+    """Yield a list to which Ctrl-C adds an entry, so that a step is always completed; a second Ctrl-C stops at once."""
     stopped: list[int] = []
 
     def note(number: int, frame: Any) -> None:
@@ -214,7 +214,7 @@ def _interruptible() -> Iterator[list[int]]:
 
     try:
         before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not in the main thread: then Ctrl-C does not come here either
+    except ValueError:  # not in the main thread, which does not receive Ctrl-C
         yield stopped
         return
     try:

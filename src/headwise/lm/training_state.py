@@ -1,4 +1,4 @@
-"""What a training run continues from, read from its file and held against the run."""
+"""The saved state of a training run, checked when it is read."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,16 +12,16 @@ from headwise.errors import CheckpointError
 from headwise.lm.checkpoint import WHAT
 from headwise.tensor_files import tensor_like
 
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size, beside the number of steps
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, each of its parameter's size
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """A run as it was when it was saved.
+    """A saved run.
 
     Attributes:
-        model: its state. optimizer: that of each parameter, in order.
-        step, seconds: done. best: held-out losses of the best model. log: an entry an evaluation.
+        model: its `state_dict`. optimizer: the state of each parameter, in order.
+        step, seconds: completed. best: held-out losses of the best model. log: one entry per evaluation.
     """
 
     model: dict[str, Tensor]
@@ -36,10 +36,10 @@ def training_state(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], info: Mapping[str, Any], model: Mapping[str, Tensor],
     parameters: Sequence[Tensor],
 ) -> TrainingState:  # fmt: skip
-    """The state in a file, for a model with such a state and an optimizer of such parameters.
+    """The state in a file for a model with this `state_dict` and an optimizer of these parameters.
 
     Raises:
-        CheckpointError: if something is missing, or has other sizes.
+        CheckpointError: if something is missing or has another size.
     """
     with reading(path, WHAT, way_out="--fresh trains anew"):
         entry = Entry(dict(info), "info")

@@ -1,6 +1,6 @@
-"""Looks at the heads of a decoder while it is trained, into heads.jsonl: what each does, and how alike they are.
+"""Records roles and similarity of a decoder's heads during training in heads.jsonl.
 
-Nothing of the training changes: a look draws from generators of its own, in eval mode, without gradients.
+Training is not affected: each record uses its own random generators, in eval mode and without gradients.
 """
 
 import json
@@ -26,19 +26,19 @@ from headwise.lm.probes import VERSION, RepeatProbe, frequent_characters, probe_
 from headwise.models import find_heads, record_heads
 
 HEADS_FILE = "heads.jsonl"
-PASSAGE = 1024  # tokens of the held-out passage, about: whole windows, as many of each file
-LENGTH, SEQUENCES = 64, 8  # of the random tokens that are said twice
+PASSAGE = 1024  # approximate length of the held-out passage in tokens: whole windows, equally many of each file
+LENGTH, SEQUENCES = 64, 8  # of the repeated random tokens
 
 
 class HeadWatcher:
-    """Looks at a decoder's heads; `record(step)` writes what it sees into the run's folder.
+    """Measures a decoder's heads; `record(step)` writes the results to the run's folder.
 
     Args:
-        windows: held-out, [w, context + 1] for each file, as `Corpus.heldout_windows` gives them.
-        settings: of the run; a record of another run is not gone on with.
-        step: where the run stands: looks beyond it are taken again. None for a run that starts again.
+        windows: held-out windows [w, context + 1] for each file, as returned by `Corpus.heldout_windows`.
+        settings: of the run; a record of a run with other settings is not continued.
+        step: the present step of the run; later entries of the record are discarded. None for a new run.
     Raises:
-        ConfigError: if the layers differ in heads. CheckpointError: if heads.jsonl is something else.
+        ConfigError: if layers have different numbers of heads. CheckpointError: if heads.jsonl cannot be read.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class HeadWatcher:
             "settings": settings, "config": decoder.config.to_dict(), "passage": list(self._ids.shape),
             "roles": ROLES, "probe": VERSION, "drawn": len(self._drawn), "length": self._length, "sequences": SEQUENCES,
         }  # fmt: skip
-        about = json.loads(json.dumps(about))  # as it is read back
+        about = json.loads(json.dumps(about))  # as read from the file
         self.history = HeadHistory(about, [])
         if step is not None and self._path.exists():
             before = HeadHistory.read(self._path)
@@ -72,14 +72,14 @@ class HeadWatcher:
                 self.history = before.until(step)
 
     def record(self, step: int) -> None:
-        """Look, unless the step was looked at before, and write the record: whole or not at all."""
+        """Measure the heads, unless this step is already recorded, and write the record atomically."""
         if step not in self.history.steps:
             self.history = HeadHistory(self.history.about, [*self.history.looks, self.look(step)])
         self.history.write(self._path)
 
     @torch.no_grad()
     def look(self, step: int) -> HeadLook:
-        """What every head does now."""
+        """Measure all heads of the present model."""
         begun = time.perf_counter()
         decoder, training = self._decoder, self._decoder.training
         decoder.eval()
@@ -111,14 +111,14 @@ class HeadWatcher:
 
 
 def _passage(windows: Sequence[Tensor]) -> Tensor:
-    """Some windows of each file, without their last token: [w, context]."""
+    """A few windows of each file without their last token, [w, context]."""
     each = math.ceil(PASSAGE / (windows[0].shape[1] - 1) / len(windows))
     picked = [group[torch.linspace(0, len(group) - 1, min(each, len(group))).long()] for group in windows]
     return torch.cat(picked)[:, :-1]
 
 
 def _read(decoder: Decoder, ids: Tensor) -> tuple[list[Any], list[Tensor]]:
-    """Maps and heads' outputs of each layer; no outputs where heads have none of their own."""
+    """Maps and head outputs of each layer; no outputs for designs without separate head outputs."""
     try:
         sites = find_heads(decoder)
     except ConfigError:
@@ -128,12 +128,11 @@ def _read(decoder: Decoder, ids: Tensor) -> tuple[list[Any], list[Tensor]]:
     return maps, outputs
 
 
-def _labels(probe: RepeatProbe | None, sure: list[str], at: tuple[int, int]) -> list[str]:
-    """Induction and previous token where random tokens show them, then what the head is sure to play on the
-    passage."""
+def _labels(probe: RepeatProbe | None, on_passage: list[str], at: tuple[int, int]) -> list[str]:
+    """The roles of a head: induction and previous token as measured on random tokens, then the roles on the passage."""
     scores = () if probe is None else (probe.induction, probe.previous)
-    shown = [x.name for x in scores if bool(DEFINITIONS[x.name].holds(x.mass[at], np.asarray(x.uniform)))]
-    return [*shown, *(role for role in sure if role not in shown)]
+    on_random = [x.name for x in scores if bool(DEFINITIONS[x.name].holds(x.mass[at], np.asarray(x.uniform)))]
+    return [*on_random, *(role for role in on_passage if role not in on_random)]
 
 
 def _alike(found: HeadSimilarity, heads: int) -> Alike:

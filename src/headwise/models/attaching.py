@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 from weakref import WeakSet
 
@@ -13,8 +14,8 @@ from headwise.models.adapters.places import find, give_back, nothing_found, take
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules that a handle holds
 
 
-def attach(model: nn.Module) -> "Attachment":
-    """Compute the attention of a model with headwise, in place, until the handle is detached.
+def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
+    """Compute the attention of a model with headwise until the handle is detached.
 
     >>> import torch, headwise as hw
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False)
@@ -35,6 +36,7 @@ def attach(model: nn.Module) -> "Attachment":
 
     Args:
         model: any module that contains `nn.MultiheadAttention`, models of transformers (>= 5) or headwise's layers.
+        copy: attach a deepcopy, the handle's `.model`; the model itself is unchanged.
     Returns:
         The handle: `.detach()` restores the model, as does the end of a `with` block; `.attached` and `.skipped` name
         the modules that are computed by headwise now, and those that cannot be, with the reason.
@@ -47,6 +49,8 @@ def attach(model: nn.Module) -> "Attachment":
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"attach(model): expected an nn.Module, got {type(model).__name__}")
+    if copy:
+        model = deepcopy(model)
     places, targets, skipped = find(model)
     if not places:
         raise nothing_found(model, "attach", "attached", skipped)
@@ -65,13 +69,14 @@ def attach(model: nn.Module) -> "Attachment":
         listed = "; ".join(f"{name or type(model).__name__}: {why}" for name, why in skipped.items())
         warnings.warn(f"attach(model): not attached: {listed}", UserWarning, stacklevel=2)
     names = {place.name: place.module for place in taken}
-    return Attachment(names, targets, tuple(p.name for p in places if p.name not in names), skipped)
+    return Attachment(model, names, targets, tuple(p.name for p in places if p.name not in names), skipped)
 
 
 class Attachment:
     """A model whose attention headwise computes; `attach` makes it. It is a context manager that detaches at its end.
 
     Attributes:
+        model: the model that was given, or its copy.
         attached: qualified names of the modules that headwise computes because of it; () after `detach`.
         own: names of those that headwise computed already: its own layers, and models loaded with
             attn_implementation="headwise".
@@ -79,10 +84,10 @@ class Attachment:
     """
 
     def __init__(
-        self, modules: Mapping[str, nn.Module], targets: Sequence[nn.Module], own: tuple[str, ...],
+        self, model: nn.Module, modules: Mapping[str, nn.Module], targets: Sequence[nn.Module], own: tuple[str, ...],
         skipped: Mapping[str, str],
     ) -> None:  # fmt: skip
-        self.own, self.skipped = own, dict(skipped)
+        self.model, self.own, self.skipped = model, own, dict(skipped)
         self._modules, self._targets = dict(modules), list(targets)
         self._active = True
 

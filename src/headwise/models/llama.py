@@ -39,7 +39,7 @@ class LlamaKind(Kind):
             *linear_parts("k", held.k_proj, 0, "key", d),
             *linear_parts("v", held.v_proj, 0, "key", d),
         )
-        return Layout(parts, norms=norms_of(held), turned=True).into(held.o_proj, d)
+        return Layout(parts, norms=norms_of(held), rotary=True).into(held.o_proj, d)
 
     def resizing(self, site: HeadSite) -> Resizing:
         """As in `Kind`."""
@@ -50,7 +50,7 @@ class LlamaKind(Kind):
         if name in {f"{each}Attention" for each in HALF_SPLIT} and share_turned == 1.0:
             return Resizing(merges=True)
         unknown = f"which channels {name} turns together is not known; known: {', '.join(HALF_SPLIT)}"
-        return Resizing(merges=True, unknown_turns=unknown)
+        return Resizing(merges=True, unknown_rotary=unknown)
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         """As in `Kind`."""

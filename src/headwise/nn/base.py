@@ -6,10 +6,11 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import attend, check_mask
+from headwise.attention import attend_to, check_mask
 from headwise.cache import Cache, remembered
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
+from headwise.events import subscribed
 from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
@@ -17,6 +18,7 @@ from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.notes import Notes, Preset
 from headwise.nn.positions import Rotary
 from headwise.nn.steps import Steps
+from headwise.publishing import published
 from headwise.scores import Score
 from headwise.stats import Measure
 
@@ -43,7 +45,7 @@ class AttentionLayer(nn.Module):
             raises ConfigError.
         takes_none_as: the reason, of each of them that it does not accept.
         coupling: whether its heads depend on each other. resizing: which numbers of heads can change.
-        beyond_attend: why tokens meet elsewhere than in one call of `attend`; "" if they do not.
+        outside_attend: how tokens interact outside one call of `attend`; "" if they do not.
         refused_options: options of the constructor that it inherits and refuses, as it has its own way.
         presets: other names of the design, with some of its options given; those of its own class only.
         notes: what documentation and reports say of it.
@@ -61,7 +63,7 @@ class AttentionLayer(nn.Module):
     # Of a class that says nothing.
     coupling: ClassVar[Coupling] = Coupling("output", "how its heads depend on each other is not known")
     resizing: ClassVar[Resizing] = Resizing("how its heads lie in its parameters is not known")
-    beyond_attend: ClassVar[str] = "where its tokens meet is not known"
+    outside_attend: ClassVar[str] = "how its tokens interact is not known"
 
     def __init__(
         self,
@@ -151,14 +153,20 @@ class AttentionLayer(nn.Module):
         limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
         if limits is not None:
             mask = limits if mask is None else mask & limits
-        options: dict[str, Any] = {
-            "mask": mask, "dropout_p": self.dropout if self.training else 0.0, "return_map": return_map,
-            "measures": measures,
-        }  # fmt: skip
+        options: dict[str, Any] = {"mask": mask, "dropout_p": self.dropout if self.training else 0.0}
         if scores:
             options["score"] = scores
         source = x if context is None else context
-        y, amap, concat = self.compute(x, source, cache, options, return_concat)
+
+        def compute(**wanted: Any) -> tuple[Tensor, Any, Any]:
+            return self.compute(x, source, cache, {**options, **wanted}, return_concat)
+
+        if subscribed(self):
+            y, amap, concat = published(
+                self, compute, mask=mask, to_itself=context is None, return_map=return_map, measures=measures
+            )
+        else:
+            y, amap, concat = compute(return_map=return_map, measures=measures)
         extras = [extra for extra, asked in ((amap, return_map), (concat, return_concat)) if asked]
         return (y, *extras) if extras else y
 
@@ -175,7 +183,7 @@ class AttentionLayer(nn.Module):
     ) -> tuple[Tensor, Any, Any]:
         """y, the map and the concatenation, the last two None if not asked for; options are those of `attend`."""
         q, k, v = self.project(x, source)
-        q, k = self.turn(q, k, 0 if cache is None else cache.seen)
+        q, k = self.apply_rope(q, k, 0 if cache is None else cache.seen)
         if cache is not None:
             k, v = self._remembered(cache, k, v)
         q, k = q.to(v.dtype), k.to(v.dtype)  # under autocast, norms may widen what projections narrowed
@@ -187,7 +195,7 @@ class AttentionLayer(nn.Module):
         """Queries [b, h, n, d_k] of x; keys [b, h_kv, m, d_k] and values [b, h_kv, m, d_v] of the source."""
         raise NotImplementedError
 
-    def turn(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def apply_rope(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Queries and keys with their positions, the first of them at `start`."""
         return (q, k) if self.rotary is None else (self.rotary(q, start), self.rotary(k, start))
 
@@ -283,14 +291,7 @@ class AttentionLayer(nn.Module):
 
 
 # What a class says of itself alone: no base can know what a subclass adds.
-FACTS = ("coupling", "resizing", "beyond_attend")
-
-
-def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:
-    """`attend`, always with a map beside the output, which is None if it was not asked for."""
-    if return_map:
-        return attend(q, k, v, return_map=True, **options)
-    return attend(q, k, v, **options), None
+FACTS = ("coupling", "resizing", "outside_attend")
 
 
 def copy_into(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

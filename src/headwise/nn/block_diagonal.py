@@ -37,7 +37,7 @@ class BlockDiagonalAttention(AttentionLayer):
         "head i reads the i-th of h equal slices of the channels, so none can go; to_multi_head() gives the same "
         "function, whose heads can"
     )
-    beyond_attend = ""
+    outside_attend = ""
     notes = Notes(
         summary=Words("each head reads only its own slice of the channels", "每个头只读自己那一段通道"),
         use=Words(
@@ -82,7 +82,7 @@ class BlockDiagonalAttention(AttentionLayer):
     def layout(self) -> Layout:
         """The head is the first index of W^Q, W^K and W^V; columns of W_O."""
         parts = tuple(Part(letter, self, f"w_{letter}", 0, "query", 1) for letter in "qkv")
-        return Layout(parts, turned=self.rotary is not None).into(self.o_proj, self.value_dim)
+        return Layout(parts, rotary=self.rotary is not None).into(self.o_proj, self.value_dim)
 
     def head_matrices(self) -> dict[str, Tensor]:
         """As in `AttentionLayer`, zero outside the blocks."""
@@ -111,7 +111,7 @@ class BlockDiagonalAttention(AttentionLayer):
         )
         note("k_slice", k, "b h n d_k", "K_i = X_i W_i^K", "keys of a head, from its slice", "由各自的通道段算出键")
         note("v_slice", v, "b h n d_v", "V_i = X_i W_i^V", "values of a head, from its slice", "由各自的通道段算出值")
-        note.output(self, note.attended(*note.turned(self, q, k), v))
+        note.output(self, note.attended(*note.apply_rope(self, q, k), v))
 
     def to_multi_head(self) -> MultiHeadAttention:
         """The `MultiHeadAttention` that computes the same: its matrices are zero outside the blocks."""

@@ -31,7 +31,7 @@ class ContractionAttention(MultiHeadForm):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     layout = MultiHeadForm.layout
     notes = Notes(
         summary=Words("multi-head attention with the head as an index of tensors", "头是张量下标的多头注意力"),
@@ -88,7 +88,7 @@ class ContractionAttention(MultiHeadForm):
         note("k_contracted", k, "b h_kv m a", "K_bhma = Σ_e X_bme W^K_hae", "the same for the keys", "对键做同样的缩并")
         note("v_contracted", v, "b h_kv m c", "V_bhmc = Σ_e X_bme W^V_hce", "the same for the values",
              "对值做同样的缩并")  # fmt: skip
-        heads = note.attended(*note.turned(self, q, k), v)
+        heads = note.attended(*note.apply_rope(self, q, k), v)
         y = torch.einsum("bhnc,hec->bne", heads, self.w_o)
         note(
             "output_contracted", y + (0 if self.b_o is None else self.b_o), "b n e",

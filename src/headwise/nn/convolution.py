@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.cache import Cache
 from headwise.costs.counts import Counts, positive
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
-from headwise.nn.base import AttentionLayer, attend_to, copy_into
+from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.checks import check_input, size
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.notes import Notes, Words
@@ -76,7 +77,7 @@ class ConvolutionAttention(AttentionLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = "its queries and keys are codes of places, counted along the whole sequence"
+    outside_attend = "its queries and keys are codes of places, counted along the whole sequence"
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class MultiHeadForm(AttentionLayer):
         parts = [Part(letter, self, f"w_{letter}", 0, of, 1) for letter, of in heads.items()]
         if self.b_q is not None:
             parts += [Part(letter, self, f"b_{letter}", 0, heads[letter], 1) for letter in "qkv"]
-        return Layout(tuple(parts), turned=self.rotary is not None)
+        return Layout(tuple(parts), rotary=self.rotary is not None)
 
     def head_matrices(self) -> dict[str, Tensor]:
         """As in `AttentionLayer`: the matrices stacked."""

@@ -34,7 +34,7 @@ class GatedAttention(ProjectedLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     notes = Notes(
         summary=Words(
             "a sigmoid gate on every head's output, read from the query's token", "每个头的输出乘以由查询词元算出的门"

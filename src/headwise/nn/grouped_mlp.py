@@ -38,7 +38,7 @@ class GroupedMLPAttention(ProjectedLayer):
 
     coupling = Coupling("output", "an MLP over groups of as many heads each takes the place of W_O")
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     notes = Notes(
         summary=Words(
             "groups of heads that interact fully, and an MLP between the groups", "组内各头充分混合，组间经过 MLP"

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.costs.counts import Counts
 from headwise.map import AttentionMap
 from headwise.masks import Mask
-from headwise.nn.base import attend_to
 from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
@@ -36,7 +36,7 @@ class HeadMixingAttention(ProjectedLayer):
 
     coupling = Coupling("heads", "each of its heads is a query, a key and a value of a second attention, over heads")
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     notes = Notes(
         summary=Words("the heads of a token attend to one another", "同一词元的各头互相注意"),
         use=Words("the heads of a token should attend to one another", "希望同一词元的各头互相注意时用"),
@@ -119,7 +119,7 @@ class HeadMixingAttention(ProjectedLayer):
         """Which head reads which: the map of the second attention, [b·n, 1, h, h], token after token."""
         self.check(x, context, None, mask)
         q, k, v = self.project(x, x if context is None else context)
-        q, k = self.turn(q, k, 0)
+        q, k = self.apply_rope(q, k, 0)
         amap = self.mix(self.attention(q.to(v.dtype), k.to(v.dtype), v, mask=mask)[0], return_map=True)[1]
         assert amap is not None
         return amap

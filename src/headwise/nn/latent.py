@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError
-from headwise.nn.base import AttentionLayer, attend_to
+from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts
@@ -46,7 +47,7 @@ class LatentAttention(AttentionLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = "keys and values are made of the latent in the attention itself, in one of two forms"
+    outside_attend = "keys and values are made of the latent in the attention itself, in one of two forms"
     refused_options = frozenset({"num_kv_heads", "rotary"})
     notes = Notes(
         summary=Words("keys and values of all heads from one small latent", "所有头的键和值来自一个低维隐向量"),
@@ -117,7 +118,7 @@ class LatentAttention(AttentionLayer):
         latent = torch.cat((_normed(c, self.kv_norm), k_r), -1)[:, None]
         return q, latent, latent[..., :0]
 
-    def turn(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def apply_rope(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """The last d_h^R channels of queries and latent with their positions."""
         if self.rotary is None:
             return q, k
@@ -158,7 +159,7 @@ class LatentAttention(AttentionLayer):
         parts = linear_parts("q", self.q_proj, 0, "query", self.head_dim + self.rope_dim)
         parts += [Part(letter, self, f"{letter}_up", 0, "query", 1) for letter in "kv"]
         layout = Layout(
-            tuple(parts), turned=self.rotary is not None, shared_key=self.rope_dim,
+            tuple(parts), rotary=self.rotary is not None, shared_key=self.rope_dim,
             missing="" if self.kv_norm is None else "a norm stands between their factors",
         )  # fmt: skip
         return layout.into(self.o_proj, self.value_dim)
@@ -240,10 +241,11 @@ class LatentAttention(AttentionLayer):
             note("k_rope", k_r, "b n d_R", "K_R = X W_KR", "one key for positions, shared by all heads",
                  "所有头共用的位置键")  # fmt: skip
             k_r = self.rotary(k_r)
-            note("k_rope_turned", k_r, "b n d_R", "rope(K_R)", "the position key is turned by its position",
+            note("k_rope_rotated", k_r, "b n d_R", "rope(K_R)", "the position key is turned by its position",
                  "位置键按位置旋转")  # fmt: skip
             q = torch.cat((q[..., :d_h], self.rotary(q[..., d_h:])), -1)
-            note("q_joined_turned", q, "b h n d_h+d_R", "[Q_i ; rope(Q_i^R)]", "so is the position part of the queries",
+            note("q_joined_rotated", q, "b h n d_h+d_R", "[Q_i ; rope(Q_i^R)]",
+                 "so is the position part of the queries",
                  "查询的位置部分同样旋转")  # fmt: skip
         k, v = torch.einsum("bmc,hdc->bhmd", c, self.k_up), torch.einsum("bmc,hvc->bhmv", c, self.v_up)
         note("k_up", k, "b h m d_h", "K_i = C W_i^UK", "each head's keys, unfolded from the latent",

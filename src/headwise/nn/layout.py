@@ -66,13 +66,13 @@ class Resizing:
         fixed: why its number of heads cannot change, in one sentence; "" if it can.
         merges: whether it can have fewer key and value heads for the same query heads. q, k, v and o are then linear
             maps, and their parts are rows of W_Q, W_K, W_V and columns of W_O.
-        unknown_turns: why it is not known which channels of queries and keys rotary positions turn together, in one
+        unknown_rotary: why it is not known which channels of queries and keys rotary positions turn together, in one
             sentence; "" if it is the pairs (t, t + d/2), or if there are no such positions.
     """
 
     fixed: str = ""
     merges: bool = False
-    unknown_turns: str = ""
+    unknown_rotary: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Layout:
         parts: one for each axis of a parameter that is laid out by heads. What is in no part is common to all heads.
         output: the module that is called with Concat(head_1 … head_h) [..., n, h·d_v]; None if there is none.
         norms: norms of each query and key head between W_Q, W_K and the product, the same for all heads.
-        turned: whether rotary positions turn queries and keys.
+        rotary: whether queries and keys have rotary positions.
         shared_key: the last so many channels of every query and key, beside `head_dim` of the layer, whose key is one
             for all heads.
         missing: why the heads have no matrices of their own, in one sentence; "" if they have.
@@ -92,7 +92,7 @@ class Layout:
     parts: tuple[Part, ...] = ()
     output: nn.Module | None = None
     norms: tuple[nn.Module, ...] = ()
-    turned: bool = False
+    rotary: bool = False
     shared_key: int = 0
     missing: str = ""
 

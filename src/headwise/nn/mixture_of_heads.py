@@ -41,7 +41,7 @@ class MixtureOfHeads(SparseHeadMixture):
 
     coupling = SparseHeadMixture.coupling
     resizing = Resizing()
-    beyond_attend = SparseHeadMixture.beyond_attend
+    outside_attend = SparseHeadMixture.outside_attend
     layout = SparseHeadMixture.layout
     notes = Notes(
         summary=Words("heads that are shared by all tokens and heads that a token chooses", "常开的头与由词元选择的头"),

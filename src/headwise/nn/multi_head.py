@@ -39,7 +39,7 @@ class MultiHeadAttention(ProjectedLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing(merges=True)
-    beyond_attend = ""
+    outside_attend = ""
     notes = Notes(
         summary=Words("every head attends with queries, keys and values of its own", "每个头各有自己的查询、键和值"),
         use=Words(

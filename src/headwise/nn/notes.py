@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from headwise.errors import ConfigError
+
 
 class Words(NamedTuple):
     """One sentence in both languages."""
@@ -37,6 +39,20 @@ class Notes:
     map: Words | None
     compared: str | None
     form_of: str | None
+
+    def __post_init__(self) -> None:
+        """ConfigError for a field that is empty or of another type."""
+        for name, (kind, expected) in _REQUIRED.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or (kind is not Mapping and not (value and all(value))):
+                raise ConfigError(f"Notes: {name}={value!r}: expected {expected}")
+
+
+_REQUIRED: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(("summary", "use"), (Words, "Words(en, zh), one sentence in both languages")),
+    **dict.fromkeys(("source", "parameters", "work", "cache"), (str, "a few words")),
+    "limits": (Mapping, "a mapping, {} where there are none"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

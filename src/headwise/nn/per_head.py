@@ -31,7 +31,7 @@ class PerHeadAttention(MultiHeadForm):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     layout = MultiHeadForm.layout
     notes = Notes(
         summary=Words("multi-head attention with one matrix a head", "每个头一个矩阵的多头注意力"),
@@ -84,7 +84,7 @@ class PerHeadAttention(MultiHeadForm):
              "每个头用自己的矩阵算出查询")  # fmt: skip
         note("k_each", k, "b h_kv n d_k", "K_i = X W_i^K", "each head's keys", "每个头的键")
         note("v_each", v, "b h_kv n d_v", "V_i = X W_i^V", "each head's values", "每个头的值")
-        heads = note.attended(*note.turned(self, q, k), v)
+        heads = note.attended(*note.apply_rope(self, q, k), v)
         terms = torch.stack([heads[:, i] @ w for i, w in enumerate(self.w_o)], 1)
         note("terms", terms, "b h n d_model", "head_i W_i^O", "what each head adds to the output", "每个头对输出的贡献")
         y = terms.sum(1) + (0 if self.b_o is None else self.b_o)

@@ -43,7 +43,7 @@ class ProjectedLayer(AttentionLayer):
             *linear_parts("k", self.k_proj, 0, "key", self.head_dim),
             *linear_parts("v", self.v_proj, 0, "key", self.value_dim),
         )
-        return Layout(parts, norms=norms, turned=self.rotary is not None)
+        return Layout(parts, norms=norms, rotary=self.rotary is not None)
 
 
 def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:

@@ -29,7 +29,7 @@ class SingleHeadAttention(MultiHeadAttention):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     layout = MultiHeadAttention.layout
     notes = Notes(
         summary=Words("one head as wide as the model", "一个与模型同宽的头"),

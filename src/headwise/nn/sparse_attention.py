@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwise.attention import attend_to
 from headwise.cache import Cache
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
-from headwise.nn.base import attend_to
 from headwise.nn.chosen import Picked, Rows
 from headwise.nn.gating import Gates
 from headwise.nn.positions import Rotary
@@ -72,7 +72,7 @@ def by_sequence(call: SparseCall) -> Result:
         split(_gathered(linear, y, heads, h), heads.shape[1])
         for linear, y in ((layer.q_proj, x), (layer.k_proj, call.source), (layer.v_proj, call.source))
     )
-    q, k = layer.turn(normed(q, layer.q_norm), normed(k, layer.k_norm), 0)
+    q, k = layer.apply_rope(normed(q, layer.q_norm), normed(k, layer.k_norm), 0)
     positions = torch.arange(n, device=x.device).expand(*heads.shape, n)
     picks = Picks(heads, positions, torch.ones_like(positions, dtype=torch.bool))
     grid = Grid(b, h, n, k.shape[2])

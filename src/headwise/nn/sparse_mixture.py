@@ -79,7 +79,7 @@ class SparseHeadMixture(ProjectedLayer):
 
     coupling = Coupling("heads", "its gate gives a token some of its heads only, chosen by comparing all of them")
     resizing = Resizing()
-    beyond_attend = "its gate chooses among heads, and each head attends from the tokens that chose it"
+    outside_attend = "its gate chooses among heads, and each head attends from the tokens that chose it"
 
     def __init__(
         self,

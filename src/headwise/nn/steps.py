@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.errors import ConfigError
 from headwise.masks import Causal
 
 
@@ -32,7 +33,12 @@ class Steps:
         self.lang, self.causal = lang, causal
 
     def __call__(self, name: str, tensor: Tensor, axes: str, formula: str, en: str, zh: str) -> Tensor:
-        """Add a step: its name, tensor, axes and formula, and what happens in it, in English and in Chinese."""
+        """Add a step: its name, tensor, axes and formula, and what happens in it, in English and in Chinese.
+
+        ConfigError if the axes, separated by blanks, are not as many as the tensor's.
+        """
+        if len(axes.split()) != tensor.ndim:
+            raise ConfigError(f"steps: note({name!r}): axes={axes!r} for a tensor of shape {tuple(tensor.shape)}")
         self.steps.append(Step(name, formula, zh if self.lang == "zh" else en, tensor, axes))
         return tensor
 
@@ -66,16 +72,16 @@ class Steps:
             self(
                 "k_normed", k, "b h_kv n d_k", "RMSNorm(K)", "each key is scaled to one length", "每个键归一到同一长度"
             )
-        return *self.turned(layer, q, k), v
+        return *self.apply_rope(layer, q, k), v
 
-    def turned(self, layer: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    def apply_rope(self, layer: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys with rotary positions, if the layer has them."""
         if layer.rotary is None:
             return q, k
         q, k = layer.rotary(q), layer.rotary(k)
-        self("q_turned", q, "b h n d_k", "rope(Q)", "queries are turned by their positions", "查询按位置旋转")
+        self("q_rotated", q, "b h n d_k", "rope(Q)", "queries are turned by their positions", "查询按位置旋转")
         self(
-            "k_turned", k, "b h_kv n d_k", "rope(K)", "keys are turned by theirs: products know distances only",
+            "k_rotated", k, "b h_kv n d_k", "rope(K)", "keys are turned by theirs: products know distances only",
             "键也按位置旋转：乘积只看距离",
         )  # fmt: skip
         return q, k

@@ -73,7 +73,7 @@ class TalkingHeadsAttention(ProjectedLayer):
         "its heads mix their weights, before the softmax and after it, and no head has scores or an output of its own",
     )
     resizing = Resizing()
-    beyond_attend = "its weights are computed by the layer itself, which mixes them over heads"
+    outside_attend = "its weights are computed by the layer itself, which mixes them over heads"
 
     def __init__(self, d_model: int, num_heads: int, *, bias: bool = False, **options: Any) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)

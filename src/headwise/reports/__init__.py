@@ -1,6 +1,6 @@
-"""Reports as data, tables, pictures and pages; and the viewer."""
+"""Reports as data, tables, pictures and pages, and the viewer."""
 
-from headwise.reports.data import Comparison, Passage, Report, Statistic
+from headwise.reports.data import Comparison, Passage, Report
 from headwise.reports.dynamics import write_dynamics
 from headwise.reports.html import write_report
 from headwise.reports.matrix import write_matrix
@@ -13,7 +13,6 @@ __all__ = [
     "Comparison",
     "Passage",
     "Report",
-    "Statistic",
     "View",
     "register",
     "report",

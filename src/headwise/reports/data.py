@@ -1,4 +1,4 @@
-"""What a report shows, as plain data: views draw it, and know nothing of models."""
+"""What a report shows, as plain data. Texts may be `Bilingual`; a view shows them in its language."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -7,34 +7,21 @@ from importlib import import_module
 import numpy as np
 
 from headwise.errors import ShapeError
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """A number for each head.
-
-    Attributes:
-        values: [layers, heads]; unit and description are shown where there is room.
-    """
-
-    name: str
-    values: np.ndarray
-    unit: str
-    description: str
+from headwise.table import HeadTable
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A text and the weights of all heads over it; or of a text over another one, in cross attention.
+    """A text and the attention weights of all heads on it.
 
     Attributes:
-        tokens: what stands at each place, such as single characters.
+        tokens: the text of each query, such as a character.
         maps: [layers, heads, P, Q] float32: exact weights if cell is 1, else the mean of each cell × cell square.
         peaks: the same shape, the largest weight of each square; None if cell is 1.
         sentences: token ranges to zoom to; [] in cross attention.
-        keys: the tokens that are looked at, where they are another text than those that look; else None.
-        layers: which of the report's layers the maps are of; [] for all.
-        special, special_keys: the tokens that are none of the text, such as [SEP], and those of `keys`.
+        keys: the text of each key in cross attention, where it differs from that of the queries; None elsewhere.
+        layers: the layers of the report that the maps belong to; [] for all.
+        special, special_keys: positions of tokens that are not part of the text, such as [SEP], in `tokens` and `keys`.
     """
 
     title: str
@@ -74,7 +61,7 @@ class Passage:
 
     @cached_property
     def causal(self) -> bool:
-        """Whether no head looks ahead: each weight above the diagonal is 0, and there is one."""
+        """Whether every weight above the diagonal is 0, and there are such weights."""
         side = self.maps.shape[-1]
         return self.keys is None and side > 1 and not self.maps[..., np.triu(np.ones((side, side), bool), 1)].any()
 
@@ -84,8 +71,8 @@ class Comparison:
     """A number for each pair of heads, layer after layer.
 
     Attributes:
-        values: [layers · heads, layers · heads]. order: all heads that there are, those that are alike side by side.
-        small_is_alike: whether the numbers are small for heads that are alike, as a divergence is.
+        values: [layers · heads, layers · heads]. order: the indices of all existing heads, similar ones side by side.
+        small_is_alike: whether similar heads have small numbers, as with a divergence.
     """
 
     name: str
@@ -107,50 +94,45 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """All that a report shows.
+    """The content of a report. Arrays and lists by [layers, heads] are padded to the layer with the most heads.
 
     Attributes:
+        statistics: a column per statistic. Its rows are all heads of the model, its layers have the names to show.
         patterns: [layers][heads] the strongest pattern of each head in words.
-        counts: heads of each layer, [] if all have as many; a layer's arrays are filled up where it has fewer.
-        layers: what each layer is called in the model, [] if their numbers say enough.
-        roles: [layers][heads] the roles that a head is sure to play, in words; [] if nobody asked.
-        comparisons: of the heads with one another. importance: what each head does for the model, each number larger
-            where the head matters more.
-        facts: (name, value) lines under the title; notes: sentences to keep in mind.
+        roles: [layers][heads] the roles of each head with high confidence, in words; [] if not computed.
+        comparisons: of the heads with one another.
+        importance: a column per method, larger for more important heads; without columns if not computed.
+        facts: (name, value) pairs shown under the title. notes: sentences shown below.
     """
 
     title: str
     passages: list[Passage]
-    statistics: list[Statistic]
+    statistics: HeadTable
     patterns: list[list[str]]
     facts: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
     roles: list[list[list[str]]] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
-    importance: list[Statistic] = field(default_factory=list)
-    layers: list[str] = field(default_factory=list)
+    importance: HeadTable = field(default_factory=lambda: HeadTable({}))
 
     def __post_init__(self) -> None:
         if not self.passages:
             raise ShapeError("Report(passages): at least one passage is required")
-        parts = [(len(self.shown_in(p)), p.maps.shape[1]) for p in self.passages if not p.layers]
-        for part in (*parts, *(s.values.shape for s in (*self.statistics, *self.importance))):
-            if part != self.shape:
-                raise ShapeError(f"Report: a part has layers × heads {part}, expected {self.shape}")
-        if any(p.maps.shape[1] != self.shape[1] for p in self.passages):
-            raise ShapeError(f"Report(passages): maps of different numbers of heads, expected {self.shape[1]}")
-        if self.layers and len(self.layers) != self.shape[0]:
-            raise ShapeError(f"Report(layers): {len(self.layers)} names for {self.shape[0]} layers")
-        if [len(row) for row in self.patterns] != [self.shape[1]] * self.shape[0]:
-            raise ShapeError(f"Report(patterns): expected {self.shape[0]} rows of {self.shape[1]}")
+        heads = [list(row) for row in self.statistics.heads]
+        if not heads or heads != [list(range(len(row) or 1)) for row in heads]:
+            raise ShapeError(f"Report(statistics): layers with the heads {heads}, expected all heads of each, from 0")
+        if len(self.importance) and self.importance.heads != self.statistics.heads:
+            raise ShapeError(f"Report(importance): the heads are {self.importance.heads}, expected {heads}")
         layers, most = self.shape
-        if self.counts and (len(self.counts) != layers or not all(1 <= count <= most for count in self.counts)):
-            raise ShapeError(f"Report(counts): {self.counts}, expected {layers} numbers from 1 to {most}")
-        if self.roles and [len(row) for row in self.roles] != [self.shape[1]] * self.shape[0]:
-            raise ShapeError(f"Report(roles): expected {self.shape[0]} rows of {self.shape[1]}, or none")
+        for passage in self.passages:
+            shown, shape = self.shown_in(passage), passage.maps.shape[:2]
+            if shown[-1] >= layers or shape[1] != most or not (passage.layers or len(shown) == layers):
+                raise ShapeError(f"Report(passages): maps of layers × heads {shape}, expected {self.shape}")
+        for name, rows in (("patterns", self.patterns), ("roles", self.roles or [[[]] * most] * layers)):
+            if [len(row) for row in rows] != [most] * layers:
+                raise ShapeError(f"Report({name}): expected {layers} rows of {most}")
         for comparison in self.comparisons:
-            if sorted(comparison.order) != [layer * self.shape[1] + head for layer, head in self.heads]:
+            if sorted(comparison.order) != [layer * most + head for layer, head in self.heads]:
                 raise ShapeError(
                     f"Report(comparisons): {comparison.name} compares {len(comparison.order)} heads, "
                     f"expected {len(self.heads)}"
@@ -163,23 +145,31 @@ class Report:
         return f"Report({self.title!r}: {layers} layers, {count} heads; {passages}, {tokens} tokens)"
 
     def _repr_html_(self) -> str:
-        framed = import_module("headwise.reports.html").framed  # the page draws reports, and imports this file
-        return str(framed(self))
+        return str(import_module("headwise.reports.html").framed(self))  # that module imports this one
 
     @property
     def heads(self) -> list[tuple[int, int]]:
-        """(layer, head) of every head that there is."""
-        layers, most = self.shape
-        return [(layer, head) for layer in range(layers) for head in range((self.counts or [most] * layers)[layer])]
+        """(layer, head) of every head, layer by layer."""
+        return [(layer, head) for layer, count in enumerate(self.counts) for head in range(count)]
+
+    @property
+    def counts(self) -> list[int]:
+        """The number of heads of each layer."""
+        return [len(row) for row in self.statistics.heads]
+
+    @property
+    def layers(self) -> list[str]:
+        """The name of each layer in the model; [] if the layers have no names."""
+        return list(self.statistics.layers) if any(self.statistics.layers) else []
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(layers, heads), of the layer that has most of them."""
-        return max(self.shown_in(p)[-1] for p in self.passages) + 1, self.passages[0].maps.shape[1]
+        """(layers, heads of the layer with the most heads)."""
+        return len(self.counts), max(self.counts)
 
     @staticmethod
     def shown_in(passage: Passage) -> list[int]:
-        """The layers that a passage has maps of."""
+        """The layers of the maps of a passage."""
         return passage.layers or list(range(len(passage.maps)))
 
 
@@ -187,5 +177,5 @@ MARKS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 
 
 def visible(token: str) -> str:
-    """The token with white space and control characters as signs that can be seen."""
+    """The token with visible signs for white space and control characters."""
     return "".join(MARKS.get(c, c if c.isprintable() or ord(c) > 0x300 else f"U+{ord(c):04X}") for c in token)

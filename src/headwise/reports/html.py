@@ -1,4 +1,4 @@
-"""A report as one page: one file, no network, every weight inside.
+"""A report as one HTML file that contains every weight and loads nothing.
 
 >>> from headwise.reports.html import write_report
 >>> write_report(report, "report.html")                                    # doctest: +SKIP
@@ -15,15 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from headwise.errors import ConfigError
 from headwise.files import atomic_path
-from headwise.pictures.colours import stops
-from headwise.reports.data import Passage, Report, Statistic
+from headwise.reports.data import Passage, Report
 from headwise.reports.fonts import font_face
 from headwise.reports.ranges import colour_top, finite, halves
-from headwise.reports.template import digest, filled, inert, joined, source
-from headwise.reports.words import LANGUAGES, words
-from headwise.stats import describe
+from headwise.reports.template import COLOURS, document, inert, source
+from headwise.reports.words import description, label, unit, words
+from headwise.table import HeadTable
+from headwise.wording import check_language, in_language
 
 SCRIPTS = (
     "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "heatmap.js", "grid.js",
@@ -34,15 +33,14 @@ SCRIPTS = (
 def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
     """Write `report` to `path` and return it.
 
-    Weights are kept as half precision (11 significant bits), scaled by a power of two for each head. `lang` is "en" or
-    "zh". With `embed_font`, the Chinese characters that occur travel along as a font.
+    Weights are stored in half precision (11 significant bits), scaled by a power of two for each head. `lang` is "en"
+    or "zh". With `embed_font`, the page contains a font with its Chinese characters.
 
     Raises:
         ConfigError: for an unknown language.
-        OSError: where the file cannot be written; an old file at `path` then stays as it was.
+        OSError: if the file cannot be written; an existing file is then left unchanged.
     """
-    if lang not in LANGUAGES:
-        raise ConfigError(f"write_report(lang): got {lang!r}, expected one of {', '.join(LANGUAGES)}")
+    check_language(lang)
     page = _page(report, lang, embed_font)
     with atomic_path(path) as temporary:
         temporary.write_bytes(page)
@@ -50,81 +48,72 @@ def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "e
 
 
 def framed(report: Report) -> str:
-    """The page as a frame of a notebook: its scripts run inside it, and cannot reach what is around it."""
+    """The page in a sandboxed frame for a notebook: its scripts cannot reach the notebook."""
     page = html.escape(_page(report, "en", embed_font=True).decode())
     look = "width: 100%; height: 760px; border: 1px solid #8884; border-radius: 6px"
     return f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="headwise" style="{look}"></iframe>'
 
 
 def _page(report: Report, lang: str, embed_font: bool) -> bytes:
-    table = words(lang)
+    table = words(lang, "report")
     data, blobs = _data(report, lang)
     data["words"] = table
     code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     style = source("base.css") + source("report.css")
     if embed_font:
         style = font_face(code) + style
-    early = source("theme.js")
-    script = joined(map(source, SCRIPTS))
-    # Nothing may load, and no script runs but these two: what a text contains can only ever be text.
-    policy = (
-        f"default-src 'none'; script-src {digest(early)} {digest(script)}; style-src {digest(style)}; "
-        "font-src data:; img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
     parts = {
-        "lang": "zh" if lang == "zh" else "en",
-        "title": html.escape(_printable(report.title)),
-        "policy": policy,
-        "style": style,
-        "early": early,
+        "lang": lang,
+        "title": html.escape(_printable(in_language(report.title, lang))),
         "report": inert(code),
         "blobs": "\n".join(blobs),
-        "script": script,
     }
-    page = filled(source("report.html"), table, parts)
+    page = document(source("report.html"), table, parts, style, map(source, SCRIPTS), allow="font-src data:")
     return page.encode("utf-8")
 
 
 def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
+    def own(text: str) -> str:
+        return in_language(text, lang)
+
     passages, blobs = [], []
     for index, passage in enumerate(report.passages):
         entry, more = _passage(index, passage, report)
-        passages.append(entry)
+        passages.append({"title": own(passage.title), **entry})
         blobs += more
     data = {
         "layers": report.shape[0],
         "names": report.layers,
         "heads": report.shape[1],
-        "counts": report.counts or [report.shape[1]] * report.shape[0],
+        "counts": report.counts,
         "passages": passages,
-        "statistics": _statistics(report.statistics, lang),
-        "patterns": report.patterns,
-        "roles": report.roles,
+        "statistics": _columns(report.statistics, lang),
+        "patterns": [[own(pattern) for pattern in row] for row in report.patterns],
+        "roles": [[[own(role) for role in head] for head in row] for row in report.roles],
         "comparisons": [
             {
-                "name": c.name,
-                "unit": c.unit,
-                "description": c.description,
+                "name": own(c.name),
+                "unit": unit(c.unit, lang),
+                "description": own(c.description),
                 "values": _numbers(c.values),
                 "order": list(map(int, c.order)),
                 "small": c.small_is_alike,
             }
             for c in report.comparisons
         ],
-        "importance": _statistics(report.importance, lang),
-        "facts": [[str(name), str(value)] for name, value in report.facts],
-        "notes": report.notes,
+        "importance": _columns(report.importance, lang),
+        "facts": [[own(name), own(value)] for name, value in report.facts],
+        "notes": [own(note) for note in report.notes],
         "first": _liveliest(report),
-        "colours": {theme: stops(theme) for theme in ("light", "dark")},
+        "colours": COLOURS,
     }
     return data, blobs
 
 
 def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, Any], list[str]]:
-    """What the page is told of a passage; numbers of heads in lists of all layers, null for those it has no maps of."""
+    """A passage as data and its weights. Numbers of heads are lists of all layers, null for layers without maps."""
     layers = report.shown_in(passage)
     entry: dict[str, Any] = {
-        "title": passage.title,
         "tokens": passage.tokens,
         "keys": passage.keys,
         "special": list(map(int, passage.special)),
@@ -141,25 +130,25 @@ def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, An
         if maps is None:
             continue
         maps = finite(maps)
-        told: dict[str, list[list[float] | None]] = {
+        scales: dict[str, list[list[float] | None]] = {
             name: [None] * report.shape[0] for name in ("shift", "own", "most")
         }
         for layer, block in zip(layers, maps, strict=True):
             packed = [halves(head) for head in block]
-            told["shift"][layer] = [shift for _, shift in packed]
-            told["own"][layer] = [colour_top(*pair) for pair in packed]
-            told["most"][layer] = block.max(axis=(1, 2)).astype(float).tolist()
+            scales["shift"][layer] = [shift for _, shift in packed]
+            scales["own"][layer] = [colour_top(*pair) for pair in packed]
+            scales["most"][layer] = block.max(axis=(1, 2)).astype(float).tolist()
             bits = np.stack([scaled for scaled, _ in packed]).view(np.uint16)
             planes = (bits >> 8).astype(np.uint8).tobytes() + (bits & 255).astype(np.uint8).tobytes()
             code = base64.b64encode(zlib.compress(planes, 9)).decode("ascii")
             blobs.append(f'<script type="application/octet-stream" id="w-{index}-{layer}-{kind}">{code}</script>')
-        entry[kind] = {**told, "all": float(maps.max()) or 1.0}
+        entry[kind] = {**scales, "all": float(maps.max()) or 1.0}
     return entry, blobs
 
 
 def _liveliest(report: Report) -> list[int]:
-    """Layer, head and cell to show first: of the first passage, the head with the sharpest weights beyond the first
-    token and the neighbours, and of its later queries the one that looks hardest there."""
+    """Layer, head and query to show first: in the first passage, the head with the sharpest weights except on the first
+    token and the neighbours, and the one of its later queries with the largest such weight."""
     maps = report.passages[0].maps
     i, j = (np.arange(size) for size in maps.shape[2:])
     away = (np.abs(i[:, None] - j) > 1) & (j > 0)
@@ -170,19 +159,17 @@ def _liveliest(report: Report) -> list[int]:
     return [report.shown_in(report.passages[0])[layer], int(head), late + int(most[late:].argmax())]
 
 
-def _statistics(statistics: list[Statistic], lang: str) -> list[dict[str, Any]]:
-    found = []
-    for s in statistics:
-        label, unit, description = s.name.replace("_", " "), s.unit, s.description
-        english, words = describe(s.name), describe(s.name, lang)
-        if english is not None and words is not None:
-            label = words.label
-            unit = words.unit if unit == english.unit else unit
-            description = words.summary if description == english.summary else description
-        found.append(
-            {"name": s.name, "label": label, "unit": unit, "description": description, "values": _numbers(s.values)}
-        )
-    return found
+def _columns(table: HeadTable, lang: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "label": label(name, lang),
+            "unit": unit(column.unit, lang),
+            "description": description(name, column, lang),
+            "values": _numbers(table.dense(name).numpy(force=True)),
+        }
+        for name, column in table.items()
+    ]
 
 
 def _numbers(values: np.ndarray) -> list[list[float | None]]:

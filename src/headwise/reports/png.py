@@ -1,11 +1,9 @@
-"""Heat maps as PNG: one picture of all heads, and one of each. Needs matplotlib, the `view` extra.
+"""Heat maps as PNG: one picture of all heads, and one of each. Requires matplotlib, the `view` extra.
 
-Colours run with the square root of the weight, from the page's colour map, up to the same end as on the page:
-weights above it are as dark as it gets.
+The colour scale is the square root of the weight, with the colours and the upper end of the page.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,67 +11,75 @@ import numpy as np
 
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
+from headwise.progress import Progress
 from headwise.reports.data import Passage, Report, visible
-from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
+from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, quiet, save
+from headwise.reports.messages import message
 from headwise.reports.ranges import colour_top, finite, halves, reduced
+from headwise.reports.words import words
+from headwise.wording import check_language, in_language
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-READABLE = 64  # tokens that can stand as ticks along an axis
-WITH_VALUES = 16  # texts so short get their weights written into the cells
+READABLE = 64  # tokens at most to label each one along an axis
+WITH_VALUES = 16  # tokens at most to write the weight into each cell
 MASKED = "#f1efe8"
 
 
 def write_pngs(
-    report: Report, folder: str | os.PathLike[str], *, step: Callable[[str, int, int], None] | None = None
+    report: Report, folder: str | os.PathLike[str], *, progress: Progress | None = None, lang: str = "en"
 ) -> list[Path]:
     """Write all-heads.png and layer-L-head-H.png (for each passage, if there are several) into `folder`.
 
-    Returns the files in the order they were written. Raises ConfigError if matplotlib is missing.
+    Returns the files in the order they were written. Raises ConfigError if matplotlib is missing, and for another
+    language than "en" and "zh".
     """
+    check_language(lang)
     figure_class()
     folder = Path(folder)
     heads = [[(i, h) for i, h in report.heads if i in report.shown_in(passage)] for passage in report.passages]
     total, written = sum(len(those) + 1 for those in heads), []
     for k, passage in enumerate(report.passages):
         prefix = f"passage-{k + 1}-" if len(report.passages) > 1 else ""
-        written.append(save(overview(report, passage), folder / f"{prefix}all-heads.png"))
+        written.append(save(overview(report, passage, lang), folder / f"{prefix}all-heads.png"))
         for layer, head in heads[k]:
-            if step is not None:
-                step("drawing", len(written), total)
-            picture = heat_map(report, passage, layer, head)
+            if progress is not None:
+                progress("drawing", len(written), total)
+            picture = heat_map(report, passage, layer, head, lang)
             written.append(save(picture, folder / f"{prefix}layer-{layer}-head-{head}.png"))
     return written
 
 
-def heat_map(report: Report, passage: Passage, layer: int, head: int) -> "Figure":
+def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str = "en") -> "Figure":
     """One head: axes with the characters, colour bar and, for short texts, the weight in each cell.
 
-    Pooled maps show the largest weight of each cell, and say so.
+    Pooled maps show the largest weight of each cell, as the colour bar states.
     """
+    text = words(lang, "report")
     weights = finite(_shown(passage)[report.shown_in(passage).index(layer), head])
-    words = [len(tokens) for tokens in _sides(passage)]
-    inches = float(np.clip(0.23 * max(words) if max(words) <= READABLE else 7.2, 4.2, 11.5))
+    size = max(len(tokens) for tokens in _sides(passage))
+    inches = float(np.clip(0.23 * size if size <= READABLE else 7.2, 4.2, 11.5))
     figure = figure_class()(figsize=(inches + 1.2, inches + 0.8), layout="compressed", facecolor="white")
     axes = figure.subplots()
     image, cut = _draw(axes, weights, passage.causal)
-    pooled = f"largest weight of {passage.cell} × {passage.cell} tokens"
-    _bar(figure, image, axes, "weight" if passage.cell == 1 else pooled, cut)
+    pooled = in_language(message("pooled_weight", cell=passage.cell), lang)
+    _bar(figure, image, axes, text["weight"] if passage.cell == 1 else pooled, cut)
     _ticks(axes, passage)
-    axes.set_xlabel("key (attended token)", color=MUTED, fontproperties=font(10))
-    axes.set_ylabel("query (attending token)", color=MUTED, fontproperties=font(10))
-    pattern = report.patterns[layer][head]
-    title = f"Layer {layer}, head {head}" + (f": {pattern}" if pattern else "")
+    axes.set_xlabel(text["key_axis"], color=MUTED, fontproperties=font(10))
+    axes.set_ylabel(text["query_axis"], color=MUTED, fontproperties=font(10))
+    pattern = in_language(report.patterns[layer][head], lang)
+    title = text["head_name"].format(layer=layer, head=head) + (f": {pattern}" if pattern else "")
     axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
-    if max(words) <= WITH_VALUES and passage.cell == 1:
+    if size <= WITH_VALUES and passage.cell == 1:
         _values(axes, image, weights, passage.causal)
     return figure
 
 
-def overview(report: Report, passage: Passage) -> "Figure":
+def overview(report: Report, passage: Passage, lang: str = "en") -> "Figure":
     """All heads, layer by head, each on its own scale; beneath each its strongest pattern."""
+    text, between = words(lang, "report"), "，" if lang == "zh" else ","
     layers, heads = report.shown_in(passage), report.shape[1]
     maps = _shown(passage)
     size = 1.5 * heads + 0.5, 1.75 * len(layers) + 0.7
@@ -89,12 +95,14 @@ def overview(report: Report, passage: Passage) -> "Figure":
             _draw(axes, finite(maps[row, head]), passage.causal, limit=160)
             axes.set_xticks([])
             axes.set_yticks([])
-            pattern = report.patterns[layer][head].split(",")[0]
+            pattern = in_language(report.patterns[layer][head], lang).split(between)[0]
             axes.set_xlabel(drawable(_clipped(pattern, 22)), color=MUTED, labelpad=3, fontproperties=font(7.5))
             if row == 0:
-                axes.set_title(f"head {head}", color=INK, fontproperties=font(9))
-        grid[row, 0].set_ylabel(f"layer {layer}", color=INK, fontproperties=font(9))
-    figure.suptitle(drawable(_clipped(report.title, 12 * heads + 12)), color=INK, fontproperties=font(12))
+                axes.set_title(text["head_short"].format(head=head), color=INK, fontproperties=font(9))
+        grid[row, 0].set_ylabel(text["layer_short"].format(layer=layer), color=INK, fontproperties=font(9))
+    figure.suptitle(
+        drawable(_clipped(in_language(report.title, lang), 12 * heads + 12)), color=INK, fontproperties=font(12)
+    )
     return figure
 
 
@@ -102,7 +110,7 @@ def loss_curve(
     log: list[dict[str, Any]], path: str | os.PathLike[str], baselines: dict[str, float] | None = None
 ) -> None:
     """A picture of a training log: dictionaries with `step`, `train_loss`, `heldout_loss` and, if there are several
-    texts, `heldout`, the loss of each; other models' held-out losses stand as lines. Nats a token."""
+    texts, `heldout`, the loss of each, in nats per token. baselines: held-out losses of other models, as lines."""
     if not log:
         raise ConfigError("loss_curve(log): got no entries, expected at least one evaluation")
     figure = figure_class()(figsize=(8.4, 4.6), layout="constrained", facecolor="white")
@@ -120,17 +128,13 @@ def loss_curve(
     _baselines(axes, baselines or {})
     axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
     axes.set_ylabel("loss, nats per token", color=MUTED, fontproperties=font(10))
-    axes.grid(axis="y", color=LINE, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(LINE)
-    plain(axes)
+    quiet(axes)
     axes.legend(frameon=False, prop=font(9))
     save(figure, Path(path))
 
 
 def _sides(passage: Passage) -> tuple[list[str], list[str]]:
-    """The tokens that look, and those that are looked at."""
+    """The tokens of the queries and of the keys."""
     return passage.tokens, passage.tokens if passage.keys is None else passage.keys
 
 
@@ -139,7 +143,7 @@ def _shown(passage: Passage) -> np.ndarray:
 
 
 def _draw(axes: "Axes", weights: np.ndarray, causal: bool, limit: int = 1600) -> tuple[Any, bool]:
-    """The picture, and whether there are weights above the end of its scale."""
+    """The image, and whether there are weights above the end of its scale."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     top = colour_top(*halves(weights))
@@ -178,10 +182,10 @@ def _ticks(axes: "Axes", passage: Passage) -> None:
     queries, keys = _sides(passage)
     if cell == 1 and max(len(queries), len(keys)) <= READABLE:
         for axis, tokens in ((axes.xaxis, keys), (axes.yaxis, queries)):
-            words = [drawable(_clipped(visible(token.strip() or token), 14)) for token in tokens]
-            axis.set_ticks(range(len(words)), words, color=INK, fontproperties=font(10.5))
+            labels = [drawable(_clipped(visible(token.strip() or token), 14)) for token in tokens]
+            axis.set_ticks(range(len(labels)), labels, color=INK, fontproperties=font(10.5))
             axis.set_tick_params(length=0, pad=5)
-            if axis is axes.xaxis and any(len(word) > 2 for word in words):
+            if axis is axes.xaxis and any(len(label) > 2 for label in labels):
                 axes.tick_params(axis="x", rotation=90)
         return
     for axis, tokens in ((axes.xaxis, keys), (axes.yaxis, queries)):

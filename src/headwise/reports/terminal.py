@@ -1,63 +1,67 @@
 """The table of all heads for a terminal: readable on dark and light backgrounds, at 80 columns, and through a pipe."""
 
 import numpy as np
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from headwise.errors import ConfigError
-from headwise.reports.data import Report, Statistic
-from headwise.stats import describe, known
+from headwise.reports.data import Report
+from headwise.reports.messages import message
+from headwise.reports.words import label, words
+from headwise.stats import known
+from headwise.wording import check_language, in_language
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def print_report(report: Report, console: Console, *, sort: str | None = None) -> None:
+def print_report(report: Report, console: Console, *, sort: str | None = None, lang: str = "en") -> None:
     """Print the facts, then one row per head with its statistics, each with a bar from the minimum to the maximum of
     the column, and the strongest pattern; then the notes. Columns that do not fit are listed at the end.
 
     Args:
         sort: a statistic to sort by, in descending order with NaN last; by layer and head if None.
+        lang: "en" or "zh".
     Raises:
-        ConfigError: if `sort` is not a statistic of this report.
+        ConfigError: if `sort` is not a statistic of this report, or for an unknown language.
     """
-    names = [s.name for s in report.statistics]
-    if sort is not None and sort not in names:
-        raise ConfigError(f"sort={sort!r}: expected one of {', '.join(names)}")
-    margin = max((len(name) for name, _ in report.facts), default=0)
-    for name, value in report.facts:
-        console.print(Text(f"{name:>{margin}}  ", style="dim") + Text(value), soft_wrap=True)
-    if report.facts:
+    check_language(lang)
+    if sort is not None and sort not in report.statistics:
+        raise ConfigError(f"sort={sort!r}: expected one of {', '.join(report.statistics)}")
+    facts = [(in_language(name, lang), in_language(value, lang)) for name, value in report.facts]
+    margin = max((cell_len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(value), soft_wrap=True)
+    if facts:
         console.print()
-    table, missing = _fitting(report, console, sort)
+    table, missing = _fitting(report, console, sort, lang)
     console.print(table)
     if missing:
-        words = f"Not shown here: {', '.join(missing)}. Use a wider terminal or the HTML report."
-        console.print(Text(words, style="dim"))
+        names = "、".join(label(name, lang) for name in missing) if lang == "zh" else ", ".join(missing)
+        console.print(Text(in_language(message("not_shown", names=names), lang), style="dim"))
     if report.notes:
         console.print()
     for note in report.notes:
-        console.print(Text(note, style="dim"))
+        console.print(Text(in_language(note, lang), style="dim"))
 
 
-def _fitting(report: Report, console: Console, sort: str | None) -> tuple[Table, list[str]]:
+def _fitting(report: Report, console: Console, sort: str | None, lang: str) -> tuple[Table, list[str]]:
     """The widest table that fits, and the names of the omitted statistics."""
     kept = list(report.statistics)
-    # What a measure calls dispensable goes first; then others from the right.
-    order = sorted(range(len(kept)), key=lambda i: (-_dispensable(kept[i].name), -i))
-    drop = [kept[i] for i in order if kept[i].name != sort]
+    # Drop the most dispensable measures first, then from the right.
+    drop = sorted((name for name in reversed(kept) if name != sort), key=lambda name: -_dispensable(name))
     missing: list[str] = []
     # Show one pattern per head if two do not fit.
     for patterns in (2, 1):
-        table = _table(report, kept, patterns, sort)
+        table = _table(report, kept, patterns, sort, lang)
         if _width(table, console) <= console.width:
             return table, missing
     while drop and _width(table, console) > console.width:
-        gone = drop.pop(0)
-        kept = [s for s in kept if s is not gone]
-        missing.append(gone.name)
-        table = _table(report, kept, 1, sort)
+        missing.append(drop.pop(0))
+        kept.remove(missing[-1])
+        table = _table(report, kept, 1, sort, lang)
     return table, missing
 
 
@@ -65,34 +69,27 @@ def _width(table: Table, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=10_000), table).maximum
 
 
-def _table(report: Report, kept: list[Statistic], patterns: int, sort: str | None) -> Table:
+def _table(report: Report, kept: list[str], patterns: int, sort: str | None, lang: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column("layer", justify="right")
-    table.add_column("head", justify="right")
-    for statistic in kept:
-        mark = " ↓" if statistic.name == sort else ""
-        table.add_column(_title(statistic.name) + mark, justify="right", no_wrap=True)
+    page, between = words(lang, "report"), "，" if lang == "zh" else ", "
+    table.add_column(page["layer"].lower(), justify="right")
+    table.add_column(page["head"].lower(), justify="right")
+    for name in kept:
+        mark = " ↓" if name == sort else ""
+        table.add_column(label(name, lang, short=True) + mark, justify="right", no_wrap=True)
     if any(map(any, report.patterns)):
-        table.add_column("strongest pattern", no_wrap=True, overflow="ellipsis")
+        table.add_column(page["pattern"].lower(), no_wrap=True, overflow="ellipsis")
+    columns = {name: report.statistics.dense(name).numpy(force=True) for name in kept}
     for layer, head in _order(report, sort):
-        cells = [_cell(statistic.values, (layer, head)) for statistic in kept]
-        pattern = ", ".join(report.patterns[layer][head].split(", ")[:patterns])
+        cells = [_cell(values, (layer, head)) for values in columns.values()]
+        pattern = between.join(in_language(report.patterns[layer][head], lang).split(between)[:patterns])
         row: list[str | Text] = [str(layer), str(head), *cells, Text(pattern)]
         table.add_row(*row[: len(table.columns)])
     return table
 
 
 def _order(report: Report, sort: str | None) -> list[tuple[int, int]]:
-    order = report.heads
-    if sort is not None:
-        values = next(s.values for s in report.statistics if s.name == sort)
-        order.sort(key=lambda at: (bool(np.isnan(values[at])), -float(np.nan_to_num(values[at]))))
-    return order
-
-
-def _title(name: str) -> str:
-    words = describe(name)
-    return name.replace("_", " ") if words is None else words.short
+    return report.heads if sort is None else list(report.statistics.sort(sort).places)
 
 
 def _dispensable(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Ways to write a `Report`, by name. A view is a class in a file of its own, and a line that registers it.
+"""Views: ways to write a `Report`, by name. A view is a class in a file of its own and a line that registers it.
 
 class Arcs(View):
     name, about = "arcs", "the strongest key of each query, as arcs (SVG)"
@@ -17,7 +17,7 @@ from headwise.errors import ConfigError, check_declared
 from headwise.reports.data import Report
 from headwise.reports.html import write_report
 from headwise.reports.png import write_pngs
-from headwise.reports.words import check_language
+from headwise.wording import check_language
 
 
 class View(ABC):
@@ -25,7 +25,7 @@ class View(ABC):
 
     Attributes:
         name: by which it is requested. about: what it writes, for lists of views.
-        folder: whether its path is a folder, and not a file.
+        folder: whether it writes a folder instead of a file.
     """
 
     name: ClassVar[str]
@@ -50,7 +50,7 @@ def register(view: View) -> View:
     """Make a view known by its name; returns it.
 
     Raises:
-        ConfigError: if it is no view, or another one has its name.
+        ConfigError: if it is not a `View`, or another view has the same name.
     """
     if not isinstance(view, View):
         raise ConfigError(f"register({view!r}): expected a headwise.reports.views.View")
@@ -61,7 +61,7 @@ def register(view: View) -> View:
 
 
 def view_of(name: str) -> View:
-    """The view of that name; ConfigError with those that there are."""
+    """The view of that name; ConfigError with the known views if there is none."""
     if name not in VIEWS:
         known = "; ".join(f"{view.name}: {view.about}" for view in VIEWS.values())
         raise ConfigError(f"view={name!r}: no such view. Known: {known}")
@@ -90,7 +90,7 @@ class _Pictures(View):
     name, about, folder = "png", "a folder with a heat map of each head", True
 
     def write(self, report: Report, path: Path, *, lang: str) -> None:
-        write_pngs(report, path)
+        write_pngs(report, path, lang=lang)
 
 
 for _view in (_Page(), _Pictures()):

@@ -1,28 +1,23 @@
-"""All texts of the report page, in English and Chinese."""
+"""The words of the report, the viewer, pictures and tables, in English and Chinese; {name} marks a value.
 
-from headwise.errors import ConfigError
+Sentences that Python fills in are in `messages`; statistics, roles, designs and loaded models keep their own words.
 
-WORDS: dict[str, tuple[str, str]] = {
-    "lead": (
-        "The attention weights of every head on this text. They show which tokens a head attends to, not why the model "
-        "produces its output; on another text the same head may attend to other tokens.",
-        "本页展示每个注意力头在这段文本上的注意力权重。权重说明一个头关注哪些词元，不能解释模型为何给出这样的输出；换一段文本，同一个头的关注点可能不同。",
-    ),
+>>> words("zh", "report")["head"], label("entropy", "zh")
+('头', '熵')
+"""
+
+from headwise.stats import describe
+from headwise.stats.words import UNITS
+from headwise.table import HeadColumn
+from headwise.wording import check_language, in_language
+
+# Both pages, and the pictures.
+SHARED: dict[str, tuple[str, str]] = {
     "theme": ("Switch between light and dark", "切换浅色或深色"),
-    "noscript": (
-        "This page requires JavaScript, which is disabled.",
-        "本页需要 JavaScript，但它已被禁用。",
-    ),
-    "controls": ("Display options", "显示选项"),
-    "passage": ("Passage", "段落"),
-    "layer": ("Layer", "层"),
-    "head": ("Head", "头"),
-    "layer_tip": ("Numbered from 0, starting at the input.", "从输入端起编号，从 0 开始。"),
-    "head_tip": ("Numbered from 0 within the layer.", "在层内编号，从 0 开始。"),
-    "layer_short": ("L{layer}", "第 {layer} 层"),
     "head_name": ("Layer {layer} · head {head}", "第 {layer} 层 · 第 {head} 头"),
-    "sentence": ("Sentence", "句子"),
-    "whole": ("Whole text", "全文"),
+    "head_short": ("H{head}", "第 {head} 头"),
+    "layer_short": ("L{layer}", "第 {layer} 层"),
+    "short_name": ("L{layer}H{head}", "{layer} 层 {head} 头"),
     "cells": ("Cells show", "单元格取值"),
     "mean": ("mean", "平均值"),
     "peak": ("maximum", "最大值"),
@@ -34,6 +29,35 @@ WORDS: dict[str, tuple[str, str]] = {
     "own": ("this head", "当前头"),
     "all": ("all heads", "全部头"),
     "all_heads": ("All heads", "全部注意力头"),
+    "key_axis": ("key (attended token)", "键（被关注的词元）"),
+    "query_axis": ("query (attending token)", "查询（当前词元）"),
+    "query": ("query", "查询"),
+    "key": ("key", "键"),
+    "weight": ("weight", "权重"),
+    "save": ("Save PNG", "保存为 PNG"),
+    "bar_label": ("Colour bar from 0 to {top}", "色标：0 至 {top}"),
+    "controls": ("Display options", "显示选项"),
+    "order": ("Order", "排序"),
+    "text": ("Text", "文本"),
+}
+# The report page.
+REPORT: dict[str, tuple[str, str]] = {
+    "lead": (
+        "The attention weights of every head on this text. They show which tokens a head attends to, not why the model "
+        "produces its output; on another text the same head may attend to other tokens.",
+        "本页展示每个注意力头在这段文本上的注意力权重。权重说明一个头关注哪些词元，不能解释模型为何给出这样的输出；换一段文本，同一个头的关注点可能不同。",
+    ),
+    "noscript": (
+        "This page requires JavaScript, which is disabled.",
+        "本页需要 JavaScript，但它已被禁用。",
+    ),
+    "passage": ("Passage", "段落"),
+    "layer": ("Layer", "层"),
+    "head": ("Head", "头"),
+    "layer_tip": ("Numbered from 0, starting at the input.", "从输入端起编号，从 0 开始。"),
+    "head_tip": ("Numbered from 0 within the layer.", "在层内编号，从 0 开始。"),
+    "sentence": ("Sentence", "句子"),
+    "whole": ("Whole text", "全文"),
     "grid_hint": (
         "One map per head: rows are layers, columns are heads. Select a map to enlarge it.",
         "每个头一张注意力图：行为层，列为头。点击可放大。",
@@ -48,18 +72,10 @@ WORDS: dict[str, tuple[str, str]] = {
         "drag to zoom. Keyboard: arrow keys, Enter, Escape.",
         "每一行是一个查询对各个键的权重。悬停可查看数值，点击固定该行，拖动可放大。键盘：方向键、Enter、Esc。",
     ),
-    "key_axis": ("key (attended token)", "键（被关注的词元）"),
-    "query_axis": ("query (attending token)", "查询（当前词元）"),
-    "query": ("query", "查询"),
-    "key": ("key", "键"),
-    "weight": ("weight", "权重"),
     "mean_of": ("mean weight in this cell", "单元格内的平均权重"),
     "peak_of": ("largest weight in this cell", "单元格内的最大权重"),
     "masked": ("masked: after the query", "已屏蔽：位于查询之后"),
-    "save": ("Save PNG", "保存为 PNG"),
     "save_hint": ("Save the map of this head", "保存这个头的注意力图"),
-    "bar_label": ("Colour bar from 0 to {top}", "色标：0 至 {top}"),
-    "text": ("Text", "文本"),
     "looks": ("attends to", "关注"),
     "looked": ("attended by", "被关注"),
     "chosen": ("selected", "选中"),
@@ -100,7 +116,6 @@ WORDS: dict[str, tuple[str, str]] = {
     ),
     "alike_label": ("Pairs of heads: {name}", "各对头：{name}"),
     "compared": ("Compare by", "比较方式"),
-    "order": ("Order", "排序"),
     "order_alike": ("by similarity", "按相似度"),
     "order_layers": ("by layer", "按层"),
     "pairs": ("Most similar pairs", "最相似的头"),
@@ -113,7 +128,6 @@ WORDS: dict[str, tuple[str, str]] = {
     "measured_by": ("Method", "方法"),
     "matters_most": ("Most important", "最重要"),
     "matters_least": ("Least important", "最不重要"),
-    "short_name": ("L{layer}H{head}", "{layer} 层 {head} 头"),
     "notes": ("Notes", "说明"),
     "footer": (
         "Written by headwise. This file is self-contained and loads nothing from the network.",
@@ -124,15 +138,148 @@ WORDS: dict[str, tuple[str, str]] = {
         "此浏览器无法显示权重（{error}）。请使用 2023 年或更新的浏览器。",
     ),
 }
-LANGUAGES = ("en", "zh")
+# The viewer.
+VIEWER: dict[str, tuple[str, str]] = {
+    "title": ("Attention on long texts", "长文本的注意力"),
+    "lead": (
+        "Load a text to see what every head attends to, from the whole map down to single weights. Weights show which "
+        "tokens a head attends to, not why the model produces its output.",
+        "载入一段文本，查看每个头的注意力，从全图一直放大到单个权重。权重说明一个头关注哪些词元，不能解释模型为何给出这样的输出。",
+    ),
+    "language": ("中文", "English"),
+    "language_tip": ("Show this page in Chinese", "切换到英文"),
+    "text_hint": ("Type or paste a text, or open a file.", "输入或粘贴文本，或打开文件。"),
+    "open_file": ("Open a file", "打开文件"),
+    "read": ("Read", "载入"),
+    "cancel": ("Cancel", "取消"),
+    "another": ("Load another text", "载入其他文本"),
+    "back_to_text": ("Keep this text", "保留当前文本"),
+    "count": ("{n} characters", "{n} 个字符"),
+    "count_limit": ("{n} of {limit} characters", "{n} / {limit} 个字符"),
+    "too_long": (
+        "The text has {n} characters; this model supports at most {limit}.",
+        "文本有 {n} 个字符，超过了此模型的上限 {limit}。",
+    ),
+    "empty_text": ("Enter a text first.", "请先输入文本。"),
+    "bad_file": ("{name} is not a UTF-8 text file.", "{name} 不是 UTF-8 文本文件。"),
+    "tokens": ("{n} tokens", "{n} 个词元"),
+    "one_token": ("1 token", "1 个词元"),
+    "trained": ("trained on up to {n} tokens", "训练长度 {n} 个词元"),
+    "model_facts": ("{name} · {layers} layers · {heads} heads", "{name} · {layers} 层 · {heads} 个头"),
+    "state_waiting": ("Waiting for the model", "正在等待模型"),
+    "state_reading": (
+        "Computing layer {layer} of {layers} · {drawn} of {heads} heads drawn",
+        "正在计算第 {layer} 层，共 {layers} 层 · 已绘制 {drawn} 个头，共 {heads} 个",
+    ),
+    "state_drawing": (
+        "Drawing layer {layer} of {layers} · {drawn} of {heads} heads drawn",
+        "正在绘制第 {layer} 层，共 {layers} 层 · 已绘制 {drawn} 个头，共 {heads} 个",
+    ),
+    "seconds_left": ("about {n} s left", "约剩 {n} 秒"),
+    "minutes_left": ("about {n} min left", "约剩 {n} 分钟"),
+    "cancelled": ("Cancelled.", "已取消。"),
+    "taken": (
+        "This text is no longer being computed: it was cancelled or replaced by a newer one.",
+        "这段文本的计算已停止：已被取消，或被新的文本取代。",
+    ),
+    "failed": ("The text could not be loaded: {error}", "无法载入这段文本：{error}"),
+    "heads_hint": (
+        "One map per head: queries from top to bottom, keys from left to right. Select a map to enlarge it.",
+        "每个头一张注意力图：纵向为查询，横向为键。点击可放大。",
+    ),
+    "by_layer": ("by layer", "按层"),
+    "largest": ("largest first", "从大到小"),
+    "smallest": ("smallest first", "从小到大"),
+    "statistic": ("Statistic", "统计量"),
+    "none": ("none", "无"),
+    "statistic_bar": ("Bar below a map: {name}, {low} to {high} {unit}", "图下色条：{name}，{low} 至 {high} {unit}"),
+    "previous_head": ("Previous head", "上一个头"),
+    "next_head": ("Next head", "下一个头"),
+    "auto": ("current view", "当前视图"),
+    "from": ("from", "自"),
+    "to": ("to", "至"),
+    "fit": ("Whole map", "全图"),
+    "zoom_in": ("Zoom in", "放大"),
+    "zoom_out": ("Zoom out", "缩小"),
+    "link": ("Copy link", "复制链接"),
+    "link_tip": ("Link to this view; valid while the server is running", "当前视图的链接，在服务器运行期间有效"),
+    "linked": ("Link copied.", "链接已复制。"),
+    "link_by_hand": ("Copy the address of this page instead.", "请直接复制本页地址。"),
+    "keys_tip": ("Mouse and keyboard", "鼠标与键盘"),
+    "keys_help": (
+        "Drag to pan; use the wheel or + and − to zoom; double-click to zoom in; click to pin a cell. Arrow keys pan, "
+        "Enter places a cursor, Esc removes it, 0 shows the whole map, [ and ] switch heads, m switches the pooling, "
+        "/ searches, n and N go to the next and previous match.",
+        "拖动可平移；滚轮或 + − 缩放；双击放大；单击固定单元格。方向键平移，Enter 放置光标，Esc 取消光标，0 显示全图，"
+        "[ 与 ] 切换注意力头，m 切换池化方式，/ 搜索，n 与 N 跳到下一处、上一处匹配。",
+    ),
+    "map_label": ("Map of layer {layer}, head {head}", "第 {layer} 层第 {head} 头的注意力图"),
+    "mean_of": ("mean of {c}×{c} weights", "{c}×{c} 个权重的平均值"),
+    "max_of": ("largest of {c}×{c} weights", "{c}×{c} 个权重的最大值"),
+    "cell_mean": ("Each cell is the mean of {c}×{c} weights.", "每个单元格为 {c}×{c} 个权重的平均值。"),
+    "cell_max": ("Each cell is the maximum of {c}×{c} weights.", "每个单元格为 {c}×{c} 个权重的最大值。"),
+    "level_exact": ("every weight", "逐个权重"),
+    "level_mean": ("mean of {c}×{c}", "{c}×{c} 平均"),
+    "level_max": ("maximum of {c}×{c}", "{c}×{c} 最大"),
+    "nothing_allowed": ("masked", "已屏蔽"),
+    "not_there_yet": ("loading …", "载入中…"),
+    "point_hint": ("Hover over a cell, or tap it, for its value.", "悬停或点按单元格可查看数值。"),
+    "search": ("Search", "搜索"),
+    "search_label": ("Search the text", "搜索文本"),
+    "search_hint": ("Search the text", "搜索文本"),
+    "hits": ("{n} matches", "{n} 处匹配"),
+    "hits_more": ("first {n} matches", "前 {n} 处匹配"),
+    "no_hits": ("No matches for “{q}”.", "未找到“{q}”。"),
+    "next": ("Next", "下一处"),
+    "previous": ("Previous", "上一处"),
+    "hit_of": ("{i} of {n}", "第 {i} 处，共 {n} 处"),
+    "lost": ("Connection to headwise lost; retrying …", "与 headwise 的连接已断开，正在重试…"),
+    "busy": ("headwise is busy; retrying …", "headwise 正忙，正在重试…"),
+    "wrong_token": (
+        "The token in the address of this page is wrong. Open the address that headwise view printed.",
+        "本页地址中的令牌不正确。请打开 headwise view 打印的地址。",
+    ),
+    "gone": (
+        "The server no longer has this text; load it again.",
+        "服务器已不再保存这段文本，请重新载入。",
+    ),
+    "still_busy": ("headwise is still busy; try again later.", "headwise 仍然繁忙，请稍后再试。"),
+    "refused": ("headwise returned status {status}.", "headwise 返回状态码 {status}。"),
+    "footer": (
+        "Served by headwise on this machine only; no data leaves it.",
+        "由 headwise 仅在本机提供，数据不会离开本机。",
+    ),
+}
+# Columns that are no statistics of the registry.
+COLUMNS: dict[str, tuple[str, str]] = {
+    "loss without it": ("loss without it", "去掉后的损失变化"),
+    "gradient": ("gradient", "梯度"),
+}
+PAGES = {"report": REPORT, "viewer": VIEWER}
 
 
-def check_language(lang: str) -> None:
-    """Raise ConfigError for a language that reports are not written in."""
-    if lang not in LANGUAGES:
-        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+def words(lang: str, page: str) -> dict[str, str]:
+    """The words of the page "report" or "viewer", those of both included, in "en" or "zh"."""
+    check_language(lang)
+    return {key: both[lang == "zh"] for key, both in {**SHARED, **PAGES[page]}.items()}
 
 
-def words(lang: str) -> dict[str, str]:
-    """The table in one language, "en" or "zh"."""
-    return {key: both[LANGUAGES.index(lang)] for key, both in WORDS.items()}
+def label(name: str, lang: str, *, short: bool = False) -> str:
+    """What the column of that name is called."""
+    found = describe(name, lang)
+    if found is not None:
+        return found.short if short else found.label
+    return COLUMNS[name][lang == "zh"] if name in COLUMNS else name.replace("_", " ")
+
+
+def unit(text: str, lang: str) -> str:
+    """A unit, in that language."""
+    return {**UNITS, "cosine": "余弦"}.get(text, text) if lang == "zh" else text
+
+
+def description(name: str, column: HeadColumn, lang: str) -> str:
+    """What a column is; that of a known statistic in its own words."""
+    english, found = describe(name), describe(name, lang)
+    if english is not None and found is not None and column.description == english.summary:
+        return found.summary
+    return in_language(column.description, lang)

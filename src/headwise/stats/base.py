@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from headwise.errors import check_declared
+from headwise.errors import ShapeError, check_declared
 from headwise.masks import Grid
 from headwise.rule import Rule
 from headwise.stats.statistic import Statistic
@@ -45,6 +45,9 @@ class Tokens:
     special: Tensor | None = None
 
 
+PLACES = ("report", "viewer", "watch", "corpus")  # where measures are shown without being named
+
+
 class Measure(ABC):
     """A statistic of each head. `start` makes a state, `update` takes one tile after the other, `finish` gives
     the number; `merge` joins the states of two inputs (their batches are pooled).
@@ -53,8 +56,9 @@ class Measure(ABC):
 
     Attributes:
         label: its name in words, if that is not the name with blanks; short: the same for a narrow column.
-        chinese: its label, description, unit and range in Chinese, for reports.
-        shown: where it is shown without being named ("report", "viewer", "watch", "corpus"), and its place there.
+        chinese: its label, description, unit and range in Chinese, for reports. Without it, reports in Chinese show
+            the English ones; every measure of headwise itself has it.
+        shown: where it is shown without being named, one of `PLACES`, and its place in the order there.
         dispensable: how soon a table leaves it out for want of room: the largest first, 0 last.
         placed: whether it depends on the distance of queries and keys; cross attention, where there is no such
             distance, is then shown without it.
@@ -184,6 +188,12 @@ class RowMeasure(Measure, abstract=True):
 
     def update(self, state: RowState, tile: Tile) -> None:
         part = self.partial(tile)
+        if not isinstance(part, Tensor) or part.shape[:3] != tile.lse.shape or part.ndim > 4:
+            shape = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            raise ShapeError(
+                f"{type(self).__name__}.partial(tile): expected [b, h, r]={list(tile.lse.shape)} or [b, h, r, parts], "
+                f"what the tile adds to each of its rows; got {shape}"
+            )
         state.current = part if tile.first or state.current is None else self.combine(state.current, part)
         if tile.last:
             self._close(state, state.current, tile.lse, tile.rows.start)

@@ -57,7 +57,10 @@ class MeanDistance(RowMeasure):
 
 
 class DistanceVariance(RowMeasure):
-    """Σ_j p_ij·(|i − j| − mean)² in tokens², mean over queries: 0 for a head at one fixed distance."""
+    """Σ_j p_ij·(|i − j| − mean)² in tokens², mean over queries: 0 for a head at one fixed distance.
+
+    It is of the keys alone: a learned sink scales all their weights by one factor, which cancels.
+    """
 
     name, unit, range = "distance_variance", "tokens²", "≥ 0"
     source = "second central moment of the attention distance"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from headwise.errors import ConfigError
-from headwise.stats.base import Measure, Tokens
+from headwise.stats.base import PLACES, Measure, Tokens
 from headwise.stats.classes import ClassMass, PunctuationMass, SeparatorMass, SpecialMass
 from headwise.stats.concentration import EffectiveKeys, SquaredWeights
 from headwise.stats.distance import DistanceVariance, MeanDistance
@@ -30,12 +30,25 @@ def register(kind: Kind) -> Kind:
     that it can be a decorator.
 
     Raises:
-        ConfigError: if it is no class of measures, or another one has the name.
+        ConfigError: if it is no class of measures, if another one has the name, if its docstring, unit, range or source
+            is empty, or if `shown` names another place than those of `PLACES`. Measures of headwise itself also have
+            `chinese`.
     """
     if not (isinstance(kind, type) and issubclass(kind, Measure)):
         raise ConfigError(f"register(kind): expected a class of Measure, got {kind!r}")
     if (MEASURES | GIVEN).get(kind.name, kind) is not kind:
         raise ConfigError(f"register({kind.__name__}): there is another measure {kind.name!r}; give it another name")
+    given = {name: getattr(kind, name) for name in ("name", "unit", "range", "source")} | {"docstring": kind.__doc__}
+    missing = [name for name, value in given.items() if not (isinstance(value, str) and value.strip())]
+    if kind.__module__.startswith("headwise.") and kind.chinese is None:
+        missing.append("chinese")
+    if missing:
+        raise ConfigError(f"register({kind.__name__}): expected words in {', '.join(missing)}, which reports show")
+    if unknown := [place for place in kind.shown if place not in PLACES]:
+        raise ConfigError(
+            f"register({kind.__name__}): shown={{{unknown[0]!r}: …}}: no such place; expected "
+            f"{', '.join(map(repr, PLACES))}"
+        )
     if kind.requires:
         GIVEN[kind.name] = kind
     else:

@@ -1,4 +1,4 @@
-"""One column of a table: a number for each head, with what it is."""
+"""One column of a table: a number for each head, with its unit, error and description."""
 
 from collections.abc import Sequence
 from typing import Any, overload
@@ -7,23 +7,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.errors import ShapeError
+from headwise.errors import ConfigError, ShapeError
 
 STANDARD, INTERVAL = "standard error", "interval"
 
 
 class HeadColumn(Sequence[Tensor]):
-    """A number for each head: `column[3]` is the tensor of layer 3, [heads], `column[3][5]` a number of it.
+    """A number for each head: `column[3]` is the tensor of layer 3, [heads], and `column[3][5]` one number.
 
     Args:
         values: one sequence of numbers a layer, which may differ in length; or a tensor [layers, heads]. Numbers on the
             CPU become float64; tensors of another device stay there.
         unit: such as "nats". description: one sentence. range: the values that are possible, such as "0 to 1".
-        error: what is known of the uncertainty of each value, layer by layer as `values`: the standard error [heads],
-            or an interval [heads, 2] from its low to its high end.
+        error: the uncertainty of each value, layer by layer as `values`: the standard error [heads], or an interval
+            [heads, 2] of low and high ends.
     Attributes:
         flat: the numbers of all heads, [rows], in the order of the table's rows.
-        flat_error: the same of the error, [rows] or [rows, 2]; None if there is none.
+        flat_error: the errors of all heads, [rows] or [rows, 2]; None if there are none.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HeadColumn(Sequence[Tensor]):
 
     @property
     def error(self) -> tuple[Tensor, ...] | None:
-        """The error of each layer's heads, [heads] or [heads, 2]; None if there is none."""
+        """The errors of each layer's heads, [heads] or [heads, 2]; None if there are none."""
         return None if self.flat_error is None else tuple(self.flat_error[rows] for rows in self._rows)
 
     @property
@@ -69,12 +69,24 @@ class HeadColumn(Sequence[Tensor]):
         return None if self.flat_error is None else STANDARD if self.flat_error.ndim == 1 else INTERVAL
 
     def taken(self, rows: Tensor, index: tuple[Tensor, ...]) -> "HeadColumn":
-        """These rows, in this order; index: where each layer's heads then are, by rising number."""
+        """The given rows in that order. index: for each layer, the new rows of its heads in ascending order."""
         found = HeadColumn((), unit=self.unit, description=self.description, range=self.range)
         found.flat = self.flat[rows.to(self.flat.device)]
         found.flat_error = None if self.flat_error is None else self.flat_error[rows.to(self.flat.device)]
         found._rows = index
         return found
+
+    @classmethod
+    def joined(cls, columns: Sequence["HeadColumn"], name: str) -> "HeadColumn":
+        """Columns one after another, with the description of the first. ConfigError, with the `name`, if only some of
+        them have errors."""
+        first = columns[0]
+        if len({column.error_kind for column in columns}) > 1:
+            raise ConfigError(f"stack: {name!r} has an error in some of the tables only")
+        return cls(
+            [column.flat for column in columns], unit=first.unit, description=first.description, range=first.range,
+            error=None if first.flat_error is None else [column.flat_error for column in columns],
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         known = ", ".join(f"{name}={value!r}" for name, value in (
@@ -84,7 +96,7 @@ class HeadColumn(Sequence[Tensor]):
 
 
 def _numbers(x: Any) -> Tensor:
-    """float64, or float32 on a device that has no such numbers."""
+    """As float64, or float32 on a device without float64."""
     if isinstance(x, Tensor):
         return x.detach().to(torch.float32 if x.device.type == "mps" else torch.float64)
     return torch.from_numpy(np.array(x, dtype=np.float64))

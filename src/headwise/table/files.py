@@ -1,4 +1,4 @@
-"""Tables on the disk: Parquet, CSV and JSON, all with the same content."""
+"""Tables on disk: Parquet, CSV and JSON, all with the same content."""
 
 import csv
 import io
@@ -20,18 +20,18 @@ from headwise.table.columns import INTERVAL, STANDARD, HeadColumn
 
 FORMAT = "headwise-table-1"
 PLACES = ("layer", "module", "head")
-ABOUT = "about"  # the column of a CSV file that holds what is no number
+ABOUT = "about"  # the column of a CSV file that holds everything but the numbers
 _ENDS = {None: ("",), STANDARD: ("", " error"), INTERVAL: ("", " low", " high")}
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a file of a table holds.
+    """The content of a table's file.
 
     Attributes:
-        columns: name → unit, description, range and the kind of its error. layers: the name of each, by number.
-        layer, head: of each row. values: name → numbers, a value a row; errors under names of their own.
+        columns: name → unit, description, range and kind of error. layers: names, by number.
+        layer, head: of each row. values: name → one number a row; errors have names of their own.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Content:
     values: dict[str, list[float]]
 
     def described(self) -> dict[str, Any]:
-        """All but the rows."""
+        """Everything but the rows."""
         return {
             "format": FORMAT, "title": self.title, "about": self.about, "columns": self.columns, "layers": self.layers
         }  # fmt: skip
@@ -58,19 +58,21 @@ class Content:
         modules = {"module": [self.layers[layer] for layer in self.layer]} if any(self.layers) else {}
         return {"layer": self.layer, **modules, "head": self.head, **self.values}
 
-    def error_of(self, name: str) -> Tensor | None:
-        """The error of a column, [1, rows] or [1, rows, 2]."""
-        ends = [
-            torch.tensor(self.values[name + end], dtype=torch.float64) for end in _ends(self.columns[name]["error"])
-        ]
-        return None if len(ends) == 1 else ends[1][None] if len(ends) == 2 else torch.stack(ends[1:], -1)[None]
+    def column(self, name: str) -> HeadColumn:
+        """The column of that name, with the numbers of all rows."""
+        about = self.columns[name]
+        ends = [torch.tensor(self.values[name + end], dtype=torch.float64) for end in _ENDS[about["error"]][1:]]
+        return HeadColumn(
+            [self.values[name]], unit=about["unit"], description=about["description"], range=about["range"],
+            error=None if not ends else [ends[0] if len(ends) == 1 else torch.stack(ends, -1)],
+        )  # fmt: skip
 
 
 def content_of(
     title: str, about: Mapping[str, Any], layers: Sequence[str], places: Sequence[tuple[int, int]],
     columns: Mapping[str, HeadColumn],
 ) -> Content:  # fmt: skip
-    """What a table holds, as plain values."""
+    """The content of a table as plain values."""
     kinds: dict[str, dict[str, Any]] = {}
     values: dict[str, list[float]] = {}
     for name, column in columns.items():
@@ -80,25 +82,25 @@ def content_of(
         error = column.flat_error
         errors = () if error is None else (error,) if error.ndim == 1 else error.unbind(-1)
         parts: Iterable[Tensor] = (column.flat, *errors)
-        values |= {name + end: part.tolist() for end, part in zip(_ends(column.error_kind), parts, strict=True)}
+        values |= {name + end: part.tolist() for end, part in zip(_ENDS[column.error_kind], parts, strict=True)}
     layer, head = [layer for layer, _ in places], [head for _, head in places]
     return Content(title, dict(about), kinds, list(layers), layer, head, values)
 
 
 def check_names(columns: Mapping[str, Any]) -> None:
-    """ConfigError for a name that a file could not tell from another one."""
+    """Raise ConfigError for a name that would be ambiguous in a file."""
     taken = {*PLACES, ABOUT}
     for name, column in columns.items():
         if not isinstance(name, str) or not name:
             raise ConfigError(f"column {name!r}: expected a name that is a string, and not empty")
-        for end in _ends(getattr(column, "error_kind", None)):
+        for end in _ENDS[getattr(column, "error_kind", None)]:
             if name + end in taken:
                 raise ConfigError(f"column {name!r}: {name + end!r} is the name of something else in the table's files")
             taken.add(name + end)
 
 
 def save(path: str | os.PathLike[str], content: Content) -> None:
-    """Write it by the suffix of the path, whole or not at all."""
+    """Write a table in the format of the path's suffix, whole or not at all."""
     write = _form(path, "save")[0]
     try:
         json.dumps(content.described(), ensure_ascii=False, allow_nan=False).encode()
@@ -111,14 +113,14 @@ def save(path: str | os.PathLike[str], content: Content) -> None:
 
 
 def load(path: str | os.PathLike[str], make: Callable[[Content], Made]) -> Made:
-    """What `save` wrote, made into a table by `make`."""
+    """Read a file that `save` wrote; `make` turns its content into a table."""
     read = _form(path, "load")[1]
     with reading(path, "table", missing="HeadTable.save writes it"):
         return make(read(Path(path)))
 
 
 def arrow() -> Any:
-    """pyarrow with its Parquet part, or an error that says how to get it."""
+    """pyarrow with its Parquet module; ConfigError with the way to install it."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -151,7 +153,7 @@ def _write_csv(path: Path, content: Content) -> None:
 
 def _read_csv(path: Path) -> Content:
     content = text_of(path)
-    before = csv.field_size_limit(len(content) + 1)  # what the table is may be longer than the usual limit
+    before = csv.field_size_limit(len(content) + 1)  # the description may be longer than the usual limit
     try:
         rows = list(csv.reader(io.StringIO(content, newline=""), strict=True))
     except csv.Error as error:
@@ -159,7 +161,7 @@ def _read_csv(path: Path) -> Content:
     finally:
         csv.field_size_limit(before)
     if len(rows) < 2 or not rows[0] or rows[0][-1] != ABOUT:
-        raise CheckpointError(f"expected a last column {ABOUT!r}, with what the table is in its first row")
+        raise CheckpointError(f"expected a last column {ABOUT!r}, whose first row describes the table")
     names = rows[0][:-1]
     for line, row in enumerate(rows[1:], 2):
         if len(row) != len(rows[0]):
@@ -202,7 +204,7 @@ def _of_columns(
     described: Content, columns: dict[str, list[Any]], read_whole: Callable[[Any, str], int],
     read_number: Callable[[Any, str], float],
 ) -> Content:  # fmt: skip
-    """The rows of a table with a name for each column."""
+    """The content from a description and the values of each column by name."""
     for name in ("layer", "head"):
         if name not in columns:
             raise CheckpointError(f"column {name!r} is missing")
@@ -212,7 +214,7 @@ def _of_columns(
 
 
 def _described(found: Entry) -> Content:
-    """All but the rows."""
+    """Everything but the rows."""
     if found.raw("format") != FORMAT:
         raise CheckpointError(f"it is not of the format {FORMAT!r}")
     columns, inner = {}, found.entry("columns")
@@ -226,8 +228,8 @@ def _described(found: Entry) -> Content:
 
 
 def _checked(described: Content, layer: list[int], head: list[int], values: dict[str, list[float]]) -> Content:
-    """With the rows, if they are those of the columns that are described."""
-    expected = [name + end for name, kind in described.columns.items() for end in _ends(kind["error"])]
+    """The description with its rows; CheckpointError if they are not those of the described columns."""
+    expected = [name + end for name, kind in described.columns.items() for end in _ENDS[kind["error"]]]
     if sorted(values) != sorted(expected):
         raise CheckpointError(f"it has the columns {', '.join(values)}; expected {', '.join(expected)}")
     for name, count in (("head", len(head)), *((name, len(column)) for name, column in values.items())):
@@ -241,10 +243,6 @@ def _form(path: str | os.PathLike[str], what: str) -> tuple[Callable[[Path, Cont
     if suffix not in _FORMS:
         raise ConfigError(f"{what}({os.fspath(path)!r}): expected a name that ends in {', '.join(_FORMS)}")
     return _FORMS[suffix]
-
-
-def _ends(error_kind: str | None) -> tuple[str, ...]:
-    return _ENDS[error_kind]
 
 
 def _plain(x: float) -> float | str | None:

@@ -10,10 +10,8 @@ from torch import Tensor
 from headwise.errors import ConfigError, ShapeError, not_installed
 from headwise.table.columns import HeadColumn
 from headwise.table.files import Content, check_names, content_of, load, save
+from headwise.table.rows import Place, Rows
 from headwise.table.show import html, text
-
-MOST_HEADS = 1 << 16  # of a layer
-Place = tuple[int, int]
 
 
 class HeadTable(Mapping[str, HeadColumn]):
@@ -24,15 +22,13 @@ class HeadTable(Mapping[str, HeadColumn]):
         table.dense("entropy")    [layers, heads], NaN where there is no such head
         table.top("entropy", 8)   the eight heads with the largest entropies
 
-    A table does not change: what changes it returns another one. It prints itself, and is a Mapping from names to
-    columns. Numbers are float64 on the CPU, or on the device of the tensors that it was made of.
+    A table is immutable: its methods return new ones. It prints itself, and is a Mapping from names to columns.
 
     Args:
-        columns: name → `HeadColumn`, or what it is made of: one sequence of numbers a layer.
-        layers: the names of the layers in the model, one a layer; None if they have none. A layer is also known by its
-            number, from 0.
+        columns: name → `HeadColumn`, or what one is made from: one sequence of numbers a layer.
+        layers: the name of each layer in the model; None if they have none. Layers can also be given by number, from 0.
         heads: the numbers of the heads of each layer, in the order of the values; None for all, from 0.
-        title: one line, printed above the table. about: plain values for JSON that say how the numbers came to be.
+        title: one line, printed above the table. about: plain values for JSON that describe how the numbers were made.
     Attributes:
         layers: a name a layer, "" if it has none; places: (layer, head) of every row. title, about: as given.
     Raises:
@@ -89,23 +85,25 @@ class HeadTable(Mapping[str, HeadColumn]):
         self, columns: Mapping[str, HeadColumn], places: Sequence[Place], layers: Sequence[str], title: str,
         about: Mapping[str, Any],
     ) -> "HeadTable":  # fmt: skip
-        self.places, self.layers, self.title, self.about = tuple(places), tuple(layers), title, dict(about)
-        self._at = {place: row for row, place in enumerate(self.places)}
-        if len(self._at) < len(self.places):
-            twice = next(place for row, place in enumerate(self.places) if self._at[place] != row)
-            raise ConfigError(f"heads: head {twice[1]} of layer {twice[0]} is there twice")
-        rows: list[list[Place]] = [[] for _ in self.layers]
-        for layer, head in sorted(self.places):
-            if not 0 <= layer < len(self.layers):
-                raise ConfigError(f"places: layer {layer}, expected 0 to {len(self.layers) - 1}")
-            if not 0 <= head < MOST_HEADS:
-                raise ConfigError(f"heads: {head} in layer {layer}, expected 0 to {MOST_HEADS - 1}")
-            rows[layer].append((layer, head))
-        self.heads = tuple(tuple(head for _, head in row) for row in rows)
-        self._index = tuple(torch.tensor([self._at[place] for place in row], dtype=torch.long) for row in rows)
+        self._rows, self.title, self.about = Rows(places, layers), title, dict(about)
         every = torch.arange(len(self.places))
-        self._columns = {name: column.taken(every, self._index) for name, column in columns.items()}
+        self._columns = {name: column.taken(every, self._rows.index) for name, column in columns.items()}
         return self
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """(layer, head) of every row."""
+        return self._rows.places
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers, "" for those that have none."""
+        return self._rows.layers
+
+    @property
+    def heads(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the heads of each layer, ascending."""
+        return self._rows.heads
 
     @overload
     def __getitem__(self, key: str) -> HeadColumn: ...
@@ -120,13 +118,9 @@ class HeadTable(Mapping[str, HeadColumn]):
                 raise ConfigError(f"column {key!r} is not in the table; {known}")
             return self._columns[key]
         if isinstance(key, tuple):
-            layer, head = key
-            at = self._at.get((self._number(layer), head))
-            if at is None:
-                there = _listed(self.heads[self._number(layer)])
-                raise ConfigError(f"table[{layer}, {head}]: the heads of layer {layer} are {there}")
+            at = self._rows.row(*key)
             return {name: float(column.flat[at]) for name, column in self._columns.items()}
-        number = self._number(key)
+        number = self._rows.number(key)
         return self._taken([row for row, (layer, _) in enumerate(self.places) if layer == number])
 
     def __iter__(self) -> Iterator[str]:
@@ -147,7 +141,7 @@ class HeadTable(Mapping[str, HeadColumn]):
 
     def layer(self, name: str | int) -> "HeadTable":
         """The rows of a layer, by its name in the model or by its number."""
-        return self[self._number(name)]
+        return self[self._rows.number(name)]
 
     def column(self, name: str) -> Tensor:
         """The numbers of one column in the order of the rows, [rows]."""
@@ -155,7 +149,7 @@ class HeadTable(Mapping[str, HeadColumn]):
 
     def dense(self, name: str) -> Tensor:
         """The numbers of one column as [layers, heads], NaN where there is no such head."""
-        return _dense(self[name].flat, self.places, len(self.layers))
+        return self._rows.dense(self[name].flat)
 
     def tensor(self, *names: str) -> Tensor:
         """Columns side by side, [rows, columns]; all of them if none is named."""
@@ -184,14 +178,12 @@ class HeadTable(Mapping[str, HeadColumn]):
         heads: Iterable[int] | None = None,
         where: Any = None,
     ) -> "HeadTable":
-        """Some of the columns (all if none is named) and of the rows.
+        """Selected columns (all if none is named) and rows.
 
-        Args:
-            layers: by number or name. heads: by number. where: a boolean for each row, such as
-                `table.column("entropy") > 2`.
+        layers: by number or name. heads: by number. where: a boolean a row, such as `table.column("entropy") > 2`.
         """
         chosen = {name: self[name] for name in columns or self}
-        wanted = None if layers is None else {self._number(layer) for layer in layers}
+        wanted = None if layers is None else {self._rows.number(layer) for layer in layers}
         numbers = None if heads is None else set(heads)
         keep = [True] * len(self.places) if where is None else torch.as_tensor(where).bool().tolist()
         if len(keep) != len(self.places):
@@ -204,7 +196,7 @@ class HeadTable(Mapping[str, HeadColumn]):
         return self._taken(rows, chosen)
 
     def renamed(self, names: Mapping[str, str]) -> "HeadTable":
-        """The same with other names of columns, old → new."""
+        """A table with renamed columns, old → new."""
         for name in names:
             self[name]
         made = {names.get(name, name): column for name, column in self._columns.items()}
@@ -214,33 +206,33 @@ class HeadTable(Mapping[str, HeadColumn]):
         return self._taken(range(len(self.places)), made)
 
     def titled(self, title: str, about: Mapping[str, Any] | None = None) -> "HeadTable":
-        """The same with another title and, if given, another `about`."""
+        """A table with another title and, if given, another `about`."""
         return HeadTable.of_rows(
             self._columns, self.places, layers=self.layers, title=title, about=self.about if about is None else about
         )
 
     def merge(self, *others: "HeadTable") -> "HeadTable":
-        """The columns of several tables of the same heads, in one; rows in the order of this one, with its title.
+        """One table with the columns of several tables of the same heads; title and order of the rows are this one's.
 
         Raises:
             ConfigError: if layers or heads differ, or two tables have a column of the same name.
         """
         columns, about = dict(self._columns), dict(self.about)
         for number, other in enumerate(others, 1):
-            if (self.layers, self.heads) != (other.layers, other.heads):
-                raise ConfigError(f"merge: table {number} is about other heads: {_difference(self, other)}")
+            if difference := self._rows.difference(other._rows):
+                raise ConfigError(f"merge: table {number} is about other heads: {difference}")
             if both := [name for name in other if name in columns]:
                 raise ConfigError(f"merge: table {number} also has {both[0]!r}; rename it with renamed({{…}}) first")
-            rows = torch.tensor([other._at[place] for place in self.places], dtype=torch.long)
-            columns |= {name: column.taken(rows, self._index) for name, column in other.items()}
+            rows = self._rows.matching(other._rows)
+            columns |= {name: column.taken(rows, self._rows.index) for name, column in other.items()}
             about = {**other.about, **about}
         check_names(columns)
         return HeadTable.of_rows(columns, self.places, layers=self.layers, title=self.title, about=about)
 
     @classmethod
     def stack(cls, tables: Sequence["HeadTable"] | Mapping[str, "HeadTable"], *, title: str = "") -> "HeadTable":
-        """Tables with the same columns under one another, the layers of each after those before: such as one table a
-        layer. A Mapping gives the names of the layers, of tables with one layer each."""
+        """Concatenate the rows of tables with the same columns; the layers of each follow those of the previous one. A
+        Mapping gives the layers their names; each of its tables must have one layer."""
         every = list(tables.values()) if isinstance(tables, Mapping) else list(tables)
         if isinstance(tables, Mapping) and any(len(table.layers) != 1 for table in every):
             raise ShapeError("stack: names are for tables with one layer each")
@@ -252,48 +244,47 @@ class HeadTable(Mapping[str, HeadColumn]):
         for table in every:
             places += [(layer + len(layers), head) for layer, head in table.places]
             layers += table.layers
-        columns = {name: _joined([table[name] for table in every], name) for name in names}
+        columns = {name: HeadColumn.joined([table[name] for table in every], name) for name in names}
         return cls.of_rows(columns, places, layers=list(tables) if isinstance(tables, Mapping) else layers, title=title)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON: what is known of the table and its columns, and lists of numbers, a value a row. NaN
-        is None, infinity "inf" or "-inf". An error stands under its column's name with " error" behind, or " low" and
-        " high"."""
-        return content_of(self.title, self.about, self.layers, self.places, self._columns).to_dict()
+        """Plain values for JSON: the description of the table and its columns, and lists of numbers, one value a row.
+        NaN is None, infinity "inf" or "-inf". Errors are under the name of their column followed by " error", or
+        " low" and " high"."""
+        return self._content.to_dict()
 
     def to_pandas(self) -> Any:
-        """A `pandas.DataFrame`, a row a head; "module" is the name of the layer. ConfigError without pandas."""
+        """A `pandas.DataFrame` with one row a head; "module" is the name of the layer. ConfigError without pandas."""
         try:
             import pandas
         except ImportError:
             raise not_installed("HeadTable.to_pandas", "pandas") from None
-        return pandas.DataFrame(content_of(self.title, self.about, self.layers, self.places, self._columns).table())
+        return pandas.DataFrame(self._content.table())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as Parquet, CSV or JSON, by the suffix (.parquet, .csv, .json), whole or not at all; each holds all
-        that `HeadTable.load` needs. In CSV, the column "about" holds units and descriptions, in its first row.
+        """Write the table as Parquet, CSV or JSON, by the suffix (.parquet, .csv, .json), whole or not at all. All
+        hold everything that `HeadTable.load` restores. In CSV, the first row of the column "about" holds units and
+        descriptions.
 
         Raises:
             ConfigError: for another suffix, or for Parquet without pyarrow. CheckpointError: if it cannot be written.
         """
-        save(path, content_of(self.title, self.about, self.layers, self.places, self._columns))
+        save(path, self._content)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "HeadTable":
-        """What `save` wrote. CheckpointError, naming the file, if it is missing, damaged or something else."""
+        """Read a file that `save` wrote. CheckpointError, naming the file, if it is missing or damaged."""
         return load(path, cls._of)
+
+    @property
+    def _content(self) -> Content:
+        return content_of(self.title, self.about, self.layers, self.places, self._columns)
 
     @classmethod
     def _of(cls, content: Content) -> "HeadTable":
-        columns = {
-            name: HeadColumn(
-                [content.values[name]], unit=kind["unit"], description=kind["description"], range=kind["range"],
-                error=content.error_of(name),
-            )
-            for name, kind in content.columns.items()
-        }  # fmt: skip
         places = zip(content.layer, content.head, strict=True)
-        return cls.of_rows(columns, places, layers=content.layers, title=content.title, about=content.about)
+        made = {name: content.column(name) for name in content.columns}
+        return cls.of_rows(made, places, layers=content.layers, title=content.title, about=content.about)
 
     def __repr__(self) -> str:
         return text(self.title, self.layers, self.places, self._columns)
@@ -304,50 +295,6 @@ class HeadTable(Mapping[str, HeadColumn]):
     def _taken(self, rows: Iterable[int], columns: Mapping[str, HeadColumn] | None = None) -> "HeadTable":
         kept = list(rows)
         at = torch.tensor(kept, dtype=torch.long)
-        chosen = self._columns if columns is None else columns
-        made = {name: column.taken(at, ()) for name, column in chosen.items()}
+        made = {name: column.taken(at, ()) for name, column in (columns or self).items()}
         places = [self.places[row] for row in kept]
         return HeadTable.of_rows(made, places, layers=self.layers, title=self.title, about=self.about)
-
-    def _number(self, layer: int | str) -> int:
-        if isinstance(layer, str):
-            if layer not in self.layers:
-                raise ConfigError(f"layer {layer!r} is not in the table; there are {_listed(self.layers)}")
-            return self.layers.index(layer)
-        if not -len(self.layers) <= layer < len(self.layers):
-            raise ConfigError(f"layer {layer} is not in the table; it has {len(self.layers)} layers, counted from 0")
-        return int(layer) % len(self.layers)
-
-
-def _dense(flat: Tensor, places: Sequence[Place], layers: int) -> Tensor:
-    found = flat.new_full((layers, max((head + 1 for _, head in places), default=0)), torch.nan)
-    if places:
-        at = torch.tensor(places, device=flat.device)
-        found[at[:, 0], at[:, 1]] = flat
-    return found
-
-
-def _joined(columns: Sequence[HeadColumn], name: str) -> HeadColumn:
-    first = columns[0]
-    if len({column.error_kind for column in columns}) > 1:
-        raise ConfigError(f"stack: {name!r} has an error in some of the tables only")
-    errors = None if first.flat_error is None else [column.flat_error for column in columns]
-    return HeadColumn(
-        [column.flat for column in columns], unit=first.unit, description=first.description, range=first.range,
-        error=errors,
-    )  # fmt: skip
-
-
-def _difference(one: HeadTable, other: HeadTable) -> str:
-    if len(one.layers) != len(other.layers):
-        return f"{len(other.layers)} layers, expected {len(one.layers)}"
-    for i, (name, expected) in enumerate(zip(other.layers, one.layers, strict=True)):
-        if name != expected:
-            return f"layer {i} is {name!r}, expected {expected!r}"
-    layer = next(i for i, (a, b) in enumerate(zip(one.heads, other.heads, strict=True)) if a != b)
-    return f"layer {layer} has the heads {_listed(other.heads[layer])}, expected {_listed(one.heads[layer])}"
-
-
-def _listed(items: Iterable[Any], most: int = 12) -> str:
-    words = [str(item) for item in items]
-    return ", ".join(words[:most]) + (", …" if len(words) > most else "") if words else "none"

@@ -18,7 +18,9 @@ Without biases, soft caps and the like on the scores, the largest logit on the s
 added to the product are not made smaller by it: the largest logit comes down, and nearer to τ with every step.
 """
 
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +30,7 @@ from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
 from headwise.parallel.heads_held import held_heads
-from headwise.tables import as_html, as_text
+from headwise.table.show import as_html, as_text
 from headwise.telemetry.record import Record, Reduced
 
 
@@ -37,10 +39,12 @@ class Clipped:
     """What `qk_clip` changed.
 
     Attributes:
+        model: the model that was given, or its copy.
         step: of the record. tau: the limit.
         heads: (layer, head, largest logit, γ) of every head whose logits were made smaller.
     """
 
+    model: nn.Module = field(repr=False, compare=False)
     step: int
     tau: float
     heads: tuple[tuple[str, int, float, float], ...]
@@ -64,20 +68,21 @@ class Clipped:
         return as_html(*self.table(), caption=f"step {self.step}, τ = {self.tau:g}")
 
 
-def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0) -> Clipped:
+def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, copy: bool = False) -> Clipped:
     """Make the queries and keys of heads smaller whose largest logit was over τ in the record's latest step.
 
         loss.backward(); optimizer.step()
         record.step()                                  # with watch(model, steps="manual")
         hw.telemetry.qk_clip(model, record, tau=100.0)  # on many ranks: qk_clip(model, record.reduce(), tau=100.0)
 
-    Weights are changed in place, the optimiser's state is not. A step is used once: where `watch(every=N)` measures no
+    The optimiser's state is unchanged. A step is used once: where `watch(every=N)` measures no
     new one, a further call does nothing. See the module's docstring for what is multiplied by what.
 
     Args:
         model: any model with the watched modules in it. Weights may be sharded (FSDP2).
         record: with "max_logit" among its measures. Heads that it does not watch keep their logits.
         tau: the limit, above 0.
+        copy: clip a deepcopy, the result's `.model`; the model itself is unchanged, and the step can be used again.
     Raises:
         ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be made
             smaller head by head; nothing is changed then.
@@ -90,9 +95,15 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0) -> C
     if "max_logit" not in summary.names:
         raise ConfigError("qk_clip: the record does not measure max_logit; give it to watch(measures=…)")
     plans = _plans(model, own, of_all=isinstance(record, Reduced))
+    if copy:
+        copies: dict[int, Any] = {}  # by the id of the original
+        model = deepcopy(model, copies)
+        clipped = {site.module: _whole(site) for site in find_heads(model)}
+        plans = [(name, clipped[copies[id(site.module)]]) for name, site in plans]
     if own.ledger.clipped == summary.step or not summary.steps:
-        return Clipped(summary.step, tau, ())
-    own.ledger.clipped = summary.step
+        return Clipped(model, summary.step, tau, ())
+    if not copy:
+        own.ledger.clipped = summary.step
     largest = dict(zip(summary.places, summary.column("max_logit").tolist(), strict=True))
     heads = []
     with torch.no_grad():
@@ -102,7 +113,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0) -> C
             heads += [(name, i, seen[i], gamma) for i, gamma in enumerate(gammas) if gamma < 1.0]
             if min(gammas) < 1.0:
                 _clip(site, torch.tensor(gammas, dtype=torch.float64))
-    return Clipped(summary.step, tau, tuple(heads))
+    return Clipped(model, summary.step, tau, tuple(heads))
 
 
 def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str, HeadSite]]:

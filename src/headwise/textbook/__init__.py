@@ -1,1 +1,1 @@
-"""What a reader of a textbook runs: every claim measured, every step with its numbers, what a design takes."""
+"""For readers of a textbook: claims measured, every step of attention with numbers, the costs of a design."""

@@ -1,7 +1,7 @@
-"""The tables of docs/designs.md, from the notes of the designs; `python scripts/design_tables.py` writes them.
+"""The tables of docs/designs.md, made from the designs' notes; `python scripts/design_tables.py` writes them.
 
 >>> which("zh").splitlines()[0]
-'| 设计 | 类 | 是什么 | 何时使用 | 出处 |'
+'| 设计 | 类 | 说明 | 适用场合 | 出处 |'
 """
 
 import re
@@ -15,36 +15,36 @@ from headwise.textbook.plan.show import markdown_table
 
 TITLES = {
     "en": ("design", "class", "what it is", "use it when", "source"),
-    "zh": ("设计", "类", "是什么", "何时使用", "出处"),
+    "zh": ("设计", "类", "说明", "适用场合", "出处"),
 }
 D_MODEL, HEADS, TOKENS = 768, 12, 2048  # of the comparison
 
 
 def which(lang: str = "en") -> str:
-    """Every design: its class, what it is, when to use it, its source."""
+    """All designs: class, description, when to use it, and source."""
     if lang not in TITLES:
         raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, TITLES))}")
     rows = []
     for name, design in DESIGNS.items():
         notes = design.notes
-        said = (notes.summary.zh, notes.use.zh) if lang == "zh" else (notes.summary.en, notes.use.en)
-        rows.append((f"`{name}`", f"`{design.__name__}`", *said, notes.source))
+        words = (notes.summary.zh, notes.use.zh) if lang == "zh" else (notes.summary.en, notes.use.en)
+        rows.append((f"`{name}`", f"`{design.__name__}`", *words, notes.source))
     return _table(TITLES[lang], rows)
 
 
 def takes() -> str:
-    """Every design: parameters, work and cache, as formulas."""
+    """All designs: parameters, work and cache as formulas."""
     rows = [(f"`{name}`", d.notes.parameters, d.notes.work, d.notes.cache) for name, d in DESIGNS.items()]
     return _table(("design", "parameters", "multiply-adds compared with MHA", "cache"), rows)
 
 
 def compared() -> str:
-    """Every name of a design at one width, as `headwise plan --designs` counts it."""
+    """All designs at one width, as counted by `headwise plan --designs`."""
     return markdown_table(compare_designs(D_MODEL, HEADS, Work(1, TOKENS, TOKENS)).tables[0])
 
 
 def limits() -> str:
-    """What designs refuse, and why."""
+    """What designs do not support, and why."""
     rows = [
         (f"`{name}`", what, because)
         for name, design in DESIGNS.items()
@@ -57,7 +57,11 @@ TABLES: dict[str, Callable[[], str]] = {"which": which, "takes": takes, "compare
 
 
 def filled(page: str) -> str:
-    """The page with each table anew, from `<!-- table: NAME -->` to `<!-- end -->`; ConfigError if one is missing."""
+    """Return the page with every table, from `<!-- table: NAME -->` to `<!-- end -->`, replaced by a new one.
+
+    Raises:
+        ConfigError: if the place of a table is missing.
+    """
     for name, table in TABLES.items():
         opening = f"<!-- table: {name} -->\n"
         pattern = re.compile(re.escape(opening) + ".*?<!-- end -->", re.DOTALL)

@@ -10,7 +10,7 @@ import numpy as np
 from headwise.analysis.head_roles.definitions import CASES, MARGIN
 from headwise.analysis.head_roles.ranked import Ranked
 from headwise.analysis.head_roles.tally import Tally, pooled
-from headwise.tables import plain
+from headwise.table.show import plain
 
 
 @dataclass(frozen=True, repr=False)

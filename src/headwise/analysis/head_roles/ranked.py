@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from headwise.analysis.given import head_name
-from headwise.tables import as_html, as_text
+from headwise.table.show import as_html, as_text
 
 MOST = 8  # lines
 

@@ -16,7 +16,7 @@ from headwise.analysis.head_roles.score import Label, RoleScore, label, of_tally
 from headwise.analysis.head_roles.tally import Tally
 from headwise.errors import ConfigError, ShapeError
 from headwise.files import atomic_path
-from headwise.tables import plain
+from headwise.table.show import plain
 
 SURE = 0.95  # of a label, unless another confidence is asked for
 # A head that looks at one neighbour looks nearby too: the weaker word is left out.

@@ -10,7 +10,8 @@ import numpy as np
 from headwise.analysis.head_roles.definitions import Definition
 from headwise.analysis.head_roles.ranked import Ranked
 from headwise.analysis.head_roles.tally import Tally
-from headwise.tables import plain
+from headwise.table.show import plain
+from headwise.wording import Bilingual
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Label:
     """A role that a head plays on this input.
 
     Attributes:
-        text: as it is printed, such as "offset −3"; role: its name in `Roles`.
+        text: as it is printed, such as "offset −3", which has a Chinese version for a defined role; role: its
+            name in `Roles`.
         score, threshold: what the head has and what it takes; confidence: share of the draws of a block bootstrap in
             which it is still enough; source: of the threshold.
     """
@@ -136,5 +138,6 @@ def label(score: RoleScore, at: tuple[int, int]) -> Label:
     d = score.definition
     text = d.word
     if score.offset is not None:
-        text = f"{d.word} {int(score.offset[at]):+d}".replace("-", "−")
+        by = f"{int(score.offset[at]):+d}".replace("-", "−")
+        text = Bilingual(f"{d.word} {by}", f"{d.word.zh} {by}")
     return Label(text, d.name, float(score.mass[at]), d.threshold, float(score.confidence[at]), d.limit)

@@ -1,7 +1,6 @@
 """Roles as a table of plain text, and as HTML."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from headwise.analysis.given import head_name
 from headwise.analysis.head_roles.choices import Choice
 from headwise.analysis.head_roles.score import RoleScore
 from headwise.analysis.head_roles.tally import DRAWS
+from headwise.table.show import as_html
 
 SHORT = {"separator": "sep.", "punctuation": "punct.", "duplicate": "same", "induction": "induct.", "local": "nearby"}
 FEWEST = 10  # cases of which a best head is told
@@ -36,9 +36,7 @@ def table(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -
 def html(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -> str:
     """The same for a notebook."""
     head, body, below = _cells(scores, words)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in (*body, *below))
-    names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return f"<table><tr>{names}</tr>{rows}</table>" + "".join(f"<p>{escape(line)}</p>" for line in notes)
+    return as_html(head, [*body, *below], notes=notes)
 
 
 def choices(asked: Mapping[str, Choice]) -> list[str]:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from headwise.analysis.importance.asking import Losses, LossFunction, Progress, asked, held_still
+from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
 from headwise.analysis.importance.removal import Removal, checked_heads
 from headwise.analysis.importance.values import Head, HeadImportance, from_samples
 from headwise.models.site import HeadSite
+from headwise.progress import Progress
 
 
 def ablation_importance(
@@ -37,7 +38,7 @@ def ablation_importance(
         draws: of "resample": the mean over so many ways to pair the sequences of a batch. Draw r of batch i pairs them
             along a random circle, seeded with seed + 1,000,003 · r + i, so that none is its own donor.
         sites: those of `find_heads(model)` to ask for; all by default.
-        progress: called with (runs done, runs in all).
+        progress: called after each run of the model.
     Returns:
         HeadImportance in the loss's unit. `samples` are the differences, batch by batch, and `errors` the standard
         errors of their means: what all batches share cancels.

@@ -10,7 +10,7 @@ import numpy as np
 from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
 from headwise.table import HeadTable
-from headwise.tables import as_html, as_text, plain
+from headwise.table.show import as_html, as_text, plain
 
 
 @dataclass(frozen=True)

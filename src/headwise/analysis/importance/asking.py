@@ -13,9 +13,10 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.models.find import find_heads
 from headwise.models.site import Change, HeadSite
 from headwise.models.taps import record_heads
+from headwise.progress import Progress
 
 LossFunction = Callable[[nn.Module, Any], Tensor]  # (model, batch) to the batch's mean loss, one number
-Progress = Callable[[int, int], None]  # told (done, all) after each run of the model
+RUNNING = "running the model"  # what is reported to `progress=`
 
 
 @contextmanager
@@ -80,7 +81,7 @@ class Losses:
             )
         self.done += 1
         if self.progress is not None:
-            self.progress(self.done, self.total)
+            self.progress(RUNNING, self.done, self.total)
         return loss.reshape(())
 
     def value(self, batch: Any, number: int, changes: dict[int, Change], with_what: str = "") -> float:

@@ -8,12 +8,13 @@ import numpy as np
 from torch import nn
 
 from headwise.analysis.given import head_name
-from headwise.analysis.importance.asking import Losses, LossFunction, Progress, asked, held_still
+from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
 from headwise.analysis.importance.removal import Removal, checked_heads
 from headwise.analysis.importance.values import Head, HeadImportance, standard_error
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
-from headwise.tables import as_html, as_text
+from headwise.progress import Progress
+from headwise.table.show import as_html, as_text
 
 
 @dataclass(frozen=True)

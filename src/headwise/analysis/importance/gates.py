@@ -18,14 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.importance.asking import Losses, LossFunction, Progress, asked, held_still
+from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
 from headwise.analysis.importance.removal import Removal
 from headwise.analysis.importance.values import Head, HeadImportance, by_layer
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
 from headwise.models.taps import scale_heads
+from headwise.progress import Progress
 from headwise.seeds import devices_of, seeded, step_seed
-from headwise.tables import as_html, as_text, plain
+from headwise.table.show import as_html, as_text, plain
 
 KEPT = 0.5  # a head that is open less often is closed
 _EDGE = 1e-6  # u is kept from 0 and 1, where its logarithms end
@@ -174,7 +175,7 @@ def learn_gates(
         optimizer: of the model's weights (or some of them), stepped with the gates; Voita et al. go on training so.
         seed: of the drawn gates, of the order of the batches, and of the model's own dropout with `optimizer`.
         sites: those of `find_heads(model)` to put gates on; all by default.
-        progress: called with (runs done, runs in all).
+        progress: called after each run of the model.
     Returns:
         LearnedGates; `kept()` and `removed()` name the heads, `importance` stands beside other methods.
     Raises:

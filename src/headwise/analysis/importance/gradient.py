@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from headwise.analysis.importance.asking import (
     Losses,
     LossFunction,
-    Progress,
     asked,
     called,
     changed,
@@ -27,6 +26,7 @@ from headwise.analysis.importance.asking import (
 from headwise.analysis.importance.values import HeadImportance, from_samples
 from headwise.errors import ConfigError
 from headwise.models.site import Change, HeadSite
+from headwise.progress import Progress
 
 
 def gradient_importance(
@@ -50,7 +50,7 @@ def gradient_importance(
         per: "batch", or "row": x is then a row of a batch. For losses that are a mean over rows that weigh alike (as
             many tokens), of models that keep the batch as the first axis.
         sites: those of `find_heads(model)` to ask for; all by default.
-        progress: called with (runs done, runs in all).
+        progress: called after each run of the model.
     Returns:
         HeadImportance in the loss's unit; `normalised()` divides each layer by its norm, as Michel et al. do.
         With "each", values depend on the size of x: the rows of a larger batch cancel more.

@@ -1,7 +1,8 @@
 """Finds and loads the compiled kernels, libheadwise, if they are there: `library()`.
 
 pip and `make native` put the library beside this file. HEADWISE_NATIVE_LIBRARY=path loads another one, such as a
-build with sanitizers. HEADWISE_TARGET=name is the newest level of instructions that it may use; it reads that itself.
+build with sanitizers. HEADWISE_TARGET=name selects the target (the set of
+instructions that it uses) in place of the library's own choice.
 """
 
 import ctypes
@@ -14,11 +15,11 @@ from pathlib import Path
 
 from headwise.errors import KernelError
 
-ABI = 8  # HEADWISE_ABI in native/headwise.h
+ABI = 10  # HEADWISE_ABI in native/headwise.h
 NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
 OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
 TARGET = "HEADWISE_TARGET"
-TARGETS = ("portable", "avx2", "avx512", "avx512bf16")  # all that there are, each with more instructions
+TARGETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")  # all targets that exist, each with more instructions
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Library:
     reason: str | None
 
     def target(self) -> str | None:
-        """The instructions in use: "portable", "avx2", "avx512" or "avx512bf16"."""
+        """The target in use, one of `TARGETS`; None if no library is loaded."""
         return None if self.handle is None else self.handle.headwise_target_name().decode()
 
     @cached_property
@@ -41,8 +42,14 @@ class Library:
         return {name.decode(): code for code, name in enumerate(takewhile(bool, self.handle.headwise_statistics()))}
 
     def targets(self) -> list[str]:
-        """All that were compiled in."""
+        """The targets that were compiled in, in the order in which they are chosen."""
         return [] if self.handle is None else self.handle.headwise_targets().decode().split(",")
+
+    def refusal(self, target: str) -> str | None:
+        """Why this target does not run here; None if it does."""
+        assert self.handle is not None
+        reason = self.handle.headwise_refusal(target.encode())
+        return f"{self.path.name} was compiled without it" if reason is None else reason.decode() or None
 
 
 @cache
@@ -68,23 +75,16 @@ def path() -> Path:
 
 
 def wrong_target(wanted: str | None, found: Library) -> str | None:
-    """Why HEADWISE_TARGET=wanted cannot be had of the library, and what can; None if it can, or nothing is wanted."""
-    if not wanted:
+    """Returns why HEADWISE_TARGET=wanted cannot be used, and which targets can; None if it can, or is not set."""
+    if not wanted or (found.handle is None and wanted in TARGETS):
         return None
-    if found.handle is None:
-        here = list(TARGETS)
-    else:
-        # Unless it has taken what is wanted, it has taken the best that runs here: all that are newer do not.
-        inside = [name for name in TARGETS if name in found.targets()]
-        here = inside[: inside.index(str(found.target())) + 1]
-        if wanted == found.target():
-            return None
     if wanted not in TARGETS:
-        why = "there are no such instructions"
-    elif found.handle is None:
-        return None
+        why: str | None = "there is no such target"
     else:
-        why = "this CPU lacks them" if wanted in inside else f"{found.path.name} was compiled without them"
+        why = found.refusal(wanted)
+    if why is None:
+        return None
+    here = list(TARGETS) if found.handle is None else [name for name in found.targets() if found.refusal(name) is None]
     return f"{TARGET}={wanted!r}: {why}; name one that runs here ({', '.join(here)})"
 
 
@@ -102,7 +102,7 @@ def load(path: Path) -> Library:
     if version != ABI:
         return Library(path, None, f"it has interface {version}, and this headwise needs {ABI}: build it again")
     handle.headwise_target_name.restype = ctypes.c_char_p
-    handle.headwise_targets.restype = ctypes.c_char_p
+    handle.headwise_targets.restype = handle.headwise_refusal.restype = ctypes.c_char_p
     handle.headwise_statistics.restype = ctypes.POINTER(ctypes.c_char_p)
     handle.headwise_again.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4]
     handle.headwise_peak.restype = handle.headwise_bandwidth.restype = ctypes.c_double

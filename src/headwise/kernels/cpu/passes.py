@@ -201,7 +201,7 @@ def _request_statistics(request: binding.ForwardCall, call: Call) -> tuple[dict[
     views, address, size = iter(rows.unbind()), rows.data_ptr(), b * h * n * 4
     found: dict[Statistic, Tensor] = {}
     held: list[Any] = []
-    entries: list[tuple[Any, ...]] = []
+    entries: list[Any] = []
     for code, statistic, compiled in chosen:
         if compiled.signature.endswith(ROW):
             found[statistic] = next(views)

@@ -11,8 +11,9 @@ from headwise.kernels.cpu import matrix
 from headwise.kernels.cpu.passes import MOST_NUMBERS, forward, refusal, transposed
 from headwise.kernels.reads import Matrix, Reads
 from headwise.pooling import Squares
+from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
-from headwise.tiles import Progress
+from headwise.tiles import COMPUTING
 
 LARGEST_PART = 1 << 18  # weights of a head that are computed at once for some of their columns
 
@@ -47,7 +48,7 @@ class CompiledReads(Reads):
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
     ) -> dict[Statistic, Tensor]:
-        """With `progress` head by head; the rows done are told as if all heads went together."""
+        """With `progress` head by head; the rows done are reported as if all heads were computed together."""
         if progress is None or 0 in of.q.shape[:2]:
             return _done(of, lambda call: forward(call)[2], statistics=wanted)
         b, h, _, _ = of.rule.grid
@@ -103,9 +104,10 @@ def _done(
 
 
 def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
-    """Batch entry and matrix of each head alone; the rows done are told as if all heads went together."""
+    """Batch entry and matrix of each head alone; the rows done are reported as if all heads were computed
+    together."""
     b, h, n, _ = of.rule.grid
     for batch in range(b):
         for head in range(h):
             yield batch, of.head(batch, head)
-            progress((batch * h + head + 1) * n // (b * h), n)
+            progress(COMPUTING, (batch * h + head + 1) * n // (b * h), n)

@@ -15,8 +15,9 @@ from torch import Tensor
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.eager import eager
 from headwise.kernels.reads import Matrix, Reads
+from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic
-from headwise.tiles import Progress
+from headwise.tiles import COMPUTING
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 256
@@ -26,7 +27,7 @@ class TritonGPU:
     """Any mask of a few key ranges or a boolean, any score, dropout and gradients, on an NVIDIA GPU."""
 
     name = "triton_gpu"
-    tells = False
+    gives_delta = False
     by_autograd = False
 
     @property
@@ -72,7 +73,7 @@ class _ForwardReads(Reads):
     ) -> dict[Statistic, Tensor]:
         found = dict(_done(of, of.k[..., :1], wanted).statistics)
         if progress is not None:
-            progress(of.rule.grid.n, of.rule.grid.n)
+            progress(COMPUTING, of.rule.grid.n, of.rule.grid.n)
         return found
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:

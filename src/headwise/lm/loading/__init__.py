@@ -1,18 +1,17 @@
-"""A model and its tokenizer, whoever made them: what reads a text, and gives the map of every head on it.
+"""A model with its tokenizer, from a headwise checkpoint or a folder of Hugging Face transformers.
 
     >>> from headwise.lm.loading import load_model
-    >>> subject = load_model(None)                                # the embedded decoder; or a folder
-    >>> reading = subject.read("武松打虎")
-    >>> reading.pieces
+    >>> model = load_model(None)                                  # the embedded decoder; or a folder
+    >>> text = model.read("武松打虎")
+    >>> text.pieces
     ['武', '松', '打', '虎']
-    >>> maps = subject.maps(reading.ids)
-    >>> list(maps) == list(subject.layers)
+    >>> maps = model.maps(text.ids)
+    >>> list(maps) == list(model.layers)
     True
 
-A folder is a headwise checkpoint, or a model of Hugging Face transformers with its tokenizer. Nothing is fetched, no
-code of the folder runs, and weights come from safetensors alone.
+Nothing is downloaded, no code from the folder runs, and weights are read from safetensors files only.
 """
 
 from headwise.lm.loading.base import LoadedModel as LoadedModel
-from headwise.lm.loading.opening import load_model as load_model
-from headwise.lm.loading.reading import TokenizedText as TokenizedText
+from headwise.lm.loading.load import load_model as load_model
+from headwise.lm.loading.tokenized import TokenizedText as TokenizedText

@@ -1,32 +1,37 @@
-"""What a subject is: a model that reads texts and shows its heads."""
+"""The interface of loaded models: tokenizing texts, maps of all heads, losses."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError, TextError
-from headwise.lm.loading.reading import TokenizedText
-from headwise.lm.loading.remarks import Remark, remark
+from headwise.events import call_name
+from headwise.lm.loading.remarks import remark
+from headwise.lm.loading.tokenized import TokenizedText
+from headwise.lm.text_files import not_text
 from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, record_heads
+from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure
+from headwise.wording import Bilingual, Message
 
-Seen = Callable[[str, AttentionMap], None]  # a layer's name, and its map
-LossFunction = Callable[[nn.Module, Tensor], Tensor]  # (model, windows [w, tokens + 1]) to nats a token
+OnMap = Callable[[str, AttentionMap], None]  # (name of a layer, its map)
+LossFunction = Callable[[nn.Module, Tensor], Tensor]  # (model, windows [w, tokens + 1]) to nats per token
 Maps = dict[str, AttentionMap]
 
 
 @dataclass(frozen=True, eq=False)
 class Look:
-    """What a model did with a text.
+    """The results of a model on a text.
 
     Attributes:
-        maps: as `LoadedModel.maps` gives them. loss: as `LoadedModel.loss` does.
-        outputs: of each layer what its heads give to the output projection, [b, heads, n, d_v]; [] if it is not known
-            where that is.
+        maps: as returned by `LoadedModel.maps`. loss: as returned by `LoadedModel.loss`.
+        outputs: of each layer the heads' outputs before the output projection, [b, heads, n, d_v]; [] if their location
+            in the model is unknown.
     """
 
     maps: Maps
@@ -35,16 +40,15 @@ class Look:
 
 
 class LoadedModel(ABC):
-    """A model in eval mode, its tokenizer, and what is known of its heads; `load_model` makes it.
+    """A model in eval mode with its tokenizer, as returned by `load_model`.
 
     Attributes:
         name: of the folder, or "embedded decoder". kind: "headwise" or "transformers".
-        model: the module. about: it in a line, with its sizes.
-        context: tokens that it was trained on at a time, None if nobody says. limit: tokens that it can read at most,
-            None if it can read any number.
-        layers: qualified names of the attention modules in forward order; a module that is called again has #2, #3 …
-            behind its name. heads: of each of them.
-        causal: whether no token sees a later one, in any layer.
+        model: the module. about: a description in one line, with sizes.
+        context: context length in training, None if unknown. limit: maximum number of tokens, None if unlimited.
+        layers: qualified names of the attention modules in forward order; repeated calls of a module are marked #2,
+            #3 …. heads: number of heads of each layer.
+        causal: whether all layers are causal.
     """
 
     name: str
@@ -59,23 +63,37 @@ class LoadedModel(ABC):
 
     @abstractmethod
     def read(self, text: str) -> TokenizedText:
-        """The text as tokens. TextError if it is empty, or none that can be written as UTF-8."""
+        """Tokenize a text. TextError if it is empty or cannot be encoded as UTF-8."""
 
     @abstractmethod
     def _run(
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
-        seen: Seen | None = None,
+        on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
-        """Maps, and what then gives the loss if it is asked for. ids [b, n]; mask [b, n] or None."""
+        """Maps, and a function that returns the loss if `with_loss`. ids [b, n]; mask [b, n] or None."""
+
+    @contextmanager
+    def _collected(self, measures: Sequence[str | Measure], on_map: OnMap | None) -> Iterator[Maps]:
+        """Within it, the map of each attention call of the model is stored in the dictionary that it yields."""
+        maps: Maps = {}
+
+        def store(call: AttentionCall) -> None:
+            name = call_name(call.name, maps)
+            maps[name] = call.map
+            if on_map is not None:
+                on_map(name, call.map)
+
+        with observe(store, model=self.model, measures=measures):
+            yield maps
 
     @property
     @abstractmethod
     def loss_fn(self) -> LossFunction | None:
-        """(model, windows [w, tokens + 1]) to the mean next-token loss in nats a token, with its graph where gradients
-        are on; None for a model that predicts no next token."""
+        """A function from (model, windows [w, tokens + 1]) to the mean next-token loss in nats per token, with its
+        graph if gradients are enabled; None for a model that does not predict the next token."""
 
-    def remarks(self, tokens: int) -> list[Remark]:
-        """What to know when a text of so many tokens is read by this model."""
+    def remarks(self, tokens: int) -> list[Message]:
+        """Notes on reading a text of this number of tokens with this model."""
         found = []
         if self.context is not None and tokens > self.context:
             found.append(remark("untrained_length", trained=self.context))
@@ -86,27 +104,27 @@ class LoadedModel(ABC):
     @torch.no_grad()
     def maps(
         self, ids: Tensor, mask: Tensor | None = None, *, measures: Sequence[str | Measure] = (),
-        seen: Seen | None = None,
+        on_map: OnMap | None = None,
     ) -> Maps:  # fmt: skip
-        """The map of every layer, in forward order.
+        """Compute the map of every layer, in forward order.
 
         Args:
             ids: token ids, [n] or [b, n].
-            mask: [b, n] boolean, True where a token stands; padding goes behind the tokens. Padded queries see nothing
-                in the maps.
-            measures: added up in the same pass, as each map's `measured`.
-            seen: told each layer's map as soon as it is there; the model goes on when it returns.
+            mask: [b, n] boolean, True for tokens and False for padding, which must follow the tokens. Padded queries
+                are fully masked in the maps.
+            measures: statistics accumulated in the same pass, as each map's `measured`.
+            on_map: called with each layer's name and map as soon as it is computed.
         Returns:
-            name → map [b, heads, n, n], lazy: q, k and the log-sum-exp.
+            name → map [b, heads, n, n], which stores q, k and the log-sum-exp.
         Raises:
-            ShapeError, DTypeError: for ids or a mask that do not fit. TextError: for more tokens than `limit`.
+            ShapeError, DTypeError: if ids or mask do not fit. TextError: for more tokens than `limit`.
         """
-        return self._run(*self._checked(ids, mask), measures, False, seen)[0]
+        return self._run(*self._checked(ids, mask), measures, False, on_map)[0]
 
     @torch.no_grad()
     def loss(self, ids: Tensor) -> float | None:
-        """Mean next-token loss of a text in nats a token; None if the model predicts no next token, or there is only
-        one. ids as in `maps`."""
+        """Mean next-token loss of a text in nats per token; None for a single token, or if the model does not predict
+        the next token. ids as in `maps`."""
         return self._run(*self._checked(ids, None), (), True)[1]()
 
     @torch.no_grad()
@@ -115,12 +133,12 @@ class LoadedModel(ABC):
         ids, _ = self._checked(ids, None)
         with record_heads(self.sites) as outputs:
             maps, loss = self._run(ids, None, (), True)
-            outputs = list(outputs)  # the loss may need the model once more
+            outputs = list(outputs)  # a copy: computing the loss may run the model again
         return Look(maps, outputs, loss())
 
     @property
     def sites(self) -> list[HeadSite]:
-        """Where the heads lie in the model, one site a layer; [] if that is not known of all layers."""
+        """The locations of the heads in the model, one site per layer; [] if unknown for any layer."""
         try:
             found = {site.name: site for site in find_heads(self.model)}
         except ConfigError:
@@ -164,27 +182,24 @@ class LoadedModel(ABC):
     @property
     @abstractmethod
     def _vocabulary(self) -> int:
-        """Token ids that the model has an embedding for."""
+        """Number of token ids that have an embedding."""
 
     def __repr__(self) -> str:
         return f"LoadedModel({self.name}: {self.about})"
 
 
-def described(heads: Sequence[int]) -> str:
-    """Layers and heads in words: "6 layers × 12 heads", or "2 layers × 5/3 heads" where layers differ."""
+def described(heads: Sequence[int]) -> Bilingual:
+    """Describe layers and heads: "6 layers × 12 heads", or "2 layers × 5/3 heads" if layers differ."""
     each = "/".join(map(str, heads if len(set(heads)) > 1 else heads[:1]))
-    return f"{len(heads)} layers × {each} head{'s' * (max(heads) > 1)}"
+    return Bilingual(f"{len(heads)} layers × {each} head{'s' * (max(heads) > 1)}", f"{len(heads)} 层 × {each} 头")
 
 
 def text_of(text: str) -> str:
-    """The text, or a TextError if there is nothing in it, or half of a surrogate pair."""
+    """Return the text. TextError if it is empty or contains half of a surrogate pair."""
     if not text:
         raise TextError("the text is empty; give at least one character")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise TextError(
-            f"text: character {error.start} is half of a surrogate pair (U+{ord(text[error.start]):04X}), "
-            f"which is not valid text"
-        ) from None
+        raise not_text(text, error) from None
     return text

@@ -1,4 +1,4 @@
-"""What has to be in a folder of transformers before anything of it is loaded, and the messages for what is not."""
+"""Checks of a transformers folder before anything is loaded from it, and their messages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ INDEX = WEIGHTS[1]
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Within it, transformers shows no progress bars and logs errors only; afterwards it is as it was."""
+    """Let transformers show no progress bars and log only errors while the block runs."""
     logging = library("utils.logging")
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -33,8 +33,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def theirs(folder: Path | str, what: str) -> Iterator[None]:
-    """A block of calls of transformers, with values from files: there may be anything wrong with them, in any class.
-    CheckpointError that says so."""
+    """Convert every exception that transformers raises in the block, for invalid files, to a CheckpointError."""
     try:
         yield
     except HeadwiseError:
@@ -44,8 +43,8 @@ def theirs(folder: Path | str, what: str) -> Iterator[None]:
 
 
 def check_weights(folder: Path, config: Any) -> None:
-    """CheckpointError if there are no safetensors, a part of them is missing, damaged or lies elsewhere, or they cannot
-    be those of so many layers."""
+    """Raise CheckpointError if there are no safetensors, if a file of them is missing, damaged or outside the folder,
+    or if they have fewer tensors than the model has layers."""
     tensors = sum(_tensors(folder / name) for name in _files(folder))
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > tensors:
@@ -77,7 +76,7 @@ def _files(folder: Path) -> list[str]:
 
 
 def _tensors(path: Path) -> int:
-    """How many tensors a file holds."""
+    """Number of tensors in a file."""
     with reading(path, "weights"):
         try:
             with safe_open(path, framework="pt") as file:
@@ -95,25 +94,24 @@ def _parts(index: Path) -> set[str]:
 
 
 def read_config(folder: Path) -> Any:
-    """The configuration. CheckpointError if it cannot be read, is not known, or is of a model that is no one text
-    model."""
+    """Read the configuration. CheckpointError if it is unreadable, or the model is unknown or an encoder-decoder."""
     auto = library("models.auto")
     check_folder(folder)
     path = folder / "config.json"
     with reading(path, "configuration"):
-        given = Entry(parsed(text_of(path))).plain()
+        own = Entry(parsed(text_of(path))).plain()
     with theirs(folder, "its config.json cannot be read"), quiet():
-        # Another file, where the configuration names one for this version of transformers.
+        # The configuration may refer to another file for this version of transformers.
         kind = library("configuration_utils").PreTrainedConfig
         followed, _ = kind.get_config_dict(str(folder), local_files_only=True)
-    for values in (given, followed):
+    for values in (own, followed):
         check_config(values, path)
         if "auto_map" in values and str(values.get("model_type")) not in auto.CONFIG_MAPPING:
             raise CheckpointError(
                 f"{str(path)!r}: auto_map={values['auto_map']!r} refers to custom code for a model that "
                 f"this version of transformers does not know; headwise does not run code from model folders"
             )
-    unknown = "its config.json is of no model that this version of transformers knows, or cannot be read"
+    unknown = "its config.json cannot be read, or its model is unknown to this version of transformers"
     with theirs(folder, unknown), quiet():
         config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):
@@ -125,7 +123,7 @@ def read_config(folder: Path) -> Any:
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer. CheckpointError if there is none."""
+    """Load the tokenizer. CheckpointError if there is none."""
     auto = library("models.auto")
     with theirs(folder, "it has no tokenizer that can be read"), quiet():
         tokenizer = auto.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)

@@ -1,60 +1,39 @@
-"""Notes on a model or a text, as sentences with codes, so that they can be translated."""
-
-from collections.abc import Mapping
-from typing import Any
+"""Notes on a model or a text, in English and Chinese."""
 
 from headwise.nn.named import design_of
+from headwise.wording import Message
 
 SENTENCES = {
-    "untrained_length": "The model was trained on {trained:,} tokens at a time; its behaviour beyond that length is "
-    "untrained.",
-    "no_next_token": "The model does not predict the next token, so there is no loss to measure the "
-    "importance of heads.",
-    "read_as_bytes": "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is "
-    "shown as a whole.",
-    "unknown_tokens": "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model sees {sign}, "
-    "the original text is shown.",
-    "parts_of_characters": "Characters that consist of several tokens are shown as a whole: {count:,} "
-    "tokens end inside a character.",
+    "untrained_length": (
+        "The model was trained on {trained:,} tokens at a time; its behaviour beyond that length is untrained.",
+        "此模型的训练长度为 {trained:,} 个词元；超出部分未经训练。",
+    ),
+    "no_next_token": (
+        "The model does not predict the next token, so there is no loss to measure the importance of heads.",
+        "此模型不预测下一个词元，因此无法用损失衡量各头的重要性。",
+    ),
+    "read_as_bytes": (
+        "Not in the model's vocabulary and read as UTF-8 bytes: {count:,} of the characters; each is shown as a whole.",
+        "有 {count:,} 个字符不在模型的词表中，按 UTF-8 字节读入；每个字符仍完整显示。",
+    ),
+    "unknown_tokens": (
+        "Not in the model's vocabulary: {count:,} of the {of:,} tokens; the model sees {sign}, the original text is "
+        "shown.",
+        "共 {of:,} 个词元，其中 {count:,} 个不在模型的词表中；模型将它们视为 {sign}，此处显示原文。",
+    ),
+    "parts_of_characters": (
+        "Characters that consist of several tokens are shown as a whole: {count:,} tokens end inside a character.",
+        "由多个词元组成的字符完整显示：有 {count:,} 个词元在字符内部结束。",
+    ),
 }
 
 
-class Remark(str):
-    """An English sentence with its code and values.
-
-    >>> Remark("so_many", "There are {count:,} of them.", count=1200)
-    'There are 1,200 of them.'
-
-    Attributes:
-        code: identifies the sentence. values: the numbers and names in it.
-    """
-
-    code: str
-    values: Mapping[str, int | str]
-
-    def __new__(cls, code: str, sentence: str, /, **values: int | str) -> "Remark":
-        """Format `sentence` with `values`, as str.format does."""
-        made = super().__new__(cls, sentence.format(**values))
-        made.code, made.values = code, values
-        return made
-
-    def told(self) -> dict[str, Any]:
-        """For JSON: text, code and values, which may be sentences themselves."""
-        values = {name: value.told() if isinstance(value, Remark) else value for name, value in self.values.items()}
-        return {"text": str(self), "code": self.code, "values": values}
+def remark(code: str, /, **values: int | str) -> Message:
+    """One of SENTENCES with its values."""
+    return Message(code, *SENTENCES[code], **values)
 
 
-def remark(code: str, /, **values: int | str) -> Remark:
-    """One of SENTENCES with its numbers."""
-    return Remark(code, SENTENCES[code], **values)
-
-
-def remarks_on_map(design: str) -> list[Remark]:
+def remarks_on_map(design: str) -> list[Message]:
     """What the map of a head design does not show, by the design's own notes; empty if it shows all."""
-    said = design_of(design).notes.map
-    return [] if said is None else [Remark(map_code(design), said.en.replace("{", "{{").replace("}", "}}"))]
-
-
-def map_code(design: str) -> str:
-    """The code of a remark of `remarks_on_map`."""
-    return f"map_of_{design}"
+    notes = design_of(design).notes.map
+    return [] if notes is None else [Message(f"map_of_{design}", "{en}", "{zh}", en=notes.en, zh=notes.zh)]

@@ -15,7 +15,7 @@ class Compare {
     Object.assign(this, { choose, comparison: REPORT.comparisons[0], method: REPORT.importance[0] });
     byId("alike-panel").hidden = !this.comparison;
     byId("importance-panel").hidden = !this.method;
-    const options = (id, list) => byId(id).replaceChildren(...list.map((one, i) => new Option(one.name, i)));
+    const options = (id, list) => byId(id).replaceChildren(...list.map((one, i) => new Option(one.label ?? one.name, i)));
     options("comparison", REPORT.comparisons);
     options("method", REPORT.importance);
     byId("comparison").addEventListener("change", (event) => { this.comparison = REPORT.comparisons[event.target.value]; this.show(); });

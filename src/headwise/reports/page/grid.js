@@ -4,7 +4,7 @@ const THUMB = 112;  // cells along a side at most
 const KINDS = ["#4e79a7", "#e08214", "#3f9b6c", "#c44e52", "#8c6bb1", "#b8860b", "#d37295", "#499894", "#7a6a53", "#5b8ff9"];
 
 // "previous 0.62, nearby 0.71" -> "previous": the strongest one, without its number.
-const kindOf = (pattern) => pattern.split(",")[0].replace(/\s+[-+.\d]+%?$/, "").trim();
+const kindOf = (pattern) => pattern.split(/[,，]/)[0].replace(/\s+[-+.\d]+%?$/, "").trim();
 const colourOf = (pattern) => PATTERNS.get(kindOf(pattern))?.colour ?? "transparent";
 
 // A colour for each pattern, the most frequent first; the rest share none.

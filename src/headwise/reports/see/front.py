@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.text_files import read_text
+from headwise.progress import Progress, ignored
 from headwise.reports.data import Report
 from headwise.reports.figure import figure_class
 from headwise.reports.html import write_report
 from headwise.reports.png import write_pngs
 from headwise.reports.see.look import CELLS, look_at
-from headwise.reports.see.passages import Step
 from headwise.reports.see.watched import report
-from headwise.reports.words import check_language
 from headwise.telemetry import watch
+from headwise.wording import check_language
 
 SAMPLE = (
     "话说鲁智深回到丛林选佛场中禅床上扑倒头便睡。上下肩两个禅和子推他起来，说道：“使不得，既要出家，如何不学坐禅？”"
@@ -39,7 +39,7 @@ def see(
     title: str = "",
     cells: int = CELLS,
     lang: str = "en",
-    step: Step | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Report what every head of a model attends to in a text: maps, statistics, roles, similarity and importance.
 
@@ -60,8 +60,8 @@ def see(
         out: write the report there, as one HTML file. png: write heat maps into this folder.
         title: of the report; by default the beginning of the text, or the name of the file.
         cells: longer texts are pooled to this many cells; no n×n tensor is made.
-        lang: language of the HTML file, "en" or "zh".
-        step: called with (what, done, of) as the work proceeds.
+        lang: language of the page and the pictures, "en" or "zh".
+        progress: called with (what, done, of) as the work proceeds.
     Raises:
         ConfigError: naming the argument. TextError: if the text is empty, or longer than the model can read.
         CheckpointError: if there is no model at the path.
@@ -79,13 +79,13 @@ def see(
     elif text is None or isinstance(text, str):
         text = SAMPLE if text is None else text
         loaded = model if isinstance(model, LoadedModel) else load_model(model)
-        found = look_at(text, loaded, title=title or _start(text), cells=cells, step=step)
+        found = look_at(text, loaded, title=title or _start(text), cells=cells, progress=progress or ignored)
     else:
         raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
     if out is not None:
         write_report(found, out, lang=lang)
     if png is not None:
-        write_pngs(found, png, step=step)
+        write_pngs(found, png, progress=progress, lang=lang)
     return found
 
 
@@ -107,6 +107,6 @@ def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: i
 
 
 def _start(text: str) -> str:
-    """What to call a text."""
+    """A title for a text."""
     start = " ".join(text.split())
     return start if len(start) <= 24 else start[:24] + "…"

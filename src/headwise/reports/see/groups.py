@@ -1,11 +1,12 @@
-"""The maps of a watched model, sorted by what looks at what: a model with an encoder and a decoder has three kinds."""
+"""The maps of a watched model in groups of the same queries and keys; an encoder with a decoder has three groups."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headwise.events import crosses, module_name
 from headwise.map import AttentionMap
 from headwise.masks import is_causal
-from headwise.models.adapters.observer import crosses, module_name
+from headwise.reports.messages import message
 from headwise.telemetry.pictures import Picture
 
 Kept = AttentionMap | Picture
@@ -13,11 +14,11 @@ Kept = AttentionMap | Picture
 
 @dataclass(frozen=True)
 class Group:
-    """Layers whose maps are of the same tokens.
+    """Layers whose maps have the same tokens.
 
     Attributes:
-        maps: of the layers, all `AttentionMap`s or all `Picture`s; layers: their places among all.
-        crosses: whether one text looks at another. causal: whether no token sees a later one, as far as is known.
+        maps: of the layers, all `AttentionMap`s or all `Picture`s. layers: their indices in the model.
+        crosses: whether it is cross attention. causal: whether no query attends to a later key, as far as is known.
     """
 
     maps: list[Kept]
@@ -33,12 +34,12 @@ class Group:
 
     @property
     def lazy(self) -> list[AttentionMap]:
-        """The maps, if they are known exactly; else []."""
+        """The exact maps; [] if there are only pictures."""
         return [amap for amap in self.maps if isinstance(amap, AttentionMap)]
 
     @property
     def pooled(self) -> list[Picture]:
-        """The maps, if there are only pictures of them; else []."""
+        """The pictures of the maps; [] if the maps are exact."""
         return [picture for picture in self.maps if isinstance(picture, Picture)]
 
 
@@ -58,7 +59,7 @@ def groups_of(maps: Mapping[str, Kept]) -> list[Group]:
 
 
 def titles(groups: Sequence[Group]) -> list[str]:
-    """What to call each of them."""
+    """A title for each group."""
     both = any(group.crosses for group in groups)
     return [_title(group, both, len(groups)) for group in groups]
 
@@ -66,10 +67,10 @@ def titles(groups: Sequence[Group]) -> list[str]:
 def _title(group: Group, both: bool, count: int) -> str:
     _, n, m = group.size
     if group.crosses:
-        return f"cross attention, {n} tokens at {m}"
+        return message("title_cross", queries=n, keys=m)
     if both:
-        return f"decoder, {m} tokens" if group.causal else f"encoder, {m} tokens"
-    return f"{m} tokens" if count > 1 else ""
+        return message("title_decoder" if group.causal else "title_encoder", tokens=m)
+    return message("title_tokens", tokens=m) if count > 1 else ""
 
 
 def _causal(amap: Kept) -> bool:

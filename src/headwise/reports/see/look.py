@@ -7,55 +7,56 @@ import torch
 from headwise.analysis.head_roles import Roles, roles
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
+from headwise.progress import Progress, ignored, part
 from headwise.reports.data import Report
+from headwise.reports.messages import message
 from headwise.reports.see.heads import comparisons, importance
 from headwise.reports.see.numbers import statistics, wanted
-from headwise.reports.see.passages import Side, Step, of_layer, passage
+from headwise.reports.see.passages import Side, passage
+from headwise.reports.see.patterns import patterns, roles_in_words
 from headwise.reports.see.places import Places
-from headwise.reports.see.words import patterns, roles_in_words
 from headwise.stats import Tokens
 
 CELLS = 384  # maps of at most this width are shown exactly
-EXPLAINED = "Weights show which tokens a head attends to on this text; they do not explain the output of the model."
 
 
 @torch.no_grad()
 def look_at(
-    text: str, subject: LoadedModel, *, title: str = "", cells: int = CELLS, step: Step | None = None
+    text: str, subject: LoadedModel, *, title: str = "", cells: int = CELLS, progress: Progress = ignored
 ) -> Report:
     """Run the model over the text and report every head: statistics, strongest pattern, maps.
 
     Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and maximum,
     without an n×n tensor. Raises TextError if the text is empty, or longer than the model can read.
     """
-    tell = step or tell_nobody
     reading = subject.read(text)
-    tell("reading", 0, 1)
+    progress("reading", 0, 1)
     found = subject.look(reading.ids)
-    tell("reading", 1, 1)
+    progress("reading", 1, 1)
     maps, places = list(found.maps.values()), Places(subject.heads)
     asked = wanted(known_of(reading), causal=subject.causal)
-    results = [amap.measure(*asked, progress=of_layer(tell, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
-    shown = passage(title, maps, 0, (side_of(reading), None), places, cells, tell)
-    tell("roles", 0, 1)
+    results = [amap.measure(*asked, progress=part(progress, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
+    shown = passage(title, maps, 0, (side_of(reading), None), places, cells, progress)
+    progress("roles", 0, 1)
     played = _roles(maps, reading)
-    tell("roles", 1, 1)
-    tell("comparing", 0, 1)
-    alike, untold = comparisons(found.outputs, maps, places)
-    tell("comparing", 1, 1)
-    needed, unasked = importance(subject, reading, places, lambda done, of: tell("importance", done, of))
-    facts = [
-        ("text", f"{len(text):,} characters" + (f", {len(reading):,} tokens" if len(reading) != len(text) else "")),
-        ("model", subject.about),
-        ("kernel", ", ".join(sorted({amap.kernel for amap in maps}))),
+    progress("roles", 1, 1)
+    progress("comparing", 0, 1)
+    alike, not_compared = comparisons(found.outputs, maps, places)
+    progress("comparing", 1, 1)
+    needed, not_measured = importance(subject, reading, places, part(progress, "importance"))
+    size = "fact_characters" if len(reading) == len(text) else "fact_tokens"
+    facts: list[tuple[str, str]] = [
+        (message("text"), message(size, count=len(text), tokens=len(reading))),
+        (message("model"), subject.about),
+        (message("kernel"), ", ".join(sorted({amap.kernel for amap in maps}))),
     ]
     if found.loss is not None:
-        facts.append(("loss", f"{found.loss:.2f} nats per token"))
-    notes = [EXPLAINED, *reading.remarks, *subject.remarks(len(reading)), *untold, *unasked]
+        facts.append((message("loss"), message("fact_loss", loss=found.loss)))
+    notes = [message("explained"), *reading.remarks, *subject.remarks(len(reading)), *not_compared, *not_measured]
+    names = [""] * len(maps) if subject.kind == "headwise" else subject.layers
     return Report(
-        title, [shown], statistics(results, places), patterns(played, places), facts, notes, counts=places.uneven,
+        title, [shown], statistics(results, names), patterns(played, places), facts, notes,
         roles=roles_in_words(played, places), comparisons=alike, importance=needed,
-        layers=[] if subject.kind == "headwise" else list(subject.layers),
     )  # fmt: skip
 
 
@@ -67,10 +68,6 @@ def known_of(reading: TokenizedText) -> Tokens:
 def side_of(reading: TokenizedText) -> Side:
     """A tokenized text as one side of a map."""
     return Side(reading.words, reading.units, reading.special)
-
-
-def tell_nobody(what: str, done: int, of: int) -> None:
-    """The default progress callback: does nothing."""
 
 
 def _roles(maps: Sequence[AttentionMap], reading: TokenizedText) -> list[Roles]:

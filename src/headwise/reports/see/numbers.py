@@ -1,17 +1,15 @@
-"""What is measured of every head for a report."""
+"""The statistics of every head that a report shows."""
 
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-from headwise.reports.data import Statistic
-from headwise.reports.see.places import Places
 from headwise.stats import Measure, Measurements, Tokens, describe, known, of_tokens, shown_in
+from headwise.table import HeadColumn, HeadTable
 
 
 def wanted(tokens: Tokens, *, causal: bool, crosses: bool = False) -> list[Measure]:
-    """What to measure of maps over these keys, as far as their tokens are known: what reports show, but for what is
-    always 0 in causal attention, and what depends on distances in cross attention, which has none."""
+    """The measures of a report that can be computed with these tokens of the keys. Causal attention omits those that
+    are always 0 there, cross attention those that depend on the distance of queries and keys."""
     found = []
     for name in shown_in("report"):
         if (causal and known(name).ahead) or (crosses and known(name).placed):
@@ -21,16 +19,15 @@ def wanted(tokens: Tokens, *, causal: bool, crosses: bool = False) -> list[Measu
     return found
 
 
-def statistics(results: Sequence[Measurements], places: Places) -> list[Statistic]:
-    """One `Statistic` a measure from the measurements of each layer (the mean over a batch)."""
-    found = []
-    for name in results[0]:
-        values = places.stacked([result[name].mean(0).cpu().numpy() for result in results])
-        found.append(statistic(name, values))
-    return found
+def statistics(results: Sequence[Measurements], layers: Sequence[str]) -> HeadTable:
+    """The measurements of every layer in one table (means over the batch). layers: their names."""
+    columns = {name: column(name, [result[name].mean(0) for result in results]) for name in results[0]}
+    return HeadTable(columns, layers=layers)
 
 
-def statistic(name: str, values: np.ndarray) -> Statistic:
-    """A measure of all heads with its unit and what it is."""
+def column(name: str, values: Sequence[Any]) -> HeadColumn:
+    """A measure, [heads] for each layer, with its unit, range and description."""
     words = describe(name)
-    return Statistic(name, values, "", "") if words is None else Statistic(name, values, words.unit, words.summary)
+    if words is None:
+        return HeadColumn(values)
+    return HeadColumn(values, unit=words.unit, description=words.summary, range=words.range)

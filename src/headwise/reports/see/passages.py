@@ -1,17 +1,16 @@
 """Maps and the tokens that they are of, as passages of a report."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from headwise.map import AttentionMap
+from headwise.progress import Progress, part
 from headwise.reports.data import Passage
 from headwise.reports.see.places import Places
 from headwise.telemetry.pictures import SIZE, Picture
-from headwise.tiles import Progress
 
-Step = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
 REDUCES = "mean", "max"
 CLOSERS = "”’」』\"'"  # go with the sentence that they end
 
@@ -37,7 +36,7 @@ class Side:
 
 def passage(
     title: str, maps: Sequence[AttentionMap], entry: int, sides: tuple[Side, Side | None], places: Places, cells: int,
-    tell: Step, layers: Sequence[int] = (), first: tuple[int, int] = (0, 0),
+    progress: Progress | None, layers: Sequence[int] = (), first: tuple[int, int] = (0, 0),
 ) -> Passage:  # fmt: skip
     """The maps of one batch entry: exact weights up to `cells` tokens, else mean and largest of so many cells.
 
@@ -57,7 +56,7 @@ def passage(
     else:
         cell = -(-max(maps[0].shape[2:]) // cells)
         high, wide = -(-n // cell), -(-m // cell)
-        means, peaks = (_pooled(maps, entry, places, cells, reduce, tell)[..., :high, :wide] for reduce in REDUCES)
+        means, peaks = (_pooled(maps, entry, places, cells, reduce, progress)[..., :high, :wide] for reduce in REDUCES)
     return _passage(title, means, cell, peaks, sides, layers)
 
 
@@ -75,20 +74,16 @@ def picture_passage(
 
 
 def _pooled(
-    maps: Sequence[AttentionMap], entry: int, places: Places, cells: int, reduce: str, tell: Step
+    maps: Sequence[AttentionMap], entry: int, places: Places, cells: int, reduce: str, progress: Progress | None
 ) -> np.ndarray:
     """[layers, heads, P, Q] at most `cells` wide and high."""
     pictures = []
     for i, amap in enumerate(maps):
         one = [amap] if amap.shape[0] == 1 else [amap.head(entry, head) for head in range(amap.shape[1])]
-        told = of_layer(tell, f"pooling ({reduce})", i, len(maps))
-        pictures.append(np.concatenate([part.pool(cells, reduce, progress=told)[0].cpu().numpy() for part in one]))
+        within = part(progress, f"pooling ({reduce})", i, len(maps))
+        pooled = [head.pool(cells, reduce, progress=within)[0].cpu().numpy() for head in one]
+        pictures.append(np.concatenate(pooled))
     return places.stacked(pictures, 0.0)
-
-
-def of_layer(tell: Step, what: str, layer: int, layers: int) -> Progress:
-    """Progress within a layer as progress over all of them."""
-    return lambda done, of: tell(what, layer * of + done, layers * of)
 
 
 def sentences(tokens: list[str], special: Collection[int] = ()) -> list[tuple[int, int]]:

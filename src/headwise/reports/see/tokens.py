@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.analysis.head_roles.given import is_marker
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.lm.loading.characters import readable
-from headwise.lm.loading.reading import units_of
+from headwise.lm.loading.tokenized import units_of
 from headwise.lm.tokenizer import BYTES, CharTokenizer
 from headwise.reports.see.passages import Side
 

@@ -1,4 +1,4 @@
-"""A watched model as the page that `headwise see` writes.
+"""The report of a watched model, as `headwise see` writes it.
 
 with hw.watch(model, maps="lazy") as record:
     model(**batch)
@@ -15,22 +15,25 @@ from torch import Tensor
 
 from headwise.analysis.head_roles import Roles, roles
 from headwise.errors import ConfigError, ShapeError
+from headwise.events import module_name
 from headwise.map import AttentionMap
-from headwise.models.adapters.observer import module_name
-from headwise.reports.data import Passage, Report, Statistic
+from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
+from headwise.reports.messages import message
 from headwise.reports.see.groups import Group, groups_of, titles
 from headwise.reports.see.heads import alike
-from headwise.reports.see.look import CELLS, EXPLAINED, tell_nobody
-from headwise.reports.see.numbers import statistic, wanted
+from headwise.reports.see.look import CELLS
+from headwise.reports.see.numbers import column, wanted
 from headwise.reports.see.passages import Side, passage, picture_passage
+from headwise.reports.see.patterns import pattern, roles_of
 from headwise.reports.see.places import Places
 from headwise.reports.see.tokens import Text, numbered, text_of
-from headwise.reports.see.words import pattern, roles_of
 from headwise.stats import Tokens, known
+from headwise.table import HeadTable
 from headwise.telemetry import Record
+from headwise.wording import check_language, joined
 
-ENTRIES = 4  # of a batch that are shown unless asked for
+ENTRIES = 4  # of a batch are shown by default
 
 
 @torch.no_grad()
@@ -48,24 +51,26 @@ def report(
     cells: int = CELLS,
     lang: str = "en",
 ) -> Report:
-    """What a record saw of its last measured forward: every map with its tokens, statistics, patterns and roles.
+    """Report the last measured forward pass of a record: every map with its tokens, statistics, patterns and roles.
 
     Args:
-        record: of `hw.watch(model, maps="lazy")`, or "pooled": then with maps of at most 64 × 64 cells, the statistics
-            that were watched, and without roles.
-        path: where to write it as one HTML file, whole or not at all.
-        tokens: the ids that went in, integers [m] or [b, m]. pieces: the text of each, a list of m strings, or one a
-            batch entry; tokens as their tokenizer writes them (Ġworld, ##ing) become readable.
-        decoder_tokens, decoder_pieces: the same of the decoder's input, for a model with an encoder and a decoder.
-        tokenizer: makes pieces of the tokens; of transformers, or a `CharTokenizer`.
-        entries: which of the batch, by number; None for the first four. Padding is left out where the mask tells of it.
+        record: of `hw.watch(model, maps="lazy")`. With maps="pooled", the report has maps of at most 64 × 64 cells, the
+            watched statistics and no roles.
+        path: write the report to this HTML file, whole or not at all.
+        tokens: the input ids, integers [m] or [b, m].
+        pieces: the text of each token, m strings or a list of them for each batch entry; raw tokens of a tokenizer
+            (Ġworld, ##ing) become readable.
+        decoder_tokens, decoder_pieces: the same for the decoder's input of an encoder-decoder model.
+        tokenizer: converts tokens to pieces; of transformers, or a `CharTokenizer`.
+        entries: indices of batch entries to show; None for the first four. Padding known from the mask is omitted.
         title, lang: of the page; lang is "en" or "zh".
-        cells: longer texts are pooled to so many cells.
+        cells: longer texts are pooled to this many cells.
     Returns:
         The report, which `headwise.reports` writes as a page, pictures or a table.
     Raises:
         ConfigError: if nothing was measured, or the record keeps no maps. ShapeError: if tokens do not fit the maps.
     """
+    check_language(lang)
     if not isinstance(record, Record):
         raise ConfigError(f"report(record): expected the record of headwise.watch, got {type(record).__name__}")
     if not record.maps:
@@ -82,25 +87,23 @@ def report(
         for group, name in zip(groups, titles(groups), strict=True)
         for shown in _passages(group, name, texts, groups, places, _entries(group, entries), cells)
     ]
-    numbers, said, played = _numbers(record, groups, texts, places)
+    name = type(record.model).__name__
+    statistics, patterns, roles_found = _numbers(record, groups, texts, places)
     size = sum(p.numel() for p in record.model.parameters()) / 1e6
-    facts = [("model", f"{type(record.model).__name__}, {size:.1f} M weights")]
+    facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, millions=size))]
     kernels = sorted({amap.kernel for amap in record.maps.values() if isinstance(amap, AttentionMap)})
-    facts += [("kernel", ", ".join(kernels))] if kernels else []
-    facts += [("steps", f"{record.totals.steps:,} measured; the last of them is shown")]
-    notes = [EXPLAINED, *_notes(record, groups, entries)]
+    facts += [(message("kernel"), ", ".join(kernels))] if kernels else []
+    facts += [(message("steps"), message("fact_steps", count=record.totals.steps))]
+    notes = [message("explained"), *_notes(record, groups, entries)]
     compared = alike(groups[0].lazy, places) if len(groups) == 1 and groups[0].lazy else []
-    found = Report(
-        title or type(record.model).__name__, passages, numbers, said, facts, notes, counts=places.uneven, roles=played,
-        comparisons=compared, layers=[name or type(record.model).__name__ for name in record.maps],
-    )  # fmt: skip
+    found = Report(title or name, passages, statistics, patterns, facts, notes, roles=roles_found, comparisons=compared)
     if path is not None:
         write_report(found, path, lang=lang)
     return found
 
 
 def _check(groups: Sequence[Group], texts: tuple[Text | None, Text | None]) -> None:
-    """ShapeError if a text fits no map."""
+    """Raise ShapeError if a text fits no map."""
     for prefix, text in zip(("", "decoder_"), texts, strict=True):
         if text is None:
             continue
@@ -118,14 +121,14 @@ def _check(groups: Sequence[Group], texts: tuple[Text | None, Text | None]) -> N
 def _texts_of(
     group: Group, texts: tuple[Text | None, Text | None], groups: Sequence[Group]
 ) -> tuple[Text | None, Text | None]:
-    """What looks and what is looked at, as far as it is told and fits."""
+    """The texts of the queries and of the keys; None where unknown or of another size."""
     first, second = texts
     both = any(other.crosses for other in groups)
     keys = second if both and group.causal else first
     queries = second if group.crosses else keys
     b, n, m = group.size
-    looks = n if group.crosses else m  # queries stand at the end of the keys
-    return _fitting(queries, b, looks), _fitting(keys, b, m)
+    size = n if group.crosses else m  # queries are aligned to the end of the keys
+    return _fitting(queries, b, size), _fitting(keys, b, m)
 
 
 def _fitting(text: Text | None, b: int, size: int) -> Text | None:
@@ -157,32 +160,32 @@ def _passages(
     for entry in entries:
         rows, cols = _real(group, entry) if max(n, m) <= cells else (range(n), range(m))
         before = 0 if group.crosses else m - n
-        looks = range(rows.start + before, rows.stop + before)
-        side = queries.side(entry, looks) if queries else numbered(looks)
+        at = range(rows.start + before, rows.stop + before)  # of the queries, among the keys
+        side = queries.side(entry, at) if queries else numbered(at)
         other: Side | None = None
-        if group.crosses or looks != cols:
+        if group.crosses or at != cols:
             other = keys.side(entry, cols) if keys else numbered(cols)
-        called = ", ".join(part for part in (name, f"entry {entry}" if b > 1 else "") if part)
+        title = joined(part for part in (name, message("title_entry", entry=entry) if b > 1 else "") if part)
         if group.lazy:
             first = rows.start, cols.start
-            found.append(passage(called, group.lazy, entry, (side, other), own, cells, tell_nobody, layers, first))
+            found.append(passage(title, group.lazy, entry, (side, other), own, cells, None, layers, first))
         else:
-            found.append(picture_passage(called, group.pooled, entry, (side, other), own, layers))
+            found.append(picture_passage(title, group.pooled, entry, (side, other), own, layers))
     return found
 
 
 def _real(group: Group, entry: int) -> tuple[range, range]:
-    """The rows and columns of an entry without its padding: from the first to the last query that sees a key, and key
-    that is seen."""
+    """The rows and columns of an entry without its padding: from the first to the last query that is not fully masked,
+    and from the first to the last key with weight."""
     _, n, m = group.size
     if not group.lazy:
         return range(n), range(m)
-    sees = torch.zeros(n, dtype=torch.bool)
-    seen = torch.zeros(m, dtype=torch.bool)
+    queries = torch.zeros(n, dtype=torch.bool)
+    keys = torch.zeros(m, dtype=torch.bool)
     for amap in group.lazy:
-        sees |= (amap.lse[entry] != -torch.inf).any(0).cpu()
-        seen |= (amap[entry].amax((0, 1)) > 0).cpu()
-    rows, cols = _from_first_to_last(sees), _from_first_to_last(seen)
+        queries |= (amap.lse[entry] != -torch.inf).any(0).cpu()
+        keys |= (amap[entry].amax((0, 1)) > 0).cpu()
+    rows, cols = _from_first_to_last(queries), _from_first_to_last(keys)
     if group.crosses or n != m:
         return rows, cols
     both = range(min(rows.start, cols.start), max(rows.stop, cols.stop))
@@ -196,39 +199,41 @@ def _from_first_to_last(members: Tensor) -> range:
 
 def _numbers(
     record: Record, groups: Sequence[Group], texts: tuple[Text | None, Text | None], places: Places
-) -> tuple[list[Statistic], list[list[str]], list[list[list[str]]]]:
+) -> tuple[HeadTable, list[list[str]], list[list[list[str]]]]:
     """Statistics, strongest patterns and roles of all layers."""
-    values: dict[str, np.ndarray] = {}
+    values: dict[str, list[np.ndarray]] = {}
 
     def put(name: str, layer: int, numbers: np.ndarray) -> None:
         if name not in values:
-            values[name] = np.full((len(places.counts), places.most), np.nan)
-        values[name][layer, : len(numbers)] = numbers
+            values[name] = [np.full(count, np.nan) for count in places.counts]
+        values[name][layer] = numbers
 
-    said = [[""] * places.most for _ in places.counts]
-    played: list[list[list[str]]] = [[[] for _ in range(places.most)] for _ in places.counts]
+    patterns = [[""] * places.most for _ in places.counts]
+    roles_found: list[list[list[str]]] = [[[] for _ in range(places.most)] for _ in places.counts]
     for group in groups:
         keys = _texts_of(group, texts, groups)[1]
         tokens = Tokens(keys.ids, keys.pieces, torch.tensor(keys.special)) if keys else Tokens()
-        asked = wanted(tokens, causal=group.causal, crosses=group.crosses)
+        measures = wanted(tokens, causal=group.causal, crosses=group.crosses)
         for amap, layer in zip(group.lazy, group.layers, strict=False):
-            for name, found in amap.measure(*asked).items():
+            for name, found in amap.measure(*measures).items():
                 put(name, layer, found.mean(0).cpu().numpy())
             if not group.crosses:
                 one = _roles(amap, keys)
                 for head in range(amap.shape[1]):
-                    said[layer][head], played[layer][head] = pattern(one, head), roles_of(one, head)
+                    patterns[layer][head], roles_found[layer][head] = pattern(one, head), roles_of(one, head)
     names = [module_name(name) for name in record.maps]
     crossing = {layer for group in groups if group.crosses for layer in group.layers}
     for name in record.latest:
-        table = record.latest[name].numpy()
-        for called, numbers in zip(record.latest.layers, table, strict=True):
-            for at in (at for at, module in enumerate(names) if module == called):  # each of its calls
+        for layer_name, numbers in zip(record.latest.layers, record.latest[name].numpy(), strict=True):
+            for at in (at for at, module in enumerate(names) if module == layer_name):  # each of its calls
                 if at in crossing and (kind := known(name)) is not None and kind.placed:
                     continue
                 if name not in values or not np.isfinite(values[name][at]).any():
                     put(name, at, numbers[: places.counts[at]])
-    return [statistic(name, found) for name, found in values.items()], said, played if any(map(any, played)) else []
+    columns = {name: column(name, found) for name, found in values.items()}
+    layers = [name or type(record.model).__name__ for name in record.maps]
+    table = HeadTable(columns, layers=layers, heads=[range(count) for count in places.counts])
+    return table, patterns, roles_found if any(map(any, roles_found)) else []
 
 
 def _roles(amap: AttentionMap, text: Text | None) -> Roles:
@@ -238,21 +243,12 @@ def _roles(amap: AttentionMap, text: Text | None) -> Roles:
 
 
 def _notes(record: Record, groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:
-    found = []
     b = max(group.size[0] for group in groups)
-    if b > 1:
-        found.append("Numbers, patterns and roles are over all entries of the batch, of which each map shows one.")
-    if entries is None and b > ENTRIES:
-        found.append(f"The first {ENTRIES} of {b} entries of the batch are shown; entries=… chooses others.")
-    if any(group.pooled for group in groups):
-        found.append(
-            "The record keeps pictures of the maps, of 64 × 64 cells at most; watch(maps='lazy') keeps them whole."
-        )
-    if any(module_name(name) != name for name in record.maps):
-        found.append(
-            "A layer that the model calls several times has a row for each call, with #2 for the second; statistics "
-            "that were watched, and are not those of the maps, are over all of its calls."
-        )
-    if any(group.crosses for group in groups):
-        found.append("In cross attention there are no patterns: its queries and keys have no places in common.")
-    return found
+    notes = {
+        "over_batch": b > 1,
+        "first_entries": entries is None and b > ENTRIES,
+        "pooled_only": any(group.pooled for group in groups),
+        "repeated_calls": any(module_name(name) != name for name in record.maps),
+        "no_patterns": any(group.crosses for group in groups),
+    }
+    return [message(code, shown=ENTRIES, entries=b) for code, applies in notes.items() if applies]

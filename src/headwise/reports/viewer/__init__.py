@@ -1,3 +1,3 @@
-"""A local server and its page: attention maps of long texts, drawn from tiles."""
+"""A local server and its page for attention maps of long texts, drawn from tiles."""
 
 from headwise.reports.viewer.server import serve as serve

@@ -1,4 +1,4 @@
-"""The routes: every answer of the viewer's server."""
+"""The routes of the viewer's server."""
 
 import logging
 import os
@@ -16,11 +16,11 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 
 from headwise.errors import TextError
-from headwise.lm.loading.remarks import Remark
 from headwise.map import AttentionMap
 from headwise.reports.fonts import font_path
+from headwise.reports.messages import message
 from headwise.reports.template import digest
-from headwise.reports.viewer import asked, wire
+from headwise.reports.viewer import requests, wire
 from headwise.reports.viewer.guard import Guard
 from headwise.reports.viewer.page import viewer_page
 from headwise.reports.viewer.refusals import Refusal, error_body, misfit
@@ -29,9 +29,9 @@ from headwise.reports.viewer.text import Text
 from headwise.reports.viewer.tiles import Unwanted, Wanted, rectangle, tile_spans
 from headwise.reports.viewer.workers import Kept, Workers
 
-THREADS = max(1, (os.cpu_count() or 2) // 2)  # tiles at the same time: each is computed on several cores
-QUEUE = 256  # requests for tiles that may wait
-KEPT = 64 << 20  # bytes of computed tiles
+THREADS = max(1, (os.cpu_count() or 2) // 2)  # for tiles, each of which is computed on several cores
+QUEUE = 256  # waiting requests for tiles
+KEPT = 64 << 20  # bytes of cached tiles
 BINARY = "application/octet-stream"
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def make_app(session: Session, token: str, hosts: Iterable[str], lang: str | Non
     """The application, behind its token.
 
     Args:
-        session: what is read. token: asked of every request. hosts: values of the Host header that are ours.
+        session: the model and its text. token: required in every request. hosts: accepted values of the Host header.
         lang: of the page, as in `viewer_page`.
     """
     api = _Api(session, lang)
@@ -58,7 +58,7 @@ def make_app(session: Session, token: str, hosts: Iterable[str], lang: str | Non
         Route(one + "/tiles/{layer}/{head}/{cell}/{row}/{col}", api.tile),
     ]
     handlers: dict[Any, Any] = {
-        HTTPException: _refuse, Unwanted: _nobody, ClientDisconnect: _nobody, Exception: _break
+        HTTPException: _refuse, Unwanted: _gone, ClientDisconnect: _gone, Exception: _break
     }  # fmt: skip
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.workers = api.workers
@@ -69,8 +69,8 @@ class _Api:
     def __init__(self, session: Session, lang: str | None) -> None:
         self.session, self.lang = session, lang
         self.workers = Workers(THREADS, QUEUE)
-        self.asides = Workers(2, QUEUE)  # small answers, which do not wait behind tiles
-        self.kept: Kept[tuple[str, asked.TileAsked]] = Kept(KEPT)
+        self.asides = Workers(2, QUEUE)  # for short responses, which do not wait for tiles
+        self.kept: Kept[tuple[str, requests.TileRequest]] = Kept(KEPT)
 
     async def page(self, request: Request) -> Response:
         html = viewer_page(self.lang)
@@ -89,13 +89,13 @@ class _Api:
         })  # fmt: skip
 
     async def open(self, request: Request) -> Response:
-        text, title = await asked.text_of(request, self.session.limits.characters)
+        text, title = await requests.text_of(request, self.session.limits.characters)
         try:
             opened = await self.asides.run(request, lambda _: self.session.open(text, title))
         except TooLong as error:
             raise Refusal(413, error.says) from None
         except TextError as error:
-            raise Refusal(400, Remark("unreadable", "{sentence}", sentence=str(error))) from None
+            raise Refusal(400, message("unreadable", sentence=str(error))) from None
         self.kept.drop(lambda key: key[0] != opened.id)
         return JSONResponse({"id": opened.id}, 202)
 
@@ -110,48 +110,51 @@ class _Api:
 
     async def tokens(self, request: Request) -> Response:
         text = self._present(request)
-        start, stop = asked.whole(request, "from", 0), asked.whole(request, "to", text.n)
-        if not start <= stop <= text.n or stop - start > asked.PIECES:
+        start, stop = requests.whole(request, "from", 0), requests.whole(request, "to", text.n)
+        if not start <= stop <= text.n or stop - start > requests.PIECES:
             raise misfit(
-                "from", f"from={start}, to={stop}: expected a range of 0 to {text.n} with at most {asked.PIECES} tokens"
+                "from",
+                f"from={start}, to={stop}: expected a range of 0 to {text.n} with at most {requests.PIECES} tokens",
             )
         return JSONResponse({"pieces": text.reading.pieces[start:stop], "ahead": text.ahead(start, stop)})
 
     async def search(self, request: Request) -> Response:
         text = self._present(request)
-        wanted, limit = request.query_params.get("q", ""), asked.whole(request, "limit", 100)
-        if not 1 <= len(wanted) <= asked.WANTED or not 1 <= limit <= asked.POSITIONS:
-            raise misfit("q", f"q: expected 1 to {asked.WANTED} characters; limit: 1 to {asked.POSITIONS}, got {limit}")
+        wanted, limit = request.query_params.get("q", ""), requests.whole(request, "limit", 100)
+        if not 1 <= len(wanted) <= requests.QUERY or not 1 <= limit <= requests.POSITIONS:
+            raise misfit(
+                "q", f"q: expected 1 to {requests.QUERY} characters; limit: 1 to {requests.POSITIONS}, got {limit}"
+            )
         positions, more = await self.asides.run(request, lambda _: text.find(wanted, limit))
         return JSONResponse({"positions": positions, "more": more})
 
     async def overview(self, request: Request) -> Response:
         text = self._present(request)
-        cells, reduce = asked.whole(request, "cells", 64), asked.reduce_of(request)
-        if not asked.CELLS[0] <= cells <= asked.CELLS[1]:
-            raise misfit("cells", f"cells: expected {asked.CELLS[0]} to {asked.CELLS[1]}, got {cells}")
+        cells, reduce = requests.whole(request, "cells", 64), requests.reduce_of(request)
+        if not requests.CELLS[0] <= cells <= requests.CELLS[1]:
+            raise misfit("cells", f"cells: expected {requests.CELLS[0]} to {requests.CELLS[1]}, got {cells}")
         if not text.pyramids:
-            raise asked.not_yet(text)
+            raise requests.not_yet(text)
         return Response(await self.asides.run(request, lambda _: _overview(text, reduce, cells)), media_type=BINARY)
 
     async def tile(self, request: Request) -> Response:
         text = self._present(request)
-        tile = asked.tile_of(request, text)
+        tile = requests.tile_of(request, text)
         if tile.cell >= text.levels.base:
             pyramid = text.pyramids.get((tile.layer, tile.head))
             if pyramid is None:
-                raise asked.not_yet(text)
+                raise requests.not_yet(text)
             return Response(pyramid.tile(tile.reduce, tile.cell, tile.row, tile.col), media_type=BINARY)
         found = self.kept.get((text.id, tile))
         if found is None:
             both = await self.workers.run(request, partial(self._computed, text, tile))
-            if text.wanted():  # who looks at one of them often asks for the other next
+            if text.wanted():  # the other pooling is often requested next
                 for reduce, data in both.items():
                     self.kept.put((text.id, replace(tile, reduce=reduce)), data)
             found = both[tile.reduce]
         return Response(found, media_type=BINARY)
 
-    def _computed(self, text: Text, tile: asked.TileAsked, wanted: Wanted) -> dict[str, bytes]:
+    def _computed(self, text: Text, tile: requests.TileRequest, wanted: Wanted) -> dict[str, bytes]:
         head = text.heads.get((tile.layer, tile.head))
         if head is None or not wanted():
             raise Unwanted
@@ -160,25 +163,24 @@ class _Api:
     def _text(self, request: Request) -> Text:
         text = self.session.find(request.path_params["id"])
         if text is None:
-            sentence = "there is no text of this name; the viewer may have been started anew"
-            raise Refusal(404, Remark("no_text", sentence))
+            raise Refusal(404, message("no_text"))
         return text
 
     def _present(self, request: Request) -> Text:
         text = self._text(request)
         if not text.wanted():
-            raise asked.not_yet(text)
+            raise requests.not_yet(text)
         return text
 
 
 def computed(head: AttentionMap, cell: int, row: int, col: int, wanted: Wanted) -> dict[str, bytes]:
-    """A tile as it travels, by reduction: both come from one pass."""
+    """The encoded tile for each pooling, computed in one pass."""
     found = rectangle(head, *tile_spans(head.shape[2], head.shape[3], cell, row, col), cell, wanted)
     return {"mean": wire.encode(found.mean[None].numpy()), "max": wire.encode(found.largest[None].numpy())}
 
 
 def _overview(text: Text, reduce: str, cells: int) -> bytes:
-    """The heads that are pooled so far, each at the finest level of at most `cells` cells along a side."""
+    """The pooled heads so far, each at the finest level with at most `cells` cells per side."""
     levels, pyramids = text.levels, text.pyramids
     if not pyramids:
         raise Unwanted
@@ -189,7 +191,7 @@ def _overview(text: Text, reduce: str, cells: int) -> bytes:
 
 
 def policy_of(html: str) -> str:
-    """A Content-Security-Policy that lets the page's own inline scripts and styles run, and nothing else."""
+    """A Content-Security-Policy that allows the page's own inline scripts and styles only."""
     scripts, styles = (
         " ".join(digest(code) for code in re.findall(rf"<{tag}\b[^>]*>(.*?)</{tag}>", html, re.DOTALL | re.IGNORECASE))
         for tag in ("script", "style")
@@ -205,11 +207,11 @@ async def _refuse(request: Request, error: HTTPException) -> Response:
     return JSONResponse(error_body(says), error.status_code, error.headers)
 
 
-async def _nobody(request: Request, error: Exception) -> Response:
-    """The client went away, or the text did."""
-    return JSONResponse(error_body(Remark("given_up", "this text is no longer being computed")), 404)
+async def _gone(request: Request, error: Exception) -> Response:
+    """The client disconnected, or the text was cancelled."""
+    return JSONResponse(error_body(message("given_up")), 404)
 
 
 async def _break(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return JSONResponse(error_body(Remark("broke", "internal error of the viewer; the terminal shows details")), 500)
+    return JSONResponse(error_body(message("broke")), 500)

@@ -1,8 +1,8 @@
-"""Who may ask: this machine's own browser, with the token that was printed at the start.
+"""Access control: only requests from this machine's own browser with the token that was printed at the start.
 
-A page of another site can make a browser send requests to 127.0.0.1, and by DNS rebinding even under that site's own
-name. So the Host header has to be ours, an Origin too where there is one, and every request carries the token. No
-answer allows another origin to read it.
+Another site's page can make a browser send requests to 127.0.0.1, and by DNS rebinding even under the name of that
+site. The Host header must therefore be the server's, as must an Origin if there is one, and every request must have
+the token. No response allows another origin to read it.
 """
 
 import hmac
@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headwise.lm.loading.remarks import Remark
+from headwise.reports.messages import message
 from headwise.reports.viewer.refusals import error_body
 
 NOTHING = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -32,7 +32,7 @@ class Guard:
     """An application behind a token.
 
     Args:
-        hosts: values of the Host header that are ours, such as "127.0.0.1:8765".
+        hosts: accepted values of the Host header, such as "127.0.0.1:8765".
     """
 
     def __init__(self, app: ASGIApp, token: str, hosts: Iterable[str]) -> None:
@@ -42,7 +42,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no WebSocket is spoken here
+        if scope["type"] != "http":  # WebSockets are not supported
             raise ValueError(f"expected an HTTP request, got {scope['type']}")
 
         async def send_with_headers(message: Message) -> None:
@@ -60,15 +60,15 @@ class Guard:
         headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
-            return "this address is not the viewer's; open the one that was printed when it started"
+            return "this is not the address of the viewer; open the one that was printed when it started"
         for origin in headers.getlist("origin"):
             scheme, _, host = origin.lower().partition("://")
             if scheme != "http" or host not in self.hosts:
-                return "pages of other sites may not ask here"
-        # A link on another page may lead to the viewer, but nothing else of it.
+                return "pages of other sites have no access"
+        # Another page may link to the viewer, but not use it in any other way.
         site = headers.get("sec-fetch-site", "none")
         if site not in ("none", "same-origin") and not self._is_visit(scope, headers):
-            return "pages of other sites may not ask here"
+            return "pages of other sites have no access"
         if not hmac.compare_digest(self._given(scope), self.token):
             return "the token is missing or wrong; open the address that was printed when the viewer started"
         return None
@@ -84,7 +84,7 @@ class Guard:
 
 
 def _answer(refusal: str, headers: Headers) -> Response:
-    """For who opens an address in a browser in words, else as all errors travel."""
+    """The refusal as plain text for a browser, otherwise as JSON."""
     if "text/html" in headers.get("accept", ""):
         return PlainTextResponse(f"headwise: {refusal}.\n\n{OPEN_ANOTHER}\n", 403)
-    return JSONResponse(error_body(Remark("not_allowed", refusal)), 403)
+    return JSONResponse(error_body(message("not_allowed", sentence=refusal)), 403)

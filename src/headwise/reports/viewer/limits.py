@@ -1,4 +1,4 @@
-"""How long a text may be: what the user allows, what the model can read, and what fits into this machine's memory."""
+"""The maximum length of a text: by option, by the model, and by the free memory of this machine."""
 
 import os
 import re
@@ -8,46 +8,47 @@ from pathlib import Path
 import torch
 
 from headwise.lm.loading import LoadedModel
-from headwise.lm.loading.remarks import Remark
+from headwise.reports.messages import message
+from headwise.wording import Message
 
 MAX_TOKENS = 1 << 17
-SHARE = 0.5  # of the free memory that the largest text may take
-ACTIVATIONS = 28  # vectors of the model's width that a forward pass holds for each token, beside the maps
-CHARACTERS = 8  # of a text that is looked at, for each token that may be read, where tokens are longer than characters
+SHARE = 0.5  # of the free memory for the longest text
+ACTIVATIONS = 28  # vectors of the model's width per token in a forward pass, besides the maps
+CHARACTERS = 8  # per token in the limit of characters, where tokens are longer than characters
 AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The longest text.
+    """The maximum length of a text.
 
     Attributes:
-        tokens, characters: at most so many.
-        why: the reason of the number of tokens, to stand in a message.
+        tokens, characters: the maximum numbers.
+        why: the reason for the number of tokens, for messages.
     """
 
     tokens: int
     characters: int
-    why: Remark
+    why: Message
 
 
 def limits_of(subject: LoadedModel, max_tokens: int = MAX_TOKENS) -> Limits:
-    """The limits of a model on this machine. Runs the model on a single token, to see what its maps hold."""
-    tokens, why = max_tokens, Remark("limit_of_option", "set by --max-tokens")
+    """The limits of a model on this machine. Runs the model on one token to find the size of its maps."""
+    tokens, why = max_tokens, message("limit_of_option")
     if subject.limit is not None and subject.limit < tokens:
         tokens = subject.limit
-        why = Remark("limit_of_positions", "{name} has no positions beyond that", name=subject.name)
+        why = message("limit_of_positions", name=subject.name)
     free = free_memory()
     if free is not None:
         fits = int(SHARE * free / bytes_a_token(subject))
         if fits < tokens:
             tokens = max(1, fits)
-            why = Remark("limit_of_memory", "more does not fit into the free memory of this machine")
+            why = message("limit_of_memory")
     return Limits(tokens, tokens if subject.kind == "headwise" else CHARACTERS * tokens, why)
 
 
 def bytes_a_token(subject: LoadedModel) -> int:
-    """What a token takes while a text is read: q, k and the log-sum-exp of every head, and the activations."""
+    """Bytes per token while a text is computed: q, k and the log-sum-exp of every head, and the activations."""
     maps = subject.maps(torch.zeros(1, dtype=torch.long))
     held = sum(x.nbytes for amap in maps.values() for x in (amap.q, amap.k, amap.lse))
     width = max(amap.q.shape[1] * amap.q.shape[3] for amap in maps.values())
@@ -55,7 +56,7 @@ def bytes_a_token(subject: LoadedModel) -> int:
 
 
 def free_memory() -> int | None:
-    """Bytes that could be taken now; half of all memory where the system does not tell; None if it tells nothing."""
+    """Bytes of available memory; half of all memory where only that is known, None where neither is."""
     info = Path("/proc/meminfo")
     found = AVAILABLE.search(info.read_text()) if info.exists() else None
     if found:

@@ -1,4 +1,4 @@
-"""The viewer's page: small files joined to one document, with its style, scripts and words inside.
+"""The viewer's page: one HTML document with its style, scripts and words.
 
 >>> from headwise.reports.viewer.page import viewer_page
 >>> viewer_page()[:15]
@@ -8,13 +8,10 @@
 import json
 from functools import cache
 
-from headwise.errors import ConfigError
-from headwise.pictures.colours import stops
 from headwise.reports.fonts import QUOTES, font_face
-from headwise.reports.template import digest, filled, inert, joined, source
-from headwise.reports.viewer.said import in_chinese
-from headwise.reports.viewer.words import words
-from headwise.reports.words import LANGUAGES
+from headwise.reports.template import COLOURS, document, inert, source
+from headwise.reports.words import words
+from headwise.wording import LANGUAGES, check_language
 
 FROM_REPORT = ("elements.js", "numbers.js", "signs.js")
 SCRIPTS = (
@@ -25,48 +22,33 @@ SCRIPTS = (
 
 
 def viewer_page(lang: str | None = None) -> str:
-    """The page of `headwise view` as HTML; it finds the server's token in its own address.
+    """The page of `headwise view` as HTML; it reads the server's token from its own address.
 
     Args:
-        lang: the language to begin with, "en" or "zh"; None: the browser's. The reader may change it.
+        lang: the initial language, "en" or "zh"; None: that of the browser. The reader can change it.
 
     Raises:
         ConfigError: for another language.
     """
-    if lang not in (None, *LANGUAGES):
-        raise ConfigError(f"viewer_page(lang): got {lang!r}, expected None or one of {', '.join(LANGUAGES)}")
-    settings = {
-        "lang": lang,
-        "words": {name: words(name) for name in LANGUAGES},
-        "said": {"zh": in_chinese()},
-        "colours": {theme: stops(theme) for theme in ("light", "dark")},
-    }
-    # Its own words can be drawn at once; the whole font, for any text, is asked of the server.
-    style = _letters_of(*words("zh").values(), *in_chinese().values()) + source("base.css") + _own("view.css")
-    early = source("theme.js")
-    own = [_own("words.js"), source("palette.js"), *map(_own, SCRIPTS)]
-    script = joined([*map(source, FROM_REPORT), *own])
-    # Only these two scripts run, and they speak only to the server that gave the page.
-    policy = (
-        f"default-src 'none'; script-src {digest(early)} {digest(script)}; style-src {digest(style)}; "
-        "connect-src 'self'; font-src 'self' data:; img-src data: blob:; base-uri 'none'; form-action 'none'"
-    )
+    if lang is not None:
+        check_language(lang)
+    table = {name: words(name, "viewer") for name in LANGUAGES}
+    settings = {"lang": lang, "words": table, "colours": COLOURS}
+    # The page contains the characters of its own words; the server sends the whole font for other texts.
+    style = _font(*table["zh"].values()) + source("base.css") + _own("view.css")
+    scripts = [*map(source, FROM_REPORT), _own("words.js"), source("palette.js"), *map(_own, SCRIPTS)]
     parts = {
         "lang": lang or "en",
-        "policy": policy,
-        "style": style,
-        "early": early,
         "settings": inert(json.dumps(settings, ensure_ascii=False, separators=(",", ":"))),
-        "script": script,
     }
-    return filled(_own("view.html"), words(lang or "en"), parts)
+    allow = "connect-src 'self'; font-src 'self' data:"
+    return document(_own("view.html"), table[lang or "en"], parts, style, scripts, allow)
 
 
 @cache
-def _letters_of(*said: str) -> str:
-    """The font for the page's own words, drawn at once; the whole one, for any text, is asked of the server."""
-    letters = {letter for word in said for letter in word if ord(letter) not in QUOTES}
-    return font_face("".join(sorted(letters)))
+def _font(*texts: str) -> str:
+    """The font with the characters of these texts."""
+    return font_face("".join(sorted({letter for text in texts for letter in text if ord(letter) not in QUOTES})))
 
 
 def _own(name: str) -> str:

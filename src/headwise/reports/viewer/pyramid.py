@@ -1,11 +1,10 @@
-"""Every head's map at all the coarse levels, made in one pass and kept as the tiles that travel.
+"""Every head's map at all coarse levels, computed in one pass and stored as encoded tiles.
 
-The finest level kept, the base, has the smallest cells that fit the budget for all heads together, and no smaller ones
-than are of use; what is finer is computed where someone looks. Coarser levels are folded from the base: a mean with the
-pairs that the mask allows, a largest weight as it is.
+The finest stored level, the base, has the smallest cells that fit the budget for all heads together; finer tiles are
+computed on request. Coarser levels are folded from the base: means weighted by the pairs that the mask allows, and
+maxima.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +14,15 @@ from torch import Tensor
 from headwise.map import AttentionMap
 from headwise.masks import Span
 from headwise.pooling import Squares
+from headwise.progress import Progress
 from headwise.reports.viewer import wire
 from headwise.reports.viewer.tiles import REDUCES, SIDE, Wanted, always, rectangle, tile_spans
+from headwise.tiles import COMPUTING
 
 BUDGET = 256 << 20  # bytes of all heads' pyramids
-BAND = 1 << 28  # pairs of query and key pooled between two reports
-LEAST_CELLS = 16  # the coarsest level is at most so wide
-FINE = 16  # tiles of smaller cells take milliseconds where someone looks, and are kept only if the map is a single one
+BAND = 1 << 28  # pairs of query and key pooled between two progress calls
+LEAST_CELLS = 16  # maximum width of the coarsest level
+FINE = 16  # tiles of smaller cells take milliseconds to compute, and are stored only if one tile is the whole map
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,9 @@ class Levels:
 
 
 def choose_levels(n: int, heads: int, causal: bool, budget: int = BUDGET) -> Levels:
-    """The finest base whose tiles, of so many heads of n × n and both reductions, take at most `budget` bytes.
+    """The levels with the finest base whose tiles, for all heads and both poolings, take at most `budget` bytes.
 
-    It is chosen before the model runs, so that the first layer can be drawn before the last is read: windows, which
-    would take less, are not known yet.
+    They are chosen before the model runs, when windows, which would need less, are not known yet.
     """
     coarsest = 1
     while n > LEAST_CELLS * coarsest:
@@ -60,7 +60,7 @@ def choose_levels(n: int, heads: int, causal: bool, budget: int = BUDGET) -> Lev
 
 
 def _bytes(n: int, causal: bool, base: int, coarsest: int) -> int:
-    """What a head's pyramid takes; tiles in which nothing is allowed are not kept."""
+    """The bytes of a head's pyramid; fully masked tiles are not stored."""
     total, cell = 0, base
     while cell <= coarsest:
         for row, col in _tiles(n, n, cell):
@@ -90,7 +90,7 @@ class HeadPyramid:
         self.size = sum(map(len, tiles.values()))
 
     def tile(self, reduce: str, cell: int, row: int, col: int) -> bytes:
-        """A tile of one of the levels, as it travels."""
+        """An encoded tile of one of the levels."""
         held = self._held.get((reduce, cell, row, col))
         if held is None:
             rows, cols = tile_spans(self.levels.n, self.levels.m, cell, row, col)
@@ -98,7 +98,7 @@ class HeadPyramid:
         return held
 
     def whole(self, reduce: str, cell: int) -> np.ndarray:
-        """All of a level, float32 [⌈n/cell⌉, ⌈m/cell⌉]."""
+        """A whole level, float32 [⌈n/cell⌉, ⌈m/cell⌉]."""
         n, m = self.levels.n, self.levels.m
         out = np.full((-(-n // cell), -(-m // cell)), np.nan, np.float32)
         for row, col in _tiles(n, m, cell):
@@ -108,14 +108,14 @@ class HeadPyramid:
 
 
 def head_pyramid(
-    head: AttentionMap, levels: Levels, progress: Callable[[int, int], None] | None = None, wanted: Wanted = always
+    head: AttentionMap, levels: Levels, progress: Progress | None = None, wanted: Wanted = always
 ) -> HeadPyramid:
     """All levels of one head, in one pass over its map.
 
     Args:
-        head: the map of one head, as `AttentionMap.head` gives it.
-        progress: told the rows done and the rows in all.
-        wanted: asked between bands of rows; Unwanted is raised once it says no.
+        head: the map of one head, as returned by `AttentionMap.head`.
+        progress: called with the rows done and the total.
+        wanted: called between bands of rows; Unwanted is raised if it returns False.
     """
     n, m, base = levels.n, levels.m, levels.base
     bands = []
@@ -124,7 +124,7 @@ def head_pyramid(
         rows = Span(start, min(n, start + step))
         bands.append(rectangle(head, rows, Span(0, m), base, wanted))
         if progress is not None:
-            progress(rows.stop, n)
+            progress(COMPUTING, rows.stop, n)
     level = Squares(*(torch.cat(parts) for parts in zip(*bands, strict=True)))
     tiles: dict[tuple[str, int, int, int], bytes] = {}
     for cell in levels.cells:
@@ -136,7 +136,7 @@ def head_pyramid(
 
 
 def _folded(level: Squares) -> Squares:
-    """The next coarser level: four squares become one. NaN where none of them may be looked at."""
+    """The next coarser level: four squares become one. NaN where all of them are masked."""
     hidden = level.allowed == 0
     allowed = _fours(level.allowed, 0).sum((1, 3))
     total = _fours((level.mean.double() * level.allowed).masked_fill(hidden, 0.0), 0.0).sum((1, 3))
@@ -147,14 +147,14 @@ def _folded(level: Squares) -> Squares:
 
 
 def _fours(x: Tensor, beyond: float) -> Tensor:
-    """[r, c] as [⌈r/2⌉, 2, ⌈c/2⌉, 2], filled up with `beyond`."""
+    """[r, c] as [⌈r/2⌉, 2, ⌈c/2⌉, 2], padded with `beyond`."""
     r, c = x.shape
     x = torch.nn.functional.pad(x, (0, c % 2, 0, r % 2), value=beyond)
     return x.view(x.shape[0] // 2, 2, x.shape[1] // 2, 2)
 
 
 def _cut(tiles: dict[tuple[str, int, int, int], bytes], reduce: str, cell: int, level: Tensor) -> None:
-    """Keep a level's tiles, but those in which nothing is allowed."""
+    """Store the tiles of a level, except fully masked ones."""
     values = level.numpy()
     for i in range(0, len(values), SIDE):
         for j in range(0, values.shape[1], SIDE):

@@ -1,16 +1,17 @@
-"""Errors that the server returns: a sentence with its code and values, so that the page can show it in its language."""
+"""Error responses of the server, in both languages and with a code."""
 
 from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from headwise.lm.loading.remarks import Remark
+from headwise.reports.messages import message
+from headwise.wording import Message
 
 
 class Refusal(HTTPException):
     """An error response: the status and its message."""
 
-    def __init__(self, status: int, says: Remark, *, retry_after: int | None = None) -> None:
+    def __init__(self, status: int, says: Message, *, retry_after: int | None = None) -> None:
         headers = None if retry_after is None else {"Retry-After": str(retry_after)}
         super().__init__(status, str(says), headers)
         self.says = says
@@ -18,10 +19,10 @@ class Refusal(HTTPException):
 
 def misfit(name: str, sentence: str) -> Refusal:
     """400: an invalid request; the page itself never sends one."""
-    return Refusal(400, Remark("misfit", "{sentence}", name=name, sentence=sentence))
+    return Refusal(400, message("misfit", name=name, sentence=sentence))
 
 
-def error_body(says: Remark) -> dict[str, Any]:
+def error_body(says: Message) -> dict[str, Any]:
     """The body of an error response."""
-    body = says.told()
+    body = says.to_dict()
     return {"error": body.pop("text"), **body}

@@ -1,4 +1,4 @@
-"""`serve`: the viewer on this machine's own address, until Ctrl-C.
+"""`serve`: the viewer on 127.0.0.1, until Ctrl-C.
 
 >>> from headwise.lm.loading import load_model
 >>> from headwise.reports.viewer import serve
@@ -40,14 +40,14 @@ def serve(
     """Serve the viewer of a model on 127.0.0.1, until it is interrupted.
 
     Args:
-        text: read at once, if given; title: its name. port: 0 for any that is free.
+        text: opened at the start, if given. title: its name. port: 0 for any free port.
         open_browser: also open the page. max_tokens: the longest text. lang: of the page, as in `viewer_page`.
-        say: told the address, with the token that every request needs.
+        say: called with the address, which contains the token that every request requires.
     Returns:
-        Whether its thread has ended; if not, it is in the middle of what cannot be interrupted.
+        Whether its thread has ended; if not, it is in a computation that cannot be interrupted.
     Raises:
-        ConfigError: if starlette or uvicorn is not installed, or the port cannot be had.
-        TextError, TooLong: for a text that cannot be read.
+        ConfigError: if starlette or uvicorn is not installed, or the port is not available.
+        TextError, TooLong: for an invalid text.
     """
     try:
         import uvicorn  # noqa: F401
@@ -64,7 +64,7 @@ def serve(
             token = secrets.token_urlsafe(32)
             app = make_app(session, token, hosts_of(port), lang)
             address = f"http://{HOST}:{port}/?token={token}"
-            listening.listen(128)  # from here on a browser may connect: it waits until the server takes it
+            listening.listen(128)  # browsers can connect from now on
             say(address)
             if open_browser:
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
@@ -77,8 +77,7 @@ def serve(
 
 
 def made_server(app: "ASGIApp") -> "Server":
-    """A server that writes no log of requests, whose addresses hold the token, does not say what it is, and waits for
-    nobody without end."""
+    """A server with time limits, without a Server header and without a log, which would contain the token."""
     import uvicorn
 
     from headwise.reports.viewer.connections import HEAD, Connection
@@ -91,11 +90,11 @@ def made_server(app: "ASGIApp") -> "Server":
 
 
 def bind(port: int) -> socket.socket:
-    """A socket on this machine's own address. ConfigError if the port is taken, or not for us."""
+    """A socket on 127.0.0.1. ConfigError if the port is in use or not permitted."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"--port {port}: expected 0 to 65535; 0 selects a free port")
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if os.name == "posix":  # elsewhere it would let two servers share a port; here a port need not rest after its last
+    if os.name == "posix":  # reuses a port at once; on Windows it would let two servers share it
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         made.bind((HOST, port))
@@ -110,6 +109,6 @@ def bind(port: int) -> socket.socket:
 
 
 def hosts_of(port: int) -> set[str]:
-    """What the Host header says where a browser asks this server by its own name."""
+    """The values of the Host header for this server."""
     names = {HOST, "localhost"}
     return {f"{name}:{port}" for name in names} | (names if port == 80 else set())

@@ -1,43 +1,45 @@
-"""The one text that is being looked at: read and pooled by a thread, given up as soon as a newer one comes."""
+"""The current text: computed by a thread, cancelled when a newer one is opened."""
 
 import threading
+from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.lm.loading import LoadedModel
-from headwise.lm.loading.remarks import Remark
+from headwise.reports.messages import message
 from headwise.reports.viewer.limits import MAX_TOKENS, limits_of
 from headwise.reports.viewer.pyramid import BUDGET, choose_levels
 from headwise.reports.viewer.reader import Reader
 from headwise.reports.viewer.text import READY, Text
 from headwise.reports.viewer.tiles import Unwanted
+from headwise.wording import Message
 
-REMEMBERED = 16  # texts of which the state is still told
+REMEMBERED = 16  # texts whose state can still be requested
 
 
 class TooLong(HeadwiseError):
-    """A text of more tokens or characters than are read.
+    """A text with more tokens or characters than the limit.
 
     Attributes:
-        says: the sentence.
+        says: the message.
     """
 
-    def __init__(self, says: Remark) -> None:
+    def __init__(self, says: Message) -> None:
         super().__init__(says)
         self.says = says
 
 
 class Session:
-    """A model, and the text that it reads at the moment.
+    """A loaded model and the text that it computes.
 
     Args:
-        subject: what reads. max_tokens: the longest text. budget: bytes of all heads' pyramids.
+        subject: the loaded model. max_tokens: the longest text. budget: bytes of the pyramids of all heads.
     """
 
     def __init__(self, subject: LoadedModel, *, max_tokens: int = MAX_TOKENS, budget: int = BUDGET) -> None:
         self.subject, self.budget = subject, budget
         self.limits = limits_of(subject, max_tokens)
         self.present: Text | None = None
-        self._told: dict[str, Text] = {}
+        self._texts: dict[str, Text] = {}
         self._change = threading.Condition()
         self._next: Text | None = None
         self._closed = False
@@ -45,45 +47,41 @@ class Session:
         self._thread.start()
 
     def open(self, text: str, title: str = "") -> Text:
-        """Begin to read a text; the one before it is given up.
+        """Start to compute a text, and cancel the previous one.
 
         Raises:
-            TextError: if it is empty or no text. TooLong: with the limit and why.
+            TextError: if it is empty or not valid text. TooLong: with the limit and its reason.
         """
         limits = self.limits
+        most: dict[str, Any] = {"characters": limits.characters, "tokens": limits.tokens, "why": limits.why}
         if len(text) > limits.characters:
-            sentence = (
-                "the text has {n:,} characters; at most {characters:,} are looked at, and {tokens:,} tokens read: {why}"
-            )
-            known: dict[str, int | str] = {"characters": limits.characters, "tokens": limits.tokens, "why": limits.why}
-            raise TooLong(Remark("too_many_characters", sentence, n=len(text), **known))
+            raise TooLong(message("too_many_characters", n=len(text), **most))
         reading = self.subject.read(text)
         if len(reading) > limits.tokens:
-            sentence = "the text has {n:,} tokens; at most {tokens:,} are read: {why}"
-            raise TooLong(Remark("too_many_tokens", sentence, n=len(reading), tokens=limits.tokens, why=limits.why))
+            raise TooLong(message("too_many_tokens", n=len(reading), **most))
         levels = choose_levels(len(reading), sum(self.subject.heads), self.subject.causal, self.budget)
         new = Text(self.subject, reading, title, levels)
         with self._change:
             self._give_up(self.present)
-            self.present = self._next = self._told[new.id] = new
-            while len(self._told) > REMEMBERED:
-                del self._told[next(iter(self._told))]
+            self.present = self._next = self._texts[new.id] = new
+            while len(self._texts) > REMEMBERED:
+                del self._texts[next(iter(self._texts))]
             self._change.notify_all()
         return new
 
     def find(self, name: str) -> Text | None:
-        """The text of that id, None if it is not known (any more)."""
-        return self._told.get(name)
+        """The text of that id; None if it is not remembered."""
+        return self._texts.get(name)
 
     def cancel(self, text: Text) -> None:
-        """Give a text up."""
+        """Cancel a text."""
         with self._change:
             self._give_up(text)
             if self.present is text:
                 self.present = None
 
     def close(self, patience: float = 2.0) -> bool:
-        """Give up what is being read; whether the thread has ended within so many seconds."""
+        """Cancel the current text; return whether the thread ended within `patience` seconds."""
         with self._change:
             self._closed = True
             self._give_up(self.present)
@@ -110,17 +108,16 @@ class Session:
                 text.advance(READY)
             except Unwanted:
                 pass
-            except Exception as error:  # the model's code may fail in any way; the server goes on
-                text.fail(_told(error))
+            except Exception as error:  # the model's code may fail in any way; the server continues
+                text.fail(_message(error))
             if not text.wanted():
                 text.let_go()
 
 
-def _told(error: Exception) -> Remark:
-    """An error as one sentence."""
+def _message(error: Exception) -> Message:
     if isinstance(error, MemoryError) or (not isinstance(error, HeadwiseError) and "alloc" in str(error)):
-        return Remark("no_memory", "not enough memory for this text; use a shorter one")
+        return message("no_memory")
     sentence = str(error)
     if not isinstance(error, HeadwiseError):
         sentence = f"{type(error).__name__}: {' '.join(sentence.split())[:300]}"
-    return Remark("failure", "{sentence}", sentence=sentence)
+    return message("failure", sentence=sentence)

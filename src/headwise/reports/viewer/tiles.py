@@ -1,4 +1,4 @@
-"""A rectangle of one head's map, pooled in square cells: the one place where the viewer computes weights."""
+"""A rectangle of one head's map, pooled in square cells."""
 
 from collections.abc import Callable
 
@@ -10,17 +10,17 @@ from headwise.pooling import Squares
 
 SIDE = 256  # cells along a tile
 REDUCES = ("mean", "max")
-BAND = 1 << 27  # pairs of query and key between two looks at whether the result is still wanted
+BAND = 1 << 27  # pairs of query and key between two checks whether the result is still wanted
 
 Wanted = Callable[[], bool]
 
 
 class Unwanted(Exception):
-    """Nobody waits for the result any more."""
+    """The result is no longer needed."""
 
 
 def always() -> bool:
-    """For who waits to the end."""
+    """The default `wanted`."""
     return True
 
 
@@ -32,17 +32,17 @@ def tile_spans(n: int, m: int, cell: int, row: int, col: int) -> tuple[Span, Spa
 
 def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wanted = always) -> Squares:
     """Weights of the rectangle in squares of `cell` × `cell`, each [⌈rows/cell⌉, ⌈cols/cell⌉]: the mean over the pairs
-    that the mask allows and the largest, NaN where it allows none, and how many it allows.
+    that the mask allows, the largest weight (both NaN where it allows none), and the number of allowed pairs.
 
     Args:
-        head: the map of one head, as `AttentionMap.head` gives it.
+        head: the map of one head, as returned by `AttentionMap.head`.
         rows, cols: queries and keys; the squares begin at the first of each.
-        wanted: asked now and then.
+        wanted: called regularly.
     Raises:
-        Unwanted: once `wanted` says no.
+        Unwanted: if `wanted` returns False.
     """
 
-    def look(*_: int) -> None:
+    def check(*_: str | int) -> None:
         if not wanted():
             raise Unwanted
 
@@ -51,11 +51,11 @@ def rectangle(head: AttentionMap, rows: Span, cols: Span, cell: int, wanted: Wan
     allowed = torch.zeros(high, wide, dtype=torch.int64)
     step = max(1, BAND // max(1, cols.stop - cols.start) // cell) * cell
     for start in range(rows.start, rows.stop, step):
-        look()
+        check()
         band = Span(start, min(start + step, rows.stop))
         if head.rule.mask.state(band, cols, head.rule.grid) is State.EMPTY:
             continue
-        found = head.pooled(range(*band), range(*cols), cell, progress=look)
+        found = head.pooled(range(*band), range(*cols), cell, progress=check)
         at = slice((start - rows.start) // cell, -(-(band.stop - rows.start) // cell))
         allowed[at] = found.allowed[0, 0]
         hidden = allowed[at] == 0

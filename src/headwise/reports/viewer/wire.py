@@ -1,7 +1,7 @@
-"""Maps as they travel to the page: half floats with their range.
+"""The encoding of maps for the page: half floats with their range.
 
 16 bytes, little endian: float32 lo, float32 hi, uint16 rows, uint16 cols, uint32 count. Then count × rows × cols
-float16, row major: weight = lo + (hi − lo)·x, NaN where no query of a cell may see any of its keys.
+float16, row major: weight = lo + (hi − lo)·x, NaN where the mask allows no pair of a cell.
 """
 
 import struct
@@ -15,7 +15,7 @@ LARGEST_SIDE = (1 << 16) - 1
 
 
 def encode(maps: np.ndarray) -> bytes:
-    """Maps [count, rows, cols] in the wire's form; what is not finite travels as NaN.
+    """Maps [count, rows, cols], encoded; non-finite values become NaN.
 
     An error is at most 2⁻¹¹ of the distance to the smallest weight, and 2⁻²⁵ of the range near it.
     """
@@ -26,19 +26,19 @@ def encode(maps: np.ndarray) -> bytes:
     known = ~np.isnan(values)
     lo = float(values.min(where=known, initial=np.inf))
     hi = float(values.max(where=known, initial=-np.inf))
-    if lo > hi:  # nothing is known
+    if lo > hi:  # all values are NaN
         lo = hi = 0.0
     scaled = (values - np.float32(lo)) / np.float32(hi - lo or 1.0)
     return HEADER.pack(lo, hi, rows, cols, count) + scaled.astype("<f2").tobytes()
 
 
 def empty(rows: int, cols: int) -> bytes:
-    """One map in which nothing is allowed."""
+    """One fully masked map, encoded."""
     return encode(np.full((1, rows, cols), np.nan, np.float32))
 
 
 def decode(data: bytes) -> np.ndarray:
-    """What `encode` was given, float32 [count, rows, cols]. Raises ShapeError if the length does not fit the header."""
+    """The inverse of `encode`, float32 [count, rows, cols]. Raises ShapeError if the length does not fit the header."""
     if len(data) < HEADER.size:
         raise ShapeError(f"data: {len(data)} bytes are shorter than the header of {HEADER.size}")
     lo, hi, rows, cols, count = HEADER.unpack_from(data)

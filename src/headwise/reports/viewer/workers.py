@@ -1,4 +1,4 @@
-"""Few threads for many requests: a bounded queue, and nothing computed for who has gone."""
+"""A few threads for many requests: a bounded queue, and no work for clients that have disconnected."""
 
 import threading
 from collections import OrderedDict
@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import anyio
 from starlette.requests import Request
 
-from headwise.lm.loading.remarks import Remark
+from headwise.reports.messages import message
 from headwise.reports.viewer.refusals import Refusal
 from headwise.reports.viewer.tiles import Unwanted, Wanted
 
@@ -18,10 +18,10 @@ Key = TypeVar("Key")
 
 
 class Workers:
-    """Runs work of requests in threads.
+    """Runs the work of requests in threads.
 
     Args:
-        threads: pieces of work at the same time. queue: requests that may wait; more are sent away with 503.
+        threads: the number of threads. queue: the number of waiting requests; further ones get status 503.
     """
 
     def __init__(self, threads: int, queue: int) -> None:
@@ -33,14 +33,14 @@ class Workers:
         return self._threads.statistics().tasks_waiting
 
     async def run(self, request: Request, work: Callable[[Wanted], Result]) -> Result:
-        """What `work` returns; it is given a function that says whether the client is still there.
+        """Return the result of `work`, which is called with a function that returns whether the client is connected.
 
         Raises:
-            Refusal: 503 if too many wait already.
-            Unwanted: if the client went away, or `work` raised it.
+            Refusal: 503 if the queue is full.
+            Unwanted: if the client disconnected, or `work` raised it.
         """
         if self.waiting >= self._queue:
-            raise Refusal(503, Remark("busy", "too many tiles were requested at once; try again"), retry_after=1)
+            raise Refusal(503, message("busy"), retry_after=1)
         gone = threading.Event()
         outcome: list[Result | Exception] = []
 
@@ -48,7 +48,7 @@ class Workers:
             while (await request.receive())["type"] != "http.disconnect":
                 pass
             gone.set()
-            group.cancel_scope.cancel()  # takes it out of the queue, if it is there still
+            group.cancel_scope.cancel()  # removes it from the queue if it still waits
 
         async with anyio.create_task_group() as group:
             group.start_soon(leave_with_client)
@@ -65,7 +65,7 @@ class Workers:
 
 
 class Kept(Generic[Key]):
-    """The bytes that were used last, at most so many of them all together."""
+    """A cache of the most recently used byte strings, of at most `budget` bytes."""
 
     def __init__(self, budget: int) -> None:
         self._budget, self._size = budget, 0
@@ -77,14 +77,14 @@ class Kept(Generic[Key]):
         return self._size
 
     def get(self, key: Key) -> bytes | None:
-        """What was put there, if it is still held; it counts as used."""
+        """The value of the key, which counts as used; None if it is not held."""
         found = self._held.get(key)
         if found is not None:
             self._held.move_to_end(key)
         return found
 
     def put(self, key: Key, value: bytes) -> None:
-        """Hold it, and drop what was not used for longest."""
+        """Hold the value, and drop the least recently used ones."""
         self.drop(lambda held: held == key)
         if len(value) > self._budget:
             return
@@ -94,6 +94,6 @@ class Kept(Generic[Key]):
             self._size -= len(self._held.popitem(last=False)[1])
 
     def drop(self, unwanted: Callable[[Key], bool]) -> None:
-        """Drop what has such a key."""
+        """Drop the values of these keys."""
         for key in [key for key in self._held if unwanted(key)]:
             self._size -= len(self._held.pop(key))

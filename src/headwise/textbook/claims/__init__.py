@@ -1,12 +1,12 @@
-"""Every claim and equation of the source texts, executable: what was measured, and the verdict that follows.
+"""Every claim and equation of the source texts as executable code, with measurements and the verdict that follows.
 
-    evidence   checks, and the rule that makes a verdict of them    claim      a claim, and how claims are run
-    samples    what is measured on                                  registry   all claims, in the order of the texts
-    show       as a table, as Markdown, as JSON                     page       as HTML with plots
-    the others: a file for each group of claims
+    evidence   checks, and how a verdict follows from them     claim      a claim, and how claims are run
+    samples    inputs and layers for measurements              registry   all claims, in the order of the texts
+    show       output as a table, Markdown and JSON            page       output as HTML with plots
+    every other file holds one group of claims
 
-A new claim is a function that returns checks, and curves where it has any, under `@claim(...)`, in the file of its
-group; a new group is a file and a line in `registry.GROUPS`.
+To add a claim, write a function that returns checks (and curves) and decorate it with `@claim(...)` in the file of
+its group. To add a group, add a file and a line in `registry.GROUPS`.
 """
 
 from headwise.textbook.claims.claim import Claim, Finding, run

@@ -1,4 +1,4 @@
-"""What a head can express, and what several can that one cannot."""
+"""What one head can express, and what only several heads can."""
 
 import math
 
@@ -9,20 +9,17 @@ from headwise.attention import attend
 from headwise.map import AttentionMap
 from headwise.reports.curves import Curve
 from headwise.textbook.claims.claim import claim
-from headwise.textbook.claims.definitions import multi_head
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, equal, same
 from headwise.textbook.claims.model import Trained, trained
-from headwise.textbook.claims.samples import normal
+from headwise.textbook.claims.samples import adam, multi_head, normal
 
 KEYS = 4096
 
 
 @claim(
-    "d-k-bounds-rank",
     "The scores Q Kᵀ of a head have rank d_k at most.",
     formula="rank(Q Kᵀ) ≤ d_k",
     source="§5.3, h against d_k; Bhojanapalli et al. 2020, 2002.07028",
-    expected=Verdict.HOLDS,
 )
 def d_k_bounds_rank() -> list[Check]:
     """The softmax of them has full rank nevertheless."""
@@ -31,11 +28,10 @@ def d_k_bounds_rank() -> list[Check]:
         scores = normal(61, d, seed=1) @ normal(61, d, seed=2).mT
         found.append(equal(f"rank of 61×61 scores, d_k = {d}", _rank(scores), d))
     weights = torch.softmax(normal(61, 61), -1)
-    return [*found, equal("rank that it can see", _rank(weights), 61).control()]
+    return [*found, equal("rank of their softmax", _rank(weights), 61).control()]
 
 
 @claim(
-    "d-k-bounds-information",
     "What a head can say about where it looks is limited to some d_k bits.",
     formula="claimed: I(query; key looked at) ≤ d_k bits",
     source="§5.3, limited information of a head",
@@ -48,22 +44,22 @@ def d_k_bounds_information() -> list[Check | Curve]:
     amap = _circle(KEYS)
     weights, keys = amap.topk(1)
     own = int((keys[0, 0, :, 0] == torch.arange(KEYS)).sum())
-    told = {n: _bits(_circle(n)) for n in (4, 16, 64, 256, 1024, KEYS)}
+    measured = {n: _bits(_circle(n)) for n in (4, 16, 64, 256, 1024, KEYS)}
     claimed = {
-        "as claimed: d_k": dict.fromkeys(told, 2.0),
-        "ln n / ln 2, all that there is": {n: math.log2(n) for n in told},
+        "as claimed: d_k": dict.fromkeys(measured, 2.0),
+        "log2 n, the maximum": {n: math.log2(n) for n in measured},
     }
+    title = "Information in the pattern of a head with d_k = 2"
     return [
-        at_most("bits told by a row of d_k = 2", told[KEYS], 2.0),
+        at_most("bits per row at d_k = 2", measured[KEYS], 2.0),
         equal("queries of 4096 with a key of their own", own, KEYS).control(),
         at_least("least weight on that key", float(weights.min()), 0.99).control(),
         equal("rank of the scores, 512 of them", _rank(_circle(512).q[0, 0] @ _circle(512).k[0, 0].mT), 2).control(),
-        Curve.of("What a head of d_k = 2 tells of where it looks", "keys n", "bits", {"told": told}, claimed, log="x"),
+        Curve.of(title, "keys n", "bits", {"measured": measured}, claimed, log="x"),
     ]
 
 
 @claim(
-    "head-output-is-limited",
     "What a head can tell is limited: its output has d_v numbers for a token.",
     formula="rank(head_i W_i^O) ≤ d_v",
     source="§5.3, limited information of a head",
@@ -71,14 +67,14 @@ def d_k_bounds_information() -> list[Check | Curve]:
 )
 def head_output_is_limited() -> list[Check | Curve]:
     """Limited in directions: each trained head adds to d_v of d_model dimensions, and few of them carry most. Not in
-    bits: a head with d_v = 1 that looks at its own token tells 4096 of them apart.
+    bits: a head with d_v = 1 that attends to its own token distinguishes 4096 of them.
     """
     model = trained()
     ranks, energy = [], []
     for i, heads in enumerate(model.heads):
         w = model.attention(i).per_head_weights()["o"].detach().double()  # [h, d_v, d_model]
-        said = torch.einsum("nhd,hde->hne", heads.double(), w)
-        singular = torch.linalg.svdvals(said)  # [h, min(n, d_model)]
+        added = torch.einsum("nhd,hde->hne", heads.double(), w)
+        singular = torch.linalg.svdvals(added)  # [h, min(n, d_model)]
         ranks += [int((s > 1e-9 * s[0]).sum()) for s in singular]
         share = singular.square().cumsum(-1)
         energy.append(share / share[:, -1:])
@@ -92,14 +88,13 @@ def head_output_is_limited() -> list[Check | Curve]:
     }
     return [
         at_most(f"largest rank of what a trained head adds, of {whole} dimensions", max(ranks), d_v),
-        at_most("tokens of 4096 that d_v = 1 tells apart", _told_apart(KEYS), 2).beyond(),
+        at_most("tokens of 4096 distinguished with d_v = 1", _distinguished(KEYS), 2).beyond(),
         at_least("rank of the layer's sum over that of a head", _rank_of_sum(model) / d_v, 2.0).control(),
         Curve.of(f"What trained heads add, of {d_v} directions each", "directions", "share of energy", lines, log="x"),
     ]
 
 
 @claim(
-    "one-head-every-pattern",
     "One head reaches every positive matrix P of rows that sum to 1 if and only if d_k ≥ n.",
     formula="softmax(Q Kᵀ) = P for every P > 0 ⟺ d_k ≥ n",
     source="§5.3, h against d_k; Bhojanapalli et al. 2020, 2002.07028, theorem 1",
@@ -125,7 +120,6 @@ def one_head_every_pattern() -> list[Check | Curve]:
 
 
 @claim(
-    "many-heads-beat-one",
     "Several heads represent strictly more than one.",
     formula="y_i = x_{i−1} − x_{i+1}",
     source="§5.3; ch. 11, single head against multi-head; Amsel et al. 2024, 2407.16153",
@@ -148,11 +142,9 @@ def many_heads_beat_one() -> list[Check]:
 
 
 @claim(
-    "basis-functions",
     "The layer is f(X) = Concat(φ_1(X) … φ_h(X)) W_O: linear in what the heads say, which are its basis functions.",
     formula="f(X) = Concat(φ_1(X) … φ_h(X)) W_O",
     source="5.3.16",
-    expected=Verdict.HOLDS,
 )
 def basis_functions() -> list[Check | Curve]:
     """Least squares from the concatenated heads to the output leaves nothing and finds W_O again; the basis itself
@@ -174,8 +166,8 @@ def basis_functions() -> list[Check | Curve]:
     ]  # fmt: skip
 
 
-def _told_apart(n: int) -> int:
-    """How many of n tokens, spread over a circle and each looking at itself, get outputs of one number that differ."""
+def _distinguished(n: int) -> int:
+    """How many of n tokens on a circle, each attending to itself, get distinguishable outputs of one number."""
     q, k = _circle(n).q, _circle(n).k
     values = torch.linspace(-1.0, 1.0, n, dtype=torch.float64)[None, None, :, None]
     out = attend(q, k, values, scale=_sharpness(n))[0, 0, :, 0]
@@ -183,7 +175,7 @@ def _told_apart(n: int) -> int:
 
 
 def _rank_of_sum(model: Trained) -> int:
-    """Rank of what the first layer's heads add together."""
+    """Rank of the output of the first layer, the sum over its heads."""
     return _rank(model.heads[0].double().flatten(1) @ model.attention(0).o_proj.weight.detach().double().mT)
 
 
@@ -192,31 +184,30 @@ def _rank(matrix: Tensor) -> int:
 
 
 def _missed_by_fit(of: Tensor, out: Tensor) -> float:
-    """Share of `out` that the best linear map of `of` misses."""
+    """Share of `out` that the best linear map of `of` does not reproduce."""
     return float((of @ torch.linalg.lstsq(of, out).solution - out).norm() / out.norm())
 
 
 def _bits(amap: AttentionMap) -> float:
-    """Bits that a row tells of its query: every key is chosen by one query alike, so log2 n less what stays open in
-    a row."""
+    """Information in bits between query and attended key: log2 n minus the entropy of a row, as all keys are chosen
+    equally often."""
     return math.log2(amap.shape[-1]) - float(amap.measure("entropy")["entropy"]) / math.log(2)
 
 
 def _circle(n: int) -> AttentionMap:
-    """n keys and n queries of two numbers, at the same angles; sharp enough that neighbours get nothing."""
+    """n keys and n queries of two numbers at the same angles, so sharp that neighbours get no weight."""
     angle = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
     points = torch.stack((angle.cos(), angle.sin()), -1)[None, None]
     return attend(points, points, points, scale=_sharpness(n), return_map=True)[1]
 
 
 def _sharpness(n: int) -> float:
-    """The scale at which neighbours on a circle of n keys weigh e^{−20} of the best one."""
+    """The scale at which neighbours on a circle of n keys get e^{−20} of the largest weight."""
     return 20.0 / (1 - math.cos(2 * math.pi / n))
 
 
 def _pattern_error(p: Tensor, d: int) -> float:
-    """The largest error of P made of scores of rank d: the closest ones to ln P, its rows centred if d is too small
-    for the rest."""
+    """The largest error of P from the rank-d scores closest to ln P; the rows of ln P are centred unless d ≥ n."""
     n = len(p)
     logs = p.log() if d >= n else p.log() - p.log().mean(-1, keepdim=True)
     u, s, vh = torch.linalg.svd(logs)
@@ -226,30 +217,26 @@ def _pattern_error(p: Tensor, d: int) -> float:
 
 
 def _attended(p: Tensor, x: Tensor) -> Tensor:
-    """Attention with the weights p [n, n], or as good as: 1e-14 where p is 0, values x [b, n, d]."""
+    """Attention with the weights p [n, n], up to 1e-14 where p is 0, and the values x [b, n, d]."""
     n = len(p)
     q = (p + 1e-14).log().expand(len(x), 1, n, n)
     return attend(q, torch.eye(n, dtype=p.dtype).expand_as(q), x[:, None], scale=1.0)[:, 0]
 
 
 def _one_head_misses(x: Tensor, target: Tensor) -> float:
-    """Share of the target's energy that no single head found, with weights of its own for every input (more than any
-    W^Q and W^K could give) and one W for all."""
+    """Share of the target's energy that the best single head misses, with free weights for every input (more than any
+    W^Q and W^K allow) and one W for all inputs."""
     logits = nn.Parameter(0.01 * normal(len(x), x.shape[1], x.shape[1], seed=3))
     w = nn.Parameter(0.1 * normal(x.shape[2], x.shape[2], seed=4))
-    optimizer = torch.optim.Adam([logits, w], lr=0.1)
-    best = math.inf
-    for _ in range(300):
-        missed = (torch.softmax(logits, -1) @ x @ w - target).square().sum() / target.square().sum()
-        best = min(best, missed.item())
-        optimizer.zero_grad()
-        missed.backward()
-        optimizer.step()
-    return best
+
+    def missed() -> Tensor:
+        return (torch.softmax(logits, -1) @ x @ w - target).square().sum() / target.square().sum()
+
+    return min(adam([logits, w], missed, 300, 0.1))
 
 
 def _merged(x: Tensor) -> float:
-    """Two heads with the same W^V W^O = 1, summed, against one head with W^V W^O = 2 and their mean pattern."""
+    """Error of one head with W^V W^O = 2 and the mean pattern, compared with two heads with W^V W^O = 1."""
     n = x.shape[1]
     one, other = (torch.softmax(normal(n, n, seed=s), -1) for s in (7, 8))
     return difference(2 * _attended((one + other) / 2, x), _attended(one, x) + _attended(other, x))

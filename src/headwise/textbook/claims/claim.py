@@ -1,29 +1,29 @@
-"""What a claim is: a statement, where it stands, what we expect of it, and the function that measures it."""
+"""A claim: its statement, its source, the expected verdict, and the function that measures it."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from headwise.progress import Progress
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.evidence import Check, Role, Verdict, judge
 
 Measure = Callable[[], Sequence[Check | Curve]]
-Step = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class Claim:
     """One claim of the source texts, in our words.
 
-    id: a short name. statement: what is claimed. formula: the same in letters. source: where it stands, and who else
-    says it. expected: the verdict that its measurement has to give. measure: what runs, and returns the checks, and
-    curves if there are any; its docstring says how, and why the verdict is what it is. slow: takes more than some
-    seconds.
+    Attributes:
+        statement: what is claimed. formula: the same in symbols. source: where the claim is made.
+        expected: the verdict that the measurement must give.
+        measure: returns the checks, and curves if there are any; its docstring explains them and the verdict.
+        slow: whether the measurement takes more than a few seconds.
     """
 
-    id: str
     statement: str
     formula: str
     source: str
@@ -32,8 +32,13 @@ class Claim:
     slow: bool = False
 
     @property
+    def id(self) -> str:
+        """The name of the claim on the command line: that of its function, with hyphens."""
+        return self.function.replace("_", "-")
+
+    @property
     def why(self) -> str:
-        """How it is measured, and the reason of the verdict."""
+        """How the claim is measured, and the reason for the verdict."""
         return " ".join((self.measure.__doc__ or "").split())
 
     @property
@@ -49,13 +54,13 @@ class Claim:
 
     @property
     def line(self) -> int:
-        """Where that function begins in its file."""
+        """The line of the file at which that function begins."""
         return self.measure.__code__.co_firstlineno
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim and what measurement says of it: checks, curves of the same run, seconds that this took."""
+    """A claim with the results of its measurement: checks, curves of the same run, and the seconds it took."""
 
     claim: Claim
     checks: tuple[Check, ...]
@@ -64,39 +69,43 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """What the checks add up to."""
+        """The verdict that follows from the checks."""
         return judge(self.checks)
 
     @property
     def agrees(self) -> bool:
-        """Whether the verdict is the one that was expected."""
+        """Whether the verdict is the expected one."""
         return self.verdict is self.claim.expected
 
     @property
     def shown(self) -> list[Check]:
-        """The checks that say something of the claim: controls are left out unless they fail."""
+        """The checks to show: controls are left out unless they fail."""
         return [check for check in self.checks if check.role is not Role.CONTROL or not check.held]
 
 
 def claim(
-    id: str, statement: str, *, formula: str, source: str, expected: Verdict, slow: bool = False
+    statement: str, *, formula: str, source: str, expected: Verdict = Verdict.HOLDS, slow: bool = False
 ) -> Callable[[Measure], Claim]:
-    """Make a claim of the function below it, which measures it."""
-    return lambda measure: Claim(id, statement, formula, source, expected, measure, slow)
+    """Decorate the function that measures a claim; its name becomes the claim's `id`."""
+    return lambda measure: Claim(statement, formula, source, expected, measure, slow)
 
 
-def run(claims: Iterable[Claim], step: Step | None = None) -> list[Finding]:
-    """Measure claims one after the other. step: told of each one before it begins, and at the end."""
+def run(claims: Iterable[Claim], progress: Progress | None = None) -> list[Finding]:
+    """Measure claims one after the other.
+
+    Args:
+        progress: called with (id, claims done, claims in all) before each claim, and at the end.
+    """
     wanted, found = list(claims), []
     for done, one in enumerate(wanted):
-        if step is not None:
-            step(one.id, done, len(wanted))
+        if progress is not None:
+            progress(one.id, done, len(wanted))
         start = time.perf_counter()
-        with seeded(0):  # modules draw weights when they are made; neither order nor caller should matter
-            given = one.measure()
-        checks = tuple(x for x in given if isinstance(x, Check))
-        curves = tuple(x for x in given if isinstance(x, Curve))
+        with seeded(0):  # new modules draw weights: results depend neither on the order of claims nor on the caller
+            results = one.measure()
+        checks = tuple(x for x in results if isinstance(x, Check))
+        curves = tuple(x for x in results if isinstance(x, Curve))
         found.append(Finding(one, checks, time.perf_counter() - start, curves))
-    if step is not None:
-        step("done", len(wanted), len(wanted))
+    if progress is not None:
+        progress("done", len(wanted), len(wanted))
     return found

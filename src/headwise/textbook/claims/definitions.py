@@ -1,4 +1,4 @@
-"""What multi-head attention is: the formula, the heads, and the forms in which it is written."""
+"""What multi-head attention is: the formula, the heads, and equivalent forms."""
 
 import copy
 import math
@@ -12,18 +12,16 @@ from headwise.masks import Causal
 from headwise.nn.base import copy_into
 from headwise.nn.registry import DESIGNS
 from headwise.textbook.claims.claim import claim
-from headwise.textbook.claims.evidence import Check, Verdict, at_least, difference, equal, same
-from headwise.textbook.claims.samples import layer, normal
+from headwise.textbook.claims.evidence import Check, at_least, difference, equal, same
+from headwise.textbook.claims.samples import multi_head, normal
 
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
 @claim(
-    "attention-formula",
     "Attention is softmax(Q Kᵀ / √d_k) V.",
     formula="A = softmax(Q Kᵀ / √d_k) V",
     source="5.3.1; Vaswani et al. 2017, eq. 1",
-    expected=Verdict.HOLDS,
 )
 def attention_formula() -> list[Check]:
     """All kernels follow the formula; here in float64."""
@@ -34,11 +32,9 @@ def attention_formula() -> list[Check]:
 
 
 @claim(
-    "multi-head-formula",
     "MultiHead(X) = Concat(head_1 … head_h) W_O with head_i = Attention(X W_i^Q, X W_i^K, X W_i^V).",
     formula="Concat(head_1 … head_h) W_O, head_i = A(X W_i^Q, X W_i^K, X W_i^V)",
     source="5.3.2–5.3.4; Vaswani et al. 2017, §3.2.2",
-    expected=Verdict.HOLDS,
 )
 def multi_head_formula() -> list[Check]:
     """The layer against the formula, a head at a time."""
@@ -49,11 +45,9 @@ def multi_head_formula() -> list[Check]:
 
 
 @claim(
-    "splitting",
     "Splitting [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] and merging back lose nothing and copy nothing.",
     formula="split(X)[b, i, n, c] = X[b, n, i·d_k + c];  merge(split(X)) = X",
     source="ch. 11, implementation",
-    expected=Verdict.HOLDS,
 )
 def splitting() -> list[Check]:
     """Head i is columns i·d_k … (i+1)·d_k; the split is a view, only merging after the transpose copies."""
@@ -68,11 +62,9 @@ def splitting() -> list[Check]:
 
 
 @claim(
-    "per-head-projection",
     "One matrix for each head, and one large matrix that is split afterwards, are the same layer.",
     formula="X [W_1 | … | W_h] = [X W_1 | … | X W_h]",
     source="§5.3, ch. 11",
-    expected=Verdict.HOLDS,
 )
 def per_head_projection() -> list[Check]:
     """W^Q = [W_1^Q | … | W_h^Q]: outputs agree, and so do the gradients, matrix by matrix."""
@@ -80,11 +72,9 @@ def per_head_projection() -> list[Check]:
 
 
 @claim(
-    "tensor-contraction",
     "All heads at once are contractions with tensors of rank three, one index being the head.",
     formula="Q_bhnk = Σ_d X_bnd W_hdk;  Y_bne = Σ_hk A_bhnk W_hke",
     source="5.3.5–5.3.8",
-    expected=Verdict.HOLDS,
 )
 def tensor_contraction() -> list[Check]:
     """The same sums in another order; outputs and gradients agree."""
@@ -92,11 +82,9 @@ def tensor_contraction() -> list[Check]:
 
 
 @claim(
-    "output-sums-heads",
     "Concat(head_1 … head_h) W_O = Σ_i head_i W_i^O: the output adds up what the heads say.",
     formula="Concat(head_1 … head_h) W_O = Σ_i head_i W_i^O",
     source="ch. 11; §5.3",
-    expected=Verdict.HOLDS,
 )
 def output_sums_heads() -> list[Check]:
     """Both sides of a layer with three heads."""
@@ -107,11 +95,9 @@ def output_sums_heads() -> list[Check]:
 
 
 @claim(
-    "output-mixes-heads",
     "Without W_O each channel of A comes from one head; after A W_O each channel hears all heads.",
     formula="∂A_c / ∂head_i ≠ 0 for one i;  ∂(A W_O)_c / ∂head_i ≠ 0 for all i",
     source="ch. 11, comparison of A with A W_O",
-    expected=Verdict.HOLDS,
 )
 def output_mixes_heads() -> list[Check]:
     """Each head's values are doubled in turn, and the channels counted that change."""
@@ -121,7 +107,7 @@ def output_mixes_heads() -> list[Check]:
     for i in range(3):
         other = multi_head()
         with torch.no_grad():
-            other.v_proj.weight[4 * i : 4 * i + 4] *= 2.0  # head i alone says something else
+            other.v_proj.weight[4 * i : 4 * i + 4] *= 2.0  # changes head i only
         y_other, concat_other = other(x, return_concat=True)
         before.append(_touched(concat, concat_other))
         after.append(_touched(y, y_other))
@@ -133,11 +119,9 @@ def output_mixes_heads() -> list[Check]:
 
 
 @claim(
-    "heads-have-no-order",
     "Heads are interchangeable: numbering them otherwise, with their rows of W_O, gives the same layer.",
     formula="Σ_i head_π(i) W_π(i)^O = Σ_i head_i W_i^O",
     source="§5.3, symmetry of heads",
-    expected=Verdict.HOLDS,
 )
 def heads_have_no_order() -> list[Check]:
     """Three heads in another order; control: without moving the rows of W_O it is another layer."""
@@ -155,11 +139,9 @@ def heads_have_no_order() -> list[Check]:
 
 
 @claim(
-    "one-step-path",
     "Every token reaches every other one within a layer: the path between two tokens is one step long.",
     formula="∂y_i / ∂x_j ≠ 0 for all i, j (causal: all j ≤ i)",
     source="§5.3, information flow; Vaswani et al. 2017, table 1",
-    expected=Verdict.HOLDS,
 )
 def one_step_path() -> list[Check]:
     """∂y_i/∂x_j vanishes for no pair; a causal mask forbids j > i, as it should."""
@@ -175,13 +157,8 @@ def one_step_path() -> list[Check]:
     ]
 
 
-def multi_head() -> Any:
-    """Three heads of four channels."""
-    return layer("multi_head", 12, 3)
-
-
 def formula_of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(q kᵀ / √d_k) v, as it stands."""
+    """softmax(q kᵀ / √d_k) v by the definition."""
     return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
 
 
@@ -193,7 +170,7 @@ def _equals_multi_head(form: str) -> list[Check]:
     for one in (module, other):
         outputs.append(one(x))
         outputs[-1].square().sum().backward()
-    # Its gradients stand in its own form; as a module of that form they are converted just as weights are.
+    # The gradients have the shapes of the form's parameters, so they are converted as weights are.
     gradients = dict(_of_gradients(other).to_multi_head().named_parameters())
     of_module = dict(_of_gradients(module).named_parameters())
     return [
@@ -206,7 +183,7 @@ def _equals_multi_head(form: str) -> list[Check]:
 
 
 def _of_gradients(module: Layer) -> Layer:
-    """The module with its gradients in the place of its weights."""
+    """A copy of the module whose weights are its gradients."""
     other = copy.deepcopy(module)
     for into, parameter in zip(other.parameters(), module.parameters(), strict=True):
         assert parameter.grad is not None

@@ -1,4 +1,4 @@
-"""The classic small demonstration: attention trained to rebuild its own embedding."""
+"""A common small demonstration: attention trained to reconstruct its own embeddings."""
 
 import tempfile
 from pathlib import Path
@@ -12,14 +12,13 @@ from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most
 from headwise.textbook.claims.model import PASSAGE
-from headwise.textbook.claims.samples import standard
+from headwise.textbook.claims.samples import adam, standard
 from headwise.textbook.reconstruct import DROPOUT, EMBEDDING, EPOCHS, HEADS, RATE, reconstruct
 
 SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。").split("。") if len(part) > 4][:6]
 
 
 @claim(
-    "demo-learns-attention",
     "Four heads trained to rebuild the 32-number embeddings of a text learn: the loss falls, and the heat maps show "
     "what they have found.",
     formula="L = ‖MultiHead(E) − E‖² / (b·n·d)",
@@ -28,28 +27,28 @@ SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。"
     slow=True,
 )
 def demo_learns_attention() -> list[Check | Curve]:
-    """It trains as told. But padding is not masked and takes weight; the target moves with the embedding; and the
-    loss is lower if each character sees only itself: the maps show what is in the way, not what has been found.
+    """It trains as described. But padding is not masked and takes weight; the target moves with the embedding; and the
+    loss is lower if each character attends only to itself: the maps show what is in the way, not what has been found.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sentences.txt"
         file.write_text("\n".join(SENTENCES), encoding="utf-8")
         report = reconstruct(file)
     first, last = (float(x) for x in dict(report.facts)["loss, faithful (layer 0)"].split(" → "))
-    padding = next(s.values for s in report.statistics if s.name == "padding_mass")
+    padding = report.statistics.dense("padding_mass").numpy()
     losses, moved = _trained(None)
     to_itself, _ = _trained(Dense(torch.eye(_width(), dtype=torch.bool)))
     left, alone = losses[-1] / losses[0], to_itself[-1] / to_itself[0]
     epochs = (*range(0, EPOCHS, 10), EPOCHS - 1)
     lines = {
-        "as told": {at + 1: losses[at] for at in epochs},
-        "each character sees only itself": {at + 1: to_itself[at] for at in epochs},
+        "as described": {at + 1: losses[at] for at in epochs},
+        "each character attends only to itself": {at + 1: to_itself[at] for at in epochs},
     }
     return [
         at_most("share of the loss that is left", last / first, 0.5),
         at_most("weight of characters on padding", float(padding[0].mean()), 0.01).suggested(),
         at_most("way that the target moves, of its length", moved, 0.01).suggested(),
-        at_least("loss if each character sees only itself, over that", alone / left, 1.0).suggested(),
+        at_least("loss if each character attends only to itself, over that", alone / left, 1.0).suggested(),
         at_most("weight on padding where it is masked", float(padding[1].max()), 0.0).control(),
         at_most("share of the loss left, trained here", left, 0.5).control(),
         Curve.of("Loss of the demonstration", "epoch", "mean squared error", lines),
@@ -61,8 +60,7 @@ def _width() -> int:
 
 
 def _trained(mask: Mask | None) -> tuple[list[float], float]:
-    """The same training under a mask: the losses of its epochs, and how far the embeddings of the characters moved,
-    relative to their length."""
+    """Train under a mask: the loss of each epoch, and the relative change of the characters' embeddings."""
     symbols = sorted(set("".join(SENTENCES)))
     ids = torch.zeros(len(SENTENCES), _width(), dtype=torch.long)  # 0 is padding
     for row, sentence in zip(ids, SENTENCES, strict=True):
@@ -71,14 +69,11 @@ def _trained(mask: Mask | None) -> tuple[list[float], float]:
         embedding = nn.Embedding(len(symbols) + 1, EMBEDDING)
         attention = standard(EMBEDDING, HEADS, bias=True, dropout=DROPOUT)
         start = embedding.weight.detach().clone()
-        optimizer = torch.optim.Adam([*embedding.parameters(), *attention.parameters()], lr=RATE)
-        losses: list[Tensor] = []
-        for _ in range(EPOCHS):
+
+        def loss() -> Tensor:
             x = embedding(ids)
-            loss = (attention(x, mask=mask) - x).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.detach())
+            return (attention(x, mask=mask) - x).square().mean()
+
+        losses = list(adam([*embedding.parameters(), *attention.parameters()], loss, EPOCHS, RATE))
     moved = (embedding.weight.detach() - start)[1:].norm() / start[1:].norm()
-    return [float(loss) for loss in losses], float(moved)
+    return losses, float(moved)

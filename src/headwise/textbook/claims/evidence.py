@@ -1,4 +1,4 @@
-"""How a claim is judged: by checks that hold or do not, and one rule that makes a verdict of them.
+"""How a claim is judged: checks, each of which holds or fails, and one rule that derives the verdict from them.
 
 >>> [check] = [equal("heads", 3, 4)]
 >>> check.held, check.text
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Verdict(Enum):
-    """What measurement says of a claim."""
+    """The result of measuring a claim."""
 
     HOLDS = "holds"
     CONDITIONS = "holds under conditions"
@@ -26,10 +26,10 @@ class Verdict(Enum):
 
 
 class Role(Enum):
-    """What a check is for.
+    """The purpose of a check.
 
-    STATED: the claim itself, where it is meant. BEYOND: the claim where its conditions are broken. SUGGESTED: what a
-    reader takes from it. CONTROL: that the measurement can tell right from wrong; no part of the claim.
+    STATED: tests the claim within its intended conditions. BEYOND: tests the claim outside of them. SUGGESTED: tests
+    what the claim leads a reader to believe. CONTROL: tests that the measurement itself can fail.
     """
 
     STATED = "stated"
@@ -40,9 +40,11 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """A measured number beside what it should be.
+    """A measured number and its expected value.
 
-    what: in words. value, limit: numbers. relation: "=", "≤" or "≥". tolerance: of "=", relative to the limit.
+    Attributes:
+        what: a description of the number. value: the number. relation: "=", "≤" or "≥". limit: the expected value.
+        tolerance: for "=", relative to the limit.
     """
 
     what: str
@@ -54,14 +56,14 @@ class Check:
 
     @property
     def held(self) -> bool:
-        """Whether the number is what it should be."""
+        """Whether the number is as expected."""
         if self.relation == "=":
             return abs(self.value - self.limit) <= self.tolerance * abs(self.limit)
         return self.value <= self.limit if self.relation == "≤" else self.value >= self.limit
 
     @property
     def text(self) -> str:
-        """The check in a few words."""
+        """The check as a short line, such as "heads: 3, not 4"."""
         sign = {"=": ("=", "not"), "≤": ("≤", ">"), "≥": ("≥", "<")}[self.relation][not self.held]
         if self.relation == "=" and self.held:
             return f"{self.what}: {number(self.value)}"
@@ -69,35 +71,35 @@ class Check:
         return f"{self.what}: {number(self.value)}{comma} {sign} {number(self.limit)}"
 
     def beyond(self) -> "Check":
-        """The same check, of the claim where its conditions are broken."""
+        """Return this check with the role BEYOND."""
         return replace(self, role=Role.BEYOND)
 
     def suggested(self) -> "Check":
-        """The same check, of what the claim suggests."""
+        """Return this check with the role SUGGESTED."""
         return replace(self, role=Role.SUGGESTED)
 
     def control(self) -> "Check":
-        """The same check, of the measurement."""
+        """Return this check with the role CONTROL."""
         return replace(self, role=Role.CONTROL)
 
 
 def equal(what: str, value: float, limit: float, tolerance: float = 0.0) -> Check:
-    """`value` should be `limit`, up to a relative tolerance."""
+    """Check that `value` equals `limit` up to a relative tolerance."""
     return Check(what, float(value), "=", float(limit), tolerance)
 
 
 def at_most(what: str, value: float, limit: float) -> Check:
-    """`value` should not be above `limit`."""
+    """Check that `value` is at most `limit`."""
     return Check(what, float(value), "≤", float(limit))
 
 
 def at_least(what: str, value: float, limit: float) -> Check:
-    """`value` should not be below `limit`."""
+    """Check that `value` is at least `limit`."""
     return Check(what, float(value), "≥", float(limit))
 
 
 def same(what: str, one: Tensor, other: Tensor, tolerance: float = 1e-12) -> Check:
-    """Two tensors should be equal up to `tolerance`, the largest difference relative to the largest entry."""
+    """Check that two tensors are equal: their `difference` is at most `tolerance`."""
     return at_most(what, difference(one, other), tolerance)
 
 
@@ -110,11 +112,11 @@ def difference(one: Tensor, other: Tensor) -> float:
 
 
 def judge(checks: Iterable[Check]) -> Verdict:
-    """The verdict that the checks add up to.
+    """Return the verdict that follows from the checks.
 
-    All that is stated holds: HOLDS; or CONDITIONS, if it holds nowhere beyond; or MISLEADING, if nothing that it
-    suggests does. Nothing holds: FAILS. Anything else, a control that fails, and a number that is not finite leave the
-    claim UNDECIDED, so that a broken measurement is no verdict.
+    If all STATED checks hold, the verdict is HOLDS; CONDITIONS if all BEYOND checks fail; MISLEADING if all SUGGESTED
+    checks fail. If no check holds, the verdict is FAILS. It is UNDECIDED in all other cases, if a control fails, or if
+    a number is not finite: a broken measurement decides nothing.
     """
     found = list(checks)
     of = {role: [check.held for check in found if check.role is role] for role in Role}
@@ -132,7 +134,7 @@ def judge(checks: Iterable[Check]) -> Verdict:
 
 
 def number(value: float) -> str:
-    """Three figures; whole numbers in full."""
+    """Format a number with three significant figures; whole numbers in full."""
     if math.isfinite(value) and value == int(value) and abs(value) < 1e9:
         return f"{int(value):,}"
     return f"{value:.3g}" if not 1e3 <= abs(value) < 1e9 else f"{value:,.0f}"

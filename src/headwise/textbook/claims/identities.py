@@ -1,26 +1,22 @@
-"""Identities that the library rests on: statistics of the weights without the weights. All in float64."""
+"""Identities that the library is based on: statistics of the weights computed without them. All in float64."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.attention import attend
 from headwise.map import AttentionMap
-from headwise.nn.base import AttentionLayer
 from headwise.reports.curves import Curve
 from headwise.textbook.claims.claim import claim
-from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, equal, same
-from headwise.textbook.claims.samples import layer, normal
+from headwise.textbook.claims.evidence import Check, at_least, at_most, difference, equal, same
+from headwise.textbook.claims.samples import layer, multi_head, normal
 
 
 @claim(
-    "entropy-without-weights",
     "A row's entropy needs no matrix: H_i = LSE_i − scale · q_i·(P K)_i, attention with the keys as values.",
     formula="H_i = LSE_i − scale · q_i·(P K)_i",
     source="follows from p = exp(s − LSE)",
-    expected=Verdict.HOLDS,
 )
 def entropy_without_weights() -> list[Check]:
     """Additive biases need a term of their own, Σ p·bias."""
@@ -31,11 +27,9 @@ def entropy_without_weights() -> list[Check]:
 
 
 @claim(
-    "effective-keys-from-lse",
     "Σ_j p_ij² = exp(LSE(2s) − 2·LSE(s)): how many keys share a row follows from two log-sum-exps.",
     formula="Σ_j p_ij² = exp(LSE(2s) − 2·LSE(s))",
     source="follows from p = exp(s − LSE)",
-    expected=Verdict.HOLDS,
 )
 def effective_keys_from_lse() -> list[Check]:
     """The second sum is attention at twice the scale."""
@@ -46,11 +40,9 @@ def effective_keys_from_lse() -> list[Check]:
 
 
 @claim(
-    "received-mass-gradient",
     "What a key receives, Σ_i p_ij, is the gradient of its value for dO = 1, and Σ_i exp(s_ij − LSE_i).",
     formula="Σ_i p_ij = dV_j for dO = 1",
     source="dV = Pᵀ dO",
-    expected=Verdict.HOLDS,
 )
 def received_mass_gradient() -> list[Check]:
     """The column sums of P, three ways."""
@@ -67,11 +59,9 @@ def received_mass_gradient() -> list[Check]:
 
 
 @claim(
-    "lse-bounds-maximum",
     "LSE − ln m ≤ max_j s_ij ≤ LSE; the exact maximum cannot be had from it.",
     formula="LSE − ln m ≤ max_j s_ij ≤ LSE",
     source="Milakov & Gimelshein 2018, 1805.02867",
-    expected=Verdict.HOLDS,
 )
 def lse_bounds_maximum() -> list[Check]:
     """Both bounds are reached, by equal scores and by a single one, with one and the same LSE."""
@@ -90,17 +80,15 @@ def lse_bounds_maximum() -> list[Check]:
 
 
 @claim(
-    "importance-from-gradient",
     "The importance |∂L/∂ξ_h| of a head with a gate ξ_h on it is |Σ_i rowsum(dO ∘ O)|, which the backward pass has.",
     formula="|∂L/∂ξ_h| = |Σ_i rowsum(dO ∘ O)|",
     source="Michel et al. 2019, 1905.10650",
-    expected=Verdict.HOLDS,
 )
 def importance_from_gradient() -> list[Check]:
     """The derivative by a gate on each head, and the sum over dO ∘ O."""
-    module, x, target = _module(), normal(2, 7, 12, seed=5), normal(2, 7, 12, seed=6)
+    module, x, target = multi_head(), normal(2, 7, 12, seed=5), normal(2, 7, 12, seed=6)
     gates = torch.ones(3, dtype=torch.float64, requires_grad=True)
-    heads = formula_heads(module, x)  # [b, h, n, d_v]
+    heads = module.attention(*module.project(x, x))[0]  # [b, h, n, d_v]
     out = heads.detach().requires_grad_()
     losses = [(module.output(module.merge(h, x)) - target).square().sum() for h in (heads * gates[:, None, None], out)]
     (by_gate,), (by_head,) = torch.autograd.grad(losses[0], [gates]), torch.autograd.grad(losses[1], [out])
@@ -108,11 +96,9 @@ def importance_from_gradient() -> list[Check]:
 
 
 @claim(
-    "key-blocks-merge-exactly",
     "Attention over parts of the keys merges exactly by the log-sum-exps of the parts.",
     formula="out = Σ_blocks e^{LSE_block − LSE} out_block",
     source="Milakov & Gimelshein 2018, 1805.02867; ring attention, 2310.01889",
-    expected=Verdict.HOLDS,
 )
 def key_blocks_merge_exactly() -> list[Check]:
     """So keys can be split over blocks, cores and machines."""
@@ -124,11 +110,9 @@ def key_blocks_merge_exactly() -> list[Check]:
 
 
 @claim(
-    "weights-are-an-operator",
     "P X is attention with the values X, and Pᵀ Y its transpose: products, rollout and singular values need no n×n.",
     formula="P X = attend(Q, K, X);  Pᵀ Y;  rollout Π(½P + ½1)",
     source="Abnar & Zuidema 2020, 2005.00928 (rollout)",
-    expected=Verdict.HOLDS,
 )
 def weights_are_an_operator() -> list[Check]:
     """With products alone: P X, Pᵀ X, four layers of rollout, all singular values."""
@@ -152,11 +136,9 @@ def weights_are_an_operator() -> list[Check]:
 
 
 @claim(
-    "torch-tells-lse",
     "PyTorch's fused CPU attention returns the log-sum-exp of each row beside the output.",
     formula="LSE_i = ln Σ_j e^{s_ij}",
     source="torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
-    expected=Verdict.HOLDS,
 )
 def torch_tells_lse() -> list[Check]:
     """A private operator: its result is checked here, as in the tests."""
@@ -171,11 +153,9 @@ def torch_tells_lse() -> list[Check]:
 
 
 @claim(
-    "key-bias-does-nothing",
     "A bias on the keys never changes the output: it adds the same to every score of a row.",
     formula="softmax(s_i + q_i·b_K) = softmax(s_i)",
     source="follows from the softmax",
-    expected=Verdict.HOLDS,
 )
 def key_bias_does_nothing() -> list[Check]:
     """A bias on the queries does change it. So one d of the 4·d biases is idle."""
@@ -193,12 +173,10 @@ def key_bias_does_nothing() -> list[Check]:
 
 
 @claim(
-    "entropy-has-a-floor",
     "Rows of T scores with norm σ at most keep an entropy of ln(1 + (T−1)β) + σ√(T(T−1)) β / (1 + (T−1)β), "
     "β = exp(−σ√(T/(T−1))).",
     formula="H ≥ ln(1 + (T−1)β) + σ√(T(T−1)) β / (1 + (T−1)β)",
     source="Zhai et al. 2023, 2303.06296",
-    expected=Verdict.HOLDS,
 )
 def entropy_has_a_floor() -> list[Check | Curve]:
     """And the bound is tight: one score high and the others alike reach it. Growing weights let entropy collapse."""
@@ -215,15 +193,6 @@ def entropy_has_a_floor() -> list[Check | Curve]:
         at_most("distance of the extreme row from it", max(reached), 1e-12),
         _floor_curve(64, (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)),
     ]
-
-
-def formula_heads(module: AttentionLayer, x: Tensor) -> Tensor:
-    """Every head's result [b, h, n, d_v]."""
-    return module.attention(*module.project(x, x))[0]
-
-
-def _module() -> Any:
-    return layer("multi_head", 12, 3)
 
 
 def _qkv() -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Memory, precision and caches: what attention keeps, and what it loses by keeping less."""
+"""Memory, precision and caches: what attention stores, and the error of storing less."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,6 @@ from headwise.textbook.claims.samples import layer, normal
 
 
 @claim(
-    "score-memory",
     "With h = d_model / d_k heads the scores take the memory that a single head's take.",
     formula="claimed: n²;  stored: h·n²",
     source="ch. 11, table of costs",
@@ -27,12 +26,12 @@ def score_memory() -> list[Check | Curve]:
     """Each head has its own n×n matrix: h times as much. A fused kernel stores none of them."""
 
     def weights(h: int) -> int:
-        """Bytes of the softmax that the formula keeps for its gradient: the values take no part in it."""
+        """Bytes of the softmax that the formula keeps for its gradient, which does not depend on the values."""
         q, k = _leaf(1, h, 128, 32 // h), _leaf(1, h, 128, 32 // h)
         return _kept(lambda: torch.softmax(q @ k.mT, -1)) - 8 * 2 * 128 * 32
 
     def blockwise(h: int) -> int:
-        """Bytes that attention in blocks keeps, without q, k, v and the output."""
+        """Bytes that blockwise attention keeps besides q, k, v and the output."""
         q, k, v = (_leaf(1, h, 128, 32 // h) for _ in range(3))
         return _kept(lambda: attend(q, k, v, kernel="torch_blocks")) - 8 * 4 * 128 * 32
 
@@ -47,7 +46,6 @@ def score_memory() -> list[Check | Curve]:
 
 
 @claim(
-    "memory-n-squared",
     "Attention keeps O(n²·h + n·d) numbers for training.",
     formula="n²·h + n·d;  blockwise n·(h + d)",
     source="§5.3; ch. 11",
@@ -74,11 +72,9 @@ def memory_n_squared() -> list[Check | Curve]:
 
 
 @claim(
-    "blockwise-is-exact",
     "Attention can be computed block by block, without the n×n matrix, and is the same (FlashAttention).",
     formula="out = Σ_blocks e^{LSE_block − LSE} out_block",
     source="ch. 11; Milakov & Gimelshein 2018, 1805.02867; Dao et al. 2022, 2205.14135",
-    expected=Verdict.HOLDS,
 )
 def blockwise_is_exact() -> list[Check]:
     """To rounding; the difference is that of adding in another order."""
@@ -93,11 +89,9 @@ def blockwise_is_exact() -> list[Check]:
 
 
 @claim(
-    "mixed-precision",
     "Half the bits for inputs and products are enough if the softmax is summed in float32.",
     formula="‖out_bf16 − out_f64‖ / ‖out_f64‖",
     source="ch. 11, mixed precision",
-    expected=Verdict.HOLDS,
 )
 def mixed_precision() -> list[Check]:
     """What is lost is the rounding of inputs and output, 8 bits of mantissa in bfloat16."""
@@ -113,11 +107,9 @@ def mixed_precision() -> list[Check]:
 
 
 @claim(
-    "kv-cache",
     "Decoding needs the keys and values of earlier tokens only: a cache of O(n·d), and the outputs are the same.",
     formula="y_t = A(q_t, K_≤t, V_≤t);  2·n·d_model numbers a layer",
     source="§5.3; ch. 11",
-    expected=Verdict.HOLDS,
 )
 def kv_cache() -> list[Check]:
     """2·n·d_model numbers a layer; a token at a time gives what one pass gives."""
@@ -132,12 +124,10 @@ def kv_cache() -> list[Check]:
 
 
 @claim(
-    "shared-keys-cache",
     "Sharing keys and values among the h / g heads of a group makes the cache h / g times smaller; MQA (g = 1) and "
     "MHA (g = h) are the ends.",
     formula="2·n·g·d_k numbers a layer for g groups;  MHA / GQA = h / g",
     source="5.3.15; Ainslie et al. 2023, 2305.13245",
-    expected=Verdict.HOLDS,
 )
 def shared_keys_cache() -> list[Check | Curve]:
     """Measured on caches in use; heads that already share their keys and values lose nothing by it."""
@@ -164,7 +154,7 @@ def _leaf(*shape: int) -> Tensor:
 
 
 def _kept(run: Callable[[], Tensor]) -> int:
-    """Bytes that autograd keeps for the backward pass, each storage once."""
+    """Bytes that autograd keeps for the backward pass; each storage counts once."""
     kept: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:
@@ -172,5 +162,5 @@ def _kept(run: Callable[[], Tensor]) -> int:
         return x
 
     with saved_tensors_hooks(keep, lambda x: x):
-        out = run()  # alive until counted, or its storage might be given to another tensor
+        out = run()  # kept alive until counted; otherwise its storage could be reused
     return sum(kept.values()) if out is not None else 0

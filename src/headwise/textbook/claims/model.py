@@ -1,7 +1,5 @@
-"""The trained model that claims about trained heads are measured on: the decoder that comes with headwise."""
+"""The trained model for claims about trained heads: the decoder that comes with headwise."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,6 +11,7 @@ from headwise.lm.checkpoint import load_pretrained
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.map import AttentionMap
+from headwise.models import find_heads, record_heads, scale_heads
 
 # From chapter 120 of Water Margin, which the model has not been trained on.
 PASSAGE = (
@@ -26,9 +25,10 @@ PASSAGE = (
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained decoder and what its heads do on the passage.
+    """A trained decoder and the results of its heads on the passage.
 
-    losses: nats a token, [n − 1]. maps: one a layer. heads: Concat(head_1 … head_h) of each layer, [n, h, d_v].
+    Attributes:
+        losses: nats per token, [n − 1]. maps: one per layer. heads: the heads' outputs of each layer, [n, h, d_v].
     """
 
     decoder: Decoder
@@ -40,64 +40,34 @@ class Trained:
 
     def attention(self, layer: int) -> Any:
         """The attention of a layer."""
-        return _attention(self.decoder, layer)
+        return self.decoder.blocks[layer].attention
 
 
 @cache
 def trained() -> Trained:
-    """The decoder on the passage, loaded and run once."""
+    """The embedded decoder with its results on the passage; loaded and run once."""
     decoder, tokenizer, _ = load_pretrained()
     return observed(decoder, tokenizer)
 
 
+@torch.no_grad()
 def observed(decoder: Decoder, tokenizer: CharTokenizer) -> Trained:
-    """A decoder on the passage."""
+    """Run a decoder on the passage."""
     ids = torch.from_numpy(tokenizer.encode(PASSAGE))[None]
-    heads: list[Tensor] = []
-
-    def listen(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        heads.append(given[0][0].unflatten(-1, (decoder.config.num_heads, -1)))
-
-    hooks = [_attention(decoder, i).o_proj.register_forward_pre_hook(listen) for i in range(len(decoder.blocks))]
-    try:
-        with torch.no_grad():
-            logits, maps = decoder(ids, return_maps=True)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return Trained(decoder, tokenizer, ids, _losses(logits, ids), maps, heads)
+    with record_heads(find_heads(decoder)) as heads:
+        logits, maps = decoder(ids, return_maps=True)
+    return Trained(decoder, tokenizer, ids, _losses(logits, ids), maps, [x[0].transpose(0, 1) for x in heads])
 
 
-def losses_without(model: Trained, gone: list[tuple[int, int]]) -> Tensor:
-    """Nats a token of the passage, [n − 1], with the heads (layer, head) silenced."""
-    with _silenced(model.decoder, gone), torch.no_grad():
+@torch.no_grad()
+def losses_without(model: Trained, removed: list[tuple[int, int]]) -> Tensor:
+    """Nats per token of the passage, [n − 1], with the outputs of the heads (layer, head) set to zero."""
+    sites = find_heads(model.decoder)
+    gates = [torch.ones(site.num_heads) for site in sites]
+    for layer, head in removed:
+        gates[layer][head] = 0.0
+    with scale_heads(sites, gates):
         return _losses(model.decoder(model.ids), model.ids)
-
-
-@contextmanager
-def _silenced(decoder: Decoder, gone: list[tuple[int, int]]) -> Iterator[None]:
-    def zero(layer: int) -> torch.utils.hooks.RemovableHandle:
-        size = decoder.config.d_model // decoder.config.num_heads
-        heads = [head for at, head in gone if at == layer]
-
-        def silence(_: nn.Module, given: tuple[Tensor, ...]) -> Tensor:
-            concat = given[0].clone()
-            for head in heads:
-                concat[..., size * head : size * (head + 1)] = 0.0
-            return concat
-
-        return _attention(decoder, layer).o_proj.register_forward_pre_hook(silence)
-
-    hooks = [zero(layer) for layer in {layer for layer, _ in gone}]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _attention(decoder: Decoder, layer: int) -> Any:
-    return decoder.blocks[layer].attention
 
 
 def _losses(logits: Tensor, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention and convolution: heads that look at fixed places."""
+"""Attention and convolution: heads that attend to fixed offsets."""
 
 import math
 
@@ -11,16 +11,14 @@ from headwise.nn.convolution import from_conv1d, from_conv2d
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
-from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, same
+from headwise.textbook.claims.evidence import Check, at_least, at_most, difference, same
 from headwise.textbook.claims.samples import normal
 
 
 @claim(
-    "attention-is-convolution",
     "Attention with a head for each place of the kernel, and positions as keys, is a convolution.",
     formula="Σ_Δ A_Δ X W_Δ = conv(X), A_Δ[i, j] = 1 if j = i + Δ",
     source="§5.3, relation to convolution; Cordonnier et al. 2020, 1911.03584, theorem 1",
-    expected=Verdict.HOLDS,
 )
 def attention_is_convolution() -> list[Check]:
     """To rounding, with dilation, groups and zero padding; what is added is that the places can move."""
@@ -37,11 +35,9 @@ def attention_is_convolution() -> list[Check]:
 
 
 @claim(
-    "convolution-is-a-limit",
     "With the scores −α‖δ − Δ‖² the error falls as e^{−α}: a convolution is reached for α → ∞ only.",
     formula="error ∝ e^{−α} for the scores −α‖δ − Δ‖²",
     source="Cordonnier et al. 2020, 1911.03584, theorem 1",
-    expected=Verdict.HOLDS,
 )
 def convolution_is_a_limit() -> list[Check | Curve]:
     """A 3×3 kernel, away from the border: four neighbours at distance 1 take e^{−α} each."""
@@ -67,7 +63,7 @@ def convolution_is_a_limit() -> list[Check | Curve]:
 
 
 def _lined(module: AttentionLayer, x: Tensor) -> Tensor:
-    """The layer on channels first."""
+    """Apply the layer to an input with channels first."""
     return module(x.mT).mT
 
 
@@ -77,7 +73,7 @@ def _quadratic(conv: nn.Conv2d, image: Tensor, alpha: float) -> Tensor:
     axis = torch.arange(side, dtype=torch.float64)
     p = torch.cartesian_prod(axis, axis)  # [n², 2]
     shifts = torch.cartesian_prod(axis[:3], axis[:3]) - 1  # [9, 2]
-    # −α(‖p_k‖² − 2 p_k·(p_q + Δ)) is the score up to a constant of the row.
+    # −α(‖p_k‖² − 2 p_k·(p_q + Δ)) is the score up to a constant per row.
     k = torch.cat((p.square().sum(-1, keepdim=True), p), -1)
     aims = p + shifts[:, None]  # [9, n², 2]
     q = -alpha * torch.cat((torch.ones_like(aims[..., :1]), -2.0 * aims), -1)

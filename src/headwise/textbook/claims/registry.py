@@ -1,4 +1,4 @@
-"""All claims, in the order of the texts. A claim is a function in one of these files; a new file is a line here."""
+"""All claims in the order of the texts. Each claim is a function in one of these files."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -36,14 +36,15 @@ GROUPS: dict[str, ModuleType] = {
 
 
 def grouped() -> dict[str, list[Claim]]:
-    """The claims of each group, in the order in which they stand in its file."""
+    """The claims of each group, in the order of its file."""
     return {title: [x for x in vars(module).values() if isinstance(x, Claim)] for title, module in GROUPS.items()}
 
 
 def choose(only: Sequence[str] = (), *, slow: bool = False) -> list[Claim]:
-    """The claims by id, in the given order; or all that take seconds; with slow=True all.
+    """Return the claims with the given ids in that order; without ids, all quick claims, and with slow=True all.
 
-    Raises ConfigError for an id that there is not.
+    Raises:
+        ConfigError: if an id is unknown.
     """
     every = {claim.id: claim for claims in grouped().values() for claim in claims}
     for name in only:

@@ -1,4 +1,4 @@
-"""Findings as a table in a terminal, as Markdown, and as JSON."""
+"""Findings as a table in the terminal, as Markdown and as JSON."""
 
 import html
 import json
@@ -31,22 +31,22 @@ A check is a number beside what it should be: ✓ it is so, ✗ it is not. The v
 - **holds**: all checks hold.
 - **holds under conditions**: it holds where it is meant, and fails beyond.
 - **does not hold**: no check holds.
-- **faithful but misleading**: what is told is so, what it suggests is not.
+- **faithful but misleading**: what it states is true, what it suggests is not.
 
 Some claims also have controls, checks that the measurement could have come out otherwise. They are not shown.
-Errors are the largest difference over the largest entry, in float64 unless told otherwise. "5.3.1" and "§5.3" are a
+Errors are the largest difference over the largest entry, in float64 unless stated otherwise. "5.3.1" and "§5.3" are a
 mathematical treatment of multi-head attention, "ch. 11" a chapter of a textbook on Transformers; the other sources are
 named."""
 
 
 def print_findings(findings: Sequence[Finding], console: Console, *, skipped: int = 0) -> None:
-    """A table for each group of claims, then what they add up to. skipped: claims that were not run."""
+    """Print a table for each group of claims, then a summary. skipped: number of claims that were not run."""
     for number, (title, part) in enumerate(by_group(findings).items()):
         table = Table(
             title=title, title_style="bold", title_justify="left", box=None, header_style="dim", expand=True,
             show_header=number == 0, pad_edge=False, padding=(0, 2, 1, 0),
         )  # fmt: skip
-        # The words of a verdict are short and break well; what is left is for the claim and its numbers.
+        # The words of a verdict are short and wrap well; the remaining width is for the claim and its numbers.
         for name, width, ratio in (("claim", 24, 4), ("measured", 24, 5)):
             table.add_column(name, min_width=width, ratio=ratio, overflow="fold")
         for name in ("verdict", "expected"):
@@ -63,7 +63,7 @@ def print_findings(findings: Sequence[Finding], console: Console, *, skipped: in
 
 
 def summary(findings: Sequence[Finding], skipped: int = 0) -> list[str]:
-    """What the findings add up to, in sentences."""
+    """A summary of the findings in sentences."""
     count = Counter(finding.verdict for finding in findings)
     parts = [f"{count[verdict]} {_plural(verdict, count[verdict])}" for verdict in Verdict if count[verdict]]
     seconds = sum(finding.seconds for finding in findings)
@@ -74,7 +74,7 @@ def summary(findings: Sequence[Finding], skipped: int = 0) -> list[str]:
 
 
 def to_json(findings: Sequence[Finding]) -> str:
-    """Everything, numbers not rounded."""
+    """The findings as JSON with unrounded numbers."""
     content = [
         {
             "id": finding.claim.id, "statement": finding.claim.statement, "source": finding.claim.source,
@@ -90,7 +90,7 @@ def to_json(findings: Sequence[Finding]) -> str:
 
 
 def to_markdown(findings: Sequence[Finding]) -> str:
-    """docs/claims.md: what it is, what the findings add up to, and a table for each group."""
+    """The findings as Markdown, as in docs/claims.md: an introduction, a summary, and a table for each group."""
     lines = [*INTRODUCTION.splitlines(), "", " ".join(summary(findings)), ""]
     for title, part in by_group(findings).items():
         code = part[0].claim.code
@@ -110,7 +110,7 @@ def to_markdown(findings: Sequence[Finding]) -> str:
 
 
 def by_group(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
-    """The findings under the titles of their groups."""
+    """Group the findings: title → findings."""
     parts: dict[str, list[Finding]] = {}
     for finding in findings:
         parts.setdefault(group_of(finding.claim), []).append(finding)
@@ -118,7 +118,7 @@ def by_group(findings: Sequence[Finding]) -> dict[str, list[Finding]]:
 
 
 def _numbers(name: str, curve: Curve) -> list[str]:
-    """A curve as a small table."""
+    """A curve as a small Markdown table."""
     lines = [f"<details><summary>{html.escape(curve.title)} (<code>{name}</code>)</summary>", ""]
     lines += [_cells([f"{curve.x_name}", *(f"{x:,.6g}" for x in curve.x)]), _cells(["---"] * (1 + len(curve.x)))]
     lines += [_cells([f"{curve.y_name}, {line.name}", *(f"{y:.3g}" for y in line.y)]) for line in curve.lines]
@@ -126,12 +126,12 @@ def _numbers(name: str, curve: Curve) -> list[str]:
 
 
 def _cells(cells: Sequence[str]) -> str:
-    """A row of a table in Markdown."""
+    """A row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _checks(finding: Finding) -> Table:
-    """A line for each check, with a mark for whether it holds."""
+    """One line for each check, with a mark for whether it holds."""
     grid = Table.grid(padding=(0, 1))
     for check in finding.shown:
         grid.add_row(Text(_mark(check), style="green" if check.held else "red"), Text(check.text))

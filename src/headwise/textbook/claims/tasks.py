@@ -1,4 +1,4 @@
-"""What heads can be trained to do: too few of them, too small ones, and as many as a task needs."""
+"""What heads can be trained to do: with too few heads, with heads that are too small, and with enough heads."""
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +8,12 @@ from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most
-from headwise.textbook.claims.samples import normal, standard
+from headwise.textbook.claims.samples import adam, normal, standard
 
 STEPS = 300
 
 
 @claim(
-    "low-rank-bottleneck",
     "A head with d_k < n cannot learn to look where it should.",
     formula="min over W^Q, W^K of ‖softmax(Q Kᵀ / √d_k) X − X_π‖² / ‖X‖²",
     source="§5.3, why not more heads; Bhojanapalli et al. 2020, 2002.07028 (low-rank bottleneck)",
@@ -36,7 +35,6 @@ def low_rank_bottleneck() -> list[Check | Curve]:
 
 
 @claim(
-    "more-heads-learn-more",
     "In one and the same layer of d_model = h·d_k, more heads learn what fewer cannot.",
     formula="min ‖MultiHead(X) − Y‖² / ‖Y‖² over h, 4·d_model² parameters each",
     source="ch. 11, single head against multi-head, why not more heads; Bhojanapalli et al. 2020, 2002.07028",
@@ -62,9 +60,10 @@ def more_heads_learn_more() -> list[Check | Curve]:
 
 
 def _trained_missed(h: int) -> list[float]:
-    """What a layer of h heads misses of y_i = x_π(i) − x_σ(i): at each step on new sequences, then on 256 others.
+    """The share of y_i = x_π(i) − x_σ(i) that a layer of h heads misses: at each step on new sequences, and finally on
+    256 others.
 
-    Tokens are [x | place]: 8 random numbers and a random direction of 24 numbers for each of 16 places.
+    Tokens are [x | position]: 8 random numbers, and a random vector of 24 numbers for each of 16 positions.
     """
     n, content, d_model = 16, 8, 32
     draw = torch.Generator().manual_seed(0)
@@ -72,42 +71,31 @@ def _trained_missed(h: int) -> list[float]:
     places = normal(n, d_model - content, seed=5).float()
     with seeded(0):
         module = standard(d_model, h)
-    optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
-    rate = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, STEPS)
 
-    def missed(sequences: int) -> Tensor:
+    def missed(sequences: int = 16) -> Tensor:
         x = torch.randn(sequences, n, content, generator=draw)
         y = module(torch.cat((x, places.expand(sequences, -1, -1)), -1))[..., :content]
         return _share(y, x[:, first] - x[:, second])
 
-    way = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = missed(16)
-        way.append(loss.item())
-        loss.backward()
-        optimizer.step()
-        rate.step()
+    losses = list(adam(module.parameters(), missed, STEPS, 1e-2, last=0.02))
     with torch.no_grad():
-        return [*way, missed(256).item()]
+        return [*losses, missed(256).item()]
 
 
 def _share(found: Tensor, target: Tensor) -> Tensor:
-    """The share of the target's energy that was not found."""
+    """The share of the target's energy that is missed."""
     return (found - target).square().sum() / target.square().sum()
 
 
 def _copying_missed(d: int) -> float:
-    """What a trained head of size d misses of y_i = x_π(i), its places given as one-hot vectors: share of energy."""
+    """The share of y_i = x_π(i) that a trained head of size d misses; positions are one-hot vectors."""
     n = 12
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     x = normal(16, 1, n, 5)
-    w_q, w_k = (nn.Parameter(normal(n, d, seed=s)) for s in (1, 2))  # a place times W is a row of W
-    optimizer = torch.optim.Adam([w_q, w_k], lr=0.1)
-    for _ in range(400):
-        q, k = (w.expand(len(x), 1, n, d) for w in (w_q, w_k))
-        missed = _share(attend(q, k, x), x[:, :, order])
-        optimizer.zero_grad()
-        missed.backward()
-        optimizer.step()
-    return missed.item()
+    weights = [nn.Parameter(normal(n, d, seed=s)) for s in (1, 2)]  # a one-hot position times W is a row of W
+
+    def missed() -> Tensor:
+        q, k = (w.expand(len(x), 1, n, d) for w in weights)
+        return _share(attend(q, k, x), x[:, :, order])
+
+    return [*adam(weights, missed, 400, 0.1)][-1]

@@ -1,4 +1,4 @@
-"""The plans: of a published model, of one layer of a design, and the list of both."""
+"""The plan of a published model, the plan of one layer, and the list of models and designs."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +31,7 @@ from headwise.costs.model import (
 from headwise.costs.work import BYTES
 from headwise.nn.counts import attention_of, counts_of, sizes_of, summary_of
 from headwise.nn.named import names
-from headwise.textbook.plan.tables import Column, Plan, Table, Value, scaled, written
+from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled, written
 
 MEMORY_NOTE = "An int8 cache has one float32 scale per vector. Kept for backward: attention only, without other layers."
 NOTES = (
@@ -41,7 +41,12 @@ NOTES = (
 
 
 def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = None) -> Plan:
-    """Parameters, memory, one pass over the whole text and one decoding step of a published model."""
+    """Return parameters, memory, one pass over the whole text and one decoding step of a published model.
+
+    Args:
+        load: sequences and tokens, and how numbers are stored.
+        machine: adds minimum times and what limits each step.
+    """
     counts = attention_of(config)
     total = sum(parameter_parts(config, counts).values())
     n, b, dtype = load.tokens, load.batch, load.dtype
@@ -67,16 +72,14 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
 def plan_design(
     design: str, sizes: Mapping[str, Any], work: Work, *, machine: Machine | None = None
 ) -> Plan:  # fmt: skip
-    """The same for one attention layer of a design; self attention of `work.queries` tokens. Full attention has no
+    """As `plan_model`, for one layer of a design: self attention of `work.queries` tokens. Full attention has no
     decoding step and no cache."""
     counts = counts_of(design, sizes)
-    n, b = work.queries, work.batch
-    seen = "full" if not work.causal else "causal" if work.window is None else f"window of {work.window:,}"
-    seen += f" after {work.sinks:,} sinks" if work.sinks else ""
+    n, stored = work.queries, "materialised" if work.materialised else "blockwise"
     facts = [
         ("design", summary_of(design)),
         ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
-        ("input", f"{b} × {n:,} tokens, {seen}, {'materialised' if work.materialised else 'blockwise'}, {work.dtype}"),
+        ("input", f"{work.batch} × {n:,} tokens, {masked(work)}, {stored}, {work.dtype}"),
         *_machine_facts(machine),
     ]
     forward = attention_stages(counts, work)
@@ -90,11 +93,11 @@ def plan_design(
         step = replace(work, queries=1)
         stages = attention_stages(counts.at_decoding, step)
         tables.append(_stage_table("step", f"One decoding step at token {n:,}", stages, machine))
-    return Plan(f"{design}: {counts.parameters:,} parameters a layer", tuple(facts), tuple(tables), NOTES)
+    return Plan(f"{design}: {counts.parameters:,} parameters per layer", tuple(facts), tuple(tables), NOTES)
 
 
 def listing() -> Plan:
-    """All published configurations, and all designs with the sizes that they take."""
+    """List all published configurations, and all designs with their sizes."""
     models = tuple(
         (
             c.name, sum(parameter_parts(c, counts).values()), c.layers + c.decoder_layers, c.d_model, counts.heads,
@@ -126,12 +129,12 @@ def listing() -> Plan:
 
 
 def _decodes(counts: Counts, work: Work) -> bool:
-    """Whether a layer can write token by token: its queries see nothing after them, and it keeps its keys."""
+    """Whether a layer can decode token by token: it is causal and has a cache."""
     return counts.cached and work.causal
 
 
 def _shared(config: ModelConfig, counts: Counts) -> Value:
-    from_one = counts.cached and not counts.at_decoding.values  # the values are read off the keys that are kept
+    from_one = counts.cached and not counts.at_decoding.values  # values are computed from the cached keys
     return "c" if from_one else config.size("num_kv_heads") or config.size("num_heads")
 
 
@@ -194,7 +197,7 @@ def _layer_memory(counts: Counts, work: Work) -> Table:
 
 
 def _attention_memory(counts: Counts, work: Work, words: str, layers: int) -> list[tuple[Value, ...]]:
-    """Scores of one layer and what is kept for the backward pass, stored and blockwise."""
+    """Bytes of one layer's scores and of what is kept for the backward pass, materialised and blockwise."""
     rows: list[tuple[Value, ...]] = []
     for name, materialised in (("materialised", True), ("blockwise", False)):
         same = replace(work, materialised=materialised)

@@ -7,7 +7,7 @@ from typing import Any
 from headwise.costs import Counts, Work, attention_stages
 from headwise.nn.counts import counts_of, sizes_of
 from headwise.nn.named import design_of, names
-from headwise.textbook.plan.tables import Column, Plan, Table, Value, written
+from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, written
 
 COLUMNS = (
     Column("design"), Column("parameters", "count"), Column("met", "figure", "parameters_a_token_meets"),
@@ -17,8 +17,12 @@ COLUMNS = (
 
 
 def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: int | None = None) -> Plan:
-    """A row for each name of a design, all options at their defaults; `num_kv_heads` where a name needs it, by default
-    a key head for up to four heads. A design that takes no mask is counted without one, even if `work` is causal."""
+    """Return a plan with one row per design, all options at their defaults.
+
+    Args:
+        work: the input; designs that do not support masks are counted with full attention.
+        num_kv_heads: of designs that require it; by default one KV head for up to four heads.
+    """
     shared = num_heads // gcd(num_heads, 4) if num_kv_heads is None else num_kv_heads
     rows = tuple(_row(name, d_model, num_heads, shared, work) for name in names())
     grouped = " and ".join(name for name in names() if sizes_of(name).get("num_kv_heads"))
@@ -33,19 +37,16 @@ def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: i
         if any(remarks):
             note += f" {name}: {', '.join(filter(None, remarks))}."
     table = Table("comparison", "One layer of each design", COLUMNS, rows, note=note)
-    seen = "causal" if work.causal else "full"
-    seen += "" if work.window is None else f", window of {work.window:,}"
-    seen += f" after {work.sinks:,} sinks" if work.sinks else ""
-    asked = f"{work.batch} × {work.queries:,} tokens, {seen}"
+    size = f"{work.batch} × {work.queries:,} tokens, {masked(work)}"
     meanings = ("A multiply-add is two FLOPs; only matrix products are counted, and exps are the softmax's.",)
-    return Plan(f"Head designs at d_model {d_model:,} and h {num_heads:,}", (("input", asked),), (table,), meanings)
+    return Plan(f"Head designs at d_model {d_model:,} and h {num_heads:,}", (("input", size),), (table,), meanings)
 
 
 def _row(name: str, d_model: int, num_heads: int, shared: int, work: Work) -> tuple[Value, ...]:
     """The values of `COLUMNS`."""
-    given: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": shared}
+    sizes: dict[str, Any] = {"d_model": d_model, "num_heads": num_heads, "num_kv_heads": shared}
     needed = sizes_of(name)
-    counts: Counts = counts_of(name, {size: value for size, value in given.items() if needed.get(size)})
+    counts: Counts = counts_of(name, {size: value for size, value in sizes.items() if needed.get(size)})
     stages = attention_stages(counts, work if counts.masked else replace(work, causal=False, window=None, sinks=0))
     row: list[Value] = [name, counts.parameters, counts.met]
     row += [sum(stage.flops for stage in stages), sum(stage.exponentials for stage in stages)]

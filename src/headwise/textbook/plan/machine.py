@@ -1,4 +1,4 @@
-"""What this machine reaches, with torch's number of threads: FLOP/s, and bytes/s from memory."""
+"""Measurement of this machine with PyTorch's number of threads: FLOP/s, and bytes/s from memory."""
 
 import ctypes
 from collections.abc import Callable
@@ -9,14 +9,14 @@ import torch
 from headwise.costs import Machine
 from headwise.kernels.cpu.library import library
 
-SECONDS = 0.4  # for each of the two that torch measures
+SECONDS = 0.4  # for each of the two measurements with PyTorch
 DTYPES = {"float32": 0, "bfloat16": 1}  # as native/headwise.h numbers them
 
 
 def measured_machine(dtype: str = "float32") -> Machine:
-    """By the compiled kernels' own measurements where they are built; else by a torch product of 1024³ in that dtype
-    and a torch copy of 128 MiB, the best of repeated calls. A dtype without instructions of its own is computed
-    as float32, so it has at least that peak."""
+    """Measure peak and bandwidth with the compiled kernels, or, if they are not built, with a PyTorch product of 1024³
+    in that dtype and a copy of 128 MiB, the best of repeated calls. The peak is at least that of float32, in which
+    dtypes without instructions of their own are computed."""
     return _compiled(dtype) or _torch(dtype)
 
 
@@ -35,7 +35,7 @@ def _compiled(dtype: str) -> Machine | None:
 def _torch(dtype: str) -> Machine:
     n, count = 1024, 32 * 1024 * 1024
     product = min(_product(n, getattr(torch, kind)) for kind in {"float32", dtype})
-    source, target = torch.ones(count), torch.ones(count)  # both written: no page is missing later
+    source, target = torch.ones(count), torch.ones(count)  # both are written, so that no page fault is measured
     copy = _best(lambda: target.copy_(source))
     by = f"measured with {_threads()} by torch.mm and Tensor.copy_"
     return Machine(2 * n**3 / product, 2 * source.nbytes / copy, by)  # a copy reads and writes
@@ -52,7 +52,7 @@ def _product(n: int, dtype: torch.dtype) -> float:
 
 
 def _best(call: Callable[[], object]) -> float:
-    """Seconds of the fastest call, after one that warms up."""
+    """Seconds of the fastest call after one warm-up call."""
     call()
     best, begun = float("inf"), perf_counter()
     while best == float("inf") or perf_counter() - begun < SECONDS:

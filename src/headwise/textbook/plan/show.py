@@ -1,4 +1,4 @@
-"""A plan for a terminal, as Markdown, and as JSON."""
+"""Output of a plan in the terminal, as Markdown and as JSON."""
 
 import json
 
@@ -11,7 +11,7 @@ from headwise.textbook.plan.tables import Plan, Table, written
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Title, facts, each table with its note, then the notes; fits 80 columns."""
+    """Print title, facts, each table with its note, then the notes; fits 80 columns."""
     console.print(Text(plan.title, style="bold"))
     margin = max((len(name) for name, _ in plan.facts), default=0)
     facts = Grid.grid(padding=(0, 2))
@@ -34,7 +34,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def to_markdown(plan: Plan) -> str:
-    """The same as Markdown, tables and all."""
+    """Return the plan as Markdown."""
     lines = [f"## {plan.title}", ""]
     lines += [f"- {name}: {value}" for name, value in plan.facts]
     for table in plan.tables:
@@ -46,13 +46,13 @@ def to_markdown(plan: Plan) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """One table as Markdown, numbers to the right."""
+    """Return a table as Markdown with numbers aligned to the right."""
     rows = [[column.name for column in table.columns], ["---:" if c.unit else "---" for c in table.columns]]
     return "".join("| " + " | ".join(row) + " |\n" for row in [*rows, *_cells(table)])
 
 
 def to_json(plan: Plan) -> str:
-    """The numbers, not rounded: bytes, FLOPs and seconds, under the columns' keys."""
+    """Return the plan as JSON with unrounded numbers in bytes, FLOPs and seconds, under the columns' keys."""
     tables = {
         table.key: [
             {column.key or column.name: value for column, value in zip(table.columns, row, strict=True)}

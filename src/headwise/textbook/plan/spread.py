@@ -1,4 +1,4 @@
-"""One layer, or all of a model's, over many devices: the ways to do it beside one another."""
+"""The attention of one layer or of all layers of a model, partitioned over devices: a comparison of the ways."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,13 +33,12 @@ def spread_table(
     counts: Counts, work: Work, devices: int, *, layers: int = 1, link: float | None = None,
     machine: Machine | None = None,
 ) -> Table:  # fmt: skip
-    """A row for each way that so many devices allow.
+    """Return a table with a row for each way to partition attention that is possible on this number of devices.
 
     Args:
-        layers: as many such layers. link: bytes/s that a device sends, for the time that sending takes at least; with a
-            machine also for what a forward pass waits.
-    Raises:
-        ConfigError: if the design's heads cannot be computed apart.
+        layers: number of such layers.
+        link: bytes/s that a device can send; adds the minimum time of sending. machine: adds the time that a forward
+            pass waits.
     """
     made: dict[str, Callable[[Counts, Work, int], Way]] = {"head-parallel": head_parallel, "Ulysses": ulysses}
     if between := _between(counts, devices):
@@ -66,7 +65,7 @@ def spread_table(
         tokens = hiding_tokens(counts, work, machine.peak, link)
         notes.append(
             f"A ring hides its forward transfers from {tokens:,.0f} tokens per device on; here each has "
-            f"{work.queries / devices:,.0f}. waits: what computing does not hide of a forward pass."
+            f"{work.queries / devices:,.0f}. waits: the time of a forward pass that computation does not hide."
         )
     columns = COLUMNS + TIMES[: 0 if link is None else 1 if machine is None else 2]
     what = "One layer" if layers == 1 else f"The attention of {layers} layers"
@@ -74,6 +73,6 @@ def spread_table(
 
 
 def _between(counts: Counts, devices: int) -> int | None:
-    """The largest group inside of a ring for which every device has key heads of its own, if there is one."""
+    """The largest group size inside a ring at which every device has KV heads of its own, or None."""
     fit = [u for u in range(2, min(counts.key_vectors, devices - 1) + 1) if devices % u == counts.key_vectors % u == 0]
     return max(fit, default=None)

@@ -1,14 +1,16 @@
-"""A plan as tables of plain numbers, and how numbers with a unit are written; `show` turns them into text."""
+"""A plan as tables of plain numbers, and the formatting of numbers with units."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from headwise.costs import Work
 
 Value = int | float | str | None
 
 
 @dataclass(frozen=True)
 class Column:
-    """name as a heading; unit: what `written` makes of its values; key: its name in JSON, if another."""
+    """name: the heading. unit: how `written` formats the values. key: the name in JSON, if different."""
 
     name: str
     unit: str = ""
@@ -17,7 +19,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of raw numbers under columns. total: whether the last row sums the others up. note: what to know of it."""
+    """Rows of unformatted numbers. total: whether the last row is the sum of the others. note: printed below."""
 
     key: str
     title: str
@@ -29,7 +31,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked, as (name, value) facts, and the tables that answer it. notes: what holds for all of them."""
+    """The input as (name, value) facts, and tables of results. notes: apply to all tables."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -37,19 +39,26 @@ class Plan:
     notes: tuple[str, ...] = ()
 
     def table(self, key: str) -> Table:
-        """The table of that key."""
+        """The table with this key."""
         return next(table for table in self.tables if table.key == key)
 
 
+def masked(work: Work) -> str:
+    """The mask of a plan's input in words, such as "causal, window of 128 after 4 sinks"."""
+    words = "causal" if work.causal else "full"
+    words += "" if work.window is None else f", window of {work.window:,}"
+    return words + (f" after {work.sinks:,} sinks" if work.sinks else "")
+
+
 def written(value: Value, unit: str) -> str:
-    """A value as text: 1,234 counts, 1.5 GB (10⁹ bytes), 2.0 TFLOP, 3.1 ms, 12.5 %; "—" for what is not there."""
+    """Format a value: 1,234 counts, 1.5 GB (10⁹ bytes), 2.0 TFLOP, 3.1 ms, 12.5 %; "—" for None."""
     if value is None:
         return "—"
     return value if isinstance(value, str) else _WRITE[unit](value)
 
 
 def scaled(value: float, unit: str) -> str:
-    """Three figures and a decimal prefix: 1.50 G + unit."""
+    """Format with three significant figures, a decimal prefix and a unit: 1.50 GB."""
     prefixes = ["", "k", "M", "G", "T", "P", "E", "Z", "Y"]
     step = 0
     while abs(value) >= 999.5 and step < len(prefixes) - 1:

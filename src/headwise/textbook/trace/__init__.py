@@ -1,4 +1,4 @@
-"""Attention step by step, on real tensors, with every shape: for learning and teaching."""
+"""Attention step by step on real tensors, with every shape."""
 
 from headwise.nn.steps import Step as Step
 from headwise.textbook.trace.follow import trace as trace

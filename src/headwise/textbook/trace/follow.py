@@ -1,4 +1,4 @@
-"""A trace: a layer of a design with random weights, followed through all its steps."""
+"""Tracing a layer with random weights through all its steps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from headwise.errors import ConfigError
 from headwise.masks import Causal
 from headwise.nn.named import build
-from headwise.nn.registry import STANDARD
+from headwise.nn.registry import CONTRACT, STANDARD
 from headwise.nn.steps import Step, Steps
 
 
@@ -25,34 +25,49 @@ def trace(
     seed: int = 0,
     lang: str = "en",
 ) -> list[Step]:
-    """Every step of a head design on a random input, self attention, computed by its definition.
+    """Compute self attention of a design on a random input by its definition, and return every step.
 
-    The last step is checked against the module itself; they agree to float32 rounding.
+    The last step is checked against the module's own output; they agree to float32 rounding.
 
     Args:
-        design: by name, as in `headwise.nn.named`; options: its own, such as {"top_k": 1}.
-        lang: "en" or "zh".
+        seq, d_model, num_heads, num_kv_heads, batch: sizes of the layer and its input.
+        design: the name of a design, as in `headwise.nn.named`. options: its own options, such as {"top_k": 1}.
+        causal: whether to apply a causal mask.
+        seed: of the weights and the input.
+        lang: the language of the explanations, "en" or "zh".
+    Returns:
+        One `Step` for each step: its formula, tensor and explanation.
+    Raises:
+        ConfigError: naming an argument or option that is unknown or out of range; and for a design whose `steps`
+            do not compute what its call computes.
     """
     if lang not in ("en", "zh"):
         raise ConfigError(f"lang={lang!r}: expected 'en' or 'zh'")
     if min(seq, batch, d_model) < 1:
         raise ConfigError(f"seq={seq}, batch={batch}, d_model={d_model}: expected at least 1 each")
-    given = dict(options or {})
-    if given.get("context_dim") not in (None, d_model) or given.get("out_dim") not in (None, d_model):
+    chosen = dict(options or {})
+    if chosen.get("context_dim") not in (None, d_model) or chosen.get("out_dim") not in (None, d_model):
         raise ConfigError(
             "options: trace supports self attention from d_model to d_model only; leave out the other widths"
         )
     if num_kv_heads is not None:
-        given["num_kv_heads"] = num_kv_heads
+        chosen["num_kv_heads"] = num_kv_heads
     generator = torch.Generator().manual_seed(seed)
-    layer = build(design, d_model, num_heads, given).eval()
+    layer = build(design, d_model, num_heads, chosen).eval()
     note = Steps(lang, causal)
     with torch.no_grad():
         for key, parameter in layer.named_parameters():
-            if "norm" not in key and key not in ("centres", "sharpness"):  # those are what they are by design
+            if "norm" not in key and key not in ("centres", "sharpness"):  # these have fixed values by design
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) / d_model**0.5)
         x = torch.randn(batch, seq, d_model, generator=generator)
         expected = layer(x, mask=Causal() if causal else None)
-        layer.steps(note("x", x, "b n d_model", "X", "the input: one vector a token", "输入：每个词元一个向量"), note)
-    torch.testing.assert_close(note.steps[-1].tensor, expected, rtol=1e-4, atol=1e-5)
+        layer.steps(note("x", x, "b n d_model", "X", "the input: one vector per token", "输入：每个词元一个向量"), note)
+    last = note.steps[-1]
+    try:
+        torch.testing.assert_close(last.tensor, expected, rtol=1e-4, atol=1e-5)
+    except AssertionError as error:
+        raise ConfigError(
+            f"design={design!r}: the last step of {type(layer).__name__}.steps, {last.name!r}, is not y of the call: "
+            f"{' '.join(str(error).split())} Expected {CONTRACT['steps']}, the last of which is y"
+        ) from None
     return note.steps

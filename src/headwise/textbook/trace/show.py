@@ -1,4 +1,4 @@
-"""A trace in the terminal."""
+"""Printing a trace in the terminal."""
 
 from rich.console import Console
 from rich.text import Text
@@ -6,11 +6,11 @@ from torch import Tensor
 
 from headwise.nn.steps import Step
 
-MOST_ROWS, MOST_COLS = 6, 8  # of a matrix, in the numeric example
+MOST_ROWS, MOST_COLS = 6, 8  # printed of each matrix
 
 
 def print_trace(steps: list[Step], console: Console) -> None:
-    """Each step with its shape, and the numbers of the first batch entry and head."""
+    """Print each step with its shape, and the numbers of the first batch entry and head."""
     for i, step in enumerate(steps, 1):
         shape = " × ".join(map(str, step.tensor.shape))
         line = Text(f"{i:2}  ", style="dim") + Text(f"{step.formula:<20}", style="bold")

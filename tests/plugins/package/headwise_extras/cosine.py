@@ -29,7 +29,7 @@ class CosineAttention(ProjectedLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    beyond_attend = ""
+    outside_attend = ""
     notes = Notes(
         summary=Words(
             "scores are the cosine of query and key times a learned number a head",

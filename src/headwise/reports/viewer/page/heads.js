@@ -28,7 +28,7 @@ class Heads {
   // The statistics to choose from.
   names() {
     const names = Object.keys(this.text.statistics ?? {});
-    byId("statistic").replaceChildren(new Option(T.none, ""), ...names.map((name) => new Option(statisticName(name), name)));
+    byId("statistic").replaceChildren(new Option(T.none, ""), ...names.map((name) => new Option(this.label(name), name)));
   }
 
   total(model) { return model.layers.reduce((sum, layer) => sum + layer.heads, 0); }
@@ -76,6 +76,9 @@ class Heads {
     return button;
   }
 
+  // The name of a statistic in the language of the page.
+  label(name) { return this.text.statistics[name].words[language].label; }
+
   // Every head's number, or null; [layers][heads].
   value({ layer, head }, name = this.statistic) {
     return this.text.statistics?.[name]?.values[layer]?.[head] ?? null;
@@ -111,18 +114,18 @@ class Heads {
 
   words(chosen) {
     const known = chosen ? this.thumbs.map((thumb) => this.value(thumb)).filter((v) => v !== null) : [];
-    const low = Math.min(...known), high = Math.max(...known), own = SETTINGS.said[language] ?? {};
+    const low = Math.min(...known), high = Math.max(...known), { about, unit } = chosen?.words[language] ?? {};
     for (const thumb of this.thumbs) {
       const value = chosen && this.value(thumb), name = fill(T.head_name, thumb);
-      const numbers = Object.keys(this.text.statistics ?? {}).map((key) => `${statisticName(key)} ${fixed(this.value(thumb, key))}`);
+      const numbers = Object.keys(this.text.statistics ?? {}).map((key) => `${this.label(key)} ${fixed(this.value(thumb, key))}`);
       thumb.title = [name, ...numbers].join("\n");
-      thumb.setAttribute("aria-label", chosen ? `${name}, ${statisticName(this.statistic)} ${fixed(value)}` : name);
+      thumb.setAttribute("aria-label", chosen ? `${name}, ${this.label(this.statistic)} ${fixed(value)}` : name);
       thumb.querySelector(".caption").textContent = chosen ? `${fill(T.short_name, thumb)} · ${fixed(value)}` : "";
       thumb.querySelector("i").style.display = chosen ? "" : "none";
       thumb.style.setProperty("--kind", value === null || !known.length ? "transparent" : `rgb(${colourAt(high > low ? (value - low) / (high - low) : 1)})`);
     }
     byId("statistic-says").textContent = known.length
-      ? `${own[`about_${this.statistic}`] ?? chosen.about} ${fill(T.statistic_bar, { name: statisticName(this.statistic), low: fixed(low), high: fixed(high), unit: own[`unit_${chosen.unit}`] ?? chosen.unit })}`.trim() : "";
+      ? `${about} ${fill(T.statistic_bar, { name: this.label(this.statistic), low: fixed(low), high: fixed(high), unit })}`.trim() : "";
   }
 
   // Draw again with these settings: at once what is in view, the rest when it comes.
@@ -169,5 +172,3 @@ class Heads {
     if (far(next) < Infinity) { next.tabIndex = 0; next.focus(); }
   }
 }
-
-function statisticName(name) { return SETTINGS.said[language]?.[`name_${name}`] ?? name.replaceAll("_", " "); }

@@ -3,7 +3,7 @@
 const TOKEN = new URLSearchParams(location.search).get("token") ?? "";
 const PATIENCE = 8;  // how often a busy server is asked again
 
-// What went wrong, told in the language of the day.
+// An error, with its sentence in the current language.
 class Complaint extends Error {
   constructor(sentence, status) {
     super(sentence());
@@ -24,13 +24,8 @@ function say(kind, sentence) {
 
 addEventListener("language", () => { for (const kind in lines) say(kind, lines[kind]); });
 
-// A sentence of the server's, {text, code, values}, in the page's language; values may be sentences themselves.
-function said(given) {
-  const { text, code, values } = given ?? { text: "" }, own = SETTINGS.said[language]?.[code];
-  if (!own) return text;
-  const shown = (value) => (typeof value === "number" ? grouped(value) : value?.code ? said(value) : value);
-  return fill(own, Object.fromEntries(Object.entries(values).map(([name, value]) => [name, shown(value)])));
-}
+// A message of the server, {text, zh}, in the language of the page.
+const said = (message) => (language === "zh" && message?.zh) || (message?.text ?? "");
 
 const pause = (ms, signal) => new Promise((done, fail) => {
   signal?.throwIfAborted();

@@ -1,4 +1,4 @@
-"""Shared by all commands: the --model option, checks of output files, and the progress bar."""
+"""Shared by all commands: the option --model, checks of output files, and the progress bar."""
 
 import os
 from collections.abc import Iterator
@@ -13,13 +13,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable
 
-Model = Annotated[Path | None, typer.Option("--model", help="Checkpoint folder or file; default: the embedded model.")]
+Model = Annotated[Path | None, typer.Option(help="Checkpoint folder or file; default: the embedded model.")]
 AnyModel = Annotated[
     Path | None,
     typer.Option(
-        "--model",
-        help="A headwise checkpoint, or a Hugging Face transformers folder with config.json, *.safetensors and a "
-        "tokenizer; default: the embedded model.",
+        help="A headwise checkpoint, or a folder of a Hugging Face transformers model; default: the embedded model.",
     ),
 ]
 
@@ -41,19 +39,19 @@ def load(model: Path | None) -> Any:
 
 
 @contextmanager
-def progress() -> Iterator[Any]:
-    """A progress bar for a call that reports its steps. It appears with the first step, so that an earlier error is
-    printed alone, and disappears at the end."""
+def progress_bar() -> Iterator[Any]:
+    """A bar, as the `progress=` of a call. It appears with the first report, so that an earlier error is printed alone,
+    and disappears at the end."""
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task("", total=None)
 
-    def step(what: str, done: int, of: int) -> None:
+    def progress(what: str, done: int, of: int) -> None:
         bar.start()
         bar.update(task, description=what, completed=done, total=of)
 
     try:
-        yield step
+        yield progress
     finally:
         stop(bar)
 

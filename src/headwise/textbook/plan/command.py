@@ -1,4 +1,4 @@
-"""From what was asked on a command line to the plan that answers it: which one, of what, and are the options for it."""
+"""From the options of `headwise plan` to a plan: which kind of plan, of what, and whether the options fit it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +17,10 @@ from headwise.textbook.plan.build import listing as list_all, plan_design, plan_
 from headwise.textbook.plan.compare import compare_designs
 from headwise.textbook.plan.spread import spread_table
 from headwise.textbook.plan.tables import Plan
-from headwise.textbook.plan.trade_off import trade_off as weigh
+from headwise.textbook.plan.trade_off import trade_off as vary_heads
 
 
-def answer(
+def plan_from_options(
     *,
     config: str | None = None,
     design: str | None = None,
@@ -43,27 +43,33 @@ def answer(
     devices: int | None = None,
     link: float | None = None,
 ) -> Plan:
-    """The plan of a published model, of a layer, of h against d_k, of all designs beside one another, or the list of
-    what there is, from the command's options.
+    """Return the plan for the options of the command, which are described by `headwise plan --help`.
 
-    sizes: of the design, None where not given. more: others, as "name=value". devices: also the ways to spread the
-        attention over so many; link: bytes/s that each of them sends.
-    Raises ConfigError for options that exclude one another or that the plan would not heed.
+    Args:
+        sizes: of the design, None where an option was not given. more: other options of the design, as "name=value".
+    Raises:
+        ConfigError: naming options that exclude each other or would have no effect.
     """
     if listing:
-        _refuse_with_list(
-            sizes, config=config, design=design, set=more, trade_off=trade_off, designs=designs, devices=devices
-        )  # fmt: skip
+        others = {**sizes, "config": config, "design": design, "set": more, "trade_off": trade_off, "designs": designs}
+        _refuse(
+            {**others, "devices": devices},
+            "--list shows every configuration and every design; leave out {}, or --list",
+        )
         return list_all()
     for name, size in (("seq", seq), ("batch", batch)):
         if size < 1:
             raise ConfigError(f"{name}={size}: expected at least 1")
-    given = {name: value for name, value in sizes.items() if value is not None} | _assigned(
-        more, kinds_of(design or STANDARD)
-    )
+    chosen = {name: value for name, value in sizes.items() if value is not None}
+    chosen |= _assigned(more, kinds_of(design or STANDARD))
     model = None if config is None else find(config)
     if model is not None:
-        _refuse_with_config(given, design=design, full=not causal, window=window, sinks=sinks)
+        if design is not None:
+            raise ConfigError("give --config or --design, not both")
+        _refuse(
+            {**dict.fromkeys(chosen, True), "full": not causal, "window": window, "sinks": sinks},
+            "--config has its own sizes; leave out {}, or plan a layer with --design",
+        )
     if window is not None and not causal:
         raise ConfigError("--window requires causal attention; leave out --full")
     if sinks and window is None:
@@ -76,13 +82,18 @@ def answer(
     if devices is not None and (designs or trade_off):
         raise ConfigError("--devices is for one model or layer; leave out --designs and --trade-off, or --devices")
     if designs:
-        _refuse_with_designs(
-            config=config, design=design, trade_off=trade_off, cache=cache, peak=peak, bandwidth=bandwidth,
-            measure=measure,
+        _refuse(
+            {
+                "config": config, "design": design, "trade_off": trade_off, "cache": cache,
+                "peak": peak is not None, "bandwidth": bandwidth is not None, "measure": measure,
+            },
+            "--designs compares all designs, without bytes and times; leave out {}",
         )  # fmt: skip
-        return _compare(given, work)
+        if set(chosen) - {"d_model", "num_heads", "num_kv_heads"} or not {"d_model", "num_heads"} <= set(chosen):
+            raise ConfigError("--designs supports --d-model, --num-heads and --num-kv-heads (for gqa) only")
+        return compare_designs(chosen["d_model"], chosen["num_heads"], work, num_kv_heads=chosen.get("num_kv_heads"))
     if trade_off:
-        return weigh(_width(model, given, design), work)
+        return vary_heads(_width(model, chosen, design), work)
     machine = _machine(peak, bandwidth, measure, dtype)
     if model is not None:
         load = Load(batch, seq, materialised=materialised, dtype=dtype, cache=cache)
@@ -93,31 +104,30 @@ def answer(
             raise ConfigError(f"--devices: {model.name} has cross attention, which is not supported; plan a layer")
         own = load.work(seq, seq, causal=model.causal, window=model.window)
         return _spread(whole, model.design, attention_of(model), own, devices, model.layers, link, machine)
-    if design is None and not given:
+    if design is None and not chosen:
         raise ConfigError("give --config NAME (headwise plan --list shows them), or --d-model and --num-heads")
     design = design or STANDARD
-    taken = sizes_of(design)
-    if "num_heads" not in taken and given.pop("num_heads", 1) != 1:
+    known = sizes_of(design)
+    if "num_heads" not in known and chosen.pop("num_heads", 1) != 1:
         raise ConfigError(f"{design} has one head; leave out --num-heads")
-    for name in set(given) - set(taken):
-        close = get_close_matches(name, taken, n=1)
+    for name in set(chosen) - set(known):
+        close = get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise ConfigError(f"{name}={given[name]}: {hint}{design} supports {', '.join(taken)}")
-    if causal and not counts_of(design, given).masked:
+        raise ConfigError(f"{name}={chosen[name]}: {hint}{design} supports {', '.join(known)}")
+    counts = counts_of(design, chosen)
+    if causal and not counts.masked:
         raise ConfigError(f"{design} does not support masks: add --full")
-    layer = plan_design(design, given, work, machine=machine)
-    return (
-        layer if devices is None else _spread(layer, design, counts_of(design, given), work, devices, 1, link, machine)
-    )
+    layer = plan_design(design, chosen, work, machine=machine)
+    return layer if devices is None else _spread(layer, design, counts, work, devices, 1, link, machine)
 
 
 def _spread(
     plan: Plan, design: str, counts: Counts, work: Work, devices: int, layers: int, link: float | None,
     machine: Machine | None,
 ) -> Plan:  # fmt: skip
-    """The plan with the ways over many devices."""
-    if reason := _together(design):
-        known = [name for name in names() if not _together(name)]
+    """The plan with a table of the ways to partition the attention over devices."""
+    if reason := _inseparable(design):
+        known = [name for name in names() if not _inseparable(name)]
         raise ConfigError(
             f"--devices: the heads of {design} cannot be computed separately ({reason}); supported designs: "
             f"{', '.join(known)}"
@@ -129,9 +139,9 @@ def _spread(
     return replace(plan, tables=(*plan.tables, table))
 
 
-def _together(design: str) -> str:
-    """Why a design's heads are not spread over devices, as `parallelize_heads` finds it; "" if they are."""
-    from headwise.parallel.heads import head_parallel_plan  # it loads torch.distributed
+def _inseparable(design: str) -> str:
+    """Why `parallelize_heads` does not support a design; "" if it does."""
+    from headwise.parallel.heads import head_parallel_plan  # imports torch.distributed
 
     with seeded(0):
         layer = design_of(design).build(4, 2)
@@ -142,41 +152,18 @@ def _together(design: str) -> str:
     return ""
 
 
-def _refuse_with_list(sizes: Mapping[str, int | None], **others: object) -> None:
-    named = [name for name, value in {**sizes, **others}.items() if value]
-    if named:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
-        raise ConfigError(f"--list shows every configuration and every design; leave out {options}, or --list")
+def _refuse(options: Mapping[str, object], message: str) -> None:
+    """Raise if any of these options is set; `message` gets their names in place of {}."""
+    if chosen := [f"--{name.replace('_', '-')}" for name, value in options.items() if value]:
+        raise ConfigError(message.format(", ".join(chosen)))
 
 
-def _refuse_with_config(given: Mapping[str, Any], *, design: str | None, **others: object) -> None:
-    if design is not None:
-        raise ConfigError("give --config or --design, not both")
-    named = [*given, *(name for name, value in others.items() if value)]
-    if named:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
-        raise ConfigError(f"--config has its own sizes; leave out {options}, or plan a layer with --design")
-
-
-def _width(model: ModelConfig | None, given: Mapping[str, Any], design: str | None) -> int:
-    if design not in (None, STANDARD) or set(given) - {"d_model"}:
+def _width(model: ModelConfig | None, chosen: Mapping[str, Any], design: str | None) -> int:
+    if design not in (None, STANDARD) or set(chosen) - {"d_model"}:
         raise ConfigError("--trade-off requires --d-model or --config, and varies the number of heads itself")
-    if model is None and "d_model" not in given:
+    if model is None and "d_model" not in chosen:
         raise ConfigError("--trade-off requires --d-model or --config")
-    return given["d_model"] if model is None else model.d_model
-
-
-def _refuse_with_designs(**others: object) -> None:
-    named = [name for name, value in others.items() if value not in (None, False)]
-    if named:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in named)
-        raise ConfigError(f"--designs compares all designs, without bytes and times; leave out {options}")
-
-
-def _compare(given: Mapping[str, Any], work: Work) -> Plan:
-    if set(given) - {"d_model", "num_heads", "num_kv_heads"} or not {"d_model", "num_heads"} <= set(given):
-        raise ConfigError("--designs supports --d-model, --num-heads and --num-kv-heads (for gqa) only")
-    return compare_designs(given["d_model"], given["num_heads"], work, num_kv_heads=given.get("num_kv_heads"))
+    return chosen["d_model"] if model is None else model.d_model
 
 
 def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: str) -> Machine | None:
@@ -193,10 +180,9 @@ def _machine(peak: float | None, bandwidth: float | None, measure: bool, dtype: 
     return Machine(peak, bandwidth)
 
 
-def _assigned(texts: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, int | str | bool]:
-    """Sizes written as NAME=VALUE, of the types that the design's costs have for them; a size that it does not take is
-    left to the check of the sizes."""
-    found: dict[str, int | str | bool] = {}
+def _assigned(texts: Sequence[str], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse NAME=VALUE, with the types of the design's sizes; unknown names are checked with the other sizes."""
+    found: dict[str, Any] = {}
     for text in texts:
         name, sign, value = (part.strip() for part in text.partition("="))
         if not sign or not name or not value:

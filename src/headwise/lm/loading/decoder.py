@@ -1,26 +1,24 @@
-"""A decoder of headwise as a subject."""
+"""A decoder of headwise as a loaded model."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, Seen, described, text_of
-from headwise.lm.loading.reading import TokenizedText
-from headwise.lm.loading.remarks import Remark, remark, remarks_on_map
+from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
+from headwise.lm.loading.remarks import remark, remarks_on_map
+from headwise.lm.loading.tokenized import TokenizedText
 from headwise.lm.loss import mean_loss, next_token_loss
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.masks import Lengths
 from headwise.nn.registry import STANDARD
 from headwise.stats import Measure
+from headwise.wording import Bilingual, Message
 
 
 class DecoderModel(LoadedModel):
-    """A `Decoder` and the characters that it knows."""
+    """A `Decoder` with its tokenizer."""
 
     kind, limit, causal = "headwise", None, True
     model: Decoder
@@ -34,7 +32,7 @@ class DecoderModel(LoadedModel):
         self.about = self._described()
 
     def read(self, text: str) -> TokenizedText:
-        """One token a character, or one a byte of a character that the vocabulary does not have."""
+        """Tokenize a text: one token per character, or one per UTF-8 byte of a character outside the vocabulary."""
         ids = torch.from_numpy(self._tokenizer.encode(text_of(text)))
         pieces: list[str] = []
         spans: list[tuple[int, int]] = []
@@ -52,7 +50,7 @@ class DecoderModel(LoadedModel):
         """As in `LoadedModel`."""
         return mean_loss
 
-    def remarks(self, tokens: int) -> list[Remark]:
+    def remarks(self, tokens: int) -> list[Message]:
         """As in `LoadedModel`."""
         return [*remarks_on_map(self.model.config.design), *super().remarks(tokens)]
 
@@ -63,15 +61,11 @@ class DecoderModel(LoadedModel):
     @torch.no_grad()
     def _run(
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
-        seen: Seen | None = None,
+        on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         padding = None if mask is None else Lengths(mask.sum(-1), mask.sum(-1))
-        with ExitStack() as hooks:
-            if seen is not None:
-                for name in self.layers:
-                    tell = partial(_tell, seen, name)
-                    hooks.enter_context(self.model.get_submodule(name).register_forward_hook(tell))
-            hidden, maps = self.model.hidden(ids, mask=padding, return_maps=True, measures=measures)
+        with self._collected(measures, on_map) as maps:
+            hidden, _ = self.model.hidden(ids, mask=padding)
 
         def loss() -> float | None:
             if ids.shape[1] < 2:
@@ -79,16 +73,13 @@ class DecoderModel(LoadedModel):
             weight = self.model.embedding.weight
             return float(next_token_loss(hidden[:, :-1].flatten(0, 1), weight, ids[:, 1:].flatten()))
 
-        return dict(zip(self.layers, maps, strict=True)), loss
+        return maps, loss
 
-    def _described(self) -> str:
-        c = self.model.config
+    def _described(self) -> Bilingual:
+        c, heads, size = self.model.config, described(self.heads), f"{self.model.num_parameters / 1e6:.1f} M"
         extras = [] if c.design == STANDARD else [c.design]
-        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} of keys and values"]
+        extras += [] if c.num_kv_heads is None else [f"{c.num_kv_heads} KV"]
         kind = f" ({', '.join(extras)})" if extras else ""
-        return f"{described(self.heads)}{kind}, d_model {c.d_model}, {self.model.num_parameters / 1e6:.1f} M weights"
-
-
-def _tell(seen: Seen, name: str, module: Any, given: Any, found: Any) -> None:
-    """A hook: (y, map) is what an attention layer gave."""
-    seen(name, found[1])
+        return Bilingual(
+            f"{heads}{kind}, d_model {c.d_model}, {size} weights", f"{heads.zh}{kind}，d_model {c.d_model}，{size} 参数"
+        )

@@ -1,4 +1,4 @@
-"""What a request asks for, read and bounded: whatever does not fit is told in one sentence."""
+"""Parameters and bodies of requests, checked and bounded."""
 
 import json
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from typing import Any
 
 from starlette.requests import Request
 
-from headwise.lm.loading.remarks import Remark
+from headwise.reports.messages import message
 from headwise.reports.viewer.refusals import Refusal, misfit
 from headwise.reports.viewer.text import CANCELLED, FAILED, Text
 from headwise.reports.viewer.tiles import REDUCES, tile_spans
 
 PIECES = 4096  # tokens a request
 POSITIONS = 1000  # of a search
-WANTED = 256  # characters of what is looked for
+QUERY = 256  # characters of a search
 CELLS = 16, 256  # of an overview, along a side
 TITLE = 200  # characters
-ESCAPED = 12  # bytes that JSON may take for a character: \\\\ud83d\\\\ude00
+ESCAPED = 12  # bytes of a character in JSON, at most: \\ud83d\\ude00
 
 
 @dataclass(frozen=True)
-class TileAsked:
+class TileRequest:
     """A tile of a head's map."""
 
     layer: int
@@ -42,19 +42,19 @@ def whole(request: Request, name: str, default: int | None = None) -> int:
 
 
 def reduce_of(request: Request) -> str:
-    """mean (if nothing is said) or max."""
+    """The pooling: mean (default) or max."""
     given = request.query_params.get("reduce", "mean")
     if given not in REDUCES:
         raise misfit("reduce", f"reduce: expected {' or '.join(REDUCES)}, got {_short(given)}")
     return given
 
 
-def tile_of(request: Request, text: Text) -> TileAsked:
-    """Which tile; 404 for a head that there is not, 400 for a tile outside the map, 409 before it can be had."""
+def tile_of(request: Request, text: Text) -> TileRequest:
+    """The requested tile. 404 for an unknown head, 400 for a tile outside the map, 409 for one not yet computed."""
     layer, head, cell, row, col = (whole(request, name) for name in ("layer", "head", "cell", "row", "col"))
     heads = text.subject.heads
     if layer >= len(heads) or head >= heads[layer]:
-        raise Refusal(404, Remark("no_head", "there is no head {head} in layer {layer}", head=head, layer=layer))
+        raise Refusal(404, message("no_head", head=head, layer=layer))
     if (layer, head) not in text.heads:
         raise not_yet(text)
     levels = text.levels
@@ -64,27 +64,25 @@ def tile_of(request: Request, text: Text) -> TileAsked:
         raise misfit(
             "tile", f"tile ({row}, {col}) of cells of {cell} lies outside the map of {levels.n} × {levels.m} tokens"
         )
-    return TileAsked(layer, head, cell, row, col, reduce_of(request))
+    return TileRequest(layer, head, cell, row, col, reduce_of(request))
 
 
 def not_yet(text: Text) -> Refusal:
-    """Why there is nothing to be had of a text."""
+    """The error for a text whose maps are not available."""
     if text.state == FAILED and text.error is not None:
-        return Refusal(409, Remark("failed", "the text could not be loaded: {error}", error=text.error))
+        return Refusal(409, message("failed", error=text.error))
     if text.state == CANCELLED:
-        sentence = "this text was given up: a newer one took its place, or it was cancelled"
-        return Refusal(404, Remark("given_up", sentence))
-    return Refusal(409, Remark("still_reading", "the text is still being computed; try again"), retry_after=1)
+        return Refusal(404, message("given_up"))
+    return Refusal(409, message("still_reading"), retry_after=1)
 
 
 async def text_of(request: Request, characters: int) -> tuple[str, str]:
-    """Text and title of a POST, its body read only so far as a text that is short enough can be."""
+    """Text and title of a POST; bodies longer than the longest text are rejected while they are read."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise misfit("content-type", f"content-type: expected application/json, got {_short(kind)}")
     most = ESCAPED * characters + 4 * ESCAPED * TITLE + 1024
-    sentence = "the request is too large: a text may have {characters:,} characters at most"
-    too_long = Refusal(413, Remark("too_large", sentence, characters=characters))
+    too_long = Refusal(413, message("too_large", characters=characters))
     length = request.headers.get("content-length", "0")
     if length.isdigit() and int(length) > most:
         raise too_long

@@ -1,4 +1,4 @@
-"""A model of Hugging Face transformers as a subject: its own code, with the attention computed by headwise."""
+"""Loading a model of Hugging Face transformers; its attention is computed by headwise."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,23 +9,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from headwise.errors import CheckpointError, ConfigError, TextError
-from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, Seen, described, text_of
+from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
 from headwise.lm.loading.characters import by_decoding, by_offsets
 from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
-from headwise.lm.loading.reading import TokenizedText
-from headwise.lm.loading.remarks import Remark, remark
+from headwise.lm.loading.remarks import remark
+from headwise.lm.loading.tokenized import TokenizedText
 from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.adapters.observer import Observation, call_name, observe
 from headwise.stats import Measure
+from headwise.wording import Bilingual, Message
 
-LOGITS = 1 << 26  # logits held at once, 256 MB in float32
-# Parts that no attention reads: they may be missing from the weights.
-UNREAD = ("pooler",)
+LOGITS = 1 << 26  # logits stored at a time, 256 MB in float32
+UNREAD = ("pooler",)  # parts that do not affect attention; they may be missing from the weights
 
 
 class TransformersModel(LoadedModel):
-    """A folder of transformers."""
+    """A model from a transformers folder."""
 
     kind = "transformers"
     model: Any
@@ -51,11 +50,14 @@ class TransformersModel(LoadedModel):
         self._predicts = self._predicts and self.causal
         size = sum(p.numel() for p in self.model.parameters()) / 1e6
         width = getattr(text, "hidden_size", None)
-        wide = f", hidden size {width}" if isinstance(width, int) else ""
-        self.about = f"{type(self.model).__name__}, {described(self.heads)}{wide}, {size:.1f} M weights"
+        wide = (f", hidden size {width}", f"，隐藏维度 {width}") if isinstance(width, int) else ("", "")
+        name, heads = type(self.model).__name__, described(self.heads)
+        self.about = Bilingual(
+            f"{name}, {heads}{wide[0]}, {size:.1f} M weights", f"{name}，{heads.zh}{wide[1]}，{size:.1f} M 参数"
+        )
 
     def read(self, text: str) -> TokenizedText:
-        """The text by the folder's tokenizer, with the special tokens that it puts around a text."""
+        """Tokenize a text with the folder's tokenizer, including special tokens."""
         whole = text_of(text)
         tokenizer = self._tokenizer
         fast = bool(tokenizer.is_fast)
@@ -88,29 +90,21 @@ class TransformersModel(LoadedModel):
     @torch.no_grad()
     def _run(
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
-        seen: Seen | None = None,
+        on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
-        maps: Maps = {}
-
-        def keep(call: Observation) -> None:
-            name = call_name(call.name, maps)
-            maps[name] = call.map
-            if seen is not None:
-                seen(name, call.map)
-
         padding = {} if mask is None else {"attention_mask": mask.long()}
         wants = with_loss and self._predicts and ids.shape[1] > 1
         whole = wants and ids.numel() * self._vocabulary <= LOGITS
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
-        with observe(keep, model=self.model, measures=measures):
+        with self._collected(measures, on_map) as maps:
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
         if whole:
-            said = float(_nats(found.logits[:, :-1], ids[:, 1:]))
-            return maps, lambda: said
+            loss = float(_nats(found.logits[:, :-1], ids[:, 1:]))
+            return maps, lambda: loss
         return maps, lambda: self._long_loss(ids) if wants else None
 
     def _long_loss(self, ids: Tensor) -> float:
-        """The loss without all logits at once: the text is read once more, a stretch after the other, with a cache."""
+        """The loss without storing all logits: the text is processed again in parts, with a cache."""
         b, n = ids.shape
         rows = max(1, LOGITS // (b * self._vocabulary))
         cache, total = library("cache_utils").DynamicCache(config=self.model.config), 0.0
@@ -122,7 +116,7 @@ class TransformersModel(LoadedModel):
         return total / (b * (n - 1))
 
     def _tried(self) -> Maps:
-        """The maps of two tokens: they tell layers, heads, and whether the model is causal."""
+        """The maps of two tokens, which show the layers, the heads, and whether the model is causal."""
         with theirs(self._folder, f"{type(self.model).__name__} cannot be run on token ids alone"):
             last = self._vocabulary - 1
             maps, _ = self._run(torch.tensor([[min(5, last), min(6, last)]]), None, (), False)
@@ -133,19 +127,19 @@ class TransformersModel(LoadedModel):
         return maps
 
 
-def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Remark, ...]:
-    said = []
+def _remarks_on(ids: list[int], pieces: list[str], unknown: int | None, sign: str) -> tuple[Message, ...]:
+    remarks = []
     missing = 0 if unknown is None else ids.count(unknown)
     if missing:
-        said.append(remark("unknown_tokens", count=missing, of=len(ids), sign=sign))
+        remarks.append(remark("unknown_tokens", count=missing, of=len(ids), sign=sign))
     parts = sum(not piece for piece in pieces)
     if parts:
-        said.append(remark("parts_of_characters", count=parts))
-    return tuple(said)
+        remarks.append(remark("parts_of_characters", count=parts))
+    return tuple(remarks)
 
 
 def _load(folder: Path, config: Any) -> tuple[Any, bool]:
-    """The model in eval mode, and whether it has a head that predicts the next token."""
+    """Load the model in eval mode; also returns whether it predicts the next token."""
     auto = library("models.auto")
     names = set(library("models.auto.modeling_auto").MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     with theirs(folder, "the model cannot be loaded"), quiet():
@@ -166,8 +160,8 @@ def _load(folder: Path, config: Any) -> tuple[Any, bool]:
 
 
 def _positions(model: nn.Module) -> int | None:
-    """How many positions a model has learned, None if they are not learned: of tables such as `position_embeddings`
-    and `wpe`, without the places that some keep for padding."""
+    """Number of learned positions of a model, or None: from tables such as `position_embeddings` and `wpe`, without the
+    entries that some reserve for padding."""
     found = []
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
@@ -180,11 +174,11 @@ def _positions(model: nn.Module) -> int | None:
 
 
 def _mean_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    """Nats a token on windows [w, tokens + 1]."""
+    """Nats per token on windows [w, tokens + 1]."""
     logits = model(input_ids=windows[:, :-1], use_cache=False).logits
     return _nats(logits, windows[:, 1:])
 
 
 def _nats(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    """The loss of logits [b, n, vocabulary] for the tokens that came, [b, n]."""
+    """Cross-entropy of logits [b, n, vocabulary] for targets [b, n]."""
     return cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)

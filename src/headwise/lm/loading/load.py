@@ -1,4 +1,4 @@
-"""`load_model`: the one door to models in folders."""
+"""`load_model`: loads a model and its tokenizer."""
 
 import os
 from pathlib import Path
@@ -6,29 +6,31 @@ from pathlib import Path
 from headwise.errors import CheckpointError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
 from headwise.lm.loading.base import LoadedModel
-from headwise.lm.loading.own import DecoderModel
+from headwise.lm.loading.decoder import DecoderModel
 
 
 def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
-    """A model and its tokenizer, ready to read texts.
+    """Load a model and its tokenizer.
 
     Args:
-        path: None for the decoder that comes with headwise; a checkpoint of `headwise train`, a folder or a file; or a
-            folder of Hugging Face transformers: config.json, model.safetensors (or its parts with their index), and
-            the tokenizer's files. Weights are read in float32. Causal models come with their head, so that they have a
-            loss; all others are opened as `AutoModel` does.
+        path: None for the decoder that comes with headwise; a checkpoint of `headwise train`, as folder or file; or a
+            folder of Hugging Face transformers with config.json, model.safetensors (or its parts with their index), and
+            the tokenizer's files. Weights are loaded in float32. Causal language models are loaded with their output
+            head, so that they have a loss; all others as by `AutoModel`.
+    Returns:
+        The model in eval mode, which tokenizes texts and computes maps and losses.
     Raises:
-        CheckpointError: saying what is missing or will not do: weights that are pickled, an architecture that is not
-            known, has an encoder and a decoder, or needs code of its own.
-        ConfigError: if transformers is needed and not installed.
+        CheckpointError: naming what is missing or not supported: pickled weights, unknown architectures,
+            encoder-decoder models, models that require custom code.
+        ConfigError: if transformers is required but not installed.
     """
     if path is None:
         decoder, tokenizer, _ = load_pretrained()
         return DecoderModel(decoder, tokenizer, "embedded decoder")
     folder = Path(path)
     if (folder / "config.json").is_file():
-        # Imported where it is needed: the decoder's subject works without transformers.
-        from headwise.lm.loading.foreign import TransformersModel
+        # Imported here because decoders of headwise do not require transformers.
+        from headwise.lm.loading.huggingface import TransformersModel
 
         return TransformersModel(folder)
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():

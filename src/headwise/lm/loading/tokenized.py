@@ -1,11 +1,11 @@
-"""A text as a model reads it: its tokens, and where each of them stands in the text."""
+"""A tokenized text: its tokens and their positions in the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from headwise.lm.loading.remarks import Remark
+from headwise.wording import Message
 
 
 @dataclass(frozen=True, eq=False)
@@ -13,13 +13,13 @@ class TokenizedText:
     """A text and its tokens.
 
     Attributes:
-        text: as it was given.
-        ids: [n] int64 token ids, with the special tokens that the tokenizer puts around a text.
-        pieces: what each token says, such as "武", " world" or "[SEP]". A token that ends inside a character has "",
-            and the last token of that character has all of it.
-        spans: (start, end) of each token in the text, in characters; an empty one where it is none of the text.
-        special: whether each token was put there by the tokenizer, such as [CLS] and <s>.
-        remarks: sentences on how the text was read, such as how much of it is not in the vocabulary.
+        text: the original text.
+        ids: [n] int64 token ids, including the special tokens that the tokenizer adds.
+        pieces: the readable form of each token, such as "武", " world" or "[SEP]". A token that ends inside a character
+            has "", and the last token of that character has the whole character.
+        spans: (start, end) of each token in the text, in characters; empty for tokens that are not in the text.
+        special: whether each token was added by the tokenizer, such as [CLS] and <s>.
+        remarks: notes on the tokenization, such as how much of the text is not in the vocabulary.
     """
 
     text: str
@@ -27,15 +27,15 @@ class TokenizedText:
     pieces: list[str]
     spans: list[tuple[int, int]]
     special: list[bool]
-    remarks: tuple[Remark, ...] = ()
+    remarks: tuple[Message, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pieces)
 
     @property
     def words(self) -> list[str]:
-        """The text cut up at its tokens: joined, without the special ones, they are all of it. What the tokenizer
-        drops, such as blanks between words, stands with the token behind it."""
+        """The text divided at its tokens; joined without the special ones, they are the whole text. Characters that the
+        tokenizer drops, such as blanks between words, belong to the token after them."""
         found: list[str] = []
         at, last = 0, -1
         for i, (piece, (start, end), special) in enumerate(zip(self.pieces, self.spans, self.special, strict=True)):
@@ -50,7 +50,7 @@ class TokenizedText:
 
     @property
     def units(self) -> list[tuple[int, int]]:
-        """Token ranges that can be shown: a token, or all those that one character takes."""
+        """Token ranges that can be shown: a token, or all tokens of one character."""
         return units_of(self.pieces)
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class TokenizedText:
 
 
 def units_of(pieces: Sequence[str]) -> list[tuple[int, int]]:
-    """Token ranges: each ends with a piece that says something; those at the end that say nothing go with the last."""
+    """Token ranges that each end with a nonempty piece; empty pieces at the end belong to the last range."""
     ends = [i + 1 for i, piece in enumerate(pieces) if piece]
     if not ends or ends[-1] < len(pieces):
         ends[-1:] = [len(pieces)]

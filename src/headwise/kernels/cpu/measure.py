@@ -1,0 +1,71 @@
+"""Times the compiled targets on this machine: whether the selected one is the fastest here."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from headwise.kernels.call import Call
+from headwise.kernels.cpu import passes
+from headwise.kernels.cpu.library import library
+from headwise.masks import Everything, Grid
+from headwise.rule import Rule
+
+SHAPE = (1, 8, 1024, 64)
+ROUNDS = 7
+TOLERANCE = 1.10  # the selected target is the wrong one if it takes longer than this times the fastest
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of a forward call with q, k and v of `SHAPE` and no mask, by target: the shortest of several."""
+
+    dtype: str
+    milliseconds: dict[str, float]
+    selected: str
+
+    @property
+    def fastest(self) -> str:
+        """The target that took the least time."""
+        return min(self.milliseconds, key=self.milliseconds.__getitem__)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether another target is faster than the selected one, beyond the scatter of such timings."""
+        return self.milliseconds[self.selected] > TOLERANCE * self.milliseconds[self.fastest]
+
+
+def measure_targets() -> list[Timing]:
+    """Time every target that runs on this CPU, alternately, in float32 and bfloat16; a few seconds. Other threads must
+    not call attention meanwhile. Returns [] if no library is loaded."""
+    found = library()
+    if found.handle is None:
+        return []
+    names = [name for name in found.targets() if found.refusal(name) is None]
+    timings = []
+    for dtype in (torch.float32, torch.bfloat16):
+        q = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(dtype)
+        call = Call(q, q, q, Rule(Everything(), SHAPE[-1] ** -0.5, Grid(*SHAPE[:3], SHAPE[2])))
+        shortest = dict.fromkeys(names, float("inf"))
+        for _ in range(ROUNDS):
+            for name in names:
+                with _target(name):
+                    began = perf_counter()
+                    passes.forward(call)
+                    shortest[name] = min(shortest[name], 1e3 * (perf_counter() - began))
+        timings.append(Timing(str(dtype).removeprefix("torch."), shortest, str(found.target())))
+    return timings
+
+
+@contextmanager
+def _target(name: str) -> Iterator[None]:
+    handle = library().handle
+    assert handle is not None
+    before = handle.headwise_target_name()
+    handle.headwise_set_target(name.encode())
+    try:
+        yield
+    finally:
+        handle.headwise_set_target(before)

@@ -1,0 +1,157 @@
+"""Facts, titles, notes and errors of the report and the viewer, in English and Chinese.
+
+>>> message("fact_characters", count=1200).zh
+'1,200 个字符'
+"""
+
+from headwise.wording import Message
+
+MESSAGES: dict[str, tuple[str, str]] = {
+    # Facts and titles of a report.
+    "text": ("text", "文本"),
+    "model": ("model", "模型"),
+    "kernel": ("kernel", "计算内核"),
+    "steps": ("steps", "步数"),
+    "loss": ("loss", "损失"),
+    "fact_characters": ("{count:,} characters", "{count:,} 个字符"),
+    "fact_tokens": ("{count:,} characters, {tokens:,} tokens", "{count:,} 个字符，{tokens:,} 个词元"),
+    "fact_model": ("{name}, {millions:.1f} M weights", "{name}，{millions:.1f} M 参数"),
+    "fact_steps": ("{count:,} measured; the last of them is shown", "已测量 {count:,} 步，此处显示最后一步"),
+    "fact_loss": ("{loss:.2f} nats per token", "每词元 {loss:.2f} 奈特"),
+    "title_cross": ("cross attention, {queries} tokens at {keys}", "交叉注意力：{queries} 个词元对 {keys} 个词元"),
+    "title_decoder": ("decoder, {tokens} tokens", "解码器，{tokens} 个词元"),
+    "title_encoder": ("encoder, {tokens} tokens", "编码器，{tokens} 个词元"),
+    "title_tokens": ("{tokens} tokens", "{tokens} 个词元"),
+    "title_entry": ("entry {entry}", "批次第 {entry} 条"),
+    "mixed": ("mixed", "混合"),
+    # Comparisons and importance.
+    "by_cka": ("outputs (CKA)", "输出（CKA）"),
+    "about_cka": (
+        "Linear CKA of the heads' outputs: 1 if they differ by a rotation, a scale and a shift only; few tokens "
+        "increase it.",
+        "各头输出的线性 CKA：若只差旋转、缩放与平移则为 1；词元少时偏高。",
+    ),
+    "by_cosine": ("outputs (cosine)", "输出（余弦）"),
+    "about_cosine": (
+        "Cosine of the heads' outputs, each in its own basis: near 0 does not mean that they carry different things.",
+        "各头输出的余弦相似度，各用自己的基：接近 0 并不表示内容不同。",
+    ),
+    "by_maps": ("attention maps", "注意力图"),
+    "about_maps": (
+        "Jensen–Shannon divergence between the rows of their maps, mean over queries: 0 for equal attention.",
+        "两个头的注意力图逐行的詹森–香农散度，对查询取平均：注意力相同时为 0。",
+    ),
+    "about_ablation": (
+        "Loss without the head, minus the loss with all heads.",
+        "去掉该头后的损失减去全部头都在时的损失。",
+    ),
+    "about_gradient": (
+        "Gradient of the loss with respect to a mask of the head (Michel et al. 2019).",
+        "损失对该头掩码的梯度（Michel et al. 2019）。",
+    ),
+    "on_windows": (
+        "{about} On {windows} windows of {tokens} tokens.",
+        "{about}取 {windows} 个窗口，每个 {tokens} 个词元。",
+    ),
+    # Notes.
+    "explained": (
+        "Weights show which tokens a head attends to on this text; they do not explain the output of the model.",
+        "权重说明一个头在这段文本上关注哪些词元，不能解释模型的输出。",
+    ),
+    "not_compared": (
+        "The {heads:,} heads are not compared: a picture holds at most {most}.",
+        "未比较这 {heads:,} 个头：一张图最多容纳 {most} 个。",
+    ),
+    "maps_only": (
+        "The outputs of each head are not known for this model: heads are compared by their maps only.",
+        "此模型各头的输出未知，因此只按注意力图比较。",
+    ),
+    "gradient_only": (
+        "Ablating each of the {heads} heads would take {work:.0e} operations, so importance is estimated by the "
+        "gradient of the loss only; headwise.analysis.ablation_importance computes it.",
+        "逐一去掉这 {heads} 个头需要 {work:.0e} 次运算，因此只用损失的梯度估计重要性；"
+        "headwise.analysis.ablation_importance 可作完整计算。",
+    ),
+    "over_batch": (
+        "Numbers, patterns and roles are over all entries of the batch, of which each map shows one.",
+        "数值、模式与角色取自整个批次；每张注意力图只显示其中一条。",
+    ),
+    "first_entries": (
+        "The first {shown} of {entries} entries of the batch are shown; entries=… chooses others.",
+        "批次共 {entries} 条，显示前 {shown} 条；可用 entries=… 另选。",
+    ),
+    "pooled_only": (
+        "The record keeps maps pooled to at most 64 × 64 cells; watch(maps='lazy') keeps them whole.",
+        "记录中的注意力图已池化，至多 64 × 64 个单元格；watch(maps='lazy') 保留完整的图。",
+    ),
+    "repeated_calls": (
+        "A layer that the model calls several times has a row for each call, with #2 for the second; statistics that "
+        "were watched, and are not those of the maps, are over all of its calls.",
+        "被模型多次调用的层，每次调用各占一行，第二次标为 #2；并非由注意力图算出的统计量取自全部调用。",
+    ),
+    "no_patterns": (
+        "In cross attention there are no patterns: its queries and keys have no positions in common.",
+        "交叉注意力没有模式：查询与键的位置互不对应。",
+    ),
+    # Pictures and the table in a terminal.
+    "pooled_weight": ("largest weight of {cell} × {cell} tokens", "{cell} × {cell} 个词元中的最大权重"),
+    "not_shown": (
+        "Not shown here: {names}. Use a wider terminal or the HTML report.",
+        "此处未显示：{names}。请用更宽的终端或查看 HTML 报告。",
+    ),
+    "wrote_report": (
+        "Wrote the report to [bold]{path}[/bold]; open it in a browser.",
+        "报告已写入 [bold]{path}[/bold]，请用浏览器打开。",
+    ),
+    "wrote_view": ("Wrote {name} to [bold]{path}[/bold].", "{name} 已写入 [bold]{path}[/bold]。"),
+    "wrote_pictures": (
+        "Wrote {count} heat maps to [bold]{path}[/bold].",
+        "{count} 张热图已写入 [bold]{path}[/bold]。",
+    ),
+    # Warnings and errors of the viewer.
+    "not_finite": (
+        "Layer {layer}, head {head}: the scores of {count:,} queries are NaN or infinite and are not shown.",
+        "第 {layer} 层第 {head} 头：{count:,} 个查询的分数为 NaN 或无穷大，图中不显示。",
+    ),
+    "too_many_characters": (
+        "the text has {n:,} characters; at most {characters:,} characters and {tokens:,} tokens are supported: {why}",
+        "文本有 {n:,} 个字符；上限为 {characters:,} 个字符、{tokens:,} 个词元：{why}。",
+    ),
+    "too_many_tokens": (
+        "the text has {n:,} tokens; at most {tokens:,} are supported: {why}",
+        "文本有 {n:,} 个词元；上限为 {tokens:,} 个：{why}。",
+    ),
+    "limit_of_option": ("set by --max-tokens", "由 --max-tokens 设定"),
+    "limit_of_positions": ("{name} has no positions beyond that", "{name} 的位置编码只有这么长"),
+    "limit_of_memory": ("more does not fit into the free memory of this machine", "超出本机的可用内存"),
+    "too_large": (
+        "the request is too large: a text may have {characters:,} characters at most",
+        "请求过大：文本最多 {characters:,} 个字符。",
+    ),
+    "unreadable": ("{sentence}", "无法载入这段文本：{sentence}"),
+    "no_text": (
+        "there is no text of this name; the server may have been restarted",
+        "服务器没有这段文本；服务器可能已重新启动。",
+    ),
+    "no_head": ("there is no head {head} in layer {layer}", "第 {layer} 层没有第 {head} 头。"),
+    "still_reading": ("the text is still being computed; try again", "这段文本仍在计算中，请稍后再试。"),
+    "failed": ("the text could not be loaded: {error}", "无法载入这段文本：{error}"),
+    "failure": ("{sentence}", "{sentence}"),
+    "no_memory": (
+        "not enough memory for this text; use a shorter one",
+        "内存不足，无法计算这段文本；请换一段较短的文本。",
+    ),
+    "given_up": (
+        "this text is no longer being computed: it was cancelled or replaced by a newer one",
+        "这段文本的计算已停止：已被取消，或被新的文本取代。",
+    ),
+    "busy": ("too many tiles were requested at once; try again", "同时请求的图块过多，请稍后再试。"),
+    "misfit": ("{sentence}", "请求无效：{sentence}"),
+    "broke": ("internal error of the viewer; the terminal shows details", "headwise 发生内部错误，详情见终端。"),
+    "not_allowed": ("{sentence}", "请求被拒绝：{sentence}"),
+}
+
+
+def message(code: str, /, **values: int | float | str) -> Message:
+    """One of MESSAGES with its values."""
+    return Message(code, *MESSAGES[code], **values)

@@ -1,0 +1,70 @@
+"""Text that people read, in English and in Chinese.
+
+>>> Bilingual("two heads", "两个头"), in_language(Bilingual("two heads", "两个头"), "zh")
+('two heads', '两个头')
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from headwise.errors import ConfigError
+
+LANGUAGES = ("en", "zh")
+
+
+def check_language(lang: str) -> None:
+    """Raise ConfigError unless `lang` is "en" or "zh"."""
+    if lang not in LANGUAGES:
+        raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+
+
+class Bilingual(str):
+    """An English string with its Chinese version in `zh`."""
+
+    zh: str
+
+    def __new__(cls, en: str, zh: str) -> "Bilingual":
+        """The string `en` with the attribute `zh`."""
+        made = super().__new__(cls, en)
+        made.zh = zh
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return str(self), self.zh
+
+
+class Message(Bilingual):
+    """A sentence with a code that identifies it and the values in it.
+
+    >>> Message("many", "There are {count:,} heads.", "共有 {count:,} 个头。", count=1200).zh
+    '共有 1,200 个头。'
+    """
+
+    code: str
+    values: Mapping[str, int | float | str]
+
+    def __new__(cls, code: str, en: str, zh: str, /, **values: int | float | str) -> "Message":
+        """Format both templates with `values`, as str.format does; bilingual values appear in the same language."""
+        chinese = {name: in_language(x, "zh") if isinstance(x, str) else x for name, x in values.items()}
+        made = str.__new__(cls, en.format(**values))
+        made.zh, made.code, made.values = zh.format(**chinese), code, values
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return self.code, *(part.replace("{", "{{").replace("}", "}}") for part in (str(self), self.zh))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: text, zh, code and values, which may be messages themselves."""
+        values = {name: x.to_dict() if isinstance(x, Message) else x for name, x in self.values.items()}
+        return {"text": str(self), "zh": self.zh, "code": self.code, "values": values}
+
+
+def in_language(text: str, lang: str) -> str:
+    """The text in that language if it has a version in it, otherwise the text itself."""
+    return text.zh if lang == "zh" and isinstance(text, Bilingual) else text
+
+
+def joined(parts: Iterable[str], en: str = ", ", zh: str = "，") -> Bilingual:
+    """Texts in one, separated by `en` in English and by `zh` in Chinese."""
+    every = list(parts)
+    return Bilingual(en.join(every), zh.join(in_language(part, "zh") for part in every))
