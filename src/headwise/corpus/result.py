@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.corpus.asked import Head
 from headwise.corpus.moments import OfRows, OfWindows
 from headwise.corpus.rows import columns, finished
