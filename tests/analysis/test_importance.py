@@ -328,7 +328,7 @@ def test_a_head_without_which_the_loss_is_not_finite_is_named() -> None:
         hook.remove()
         return found[0][..., size : 2 * size]
 
-    with pytest.raises(ConfigError, match=r"gave -inf for batch 0 without L1H1 \('layers.1'\)"):
+    with pytest.raises(ConfigError, match=r"returned -inf for batch 0 without L1H1 \('layers.1'\)"):
         ablation_importance(model, vectors(), loss_fn)
 
 
