@@ -69,7 +69,7 @@ def begin(
         ConfigError: if an existing table or journal has other settings. TextError: for unreadable files.
     """
     model = {
-        "name": work.subject.name, "about": work.subject.about, "sha256": manifests.weights_print(work.subject),
+        "name": work.loaded.name, "about": work.loaded.about, "sha256": manifests.weights_print(work.loaded),
         "versions": {name: metadata.version(name) for name in ("headwise", "torch")},
     }  # fmt: skip
     if ranks.first and _finished(journal, output, restart):

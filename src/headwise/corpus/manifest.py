@@ -14,10 +14,10 @@ from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel
 
 
-def weights_print(subject: LoadedModel) -> str:
+def weights_print(loaded: LoadedModel) -> str:
     """SHA-256 of all weights, with their names, dtypes and sizes."""
     digest = hashlib.sha256()
-    for name, x in sorted(subject.model.state_dict().items()):
+    for name, x in sorted(loaded.model.state_dict().items()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
         flat = x.detach().cpu().contiguous().flatten()
         if flat.numel():

@@ -87,9 +87,9 @@ def measure_corpus(
     try:
         given = [files] if isinstance(files, str | os.PathLike) else list(files)
         sources = look(given, journal, output, restart, ranks)
-        subject = _placed(model, device, dtype, ranks)
-        frame = Frame.of(subject)
-        length = length_of(window, subject, frame)
+        loaded = _placed(model, device, dtype, ranks)
+        frame = Frame.of(loaded)
+        length = length_of(window, loaded, frame)
         room = length - len(frame)
         stride = room if stride is None else stride
         if stride > room:
@@ -97,10 +97,10 @@ def measure_corpus(
         options = {
             "measures": list(selection.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
             "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
-            "dtype": _dtype(subject),
+            "dtype": _dtype(loaded),
         }  # fmt: skip
         work = Work(
-            subject=subject, sources=sources, selection=selection, heads=chosen(subject, layers, heads), frame=frame,
+            loaded=loaded, sources=sources, selection=selection, heads=chosen(loaded, layers, heads), frame=frame,
             step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
         )  # fmt: skip
         begun = begin(work, journal, output, options, max_tokens, restart, ranks, progress)
@@ -165,23 +165,23 @@ def _placed(
     model: LoadedModel | str | os.PathLike[str] | None, device: str | None, dtype: str | None, ranks: Ranks
 ) -> LoadedModel:
     """The model on its device; with several GPUs, each process of a machine has its own."""
-    subject = model if isinstance(model, LoadedModel) else load_model(model)
-    here = next(subject.model.parameters()).device
+    loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    here = next(loaded.model.parameters()).device
     found = "cuda" if torch.cuda.is_available() else "cpu"
     wanted = device or (str(here) if isinstance(model, LoadedModel) else found)
     if wanted == "cuda" and ranks.world > 1:
         wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        subject.model.to(torch.device(wanted))
+        loaded.model.to(torch.device(wanted))
         if dtype is not None:
-            subject.model.to(DTYPES[dtype])
+            loaded.model.to(DTYPES[dtype])
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device={wanted!r}: {str(error).splitlines()[0]}") from None
-    return subject
+    return loaded
 
 
-def _dtype(subject: LoadedModel) -> str:
-    return str(next(subject.model.parameters()).dtype).removeprefix("torch.")
+def _dtype(loaded: LoadedModel) -> str:
+    return str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
 
 
 def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:

@@ -73,23 +73,23 @@ class Head:
     head: int
 
 
-def chosen(subject: LoadedModel, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
+def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
     """The heads of these layers with these numbers; None for all.
 
     Raises:
         ConfigError: for a layer or a head that the model does not have, or if none is left.
     """
-    count, most = len(subject.layers), max(subject.heads)
+    count, most = len(loaded.layers), max(loaded.heads)
     for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
         for number in wanted or ():
             if not 0 <= number < there:
-                raise ConfigError(f"{what}: {number} does not exist in {subject.name}; expected 0 to {there - 1}")
+                raise ConfigError(f"{what}: {number} does not exist in {loaded.name}; expected 0 to {there - 1}")
     kept = [
         Head(i, name, head)
-        for i, (name, width) in enumerate(zip(subject.layers, subject.heads, strict=True))
+        for i, (name, width) in enumerate(zip(loaded.layers, loaded.heads, strict=True))
         for head in range(width)
         if (layers is None or i in layers) and (heads is None or head in heads)
     ]
     if not kept:
-        raise ConfigError(f"layers={layers}, heads={heads}: selects no head of {subject.name}")
+        raise ConfigError(f"layers={layers}, heads={heads}: selects no head of {loaded.name}")
     return kept

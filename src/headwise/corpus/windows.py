@@ -49,9 +49,9 @@ class Frame:
     tail: Tensor
 
     @classmethod
-    def of(cls, subject: LoadedModel) -> "Frame":
+    def of(cls, loaded: LoadedModel) -> "Frame":
         """The special tokens around a short text."""
-        reading = subject.read("a")
+        reading = loaded.read("a")
         own = [i for i, special in enumerate(reading.special) if not special]
         first, last = (own[0], own[-1]) if own else (len(reading), len(reading) - 1)
         return cls(reading.ids[:first], reading.ids[last + 1 :])
@@ -64,17 +64,17 @@ class Frame:
         return ids[len(self.head) : len(ids) - len(self.tail)]
 
 
-def length_of(window: int | None, subject: LoadedModel, frame: Frame) -> int:
+def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
     """Tokens of a window including special ones: `window`, or the training length of the model.
 
     Raises:
         ConfigError: if neither is known, the model does not support the length, or no token of the text fits.
     """
-    length = window if window is not None else subject.context or subject.limit
+    length = window if window is not None else loaded.context or loaded.limit
     if length is None:
-        raise ConfigError(f"window: {subject.name} does not specify its training length; give --window N, in tokens")
-    if subject.limit is not None and length > subject.limit:
-        raise ConfigError(f"window={length}: {subject.name} supports at most {subject.limit} positions")
+        raise ConfigError(f"window: {loaded.name} does not specify its training length; give --window N, in tokens")
+    if loaded.limit is not None and length > loaded.limit:
+        raise ConfigError(f"window={length}: {loaded.name} supports at most {loaded.limit} positions")
     if length <= len(frame):
         raise ConfigError(
             f"window={length}: {len(frame)} special tokens are added to every window; expected a larger window"

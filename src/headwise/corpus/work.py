@@ -28,7 +28,7 @@ class Work:
         batch: windows at a time. by_file: whether there are numbers for each file.
     """
 
-    subject: LoadedModel
+    loaded: LoadedModel
     sources: Sequence[Source]
     selection: Selection
     heads: Sequence[Head]
@@ -62,14 +62,14 @@ class Work:
 
     @property
     def _device(self) -> torch.device:
-        return next(self.subject.model.parameters()).device
+        return next(self.loaded.model.parameters()).device
 
     def texts(self, source: int, piece: int) -> Iterator[tuple[Document, torch.Tensor, Sequence[str]]]:
         """Each text in a piece of a file, its token ids and their pieces, without special tokens."""
         file = self.sources[source]
         for document in documents(file, piece, self.step, self.field):
             try:
-                reading = self.subject.read(document.text)
+                reading = self.loaded.read(document.text)
             except TextError as error:
                 if document.text.isspace():  # some tokenizers return no tokens for it
                     continue
@@ -110,8 +110,8 @@ class Work:
         ids, mask = stacked(batch)
         ids, mask = ids.to(self._device), None if mask is None else mask.to(self._device)
         measures = self.selection.measures(ids, batch)
-        sums = Batch(self.subject.layers, self.heads, measures)
-        for name, amap in self.subject.maps(ids, mask, measures=measures).items():
+        sums = Batch(self.loaded.layers, self.heads, measures)
+        for name, amap in self.loaded.maps(ids, mask, measures=measures).items():
             sums.add(name, amap)
         for window, one in zip(batch, sums.windows(), strict=True):
             kept, lost = counted(one.numbers, one.rows)
