@@ -116,11 +116,11 @@ def roles(tour: Tour) -> str:
         [
             table(["", *(f"head {j}" for j in range(heads))], rows),
             f"{said} of {layers * heads} heads have a label on this input of {found.rows:,} rows.",
-            f"On random characters, {length} of them said twice: " + "; ".join(
+            f"On two copies of {length} random characters: " + "; ".join(
                 f"{x.name} {_best(x.mass, 3)} (a uniform head {x.uniform:.3f})"
                 for x in (probe.previous, probe.induction)
-            ) + f". Loss {probe.first_loss.mean():.2f} nats a token the first time, {probe.second_loss.mean():.2f} the "
-            "second.",
+            ) + f". Loss {probe.first_loss.mean():.2f} nats per token in the first copy, "
+            f"{probe.second_loss.mean():.2f} in the second.",
         ]
     )  # fmt: skip
 
@@ -136,10 +136,10 @@ def alike(tour: Tour) -> str:
     tokens, d = outputs[0].shape[0] * outputs[0].shape[2], outputs[0].shape[3]
     return "\n\n".join(
         [
-            pairs({"outputs (CKA)": said["cka"], "outputs (cosine)": said["cosine"], "where they look": looks}),
+            pairs({"outputs (CKA)": said["cka"], "outputs (cosine)": said["cosine"], "attention maps": looks}),
             f"Mean over all pairs: CKA {_mean(said['cka']):.3f} (unrelated heads: about {d / tokens:.3f}), cosine "
             f"{_mean(said['cosine']):.3f}, divergence of maps {_mean(looks):.3f} nats of at most {np.log(2):.3f}.",
-            f"Groups by CKA that the silhouette likes best, those of one head left out: {words}.",
+            f"Groups by CKA with the best silhouette, without single heads: {words}.",
         ]
     )
 
@@ -151,8 +151,10 @@ def information(tour: Tour) -> str:
     columns = ("output_rank", "capacity", "shared", "redundancy", "map_rank")
     order = found.sort("redundancy").places
     body = [[head_name(*place), *(f"{found[place][c]:.3g}" for c in columns)] for place in (*order[:4], *order[-4:])]
-    for layer in range(len(found.layers)):
-        body.append([f"mean of L{layer}", *(f"{float(found[c][layer].mean()):.3g}" for c in columns)])
+    body += [
+        [f"mean of L{layer}", *(f"{float(found[c][layer].mean()):.3g}" for c in columns)]
+        for layer in range(len(found.layers))
+    ]
     return f"{table(['head', *(c.replace('_', ' ') for c in columns)], body)}\n\n{found.title}."
 
 
@@ -170,8 +172,8 @@ def importance(tour: Tour) -> str:
     return "\n\n".join(
         [
             table(["method", "needed most", "needed least"], body),
-            f"The loss is {found[2].loss:.3f} nats a token; without one head it rises most by {rises} nats; without "
-            f"the median head by {np.median(found[2].flat):+.4f}.",
+            f"The loss is {found[2].loss:.3f} nats per token; without one head it increases most for {rises} nats; "
+            f"without the median head by {np.median(found[2].flat):+.4f}.",
             table(head, rows), f"{agreement.title}.",
         ]
     )  # fmt: skip

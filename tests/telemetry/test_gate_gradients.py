@@ -186,7 +186,7 @@ def test_every_design_is_heard_or_says_why_not(name):
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks there for any argument of a frame
 def test_a_compiled_model_is_heard():
-    model = mixed()
+    model = mixed(heads=(3,))
     torch.compiler.reset()
     with hw.telemetry.gate_gradients(model) as plain:
         loss_of(model, x()).backward()
