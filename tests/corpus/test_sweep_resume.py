@@ -17,8 +17,8 @@ OPTIONS = {"measures": ["entropy", "max_logit"], "window": WINDOW, "device": "cp
 
 @pytest.fixture
 def corpus(tmp_path, small_pieces):
-    (tmp_path / "a.txt").write_text(said(6000, 1), encoding="utf-8")
-    (tmp_path / "b.txt").write_text(said(3000, 2), encoding="utf-8")
+    (tmp_path / "a.txt").write_text(said(3000, 1), encoding="utf-8")
+    (tmp_path / "b.txt").write_text(said(1500, 2), encoding="utf-8")
     return [tmp_path / "a.txt", tmp_path / "b.txt"]
 
 
