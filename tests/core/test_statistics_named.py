@@ -25,7 +25,7 @@ ROOMS = sorted(
 KINDS_NAMED = {
     "analysis/head_roles/collect.py": "roles are defined by the weight on classes of tokens",
     "analysis/head_roles/tokens.py": "separators and punctuation are found by the same rule as in the measures of them",
-    "analysis/head_roles/matches.py": "the roles of duplicate tokens and induction are defined by these two measures",
+    "analysis/head_roles/weights.py": "the roles of duplicate tokens and induction are defined by these two measures",
     "kernels/cpu/reads.py": "the largest weights and the sums of columns of a map are these statistics",
     "kernels/triton_gpu/__init__.py": "the sums of columns of a map are this statistic",
     "textbook/claims/learnt.py": "the claim is about weight on punctuation",
