@@ -357,3 +357,78 @@ def test_a_switch_is_found(line):
 )
 def test_making_one_is_no_switch(line):
     assert switches(f"from headwise import masks\nfrom headwise.masks import Causal\n{line}", "masks", {"Causal"}) == []
+
+
+# Hooks for other ends than to capture attention, which is published: where a forward begins and ends, heads that are
+# scaled, PyTorch's fused path that is kept away, collectives, and readings that are given up.
+HOOKS = {
+    "headwise.telemetry.record", "headwise.models.site", "headwise.models.adapters.torch",
+    "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
+}  # fmt: skip
+
+
+def captures(source: str) -> bool:
+    """Whether a source registers hooks of modules, or has a state of its own for each thread."""
+    return bool(
+        re.search(r"\.register_(module_)?(full_)?(forward|backward)\w*hook\(|threading\.local|ContextVar\(", source)
+    )
+
+
+def test_attention_is_captured_in_one_way():
+    assert {name for name in INSIDE if captures(TEXTS[name])} == HOOKS | {"headwise.events"}
+    publishers = {name for name in INSIDE if re.search(r"\bpublished\(", TEXTS[name])}
+    assert publishers == {"headwise.publishing", "headwise.nn.base"}
+
+
+@pytest.mark.parametrize(
+    "line", ["layer.register_forward_pre_hook(f)", "m.register_full_backward_hook(f)", "here = threading.local()"]
+)
+def test_another_way_to_capture_is_found(line):
+    assert captures(line)
+
+
+DRAWING = {"matplotlib", "PIL"}
+TAG = re.compile(
+    r"</?(?:a|b|br|caption|details|div|dl|figure|h[1-6]|html|i|img|li|ol|p|path|span|style|svg|table|td|th|tr|ul)\b[^<]*>"
+)
+# Tables of results, which every `_repr_html_` goes through; and Markdown, which has some HTML in it.
+WRITES_HTML = {"headwise.table.show", "headwise.textbook.claims.show"}
+
+
+def drawn(source: str) -> list[str]:
+    """Imports of drawing libraries, and tags of HTML in texts that are not docstrings: line: what."""
+    tree, found = ast.parse(source), []
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes:
+            found += [f"{node.lineno}: {tag}" for tag in TAG.findall(node.value)]
+            continue
+        else:
+            continue
+        found += [f"{node.lineno}: {name}" for name in names if name.partition(".")[0] in DRAWING]
+    return found
+
+
+def test_only_reports_and_pictures_draw():
+    """One place draws: no other room imports a drawing library or writes HTML."""
+    others = [name for name in INSIDE if name.split(".")[1] not in ("reports", "pictures") and name not in WRITES_HTML]
+    named = {name: drawn(TEXTS[name]) for name in others}
+    assert {name: found for name, found in named.items() if found} == {}, "draw it in reports/"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from matplotlib.figure import Figure",
+        "def f():\n    import PIL.Image",
+        "x = f'<td>{1}</td>'",
+        "x = '<svg width=3>'",
+    ],
+)
+def test_drawing_elsewhere_is_found(line):
+    assert drawn(line) != []
+    assert drawn('"""Writes <td> as {}."""\nimport numpy\n"a < b > c"') == []

@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint
 from watched_models import ids, mixed, transformers_model, x
 
 import headwise as hw
+from headwise.events import listen
 from headwise.kernels.cpu.library import library
-from headwise.kernels.gates import listen
 from headwise.nn.registry import DESIGNS
 
 HEARING = ("cpu", "torch_blocks", "torch_fused", "reference")
@@ -97,7 +97,7 @@ def test_training_tells_what_passes_of_their_own_find(kernel, dtype, absolute, p
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * np.abs(expected.flat).max())
     assert found.order() == expected.order()
     assert "heard in training" in str(found)
-    assert "nan" not in found.caption()
+    assert "nan" not in found.title
 
 
 def test_tokens_apart():
@@ -186,7 +186,7 @@ def test_every_design_is_heard_or_says_why_not(name):
 @pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile looks there for any argument of a frame
 def test_a_compiled_model_is_heard():
-    model = mixed()
+    model = mixed(heads=(3,))
     torch.compiler.reset()
     with hw.telemetry.gate_gradients(model) as plain:
         loss_of(model, x()).backward()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import checked_maps
+from headwise.analysis.checks import checked_maps
 from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 from headwise.rule import compute

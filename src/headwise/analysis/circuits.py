@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import Weights, checked_weights, counts, head_names, per_query_head
+from headwise.analysis.checks import Weights, checked_weights, counts, head_names, per_query_head
 from headwise.analysis.inner import Factors, inner_products
 from headwise.analysis.outputs import cosines, unit_size
 from headwise.analysis.similarity import HeadSimilarity, apart, one_of

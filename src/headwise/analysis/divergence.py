@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import checked_maps, head_names
+from headwise.analysis.checks import checked_maps, head_names
 from headwise.analysis.rows import row_tiles
 from headwise.analysis.similarity import HeadSimilarity, apart, mirrored, symmetric
 from headwise.errors import ConfigError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.attention_rollout import shares
-from headwise.analysis.given import checked_maps
+from headwise.analysis.checks import checked_maps
 from headwise.errors import ConfigError, not_installed
 from headwise.map import AttentionMap
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import Weights, checked_outputs, checked_weights, counts, head_names
+from headwise.analysis.checks import Weights, checked_outputs, checked_weights, counts, head_names
 from headwise.analysis.inner import ELEMENTS, inner_products
 from headwise.analysis.moments import (
     Centred,

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, not_installed
-from headwise.files import atomic_path
-from headwise.tables import as_html, as_text
+from headwise.files import write_text
+from headwise.table.show import Printed
 
 MOST_GROUPS = 64  # that `groups()` tries by itself
 
@@ -35,8 +35,8 @@ class Pair:
     error: float | None
 
 
-@dataclass(frozen=True)
-class HeadSimilarity:
+@dataclass(frozen=True, repr=False)
+class HeadSimilarity(Printed):
     """A number for each pair of heads, over all layers.
 
     Attributes:
@@ -148,10 +148,9 @@ class HeadSimilarity:
     def save(self, path: str | os.PathLike[str], *, grouped: bool = False) -> None:
         """Write `to_json` to a file, whole or not at all."""
         text = self.to_json(grouped=grouped)
-        with atomic_path(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(path, text)
 
-    def table(self, count: int = 10) -> tuple[list[str], list[list[str]]]:
+    def rows(self, count: int = 10) -> tuple[list[str], list[list[str]]]:
         """Header and rows as text: the pairs that are most alike."""
         directed = self.distance is None
         head = ["writes" if directed else "head", "reads" if directed else "head", self.unit or "similarity"]
@@ -167,12 +166,6 @@ class HeadSimilarity:
         """One line: what is compared, and what unrelated heads would have."""
         chance = "" if self.chance is None else f"; by chance {self.chance:.3g}"
         return f"{self.kind}, {len(self.names)} heads{chance}"
-
-    def __repr__(self) -> str:
-        return f"{self.title}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), caption=self.title)
 
     def _index(self, name: str) -> int:
         if name not in self.names:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import Weights, checked_weights, counts, head_names
+from headwise.analysis.checks import Weights, checked_weights, counts, head_names
 from headwise.analysis.inner import inner_products
 from headwise.analysis.outputs import unit_size
 from headwise.analysis.similarity import HeadSimilarity, apart, one_of, symmetric

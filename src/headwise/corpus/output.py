@@ -11,7 +11,7 @@ from typing import Any
 
 from headwise.corpus.rows import COLUMNS
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import atomic_path, sha256_of
+from headwise.files import atomic_path, sha256_of, write_text
 from headwise.table.files import arrow
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
@@ -65,8 +65,7 @@ class Output:
                 _WRITERS[self.kind](temporary, iter(parts), about)
             if self.about != self.path:
                 about = {**about, "sha256": sha256_of(self.path)}
-                with atomic_path(self.about) as temporary:
-                    temporary.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+                write_text(self.about, json.dumps(about, ensure_ascii=False, indent=1) + "\n")
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error}; all that was measured is safe in {str(self.path) + '.partial'!r}, and the same "

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.corpus.asked import Head
 from headwise.corpus.moments import OfRows, OfWindows
 from headwise.corpus.rows import columns, finished
@@ -17,7 +17,7 @@ from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import ConfigError
 from headwise.table import HeadColumn, HeadTable
-from headwise.tables import as_text
+from headwise.table.show import as_text
 
 
 @dataclass(frozen=True, eq=False)

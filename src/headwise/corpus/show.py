@@ -7,8 +7,7 @@ from rich.text import Text
 
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import ConfigError
-from headwise.table.show import numbers
-from headwise.tables import as_text, duration
+from headwise.table.show import as_text, duration, numbers
 
 SHOWN = 12  # heads
 

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.cache import Cache
 from headwise.costs.counts import Counts, positive
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
-from headwise.nn.base import AttentionLayer, attend_to, copy_into
+from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.checks import check_input, size
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.notes import Notes, Words

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.costs.counts import Counts
 from headwise.map import AttentionMap
 from headwise.masks import Mask
-from headwise.nn.base import attend_to
 from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError
-from headwise.nn.base import AttentionLayer, attend_to
+from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts

@@ -1,4 +1,4 @@
-"""One call on many ranks: checked by each and agreed on by all, so that a mistake is one error everywhere."""
+"""One call on several ranks: its arguments are checked on each rank and compared, so that all ranks raise together."""
 
 import struct
 import zlib
@@ -20,12 +20,12 @@ from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
 from headwise.stats import Measure, resolve
 
-HASHED = 1 << 20  # numbers of a mask that are compared between ranks; of a larger one only the shape is
+HASHED = 1 << 20  # mask tensors with more numbers are compared between ranks by shape only
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What one rank was called with; the tensors hold its own part of the sequence."""
+class Arguments:
+    """The arguments of the call on one rank; the tensors are its part of the sequence."""
 
     q: Tensor
     k: Tensor
@@ -40,16 +40,16 @@ class Asked:
     measures: Sequence[Measure]
 
     def __post_init__(self) -> None:
-        """Raise for what this rank sees by itself."""
+        """Check what can be checked on this rank alone."""
         check_measures(self.measures, self.return_map)
         check_layout(self.layout)
         check_mask(self.mask)
         grid = rule_of(self.q, self.k, self.v, None, self.scale, (), self.dropout_p).grid
-        # Whether scores fit is a question for the whole; whether they are any, for this rank.
+        # Sizes of scores are checked for the whole sequence; here only their types.
         check_scores([score for score in _listed(self.score) if not isinstance(score, Score)], grid, self.q.device)
 
     def facts(self) -> dict[str, int]:
-        """What must be the same on all ranks, by the names of the arguments, as numbers that fit 63 bits."""
+        """Everything that must be equal on all ranks: name of an argument → a number of at most 63 bits."""
         scores = _listed(self.score)
         b, h, _, d = self.q.shape
         learning = torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v, *_tensors(scores)))
@@ -67,24 +67,24 @@ def agree(
     who: Members, name: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None,
     score: Score | Sequence[Score], dropout_p: float, layout: str, kernel: str, return_map: bool,
     measures: Sequence[str | Measure],
-) -> tuple[Asked, Layout, Layout, Rule]:  # fmt: skip
-    """The call as all ranks make it: what was asked here, the layouts of queries and keys, and the rule of the whole.
+) -> tuple[Arguments, Layout, Layout, Rule]:  # fmt: skip
+    """Check the call on all ranks: returns its arguments here, the layouts of queries and keys, and the whole rule.
 
-    One collective of FACTS numbers a rank, on the device of q. A rank whose own check fails tells the others.
+    One collective of FACTS numbers per rank, on the device of q. It also reports ranks on which a check failed.
 
     Args:
-        name: of the function that is called; the rest is what it was given.
+        name: of the called function; the other arguments are its arguments.
     Raises:
-        HeadwiseError: on every rank, for what any of them was given wrongly, or if they differ.
+        HeadwiseError: on every rank, for a wrong argument of any rank, or for arguments that differ.
     """
     own: Exception | None = None
-    asked: Asked | None = None
+    arguments: Arguments | None = None
     facts: dict[str, int] = {}
     try:
         wanted = resolve(measures) if measures else []
-        asked = Asked(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
-        facts = {"failed": 0, "n": asked.q.shape[2], "m": asked.k.shape[2], **asked.facts()}
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+        arguments = Arguments(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
+        facts = {"failed": 0, "n": q.shape[2], "m": k.shape[2], **arguments.facts()}
+    except Exception as error:  # of any type, as the other ranks must not wait for this one
         own = error
     everyone = _gathered(facts, who, device_of(who, q))
     failed = [rank for rank, row in enumerate(everyone) if row is None]
@@ -93,28 +93,24 @@ def agree(
     rows = [row for row in everyone if row is not None]
     names = list(facts)
     for index, fact in enumerate(names[3:], 3):
-        told = [row[index] for row in rows]
-        if len(set(told)) > 1:
-            raise _differ(name, fact, told)
-    assert asked is not None
-    queries, keys = (Layout(asked.layout, sum(row[i] for row in rows), who.ranks) for i in (1, 2))
+        numbers = [row[index] for row in rows]
+        if len(set(numbers)) > 1:
+            raise _differ(name, fact, numbers)
+    assert arguments is not None
+    queries, keys = (Layout(layout, sum(row[i] for row in rows), who.ranks) for i in (1, 2))
     check_held("q", [row[1] for row in rows], queries)
     check_held("k", [row[2] for row in rows], keys)
-    return asked, queries, keys, _whole_rule(asked, queries.length, keys.length)
-
-
-def _whole_rule(asked: Asked, n: int, m: int) -> Rule:
-    """The rule over the whole sequence, checked as one process would; tensors of no memory stand for the whole."""
-    q, k, v = (
+    # Checked as in one process; expanded tensors without memory represent the whole sequence.
+    stand_ins = [
         x.detach().new_empty(x.shape[0], x.shape[1], 1, x.shape[3]).expand(-1, -1, size, -1)
-        for x, size in ((asked.q, n), (asked.k, m), (asked.v, m))
-    )
-    rule = rule_of(q, k, v, asked.mask, asked.scale, asked.score, asked.dropout_p)
+        for x, size in ((q, queries.length), (k, keys.length), (v, keys.length))
+    ]
+    rule = rule_of(stand_ins[0], stand_ins[1], stand_ins[2], mask, scale, score, dropout_p)
     rule.mask.check(rule.grid)
-    return rule
+    return arguments, queries, keys, rule
 
 
-FACTS = 17  # numbers that a rank tells: whether it failed, n, m, and those of Asked.facts
+FACTS = 17  # numbers that are compared: whether the check failed, n, m, and those of Arguments.facts
 
 
 def _gathered(facts: dict[str, int], who: Members, device: torch.device) -> list[list[int] | None]:
@@ -127,40 +123,37 @@ def _gathered(facts: dict[str, int], who: Members, device: torch.device) -> list
         dist.all_gather(rows, mine, group=who.group)
     except RuntimeError as error:
         raise RuntimeError(
-            f"rank {who.rank} of {who.ranks} waited in vain for all ranks to make this call; look there for the first "
-            f"error: {error}"
+            f"rank {who.rank} of {who.ranks}: not all ranks made this call; see the first error there: {error}"
         ) from error
     found = torch.stack(rows).tolist()
     return [None if row[0] else row for row in found]
 
 
 def device_of(who: Members, like: object) -> torch.device:
-    """Where numbers must lie to be sent, by a group that sends what `like` is; it may be anything."""
+    """The device of tensors that the group can send: that of `like` if it is a tensor."""
     if dist.get_backend(who.group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return like.device if isinstance(like, Tensor) else torch.device("cpu")
 
 
 def _raise_together(who: Members, name: str, own: Exception | None, failed: list[int]) -> None:
-    """This rank's own error, or one that tells those of the others."""
-    told: list[Any] = [None] * who.ranks
-    dist.all_gather_object(told, None if own is None else (type(own).__name__, str(own)), group=who.group)
+    """Raise this rank's own error, or the first error of another rank."""
+    errors: list[Any] = [None] * who.ranks
+    dist.all_gather_object(errors, None if own is None else (type(own).__name__, str(own)), group=who.group)
     if own is not None:
         raise own
     first = failed[0]
-    kind, message = told[first]
+    kind, message = errors[first]
     raised = next((kind_of for kind_of in HeadwiseError.__subclasses__() if kind_of.__name__ == kind), ConfigError)
-    raise raised(f"{name}: rank {first} of the group refused its part of the call: {message}")
+    raise raised(f"{name}: rank {first} of the group raised: {message}")
 
 
-def _differ(name: str, fact: str, told: list[int]) -> HeadwiseError:
-    plain = fact in ("batch", "heads of q", "heads of k and v", "head_dim of q and k", "head_dim of v")
-    if plain:
-        return ShapeError(f"{name}: {fact} differs between the ranks: {', '.join(map(str, told))}")
-    others = [rank for rank, code in enumerate(told) if code != told[0]]
+def _differ(name: str, fact: str, numbers: list[int]) -> HeadwiseError:
+    if fact in ("batch", "heads of q", "heads of k and v", "head_dim of q and k", "head_dim of v"):
+        return ShapeError(f"{name}: {fact} differs between the ranks: {', '.join(map(str, numbers))}")
+    others = ", ".join(f"rank {rank}" for rank, code in enumerate(numbers) if code != numbers[0])
     return ConfigError(
-        f"{name}: {fact} differs between the ranks: {', '.join(f'rank {rank}' for rank in others)} not as rank 0; give "
-        f"the same on all, for the whole sequence"
+        f"{name}: {fact} differs between the ranks: {others} and rank 0; give the same on all, for the whole sequence"
     )
 
 
@@ -169,7 +162,7 @@ def _code(value: object) -> int:
 
 
 def _mask_code(mask: Mask | None) -> int:
-    """A number for the mask: of one of headwise's kinds by what it holds, of somebody's own by its class."""
+    """A checksum of a mask: of its contents if it can be serialised, else of its class."""
     if mask is None:
         return 0
     written = write(mask)

@@ -30,7 +30,7 @@ from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
 from headwise.nn.base import AttentionLayer
 from headwise.parallel.heads_held import held_heads
-from headwise.tables import as_html, as_text
+from headwise.table.show import as_html, as_text
 from headwise.telemetry.record import Record, Reduced
 
 

@@ -12,19 +12,17 @@
 """
 
 from collections.abc import Iterable
-from functools import partial
-from threading import Lock, local
+from contextlib import ExitStack
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
-from headwise.kernels.eager import eager
-from headwise.kernels.gates import begin, end
+from headwise.events import subscribe
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.nn.base import AttentionLayer
 from headwise.telemetry.places import asked
@@ -67,8 +65,8 @@ class GateGradients:
     def __init__(self, places: list[Place], targets: list[nn.Module], unheard: dict[str, str]) -> None:
         self.layers, self.unheard = tuple(place.name for place in places), unheard
         self._places, self._targets = places, targets
-        self._handles: list[RemovableHandle] = []
-        self._before = local()
+        self._open = ExitStack()
+        self.active = False
         self._lock = Lock()
         self.clear()
 
@@ -76,30 +74,20 @@ class GateGradients:
         """Forget what was heard."""
         self._sums = {name: _Sums() for name in self.layers}
 
-    @property
-    def active(self) -> bool:
-        """Whether it listens."""
-        return bool(self._handles)
-
     def start(self: Self) -> Self:
         """Listen from now on; what is heard adds to what was."""
         if not self.active:
+            self.active = True
             take_over(self._targets)
-            for place in self._places:
-                begins = partial(self._begin, place)
-                self._handles += [
-                    place.module.register_forward_pre_hook(begins),
-                    place.module.register_forward_hook(partial(self._end, place), always_call=True),
-                ]
+            self._open.callback(give_back, self._targets)
+            modules = {place.module: place.name for place in self._places}
+            self._open.enter_context(subscribe(on_delta=self._add, modules=modules))
         return self
 
     def stop(self) -> None:
         """Listen no longer, and leave the model as it was."""
-        if self.active:
-            for handle in self._handles:
-                handle.remove()
-            self._handles.clear()
-            give_back(self._targets)
+        self._open.close()
+        self.active = False
 
     def __enter__(self: Self) -> Self:
         return self.start()
@@ -153,22 +141,7 @@ class GateGradients:
         state = "listening" if self.active else "not listening"
         return f"GateGradients({len(self.layers)} layers; {heard} backward passes heard; {state})"
 
-    @eager
-    def _begin(self, place: Place, module: nn.Module, args: Any) -> None:
-        if module is place.module:  # a copy of the model has the hooks too
-            self._open().append(begin(partial(self._hear, place.name)))
-
-    @eager
-    def _end(self, place: Place, module: nn.Module, args: Any, result: Any) -> None:
-        if module is place.module and self._open():
-            end(self._open().pop())
-
-    def _open(self) -> list[Any]:
-        """Who listened before, of the modules that run now, in this thread."""
-        stack: list[Any] = self._before.__dict__.setdefault("stack", [])
-        return stack
-
-    def _hear(self, name: str, delta: Tensor) -> None:
+    def _add(self, name: str, delta: Tensor) -> None:
         with self._lock, torch.no_grad():
             self._sums[name].add(delta, torch._C._current_graph_task_id())
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from headwise.errors import ConfigError
-from headwise.models.adapters.tokens import over_tokens
 from headwise.stats import Measure, resolve, shown_in
 from headwise.telemetry.alarms import Alarm
 
@@ -21,13 +19,11 @@ class Options:
     """The arguments of `watch`, but for the model and its layers.
 
     Attributes:
-        names: of the measures; plain: the measures; over_tokens: the same for self attention of headwise's own layers,
-            whose maps have the rows of padding. Adapters leave them out of what they tell.
+        names: of the measures, in the order of `measures`.
     """
 
     names: tuple[str, ...]
-    plain: tuple[Measure, ...]
-    over_tokens: tuple[Measure, ...]
+    measures: tuple[Measure, ...]
     every: int
     heads: tuple[int, ...] | None
     maps: str
@@ -63,14 +59,6 @@ def options(
     asked += [name for name in dict.fromkeys(name for alarm in alarms for name in alarm.needs) if name not in known]
     if not asked:
         raise ConfigError("measures=(): give at least one; `headwise measures` lists them")
-    pairs = [_named(one) if isinstance(one, str) else (one, over_tokens(one)) for one in asked]
-    names = tuple(measure.name for measure in resolve([plain for plain, _ in pairs]))
-    plain, tokens = tuple(plain for plain, _ in pairs), tuple(over for _, over in pairs)
-    return Options(names, plain, tokens, every, chosen, maps, history, steps, during, tuple(alarms))
-
-
-@lru_cache(maxsize=64)
-def _named(name: str) -> tuple[Measure, Measure]:
-    """A measure of that name and the same over tokens; always the same two, so that several records can share them."""
-    (measure,) = resolve([name])
-    return measure, over_tokens(measure)
+    found = tuple(resolve(asked))
+    names = tuple(measure.name for measure in found)
+    return Options(names, found, every, chosen, maps, history, steps, during, tuple(alarms))

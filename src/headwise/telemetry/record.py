@@ -3,10 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,16 +12,15 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
+from headwise.events import call_name, in_backward
+from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
-from headwise.models.adapters.observer import Observation, call_name, in_backward, observe
 from headwise.models.adapters.places import Place, give_back, take_over
+from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
-from headwise.stats import Measure
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
-from headwise.telemetry.layers import LayerHooks
 from headwise.telemetry.ledger import Ledger
 from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
@@ -56,9 +53,9 @@ class Record:
         self._places, self._targets = places, targets
         self._entrances = entrances(model, places)
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
-        self._handles: list[RemovableHandle | LayerHooks] = []
+        self._handles: list[RemovableHandle] = []
         self._observing = ExitStack()
-        self._open, self._asking, self._depth = False, False, 0
+        self._open, self._depth = False, 0
         self._error: BaseException | None = None
         self._forward, self._seen = Running(), dict[str, AttentionMap | Picture]()
         self.clear()
@@ -77,15 +74,11 @@ class Record:
         if self.active:
             return self
         take_over(self._targets)
-        both = self._how.over_tokens, self._how.plain
-        # A layer may itself be an entrance: a forward begins before its call is measured, and ends after.
-        self._handles += [entrance.register_forward_pre_hook(self._before) for entrance in self._entrances]
-        self._handles += [
-            LayerHooks(place.name, place.module, self._asks, both, self._see)
-            for place in self._places
-            if place.kind == "headwise"
-        ]
-        self._handles += [entrance.register_forward_hook(self._after, always_call=True) for entrance in self._entrances]
+        for entrance in self._entrances:
+            self._handles += [
+                entrance.register_forward_pre_hook(self._before),
+                entrance.register_forward_hook(self._after, always_call=True),
+            ]
         return self
 
     def stop(self) -> None:
@@ -93,7 +86,7 @@ class Record:
         if not self.active:
             return
         self._end_forward(keep=False)
-        self._ask_no_more()
+        self._observing.close()
         self._depth = 0
         for handle in self._handles:
             handle.remove()
@@ -156,8 +149,7 @@ class Record:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` as one JSON file, whole or not at all."""
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), allow_nan=False), encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
 
     def write_to(self: Self, writer: Writer) -> Self:
         """Give every measured step from now on to a writer too; one that fails is told of once, and goes on."""
@@ -198,9 +190,6 @@ class Record:
         measured = f"{self.ledger.steps} of {self.ledger.index} steps measured"
         return f"Record({len(self.layers)} layers{left}; {measured}; {'watching' if self.active else 'not watching'})"
 
-    def _asks(self) -> bool:
-        return self._asking
-
     @eager
     def _before(self, module: nn.Module, args: Any) -> None:
         """The model is called, or a part of it; by a call from outside a forward begins."""
@@ -209,7 +198,9 @@ class Record:
         self._depth += 1
         if self._depth == 1 and self._counts():
             self._error = sys.exc_info()[1]
-            self._ask_no_more()
+            # Not at the end of a forward but before the next one: gradient checkpointing repeats calls in between,
+            # which must be computed as they were.
+            self._observing.close()
             if self.ledger.index % self._how.every == 0:
                 self._begin_forward()
 
@@ -231,11 +222,9 @@ class Record:
         return during == "always" or self.model.training == (during == "training")
 
     def _begin_forward(self) -> None:
-        self._open, self._asking, self._forward, self._seen = True, True, Running(), {}
-        modules = {place.module: place.name for place in self._places if place.kind != "headwise"}
-        if modules:
-            see = partial(self._see, measures=self._how.plain)
-            self._observing.enter_context(observe(see, measures=self._how.plain, modules=modules))
+        self._open, self._forward, self._seen = True, Running(), {}
+        modules = {place.module: place.name for place in self._places}
+        self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
 
     def _end_forward(self, keep: bool) -> None:
         if not self._open:
@@ -246,20 +235,14 @@ class Record:
             self.ledger.add(self._forward)
         self._forward, self._seen = Running(), {}
 
-    def _ask_no_more(self) -> None:
-        """Not at the end of a forward but before the next one: gradient checkpointing repeats calls in between, and
-        wants them computed as they were."""
-        self._asking = False
-        self._observing.close()
-
     @eager
     @torch.no_grad()
-    def _see(self, call: Observation, measures: Sequence[Measure]) -> None:
+    def _see(self, call: AttentionCall) -> None:
         """One attention call."""
         if not self._open:
             return
         with own_dtypes(call.map.q):
-            self._forward.add(call.name, layer_of(call, measures))
+            self._forward.add(call.name, layer_of(call, self._how.measures))
             if self._how.maps == "lazy":
                 self._seen[call_name(call.name, self._seen)] = call.map
             elif self._how.maps == "pooled":

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from headwise.masks import Grid
-from headwise.models.adapters.observer import Observation
 from headwise.parallel.heads_held import held_heads
+from headwise.publishing import AttentionCall
 from headwise.stats import Measure
 from headwise.stats.states import tensors_of
 
@@ -92,7 +92,7 @@ class Running:
         return tuple(places), names, torch.cat(numbers), torch.cat(counts)
 
 
-def layer_of(call: Observation, measures: Sequence[Measure]) -> Layer:
+def layer_of(call: AttentionCall, measures: Sequence[Measure]) -> Layer:
     """What one call adds."""
     measured, amap = call.measured, call.map
     assert measured is not None  # a record always has measures

@@ -11,7 +11,7 @@ from torch import Tensor
 from headwise.errors import ConfigError
 from headwise.stats import describe
 from headwise.table import HeadColumn, HeadTable
-from headwise.tables import plain
+from headwise.table.show import plain
 
 NONFINITE = ("rows", "queries", "keys", "values")  # what NaN and infinity are counted in, for each head
 

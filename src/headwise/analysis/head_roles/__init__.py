@@ -10,15 +10,12 @@
 []
 """
 
-from headwise.analysis.head_roles.ask import roles
-from headwise.analysis.head_roles.choices import Choice
 from headwise.analysis.head_roles.conllu import Sentence, parse_conllu, read_conllu
-from headwise.analysis.head_roles.coreference import Mention
 from headwise.analysis.head_roles.definitions import DEFINITIONS, VERSION
+from headwise.analysis.head_roles.relations import Mention, Placed, place_words
 from headwise.analysis.head_roles.repeats import HeadScores, RepeatProbe, probe_induction
-from headwise.analysis.head_roles.result import Roles
-from headwise.analysis.head_roles.score import Label, RoleScore
-from headwise.analysis.head_roles.syntax import Placed, place_words
+from headwise.analysis.head_roles.result import Roles, roles
+from headwise.analysis.head_roles.score import Choice, Label, RoleScore
 
 __all__ = [
     "DEFINITIONS",

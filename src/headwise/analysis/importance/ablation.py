@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
+from headwise.analysis.importance.losses import Losses, LossFunction, asked, held_still
 from headwise.analysis.importance.removal import Removal, checked_heads
 from headwise.analysis.importance.values import Head, HeadImportance, from_samples
 from headwise.models.site import HeadSite

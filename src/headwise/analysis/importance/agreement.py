@@ -10,11 +10,11 @@ import numpy as np
 from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
 from headwise.table import HeadTable
-from headwise.tables import as_html, as_text, plain
+from headwise.table.show import Printed, plain
 
 
-@dataclass(frozen=True)
-class Agreement:
+@dataclass(frozen=True, repr=False)
+class Agreement(Printed):
     """Spearman's ρ between methods, over heads.
 
     Attributes:
@@ -38,7 +38,7 @@ class Agreement:
         matrices = {name: plain(getattr(self, name)) for name in ("rho", "low", "high", "p")}
         return {"methods": list(self.methods), "heads": self.heads, "confidence": self.confidence, **matrices}
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def rows(self) -> tuple[list[str], list[list[str]]]:
         """Header and cells, a row a pair of methods."""
         body = []
         for i, j in combinations(range(len(self.methods)), 2):
@@ -46,15 +46,10 @@ class Agreement:
             body.append([self.methods[i], self.methods[j], f"{self.rho[i, j]:+.3f}", interval, f"{self.p[i, j]:.2g}"])
         return ["method", "and", "ρ", f"{self.confidence:.0%} interval", "p"], body
 
-    def caption(self) -> str:
+    @property
+    def title(self) -> str:
         """What the table shows."""
         return f"Spearman's rank correlation over {self.heads} heads; interval by bootstrap, p by permutation"
-
-    def __str__(self) -> str:
-        return f"{self.caption()}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), self.caption())
 
 
 def rank_agreement(

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from headwise.analysis.given import head_name
-from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
+from headwise.analysis.checks import head_name
+from headwise.analysis.importance.losses import Losses, LossFunction, asked, held_still
 from headwise.analysis.importance.removal import Removal, checked_heads
 from headwise.analysis.importance.values import Head, HeadImportance, standard_error
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
 from headwise.progress import Progress
-from headwise.tables import as_html, as_text
+from headwise.table.show import Printed
 
 
-@dataclass(frozen=True)
-class PruningCurve:
+@dataclass(frozen=True, repr=False)
+class PruningCurve(Printed):
     """Losses while heads go, in the order asked for and in random ones.
 
     Attributes:
@@ -91,7 +91,7 @@ class PruningCurve:
             "removable_at_1_percent": self.removable(),
         }  # fmt: skip
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def rows(self) -> tuple[list[str], list[list[str]]]:
         """Header and cells, a row a point."""
         head = ["kept", "last to go", "loss", "rise", "±", "random", "least", "most", "better"]
         body = []
@@ -107,7 +107,8 @@ class PruningCurve:
             body.append([str(self.kept[i]), last, f"{self.loss[i]:.4f}", rise, error, *against])
         return head, body
 
-    def caption(self) -> str:
+    @property
+    def title(self) -> str:
         """What the table shows, and what comes of it."""
         count, points, gone = len(self.random_losses), int(self._between.sum()), self.removable()
         heads = f"all {gone} heads" if gone == self.total else f"{gone} of {self.total} heads"
@@ -116,12 +117,6 @@ class PruningCurve:
             f"loss less than 1 % up; better than the average random order at {int(self.better.sum())} of {points} "
             f"points, and than all of them at {int(self.better_than_all.sum())}"
         )
-
-    def __str__(self) -> str:
-        return f"{self.caption()}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), self.caption())
 
 
 def pruning_curve(

@@ -18,15 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
+from headwise.analysis.importance.losses import Losses, LossFunction, asked, held_still
 from headwise.analysis.importance.removal import Removal
-from headwise.analysis.importance.values import Head, HeadImportance, by_layer
+from headwise.analysis.importance.values import Head, HeadImportance
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
 from headwise.models.taps import scale_heads
 from headwise.progress import Progress
 from headwise.seeds import devices_of, seeded, step_seed
-from headwise.tables import as_html, as_text, plain
+from headwise.table import HeadColumn, HeadTable
+from headwise.table.show import Printed
 
 KEPT = 0.5  # a head that is open less often is closed
 _EDGE = 1e-6  # u is kept from 0 and 1, where its logarithms end
@@ -72,77 +73,74 @@ class HardConcrete:
         return (s * (self.high - self.low) + self.low).clamp(0.0, 1.0)
 
 
-@dataclass(frozen=True)
-class LearnedGates:
-    """Which heads a model was willing to pay for.
+@dataclass(frozen=True, repr=False)
+class LearnedGates(Printed):
+    """The gates of all heads after training.
 
     Attributes:
-        names: of the attention modules. penalty: λ, the price of an open head.
-        open: P(z ≠ 0) of each head, [heads] float64, one array a layer. log_alpha: the parameters, likewise.
-        gates: the settled gate of each head, 0 to 1.
-        history: [steps, 2]: loss of the step's batch with the drawn gates, and the heads that are open on average.
-        whole, without: [batches] loss with all heads, and with the closed ones masked and the others as they were.
+        table: "open", P(z ≠ 0) of each head; "log_alpha", the parameters; "gate", the settled gate, 0 to 1.
+        penalty: λ, the price of an open head.
+        history: [steps, 2]: loss of the step's batch with the drawn gates, and the expected number of open heads.
+        whole, without: [batches], loss with all heads, and with the closed ones masked and the others unchanged.
     """
 
-    names: tuple[str, ...]
+    table: HeadTable
     penalty: float
-    open: tuple[np.ndarray, ...]
-    log_alpha: tuple[np.ndarray, ...]
-    gates: tuple[np.ndarray, ...]
     history: np.ndarray
     whole: np.ndarray
     without: np.ndarray
 
     def kept(self, at_least: float = KEPT) -> list[Head]:
         """(layer, head) of the heads that are open with at least this probability."""
-        return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if p >= at_least]
+        return self._where(self.table.column("open") >= at_least)
 
     def removed(self, below: float = KEPT) -> list[Head]:
-        """(layer, head) of all other heads, those that are open with less than this probability: what `prune` takes.
+        """(layer, head) of the heads that are open with less than this probability, as `prune` takes them.
 
         hw.edit.prune(model, gates.removed())               # the heads that are not worth their price
         hw.edit.prune(model, gates.importance.order()[:2])  # the two that matter least
         """
-        return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if not p >= below]
+        return self._where(~(self.table.column("open") >= below))
 
     @property
     def importance(self) -> HeadImportance:
-        """log α, which orders heads as P(z ≠ 0) does and does not saturate, beside the other methods."""
+        """log α as an importance: it orders heads as P(z ≠ 0) does, and does not saturate."""
         loss = float(self.whole.mean())
-        return HeadImportance.of("L0 gates", "log α", self.names, self.log_alpha, loss=loss)
+        values = [row.numpy() for row in self.table["log_alpha"]]
+        return HeadImportance.of("L0 gates", "log α", self.table.layers, values, loss=loss)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        rows = {name: [plain(row) for row in getattr(self, name)] for name in ("open", "log_alpha", "gates")}
         return {
-            "layers": list(self.names), "penalty": self.penalty, **rows, "kept": [list(head) for head in self.kept()],
+            **self.table.to_dict(), "penalty": self.penalty, "kept": [list(head) for head in self.kept()],
             "whole_loss": float(self.whole.mean()), "kept_loss": float(self.without.mean()),
             "history": self.history.tolist(),
         }  # fmt: skip
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def rows(self) -> tuple[list[str], list[list[str]]]:
         """Header and cells: P(z ≠ 0), a row a layer, a column a head; ● marks a head that is kept."""
-        kept, most = set(self.kept()), max(map(len, self.open))
+        kept, most = set(self.kept()), max(map(len, self.table.heads))
         body = [
-            [f"L{i} {name}".rstrip(), *(f"{p:.2f} {'●' if (i, h) in kept else '·'}" for h, p in enumerate(row))]
+            [
+                f"L{i} {name}".rstrip(),
+                *(f"{p:.2f} {'●' if (i, h) in kept else '·'}" for h, p in enumerate(row)),
+            ]
             + [""] * (most - len(row))
-            for i, (name, row) in enumerate(zip(self.names, self.open, strict=True))
+            for i, (name, row) in enumerate(zip(self.table.layers, map(Tensor.tolist, self.table["open"]), strict=True))
         ]
         return ["layer", *(f"H{head}" for head in range(most))], body
 
-    def caption(self) -> str:
-        """What the table shows, and what it costs."""
-        total = sum(map(len, self.open))
+    @property
+    def title(self) -> str:
+        """The price, the number of heads kept, and the losses."""
+        total = len(self.table.places)
         return (
             f"probability that a head is open, at a price of {self.penalty:g} a head; {len(self.kept())} of {total} "
             f"kept (●): loss {self.without.mean():.4f}, of the whole model {self.whole.mean():.4f}"
         )
 
-    def __str__(self) -> str:
-        return f"{self.caption()}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), self.caption())
+    def _where(self, chosen: Tensor) -> list[Head]:
+        return list(self.table.select(where=chosen).places)
 
 
 def learn_gates(
@@ -160,26 +158,26 @@ def learn_gates(
     sites: Sequence[HeadSite] | None = None,
     progress: Progress | None = None,
 ) -> LearnedGates:
-    """Learn which heads are worth their price: loss + penalty · (heads open on average) is made small over the gates.
+    """Learn which heads are worth their price: minimise loss + penalty · (expected open heads) over gates of the heads.
 
     Args:
-        model: any that `find_heads` knows. Its weights stay as they are, and it is in eval mode; with `optimizer`
-            they are trained along, in the mode that the model is in.
-        batches: one a step, in an order drawn anew for each round.
+        model: any that `find_heads` supports. Its weights are unchanged, and it runs in eval mode; with `optimizer`
+            they are trained too, in the current mode of the model.
+        batches: one a step, shuffled for each round.
         loss_fn: (model, batch) to the batch's mean loss, a tensor of one number.
-        penalty: λ, in the loss's unit: a head is closed if it saves less than that. 0 keeps what does no harm.
+        penalty: λ, in the loss's unit: a head is closed if it reduces the loss by less. 0 keeps harmless heads.
         steps: of Adam on log α, with the learning rate `lr`.
-        start: P(z ≠ 0) of every head at the beginning.
+        start: initial P(z ≠ 0) of every head.
         gate: the distribution; β = 2/3, γ = −0.1, ζ = 1.1 by default (Louizos et al.). The code published with Voita
             et al. has β = 0.33.
-        optimizer: of the model's weights (or some of them), stepped with the gates; Voita et al. go on training so.
+        optimizer: of the model's weights (or some of them), stepped with the gates, as Voita et al. do.
         seed: of the drawn gates, of the order of the batches, and of the model's own dropout with `optimizer`.
-        sites: those of `find_heads(model)` to put gates on; all by default.
+        sites: of `find_heads(model)` that get gates; all by default.
         progress: called after each run of the model.
     Returns:
-        LearnedGates; `kept()` and `removed()` name the heads, `importance` stands beside other methods.
+        `LearnedGates`; `kept()` and `removed()` list heads, `importance` compares with other methods.
     Raises:
-        ConfigError, ShapeError: naming the argument, or the step at which the loss is not finite.
+        ConfigError, ShapeError: naming the argument, or the step with a non-finite loss.
     Source: Louizos et al. 2018, 1712.01312, §2.2; Voita et al. 2019, 1905.09418, §5 (one gate a head; they start from
         a trained model too).
     """
@@ -196,16 +194,18 @@ def learn_gates(
     sizes = [site.num_heads for site in places]
     log_alpha = torch.full((sum(sizes),), gate.log_alpha(start), device=device, requires_grad=True)
     with held_still(model):
-        removal.whole(losses, kept[0], 0)  # what cannot be judged is told before the steps and not after them
+        removal.whole(losses, kept[0], 0)  # raises for unusable inputs before the steps
     with nullcontext() if optimizer is not None else held_still(model):
         history = _learn(losses, kept, log_alpha, sizes, penalty, steps, lr, gate, optimizer, seed)
     settled = log_alpha.detach()
-    opened, parameters, gates = (
-        by_layer(x.double().cpu().numpy(), places) for x in (gate.open(settled), settled, gate.settled(settled))
-    )
-    names = tuple(site.name for site in places)
+    columns = {
+        "open": HeadColumn(gate.open(settled).cpu().split(sizes), unit="probability", description="P(z ≠ 0)"),
+        "log_alpha": HeadColumn(settled.cpu().split(sizes), description="log α"),
+        "gate": HeadColumn(gate.settled(settled).cpu().split(sizes), range="0 to 1", description="settled gate"),
+    }
     whole, without = np.empty(len(kept)), np.empty(len(kept))
-    found = LearnedGates(names, penalty, opened, parameters, gates, history, whole, without)
+    table = HeadTable(columns, layers=[site.name for site in places], title="L0 gates")
+    found = LearnedGates(table, penalty, history, whole, without)
     closed = found.removed()
     with held_still(model):
         for number, batch in enumerate(kept):
@@ -226,7 +226,7 @@ def _learn(
     optimizer: torch.optim.Optimizer | None,
     seed: int,
 ) -> np.ndarray:
-    """The steps; log_alpha is changed in place. History as in `LearnedGates`."""
+    """Train log_alpha in place; return the history as in `LearnedGates`."""
     generator = torch.Generator().manual_seed(seed)
     adam = torch.optim.Adam([log_alpha], lr=lr)
     history = np.empty((steps, 2))

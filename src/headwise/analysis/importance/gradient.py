@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.importance.asking import (
+from headwise.analysis.importance.losses import (
     Losses,
     LossFunction,
     asked,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import head_name
-from headwise.analysis.importance.asking import Losses, called, not_called
+from headwise.analysis.checks import head_name
+from headwise.analysis.importance.losses import Losses, called, not_called
 from headwise.analysis.importance.values import Head
 from headwise.errors import ConfigError, ShapeError
 from headwise.models.site import Change, HeadSite

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.models.site import HeadSite
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import grid, numbers
@@ -92,7 +92,8 @@ class HeadImportance:
         loss = None if np.isnan(self.loss) else self.loss
         return {"method": self.method, "loss": loss, **self.table.to_dict()}
 
-    def caption(self) -> str:
+    @property
+    def title(self) -> str:
         """What the values are, and the largest of them with their standard errors."""
         top = self.table.top(self.method, _MOST)
         words = zip(top.places, numbers(top[self.method]), strict=True)
@@ -101,10 +102,10 @@ class HeadImportance:
         return f"{self.method} ({self.column.unit}{loss}); most: {most}"
 
     def __str__(self) -> str:
-        return f"{self.caption()}\n{grid(self.table.layers, self.table.heads, self.column)}"
+        return f"{self.title}\n{grid(self.table.layers, self.table.heads, self.column)}"
 
     def _repr_html_(self) -> str:
-        return self.table.titled(self.caption())._repr_html_()
+        return self.table.titled(self.title)._repr_html_()
 
 
 def from_samples(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles.given import is_marker
+from headwise.analysis.head_roles.tokens import is_marker
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.lm.loading.characters import readable
 from headwise.lm.loading.tokenized import units_of

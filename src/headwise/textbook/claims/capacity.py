@@ -73,8 +73,8 @@ def head_output_is_limited() -> list[Check | Curve]:
     ranks, energy = [], []
     for i, heads in enumerate(model.heads):
         w = model.attention(i).per_head_weights()["o"].detach().double()  # [h, d_v, d_model]
-        said = torch.einsum("nhd,hde->hne", heads.double(), w)
-        singular = torch.linalg.svdvals(said)  # [h, min(n, d_model)]
+        added = torch.einsum("nhd,hde->hne", heads.double(), w)
+        singular = torch.linalg.svdvals(added)  # [h, min(n, d_model)]
         ranks += [int((s > 1e-9 * s[0]).sum()) for s in singular]
         share = singular.square().cumsum(-1)
         energy.append(share / share[:, -1:])

@@ -107,7 +107,7 @@ def output_mixes_heads() -> list[Check]:
     for i in range(3):
         other = multi_head()
         with torch.no_grad():
-            other.v_proj.weight[4 * i : 4 * i + 4] *= 2.0  # head i alone says something else
+            other.v_proj.weight[4 * i : 4 * i + 4] *= 2.0  # changes head i only
         y_other, concat_other = other(x, return_concat=True)
         before.append(_touched(concat, concat_other))
         after.append(_touched(y, y_other))

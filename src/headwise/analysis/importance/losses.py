@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.errors import ConfigError, ShapeError
 from headwise.models.find import find_heads
 from headwise.models.site import Change, HeadSite
