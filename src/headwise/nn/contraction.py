@@ -37,7 +37,7 @@ class ContractionAttention(MultiHeadForm):
         summary=Words("multi-head attention with the head as an index of tensors", "头是张量下标的多头注意力"),
         use=Words(
             "you prefer index notation: one rank-three tensor for all heads",
-            "习惯用下标思考时用：所有头共用一个三阶张量",
+            "偏好下标记法时用：所有头共用一个三阶张量",
         ),
         source="Vaswani et al. 2017, 1706.03762, §3.2.2, in index notation",
         parameters="MHA's",

@@ -63,7 +63,7 @@ class ConvolutionAttention(AttentionLayer):
         ),
         use=Words(
             "you want to show that heads can express a convolution; not to compute one",
-            "想看出多头可以表达卷积时用；不用来计算卷积",
+            "想说明多头可以表达卷积时用；不适合用来计算卷积",
         ),
         source="Cordonnier et al. 2020, 1911.03584",
         parameters="h·d·d_out + h·(axes + 1)",
@@ -166,7 +166,7 @@ class ConvolutionAttention(AttentionLayer):
         places = torch.arange(m)
         delta = places[None, None, :] - places[None, : m - reach, None] - self.centres[:, :1, None]
         note("distances", delta, "h n m", "δ = s − t − Δ_i", "how far each key is from the place of the head",
-             "每个键离该头所看位置的距离")  # fmt: skip
+             "每个键到该头所关注位置的距离")  # fmt: skip
         frequencies = math.ceil(math.log2(max(2, m))) + 2
         r = torch.stack([torch.cos(math.pi * delta / 2**f) for f in range(frequencies)]).sum(0)
         scores = self.sharpness[:, None, None] * r

@@ -100,18 +100,18 @@ class HeadMixingAttention(ProjectedLayer):
         q, k, v = (self.head_map @ u(heads) for u in (self.u_q, self.u_k, self.u_v))
         note(
             "q_over_heads", q, "b n h d_v", "Q' = M H U^Q", "queries over heads: each head of a token asks",
-            "头上的查询：词元的每个头来提问",
+            "头维度上的查询：每个头作为一个查询",
         )  # fmt: skip
-        note("k_over_heads", k, "b n h d_v", "K' = M H U^K", "keys over heads", "头上的键")
-        note("v_over_heads", v, "b n h d_v", "V' = M H U^V", "values over heads", "头上的值")
+        note("k_over_heads", k, "b n h d_v", "K' = M H U^K", "keys over heads", "头维度上的键")
+        note("v_over_heads", v, "b n h d_v", "V' = M H U^V", "values over heads", "头维度上的值")
         scores = q @ k.mT / self.value_dim**0.5
         note("scores_over_heads", scores, "b n h h", "S' = Q' K'ᵀ / √d_v", "how well a token's heads fit one another",
              "同一词元各头的匹配程度")  # fmt: skip
         weights = scores.softmax(-1)
-        note("weights_over_heads", weights, "b n h h", "P' = softmax(S')", "weights over the heads", "头上的权重")
+        note("weights_over_heads", weights, "b n h h", "P' = softmax(S')", "weights over the heads", "头维度上的权重")
         mixed = weights @ v
         note("mixed", mixed, "b n h d_v", "H ← P' V'", "each head, from the heads it looked at",
-             "每个头：由它所看的头混合而成")  # fmt: skip
+             "每个头：所关注的各头的加权和")  # fmt: skip
         note.projected_out(self, note.side_by_side(mixed))
 
     @torch.no_grad()

@@ -44,10 +44,10 @@ class MixtureOfHeads(SparseHeadMixture):
     outside_attend = SparseHeadMixture.outside_attend
     layout = SparseHeadMixture.layout
     notes = Notes(
-        summary=Words("heads that are shared by all tokens and heads that a token chooses", "常开的头与由词元选择的头"),
+        summary=Words("heads that are shared by all tokens and heads that a token chooses", "共享头与由词元选择的头"),
         use=Words(
             "a few of many heads will do, beside some that are always on; it can be made from a trained module",
-            "除常开的头外每个词元只需几个头时用；可由训练好的模块改造而来",
+            "除共享头外每个词元只需几个头时用；可由训练好的模块转换而来",
         ),
         source="Jin et al. 2024, 2410.11842",
         parameters="MHA's + d·(h + 2)",
@@ -115,9 +115,9 @@ class MixtureOfHeads(SparseHeadMixture):
         probabilities, chosen = self._noted_choice(x, "b n", note)
         shared, alpha = self.shared_gate(x).softmax(-1), self.balance(x).softmax(-1)
         note("shared", shared, "b n h_shared", "softmax(X W_s)", "weights of the heads that are always on",
-             "常开的头的权重")  # fmt: skip
+             "共享头的权重")  # fmt: skip
         note("balance", alpha, "b n 2", "α = softmax(X W_h)", "how much for the shared heads and the chosen ones",
-             "常开头与被选头各占多少")  # fmt: skip
+             "共享头与被选头各占的比例")  # fmt: skip
         routed = probabilities * chosen[..., self.shared_heads :]
         if self.scaled:
             shared = 2 * self.shared_heads * shared

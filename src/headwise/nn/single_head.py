@@ -33,7 +33,7 @@ class SingleHeadAttention(MultiHeadAttention):
     layout = MultiHeadAttention.layout
     notes = Notes(
         summary=Words("one head as wide as the model", "一个与模型同宽的头"),
-        use=Words("you want a baseline with one head", "想知道多个头有何用处时用"),
+        use=Words("you want a baseline with one head", "需要单头基线时用"),
         source="Vaswani et al. 2017, 1706.03762, table 3 (A)",
         parameters="4·d²",
         work="the same; one softmax a pair instead of h",
