@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles import DEFINITIONS
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.lm.checkpoint import load_pretrained
