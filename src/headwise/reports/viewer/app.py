@@ -85,7 +85,8 @@ class _Api:
         layers = [{"name": n, "heads": h} for n, h in zip(subject.layers, subject.heads, strict=True)]
         return JSONResponse({
             "name": subject.name, "zh": in_language(subject.name, "zh"), "kind": subject.kind, "about": subject.about,
-            "context": subject.context, "causal": subject.causal, "layers": layers, "text": None if present is None else present.id,
+            "context": subject.context, "causal": subject.causal, "layers": layers,
+            "text": None if present is None else present.id,
             "limits": {"characters": limits.characters, "tokens": limits.tokens, "why": limits.why},
         })  # fmt: skip
 
