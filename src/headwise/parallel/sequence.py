@@ -91,7 +91,7 @@ class SequenceParallel:
             own_check(x, context, cache, *others)
             if cache is not None:
                 raise ConfigError(
-                    "cache: a layer whose sequence lies on many ranks takes none; restore() the layer to decode"
+                    "cache: not supported while the sequence is spread over ranks; restore() the layer to decode"
                 )
 
         return dict(zip(STEPS, (apply_rope, attention, check), strict=True))
