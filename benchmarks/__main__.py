@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks`; what the options do stands in `--help`."""
+"""The command line: `python -m benchmarks`; `--help` lists the options."""
 
 import argparse
 import importlib.util
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import benchmarks
-from benchmarks import machine, plot, sweep, tables
+from benchmarks import auto, machine, plot, sweep, tables
 from benchmarks.cases import CASES, FAMILIES, select
 from benchmarks.checks import Disagreement
 from benchmarks.contestants import PEERS
@@ -19,7 +19,8 @@ from headwise.kernels import KERNELS
 
 
 def main() -> int:
-    """Measure, print, write. 0, or 1 if two of them disagree; how fast anything is never changes it."""
+    """Measure, print and write. Returns 1 if two contestants disagree, or with --check-auto if "auto" is slower than
+    another kernel; no other result affects it."""
     parser = _parser()
     args = parser.parse_args()
     if args.list:
@@ -47,6 +48,11 @@ def main() -> int:
         report = Report(machine.examine(0.05 if args.quick else 1.5), args.quick)
         _say_all(say, report.machine.lines())
         try:
+            if args.check_auto:
+                found = [
+                    auto.check(case.quick() if args.quick else case, settings, report.machine, say) for case in cases
+                ]
+                return 1 if any(choice is not None and choice.wrong for choice in found) and not args.quick else 0
             for case in [] if args.only_plot else cases:
                 sized = case.quick() if args.quick else case
                 known = args.quick and any(CASES[row.case].family == case.family for row in report.rows)
@@ -87,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seconds", type=float, default=Settings.seconds, help="seconds a case, more where five rounds take longer")
     add("--patience", type=float, help="seconds; who takes longer for one call is left out (each case has its own)")
     add("--threads", type=int, help="threads for PyTorch and the kernels")
+    add("--check-auto", action="store_true", help='only whether "auto" is within 10 %% of the fastest kernel; 1 if not')
     add("--no-memory", action="store_true", help="time only")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured")
     add("--plot", type=Path, metavar="FILE.png", help="also measure against n, and draw time and memory")

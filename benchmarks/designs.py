@@ -1,12 +1,12 @@
-"""Train every head design for the same number of steps with the same number of weights, and write down how they did.
+"""Train every head design for the same number of steps with the same number of weights, and write the results.
 
     python -m benchmarks.designs FILE... --out runs/designs
 
-All models see the same batches. What a design's attention takes or saves in weights is given back or taken at the
-feed-forward network, so that all models have as many weights as the one with multi-head attention; --same-width keeps
-the network instead. Runs that are there already are not repeated, so a stopped comparison goes on. When all are
-trained, the speed of training, reading and writing is measured, turn by turn. Writes docs/comparison.md and its
-picture (--pages FOLDER for another place); designs that read the whole text at once cannot be decoders and stay out.
+All models are trained on the same batches. The width of the feed-forward network is chosen so that all models have as
+many weights as the one with multi-head attention; --same-width keeps the width instead. Existing runs are not repeated,
+so that a stopped comparison can be resumed. After training, the speeds of training, reading and writing are measured in
+alternating runs. Writes docs/comparison.md and its picture (--pages FOLDER for another place); designs that read the
+whole text at once cannot be decoders and are not included.
 """
 
 import argparse
@@ -70,7 +70,7 @@ ENTRIES = comparable()
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a trained design."""
+    """The results of a trained design."""
 
     label: str
     d_ff: int
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def config_of(entry: Entry, vocabulary: int, args: argparse.Namespace) -> DecoderConfig:
-    """Its sizes; without --same-width the d_ff with which it has as many weights as multi_head, as nearly as can be."""
+    """Its sizes; without --same-width the d_ff with which its number of weights is closest to that of multi_head."""
 
     def sized(which: Entry, d_ff: int) -> DecoderConfig:
         return DecoderConfig(
@@ -156,7 +156,7 @@ def _train(entry: Entry, seed: int, args: argparse.Namespace) -> None:
         warmup=args.steps // 10, eval_every=max(1, args.steps // 20), dropout=0.0, precision="float32", seed=seed,
     )  # fmt: skip
     if not outcome.finished:
-        raise SystemExit("stopped; the same command goes on")
+        raise SystemExit("stopped; run the same command to resume")
 
 
 def _outcomes(entries: list[Entry], args: argparse.Namespace) -> list[Outcome]:
@@ -187,14 +187,14 @@ def _outcomes(entries: list[Entry], args: argparse.Namespace) -> list[Outcome]:
 
 @torch.no_grad()
 def _cache(decoder: Decoder, windows: Tensor) -> int:
-    """Bytes a token that the caches hold after reading one window."""
+    """Bytes per token in the caches after one window."""
     caches = [KVCache() for _ in decoder.blocks]
     decoder.hidden(windows[:1], caches=caches)
     return sum(cache.nbytes for cache in caches) // windows.shape[1]
 
 
 def _speeds(decoders: dict[str, Decoder], corpus: Corpus, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Tokens a second of each: a training step on one batch, reading it, and writing token by token."""
+    """Tokens per second: of a training step on one batch, of reading it, and of writing token by token."""
     batch = corpus.batch(args.batch_size, args.context, seed=0, step=0)
     found: dict[str, dict[str, float]] = {label: {} for label in decoders}
     acts: tuple[Callable[[Decoder, Tensor], None], ...] = (_training_step, _read, _write)
@@ -233,16 +233,16 @@ def page(outcomes: list[Outcome], args: argparse.Namespace) -> str:
     base = next(o for o in outcomes if o.label == ENTRIES[0].label)
     names = list(base.losses[0])
     titles = [name.removesuffix(".txt").replace("_", " ") for name in names]
-    matched = "the same feed-forward network" if args.same_width else "as many weights in all, which d_ff sees to"
+    matched = "the same feed-forward network" if args.same_width else "equal numbers of weights by the choice of d_ff"
     command = f"python -m benchmarks.designs {' '.join(path.name for path in args.files)} --out runs/designs"
     command += f" --steps {args.steps}" + (" --same-width" if args.same_width else "")
     lines = [
-        "# Head designs, trained alike", "",
-        f"Decoders of {args.num_layers} layers, d_model {args.d_model} and {args.num_heads} heads, where the design",
-        f"has heads, with {matched}. All saw the same {args.steps:,} batches of",
+        "# Head designs trained under the same conditions", "",
+        f"Decoders of {args.num_layers} layers, d_model {args.d_model} and {args.num_heads} heads (if the design has",
+        f"several), with {matched}. All were trained on the same {args.steps:,} batches of",
         f"{args.batch_size} × {args.context} characters of {' and '.join(titles)} with the same learning",
-        "rate, and were judged on the same held-out text. They are small and trained briefly: what stands here is said",
-        "of such models.", "",
+        "rate and evaluated on the same held-out text. The models are small and were trained briefly; the results",
+        "apply to such models only.", "",
         "```console", command, "```", "",
         "![held-out loss, cache and speed of each design](pictures/designs_trained.png)", "",
         f"| design | {' | '.join(titles)} | mean | weights | in attention | d_ff | cache | {' | '.join(KINDS)} |",
@@ -257,14 +257,14 @@ def page(outcomes: list[Outcome], args: argparse.Namespace) -> str:
     rates = ", ".join(f"{base.speeds[kind]:,.0f} {kind}" for kind in KINDS)
     machine = examine()
     lines += [
-        "", "Losses in nats a token. cache: bytes a token, of all layers, float32, read off the caches. Speeds are",
-        f"those of multi_head = 1, which did, in tokens a second, {rates}",
-        f"({machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians, turn by turn; writing is one",
-        "text, token by token).", "",
-        f"**What chance does.** multi_head with {len(each)} seeds: {', '.join(f'{loss:.3f}' for loss in each)}.",
-        "Differences of that size mean nothing; the others were trained once. Left out are those that compute",
-        f"another one's function ({_listed(d.notes.form_of is not None for d in DESIGNS.values())}) and those that",
-        f"take no causal mask and cannot be decoders ({_listed(not d.takes_mask for d in DESIGNS.values())}).", "",
+        "", "Losses in nats per token. cache: bytes per token of all layers in float32, measured on the caches. Speeds",
+        f"are relative to multi_head, which processed, in tokens per second, {rates}",
+        f"({machine.cpu}, {machine.threads} threads, torch {machine.torch}; medians of alternating runs; writing",
+        "is one text, token by token).", "",
+        f"**Variation between seeds.** multi_head with {len(each)} seeds: {', '.join(f'{loss:.3f}' for loss in each)}.",
+        "Differences of that size are not significant; the others were trained once. Not included are designs that",
+        f"compute the same function as another one ({_listed(d.notes.form_of is not None for d in DESIGNS.values())})",
+        f"and designs without causal masks ({_listed(not d.takes_mask for d in DESIGNS.values())}).", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
@@ -275,7 +275,7 @@ def _listed(chosen: Iterable[bool]) -> str:
 
 
 def draw(outcomes: list[Outcome], path: Path) -> None:
-    """A row for each design: its loss, what its cache takes, how fast it trains."""
+    """A row for each design: loss, cache and training speed."""
     figure = figure_class()(figsize=(11.5, 4.6), layout="constrained", facecolor="white")
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(1.5, 1, 1))
     base = next(o for o in outcomes if o.label == ENTRIES[0].label)
@@ -287,10 +287,10 @@ def draw(outcomes: list[Outcome], path: Path) -> None:
     loss.axvspan(min(chance), max(chance), color=CHANCE, linewidth=0)
     loss.scatter([o.loss for o in shown], rows, color=colours, s=42, zorder=3)
     loss.set_yticks(rows, [o.label for o in shown])
-    loss.set_title("Held-out loss, nats a token", loc="left", fontsize=11)
+    loss.set_title("Held-out loss, nats per token", loc="left", fontsize=11)
     loss.set_xlabel(f"shaded: multi_head with {len(chance)} seeds", color="#666")
     cache.barh(rows, [o.cache for o in shown], color=colours, height=0.55)
-    cache.set_title("Cache, bytes a token", loc="left", fontsize=11)
+    cache.set_title("Cache, bytes per token", loc="left", fontsize=11)
     cache.set_xlabel("all layers, float32", color="#666")
     speed.barh(rows, [o.speeds["training"] / base.speeds["training"] for o in shown], color=colours, height=0.55)
     speed.set_title("Speed of training", loc="left", fontsize=11)

@@ -107,7 +107,7 @@ def _facts(info: dict, size: int, decoder: Decoder, log: list[dict], runs: list[
 A decoder of {c.num_layers} layers × {c.num_heads} heads (d_model {c.d_model}, d_ff {c.d_ff}, rotary positions,
 RMSNorm, tied embedding; {decoder.num_parameters:,} weights) over single characters, trained on *Water Margin* in
 simplified and in traditional characters and on tiny Shakespeare. It ships in float16, {size:,} bytes with its
-vocabulary of {c.vocab_size - 256:,} characters and 256 bytes. It is small on purpose: it is there to be looked at.
+vocabulary of {c.vocab_size - 256:,} characters and 256 bytes. It is small on purpose, as an example for inspection.
 
 <!-- not run: takes an hour -->
 
@@ -116,11 +116,11 @@ vocabulary of {c.vocab_size - 256:,} characters and 256 bytes. It is small on pu
 ```
 
 Each command starts from the best weights of the one before, at the steps {steps}; the first was stopped there with
-Ctrl-C. Together they took {minutes:.0f} minutes on a 2-core machine that was doing other things as well. The same
-commands give the same batches; sums in another order (other threads, another machine) give other roundings, and in the
-end other weights of the same quality. `--repeat-share` is the share of training windows in which the text repeats its
-own beginning over and over, which gives the model a reason to look back; the rest is plain text. The characters that
-the probes below use are random; no window of the training was.
+Ctrl-C. Together they took {minutes:.0f} minutes on a busy machine with 2 cores. The same commands use the
+same batches, but another number of threads or another machine rounds differently, and gives different weights of the
+same quality. `--repeat-share` is the share of training windows that repeat their own beginning, so that attending to
+earlier text is useful; the others are plain text. The probes below use random characters; no window of the
+training was random.
 
 The last 5 % of each file is held out, the same passages of the novel in both scripts.
 
@@ -129,7 +129,7 @@ The last 5 % of each file is held out, the same passages of the novel in both sc
 
 
 def _losses(corpus: Corpus, ours: list[float], baselines: dict[str, list[float]]) -> str:
-    lines = ["## Held-out loss", "", "Nats a token, all held-out tokens; lower is better.", ""]
+    lines = ["## Held-out loss", "", "Nats per token over all held-out tokens; lower is better.", ""]
     lines += ["| text | this model | bigram (interpolated) | unigram |", "| --- | --- | --- | --- |"]
     for i, name in enumerate(corpus.names):
         lines.append(f"| {name} | {ours[i]:.3f} | {baselines['bigram'][i]:.3f} | {baselines['unigram'][i]:.3f} |")
@@ -138,9 +138,9 @@ def _losses(corpus: Corpus, ours: list[float], baselines: dict[str, list[float]]
 
 def _heads(decoder: Decoder, tokenizer: CharTokenizer, files: list[str], runs: list[Path]) -> str:
     lines = [
-        "## What its heads do on text they cannot know", "",
-        "Random characters, said twice: weight on the previous character, and (induction) on the character that",
-        "followed the first time; per eligible query, beside the weight of a head that looks everywhere alike.", "",
+        "## Its heads on random text", "",
+        "Repeated random characters: weight on the previous character, and (induction) on the character that followed",
+        "the first occurrence; per eligible query, compared with the weight of a uniform head.", "",
         "| characters | pattern | strongest heads (layer.head: weight ± over sequences) | uniform | lift | coverage |",
         "| --- | --- | --- | --- | --- | --- |",
     ]  # fmt: skip
@@ -149,11 +149,11 @@ def _heads(decoder: Decoder, tokenizer: CharTokenizer, files: list[str], runs: l
         probe = _probe(decoder, tokenizer, file, length)
         lines += [f"| {name}, T = {length} | {_row(scores)}" for scores in (probe.previous, probe.induction)]
         first, second = probe.first_loss.mean(), probe.second_loss.mean()
-        copied.append(f"{name}: {first:.2f} nats a token the first time, {second:.2f} the second.")
-    lines += ["", "What copying gains, on the same sequences. " + " ".join(copied)]
+        copied.append(f"{name}: {first:.2f} nats per token in the first copy, {second:.2f} in the second.")
+    lines += ["", "Losses on the same sequences. " + " ".join(copied)]
     if len(runs) > 1:
         before = _probe(load_checkpoint(runs[0])[0], tokenizer, files[0], 64).induction
-        lines += ["", f"Where the first command ended, the strongest head for induction on Chinese had "
+        lines += ["", f"After the first command, the strongest induction head on Chinese had "
                   f"{before.mass.max():.2f} (uniform {before.uniform:.3f})."]  # fmt: skip
     return "\n".join([*lines, ""])
 
@@ -171,7 +171,7 @@ def _row(scores: HeadScores) -> str:
 
 
 def _samples(decoder: Decoder, tokenizer: CharTokenizer) -> str:
-    lines = ["## What it writes", "", "`headwise write --prompt … --length 200 --seed 1`, uncorrected."]
+    lines = ["## Samples", "", "`headwise write --prompt … --length 200 --seed 1`, uncorrected."]
     texts = [prompt + "".join(write(decoder, tokenizer, prompt, 200, seed=1)) for prompt in PROMPTS]
     lines += ["".join(("\n```text\n", text, "\n```")) for text in texts]
     return "\n".join(lines) + "\n"

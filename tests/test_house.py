@@ -1,6 +1,7 @@
 """The rules of the house, read from the code: who imports whom, what is exported, what is never used."""
 
 import ast
+import contextlib
 import doctest
 import graphlib
 import importlib
@@ -139,6 +140,45 @@ def test_front_door_names_nothing_twice_and_nothing_else():
     assert set(shown) == set(headwise.__all__)
     with pytest.raises(AttributeError, match=r"no attribute 'nothing_of_that_name'$"):
         headwise.nothing_of_that_name  # noqa: B018
+
+
+def public_calls() -> dict[str, inspect.Signature]:
+    """The signatures of all public functions, classes and methods of the namespaces."""
+    found = {}
+    for space in headwise._NAMESPACES:
+        namespace = getattr(headwise, space)
+        for name in namespace.__all__:
+            value = getattr(namespace, name)
+            methods = inspect.getmembers(value, inspect.isroutine) if inspect.isclass(value) else []
+            public = [(f"{space}.{name}.{method}", call) for method, call in methods if not method.startswith("_")]
+            for where, call in [(f"{space}.{name}", value), *public]:
+                if callable(call):
+                    with contextlib.suppress(TypeError, ValueError):  # no signature, as of some built-in types
+                        found[where] = inspect.signature(call)
+    return found
+
+
+def test_model_batches_and_loss_are_the_first_arguments_in_that_order():
+    wanted = ["model", "batches", "loss_fn"]
+    calls = {where: list(call.parameters) for where, call in public_calls().items()}
+    for where, names in calls.items():
+        given = [name for name in names if name in wanted]
+        if len(given) > 1:
+            assert names[: len(given)] == [name for name in wanted if name in given], where
+    assert sum(names[:3] == wanted for names in calls.values()) > 5
+
+
+def test_progress_callbacks_have_one_type_and_one_name():
+    found = {
+        f"{where}({name})": str(parameter.annotation)
+        for where, call in public_calls().items()
+        for name, parameter in call.parameters.items()
+        if name == "progress" or "[str, int, int]" in str(parameter.annotation)
+    }
+    assert len(found) > 5
+    assert all(where.endswith("(progress)") and "[[str, int, int], None]" in kind for where, kind in found.items()), (
+        found
+    )
 
 
 def test_type_checkers_see_the_same_front_door():
@@ -357,3 +397,78 @@ def test_a_switch_is_found(line):
 )
 def test_making_one_is_no_switch(line):
     assert switches(f"from headwise import masks\nfrom headwise.masks import Causal\n{line}", "masks", {"Causal"}) == []
+
+
+# Hooks for other ends than to capture attention, which is published: where a forward begins and ends, heads that are
+# scaled, PyTorch's fused path that is kept away, collectives, and readings that are given up.
+HOOKS = {
+    "headwise.telemetry.record", "headwise.models.site", "headwise.models.adapters.torch",
+    "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
+}  # fmt: skip
+
+
+def captures(source: str) -> bool:
+    """Whether a source registers hooks of modules, or has a state of its own for each thread."""
+    return bool(
+        re.search(r"\.register_(module_)?(full_)?(forward|backward)\w*hook\(|threading\.local|ContextVar\(", source)
+    )
+
+
+def test_attention_is_captured_in_one_way():
+    assert {name for name in INSIDE if captures(TEXTS[name])} == HOOKS | {"headwise.events"}
+    publishers = {name for name in INSIDE if re.search(r"\bpublished\(", TEXTS[name])}
+    assert publishers == {"headwise.publishing", "headwise.nn.base"}
+
+
+@pytest.mark.parametrize(
+    "line", ["layer.register_forward_pre_hook(f)", "m.register_full_backward_hook(f)", "here = threading.local()"]
+)
+def test_another_way_to_capture_is_found(line):
+    assert captures(line)
+
+
+DRAWING = {"matplotlib", "PIL"}
+TAG = re.compile(
+    r"</?(?:a|b|br|caption|details|div|dl|figure|h[1-6]|html|i|img|li|ol|p|path|span|style|svg|table|td|th|tr|ul)\b[^<]*>"
+)
+# Tables of results, which every `_repr_html_` goes through; and Markdown, which has some HTML in it.
+WRITES_HTML = {"headwise.table.show", "headwise.textbook.claims.show"}
+
+
+def drawn(source: str) -> list[str]:
+    """Imports of drawing libraries, and tags of HTML in texts that are not docstrings: line: what."""
+    tree, found = ast.parse(source), []
+    notes = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in notes:
+            found += [f"{node.lineno}: {tag}" for tag in TAG.findall(node.value)]
+            continue
+        else:
+            continue
+        found += [f"{node.lineno}: {name}" for name in names if name.partition(".")[0] in DRAWING]
+    return found
+
+
+def test_only_reports_and_pictures_draw():
+    """One place draws: no other room imports a drawing library or writes HTML."""
+    others = [name for name in INSIDE if name.split(".")[1] not in ("reports", "pictures") and name not in WRITES_HTML]
+    named = {name: drawn(TEXTS[name]) for name in others}
+    assert {name: found for name, found in named.items() if found} == {}, "draw it in reports/"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from matplotlib.figure import Figure",
+        "def f():\n    import PIL.Image",
+        "x = f'<td>{1}</td>'",
+        "x = '<svg width=3>'",
+    ],
+)
+def test_drawing_elsewhere_is_found(line):
+    assert drawn(line) != []
+    assert drawn('"""Writes <td> as {}."""\nimport numpy\n"a < b > c"') == []

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
 
+from headwise import events
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.kernels import named, run
 from headwise.kernels.call import Call
-from headwise.kernels.gates import anyone, hearer
 from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, shapes
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.kernels.quick import again, keep
@@ -86,13 +86,13 @@ def attend(
     if plain and (done := again(q, k, v, mask, scale, kernel)) is not None:
         return done
     if measures and not return_map:
-        raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
+        raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
     wanted = resolve(measures) if measures else []
     rule = rule_of(q, k, v, mask, scale, score, dropout_p, graph)
     if graph:
         k, v = decoded(k), decoded(v)
-        heard = anyone() and torch.compiler.is_dynamo_compiling()  # the operator's backward pass tells nobody
-        if not measures and not heard and can_record(rule):
+        listened = events.listening and torch.compiler.is_dynamo_compiling()  # the operator's backward reports no δ
+        if not measures and not listened and can_record(rule):
             return _without_numbers(record, q, k, v, rule, float(dropout_p), return_map, kernel)
         if torch.compiler.is_dynamo_compiling():
             from headwise.kernels.dynamo import outside
@@ -113,7 +113,7 @@ def attend(
         wide = torch.promote_types(dtype, torch.float32)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
     statistics = statistics_for(wanted, rule) if wanted else ()
-    call = Call(q, k, v, rule, float(dropout_p), seed, statistics, hearer())
+    call = Call(q, k, v, rule, float(dropout_p), seed, statistics, events.here().on_delta)
     (out, lse, found), chosen, refusals = run(call, kernel)
     if not return_map:
         if plain and not out.requires_grad:
@@ -127,6 +127,13 @@ def attend(
     if measures:
         amap.measured = amap.measured_by(found, wanted)
     return out, amap
+
+
+def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:
+    """`attend`, always with a map beside the output, which is None if it was not requested."""
+    if return_map:
+        return attend(q, k, v, return_map=True, **options)
+    return attend(q, k, v, **options), None
 
 
 def _given_as_in_torch(

@@ -1,8 +1,8 @@
-"""What a file holds, read with care: what is wrong with it is one error that names the file and the place.
+"""Reading of untrusted files: every defect raises one error that names the file and the location.
 
-Files are damaged, cut off, of another version, or of somebody who means no good. A reader puts all that it does with
-a file into a `reading` block, and takes JSON values through an `Entry`: no damage then ends in an error of another
-kind, and an error of another kind is a mistake in the library.
+Files may be damaged, truncated, of another version, or malicious. A reader uses a file in a `reading` block and
+accesses JSON values through an `Entry`. Defects of the file then always raise CheckpointError; any other exception is
+a bug in the library.
 """
 
 import json
@@ -15,18 +15,17 @@ from typing import Any, TypeVar
 
 from headwise.errors import CheckpointError, HeadwiseError
 
-LARGEST = (1 << 63) - 1  # the largest whole number that a tensor can hold
-LONGEST = 300  # characters of a message of other libraries
+LARGEST = (1 << 63) - 1  # the largest whole number of a tensor
+LONGEST = 300  # characters of messages of other libraries
 Read = TypeVar("Read")
 
 
 @contextmanager
 def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_out: str = "") -> Iterator[None]:
-    """A block that reads `path` and builds what it describes: a file that is missing or cannot be read, and every
-    error about its contents, is a CheckpointError that names it. Errors of other kinds are the library's own.
+    """Raise a CheckpointError that names the file if it is missing or unreadable, or if its contents are invalid.
 
     Args:
-        what: the kind of file. missing: what makes such a file. way_out: what to do where it cannot be read.
+        what: the kind of file. missing: how to create such a file. way_out: what to do if it cannot be read.
     """
     more = f"; {way_out}" if way_out else ""
     name = f"{what} {os.fspath(path)!r}"
@@ -41,7 +40,7 @@ def reading(path: str | os.PathLike[str], what: str, *, missing: str = "", way_o
 
 
 def text_of(path: str | os.PathLike[str]) -> str:
-    """The contents of a UTF-8 file, in a `reading` block."""
+    """Read a UTF-8 file; for use in a `reading` block."""
     try:
         return Path(path).read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -49,21 +48,21 @@ def text_of(path: str | os.PathLike[str]) -> str:
 
 
 def parsed(text: str) -> Any:
-    """The value of a JSON text, in a `reading` block."""
+    """Parse JSON; for use in a `reading` block."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # RecursionError: nested deeper than any file of ours
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
         raise CheckpointError(f"not JSON: {one_line(error)}") from None
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error as one line that is not too long."""
+    """The message of an error as one line of limited length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
 
 
 class Entry:
-    """A JSON object of a file. What is missing, of another kind or out of range is a CheckpointError that names it.
+    """A JSON object in a file. Values that are missing, of another type or out of range raise CheckpointError.
 
     >>> Entry({"window": 64}).whole("window", least=1)
     64
@@ -72,7 +71,7 @@ class Entry:
     headwise.errors.CheckpointError: window: expected a whole number, got 'wide'
 
     Args:
-        value: as JSON gave it. at: where it stands in the file, for messages.
+        value: the parsed object. at: its location in the file, for messages.
     """
 
     def __init__(self, value: Any, at: str = "") -> None:
@@ -92,7 +91,7 @@ class Entry:
         return self._value[name]
 
     def plain(self) -> dict[str, Any]:
-        """All of it."""
+        """The object as a dict."""
         return dict(self._value)
 
     def word(self, name: str) -> str:
@@ -116,7 +115,7 @@ class Entry:
         return self.each(name, Entry)
 
     def named(self, name: str, read: Callable[[Any, str], Read]) -> dict[str, Read]:
-        """An object of values alike, each given to `read` with its place."""
+        """An object whose values are each passed to `read` with their location."""
         inner = self.entry(name)
         return {key: read(inner.raw(key), inner._path(key)) for key in inner}
 
@@ -125,7 +124,7 @@ class Entry:
         return self.named(name, number)
 
     def each(self, name: str, read: Callable[[Any, str], Read]) -> list[Read]:
-        """A list, each of its values given to `read` with its place."""
+        """A list whose values are each passed to `read` with their location."""
         return each(self.raw(name), self._path(name), read)
 
     def _path(self, name: str) -> str:
@@ -133,12 +132,12 @@ class Entry:
 
 
 def each(value: Any, at: str, read: Callable[[Any, str], Read]) -> list[Read]:
-    """A list that stands at `at`, each of its values given to `read`."""
+    """Check a list at the location `at`; each of its values is passed to `read`."""
     return [read(one, f"{at}[{i}]") for i, one in enumerate(_of(list, "a list", value, at))]
 
 
 def word(value: Any, at: str) -> str:
-    """A string that stands at `at`."""
+    """Check a string at the location `at`."""
     found: str = _of(str, "a string", value, at)
     if any(0xD800 <= ord(c) <= 0xDFFF for c in found):
         raise CheckpointError(f"{at}: half of a surrogate pair, which is not valid text")
@@ -146,7 +145,7 @@ def word(value: Any, at: str) -> str:
 
 
 def whole(value: Any, at: str, least: int = -LARGEST, most: int = LARGEST) -> int:
-    """A whole number that stands at `at`."""
+    """Check a whole number at the location `at`."""
     found: int = _of(int, "a whole number", value, at)
     if not least <= found <= most:
         raise CheckpointError(f"{at}: expected {least} to {most}, got {_shown(found)}")
@@ -154,7 +153,7 @@ def whole(value: Any, at: str, least: int = -LARGEST, most: int = LARGEST) -> in
 
 
 def number(value: Any, at: str, least: float = -math.inf) -> float:
-    """A finite number that stands at `at`."""
+    """Check a finite number at the location `at`."""
     found = _of(int | float, "a number", value, at)
     if abs(found) > LARGEST if isinstance(found, int) else not math.isfinite(found):
         raise CheckpointError(f"{at}: expected a finite number, got {_shown(found)}")
@@ -164,7 +163,7 @@ def number(value: Any, at: str, least: float = -math.inf) -> float:
 
 
 def _of(kind: Any, expected: str, value: Any, at: str) -> Any:
-    # JSON's true and false are no numbers, though Python's are.
+    # In Python, but not in JSON, true and false are numbers.
     if not isinstance(value, kind) or isinstance(value, bool):
         raise CheckpointError(f"{at}: expected {expected}, got {_shown(value)}")
     return value

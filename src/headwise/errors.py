@@ -1,4 +1,4 @@
-"""What headwise raises when it is asked for something that cannot be: one family, one clear line each."""
+"""The exceptions of headwise; all are subclasses of `HeadwiseError` with a one-line message."""
 
 import shlex
 from collections.abc import Mapping
@@ -16,15 +16,15 @@ __all__ = [
 
 
 class HeadwiseError(ValueError):
-    """Base of all errors that a caller can mend; the message names the argument, what came and what fits."""
+    """Base class of errors that a caller can fix; the message names the argument, its value and what was expected."""
 
 
 class ShapeError(HeadwiseError):
-    """Sizes that do not fit together."""
+    """Tensor shapes or sizes that do not match."""
 
 
 class DTypeError(HeadwiseError):
-    """A dtype that is not supported, or two that differ."""
+    """An unsupported dtype, or dtypes that differ."""
 
 
 class DeviceError(HeadwiseError):
@@ -36,7 +36,7 @@ class ConfigError(HeadwiseError):
 
 
 class KernelError(HeadwiseError):
-    """A kernel was named that cannot do this call."""
+    """A kernel that does not support the call."""
 
 
 class TextError(HeadwiseError):
@@ -44,7 +44,7 @@ class TextError(HeadwiseError):
 
 
 class CheckpointError(HeadwiseError):
-    """A file that is missing, damaged, of another kind or model, or cannot be written."""
+    """A file that is missing, damaged, of another type or model, or cannot be written."""
 
 
 def not_installed(what: str, *packages: str) -> ConfigError:
@@ -53,22 +53,22 @@ def not_installed(what: str, *packages: str) -> ConfigError:
 
 
 def check_whole(owner: str, name: str, value: object, least: int) -> int:
-    """A whole number of at least `least`, or a ConfigError that names it."""
+    """Return `value` if it is a whole number of at least `least`; else raise a ConfigError that names it."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{owner}({name}={value!r}): expected a whole number, {name} >= {least}")
     return value
 
 
 def check_declared(kind: type, base: type, wanted: Mapping[str, str]) -> None:
-    """Raise if a new class leaves out what no default could be right for.
+    """Raise if a new class does not declare attributes that have no default.
 
     Args:
-        kind: the class, below `base`; what a class between the two declares counts.
-        wanted: name of an attribute or method → what it says.
+        kind: a subclass of `base`; declarations of classes between the two count.
+        wanted: name of an attribute or method → its description.
     Raises:
-        ConfigError: naming the class and what it does not declare.
+        ConfigError: naming the class and the missing attributes.
     """
     between = kind.__mro__[: kind.__mro__.index(base)]
     declared = {name for one in between for name in (*vars(one), *vars(one).get("__annotations__", ()))}
-    if missing := [f"{name} ({says})" for name, says in wanted.items() if name not in declared]:
+    if missing := [f"{name} ({what})" for name, what in wanted.items() if name not in declared]:
         raise ConfigError(f"class {kind.__name__}({base.__name__}): declare {', '.join(missing)}")

@@ -1,4 +1,4 @@
-"""Writing files so that a crash, a full disk or a `kill -9` never leaves half a file behind."""
+"""Atomic writing of files: a crash, a full disk or `kill -9` never leaves an incomplete file."""
 
 import contextlib
 import os
@@ -17,28 +17,34 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
-LONGEST = 160  # bytes of a name that other names are made of: most file systems take 255
+LONGEST = 160  # bytes of a name from which other names are made; most file systems support 255
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}\.headwise\.tmp", re.DOTALL)
 
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path; rename it over `path` if the block succeeds, remove it if not.
+    """Yield a temporary path; it is renamed to `path` if the block succeeds, and removed if not.
 
-    The file at `path` is at every moment either the old one or the whole new one. The folder is made if it is missing.
-    The temporary path is in a folder of its own beside `path`, as some writers make temporary files of their own beside
-    the one that they are given. What a killed process leaves of it is removed by `sweep`.
+    At any time, `path` is either the old file or the complete new one. Missing folders are created. The temporary path
+    is in a separate folder next to `path`, because some writers create further temporary files next to theirs. `sweep`
+    removes what a killed process leaves.
 
     Raises:
-        CheckpointError: naming `path`, if it cannot be written, because the disk is full for example.
+        CheckpointError: naming `path`, if it cannot be written, for example because the disk is full.
     """
     with writing(path), _whole(Path(path)) as temporary:
         yield temporary
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all. CheckpointError as `atomic_path`."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """A block that writes `path`: what the system refuses there is a CheckpointError that names it."""
+    """Convert every OSError of the block to a CheckpointError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -55,14 +61,14 @@ def _whole(target: Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb") as written:
             os.fsync(written.fileno())
-        # Some writers make files that only the owner can read; give what a plain open() would have given.
+        # Some writers create files that only the owner can read; set the permissions of a plain open().
         temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, target)
 
 
 @contextmanager
 def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """As `atomic_path`, for a folder that is not there yet, or is empty."""
+    """As `atomic_path`, for a folder that does not exist or is empty."""
     target = Path(path)
     with _beside(target) as folder:
         temporary = folder / target.name
@@ -72,10 +78,10 @@ def atomic_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left in a folder: temporary files of `atomic_path` and `atomic_folder`.
+    """Remove the temporary files of `atomic_path` and `atomic_folder` that killed processes left in a folder.
 
-    Each is locked by the process that writes it, and the system releases the lock when that process ends; nothing is
-    removed where the file system has no locks.
+    Each is locked by its process, and the system releases the lock when the process ends. Nothing is removed on file
+    systems without locks.
     """
     with contextlib.suppress(OSError):
         for path in [path for path in folder.iterdir() if is_temporary(path)]:
@@ -89,13 +95,13 @@ def sweep(folder: Path) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a name is one that `atomic_path` and `atomic_folder` give to what they are writing."""
+    """Whether a path is a temporary file of `atomic_path` or `atomic_folder`."""
     return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def lock(handle: int) -> bool | None:
-    """Lock an open file or folder for as long as it is open: True, or False if another process has locked it, or None
-    where the system or the file system has no locks."""
+    """Lock an open file or folder until it is closed. Returns False if another process has locked it, and None if the
+    system or the file system has no locks."""
     if fcntl is None:
         return None
     try:
@@ -108,7 +114,7 @@ def lock(handle: int) -> bool | None:
 
 
 def is_at(handle: int, path: Path) -> bool:
-    """Whether an open file or folder is the one that `path` names now."""
+    """Whether an open file or folder is still the one at `path`."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except FileNotFoundError:
@@ -116,7 +122,7 @@ def is_at(handle: int, path: Path) -> bool:
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
-    """Of all bytes of a file."""
+    """SHA-256 of a file."""
     digest = sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 22):
@@ -125,14 +131,14 @@ def sha256_of(path: str | os.PathLike[str]) -> str:
 
 
 def short_name(name: str) -> str:
-    """The name, or a part of it with a checksum where it is so long that a name made of it might be too long."""
+    """Return the name, or a part of it with a checksum if names made from it could be too long."""
     whole = os.fsencode(name)
     return name if len(whole) <= LONGEST else f"{name[: LONGEST // 8]}-{sha256(whole).hexdigest()[:16]}"
 
 
 @contextmanager
 def _beside(target: Path) -> Iterator[Path]:
-    """A new folder beside the target, locked while the block runs, and gone afterwards."""
+    """Yield a new folder next to the target, which is locked during the block and removed afterwards."""
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, folder = _begun(target)
     try:
@@ -148,7 +154,7 @@ def _begun(target: Path) -> tuple[int | None, Path]:
         folder = Path(tempfile.mkdtemp(".headwise.tmp", f".{short_name(target.name)}.", target.parent))
         if fcntl is None:
             return None, folder
-        with contextlib.suppress(FileNotFoundError):  # a sweep came between its making and its lock
+        with contextlib.suppress(FileNotFoundError):  # removed by a sweep before it was locked
             handle = os.open(folder, os.O_RDONLY)
             if lock(handle) is not False and is_at(handle, folder):
                 return handle, folder

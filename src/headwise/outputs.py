@@ -1,6 +1,6 @@
-"""The place of a result: looked at before any work is done for it, and held by one run at a time.
+"""Output paths: checked before any work begins, and locked by one run at a time.
 
-with taken(path, "--out"):          # or an error: it cannot be written, or another run is writing it
+with taken(path, "--out"):          # raises if it cannot be written, or if another run is writing it
     ...                             # hours of work
 """
 
@@ -18,13 +18,13 @@ FOLDER_LOCK = ".headwise.lock"
 
 
 def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> None:
-    """Raise if nothing can be written at `path`, so that it is known before any work is done. Nothing is changed, but
-    for temporary files of killed runs, which are removed.
+    """Raise if `path` cannot be written, before any work begins. Nothing is changed, except that temporary files of
+    killed runs are removed.
 
     Args:
-        option: what the caller calls it, "--out" or "out". folder: whether it is to be a folder, and not a file.
+        option: the caller's name for it, "--out" or "out". folder: whether the output is a folder instead of a file.
     Raises:
-        CheckpointError: naming the option, the path and what is in the way.
+        CheckpointError: naming the option, the path and the reason.
     """
     target = Path(path)
     try:
@@ -51,14 +51,15 @@ def check_writable(path: str | os.PathLike[str], option: str, *, folder: bool = 
 
 @contextmanager
 def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) -> Iterator[None]:
-    """Hold the place of a result while the block runs: no other run can. The folders that it needs are made, and
-    removed again if nothing was written.
+    """Lock an output path for the block. Missing folders are created, and removed if nothing was written.
 
-    The lock is a file beside the result, or in it if it is a folder; the system releases it however the process ends.
-    Where the file system has no locks, nothing is held.
+    The lock is a file next to the output, or inside it if it is a folder; the system releases it when the process ends
+    for any reason. On file systems without locks, nothing is locked.
 
+    Args:
+        path, option, folder: as for `check_writable`.
     Raises:
-        CheckpointError: as `check_writable`. ConfigError: if another run holds it.
+        CheckpointError: as `check_writable`. ConfigError: if another run has locked it.
     """
     check_writable(path, option, folder=folder)
     target = Path(path)
@@ -80,12 +81,12 @@ def taken(path: str | os.PathLike[str], option: str, *, folder: bool = False) ->
 
 
 def contents(folder: Path) -> list[Path]:
-    """What a folder holds, without what runs put there while they last."""
+    """The contents of a folder without the temporary files of runs."""
     return [path for path in folder.iterdir() if path.name != FOLDER_LOCK and not is_temporary(path)]
 
 
 def _there(folder: Path) -> tuple[Path, list[str]]:
-    """The nearest folder above that is there, and the names below it that are not, from the top."""
+    """The nearest existing folder, and the missing names below it, from the top."""
     missing: list[str] = []
     while True:
         try:
@@ -102,14 +103,14 @@ def _there(folder: Path) -> tuple[Path, list[str]]:
 
 
 def _locked(file: Path, home: Path, made: list[Path], target: Path, option: str) -> int | None:
-    """The open lock file; None where there are no locks."""
+    """The open lock file; None without locks."""
     while True:
         try:
             _make(home, made)
             if fcntl is None:
                 return None
             handle = _opened(file)
-        except FileNotFoundError:  # a run that has just ended removed the folder that it had made
+        except FileNotFoundError:  # the folder was just removed by a run that ended
             continue
         except OSError as error:
             raise _refused(target, option, error.strerror or str(error)) from None
@@ -126,25 +127,25 @@ def _locked(file: Path, home: Path, made: list[Path], target: Path, option: str)
                 os.ftruncate(handle, 0)
                 os.write(handle, f"process {os.getpid()}".encode())
             return handle
-        os.close(handle)  # the run that held it has just ended and removed it
+        os.close(handle)  # the lock file was just removed by a run that ended
 
 
 def _opened(file: Path) -> int:
     try:
         return os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:
-        return os.open(file, os.O_RDONLY)  # another user's, left by a run that was killed
+        return os.open(file, os.O_RDONLY)  # another user's, left by a killed run
 
 
 def _make(folder: Path, made: list[Path]) -> None:
-    """Make a folder and those above it; `made` gets those that were not there."""
+    """Create a folder and its parents; the created ones are appended to `made`."""
     if folder.is_dir():
         return
     _make(folder.parent, made)
     try:
         folder.mkdir()
     except FileExistsError:
-        if not folder.is_dir():  # another run may have made it, but this is something else
+        if not folder.is_dir():  # not a folder that another run just created
             raise
     else:
         made.append(folder)

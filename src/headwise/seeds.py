@@ -1,4 +1,4 @@
-"""Random numbers that repeat: torch's default generators at a seed, and afterwards where they were before."""
+"""Reproducible random numbers: PyTorch's default generators with a seed, restored afterwards."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 @contextmanager
 def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
-    """While open, the default generators of the CPU and of `devices` start from `seed`; then they are as they were.
+    """Seed the default generators of the CPU and of `devices` in the block, and restore their states afterwards.
 
-    What draws from them inside (dropout, the weights of new modules) draws the same numbers each time, and the numbers
-    that the caller draws later do not depend on it.
+    Dropout and the weights of new modules in the block are then reproducible, and do not affect later random numbers of
+    the caller.
     """
     places = {torch.device("cpu"), *(device for device in devices if device.type not in ("cpu", "meta"))}
     before = [(_access(device), torch.Generator(device).manual_seed(seed).get_state()) for device in places]
@@ -27,13 +27,13 @@ def seeded(seed: int, devices: Iterable[torch.device] = ()) -> Iterator[None]:
 
 
 def devices_of(model: nn.Module) -> set[torch.device]:
-    """The devices that a model's weights are on."""
+    """The devices of a model's parameters."""
     return {weight.device for weight in model.parameters()}
 
 
 def step_seed(seed: int, step: int) -> int:
-    """A seed of its own for each step of each run. torch's CPU generator reads 32 bits of it, so seed and step must
-    share them; runs of two seeds do not meet within a million steps."""
+    """A different seed for each step of each run, in the 32 bits that PyTorch's CPU generator uses. Two runs have no
+    seed in common within a million steps."""
     return (seed * 1_000_003 + step) % (1 << 32)
 
 
@@ -42,6 +42,6 @@ def _access(device: torch.device) -> tuple[Callable[[], Tensor], Callable[[Tenso
     if device.type == "cpu":
         return torch.get_rng_state, torch.set_rng_state
     module = torch.get_device_module(device)
-    if device.type == "mps":  # there is one device, and no argument for it
+    if device.type == "mps":  # only one device, and no argument
         return module.get_rng_state, module.set_rng_state
     return (lambda: module.get_rng_state(device)), (lambda state: module.set_rng_state(state, device))

@@ -1,4 +1,4 @@
-"""Tensors as safetensors files, never pickle: written whole, and read only where every byte is what was written."""
+"""Tensors in safetensors files, written atomically and verified by a checksum when they are read."""
 
 import hashlib
 import json
@@ -17,25 +17,25 @@ CHECKSUM = "checksum"  # in the header: SHA-256 of the rest of the header and of
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write a file whole or not at all. CheckpointError if it cannot be written."""
+    """Write a file atomically. CheckpointError if it cannot be written."""
     with atomic_path(path) as temporary:
         save_tensors(temporary, tensors, header)
 
 
 def save_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
-    """Write a file in place, for a caller that renames it: the same contents give the same bytes. OSError if that is
-    not possible."""
+    """Write a file in place, for callers that rename it. The same contents give the same bytes. OSError if it cannot
+    be written."""
     plain = _apart({name: _plain(x) for name, x in tensors.items()})
     try:
         save_file(plain, path, metadata={**header, CHECKSUM: _checksum(plain, header)})
         _put_in_order(path)
-    except SafetensorError as error:  # the disk is full, for example; it has no class of its own
+    except SafetensorError as error:  # for example, because the disk is full
         raise OSError(str(error)) from error
 
 
 def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and header as `write_tensors` was given them, in a `reading` block. CheckpointError if the file is not
-    of the format `form`, as its header calls it, or if a byte of it has changed."""
+    """Read tensors and header of a file written by `write_tensors`; for use in a `reading` block. CheckpointError if
+    the format in the header is not `form`, or if any byte has changed."""
     if os.path.isdir(path):
         raise CheckpointError("it is a folder")
     try:
@@ -44,7 +44,7 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
             found = header.get("format")
             if found != form:
                 raise CheckpointError(f"it is not of the format {form}; its header says {found!r}")
-            # Copies: the tensors of safetensors lie in the file, and would change or vanish with it.
+            # Copies, because the tensors of safetensors are mapped to the file and change with it.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a dict
     except SafetensorError as error:
         raise CheckpointError(f"it is truncated or damaged: {error}") from None
@@ -55,33 +55,33 @@ def read_tensors(path: str | os.PathLike[str], form: str) -> tuple[dict[str, Ten
 
 
 def tensor_like(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """The tensor of that name. CheckpointError if it is missing, or not of the same size and dtype as another."""
+    """Return the tensor of that name. CheckpointError if it is missing, or differs from `like` in size or dtype."""
     found = tensors.get(name)
     if found is None or found.shape != like.shape or found.dtype != like.dtype:
-        came = "is missing" if found is None else f"is {found.dtype} {tuple(found.shape)}"
-        raise CheckpointError(f"{name} {came}; expected {like.dtype} {tuple(like.shape)}")
+        got = "is missing" if found is None else f"is {found.dtype} {tuple(found.shape)}"
+        raise CheckpointError(f"{name} {got}; expected {like.dtype} {tuple(like.shape)}")
     return found
 
 
 def _put_in_order(file: str | os.PathLike[str]) -> None:
-    """Sort the header of a safetensors file, in place: its texts come in another order at each save."""
+    """Sort the header of a safetensors file in place; its order differs between saves."""
     with open(file, "r+b") as opened:
         size = int.from_bytes(opened.read(8), "little")
         header = json.loads(opened.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         ordered = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
-        if len(ordered) == size:  # the same characters, as JSON has it; spaces at the end are part of the format
+        if len(ordered) == size:  # the same characters; trailing spaces are allowed by the format
             opened.seek(8)
             opened.write(ordered)
 
 
 def _plain(x: Tensor) -> Tensor:
-    """The numbers of a tensor as they lie in memory: signs that PyTorch keeps in a bit beside them are carried out."""
+    """A contiguous CPU tensor with the numbers in memory; lazy conjugation and negation are resolved."""
     return x.detach().resolve_conj().resolve_neg().cpu().contiguous()
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors in memory of their own, as safetensors requires."""
+    """The same tensors without shared memory, as safetensors requires."""
     found = {}
     taken: dict[int, list[tuple[int, int]]] = {}
     for name, x in tensors.items():

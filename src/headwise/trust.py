@@ -1,7 +1,7 @@
-"""What a model's folder may not ask of transformers: code from elsewhere, or weights that are not safetensors.
+"""Refusal of model folders that make transformers run code from elsewhere or read weights other than safetensors.
 
-A config.json is data, but some of its entries make transformers fetch and run code: a kernel from the hub in place of
-attention, the loader of a quantization library. headwise opens folders of anybody, so these are refused by name before
+A config.json is data, but some of its entries make transformers download and run code, such as an attention kernel from
+the hub or the loader of a quantization library. headwise opens untrusted folders, so these entries are refused before
 transformers reads them.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from headwise.errors import CheckpointError
 
-# What transformers computes by itself; everything else may be a repository with compiled code.
+# Implementations in transformers itself; any other name may be a repository with compiled code.
 ATTENTION = ("eager", "sdpa", "flex_attention", "headwise")
 EXPERTS = ("eager", "batched_mm", "grouped_mm")
 IMPLEMENTATIONS = {"attn_implementation": ATTENTION, "experts_implementation": EXPERTS}
@@ -20,18 +20,18 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 FETCHES = "loads a kernel from elsewhere"
 REFUSED = {
     "use_kernels": FETCHES, "kernel_config": FETCHES,
-    "trust_remote_code": "runs code of the folder",
-    "quantization_config": "needs the library that quantized the weights",
-    "use_pretrained_backbone": "fetches another model",
+    "trust_remote_code": "runs code from the folder",
+    "quantization_config": "requires the library that quantized the weights",
+    "use_pretrained_backbone": "downloads another model",
 }  # fmt: skip
 ADAPTER = "adapter_config.json"
 
 
 def check_config(config: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """CheckpointError, naming the entry, if a configuration of transformers asks for code or for other weights.
+    """Raise CheckpointError, naming the entry, if a configuration of transformers refers to code or to other weights.
 
     Args:
-        config: the values of its config.json. path: of the file, for messages.
+        config: the contents of config.json. path: of the file, for messages.
     """
     for name, value in _entries(config):
         key = name.rpartition(".")[2].removeprefix("_").removesuffix("_internal")
@@ -44,7 +44,7 @@ def check_config(config: Mapping[str, Any], path: str | os.PathLike[str]) -> Non
 
 
 def check_folder(folder: Path) -> None:
-    """CheckpointError if a folder holds an adapter: its weights belong to another model, which would be fetched."""
+    """Raise CheckpointError if a folder contains an adapter, whose base model would be downloaded."""
     if (folder / ADAPTER).exists():
         raise CheckpointError(
             f"{str(folder)!r} contains an adapter ({ADAPTER}); merge it into its model and save the result, "
@@ -53,7 +53,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _entries(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    """All entries with their places, those of configurations inside it too."""
+    """All entries with their locations, including those of nested configurations."""
     for name, value in config.items():
         yield f"{at}{name}", value
         if isinstance(value, Mapping):
@@ -61,7 +61,7 @@ def _entries(config: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any
 
 
 def _known(value: Any, names: tuple[str, ...]) -> bool:
-    if isinstance(value, Mapping):  # one for each part of the model
+    if isinstance(value, Mapping):  # one value for each part of the model
         return all(_known(part, names) for part in value.values())
     return value is None or value in names
 
@@ -69,6 +69,6 @@ def _known(value: Any, names: tuple[str, ...]) -> bool:
 def _refused(path: str | os.PathLike[str], name: str, value: Any, why: str) -> CheckpointError:
     shown = repr(value) if len(repr(value)) < 60 else "…"
     return CheckpointError(
-        f"{os.fspath(path)!r}: {name}={shown} {why}. headwise runs no code but that of the installed transformers; "
-        f"remove the entry if the model needs none"
+        f"{os.fspath(path)!r}: {name}={shown} {why}. headwise only runs code of the installed transformers; remove the "
+        f"entry if the model does not need it"
     )

@@ -16,7 +16,7 @@ from commands import Done
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from benchmarks import memory, plot, tables  # noqa: E402
+from benchmarks import auto, memory, plot, tables  # noqa: E402
 from benchmarks.cases import CASES, FAMILIES, Goal, select  # noqa: E402
 from benchmarks.checks import Disagreement, Referee, fingerprint, truth  # noqa: E402
 from benchmarks.contestants import PEERS, Skip, build  # noqa: E402
@@ -66,6 +66,27 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Done(code, *capsys.readouterr())
 
     return call
+
+
+def test_a_choice_that_is_slower_than_a_kernel_that_could_be_named_is_wrong() -> None:
+    rows = [
+        Row("x", "cpu", True, 7, median=2.0),
+        Row("x", "torch_fused", True, 7, median=3.0),
+        Row("x", "none", True, 7),
+    ]
+    good = auto.of_rows([*rows, Row("x", "auto", True, 7, median=2.19)])
+    bad = auto.of_rows([*rows, Row("x", "auto", True, 7, median=3.0)])
+    assert good is not None
+    assert bad is not None
+    assert (good.fastest, good.wrong, bad.wrong) == ("cpu", False, True)
+    assert str(bad).endswith('"auto" takes 1.50 × the time of cpu: WRONG')
+    assert auto.of_rows(rows) is None
+
+
+def test_the_check_of_auto_goes_through_cases(run: Run) -> None:
+    done = run("__main__", "--check-auto", "--quick", "--case", "tiny", "decode-16k-fp32")
+    assert done.code == 0, done.err
+    assert done.out.count('"auto" takes') == 3
 
 
 @pytest.mark.thorough

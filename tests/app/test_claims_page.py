@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from headwise.errors import ConfigError
+from headwise.reports import claims_page
 from headwise.reports.curves import Curve
 from headwise.textbook.claims import Finding, choose, counts, page, run, write_page
+from headwise.textbook.claims.show import by_group
 
 IDS = ["splitting", "splitting-lowers-cost", "four-d-squared", "kv-cache", "many-heads-beat-one", "block-diagonal"]
 HOSTILE = '</td></svg><script>alert(1)</script><img src=x onerror="alert(2)">&amp;\'"'
@@ -145,7 +147,7 @@ def test_code_is_linked_where_the_project_says_where_it_is(found, monkeypatch, l
             return lines
 
     monkeypatch.setattr(metadata, "metadata", lambda name: Installed())
-    assert page.repository() == url
+    assert claims_page.repository() == url
     links = [a["href"] for tag, a in read(page.to_html(found)).tags if tag == "a" and a.get("class") == "code"]
     assert len(links) == (len(found) if url else 0)
     if url:
@@ -246,12 +248,12 @@ def test_page_in_a_browser_shows_what_is_chosen_in_both_themes(found, tmp_path, 
     done = subprocess.run([str(BROWSER), *flags, path.as_uri()], capture_output=True, timeout=120, check=True)
     assert [line for line in done.stderr.decode("utf-8", "replace").splitlines() if "CONSOLE" in line] == []
     out = json.loads(html.unescape(re.search(r'data-result="([^"]*)"', done.stdout.decode("utf-8"))[1]))
-    assert out["all"][0] == [claim for part in page.by_group(found).values() for claim in (f.claim.id for f in part)]
+    assert out["all"][0] == [claim for part in by_group(found).values() for claim in (f.claim.id for f in part)]
     for kind, verdict in (("holds", "holds"), ("fails", "does not hold")):
         part = [one for one in found if one.verdict.value == verdict]
         assert set(out[kind][0]) == {one.claim.id for one in part}
         assert out[kind][1] == sum(len(one.curves) for one in part)
-        assert out[kind][2] == len(page.by_group(part))
+        assert out[kind][2] == len(by_group(part))
     assert out["light"] == "rgb(244, 243, 238)"
     assert out["dark"] == "rgb(17, 17, 24)"
     assert out["strokes"]

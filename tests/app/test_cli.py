@@ -2,18 +2,18 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from commands import Command, program
+from commands import Command, forked, program
+
+from processes import files_no_larger_than
 
 
 @pytest.mark.thorough
 def test_see_prints_every_head_and_writes_the_page_and_pictures(model_folder: Path, tmp_path: Path) -> None:
     out, png = tmp_path / "r.html", tmp_path / "png"
-    done = program("see", "武松打虎😀。", "--model", model_folder, "--out", out, "--png", png)
+    done = forked(tmp_path, "see", "武松打虎😀。", "--model", model_folder, "--out", out, "--png", png)
     assert done.code == 0, done.err
     heads = re.findall(r"^ *(\d) +(\d) ", done.out, re.MULTILINE)
     assert heads == [(str(layer), str(head)) for layer in range(2) for head in range(5)]
@@ -141,15 +141,12 @@ def test_a_program_that_was_given_bad_input_ends_with_one_clear_line(tmp_path: P
 
 
 @pytest.mark.thorough
-def test_a_full_disk_leaves_no_half_report(model_folder: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_half_report(headwise: Command, model_folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     out.write_text("the old report", encoding="utf-8")
-    # The shell's file-size limit makes every write beyond 8 blocks fail as a full disk does.
-    command = (
-        f"ulimit -f 8; trap '' XFSZ; exec {sys.executable} -m headwise see 武松 --model {model_folder} --out {out}"
-    )
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    with files_no_larger_than(8192):
+        done = headwise("see", "武松", "--model", model_folder, "--out", out)
+    assert done.code == 2, done.out + done.err
+    assert "Traceback" not in done.err
     assert out.read_text(encoding="utf-8") == "the old report"
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Command, program
+from commands import Command
 from rich.console import Console
 
 from headwise.costs import Machine, Work, attention_stages
@@ -232,7 +232,7 @@ def test_command_prints_markdown_and_json(headwise: Command) -> None:
 
 
 def test_command_prints_text(headwise: Command) -> None:
-    found = program("plan", "--config", "llama_2_70B", "--seq", "4096", "--batch", "1")
+    found = headwise("plan", "--config", "llama_2_70B", "--seq", "4096", "--batch", "1")
     assert found.code == 0, found.err
     assert found.out.splitlines()[0] == "llama-2-70b: 68,976,648,192 parameters"
     assert re.search(r"cache, all tokens +1\.34 GB", found.out)

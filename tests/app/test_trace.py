@@ -11,7 +11,8 @@ from rich.console import Console
 import headwise.nn
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.nn.registry import DESIGNS
-from headwise.textbook.trace import Step, print_trace, trace
+from headwise.nn.steps import Step
+from headwise.textbook.trace import print_trace, trace
 
 # Every design, plain and with what adds steps.
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + [

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import headwise as hw
+from headwise.events import within
 from headwise.kernels import pauses
-from headwise.kernels.pauses import pausing
 
 MEASURES = ["entropy", "max_logit", "mean_distance", "local_mass", "sink_mass", "previous_mass", "self_mass"]
 MASKS = {
@@ -39,7 +39,7 @@ def test_blocks_are_the_whole(mask, kernel, score):
     n = 201
     whole, one = attended(n, n, mask, kernel, score)
     told = []
-    with pausing(lambda _, *at: told.append(at)):
+    with within(progress=lambda _, *at: told.append(at)):
         parts, other = attended(n, n, mask, kernel, score)
     assert told == [(0, n), (64, n), (128, n), (192, n), (n, n)]
     torch.testing.assert_close(parts, whole, rtol=0, atol=2e-6)
@@ -54,7 +54,7 @@ def test_blocks_are_the_whole(mask, kernel, score):
 @given(n=st.integers(1, 300), more=st.integers(0, 80))
 def test_queries_at_the_end_of_longer_keys(n, more):
     whole, one = attended(n, n + more, hw.Causal(), "auto")
-    with pausing(lambda *_: None):
+    with within(progress=lambda *_: None):
         parts, other = attended(n, n + more, hw.Causal(), "auto")
     torch.testing.assert_close(parts, whole, rtol=0, atol=2e-6)
     torch.testing.assert_close(other.measured["entropy"], one.measured["entropy"], rtol=2e-6, atol=2e-6)
@@ -66,7 +66,7 @@ def test_statistics_of_keys_and_of_labels():
     q, k = torch.randn(2, 2, 4, n, 8)
     with torch.no_grad():
         whole = hw.attend(q, k, k, mask=hw.Causal(), return_map=True, measures=wanted)[1].measured
-        with pausing(lambda *_: None):
+        with within(progress=lambda *_: None):
             parts = hw.attend(q, k, k, mask=hw.Causal(), return_map=True, measures=wanted)[1].measured
     for name in whole:
         torch.testing.assert_close(parts[name], whole[name], rtol=2e-6, atol=2e-6)
@@ -83,7 +83,7 @@ def test_what_a_look_raises_ends_the_call():
         if rows:
             raise Enough
 
-    with pytest.raises(Enough), pausing(look):
+    with pytest.raises(Enough), within(progress=look):
         attended(640, 640, hw.Causal(), "auto")
     assert seen == [0, 64]
     attended(640, 640, hw.Causal(), "auto")
@@ -93,7 +93,7 @@ def test_what_a_look_raises_ends_the_call():
 def test_gradients_and_dropout_are_in_one_piece():
     seen = []
     q = torch.randn(1, 1, 300, 8, requires_grad=True)
-    with pausing(lambda _, *at: seen.append(at)):
+    with within(progress=lambda _, *at: seen.append(at)):
         hw.attend(q, q, q).sum().backward()
         with torch.no_grad():
             hw.attend(q, q, q, dropout_p=0.5)
@@ -104,7 +104,7 @@ def test_gradients_and_dropout_are_in_one_piece():
 def test_a_kernel_for_whole_matrices_is_left_whole():
     q = torch.randn(1, 2, 300, 8)
     seen = []
-    with torch.no_grad(), pausing(lambda _, *at: seen.append(at)):
+    with torch.no_grad(), within(progress=lambda _, *at: seen.append(at)):
         out, amap = hw.attend(q, q, q, mask=hw.Causal(), kernel="torch_fused", return_map=True)
     assert amap.kernel == "torch_fused"
     torch.testing.assert_close(out, hw.attend(q, q, q, mask=hw.Causal(), kernel="reference"), rtol=0, atol=2e-6)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headwise.attention import attend
 from headwise.errors import KernelError
-from headwise.kernels.gates import listen
+from headwise.events import listen
 from headwise.masks import Causal, Dense, Documents, Grid, Lengths, Mask, Span, State
 from headwise.scores import ALiBi, Bias, Score, SinkLogits, SoftCap
 

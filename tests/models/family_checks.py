@@ -115,7 +115,7 @@ def dropout(family: Family) -> None:
     """Attention alone in training: random, the same again from the same seed, and none of it in eval."""
     model = copy.deepcopy(make(family, dropout=0.4))
     given, real = inputs(family)
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
 
     def run(seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -178,7 +178,7 @@ def cross_attention(family: Family) -> None:
 
     theirs, their_gradient = run()
     with switched(model):
-        seen: list[hw.models.Observation] = []
+        seen: list[hw.models.AttentionCall] = []
         with hw.models.observe(seen.append, model=model):
             ours, gradient = run()
     same(ours, theirs)

@@ -70,8 +70,8 @@ def returned_weights(case: Case) -> None:
                 raise Wrong(f"{name}[{i}]: differs by {error:.1e}; allowed {bound:.1e}")
 
 
-def _observed(case: Case, **options: Any) -> tuple[list[hw.models.Observation], Outputs]:
-    seen: list[hw.models.Observation] = []
+def _observed(case: Case, **options: Any) -> tuple[list[hw.models.AttentionCall], Outputs]:
+    seen: list[hw.models.AttentionCall] = []
     with torch.no_grad(), switched(case.model), hw.models.observe(seen.append, model=case.model, **options):
         out = outputs(case.model, case.given)
     return seen, out

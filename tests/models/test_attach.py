@@ -43,7 +43,7 @@ def test_every_kind_is_attached_and_restored_exactly():
     before, keys = state(model), list(model.state_dict())
     with torch.no_grad():
         theirs = model["torch"](x), model["llama"](ids).last_hidden_state
-        seen: list[hw.models.Observation] = []
+        seen: list[hw.models.AttentionCall] = []
         with hw.attach(model) as handle, hw.models.observe(seen.append, model=model):
             ours = model["torch"](x), model["llama"](ids).last_hidden_state
             assert list(model.state_dict()) == keys

@@ -293,7 +293,7 @@ def test_models_are_made_with_headwise_by_name():
     install()
     install()
     options = {**FAMILY["Llama"].options, "attn_implementation": "headwise"}
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
     with hw.models.observe(seen.append):
         LlamaForCausalLM(LlamaConfig(**options))(tokens())
     assert len(seen) == 2

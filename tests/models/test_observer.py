@@ -22,7 +22,7 @@ def model():
 
 
 def test_calls_are_told_in_order_with_maps_and_measures(model):
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
     before = model(X)
     with hw.models.observe(seen.append, model=model, measures=["entropy", "max_logit"]):
         after = model(X)
@@ -38,7 +38,7 @@ def test_calls_are_told_in_order_with_maps_and_measures(model):
 
 
 def test_without_measures_nothing_is_measured_and_without_a_model_nothing_is_named(model):
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
     with hw.models.observe(seen.append):
         model(X)
     assert [(observation.name, observation.measured) for observation in seen] == [("", None)] * 2
@@ -48,7 +48,7 @@ def test_only_the_modules_of_the_model_are_told(model):
     other = hw.MultiHeadAttention(16, 4)  # computes with attend, and is no adapter
     twin = nn.MultiheadAttention(16, 4, batch_first=True)
     hw.attach(twin)
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
     with hw.models.observe(seen.append, model=twin):
         model(X)
         other(X)
@@ -58,8 +58,8 @@ def test_only_the_modules_of_the_model_are_told(model):
 
 
 def test_observers_stack_and_each_gets_its_measures(model):
-    outer: list[hw.models.Observation] = []
-    inner: list[hw.models.Observation] = []
+    outer: list[hw.models.AttentionCall] = []
+    inner: list[hw.models.AttentionCall] = []
     with hw.models.observe(outer.append, measures=["entropy"]):
         with hw.models.observe(inner.append, measures=["entropy", "sink_mass"], model=model):
             model(X)
@@ -83,7 +83,7 @@ def test_two_measures_of_one_name_are_refused(model):
 
 
 def test_what_the_callback_raises_is_raised_and_the_observer_leaves(model):
-    def stop(observation: hw.models.Observation) -> None:
+    def stop(observation: hw.models.AttentionCall) -> None:
         raise RuntimeError("enough")
 
     with pytest.raises(RuntimeError, match="enough"), hw.models.observe(stop):
@@ -93,7 +93,7 @@ def test_what_the_callback_raises_is_raised_and_the_observer_leaves(model):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_calls_are_told_once(model, reentrant):
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
     x = X.clone().requires_grad_()
     with hw.models.observe(seen.append, model=model):
         y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)

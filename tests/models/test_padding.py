@@ -61,7 +61,7 @@ def places(side, i):
 
 
 def seen_by(model, measures, run):
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
     with torch.no_grad(), hw.models.observe(seen.append, model=model, measures=measures):
         run()
     return seen
@@ -162,7 +162,7 @@ def test_multihead_attention_tells_tokens_and_returns_what_pytorch_returns(holes
     given = torch.zeros(3, 7).masked_fill(mask, -torch.inf) if floating else mask
     y, weights = own(x, x, x, key_padding_mask=given, average_attn_weights=False)
     hw.attach(own)
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
     with hw.models.observe(seen.append, measures=["entropy", "received_mass"]):
         ours, lazy = own(x, x, x, key_padding_mask=given, average_attn_weights=False)
         own(x, x.clone(), x, key_padding_mask=given)  # of another sequence

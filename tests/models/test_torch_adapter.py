@@ -250,7 +250,7 @@ def test_attached_transformer_computes_the_same_and_is_never_passed_by(training,
     with torch.set_grad_enabled(grad):
         before = call(model)
         names = hw.attach(model).attached
-        seen: list[hw.models.Observation] = []
+        seen: list[hw.models.AttentionCall] = []
         with hw.models.observe(seen.append, model=model):
             after = call(model)
     torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
@@ -389,7 +389,7 @@ def test_nan_in_a_parameter_is_told():
     ours, _ = pair(12, 3, batch_first=True, dtype=torch.float32)
     with torch.no_grad():
         ours.in_proj_weight[24 + 5] = torch.nan  # a value of head 1
-    seen: list[hw.models.Observation] = []
+    seen: list[hw.models.AttentionCall] = []
     with hw.models.observe(seen.append, measures=["entropy"]):
         out, _ = ours(X, X, X)
     assert out.isnan().any()

@@ -172,7 +172,7 @@ def a_rank_that_fails_does_not_hold_the_others_for_long(rank: int, ranks: int) -
         if rank == 0:
             raises(MemoryError, "no room", parallel.ring_attend, q, k, v, group=own)
         else:
-            raises(RuntimeError, "waited in vain", _twice, q, k, v, own)
+            raises(RuntimeError, "see the first error there", _twice, q, k, v, own)
     finally:
         blocks.Rows.meet = meet
 

@@ -69,7 +69,7 @@ def a_decoder(rank: int, ranks: int) -> None:
             close("logits", found, parallel.shard(logits, spread.layout), 1e-5)
             nn.functional.cross_entropy(found.flatten(0, 1), targets.flatten(), reduction="sum").backward()
             assert f"{how}, {spread.layout} over {ranks} ranks, 2 layers" in repr(spread)
-            raises(hw.ConfigError, "attends over many ranks already", parallel.sequence_parallel, model)
+            raises(hw.ConfigError, "already attends over several ranks", parallel.sequence_parallel, model)
         parallel.sum_gradients(model)
         for (name, parameter), wanted in zip(model.named_parameters(), whole.parameters(), strict=True):
             close(name, parameter.grad, wanted.grad, 2e-5)

@@ -189,9 +189,9 @@ def measures_that_cannot_be_joined(rank: int, ranks: int) -> None:
     q, k, v = (parallel.shard(x, "contiguous") for x in qkv(1, 4, 2, 11, 11))
     for attend in HOW.values():
         asked = {"return_map": True, "layout": "contiguous"}
-        raises(hw.ConfigError, "'opaque' is no RowMeasure", attend, q, k, v, measures=[Opaque()], **asked)
+        raises(hw.ConfigError, "'opaque' is not a RowMeasure", attend, q, k, v, measures=[Opaque()], **asked)
         raises(hw.ConfigError, "unknown measure 'entropie'", attend, q, k, v, measures=["entropie"], **asked)
-        raises(hw.ConfigError, "needs return_map=True", attend, q, k, v, measures=["entropy"])
+        raises(hw.ConfigError, "requires return_map=True", attend, q, k, v, measures=["entropy"])
 
 
 CASES = {

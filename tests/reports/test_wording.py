@@ -56,7 +56,7 @@ def test_statistics_roles_and_notes_of_designs_have_chinese_words():
 def test_a_message_formats_its_values_in_each_language():
     inner = message("limit_of_option")
     told = message("too_many_tokens", n=2011, tokens=1009, why=inner)
-    assert told == "the text has 2,011 tokens; the limit is 1,009: set by --max-tokens"
+    assert told == "the text has 2,011 tokens; at most 1,009 are supported: set by --max-tokens"
     assert told.zh == "文本有 2,011 个词元；上限为 1,009 个：由 --max-tokens 设定。"
     assert told.to_dict()["values"] == {"n": 2011, "tokens": 1009, "why": inner.to_dict()}
 

@@ -30,7 +30,7 @@ def test_the_page_uses_exactly_its_words():
 
 def test_a_browser_shows_the_messages_of_the_server_in_both_languages():
     told = message("too_many_tokens", n=2001, tokens=2000, why=message("limit_of_option")).to_dict()
-    assert told["text"] == "the text has 2,001 tokens; the limit is 2,000: set by --max-tokens"
+    assert told["text"] == "the text has 2,001 tokens; at most 2,000 are supported: set by --max-tokens"
     assert told["zh"] == "文本有 2,001 个词元；上限为 2,000 个：由 --max-tokens 设定。"
 
 

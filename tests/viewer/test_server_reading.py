@@ -153,18 +153,18 @@ def test_a_layer_is_given_up_between_blocks_of_queries(monkeypatch):
     blocks = []
     held, let_go = threading.Event(), threading.Event()
 
-    def tell(self, what, done, of, layer):
+    def progress(self, what, done, of, layer):
         blocks.append(done)
         if what == "reading" and 0 < done < of // 3:
             held.set()
             assert let_go.wait(60)
 
-    monkeypatch.setattr(text_module.Text, "tell", tell)
+    monkeypatch.setattr(text_module.Text, "progress", progress)
     text = session.open("武松打虎" * 500)
     assert held.wait(60)
     newer = session.open("abc")
     let_go.set()
-    monkeypatch.setattr(text_module.Text, "tell", lambda *_: None)
+    monkeypatch.setattr(text_module.Text, "progress", lambda *_: None)
     assert settled(newer) == "ready"
     assert text.state == "cancelled"
     assert not text.heads

@@ -1,4 +1,4 @@
-"""What heads do, which of them are alike, and which of them matter."""
+"""What heads do, which of them are similar, and which of them matter."""
 
 from headwise.analysis.attention_rollout import Rollout, rollout
 from headwise.analysis.circuits import circuit_similarity, composition
@@ -18,7 +18,7 @@ from headwise.analysis.importance import (
     rank_agreement,
     taylor_importance,
 )
-from headwise.analysis.information import HeadInformation, head_information
+from headwise.analysis.information import head_information
 from headwise.analysis.outputs import output_similarities
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.analysis.spectrum import MapSpectrum, map_spectrum
@@ -28,7 +28,6 @@ __all__ = [
     "HardConcrete",
     "HeadHistory",
     "HeadImportance",
-    "HeadInformation",
     "HeadSimilarity",
     "MapSpectrum",
     "Mention",

@@ -62,9 +62,9 @@ def main() -> None:
 
 def _of_typer(error: Any) -> str:
     """An argument error of typer, of any version, in the form of our own errors."""
-    said = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
-    return said if context is None else f"{said}; {context.command_path} -h lists the options"
+    return message if context is None else f"{message}; {context.command_path} -h lists the options"
 
 
 def _fail(message: str) -> None:

@@ -65,7 +65,7 @@ def train(
     from headwise.lm.run import Resumed
     from headwise.lm.train import TrainingStep, train as run
     from headwise.nn.named import read_options
-    from headwise.tables import duration
+    from headwise.table.show import duration
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))

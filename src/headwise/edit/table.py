@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from headwise.tables import as_text
+from headwise.table.show import as_text
 
 
 def aligned(head: Sequence[str], rows: Iterable[Sequence[object]], *, words: int = 1) -> str:

@@ -8,17 +8,17 @@ of `KERNELS`.
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 from headwise.errors import ConfigError, KernelError
-from headwise.kernels import pauses
+from headwise.events import here, within
 from headwise.kernels.autograd import done_by
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
-from headwise.kernels.gates import telling
+from headwise.kernels.gates import with_delta
 from headwise.kernels.kernel import CONTRACT, Kernel
+from headwise.kernels.pauses import in_blocks
 from headwise.kernels.quantized import QuantizedKV
 from headwise.kernels.reads import Matrix
 from headwise.kernels.reference import Reference
@@ -32,7 +32,6 @@ __all__ = ["KERNELS", "Kernel", "QuantizedKV", "register", "use_kernel"]
 KERNELS: dict[str, Kernel] = {}
 AUTOMATIC: list[str] = []  # those that "auto" chooses among, in this order
 FORCED = "HEADWISE_KERNEL"
-_forced: ContextVar[str | None] = ContextVar("kernel", default=None)
 
 
 def register(kernel: Kernel, *, before: str | None = None) -> Kernel:
@@ -69,11 +68,8 @@ def use_kernel(name: str) -> Iterator[None]:
     HEADWISE_KERNEL in the environment does the same for a whole process.
     """
     _known(name, "use_kernel", name)
-    token = _forced.set(name)
-    try:
+    with within(kernel=name):
         yield
-    finally:
-        _forced.reset(token)
 
 
 def choose(call: Call, name: str = "auto") -> tuple[Kernel, dict[str, str]]:
@@ -84,12 +80,13 @@ def choose(call: Call, name: str = "auto") -> tuple[Kernel, dict[str, str]]:
 
 def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]:
     """Do a call: what came out, the kernel that did it, and why each one before it refused."""
+    progress = here().progress
     for kernel, refusals in _willing(call, name):
         try:
             with own_dtypes(call.q):
-                result = pauses.in_blocks(kernel, call) if pauses.anyone() else done_by(kernel, call)
-            if call.hear is not None and not kernel.tells and result.out.requires_grad:
-                result = result._replace(out=telling(result.out, call.hear))
+                result = done_by(kernel, call) if progress is None else in_blocks(kernel, call, progress)
+            if call.on_delta is not None and not kernel.gives_delta and result.out.requires_grad:
+                result = result._replace(out=with_delta(result.out, call.on_delta))
             return result, kernel, dict(refusals)
         except Declined as reason:
             refusals[kernel.name] = str(reason)
@@ -119,7 +116,7 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
 
 def named(name: str) -> str:
     """The kernel that a call with kernel=`name` is to have, or "auto"."""
-    return (_forced.get() or os.environ.get(FORCED) or name) if name == "auto" else name
+    return (here().kernel or os.environ.get(FORCED) or name) if name == "auto" else name
 
 
 def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
@@ -157,5 +154,5 @@ def check_name(name: str) -> None:
 def _known(name: str, argument: str, given: str) -> None:
     """Raise if there is no kernel `name`, which `argument` named, or the environment where it was given "auto"."""
     if name not in (*KERNELS, "auto"):
-        source = FORCED if given == "auto" and _forced.get() is None else argument
+        source = FORCED if given == "auto" and here().kernel is None else argument
         raise ConfigError(f"{source}={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")

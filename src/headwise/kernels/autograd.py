@@ -90,7 +90,7 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, result.out, result.lse, relative, sinks, *biases, *held)
         ctx.kernel, ctx.biases = kernel, len(biases)
         ctx.dropout_p, ctx.seed = call.dropout_p, call.seed
-        ctx.hear, ctx.values_finite = call.hear, call.__dict__.get("values_finite")
+        ctx.on_delta, ctx.values_finite = call.on_delta, call.__dict__.get("values_finite")
         ctx.mark_non_differentiable(result.lse)
         return result.out, result.lse
 
@@ -104,7 +104,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse, relative, sinks, *rest = saved
         rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
-        call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, hear=ctx.hear)
+        call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, on_delta=ctx.on_delta)
         if ctx.values_finite is not None:
             call.__dict__["values_finite"] = ctx.values_finite  # looked at already
         with own_dtypes(q):

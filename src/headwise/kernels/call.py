@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from headwise.kernels.gates import Hearer
+from headwise.events import OnDelta
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.lowering import Lowered, lower, lowered
 from headwise.rule import Rule
@@ -21,7 +21,7 @@ class Call:
 
     Kernels read `k` and `v`, which are floats; only one that can do with eight bits looks at `keys` and `values`.
     `seed` drives the dropout, so that the backward pass draws the same pattern again. `statistics` are wanted beside
-    the output; a kernel gives those that it can. `hear` is to be told δ by the backward pass (gates.py).
+    the output; a kernel gives those that it can. The backward pass calls `on_delta` with δ (gates.py).
     """
 
     q: Tensor
@@ -31,7 +31,7 @@ class Call:
     dropout_p: float = 0.0
     seed: int = 0
     statistics: tuple[Statistic, ...] = field(default=())
-    hear: Hearer | None = None
+    on_delta: OnDelta | None = None
 
     @cached_property
     def k(self) -> Tensor:

@@ -15,7 +15,7 @@ def apply(count: int, plain: tuple[Any, ...], *tensors: Any) -> Any:
 
 
 @torch.compiler.disable(
-    reason="attend(measures=…), a mask of your own class, and gradients that are listened to (gate_gradients) end a "
+    reason="attend(measures=…), a mask of your own class, and gate_gradients end a "
     "graph: leave out fullgraph=True, or take them out of what is compiled"
 )
 def outside(function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -10,7 +10,7 @@ from headwise.kernels.reads import Reads
 
 CONTRACT = {
     "name": "what it is called",
-    "tells": "whether its gradients call call.hear",
+    "gives_delta": "whether its gradients call call.on_delta",
     "by_autograd": "whether run is differentiable as it is",
     "reads": "what it reads of a map, a kernels.reads.Reads",
     "refuse": "refuse(call): why it cannot do the call, or None",
@@ -23,7 +23,7 @@ class Kernel(Protocol):
     """A way to compute attention. All of them meet the same contract and the same tests."""
 
     name: str
-    tells: bool  # whether its `gradients` tell `call.hear`; if not, that is done around it
+    gives_delta: bool  # whether its `gradients` call `call.on_delta`; if not, δ is computed around it
     by_autograd: bool  # whether `run` is differentiable as it is, twice too; if not, `gradients` is its backward pass
 
     @property

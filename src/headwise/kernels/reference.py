@@ -22,7 +22,7 @@ class Reference:
     """softmax(cap(scale · q kᵀ) + biases + mask) v, line by line as it is written (Vaswani et al. 2017, eq. 1)."""
 
     name = "reference"
-    tells = False
+    gives_delta = False
     by_autograd = True
 
     @property

@@ -21,7 +21,7 @@ class TorchBlocks:
     """The portable kernel; it refuses nothing."""
 
     name = "torch_blocks"
-    tells = False
+    gives_delta = False
     by_autograd = False
     reads = TileReads()
 

@@ -19,7 +19,7 @@ class TorchFused:
     """Full and causal attention on a CPU, without dropout and without scores of its own."""
 
     name = "torch_fused"
-    tells = False
+    gives_delta = False
     by_autograd = False
 
     @property

@@ -32,6 +32,9 @@ class DecoderConfig:
     """Sizes of a decoder.
 
     Attributes:
+        vocab_size: number of token ids. d_model: width of the model. num_layers: number of blocks.
+        num_heads, num_kv_heads: of the attention; num_kv_heads defaults to num_heads.
+        d_ff: width of the feed-forward network. dropout: on the residual branches.
         context: the length that it is trained at; rotary positions also allow longer inputs.
         design: the name of a design that supports causal masks, as in `headwise.nn.named`.
         options: options of the design besides the sizes here, numbers and strings, such as {"top_k": 2}.

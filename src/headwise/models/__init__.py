@@ -1,19 +1,19 @@
 """Where a model's heads are, whatever library made it: found, read, scaled and recorded one by one."""
 
-from headwise.models.adapters.observer import Observation, observe
 from headwise.models.attaching import Attachment, attach
 from headwise.models.find import KINDS, find_heads, register
 from headwise.models.site import HeadSite, Kind
 from headwise.models.taps import record_heads, scale_heads
 from headwise.nn.layout import Layout, Part, Resizing
+from headwise.publishing import AttentionCall, observe
 
 __all__ = [
     "KINDS",
     "Attachment",
+    "AttentionCall",
     "HeadSite",
     "Kind",
     "Layout",
-    "Observation",
     "Part",
     "Resizing",
     "attach",

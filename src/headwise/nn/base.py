@@ -6,10 +6,11 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from headwise.attention import attend, check_mask
+from headwise.attention import attend_to, check_mask
 from headwise.cache import Cache, remembered
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
+from headwise.events import subscribed
 from headwise.mask_tensors import of_argument
 from headwise.masks import Everything, Grid, Mask
 from headwise.nn.checks import check_cache, check_input, check_option, parameters_of, size
@@ -17,6 +18,7 @@ from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.notes import Notes, Preset
 from headwise.nn.positions import Rotary
 from headwise.nn.steps import Steps
+from headwise.publishing import published
 from headwise.scores import Score
 from headwise.stats import Measure
 
@@ -152,14 +154,20 @@ class AttentionLayer(nn.Module):
         limits = None if cache is None else cache.limits(x.shape[1], self.num_heads)
         if limits is not None:
             mask = limits if mask is None else mask & limits
-        options: dict[str, Any] = {
-            "mask": mask, "dropout_p": self.dropout if self.training else 0.0, "return_map": return_map,
-            "measures": measures,
-        }  # fmt: skip
+        options: dict[str, Any] = {"mask": mask, "dropout_p": self.dropout if self.training else 0.0}
         if scores:
             options["score"] = scores
         source = x if context is None else context
-        y, amap, concat = self.compute(x, source, cache, options, return_concat)
+
+        def compute(**more: Any) -> tuple[Tensor, Any, Any]:
+            return self.compute(x, source, cache, {**options, **more}, return_concat)
+
+        if subscribed(self):
+            y, amap, concat = published(
+                self, compute, mask=mask, to_itself=context is None, return_map=return_map, measures=measures
+            )
+        else:
+            y, amap, concat = compute(return_map=return_map, measures=measures)
         extras = [extra for extra, wanted in ((amap, return_map), (concat, return_concat)) if wanted]
         return (y, *extras) if extras else y
 
@@ -285,13 +293,6 @@ class AttentionLayer(nn.Module):
 
 # Attributes that each class defines for itself, since no base can know what a subclass adds.
 FACTS = ("coupling", "resizing", "outside_attend")
-
-
-def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:
-    """Call `attend` and return its output with the map, or with None without `return_map`."""
-    if return_map:
-        return attend(q, k, v, return_map=True, **options)
-    return attend(q, k, v, **options), None
 
 
 def copy_into(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -42,7 +42,7 @@ class BlockDiagonalAttention(AttentionLayer):
         summary=Words("each head reads only its own slice of the channels", "每个头只读取自己的一段通道"),
         use=Words(
             "you want small projections, or to show that this is *not* multi-head attention",
-            "需要较小的投影，或用于说明这*不是*多头注意力",
+            "需要小的投影，或想说明它*不是*多头注意力时用",
         ),
         source="a grouped linear map",
         parameters="d·(2·d_k + d_v) + h·d_v·d",

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.cache import Cache
 from headwise.costs.counts import Counts, positive
 from headwise.errors import ConfigError, ShapeError
 from headwise.masks import Mask
-from headwise.nn.base import AttentionLayer, attend_to, copy_into
+from headwise.nn.base import AttentionLayer, copy_into
 from headwise.nn.checks import check_input, size
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing
 from headwise.nn.notes import Notes, Words
@@ -62,7 +63,7 @@ class ConvolutionAttention(AttentionLayer):
         ),
         use=Words(
             "you want to show that heads can express a convolution; not to compute one",
-            "用于说明多头注意力可以表达卷积；不用于实际计算卷积",
+            "想说明多头可以表达卷积时用；不适合用来计算卷积",
         ),
         source="Cordonnier et al. 2020, 1911.03584",
         parameters="h·d·d_out + h·(axes + 1)",
@@ -161,7 +162,7 @@ class ConvolutionAttention(AttentionLayer):
         places = torch.arange(m)
         delta = places[None, None, :] - places[None, : m - reach, None] - self.centres[:, :1, None]
         note("distances", delta, "h n m", "δ = s − t − Δ_i", "the distance of each key from the position of the head",
-             "每个键与该头所关注位置的距离")  # fmt: skip
+             "每个键到该头所关注位置的距离")  # fmt: skip
         frequencies = math.ceil(math.log2(max(2, m))) + 2
         r = torch.stack([torch.cos(math.pi * delta / 2**f) for f in range(frequencies)]).sum(0)
         scores = self.sharpness[:, None, None] * r

@@ -41,7 +41,7 @@ class GatedAttention(ProjectedLayer):
         ),
         use=Words(
             "a token may need nothing from a head and would attend to a sink instead",
-            "词元可能不需要某个头，否则只能把注意力放到注意力汇上时用",
+            "词元可能不需要某个头、否则会去关注注意力汇时用",
         ),
         source="Qiu et al. 2025, 2505.06708",
         parameters="MHA's + (d + 1)·h, or (d + 1)·h·d_v",
@@ -95,10 +95,10 @@ class GatedAttention(ProjectedLayer):
         heads = note.attended(*note.projected(self, x))
         gate = torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         axes = "b h n 1" if self.gate == "head" else "b h n d_v"
-        note("gate", gate, axes, "σ(X W_G + b)", "the share of each head that the token keeps", "词元保留每个头的比例")
-        heads = note(
-            "gated", heads * gate, "b h n d_v", "H ← H ⊙ gate", "each head times its gate", "每个头乘以相应的门"
+        note(
+            "gate", gate, axes, "σ(X W_G + b)", "the share of each head that the token keeps", "词元对每个头的取用比例"
         )
+        heads = note("gated", heads * gate, "b h n d_v", "H ← H ⊙ gate", "each head times its gate", "每个头乘以它的门")
         note.output(self, heads)
 
     @classmethod

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.costs.counts import Counts
 from headwise.map import AttentionMap
 from headwise.masks import Mask
-from headwise.nn.base import attend_to
 from headwise.nn.layout import Coupling, Layout, Part, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
 from headwise.nn.notes import Notes, Words
@@ -98,7 +98,7 @@ class HeadMixingAttention(ProjectedLayer):
         q, k, v = (self.head_map @ u(heads) for u in (self.u_q, self.u_k, self.u_v))
         note(
             "q_over_heads", q, "b n h d_v", "Q' = M H U^Q", "queries over the heads of a token",
-            "头维度上的查询",
+            "头维度上的查询：每个头作为一个查询",
         )  # fmt: skip
         note("k_over_heads", k, "b n h d_v", "K' = M H U^K", "keys over the heads", "头维度上的键")
         note("v_over_heads", v, "b n h d_v", "V' = M H U^V", "values over the heads", "头维度上的值")
@@ -109,7 +109,7 @@ class HeadMixingAttention(ProjectedLayer):
         note("weights_over_heads", weights, "b n h h", "P' = softmax(S')", "weights over the heads", "头维度上的权重")
         mixed = weights @ v
         note("mixed", mixed, "b n h d_v", "H ← P' V'", "each head: the weighted sum of the heads it attends to",
-             "每个头：其所关注各头的加权和")  # fmt: skip
+             "每个头：所关注的各头的加权和")  # fmt: skip
         note.projected_out(self, note.side_by_side(mixed))
 
     @torch.no_grad()

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.attention import attend_to
 from headwise.costs.counts import Counts, divided, positive
 from headwise.errors import ConfigError
-from headwise.nn.base import AttentionLayer, attend_to
+from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import size
 from headwise.nn.forms import drawn
 from headwise.nn.layout import INDEPENDENT, Layout, Part, Resizing, linear_parts
@@ -50,7 +51,7 @@ class LatentAttention(AttentionLayer):
     refused_options = frozenset({"num_kv_heads", "rotary"})
     notes = Notes(
         summary=Words("keys and values of all heads from one small latent", "所有头的键和值来自一个低维隐向量"),
-        use=Words("you need many heads with a small cache", "缓存要小而头要多时用"),
+        use=Words("you need many heads with a small cache", "需要许多头而缓存要小时用"),
         source="DeepSeek-AI 2024, 2405.04434, §2.1",
         parameters="d·(d_c + d_r) + h·d_c·(d_k + d_v) + h·(d_k + d_r)·d + h·d_v·d",
         work="a pair: h·(d_k + d_r + d_v), or h·(2·d_c + d_r) on the latents themselves",

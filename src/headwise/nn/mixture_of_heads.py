@@ -45,12 +45,10 @@ class MixtureOfHeads(SparseHeadMixture):
     outside_attend = SparseHeadMixture.outside_attend
     layout = SparseHeadMixture.layout
     notes = Notes(
-        summary=Words(
-            "heads that all tokens share and heads that each token selects", "所有词元共享的头与由词元选择的头"
-        ),
+        summary=Words("heads that all tokens share and heads that each token selects", "共享头与由词元选择的头"),
         use=Words(
             "a few of many heads suffice beside some that are always active; it can be converted from a trained module",
-            "除共享头外每个词元只需少数几个头时用；可由训练好的模块转换而来",
+            "除共享头外每个词元只需几个头时用；可由训练好的模块转换而来",
         ),
         source="Jin et al. 2024, 2410.11842",
         parameters="MHA's + d·(h + 2)",

@@ -44,7 +44,7 @@ class MultiHeadAttention(ProjectedLayer):
         summary=Words("every head attends with queries, keys and values of its own", "每个头各有自己的查询、键和值"),
         use=Words(
             "the default; `num_kv_heads` makes it GQA, or MQA with 1, for long texts and large batches",
-            "总是首选；用 `num_kv_heads` 得到 GQA，取 1 则为 MQA，适合长文本与大批量",
+            "默认选择；用 `num_kv_heads` 得到 GQA，取 1 则为 MQA，适合长文本与大批量",
         ),
         source="Vaswani et al. 2017, 1706.03762; MQA: Shazeer 2019, 1911.02150; GQA: Ainslie et al. 2023, 2305.13245",
         parameters="d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d",

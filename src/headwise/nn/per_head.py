@@ -36,7 +36,7 @@ class PerHeadAttention(MultiHeadForm):
         summary=Words("multi-head attention with one matrix per head", "每个头一个矩阵的多头注意力"),
         use=Words(
             "you want to read or change the matrix of one head; slower, as it computes h small products",
-            "需要查看或修改单个头的矩阵时用；较慢，因为要做 h 次小矩阵乘法",
+            "要查看或修改某个头的矩阵时用；较慢，因为要做 h 次小乘积",
         ),
         source="Vaswani et al. 2017, 1706.03762, §3.2.2",
         parameters="MHA's",

@@ -32,7 +32,7 @@ class SingleHeadAttention(MultiHeadAttention):
     outside_attend = ""
     layout = MultiHeadAttention.layout
     notes = Notes(
-        summary=Words("one head as wide as the model", "与模型同宽的单个头"),
+        summary=Words("one head as wide as the model", "一个与模型同宽的头"),
         use=Words("you want a baseline with one head", "需要单头基线时用"),
         source="Vaswani et al. 2017, 1706.03762, table 3 (A)",
         parameters="4·d²",

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headwise.attention import attend_to
 from headwise.cache import Cache
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
-from headwise.nn.base import attend_to
 from headwise.nn.chosen import Picked, Rows
 from headwise.nn.gating import Gates
 from headwise.nn.positions import Rotary

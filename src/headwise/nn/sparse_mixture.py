@@ -212,9 +212,9 @@ class SparseHeadMixture(ProjectedLayer):
         """Return the probabilities of the routed heads, and which of all heads are selected."""
         logits = self.gate(read)
         note("gate_logits", logits, f"{tokens} h_routed", "G = X W_G", "one number per head that may be selected",
-             "每个可选的头一个数")  # fmt: skip
+             "每个可选的头一个分数")  # fmt: skip
         probabilities = logits.softmax(-1)
-        note("probabilities", probabilities, f"{tokens} h_routed", "softmax(G)", "as probabilities", "化为概率")
+        note("probabilities", probabilities, f"{tokens} h_routed", "softmax(G)", "as probabilities", "归一化为概率")
         least = probabilities.sort(-1, descending=True).values[..., self.top_k - 1 : self.top_k]
         routed = (probabilities >= least).float()
         chosen = nn.functional.pad(routed, (self.shared_heads, 0), value=1.0)

@@ -47,7 +47,7 @@ class Steps:
         b, n, _ = x.shape
         h, h_kv, d, d_v = layer.num_heads, layer.num_kv_heads, layer.head_dim, layer.value_dim
         q = layer.q_proj(x)
-        self("q", q, "b n h·d_k", "Q = X W_Q", "queries of all heads side by side", "所有头的查询，并排存放")
+        self("q", q, "b n h·d_k", "Q = X W_Q", "queries of all heads side by side", "所有头的查询，并排放置")
         k = self("k", layer.k_proj(x), "b n h_kv·d_k", "K = X W_K", "keys of all KV heads", "所有键值头的键")
         v = self("v", layer.v_proj(x), "b n h_kv·d_v", "V = X W_V", "values of all KV heads", "所有键值头的值")
         q = q.view(b, n, h, d)
@@ -78,7 +78,7 @@ class Steps:
         self("q_rotated", q, "b h n d_k", "rope(Q)", "each query is rotated by its position", "按位置旋转每个查询")
         self(
             "k_rotated", k, "b h_kv n d_k", "rope(K)", "each key likewise: products depend on distances only",
-            "按位置旋转每个键，乘积因而只取决于距离",
+            "键也按位置旋转：内积只取决于距离",
         )  # fmt: skip
         return q, k
 
@@ -100,12 +100,12 @@ class Steps:
             allowed = Causal().to_dense(*scores.shape[-2:])
             scores = self(
                 "masked", scores.masked_fill(~allowed, -torch.inf), "b h n m", f"{scores_as} ← {scores_as} + mask",
-                "later keys are masked with −∞", "后面的键用 −∞ 屏蔽",
+                "later keys are masked with −∞", "查询不能关注其后的词元：该处为 −∞",
             )  # fmt: skip
         return self(
             "weights", scores.softmax(-1), "b h n m" if scores.ndim == 4 else "h n m",
             f"{weights_as} = softmax({scores_as})", "each row becomes weights with sum 1",
-            "每一行变为和为 1 的权重",
+            "每一行归一化为和为 1 的权重",
         )  # fmt: skip
 
     def heads(self, weights: Tensor, v: Tensor) -> Tensor:

@@ -1,15 +1,15 @@
-"""One attention over many processes, on torch.distributed.
+"""Attention over several processes with torch.distributed.
 
     import torch.distributed as dist
     from headwise import parallel
 
     dist.init_process_group("nccl")                                    # or gloo, on CPUs
-    q, k, v = (parallel.shard(x, "zigzag") for x in (q, k, v))         # each rank its part of the sequence
+    q, k, v = (parallel.shard(x, "zigzag") for x in (q, k, v))         # this rank's part of the sequence
     out, amap = parallel.ring_attend(q, k, v, mask=hw.Causal(), return_map=True, measures=["entropy"])
 
-Everything here is a collective: all ranks of the group call it, with the same options, and all run the backward pass.
-The loss is the sum of the ranks' losses; what every rank has a copy of (weights, slopes, learned sinks) gets from each
-rank its share of the gradient.
+All functions are collectives: all ranks of the group must call them with the same options, and all must run the
+backward pass. The loss is the sum of the ranks' losses. For replicated tensors (weights, slopes, learned sinks), each
+rank computes its share of the gradient.
 """
 
 from headwise.parallel.heads import clip_gradients, head_parallel_plan, parallelize_heads, whole_state

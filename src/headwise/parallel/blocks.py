@@ -1,9 +1,9 @@
-"""Queries that meet the keys a rectangle at a time: outputs, statistics and gradients put together exactly.
+"""Attention computed in rectangles of queries × keys; outputs, statistics and gradients are combined exactly.
 
-Of two sets of keys with log-sum-exps L₁ and L₂ a query's row has L = ln(e^L₁ + e^L₂), and the share of each set is
-e^(L_s − L): outputs, masses and distances add up by shares, Σp² by their squares, and entropy as
+For two sets of keys with log-sum-exps L₁ and L₂, a query's row has L = ln(e^L₁ + e^L₂), and the share of each set is
+e^(L_s − L). Outputs, masses and distances are sums weighted by the shares, Σp² by their squares, and entropy is
 Σ_s share_s · (H_s − ln share_s) (Milakov & Gimelshein 2018, 1805.02867, for the sums; the chain rule of entropy).
-Each statistic declares how it is joined (`headwise.stats.Join`).
+Each statistic declares how it is combined (`headwise.stats.Join`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +23,13 @@ from headwise.stats import Join, Part, Statistic
 
 @dataclass(frozen=True)
 class Way:
-    """How rectangles are computed, the same for all of them.
+    """The options shared by all rectangles.
 
     Attributes:
-        rule: that of the whole matrix.
-        kernel: "auto", or the name of one.
-        seed: of the dropout; each rectangle makes one of its own from it.
-        statistics: wanted of every row beside the output.
+        rule: of the whole matrix.
+        kernel: "auto", or the name of a kernel.
+        seed: of the dropout; the seed of each rectangle is derived from it.
+        statistics: computed for every row in addition to the output.
     """
 
     rule: Rule
@@ -38,21 +38,21 @@ class Way:
     seed: int = 0
     statistics: tuple[Statistic, ...] = ()
 
-    def sees(self, rows: Span, cols: Span) -> bool:
-        """Whether any of these queries may see any of these keys."""
+    def allows(self, rows: Span, cols: Span) -> bool:
+        """Whether the mask allows any of these keys for any of these queries."""
         if rows.start == rows.stop or cols.start == cols.stop:
             return False
         return self.rule.mask.state(rows, cols, self.rule.grid) is not State.EMPTY
 
     def call(self, q: Tensor, k: Tensor, v: Tensor, rows: Span, cols: Span) -> Call:
         """The rectangle as a call of its own."""
-        # The odd constant spreads the places over all seeds, so that no two rectangles drop alike.
+        # The odd constant spreads the positions over all seeds, so that no two rectangles have the same dropout.
         place = rows.start * self.rule.grid.m + cols.start + 1
         seed = (self.seed + place * 0x9E3779B97F4A7C15) % (1 << 40)
         return Call(q, k, v, self._part(rows, cols), self.dropout_p, seed)
 
     def _part(self, rows: Span, cols: Span) -> Rule:
-        """Of a block that is seen wholly and knows no distances, its place is let go: more kernels can do it then."""
+        """The rule of a rectangle; full blocks without distances drop their position, as more kernels support that."""
         part = self.rule.part(rows, cols)
         placed = any(score.placed for score in part.scores) or any(x.placed for x in self.statistics)
         if placed or not part.is_full():
@@ -61,12 +61,12 @@ class Way:
 
 
 class Rows:
-    """What a run of queries has gathered from the keys that it has met so far.
+    """The accumulated results of a run of queries over the keys processed so far.
 
     Attributes:
-        out: [b, h, r, d_v] and lse: [b, h, r], in the accumulating dtype; right once all keys are met.
-        found: the statistics [b, h, r] in float64 that every kernel gave; missing: those that one did not.
-        kernels: which kernel did each rectangle, by its keys; refusals: why others did not.
+        out: [b, h, r, d_v] and lse: [b, h, r], in the accumulating dtype; final after all keys.
+        found: the statistics [b, h, r] in float64 that all kernels returned. missing: those that a kernel did not.
+        kernels: the kernel of each rectangle, by its keys. refusals: why others do not support it.
     """
 
     def __init__(self, q: Tensor, rows: Span, way: Way, value_dim: int) -> None:
@@ -84,50 +84,50 @@ class Rows:
         self.refusals: dict[str, str] = {}
 
     def meet(self, k: Tensor, v: Tensor, cols: Span) -> None:
-        """Take in keys [b, h_kv, c, d] and values that stand at `cols`; nothing happens if none may be seen."""
-        if not self.way.sees(self.rows, cols):
+        """Accumulate keys [b, h_kv, c, d] and values at the positions `cols`, unless all are masked."""
+        if not self.way.allows(self.rows, cols):
             return
         here = {statistic: statistic.at(cols) for statistic in self.found if statistic not in self.missing}
-        asked = tuple(dict.fromkeys(local for local in here.values() if local is not None))
-        call = replace(self.way.call(self.q, k, v, self.rows, cols), statistics=asked)
+        wanted = tuple(dict.fromkeys(local for local in here.values() if local is not None))
+        call = replace(self.way.call(self.q, k, v, self.rows, cols), statistics=wanted)
         result, kernel, refusals = run(call, self.way.kernel)
         self.kernels[cols] = kernel.name
         self.refusals.update(refusals)
         nothing = torch.zeros_like(self.lse, dtype=torch.float64)
-        told = {
+        values = {
             statistic: nothing if local is None else result.statistics[local].double()
             for statistic, local in here.items()
             if local is None or local in result.statistics
         }
-        told = {s: x for s, x in told.items() if all(other in told for other in _join(s).beside)}
-        self.missing.update(statistic for statistic in here if statistic not in told)
-        self._join(result.out, result.lse, told)
+        values = {s: x for s, x in values.items() if all(other in values for other in _join(s).beside)}
+        self.missing.update(statistic for statistic in here if statistic not in values)
+        self._join(result.out, result.lse, values)
 
-    def _join(self, out: Tensor, lse: Tensor, told: Mapping[Statistic, Tensor]) -> None:
+    def _join(self, out: Tensor, lse: Tensor, values: Mapping[Statistic, Tensor]) -> None:
         both = torch.logaddexp(self.lse, lse)
-        base = both.masked_fill(both == -torch.inf, 0.0)  # a row that has seen nothing yet
+        base = both.masked_fill(both == -torch.inf, 0.0)  # a fully masked row so far
         one, other = self.lse - base, lse - base
         self.out.mul_(one.exp()[..., None]).addcmul_(compute(out), other.exp()[..., None])
-        before, there = Part(one.double(), self.found), Part(other.double(), told)
-        self.found |= {statistic: _join(statistic).both(statistic, before, there) for statistic in told}
+        before, there = Part(one.double(), self.found), Part(other.double(), values)
+        self.found |= {statistic: _join(statistic).both(statistic, before, there) for statistic in values}
         self.lse = both
 
     def finish(self, sinks: Tensor | None) -> None:
-        """All keys are met: the learned sinks [h] take their share, and what no kernel gave is let go."""
+        """After all keys: add the share of the learned sinks [h], and drop incomplete statistics."""
         for statistic in self.missing:
             self.found.pop(statistic, None)
         if sinks is None:
             return
-        dark = self.lse == -torch.inf
-        both = torch.where(dark, self.lse, torch.logaddexp(self.lse, sinks.detach()[:, None]))
-        share = (self.lse - both).masked_fill(dark, 0.0)
+        masked = self.lse == -torch.inf
+        both = torch.where(masked, self.lse, torch.logaddexp(self.lse, sinks.detach()[:, None]))
+        share = (self.lse - both).masked_fill(masked, 0.0)
         self.out.mul_(share.exp()[..., None])
         self.found = {s: _join(s).beside_sink(x, share.double()) for s, x in self.found.items()}
         self.lse = both
 
 
 class RowGradients:
-    """The backward pass of `Rows`: their gradient, and what they add to that of the keys and values that they meet.
+    """The backward pass of `Rows`: the gradient of the queries, and their contribution to those of keys and values.
 
     Args:
         out, lse: of these rows over all keys, sinks included; grad_out: [b, h, r, d_v].
@@ -141,19 +141,19 @@ class RowGradients:
         self.dq = torch.zeros_like(q, dtype=lse.dtype)
 
     def meet(self, k: Tensor, v: Tensor, cols: Span, sums: "ScoreSums", dk: Tensor, dv: Tensor) -> None:
-        """Keys and values as in the forward pass, met in any order; adds to dk and dv in the accumulating dtype."""
+        """Process keys and values as in the forward pass, in any order; adds to dk and dv in the accumulating dtype."""
         if cols not in self.kernels:
             return
         call = self.way.call(self.q, k, v, self.rows, cols)
-        name, given = self.kernels[cols], (self.out, self.lse, self.grad_out)
+        name, rows = self.kernels[cols], (self.out, self.lse, self.grad_out)
         if name == "reference":
-            # Its own backward pass knows no rows whose other keys are elsewhere; this one does, in float64 too.
-            name, given = "torch_blocks", (self.out.double(), self.lse.double(), self.grad_out.double())
+            # Its backward pass does not support rows with keys in other rectangles; torch_blocks does, also in float64.
+            name, rows = "torch_blocks", (self.out.double(), self.lse.double(), self.grad_out.double())
             call = replace(call, q=call.q.double(), keys=call.k.double(), values=call.v.double())
         with torch.no_grad(), own_dtypes(self.q):
-            found = KERNELS[name].gradients(call, *given, sums.wanted)
+            found = KERNELS[name].gradients(call, *rows, sums.wanted)
         for total, part in zip((self.dq, dk, dv), found[:3], strict=True):
-            assert part is not None  # those of q, k and v always come
+            assert part is not None  # q, k and v always have gradients
             total += part
         sums.take(found[3], found[5:], self.rows, cols)
 
@@ -163,10 +163,10 @@ class RowGradients:
 
 
 class ScoreSums:
-    """Gradients of the scores' tensors over the whole matrix, as far as these rows have to do with them.
+    """The contribution of these rows to the gradients of the scores' tensors over the whole matrix.
 
     Attributes:
-        wanted: whether (relative, sinks, *biases) need theirs, as kernels are asked; no rectangle has sinks.
+        wanted: whether (relative, sinks, *biases) need gradients, as passed to kernels; no rectangle has sinks.
     """
 
     def __init__(self, terms: Terms, wanted: Sequence[bool], like: Tensor) -> None:
@@ -178,7 +178,7 @@ class ScoreSums:
         )
 
     def take(self, relative: Tensor | None, biases: Sequence[Tensor | None], rows: Span, cols: Span) -> None:
-        """Add what a rectangle gave."""
+        """Add the gradients of a rectangle."""
         if self.relative is not None and relative is not None:
             self.relative[:, self.terms.strip(rows, cols)] += relative
         for total, part in zip(self.biases, biases, strict=True):

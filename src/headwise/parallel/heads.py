@@ -1,10 +1,10 @@
-"""Head-parallel attention: every rank computes its own heads, and one all-reduce adds up what they say.
+"""Head-parallel attention: every rank computes its own heads, and one all-reduce sums their outputs.
 
     mesh = init_device_mesh("cuda", (4,))
     model = hw.parallel.parallelize_heads(model, mesh)  # every MultiHeadAttention in it, and the blocks around them
 
-The q, k and v projections are cut by columns and the output projection by rows (Megatron-LM: Shoeybi et al. 2019,
-1909.08053, §3), by PyTorch's own `parallelize_module`. Activations between layers are the same on all ranks.
+The q, k and v projections are partitioned by columns and the output projection by rows (Megatron-LM: Shoeybi et al.
+2019, 1909.08053, §3) with PyTorch's `parallelize_module`. Activations between layers are equal on all ranks.
 """
 
 from collections import Counter
@@ -27,19 +27,19 @@ from headwise.parallel.heads_styles import HeadNorm, Heads, KeyHeads, OwnRandomn
 
 
 def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, ParallelStyle]:
-    """How a layer is spread by its heads, for `torch.distributed.tensor.parallel.parallelize_module`.
+    """Return the plan that partitions a layer by its heads with `torch.distributed.tensor.parallel.parallelize_module`.
 
         parallelize_module(layer, mesh, hw.parallel.head_parallel_plan(layer))
 
-    Q, K and V are cut by columns and W_O by rows. Where there are fewer key heads than ranks, those that share one
-    compute its channels together. Of a `TransformerBlock` also the feed-forward network, W_1 by columns and W_2 by
-    rows.
+    Q, K and V are partitioned by columns and W_O by rows. If there are fewer KV heads than ranks, the ranks that share
+    one compute its channels together. The feed-forward network of a `TransformerBlock` is partitioned too, W_1 by
+    columns and W_2 by rows.
 
     Returns:
-        The style of each part by its name, as a plan's keys are; "" is the layer itself.
+        Name of a submodule → style; "" is the layer itself.
     Raises:
-        ConfigError: naming the design, if its heads depend on each other, are not rows and columns of linear maps of
-            their own, share other weights, or if the design is not known.
+        ConfigError: naming the design, if its heads depend on each other, are not rows and columns of linear maps,
+            share other weights, or if the design is unknown.
     """
     if isinstance(module, TransformerBlock):
         inside = head_parallel_plan(module.attention)
@@ -62,24 +62,23 @@ def head_parallel_plan(module: AttentionLayer | TransformerBlock) -> dict[str, P
 def parallelize_heads(
     model: nn.Module, mesh: DeviceMesh, *, feed_forward: bool = True, copy: bool = False
 ) -> nn.Module:
-    """Spread every attention layer of a model over the ranks of a mesh by its heads.
+    """Partition every attention layer of a model by its heads over the ranks of a mesh.
 
-    Each rank then computes and caches its own heads; outputs, gradients and what optimisers see are those of one
-    process, as is everything between the layers. All ranks call it, and every later forward and backward, with the
-    same input. Weights are those of the mesh's first rank; those that are spread become DTensors, so that checkpoints
-    of `torch.distributed.checkpoint` hold them whole, and `whole_state` gathers them.
+    Each rank then computes and caches its own heads; outputs, gradients and optimizer steps are those of one process.
+    All ranks must call this function, and every later forward and backward pass, with the same input. The weights of
+    the mesh's first rank are used; partitioned weights become DTensors, so that checkpoints of
+    `torch.distributed.checkpoint` contain them whole, and `whole_state` gathers them.
 
-    Masks and scores are given to a layer as to the whole one, for all heads. A map, the concatenation of heads, and a
-    cache hold this rank's heads: `held_heads(layer)` says which, and `gather_map` joins maps.
+    Masks and scores are passed to a layer for all heads. Maps, concatenated heads and caches contain this rank's heads:
+    `held_heads(layer)` returns which, and `gather_map` joins maps.
 
     Args:
-        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such parts. Designs whose
-            heads are independent, and each are rows or columns of linear maps of their own; others are refused with
-            the reason.
-        mesh: one dimension, such as `init_device_mesh("cuda", (4,))`, or one of a larger mesh: `mesh["heads"]`. Its
-            size must divide each layer's heads, and each layer's key heads or be a multiple of them.
-        feed_forward: whether the feed-forward networks of `TransformerBlock`s are spread too, by their inner width.
-        copy: spread a deepcopy; the model itself is unchanged.
+        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such parts. The heads of its
+            designs must be independent, and rows or columns of linear maps.
+        mesh: of one dimension, such as `init_device_mesh("cuda", (4,))`, or one dimension of a larger mesh:
+            `mesh["heads"]`. Its size must divide each layer's heads, and divide or be a multiple of its KV heads.
+        feed_forward: whether to partition the feed-forward networks of `TransformerBlock`s too, by their inner width.
+        copy: partition a deepcopy; the model itself is unchanged.
     Returns:
         The model, or its copy.
     Raises:
@@ -100,9 +99,9 @@ def parallelize_heads(
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """The `state_dict` as one process would have it, on every rank: all shards gathered. To be called by all ranks.
+    """Gather the `state_dict` of the whole model on every rank. All ranks must call it.
 
-    It loads into the model before it was spread. The other way goes
+    The result can be loaded into an unpartitioned model. For the reverse, use
     `torch.distributed.checkpoint.state_dict.set_model_state_dict(model, state, options=StateDictOptions(
     full_state_dict=True))`.
     """
@@ -111,12 +110,12 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
-    """`torch.nn.utils.clip_grad_norm_` for a model of which some weights are spread and some are not, which it refuses.
+    """`torch.nn.utils.clip_grad_norm_` for a model in which only some weights are partitioned.
 
     Args:
-        max_norm: if the norm of all gradients together is larger, they are made smaller to have this one.
+        max_norm: gradients are scaled down to this total norm if it is larger.
     Returns:
-        The norm before, that of one process, on every rank.
+        The total norm before clipping, equal on all ranks.
     """
     kinds: list[list[nn.Parameter]] = [[], []]
     for parameter in model.parameters():
@@ -131,7 +130,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
 
 
 def _refusal(kind: type[AttentionLayer]) -> str:
-    """Why no layer of a class can be spread, or "". By class, not by subclass, which may do more than its base says."""
+    """Why layers of a class cannot be partitioned, or "". Subclasses are excluded, as they may compute more."""
     if kind.is_described():
         return kind.coupling.why or kind.resizing.fixed
     known = [each.__name__ for each in DESIGNS.values() if not _refusal(each)]
@@ -139,7 +138,7 @@ def _refusal(kind: type[AttentionLayer]) -> str:
 
 
 def _unspreadable(module: AttentionLayer) -> str:
-    """What of a layer's parameters is neither cut by heads as a linear map nor a norm of heads, or ""."""
+    """Which parameters of a layer are neither partitioned by heads as a linear map nor a norm of heads, or ""."""
     layout = module.layout()
     names = {owner: name for name, owner in module.named_modules()}
     places = Counter((part.owner, part.name) for part in layout.parts)
@@ -156,7 +155,7 @@ def _unspreadable(module: AttentionLayer) -> str:
 
 
 def _plans(model: nn.Module, ranks: int, feed_forward: bool) -> Iterator[tuple[nn.Module, dict[str, ParallelStyle]]]:
-    """Each layer with its plan; raises for the first that cannot be spread."""
+    """Each layer with its plan; raises for the first that cannot be partitioned."""
     inside = set()
     for name, module in model.named_modules():
         if isinstance(module, TransformerBlock) and feed_forward:
@@ -181,7 +180,7 @@ def _plans(model: nn.Module, ranks: int, feed_forward: bool) -> Iterator[tuple[n
 
 @torch.no_grad()
 def _same_on_all(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Give all ranks what the first of them has of the weights and buffers that are not spread."""
+    """Broadcast the weights and buffers that are not partitioned from the first rank."""
     group = mesh.get_group()
     for x in [*model.parameters(), *model.buffers()]:
         if not isinstance(x, DTensor):

@@ -1,4 +1,4 @@
-"""Maps and statistics of the heads of all ranks together, in the order of the heads."""
+"""Gathering maps and statistics of the heads of all ranks, in the order of the heads."""
 
 from dataclasses import replace
 
@@ -15,17 +15,16 @@ from headwise.stats.states import side_by_side, tensors_of, with_tensors
 
 
 def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:
-    """The map of all heads, on every rank, of the maps that the ranks' parts of a layer gave. To be called by all
-    ranks of the layer's mesh, after the same call.
+    """Gather the maps of all ranks to the map of all heads, on every rank. All ranks of the layer's mesh must call it.
 
     Args:
-        amap: this rank's, from `layer(x, return_map=True)`.
-        layer: as `parallelize_heads` left it.
+        amap: this rank's map, from `layer(x, return_map=True)`.
+        layer: a layer partitioned by `parallelize_heads`.
     Returns:
-        The map as the whole layer would have given it, and if measures were asked for, theirs of all heads. Memory is
-        O(n) a head, as ever, but of all heads: queries, keys and log-sum-exps travel to every rank.
+        The map of the whole layer, with the statistics of all heads if measures were computed. Memory is O(n) per head
+        for all heads: queries, keys and log-sum-exps are sent to every rank.
     Raises:
-        ConfigError: if the layer's heads are not spread; if a measure of your own keeps no [batch, heads, …] sums.
+        ConfigError: if the layer's heads are not partitioned, or if a custom measure has no [batch, heads, …] sums.
     """
     held = held_heads(layer)
     if held is None:
@@ -55,13 +54,13 @@ def gather_map(amap: AttentionMap, layer: nn.Module) -> AttentionMap:
 
 
 def gathered(x: Tensor, held: HeldHeads, dim: int = 1, *, keys: bool = False) -> Tensor:
-    """This rank's part of a tensor and those of the others along the axis of heads; of key heads, each once."""
+    """The parts of all ranks joined along the axis of heads; each KV head once."""
     parts = _of_ranks(x, held)
     return torch.cat(parts[:: held.sharing] if keys else parts, dim)
 
 
 def _of_ranks(x: Tensor, held: HeldHeads) -> list[Tensor]:
-    """What each rank has in the place of a tensor."""
+    """The tensors of all ranks."""
     x = x.detach().contiguous()
     parts = [torch.empty_like(x) for _ in range(held.ranks)]
     dist.all_gather(parts, x, group=held.mesh.get_group())
@@ -69,7 +68,7 @@ def _of_ranks(x: Tensor, held: HeldHeads) -> list[Tensor]:
 
 
 def _measured(own: Measurements, held: HeldHeads) -> Measurements:
-    """The states of all ranks side by side."""
+    """The statistics of all ranks side by side."""
     states = []
     for measure, state in zip(own._measures, own._states, strict=True):
         tensors = zip(*(_of_ranks(x, held) for x in tensors_of(state)), strict=True)

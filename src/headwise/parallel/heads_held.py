@@ -1,4 +1,4 @@
-"""Which heads of a layer this process holds, where its heads are spread over many."""
+"""Which heads of a partitioned layer are on this rank."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,13 +16,13 @@ _ATTRIBUTE = "heads_held"
 
 @dataclass(frozen=True)
 class HeldHeads:
-    """This rank's part of a layer's heads; `layer.num_heads` and `layer.num_kv_heads` count these alone.
+    """The heads of a layer on this rank; `layer.num_heads` and `layer.num_kv_heads` count only these.
 
     Attributes:
-        heads: the numbers of its query heads, in a layer of `num_heads`.
-        kv_heads: the numbers of its key and value heads, in a layer of `num_kv_heads`; one that several ranks hold
-            where there are fewer of them than ranks.
-        mesh: the 1-D mesh that the heads are spread over.
+        heads: indices of the query heads, in a layer of `num_heads`.
+        kv_heads: indices of the KV heads, in a layer of `num_kv_heads`; several ranks share a KV head if there are
+            fewer than ranks.
+        mesh: the 1-D mesh over which the heads are partitioned.
     """
 
     heads: range
@@ -33,12 +33,12 @@ class HeldHeads:
 
     @property
     def ranks(self) -> int:
-        """Over how many processes the heads are spread."""
+        """Number of ranks."""
         return self.mesh.size()
 
     @property
     def sharing(self) -> int:
-        """How many ranks hold the same key head: 1, or ranks / num_kv_heads."""
+        """Number of ranks that share a KV head: 1, or ranks / num_kv_heads."""
         return max(1, self.ranks // self.num_kv_heads)
 
     def __repr__(self) -> str:
@@ -49,13 +49,12 @@ class HeldHeads:
 
 
 def held_heads(layer: nn.Module) -> HeldHeads | None:
-    """Which heads of a layer this process holds; None if it holds all of them."""
+    """Return the heads of a layer on this rank; None if it is not partitioned."""
     return getattr(layer, _ATTRIBUTE, None)
 
 
 def hold(layer: AttentionLayer, mesh: "DeviceMesh") -> HeldHeads:
-    """Let a layer count only the heads that this rank will hold. ConfigError, and nothing changed, if they cannot be
-    dealt out evenly."""
+    """Resize a layer to the heads of this rank. ConfigError, without any change, if they cannot be divided evenly."""
     ranks, h, h_kv = check_even(layer, mesh.size()), layer.num_heads, layer.num_kv_heads
     rank = mesh.get_local_rank()
     share, kv_share = h // ranks, max(1, h_kv // ranks)
@@ -67,7 +66,7 @@ def hold(layer: AttentionLayer, mesh: "DeviceMesh") -> HeldHeads:
 
 
 def check_even(layer: AttentionLayer, ranks: int) -> int:
-    """`ranks`, if the heads of a layer can be dealt out to so many evenly."""
+    """Return `ranks` if the heads of a layer can be divided evenly; else raise ConfigError."""
     kind, h, h_kv = type(layer).__name__, layer.num_heads, layer.num_kv_heads
     if h % ranks:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How each part of an attention layer is spread over the ranks of a mesh: `ParallelStyle`s beside PyTorch's own."""
+"""`ParallelStyle`s for the parts of an attention layer, in addition to PyTorch's."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -19,10 +19,10 @@ from headwise.scores import Score
 
 
 class Heads(ParallelStyle):
-    """The layer itself: it counts its own heads alone, takes x and masks and scores of all heads, and gives y.
+    """The layer itself: it is resized to this rank's heads, and masks and scores for all heads are cut to them.
 
-    x enters as a replicated DTensor, once for all projections, so that their parts of its gradient are added up by one
-    all-reduce (the operator f of Shoeybi et al. 2019, §3).
+    x becomes a replicated DTensor, once for all projections, so that one all-reduce sums their contributions to its
+    gradient (the operator f of Shoeybi et al. 2019, §3).
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -43,8 +43,8 @@ class Heads(ParallelStyle):
 
 
 class KeyHeads(ColwiseParallel):
-    """W^K or W^V: `ColwiseParallel`, and where several ranks share a key head, each computes some of its channels and
-    all of them gather the head; gradients are scattered back as sums."""
+    """W^K or W^V: `ColwiseParallel`; ranks that share a KV head each compute some of its channels and gather the rest.
+    Gradients are summed and scattered."""
 
     def __init__(self, num_kv_heads: int) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class KeyHeads(ColwiseParallel):
 
 
 class HeadNorm(SequenceParallel):
-    """A norm of each head, [b, h, n, d]: `SequenceParallel` along the heads. Its weight's gradient is added up over the
-    ranks, so that an optimiser finds it whole."""
+    """A norm of each head, [b, h, n, d]: `SequenceParallel` along the heads. The gradient of its weight is summed over
+    the ranks."""
 
     def __init__(self) -> None:
         super().__init__(sequence_dim=1, use_local_output=True)
@@ -78,8 +78,8 @@ class HeadNorm(SequenceParallel):
 
 
 class OwnRandomness(ParallelStyle):
-    """A dropout of what ranks hold different parts of: each draws for itself, and afterwards all generators are where
-    they would be on each of the others."""
+    """Dropout of a partitioned tensor: each rank draws different numbers; afterwards all generators are in the same
+    state again."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         own_randomness(module, device_mesh)
@@ -87,12 +87,12 @@ class OwnRandomness(ParallelStyle):
 
 
 def own_randomness(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Let a module's forward in training draw other numbers on each rank of the mesh."""
+    """Let the forward pass of a module draw different random numbers on each rank in training."""
     forks: list[Any] = []
 
     def before(module: nn.Module, args: Any) -> None:
         if module.training:
-            seed = int(torch.randint(1 << 40, (), device="cpu"))  # the same on every rank: all have come to here alike
+            seed = int(torch.randint(1 << 40, (), device="cpu"))  # equal on all ranks
             fork = torch.random.fork_rng(device_type=mesh.device_type) if mesh.device_type != "cpu" else _cpu_fork()
             fork.__enter__()
             forks.append(fork)
@@ -117,12 +117,12 @@ def _waited(layer: nn.Module, args: Any, result: Any) -> Any:
 
 
 def waited(x: Tensor) -> Tensor:
-    """x, once its collective is done, as a plain tensor: views of one that waits for its first use would wait too."""
+    """Wait for the collective that computes x, and return x as a plain tensor."""
     return cast(Tensor, _Wait.apply(x)) if isinstance(x, AsyncCollectiveTensor) else x
 
 
 class _Wait(torch.autograd.Function):
-    """The identity on a tensor of PyTorch's functional collectives: what it holds, when that has arrived."""
+    """The identity on the result of a functional collective, after waiting for it."""
 
     @staticmethod
     def forward(ctx: Any, x: AsyncCollectiveTensor) -> Tensor:
@@ -134,7 +134,7 @@ class _Wait(torch.autograd.Function):
 
 
 def _replicated(x: Any, mesh: DeviceMesh) -> Any:
-    """A tensor that is the same on all ranks as a DTensor that says so; anything else as it is."""
+    """Wrap a tensor that is equal on all ranks as a replicated DTensor; return anything else unchanged."""
     if not isinstance(x, Tensor):
         return x
     if isinstance(x, DTensor):
@@ -143,7 +143,7 @@ def _replicated(x: Any, mesh: DeviceMesh) -> Any:
 
 
 def _of_held_heads(kwargs: dict[str, Any], held: HeldHeads) -> dict[str, Any]:
-    """The arguments of a call, masks and scores as the heads held see them."""
+    """The arguments of a call with masks and scores cut to the heads of this rank."""
     found, enter = dict(kwargs), adding_up(held.mesh)
     cuts = {"h": Section(held.heads.start, held.heads.stop, held.num_heads)}
     if isinstance(kwargs.get("mask"), Mask):
@@ -156,7 +156,7 @@ def _of_held_heads(kwargs: dict[str, Any], held: HeldHeads) -> dict[str, Any]:
 
 
 def adding_up(mesh: DeviceMesh) -> Callable[[Tensor], Tensor]:
-    """The identity, for a tensor that is the same on all ranks, whose gradient is the sum of those of all ranks."""
+    """The identity on a tensor that is equal on all ranks; its gradient is the sum over all ranks."""
 
     def enter(x: Tensor) -> Tensor:
         if not x.requires_grad:
@@ -170,7 +170,7 @@ _groups: dict[tuple[int, ...], Any] = {}
 
 
 def _sharing_group(mesh: DeviceMesh, sharing: int) -> Any:
-    """The process group of the ranks that hold the same key head as this one: neighbours in the mesh."""
+    """The process group of the ranks that share a KV head with this one: neighbours in the mesh."""
     at = mesh.get_local_rank() // sharing * sharing
     ranks = tuple(mesh.mesh.flatten()[at : at + sharing].tolist())
     if ranks not in _groups:

@@ -1,11 +1,11 @@
-"""Which rank holds which part of a sequence, and how a sequence gets there and back.
+"""How a sequence is partitioned over ranks.
 
     contiguous, 3 ranks:   0 0 0 0 1 1 1 1 2 2 2 2
     zigzag, 3 ranks:       0 0 1 1 2 2 2 2 1 1 0 0
 
-Under a causal mask a late query sees many keys and an early one few: in the zigzag layout rank r holds the chunks r and
-2R − 1 − r of 2R, so that all ranks have as much to compute. Chunks differ by at most one token, the longer ones first,
-so any length fits any number of ranks; chunks may be empty.
+Under a causal mask, late queries attend to more keys than early ones. In the zigzag layout rank r holds the chunks r
+and 2R − 1 − r of 2R, so that all ranks have equal work. Chunk lengths differ by at most one token, longer chunks come
+first, and chunks may be empty, so any length fits any number of ranks.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from torch.autograd.function import once_differentiable
 
 from headwise.errors import ConfigError, ShapeError
 
-CHUNKS = {"contiguous": 1, "zigzag": 2}  # chunks a rank
+CHUNKS = {"contiguous": 1, "zigzag": 2}  # per rank
 
 
 class Members(NamedTuple):
-    """A group of processes: the group itself, this process's place in it, and how many there are."""
+    """A group of processes, the rank of this process in it, and the number of ranks."""
 
     group: Any
     rank: int
     ranks: int
 
     def peer(self, rank: int) -> int:
-        """The place in the whole job of the group's `rank`, counted round the group."""
+        """The global rank of the group's `rank`, modulo the size of the group."""
         return dist.get_global_rank(self.group, rank % self.ranks)
 
 
 def members(group: Any = None) -> Members:
-    """Who takes part.
+    """The members of a group.
 
     Args:
         group: a `ProcessGroup`, a `DeviceMesh` of one dimension, or None for all processes.
@@ -62,7 +62,7 @@ def members(group: Any = None) -> Members:
 
 @dataclass(frozen=True)
 class Layout:
-    """How `length` tokens lie on `ranks` ranks; kind is "contiguous" or "zigzag"."""
+    """How `length` tokens are partitioned over `ranks` ranks; kind is "contiguous" or "zigzag"."""
 
     kind: str
     length: int
@@ -72,13 +72,13 @@ class Layout:
         check_layout(self.kind)
 
     def pieces(self, rank: int) -> tuple[range, ...]:
-        """The places of the sequence that a rank holds, one range a chunk, in the order in which it holds them."""
+        """The positions of the sequence that a rank holds, one range per chunk, in the order on the rank."""
         if self.kind == "contiguous":
             return (self._chunk(rank, self.ranks),)
         return self._chunk(rank, 2 * self.ranks), self._chunk(2 * self.ranks - 1 - rank, 2 * self.ranks)
 
     def held(self, rank: int) -> int:
-        """How many tokens a rank holds."""
+        """Number of tokens of a rank."""
         return sum(map(len, self.pieces(rank)))
 
     def _chunk(self, index: int, count: int) -> range:
@@ -88,20 +88,21 @@ class Layout:
 
 
 def check_layout(kind: object) -> None:
-    """Raise if there is no layout of that name."""
+    """Raise ConfigError if there is no layout of that name."""
     if kind not in CHUNKS:
         raise ConfigError(f"layout={kind!r}: expected one of {', '.join(map(repr, CHUNKS))}")
 
 
 def shard(x: Tensor, layout: str = "zigzag", *, dim: int = -2, group: Any = None) -> Tensor:
-    """This rank's part of a sequence that every rank has: nothing is sent.
+    """Return this rank's part of a sequence that every rank has. Nothing is sent.
 
     Args:
-        x: any tensor whose axis `dim` is the sequence, such as [b, n, d_model] or [b, h, n, d]; token ids [b, n] take
-            dim=-1.
-        layout: "zigzag" or "contiguous", as everything that later takes the parts.
+        x: any tensor whose axis `dim` is the sequence, such as [b, n, d_model] or [b, h, n, d]; for token ids [b, n]
+            use dim=-1.
+        layout: "zigzag" or "contiguous", as in later calls with the result.
+        group: a `ProcessGroup`, a one-dimensional `DeviceMesh`, or None for all processes.
     Returns:
-        x with the rank's tokens along `dim`; ranks may differ by a token or two.
+        x with the rank's tokens along `dim`; the numbers of tokens on ranks may differ by one or two.
     """
     who = members(group)
     held = Layout(layout, x.shape[dim], who.ranks).pieces(who.rank)
@@ -109,15 +110,19 @@ def shard(x: Tensor, layout: str = "zigzag", *, dim: int = -2, group: Any = None
 
 
 def unshard(x: Tensor, layout: str = "zigzag", *, dim: int = -2, group: Any = None) -> Tensor:
-    """The whole sequence on every rank, from every rank's part of it: `shard` backwards. All ranks call it.
+    """Gather the whole sequence on every rank, the inverse of `shard`. All ranks must call it.
 
-    Gradients are those of the sum of all ranks' losses. A loss that every rank computes alike of the whole therefore
-    counts once a rank; divide it by their number, or let one rank have it.
+    Gradients are those of the sum of all ranks' losses. A loss of the whole sequence that every rank computes therefore
+    counts once per rank; divide it by the number of ranks, or use it on one rank only.
 
-    Sends (R − 1)·S bytes forward for a part of S bytes, and as many backward.
+    Sends (R − 1)·S bytes forward for a part of S bytes, and the same backward.
 
+    Args:
+        x, layout, dim, group: as in `shard`; x is this rank's part.
+    Returns:
+        The whole sequence.
     Raises:
-        ShapeError: on every rank, if the parts are not those of `shard`.
+        ShapeError: on every rank, if the parts do not have the lengths of `shard`.
     """
     who = members(group)
     held = lengths(x.shape[dim], who, x.device)
@@ -128,7 +133,7 @@ def unshard(x: Tensor, layout: str = "zigzag", *, dim: int = -2, group: Any = No
 
 
 def lengths(own: int, who: Members, device: torch.device) -> list[int]:
-    """How many tokens each rank holds; a collective of one number."""
+    """The number of tokens of each rank; a collective of one number."""
     mine = torch.tensor([own], device=device)
     found = [torch.empty_like(mine) for _ in range(who.ranks)]
     dist.all_gather(found, mine, group=who.group)
@@ -136,7 +141,7 @@ def lengths(own: int, who: Members, device: torch.device) -> list[int]:
 
 
 def reduce_together(tensors: Sequence[Tensor], who: Members, operation: Any, dtype: torch.dtype) -> None:
-    """All-reduce tensors in place, in one message of that dtype; operation is a `ReduceOp`."""
+    """All-reduce tensors in place in one message of this dtype; operation is a `ReduceOp`."""
     flat = torch.cat([x.to(dtype).flatten() for x in tensors])
     dist.all_reduce(flat, operation, group=who.group)
     for x, part in zip(tensors, flat.split([x.numel() for x in tensors]), strict=True):
@@ -144,17 +149,18 @@ def reduce_together(tensors: Sequence[Tensor], who: Members, operation: Any, dty
 
 
 def check_held(name: str, held: list[int], layout: Layout) -> None:
-    """Raise if the ranks do not hold what the layout says; on every rank alike, for all know all lengths."""
+    """Raise ShapeError on every rank if the ranks do not have the lengths of the layout."""
     wanted = [layout.held(rank) for rank in range(layout.ranks)]
     if held != wanted:
         raise ShapeError(
             f"{name}: the ranks hold {', '.join(map(str, held))} tokens, but in the {layout.kind} layout "
-            f"{layout.length} tokens lie as {', '.join(map(str, wanted))}; split them with headwise.parallel.shard"
+            f"{layout.length} tokens are partitioned as {', '.join(map(str, wanted))}; split them with "
+            f"headwise.parallel.shard"
         )
 
 
 class _Gather(torch.autograd.Function):
-    """All parts in their places along the first axis; backward each rank gets the sum of what all ask of its part."""
+    """Gathers all parts along the first axis; the backward pass sums and scatters the gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layout: Layout, who: Members) -> Tensor:

@@ -1,11 +1,11 @@
-"""Ring attention: every rank keeps its queries, and keys and values travel round the ring of ranks.
+"""Ring attention: every rank keeps its queries, and keys and values are passed around the ring of ranks.
 
     # on each of R ranks, with its own part of the sequence
     q, k, v = (parallel.shard(x, "zigzag") for x in (q, k, v))          # [b, h, n/R, d]
     out = parallel.ring_attend(q, k, v, mask=hw.Causal(), layout="zigzag")
 
 Liu et al. 2023, Ring Attention with Blockwise Transformers, 2310.01889; the balanced layout: Brandon et al. 2023,
-Striped Attention, 2311.09431, in the zigzag form that is usual now. Bytes sent: `headwise.parallel.ring_plan`.
+Striped Attention, 2311.09431, in the common zigzag form. Bytes sent: `headwise.parallel.ring_plan`.
 """
 
 from collections.abc import Sequence
@@ -58,28 +58,28 @@ def ring_attend(
     measures: Sequence[str | Measure] = (),
     kernel: str = "auto",
 ) -> Tensor | tuple[Tensor, RingMap]:
-    """`headwise.attend` over a sequence that lies on many ranks: the same numbers, O(n / R) memory on each.
+    """`headwise.attend` over a sequence partitioned over ranks: the same results, with O(n / R) memory on each rank.
 
-    All ranks of the group call it, and all run its backward pass. Blocks that the mask leaves empty are not computed,
-    and keys travel only as far as somebody needs them.
+    All ranks of the group must call it, and all must run its backward pass. Fully masked blocks are not computed, and
+    keys are sent only to ranks that need them.
 
     Args:
         q: [b, h, n_r, d], this rank's queries; k, v: [b, h_kv, m_r, d] and [b, h_kv, m_r, d_v], its keys and values, as
-            `shard` splits the whole sequence. Any h_kv that divides h; keys are never repeated.
-        mask, score: for the *whole* sequence, the same objects on every rank; tensors in them cover all of it, and the
-            gradient of each is this rank's share, to be summed over the group like that of any replicated parameter.
-        scale, dropout_p, kernel: as in `attend`, for each block; each block has a dropout pattern of its own.
+            returned by `shard`. h_kv must divide h; keys are never repeated.
+        mask, score: for the *whole* sequence, the same objects on every rank. Their tensors cover the whole sequence,
+            and their gradients are this rank's share, to be summed over the group as for any replicated parameter.
+        scale, dropout_p, kernel: as in `attend`, for each block; each block has its own dropout pattern.
         group: a `ProcessGroup`, a one-dimensional `DeviceMesh`, or None for all processes.
-        layout: "zigzag" or "contiguous". Zigzag shares the work of a causal mask evenly; with a window, contiguous
-            sends least.
-        return_map: also return the `RingMap`: the rows of this rank.
-        measures: names or `RowMeasure`s, over all rows of all ranks, the same numbers on each; need `return_map=True`.
+        layout: "zigzag" or "contiguous". Zigzag balances the work of a causal mask; with a window, contiguous sends
+            the fewest bytes.
+        return_map: also return the `RingMap` with this rank's rows.
+        measures: names or `RowMeasure`s, over all rows of all ranks, equal on each rank; require `return_map=True`.
     Returns:
         [b, h, n_r, d_v], this rank's rows, differentiable in q, k, v and the tensors of `score`.
     Raises:
-        ShapeError, DTypeError, ConfigError, …: as `attend`, on every rank; also where the ranks do not hold the parts
-            that the layout says, or differ in what they ask.
-        RuntimeError: if another rank does not answer within the group's timeout.
+        ShapeError, DTypeError, ConfigError, …: as `attend`, on every rank; also if the parts do not have the lengths of
+            the layout, or if arguments differ between ranks.
+        RuntimeError: if another rank does not respond within the group's timeout.
     Source: Liu et al. 2023, 2310.01889.
     """
     if torch.compiler.is_dynamo_compiling():
@@ -88,7 +88,7 @@ def ring_attend(
             return_map=return_map, measures=measures, kernel=kernel,
         )  # fmt: skip
     who = members(group)
-    asked, queries, keys, rule = agree(
+    wanted, queries, keys, rule = agree(
         who, "ring_attend", q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, measures
     )
     terms = rule.terms(compute(q[..., :0, :]))
@@ -96,7 +96,7 @@ def ring_attend(
     if dropout_p > 0 and learned:
         kernel = _with_dropout_and_biases(kernel)
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
-    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(asked.measures, rule))
+    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(wanted, rule))
     ring = _Ring(way, plan(queries, keys, way), who, terms.soft_cap)
     out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)
     if not return_map:
@@ -104,32 +104,32 @@ def ring_attend(
     amap = RingMap(
         q, k, v, lse, rule, ring.plan, who, kernels=ring.kernels, named=named(kernel), refusals=ring.refusals
     )  # fmt: skip
-    if asked.measures:
-        amap.measured = amap.measured_by(ring.found, asked.measures)
+    if wanted:
+        amap.measured = amap.measured_by(ring.found, wanted)
     return out, amap
 
 
 @eager
 def _outside(*args: Any, **options: Any) -> Any:
-    """`ring_attend` between two graphs of torch.compile."""
+    """`ring_attend` in a graph break of torch.compile."""
     return ring_attend(*args, **options)
 
 
 @dataclass
 class _Ring:
-    """One call: how it goes, and what came of it beside the output."""
+    """One call: its options, and its results in addition to the output."""
 
     way: Way
     plan: Plan
     who: Members
     soft_cap: float
-    found: list[Any] = field(default_factory=list)  # of each run of rows, its statistics
+    found: list[Any] = field(default_factory=list)  # the statistics of each run of rows
     kernels_of: list[dict[Span, str]] = field(default_factory=list)
     refusals: dict[str, str] = field(default_factory=dict)
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Those that computed something, each once."""
+        """The names of the kernels that were used."""
         return tuple(dict.fromkeys(name for run in self.kernels_of for name in run.values()))
 
     @property
@@ -142,7 +142,7 @@ class _Ring:
 
 
 class _Attend(torch.autograd.Function):
-    """Once round the ring for the output, and once more for the gradients."""
+    """One round of the ring for the output, and one for the gradients."""
 
     @staticmethod
     def forward(
@@ -166,7 +166,7 @@ class _Attend(torch.autograd.Function):
         lse = torch.cat([run.lse for run in runs], 2)
         ctx.rule, of_mask = SavedRule.of(ring.way.rule, ring.soft_cap)
         ctx.save_for_backward(q, k, v, out, lse, relative, sinks, *biases, *of_mask)
-        placed = tuple(x for x in ring.way.statistics if x.placed)  # they decide which blocks keep their place
+        placed = tuple(x for x in ring.way.statistics if x.placed)  # they determine which blocks keep their position
         empty = Rule(Everything(), 1.0, ring.way.rule.grid)
         way = replace(ring.way, rule=empty, statistics=placed)
         ctx.ring = _Ring(way, ring.plan, ring.who, ring.soft_cap, kernels_of=ring.kernels_of)
@@ -207,7 +207,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _held(ring: _Ring, *tensors: Tensor) -> Held:
-    """This rank's own keys, and what belongs to them, piece by piece."""
+    """This rank's own keys and related tensors, by piece."""
     return dict(zip(ring.cols, zip(*(split(x, ring.cols) for x in tensors), strict=True), strict=True))
 
 
@@ -216,7 +216,7 @@ def _zeros(held: Held, like: Tensor) -> Held:
 
 
 def _with_dropout_and_biases(kernel: str) -> str:
-    """The one kernel that drops alike in both passes when biases learn."""
+    """The only kernel with the same dropout in both passes if biases require gradients."""
     if kernel not in ("auto", "torch_blocks"):
         raise KernelError(f"kernel={kernel!r} has no gradients of biases with dropout; torch_blocks has")
     return "torch_blocks"

@@ -1,4 +1,4 @@
-"""What a rank knows of the attention matrix after ring attention: its own rows."""
+"""The map of one rank after ring attention: its own rows."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,14 +21,14 @@ from headwise.stats import Measure, Measurements, resolve
 class RingMap(SpreadMap):
     """The rows of one rank: its queries, its keys, and each query's log-sum-exp over the keys of *all* ranks.
 
-    What it holds is local; `measure`, `pool`, `pooled`, `maps` and `gather` need the keys of other ranks, so all ranks
+    Its contents are local. `measure`, `pool`, `pooled`, `maps` and `gather` need the keys of other ranks, so all ranks
     must call them.
 
     Attributes:
-        q, k: this rank's, as they were given; lse: [b, h, n_r].
-        rows: where its queries stand in the whole sequence, one range a chunk, in the order of `lse`.
-        rule: of the whole matrix; kernels: which ones computed this rank's blocks; refusals: why faster ones did not.
-        measured: the `Measurements` that `measures=…` asked for, over all rows of all ranks, or None.
+        q, k: this rank's inputs; lse: [b, h, n_r].
+        rows: positions of its queries in the whole sequence, one range per chunk, in the order of `lse`.
+        rule: of the whole matrix. kernels: those that computed this rank's blocks. refusals: why faster ones did not.
+        measured: the `Measurements` of the argument `measures`, over all rows of all ranks, or None.
     """
 
     def __init__(
@@ -41,32 +41,33 @@ class RingMap(SpreadMap):
         self._plan = plan
 
     def measure(self, *wanted: str | Measure, rows: bool = False) -> Measurements:
-        """Per-head statistics over the rows of all ranks, the same on each: name → [b, h]. All ranks call it.
+        """Compute per-head statistics over the rows of all ranks, equal on each: name → [b, h]. All ranks must call it.
 
-        Keys go once round the ring. With `rows`, `.rows[name]` [b, h, n_r] has the values of this rank's own queries.
+        Keys are passed around the ring once. With `rows`, `.rows[name]` [b, h, n_r] has the values of this rank's
+        queries.
         """
         measures = resolve(wanted)
         check_measures(measures, return_map=True)
         return self.measured_by((), measures, rows=rows)
 
     def measured_by(self, found: Found, wanted: Sequence[Measure], *, rows: bool = False) -> Measurements:
-        """As `measure`, but with statistics of this rank's rows that kernels have given already."""
+        """As `measure`, with statistics of this rank's rows that kernels have already computed."""
         return measured(
             self.q, self.k, self.lse, self.rule, self._plan, self._who, wanted, bad_values=self._bad_values,
             found=found, keep_rows=rows, kernel=self.named,
         )  # fmt: skip
 
     def pool(self, size: int, reduce: str = "mean") -> Tensor:
-        """A picture of the whole matrix as `AttentionMap.pool` gives it, the same on every rank: [b, h, ⌈n/cell⌉,
-        ⌈m/cell⌉] with cell = ⌈max(n, m)/size⌉. All ranks call it; keys go once round the ring."""
+        """The whole matrix pooled as by `AttentionMap.pool`, equal on every rank: [b, h, ⌈n/cell⌉, ⌈m/cell⌉] with
+        cell = ⌈max(n, m)/size⌉. All ranks must call it; keys are passed around the ring once."""
         cell = pooling.cell_for(size, reduce, *self.shape[2:])
         found = self.pooled(slice(None), slice(None), cell)
         return found.mean if reduce == "mean" else found.largest
 
     def pooled(self, rows: range | slice, cols: range | slice, cell: int) -> Squares:
-        """A rectangle of the whole matrix in squares, as `AttentionMap.pooled` gives it, the same on every rank. All
-        ranks call it alike; keys go once round the ring, and no rank holds more than its own rows and a piece of
-        keys."""
+        """A rectangle of the whole matrix pooled in squares as by `AttentionMap.pooled`, equal on every rank. All ranks
+        must call it with the same arguments; keys are passed around the ring once, and each rank stores only its own
+        rows and one piece of keys."""
         n, m = self.shape[2:]
         if cell < 1:
             raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
@@ -74,8 +75,8 @@ class RingMap(SpreadMap):
         return squares(self.q, self.k, self.lse, self.rule, self._plan, self._who, *sides, cell, self.named)
 
     def maps(self) -> tuple[AttentionMap, ...]:
-        """This rank's rows over all keys, one `AttentionMap` a chunk; whatever is read from them is local. All ranks
-        call it: it gathers the keys, O(m) memory on each."""
+        """This rank's rows over all keys, one `AttentionMap` per chunk, which are read locally. All ranks must call it,
+        as it gathers the keys: O(m) memory on each."""
         whole = self._plan.keys
         keys = self._whole(self.k, whole.kind)
         spans = self._plan.rows(self._who.rank)
@@ -83,7 +84,7 @@ class RingMap(SpreadMap):
         return tuple(self._map(q, keys, lse, self.rule.rows(rows)) for q, lse, rows in parts)
 
     def gather(self) -> AttentionMap:
-        """The map of the whole sequence on every rank, O(n) memory on each. All ranks call it."""
+        """Gather the map of the whole sequence on every rank, O(n) memory on each. All ranks must call it."""
         q, k, lse = (self._whole(x, self._plan.keys.kind) for x in (self.q, self.k, self.lse[..., None]))
         return self._map(q, k, lse[..., 0], self.rule)
 

@@ -1,4 +1,4 @@
-"""Statistics of a sequence that lies on many ranks: the numbers that one process would get, the same on every rank."""
+"""Statistics of a sequence partitioned over ranks, equal on every rank to those of one process."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -23,20 +23,19 @@ Found = Sequence[Mapping[Statistic, Tensor]]  # of each run of rows
 
 
 def check_measures(wanted: Sequence[Measure], return_map: bool) -> None:
-    """Raise for what cannot be put together from the rows of many ranks."""
+    """Raise ConfigError for measures that cannot be combined from the rows of several ranks."""
     if wanted and not return_map:
-        raise ConfigError("measures=… needs return_map=True: the numbers are kept in the map, as map.measured")
+        raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
     for measure in wanted:
         if not measure.of_blocks():
             raise ConfigError(
-                f"measures: {measure.name!r} is no RowMeasure, and its of_blocks() does not say how its parts of other "
-                f"ranks are joined; make it one, or ask the AttentionMap that the result's gather(), or its own heads, "
-                f"give"
+                f"measures: {measure.name!r} is not a RowMeasure, and its of_blocks() does not define how parts of "
+                f"different ranks are combined; make it a RowMeasure, or compute it on the result's gather()"
             )
 
 
 def wanted_of_kernels(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:
-    """What kernels are to tell of each block: what the numbers of blocks can be joined of."""
+    """The statistics that kernels compute for each block: those that can be combined between blocks."""
     return tuple(statistic for statistic in statistics_for(measures, rule) if statistic.joins is not None)
 
 
@@ -45,16 +44,16 @@ def measured(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, wanted: Sequence[Measure], *,
     bad_values: Tensor, found: Found = (), keep_rows: bool = False, kernel: str = "auto",
 ) -> Measurements:  # fmt: skip
-    """All wanted measures over the rows of all ranks; all of them call it.
+    """Compute measures over the rows of all ranks. All ranks must call it.
 
-    Those that kernels have told enough for (`found`, on every rank) cost a sum over the ranks of 16 bytes a head; for
-    the others the keys go round the ring once more, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks, and the
-    tiles are made again. What keys receive is added up over the ranks too, 16 bytes a key and head.
+    Measures that follow from the statistics in `found` on every rank cost a sum over the ranks of 16 bytes per head.
+    For the others the keys are passed around the ring again, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks,
+    and the tiles are recomputed. Weight received by keys is also summed over the ranks, 16 bytes per key and head.
 
     Args:
-        q, k, lse: this rank's; bad_values: [b, h_kv], its entries of v that are not finite.
-        keep_rows: also keep the values of this rank's rows.
-        kernel: that named of the map; it makes the tiles.
+        q, k, lse: this rank's. bad_values: [b, h_kv], the number of its entries of v that are not finite.
+        keep_rows: whether to keep the values of this rank's rows.
+        kernel: the kernel named by the user; it computes the tiles.
     """
     runs = plan.rows(who.rank)
     states = [
@@ -63,8 +62,7 @@ def measured(
     ]
     lses = lse.split([run.stop - run.start for run in runs], 2)
     rules = [rule.rows(run) for run in runs]
-    told = [_enough(m, rules, found) for m in wanted]
-    missing = torch.tensor([int(not enough) for enough in told], device=lse.device)
+    missing = torch.tensor([int(not _enough(m, rules, found)) for m in wanted], device=lse.device)
     dist.all_reduce(missing, dist.ReduceOp.MAX, group=who.group)
     by_tiles = []
     for m, state, absent in zip(wanted, states, missing.tolist(), strict=True):
@@ -90,7 +88,7 @@ def measured(
 
 
 def _enough(measure: Measure, rules: Sequence[Rule], found: Found) -> bool:
-    """Whether kernels have told all that the measure needs of these rows."""
+    """Whether the kernels' statistics contain everything that the measure needs for these rows."""
     if not found:
         return False
     for of_run, rule in zip(found, rules, strict=True):
@@ -104,8 +102,8 @@ def _by_tiles(
     q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members,
     wanted: Sequence[tuple[Measure, Any]],
 ) -> None:  # fmt: skip
-    """Once more round the ring, for measures that read the weights themselves. The tiles of a row come in the order in
-    which its keys do, so what a measure has of it waits meanwhile."""
+    """Another round of the ring, for measures of the weights. The tiles of a row arrive in the order of its keys; the
+    state of a row is stored between them."""
     blocks = list(_row_blocks(rule, plan.rows(who.rank)))
     order = [cols for hop in range(who.ranks) for cols in plan.arriving(who.rank, hop)]
     left = {rows: sum(len(list(rule.tiles(rows, within=cols))) for cols in order) for rows, _ in blocks}
@@ -130,7 +128,7 @@ def _by_tiles(
 
 
 def _row_blocks(rule: Rule, runs: Sequence[Span]) -> Iterator[tuple[Span, slice]]:
-    """Blocks of a rank's rows: where they stand in the sequence, and where they lie among the rank's own."""
+    """Blocks of a rank's rows: their positions in the sequence, and among the rank's own rows."""
     first = 0
     for run in runs:
         for block in rule.rows(run).row_blocks():
@@ -139,7 +137,7 @@ def _row_blocks(rule: Rule, runs: Sequence[Span]) -> Iterator[tuple[Span, slice]
 
 
 def _reduce(states: Sequence[Any], wanted: Sequence[Measure], counts: Sequence[Tensor], who: Members) -> None:
-    """All of it over the ranks, in place: largest values by one collective, sums and counts by another."""
+    """Reduce over the ranks in place: maxima in one collective, sums and counts in another."""
     largest: list[Tensor] = []
     sums: list[Tensor] = list(counts)
     for measure, state in zip(wanted, states, strict=True):

@@ -1,16 +1,16 @@
-"""Where keys and values go in a ring: from each rank to the next, each piece as far as somebody needs it.
+"""The plan of a ring: keys and values are passed from each rank to the next, each piece only as far as it is needed.
 
-With hops(p) for the ranks that a piece p travels past its own, one call sends, in bytes over all ranks,
+With hops(p) for the number of hops of a piece p, one call sends, in bytes over all ranks,
 
     forward:   Σ_p hops(p) · b · h_kv · |p| · (d + d_v) · e
     backward:  Σ_p hops(p) · b · h_kv · |p| · (d + d_v) · (e + 4)
 
-with e bytes an element: keys and values again, and their gradients in float32 (e + 8 in float64), which the last rank
-that adds to them sends home. Without a mask hops(p) = R − 1: a rank sends (R − 1) · b · h_kv · n/R · (d + d_v) · e
-forward. Causal, in the zigzag layout, all but the last chunk make R − 1 hops; in the contiguous layout, what rank s
-holds is needed by later ranks only, R − 1 − s hops, half as much in all. Under a window shorter than a rank's part it
-is one hop in the contiguous layout, whatever R. (In the zigzag layout a window saves little: neighbours in the sequence
-may be R − 1 hops apart.)
+with e bytes per element: in the backward pass keys and values again, and their gradients in float32 (e + 8 in float64),
+which the last rank that adds to them returns to the owner. Without a mask hops(p) = R − 1: a rank sends
+(R − 1) · b · h_kv · n/R · (d + d_v) · e forward. With a causal mask in the zigzag layout, all but the last chunk make
+R − 1 hops; in the contiguous layout, the keys of rank s are needed only by later ranks, R − 1 − s hops, half of the
+total. With a window shorter than a rank's part, it is one hop in the contiguous layout for any R. (In the zigzag layout
+a window saves little: neighbours in the sequence may be R − 1 hops apart.)
 """
 
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from headwise.parallel.layout import Layout
 
 @dataclass(frozen=True)
 class Plan:
-    """Who holds what, and how far it travels.
+    """Which rank holds which piece, and how far it is sent.
 
     Attributes:
         queries, keys: their layouts.
-        hops: of each rank's pieces of keys, how many ranks each travels past its own.
+        hops: for each rank, the number of hops of each of its pieces of keys.
     """
 
     queries: Layout
@@ -42,25 +42,25 @@ class Plan:
         return _spans(self.keys, rank)
 
     def arriving(self, rank: int, hop: int) -> tuple[Span, ...]:
-        """The pieces that a rank has after so many hops; they come from rank − hop."""
+        """The pieces on a rank after a number of hops; they belong to rank − hop."""
         source = (rank - hop) % self.keys.ranks
         return tuple(cols for cols, far in zip(self.cols(source), self.hops[source], strict=True) if far >= hop)
 
     def ending(self, rank: int, hop: int) -> tuple[Span, ...]:
-        """Those of them that go no farther."""
+        """Those of `arriving` that are not passed on."""
         source = (rank - hop) % self.keys.ranks
         return tuple(cols for cols, far in zip(self.cols(source), self.hops[source], strict=True) if far == hop)
 
 
 def plan(queries: Layout, keys: Layout, way: Way) -> Plan:
-    """The same on every rank, from the mask alone; nothing is sent."""
+    """Make the plan from the mask alone, equal on every rank; nothing is sent."""
     ranks = keys.ranks
     rows = [_spans(queries, rank) for rank in range(ranks)]
 
     def far(source: int, cols: Span) -> int:
-        """The last rank on the way that needs the piece."""
+        """The number of hops to the last rank that needs the piece."""
         for hop in range(ranks - 1, 0, -1):
-            if any(way.sees(here, cols) for here in rows[(source + hop) % ranks]):
+            if any(way.allows(here, cols) for here in rows[(source + hop) % ranks]):
                 return hop
         return 0
 

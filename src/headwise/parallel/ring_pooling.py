@@ -1,4 +1,4 @@
-"""Pictures of a sequence that lies on many ranks: each pools its own rows, and the squares are added up."""
+"""Pooling of a sequence partitioned over ranks: each rank pools its own rows, and the squares are summed."""
 
 from collections.abc import Iterator
 
@@ -17,25 +17,17 @@ from headwise.rule import Rule
 
 @torch.no_grad()
 def squares(
-    q: Tensor,
-    k: Tensor,
-    lse: Tensor,
-    rule: Rule,
-    plan: Plan,
-    who: Members,
-    rows: range,
-    cols: range,
-    cell: int,
+    q: Tensor, k: Tensor, lse: Tensor, rule: Rule, plan: Plan, who: Members, rows: range, cols: range, cell: int,
     kernel: str = "auto",
-) -> Squares:
-    """A rectangle of the whole matrix in squares of `cell` × `cell`, the same on every rank; all of them call it.
+) -> Squares:  # fmt: skip
+    """Pool a rectangle of the whole matrix in squares of `cell` × `cell`, equal on every rank. All ranks must call it.
 
-    The keys go round the ring once, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks, and the squares are
-    added up over the ranks: 24 bytes each. A square that lies on several ranks is the mean of all its cells.
+    The keys are passed around the ring once, Σ_p hops(p) · b · h_kv · |p| · d · e bytes over all ranks, and the squares
+    are summed over the ranks: 24 bytes each. A square on several ranks is the mean of all its cells.
 
     Args:
-        q, k, lse: this rank's. rows, cols: as `pooling.side` gives them, the same on every rank.
-        kernel: that named of the map.
+        q, k, lse: this rank's. rows, cols: as returned by `pooling.side`, the same on every rank.
+        kernel: the kernel named by the user.
     """
     b, h, _, _ = rule.grid
     size = b, h, -(-len(rows) // cell), -(-len(cols) // cell)
@@ -62,12 +54,12 @@ def squares(
                         largest[into] = torch.maximum(largest[into], part.largest.double())
     reduce_together([total, allowed], who, dist.ReduceOp.SUM, torch.float64)
     reduce_together([largest], who, dist.ReduceOp.MAX, torch.float64)
-    largest.masked_fill_(total.isnan(), torch.nan)  # no rank knows what others have of a largest number
+    largest.masked_fill_(total.isnan(), torch.nan)  # the maximum over the ranks ignores NaN
     return Squares((total / allowed.clamp_min(1.0)).to(lse.dtype), largest.to(lse.dtype), allowed.long())
 
 
 def _along(piece: Span, side: range, cell: int) -> Iterator[Span]:
-    """What a piece has of one side of the rectangle, so cut that each part lies in one square or begins one."""
+    """The part of a piece in one side of the rectangle, divided where the first whole square begins."""
     start, stop = max(piece.start, side.start), min(piece.stop, side.stop)
     if start >= stop:
         return

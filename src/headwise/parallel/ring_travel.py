@@ -1,4 +1,4 @@
-"""The ring itself: pieces go from each rank to the next while it computes with those that it has."""
+"""Communication in the ring: pieces are sent to the next rank while this rank computes with them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,18 +11,18 @@ from headwise.masks import Span
 from headwise.parallel.layout import Members
 from headwise.parallel.ring_plan import Plan
 
-Held = Mapping[Span, tuple[Tensor, ...]]  # what belongs to each piece of keys, each tensor [b, h_kv, c, …]
+Held = Mapping[Span, tuple[Tensor, ...]]  # the tensors of each piece of keys, each [b, h_kv, c, …]
 
 
 def split(x: Tensor, spans: Sequence[Span]) -> list[Tensor]:
-    """What a rank holds, [b, h, n_r, …] or [b, h, n_r], as the pieces that it is."""
+    """Split a rank's tensor, [b, h, n_r, …] or [b, h, n_r], into its pieces."""
     return list(x.split([span.stop - span.start for span in spans], 2))
 
 
 def travel(own: Held, plan: Plan, who: Members) -> Iterator[tuple[int, Held]]:
-    """The pieces that are here after 0, 1 … R − 1 hops, with the number of hops.
+    """Yield (number of hops, pieces on this rank) for 0, 1 … R − 1 hops.
 
-    Those of the next hop are on their way while the caller works with these. All ranks go through all hops.
+    The pieces of the next hop are sent while the caller uses these. All ranks must iterate over all hops.
     """
     held: Held = own
     for hop in range(who.ranks):
@@ -35,9 +35,9 @@ def travel(own: Held, plan: Plan, who: Members) -> Iterator[tuple[int, Held]]:
 
 
 class Gradients:
-    """What all ranks add to the gradients of each piece, on its way behind the piece and then home.
+    """Sums of all ranks' gradients of each piece; they follow the piece around the ring and return to its owner.
 
-    Sums are kept in the accumulating dtype. A rank calls `add` once a hop, in the order of hops, and `home` at the end.
+    Sums have the accumulating dtype. A rank calls `add` once per hop, in the order of hops, and `home` at the end.
     """
 
     def __init__(self, own: Held, plan: Plan, who: Members) -> None:
@@ -48,7 +48,7 @@ class Gradients:
         self._returning: list[_Flight] = []
 
     def add(self, hop: int, parts: Held) -> None:
-        """Take in what this rank adds to the pieces that it has after `hop` hops, and send the sums on."""
+        """Add this rank's gradients of the pieces of `hop` hops, and send the sums on."""
         if hop == 0:
             for cols, part in parts.items():
                 _add(self.own[cols], part)
@@ -59,14 +59,14 @@ class Gradients:
             self._send(hop, parts)
 
     def home(self) -> Held:
-        """The sums of this rank's own pieces, once all ranks have added to them."""
+        """The final sums of this rank's own pieces."""
         for flight in self._returning:
             for cols, total in flight.land().items():
                 _add(self.own[cols], total)
         return self.own
 
     def _send(self, hop: int, parts: Held) -> None:
-        """Sums of pieces that go on follow them; the others go home. Each rank does both in this order."""
+        """Send the sums of pieces that are passed on to the next rank, then the others to their owner."""
         plan, who = self._plan, self._who
         ending = set(plan.ending(who.rank, hop))
         onward = {cols: part for cols, part in parts.items() if cols not in ending}
@@ -85,7 +85,7 @@ def _send_on(own: Held, held: Held, plan: Plan, who: Members, hop: int) -> "_Fli
 
 
 class _Flight:
-    """One message to a rank and one from a rank, either of them possibly nothing."""
+    """One message to a rank and one from a rank; either may be empty."""
 
     def __init__(
         self, who: Members, sent: Held, to: int, expected: Sequence[Span], source: int, like: tuple[Tensor, ...]
@@ -102,14 +102,14 @@ class _Flight:
         self._works: list[Any] = dist.batch_isend_irecv(operations) if operations else []
 
     def land(self) -> Held:
-        """Wait for both; what came, piece by piece."""
+        """Wait for both messages and return the received pieces."""
         try:
             for work in self._works:
                 work.wait()
         except RuntimeError as error:
             raise RuntimeError(
-                f"rank {self._who.rank} of {self._who.ranks} waited in vain for keys or gradients of rank "
-                f"{self._source}; look there for the first error: {error}"
+                f"rank {self._who.rank} of {self._who.ranks} did not receive keys or gradients from rank "
+                f"{self._source}; see the first error there: {error}"
             ) from error
         found: dict[Span, tuple[Tensor, ...]] = {}
         at = 0
@@ -127,7 +127,7 @@ class _Flight:
 
 
 def _each(x: Tensor) -> int:
-    """Numbers that a token has in x [b, h_kv, c, …]."""
+    """Number of elements per token in x [b, h_kv, c, …]."""
     return x[:, :, :1].numel() if x.shape[2] else x.shape[0] * x.shape[1] * x.shape[3:].numel()
 
 

@@ -1,14 +1,14 @@
-"""Layers and whole models whose sequence lies on many ranks.
+"""Layers and models on a sequence partitioned over ranks.
 
     model = Decoder(config)
     with parallel.sequence_parallel(model, how="ring"):
         x = parallel.shard(ids, "zigzag", dim=-1)                # [b, n/R], this rank's tokens
         loss = loss_of(model(x), parallel.shard(targets, "zigzag", dim=-1))
-        loss.backward()                                          # the loss of the whole is the sum of the ranks'
+        loss.backward()                                          # the total loss is the sum over the ranks
     parallel.sum_gradients(model)
 
-Everything but attention looks at one token at a time, so only attention layers change: they attend over all ranks, and
-their rotary positions are those of the whole sequence.
+All other layers process each token separately, so only attention layers change: they attend over all ranks, with rotary
+positions in the whole sequence.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ from headwise.parallel.ulysses import ulysses_attend
 HOW: dict[str, tuple[Callable[..., Any], str]] = {
     "ring": (ring_attend, "zigzag"),
     "ulysses": (ulysses_attend, "contiguous"),
-}  # with the layout that suits it
+}  # with its default layout
 
 
 class SequenceParallel:
-    """Attention layers that attend over many ranks until `restore`, or until the end of a `with`.
+    """Attention layers that attend over all ranks until `restore`, or until the end of a `with`.
 
     Attributes:
-        model: the model that was given, or its copy.
+        model: the model, or its copy.
         layers: the names of the layers in the model; how, layout: as in `sequence_parallel`.
     """
 
@@ -47,11 +47,11 @@ class SequenceParallel:
         self.model, self.layers, self.how, self.layout = model, tuple(layers), how, layout
         self._who, self._changed = who, list(layers.values())
         for layer in self._changed:
-            # In the instance, so that it stands before the class's own, and parameters keep their names.
+            # Set on the instance, so that it overrides the class and parameters keep their names.
             vars(layer).update(self._steps(layer))
 
     def restore(self) -> None:
-        """The layers as they were. Twice is as good as once."""
+        """Restore the layers. Repeated calls have no effect."""
         while self._changed:
             layer = self._changed.pop()
             for name in STEPS:
@@ -68,7 +68,7 @@ class SequenceParallel:
         return f"SequenceParallel({self.how}, {self.layout} over {self._who.ranks} ranks, {state})"
 
     def _steps(self, layer: AttentionLayer) -> dict[str, Callable[..., Any]]:
-        """What these layers do otherwise."""
+        """The methods that replace those of a layer."""
         attend_there, layout, who = HOW[self.how][0], self.layout, self._who
         own_rope, own_check = layer.apply_rope, layer.check
 
@@ -91,7 +91,7 @@ class SequenceParallel:
             own_check(x, context, cache, *others)
             if cache is not None:
                 raise ConfigError(
-                    "cache: not supported while the sequence is spread over ranks; restore() the layer to decode"
+                    "cache: not supported while the sequence is partitioned over ranks; restore() the layer to decode"
                 )
 
         return dict(zip(STEPS, (apply_rope, attention, check), strict=True))
@@ -103,24 +103,24 @@ STEPS = ("apply_rope", "attention", "check")
 def sequence_parallel(
     model: nn.Module, group: Any = None, *, how: str = "ring", layout: str | None = None, copy: bool = False
 ) -> SequenceParallel:  # fmt: skip
-    """Let every attention layer of a model attend over a sequence that lies on many ranks.
+    """Let every attention layer of a model attend over a sequence partitioned over ranks.
 
-    Each rank then gives its own tokens, as `shard` splits them, and gets its own. Masks and scores are given to the
-    layers for the *whole* sequence. Weights are the same on all ranks and their gradients each rank's share:
-    `sum_gradients` adds them up. With `return_map` layers give a `RingMap` or a `UlyssesMap`.
+    Inputs and outputs of the model are then this rank's tokens, as returned by `shard`. Masks and scores are passed to
+    the layers for the *whole* sequence. Weights are equal on all ranks, and each rank computes its share of their
+    gradients: `sum_gradients` sums them. With `return_map` layers return a `RingMap` or a `UlyssesMap`.
 
     Args:
-        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such layers that looks at each
-            token by itself elsewhere, and has no positions of its own but rotary ones.
+        model: an attention layer, a `TransformerBlock`, a `Decoder`, or any model with such layers that processes each
+            token separately elsewhere, with no positions other than rotary ones.
         group: a `ProcessGroup`, a one-dimensional `DeviceMesh`, or None for all processes.
         how: "ring" or "ulysses".
-        layout: "zigzag" or "contiguous"; that of `ring_attend` or `ulysses_attend` if not given.
+        layout: "zigzag" or "contiguous"; default: that of `ring_attend` or `ulysses_attend`.
         copy: change a deepcopy, the result's `.model`; the model itself is unchanged.
     Returns:
-        What restores the model: `.restore()`, or use it in a `with`.
+        A handle with `.restore()`, which is also a context manager.
     Raises:
-        ConfigError: naming the layer whose design cannot, or if the model has no layer, or one is parallel already;
-            nothing is changed then.
+        ConfigError: naming the layer whose design is not supported, or if the model has no layer, or a layer is already
+            parallel; nothing is changed then.
     """
     if how not in HOW:
         raise ConfigError(f"how={how!r}: expected one of {', '.join(map(repr, HOW))}")
@@ -136,19 +136,19 @@ def sequence_parallel(
         called = f"{name!r} ({type(layer).__name__})" if name else type(layer).__name__
         if reason := _refusal(type(layer)):
             raise ConfigError(
-                f"{called}: not a design whose tokens meet in attention alone: {reason}; those are "
+                f"{called}: not a design that combines tokens in attention only: {reason}; supported: "
                 f"{', '.join(design.__name__ for design in DESIGNS.values() if not _refusal(design))}"
             )
         if any(step in vars(layer) for step in STEPS):
-            raise ConfigError(f"{called} attends over many ranks already; restore() it first")
+            raise ConfigError(f"{called} already attends over several ranks; restore() it first")
     return SequenceParallel(model, layers, how, layout, who)
 
 
 def sum_gradients(model: nn.Module, group: Any = None) -> None:
-    """Add up each parameter's gradient over the ranks, in place, where every rank has a share of it. All ranks call it.
+    """Sum each parameter's gradient over the ranks, in place. All ranks must call it.
 
-    Sends 2·(1 − 1/R) times the bytes of all gradients, one message a dtype. A parameter that has no gradient on a rank
-    counts as 0 there. Of a weight that is spread over another dimension of a mesh, each rank sums its own part.
+    Sends 2·(1 − 1/R) times the bytes of all gradients, one message per dtype. A parameter without a gradient on a rank
+    counts as 0 there. If a weight is partitioned over another dimension of a mesh, each rank sums its own part.
     """
     who = members(group)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -161,7 +161,7 @@ def sum_gradients(model: nn.Module, group: Any = None) -> None:
 
 
 def _refusal(kind: type[AttentionLayer]) -> str:
-    """Why tokens meet elsewhere than in `attend`, or "". By class, not by subclass, which may do otherwise."""
+    """Where a design combines tokens outside of `attend`, or "". Subclasses are unknown, as they may do so."""
     return kind.outside_attend if kind.is_described() else "it is not known"
 
 

@@ -1,9 +1,8 @@
-"""One call on many ranks: checked by each and agreed on by all, so that a mistake is one error everywhere."""
+"""One call on several ranks: its arguments are checked on each rank and compared, so that all ranks raise together."""
 
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,71 +19,47 @@ from headwise.rule import DTYPES, Rule
 from headwise.scores import Score, check_scores
 from headwise.stats import Measure, resolve
 
-HASHED = 1 << 20  # numbers of a mask that are compared between ranks; of a larger one only the shape is
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What one rank was called with; the tensors hold its own part of the sequence."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Mask | None
-    scale: float | None
-    score: Score | Sequence[Score]
-    dropout_p: float
-    layout: str
-    kernel: str
-    return_map: bool
-    measures: Sequence[Measure]
-
-    def __post_init__(self) -> None:
-        """Raise for what this rank sees by itself."""
-        check_measures(self.measures, self.return_map)
-        check_layout(self.layout)
-        check_mask(self.mask)
-        grid = rule_of(self.q, self.k, self.v, None, self.scale, (), self.dropout_p).grid
-        # Whether scores fit is a question for the whole; whether they are any, for this rank.
-        check_scores([score for score in _listed(self.score) if not isinstance(score, Score)], grid, self.q.device)
-
-    def facts(self) -> dict[str, int]:
-        """What must be the same on all ranks, by the names of the arguments, as numbers that fit 63 bits."""
-        scores = _listed(self.score)
-        b, h, _, d = self.q.shape
-        learning = torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v, *_tensors(scores)))
-        return {
-            "batch": b, "heads of q": h, "heads of k and v": self.k.shape[1], "head_dim of q and k": d,
-            "head_dim of v": self.v.shape[3], "dtype": DTYPES.index(self.q.dtype), "mask": _mask_code(self.mask),
-            "scale": 0 if self.scale is None else zlib.crc32(struct.pack("d", self.scale)),
-            "score": _code([repr(score) for score in scores]), "dropout_p": _code(self.dropout_p),
-            "layout": _code(self.layout), "return_map": int(self.return_map),
-            "measures": _code([measure.name for measure in self.measures]), "need of gradients": int(learning),
-        }  # fmt: skip
+HASHED = 1 << 20  # mask tensors with more numbers are compared between ranks by shape only
 
 
 def agree(
     who: Members, name: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None,
     score: Score | Sequence[Score], dropout_p: float, layout: str, kernel: str, return_map: bool,
     measures: Sequence[str | Measure],
-) -> tuple[Asked, Layout, Layout, Rule]:  # fmt: skip
-    """The call as all ranks make it: what was asked here, the layouts of queries and keys, and the rule of the whole.
+) -> tuple[Sequence[Measure], Layout, Layout, Rule]:  # fmt: skip
+    """Check the call on all ranks: returns its measures, the layouts of queries and keys, and the whole rule.
 
-    One collective of FACTS numbers a rank, on the device of q. A rank whose own check fails tells the others.
+    One collective of FACTS numbers per rank, on the device of q. It also reports ranks on which a check failed.
 
     Args:
-        name: of the function that is called; the rest is what it was given.
+        name: of the called function; the other arguments are its arguments.
     Raises:
-        HeadwiseError: on every rank, for what any of them was given wrongly, or if they differ.
+        HeadwiseError: on every rank, for a wrong argument of any rank, or for arguments that differ.
     """
     own: Exception | None = None
-    asked: Asked | None = None
+    wanted: Sequence[Measure] = []
     facts: dict[str, int] = {}
     try:
         wanted = resolve(measures) if measures else []
-        asked = Asked(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
-        facts = {"failed": 0, "n": asked.q.shape[2], "m": asked.k.shape[2], **asked.facts()}
-    except Exception as error:  # whatever it is, the others must not wait for this rank
+        check_measures(wanted, return_map)
+        check_layout(layout)
+        check_mask(mask)
+        grid = rule_of(q, k, v, None, scale, (), dropout_p).grid
+        scores = score if isinstance(score, Sequence) else (score,)
+        # Sizes of scores are checked for the whole sequence; here only their types.
+        check_scores([score for score in scores if not isinstance(score, Score)], grid, q.device)
+        inputs = (q, k, v, *(x for score in scores for x in vars(score).values() if isinstance(x, Tensor)))
+        facts = {
+            "failed": 0, "n": q.shape[2], "m": k.shape[2],
+            # Everything that must be equal on all ranks, as numbers of at most 63 bits.
+            "batch": q.shape[0], "heads of q": q.shape[1], "heads of k and v": k.shape[1],
+            "head_dim of q and k": q.shape[3], "head_dim of v": v.shape[3], "dtype": DTYPES.index(q.dtype),
+            "mask": _mask_code(mask), "scale": 0 if scale is None else zlib.crc32(struct.pack("d", scale)),
+            "score": _code([repr(score) for score in scores]), "dropout_p": _code(dropout_p), "layout": _code(layout),
+            "return_map": int(return_map), "measures": _code([measure.name for measure in wanted]),
+            "need of gradients": int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs)),
+        }  # fmt: skip
+    except Exception as error:  # of any type, as the other ranks must not wait for this one
         own = error
     everyone = _gathered(facts, who, device_of(who, q))
     failed = [rank for rank, row in enumerate(everyone) if row is None]
@@ -93,28 +68,23 @@ def agree(
     rows = [row for row in everyone if row is not None]
     names = list(facts)
     for index, fact in enumerate(names[3:], 3):
-        told = [row[index] for row in rows]
-        if len(set(told)) > 1:
-            raise _differ(name, fact, told)
-    assert asked is not None
-    queries, keys = (Layout(asked.layout, sum(row[i] for row in rows), who.ranks) for i in (1, 2))
+        numbers = [row[index] for row in rows]
+        if len(set(numbers)) > 1:
+            raise _differ(name, fact, numbers)
+    queries, keys = (Layout(layout, sum(row[i] for row in rows), who.ranks) for i in (1, 2))
     check_held("q", [row[1] for row in rows], queries)
     check_held("k", [row[2] for row in rows], keys)
-    return asked, queries, keys, _whole_rule(asked, queries.length, keys.length)
-
-
-def _whole_rule(asked: Asked, n: int, m: int) -> Rule:
-    """The rule over the whole sequence, checked as one process would; tensors of no memory stand for the whole."""
-    q, k, v = (
+    # Checked as in one process; expanded tensors without memory represent the whole sequence.
+    stand_ins = [
         x.detach().new_empty(x.shape[0], x.shape[1], 1, x.shape[3]).expand(-1, -1, size, -1)
-        for x, size in ((asked.q, n), (asked.k, m), (asked.v, m))
-    )
-    rule = rule_of(q, k, v, asked.mask, asked.scale, asked.score, asked.dropout_p)
+        for x, size in ((q, queries.length), (k, keys.length), (v, keys.length))
+    ]
+    rule = rule_of(stand_ins[0], stand_ins[1], stand_ins[2], mask, scale, score, dropout_p)
     rule.mask.check(rule.grid)
-    return rule
+    return wanted, queries, keys, rule
 
 
-FACTS = 17  # numbers that a rank tells: whether it failed, n, m, and those of Asked.facts
+FACTS = 17  # numbers that are compared: whether the check failed, n, m, and those that must be equal
 
 
 def _gathered(facts: dict[str, int], who: Members, device: torch.device) -> list[list[int] | None]:
@@ -127,40 +97,37 @@ def _gathered(facts: dict[str, int], who: Members, device: torch.device) -> list
         dist.all_gather(rows, mine, group=who.group)
     except RuntimeError as error:
         raise RuntimeError(
-            f"rank {who.rank} of {who.ranks} waited in vain for all ranks to make this call; look there for the first "
-            f"error: {error}"
+            f"rank {who.rank} of {who.ranks}: not all ranks made this call; see the first error there: {error}"
         ) from error
     found = torch.stack(rows).tolist()
     return [None if row[0] else row for row in found]
 
 
 def device_of(who: Members, like: object) -> torch.device:
-    """Where numbers must lie to be sent, by a group that sends what `like` is; it may be anything."""
+    """The device of tensors that the group can send: that of `like` if it is a tensor."""
     if dist.get_backend(who.group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return like.device if isinstance(like, Tensor) else torch.device("cpu")
 
 
 def _raise_together(who: Members, name: str, own: Exception | None, failed: list[int]) -> None:
-    """This rank's own error, or one that tells those of the others."""
-    told: list[Any] = [None] * who.ranks
-    dist.all_gather_object(told, None if own is None else (type(own).__name__, str(own)), group=who.group)
+    """Raise this rank's own error, or the first error of another rank."""
+    errors: list[Any] = [None] * who.ranks
+    dist.all_gather_object(errors, None if own is None else (type(own).__name__, str(own)), group=who.group)
     if own is not None:
         raise own
     first = failed[0]
-    kind, message = told[first]
+    kind, message = errors[first]
     raised = next((kind_of for kind_of in HeadwiseError.__subclasses__() if kind_of.__name__ == kind), ConfigError)
-    raise raised(f"{name}: rank {first} of the group refused its part of the call: {message}")
+    raise raised(f"{name}: rank {first} of the group raised: {message}")
 
 
-def _differ(name: str, fact: str, told: list[int]) -> HeadwiseError:
-    plain = fact in ("batch", "heads of q", "heads of k and v", "head_dim of q and k", "head_dim of v")
-    if plain:
-        return ShapeError(f"{name}: {fact} differs between the ranks: {', '.join(map(str, told))}")
-    others = [rank for rank, code in enumerate(told) if code != told[0]]
+def _differ(name: str, fact: str, numbers: list[int]) -> HeadwiseError:
+    if fact in ("batch", "heads of q", "heads of k and v", "head_dim of q and k", "head_dim of v"):
+        return ShapeError(f"{name}: {fact} differs between the ranks: {', '.join(map(str, numbers))}")
+    others = ", ".join(f"rank {rank}" for rank, code in enumerate(numbers) if code != numbers[0])
     return ConfigError(
-        f"{name}: {fact} differs between the ranks: {', '.join(f'rank {rank}' for rank in others)} not as rank 0; give "
-        f"the same on all, for the whole sequence"
+        f"{name}: {fact} differs between the ranks: {others} and rank 0; give the same on all, for the whole sequence"
     )
 
 
@@ -169,7 +136,7 @@ def _code(value: object) -> int:
 
 
 def _mask_code(mask: Mask | None) -> int:
-    """A number for the mask: of one of headwise's kinds by what it holds, of somebody's own by its class."""
+    """A checksum of a mask: of its contents if it can be serialised, else of its class."""
     if mask is None:
         return 0
     written = write(mask)
@@ -181,11 +148,3 @@ def _mask_code(mask: Mask | None) -> int:
         if x.numel() <= HASHED:
             code = zlib.crc32(x.detach().cpu().contiguous().numpy().tobytes(), code)
     return code
-
-
-def _listed(score: Score | Sequence[Score]) -> Sequence[Score]:
-    return score if isinstance(score, Sequence) else (score,)
-
-
-def _tensors(scores: Sequence[Score]) -> list[Tensor]:
-    return [x for score in scores for x in vars(score).values() if isinstance(x, Tensor)]

@@ -1,4 +1,4 @@
-"""What the map of one rank knows of the whole attention matrix, however it is spread."""
+"""The common part of the maps of one rank."""
 
 from copy import copy
 from typing import TypeVar
@@ -15,7 +15,7 @@ Own = TypeVar("Own", bound="SpreadMap")
 
 
 class SpreadMap:
-    """The base of `RingMap` and `UlyssesMap`; given is this rank's part of the sequence, and the rule of the whole."""
+    """The base of `RingMap` and `UlyssesMap`, from this rank's part of the sequence and the rule of the whole."""
 
     def __init__(
         self, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, rule: Rule, who: Members, named: str
@@ -33,7 +33,7 @@ class SpreadMap:
         return b, h, n, m
 
     def using(self: Own, kernel: str) -> Own:
-        """The same map, read by this kernel, as `AttentionMap.using`."""
+        """Return the same map, read by this kernel, as `AttentionMap.using`."""
         check_name(kernel)
         same = copy(self)
         same.named = kernel

@@ -1,7 +1,7 @@
-"""Ulysses attention: ranks that hold parts of a sequence exchange them for heads, and back.
+"""Ulysses attention: ranks exchange their parts of the sequence for whole heads, and back.
 
-Jacobs et al. 2023, DeepSpeed Ulysses, 2309.14509. Each rank computes whole heads, with any kernel and every measure, so
-it is the simpler of the two where there are at least as many heads as ranks. Bytes sent: `ulysses_exchange`.
+Jacobs et al. 2023, DeepSpeed Ulysses, 2309.14509. Each rank computes whole heads, with any kernel and any measure. It
+is simpler than a ring, and requires at least as many heads as ranks. Bytes sent: `ulysses_exchange`.
 """
 
 from collections.abc import Sequence
@@ -50,26 +50,26 @@ def ulysses_attend(
     measures: Sequence[str | Measure] = (),
     kernel: str = "auto",
 ) -> Tensor | tuple[Tensor, UlyssesMap]:
-    """`headwise.attend` over a sequence that lies on many ranks, each of which computes some heads of it, whole.
+    """`headwise.attend` over a sequence partitioned over ranks; each rank computes some heads over the whole sequence.
 
-    All ranks of the group call it, and all run its backward pass. Heads are shared out as evenly as can be: h need not
-    be a multiple of the ranks. A key head that the queries of several ranks read goes to each of them, and its gradient
-    is added up; only where ranks cut groups of queries unevenly are keys repeated in a rank's memory.
+    All ranks of the group must call it, and all must run its backward pass. Heads are divided as evenly as possible; h
+    need not be a multiple of the number of ranks. A KV head that several ranks need is sent to each of them, and its
+    gradients are summed; keys are repeated in memory only if ranks divide groups of queries unevenly.
 
     Args:
         q: [b, h, n_r, d], this rank's queries; k, v: [b, h_kv, m_r, d] and [b, h_kv, m_r, d_v], its keys and values, as
-            `shard` splits the whole sequence.
-        mask, score: for the *whole* sequence and *all* heads, the same objects on every rank; the gradient of each
-            tensor in them is this rank's share, to be summed over the group.
+            returned by `shard`.
+        mask, score: for the *whole* sequence and *all* heads, the same objects on every rank. The gradients of their
+            tensors are this rank's share, to be summed over the group.
         scale, dropout_p, kernel: as in `attend`.
         group: a `ProcessGroup`, a one-dimensional `DeviceMesh`, or None for all processes.
-        layout: "contiguous" or "zigzag"; it makes no difference to the work.
-        return_map: also return the `UlyssesMap`: the heads of this rank.
-        measures: names or measures, of all heads of all ranks, the same numbers on each; need `return_map=True`.
+        layout: "contiguous" or "zigzag"; the work is the same.
+        return_map: also return the `UlyssesMap` with this rank's heads.
+        measures: names or measures, of all heads of all ranks, equal on each rank; require `return_map=True`.
     Returns:
         [b, h, n_r, d_v], this rank's rows of all heads, differentiable in q, k, v and the tensors of `score`.
     Raises:
-        ShapeError: also if there are fewer heads than ranks. Others as `ring_attend`, on every rank.
+        ShapeError: also if there are fewer heads than ranks. Others as for `ring_attend`, on every rank.
     Source: Jacobs et al. 2023, 2309.14509, §3.
     """
     if torch.compiler.is_dynamo_compiling():
@@ -78,7 +78,7 @@ def ulysses_attend(
             return_map=return_map, measures=measures, kernel=kernel,
         )  # fmt: skip
     who = members(group)
-    asked, queries, keys, rule = agree(
+    wanted, queries, keys, rule = agree(
         who, "ulysses_attend", q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, measures
     )
     of_ranks = shares(rule.grid.h, k.shape[1], who.ranks)
@@ -90,13 +90,13 @@ def ulysses_attend(
         times = torch.tensor(own.repeats, device=q.device)
         k_own, v_own = (x.repeat_interleave(times, 1) for x in (k_own, v_own))
     own_rule = rule.cut({"h": Section(own.queries.start, own.queries.stop, rule.grid.h)})
-    # The same seed on all ranks would drop alike in heads of each.
+    # With the same seed on all ranks, the heads of all ranks would have the same dropout.
     seed = (
         (int(torch.randint(1 << 40, (), device="cpu")) + who.rank * 0x9E3779B97F4A7C15) % (1 << 40)
         if dropout_p > 0
         else 0
     )
-    statistics = statistics_for(asked.measures, own_rule) if asked.measures else ()
+    statistics = statistics_for(wanted, own_rule) if wanted else ()
     call = Call(q_own, k_own, v_own, own_rule, float(dropout_p), seed, statistics)
     (heads, lse, found), chosen, refusals = run(call, kernel)
     (out,) = ToRows.apply(Exchange(who, (of_queries,), (queries,)), heads)
@@ -108,12 +108,12 @@ def ulysses_attend(
         nonfinite_values=bad_values,
     )  # fmt: skip
     amap = UlyssesMap(own_map, own.queries, q, k, v, rule, who)
-    if asked.measures:
-        amap.measured = amap.of_all_heads(own_map.measured_by(found, asked.measures), asked.measures)
+    if wanted:
+        amap.measured = amap.of_all_heads(own_map.measured_by(found, wanted), wanted)
     return out, amap
 
 
 @eager
 def _outside(*args: Any, **options: Any) -> Any:
-    """`ulysses_attend` between two graphs of torch.compile."""
+    """`ulysses_attend` in a graph break of torch.compile."""
     return ulysses_attend(*args, **options)

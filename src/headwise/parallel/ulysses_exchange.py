@@ -1,12 +1,12 @@
-"""All-to-all between parts of a sequence, with all heads, and heads, with all of the sequence.
+"""All-to-all between parts of the sequence with all heads, and some heads with the whole sequence.
 
-In bytes, forward, for heads H_r on rank r, the key heads K_r that they read, and e bytes an element, rank r sends
+For heads H_r on rank r, the KV heads K_r that they need, and e bytes per element, rank r sends in the forward pass
 
     to heads:   Σ_{s≠r} b · n_r · (|H_s| · d + |K_s| · (d + d_v)) · e
     and back:   Σ_{s≠r} b · |H_r| · n_s · d_v · e
 
-and the backward pass the same in the other direction. With R dividing h and h_kv that is
-(1 − 1/R) · b · n/R · (h · (d + d_v) + h_kv · (d + d_v)) · e, which shrinks with R, where a ring's share does not.
+bytes, and in the backward pass the same in the other direction. If R divides h and h_kv, that is
+(1 − 1/R) · b · n/R · (h · (d + d_v) + h_kv · (d + d_v)) · e, which decreases with R, unlike that of a ring.
 """
 
 import math
@@ -29,9 +29,9 @@ class Share:
     """The heads of one rank.
 
     Attributes:
-        queries: its query heads; keys: the key heads that these read, which other ranks may read too.
-        repeats: how often each of those keys is laid beside itself, so that each copy has as many queries; 1 for all
-            unless the ranks cut groups of queries unevenly.
+        queries: its query heads; keys: the KV heads that these need, which other ranks may need too.
+        repeats: the number of copies of each KV head, so that all copies have equally many queries; 1 unless the ranks
+            divide groups of queries unevenly.
     """
 
     queries: range
@@ -40,7 +40,7 @@ class Share:
 
 
 def shares(h: int, h_kv: int, ranks: int) -> list[Share]:
-    """Query heads as evenly as can be, in order; key heads wherever they are read.
+    """Divide the query heads over the ranks as evenly as possible, in order, with the KV heads that they need.
 
     Raises:
         ShapeError: if there are fewer heads than ranks.
@@ -63,10 +63,10 @@ def shares(h: int, h_kv: int, ranks: int) -> list[Share]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What goes where, for several tensors at once.
+    """An exchange of several tensors at once.
 
     Attributes:
-        heads: of each tensor, which of its heads each rank gets; layouts: of each tensor, how its tokens lie.
+        heads: for each tensor, the heads of each rank. layouts: for each tensor, the layout of its tokens.
     """
 
     who: Members
@@ -74,7 +74,7 @@ class Exchange:
     layouts: tuple[Layout, ...]
 
     def to_heads(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Each [b, h, n_r, e] as [b, h_r, n, e]."""
+        """Exchange each [b, h, n_r, e] for [b, h_r, n, e]."""
         who = self.who
         outgoing = [
             [x[:, heads[to].start : heads[to].stop] for x, heads in zip(tensors, self.heads, strict=True)]
@@ -100,7 +100,7 @@ class Exchange:
         return found
 
     def to_rows(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Each [b, h_r, n, e] as [b, h, n_r, e]; what several ranks have of a head is added up."""
+        """Exchange each [b, h_r, n, e] for [b, h, n_r, e]; a head on several ranks is summed."""
         who = self.who
         outgoing = [
             [
@@ -131,7 +131,7 @@ class Exchange:
 
 
 class ToHeads(torch.autograd.Function):
-    """`Exchange.to_heads`; backward `to_rows`."""
+    """`Exchange.to_heads`; its backward pass is `to_rows`."""
 
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -145,7 +145,7 @@ class ToHeads(torch.autograd.Function):
 
 
 class ToRows(torch.autograd.Function):
-    """`Exchange.to_rows`; backward `to_heads`."""
+    """`Exchange.to_rows`; its backward pass is `to_heads`."""
 
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -161,7 +161,7 @@ class ToRows(torch.autograd.Function):
 def _all_to_all(
     outgoing: Sequence[Sequence[Tensor]], shapes: Sequence[Sequence[tuple[int, ...]]], who: Members
 ) -> list[list[Tensor]]:
-    """Tensors for each rank become tensors from each rank, in one message to each."""
+    """Send tensors to each rank and receive tensors from each rank, one message per rank."""
     flat = [torch.cat([x.reshape(-1) for x in parts]) for parts in outgoing]
     sizes = [[math.prod(shape) for shape in of_rank] for of_rank in shapes]
     into = flat[0].new_empty(sum(map(sum, sizes)))

@@ -1,4 +1,4 @@
-"""What a rank knows of the attention matrices after Ulysses: its own heads, whole."""
+"""The map of one rank after Ulysses attention: its own heads over the whole sequence."""
 
 from collections.abc import Sequence
 
@@ -19,11 +19,11 @@ class UlyssesMap(SpreadMap):
     """The heads of one rank, over the whole sequence.
 
     Attributes:
-        own: their `AttentionMap` [b, h_r, n, m]: everything read from it is local and exact.
-        heads: which of all h heads they are.
-        q, k: this rank's part of the sequence, of all heads, as they were given; lse: [b, h_r, n], of its own heads.
+        own: their `AttentionMap` [b, h_r, n, m], which is read locally.
+        heads: their indices among all h heads.
+        q, k: this rank's part of the sequence, of all heads, as passed in. lse: [b, h_r, n], of its own heads.
         rule: of the whole matrix and all heads.
-        measured: the `Measurements` that `measures=…` asked for, of all heads of all ranks, or None.
+        measured: the `Measurements` of the argument `measures`, of all heads of all ranks, or None.
     """
 
     def __init__(
@@ -38,21 +38,21 @@ class UlyssesMap(SpreadMap):
         return same
 
     def measure(self, *wanted: str | Measure) -> Measurements:
-        """Per-head statistics of the heads of all ranks, the same on each: name → [b, h]. All ranks call it; nothing
-        is sent but the numbers. For rows, ask `own.measure(…, rows=True)`."""
+        """Compute per-head statistics of the heads of all ranks, equal on each: name → [b, h]. All ranks must call it;
+        only the results are sent. For rows, use `own.measure(…, rows=True)`."""
         measures = resolve(wanted)
         check_measures(measures, return_map=True)
         return self.of_all_heads(self.own.measure(*measures), measures)
 
     @torch.no_grad()
     def of_all_heads(self, found: Measurements, measures: Sequence[Measure]) -> Measurements:
-        """What each rank has measured of its own heads, as one."""
+        """Combine the measurements of each rank's own heads."""
         b, h, _, _ = self.shape
         closed = [measure.closed(state) for measure, state in zip(measures, found.states.values(), strict=True)]
         own = (b, len(self.heads))
         numbers = [*(x for x in tensors_of(closed) if x.shape[:2] == own), found.nonfinite]
         columns = [x.double().reshape(*own, -1) for x in numbers]
-        # Each number comes from one rank, so that the sums are exact.
+        # Each number is nonzero on one rank only, so the sums are exact.
         everyone = self.lse.new_zeros(b, h, sum(x.shape[-1] for x in columns), dtype=torch.float64)
         everyone[:, self.heads.start : self.heads.stop] = torch.cat(columns, -1)
         dist.all_reduce(everyone, group=self._who.group)

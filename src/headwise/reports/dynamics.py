@@ -1,5 +1,5 @@
-"""When heads took up their roles in a training, as a picture: a line a head, in the colour of its last role. Needs
-matplotlib."""
+"""The development of head roles during training, as a picture: a line per head, in the colour of its last role.
+Requires matplotlib."""
 
 import os
 from pathlib import Path
@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.definitions import DEFINITIONS
 from headwise.analysis.history import NO_ROLE, HeadHistory
 from headwise.errors import ConfigError
-from headwise.reports.figure import INK, LINE, MUTED, drawable, figure_class, font, plain, save
+from headwise.reports.figure import INK, MUTED, drawable, figure_class, font, quiet, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Far apart in hue and in lightness (Okabe & Ito 2008); roles that are not named here share the last one.
+# Different in hue and lightness (Okabe & Ito 2008); other roles share one colour.
 COLOURS = {
     "induction": "#d55e00", "previous": "#0072b2", "local": "#56b4e9", "self": "#009e73", "first": "#cc79a7",
     "even": "#a58b00", "broad": "#a58b00", NO_ROLE: "#b9b7ae",
 }  # fmt: skip
 OTHER = "#7a4fb5"
-NAMED = 4  # heads of a panel whose names stand at the ends of their lines
+NAMED = 4  # heads of a panel with their names at the ends of their lines
 
 
 def write_dynamics(
@@ -32,23 +32,23 @@ def write_dynamics(
     """Write the picture as a PNG; see `dynamics_figure`. `history` may be the file heads.jsonl. Returns the path.
 
     Raises:
-        CheckpointError: if the file is no record of heads. ConfigError: if matplotlib is missing, or nothing is in it.
+        CheckpointError: if the file is not a record of heads. ConfigError: without matplotlib or records.
     """
     found = history if isinstance(history, HeadHistory) else HeadHistory.read(history)
     return save(dynamics_figure(found, title=title), Path(path))
 
 
 def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figure":
-    """Four panels over the steps, as a matplotlib figure: weight on the previous token and on what followed before
-    (random tokens, said twice), entropy on the held-out passage, and how alike the heads' outputs are on average."""
+    """Four panels over the steps, as a matplotlib figure: weight on the previous token and on the tokens that followed
+    earlier occurrences (random tokens, repeated), entropy on the held-out passage, and similarity of outputs."""
     if not history.looks:
         raise ConfigError("history: contains no records, so there is nothing to plot")
     figure = figure_class()(figsize=(10.6, 7.4), layout="constrained", facecolor="white")
     grid = figure.subplots(2, 2, sharex=True)
     entropy = history.passage("broad")
     panels = [
-        ("weight on the previous token · random tokens", history.repeats("previous"), 1.0),
-        ("weight on what followed before: induction · random tokens", history.repeats("induction"), 1.0),
+        ("weight on the previous token · random tokens, repeated", history.repeats("previous"), 1.0),
+        ("induction weight · random tokens, repeated", history.repeats("induction"), 1.0),
         ("entropy, nats · held-out passage", entropy, float(np.nanmax(entropy, initial=0.0)) or 1.0),
     ]
     for axes, (name, values, top) in zip(grid.flat, panels, strict=False):
@@ -57,27 +57,22 @@ def dynamics_figure(history: HeadHistory, *, title: str | None = None) -> "Figur
         axes.set_ylim(0.0, 1.04 * top)
     _likeness(grid[1, 1], history)
     for axes in grid.flat:
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        for side in ("left", "bottom"):
-            axes.spines[side].set_color(LINE)
-        axes.grid(axis="y", color=LINE, linewidth=0.5)
-        plain(axes)
+        quiet(axes)
     for axes in grid[1]:
         axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
     _legend(figure, history)
     figure.suptitle(
-        drawable(title or f"What every head does while it is trained: {history.title}"), x=0.01, ha="left", color=INK,
+        drawable(title or f"Heads during training: {history.title}"), x=0.01, ha="left", color=INK,
         fontproperties=font(12),
     )  # fmt: skip
     return figure
 
 
 def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
-    """A line a head; the largest at the end carry their names."""
+    """A line per head; those with the largest last values have their names."""
     layers, heads = history.shape
     if np.isnan(values).all():
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
+        _unmeasured(axes)
         return
     for at in np.ndindex(layers, heads):
         role = history.role(*at)
@@ -90,7 +85,7 @@ def _lines(axes: "Axes", history: HeadHistory, values: np.ndarray) -> None:
     placed: list[float] = []
     span = float(np.nanmax(values)) or 1.0
     for at in order[:NAMED]:
-        if all(abs(last[at] - y) > 0.05 * span for y in placed):  # names must not lie on one another
+        if all(abs(last[at] - y) > 0.05 * span for y in placed):  # names must not overlap
             placed.append(float(last[at]))
             role = history.role(*at)
             axes.annotate(
@@ -112,12 +107,12 @@ def _likeness(axes: "Axes", history: HeadHistory) -> None:
                 shown += axes.plot(
                     history.steps, values, style, color=colour, linewidth=1.6, marker=mark, label=f"{word}, {pairs}"
                 )
-    what = "likeness of two heads' outputs, mean · held-out passage"
+    what = "similarity of the outputs of two heads, mean · held-out passage"
     axes.set_title(drawable(what), loc="left", color=INK, fontproperties=font(10))
     if shown:
         axes.legend(handles=shown, frameon=False, prop=font(9), labelcolor=MUTED)
     else:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=MUTED, fontproperties=font(10))
+        _unmeasured(axes)
 
 
 def _unmeasured(axes: "Axes") -> None:
@@ -125,7 +120,7 @@ def _unmeasured(axes: "Axes") -> None:
 
 
 def _legend(figure: "Figure", history: HeadHistory) -> None:
-    """What the colours mean, with the number of heads of each role at the end."""
+    """The colours, with the number of heads of each role at the end."""
     from matplotlib.lines import Line2D
 
     roles = [history.role(*at) for at in np.ndindex(*history.shape)]

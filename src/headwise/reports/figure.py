@@ -1,4 +1,4 @@
-"""What all pictures share: colours, a font that has Chinese, quiet axes, and files that are whole. Needs matplotlib."""
+"""Shared parts of all pictures: colours, a font with Chinese characters, axes, files. Requires matplotlib."""
 
 import warnings
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ INK, MUTED, LINE = "#1d1e26", "#63656f", "#dfddd3"
 
 
 def figure_class() -> Any:
-    """matplotlib's Figure, or an error that says how to get it."""
+    """matplotlib's Figure. ConfigError with the command to install matplotlib if it is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -27,17 +27,26 @@ def figure_class() -> Any:
 
 
 def plain(axes: "Axes") -> None:
-    """Quiet ticks, in our font."""
+    """Light ticks, in the packaged font."""
     axes.tick_params(color=LINE, labelcolor=MUTED, length=3)
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_fontproperties(font(9))
+
+
+def quiet(axes: "Axes") -> None:
+    """Light ticks, horizontal grid lines, and no frame at the top and the right."""
+    axes.grid(axis="y", color=LINE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(LINE)
+    plain(axes)
 
 
 def colour_bar(
     figure: "Figure", image: Any, axes: "Axes", label: str, *, ticks: Mapping[float, str] | None = None,
     size: float = 10,
 ) -> None:  # fmt: skip
-    """The scale of an image beside its axes. ticks: value → what stands there; size: of the label, in points."""
+    """The scale of an image beside its axes. ticks: value → label; size: of the axis label, in points."""
     bar = figure.colorbar(image, ax=axes, fraction=0.04, pad=0.02, ticks=None if ticks is None else list(ticks))
     if ticks is not None:
         bar.ax.set_yticklabels(list(ticks.values()))
@@ -48,7 +57,7 @@ def colour_bar(
 
 
 def font(size: float) -> Any:
-    """Our font at a size in points; matplotlib's own for what it lacks."""
+    """The packaged font at a size in points, with matplotlib's own font for missing characters."""
     from matplotlib.font_manager import FontProperties
 
     return FontProperties(family=_families(), size=size)
@@ -56,7 +65,7 @@ def font(size: float) -> Any:
 
 @cache
 def _families() -> tuple[str, ...]:
-    """Our font for all, matplotlib's own for what it lacks. Known to matplotlib from then on, and used only by name."""
+    """The packaged font, which is registered with matplotlib, and matplotlib's own."""
     from matplotlib.font_manager import fontManager
 
     if FAMILY not in {entry.name for entry in fontManager.ttflist}:
@@ -74,14 +83,14 @@ def _known() -> frozenset[int]:
 
 
 def drawable(text: str) -> str:
-    """The text with characters that no font has as U+XXXX, and no sign that matplotlib would take for TeX."""
+    """The text with U+XXXX for characters that no font has, and with TeX disabled."""
     return "".join(c if ord(c) in _known() else f"U+{ord(c):04X}" for c in text).replace("$", r"\$")
 
 
 def save(figure: "Figure", path: Path) -> Path:
     """Write a PNG, whole or not at all."""
     with atomic_path(path) as temporary, warnings.catch_warnings():
-        # Very small pictures leave the layout no room; they are drawn all the same.
+        # Very small pictures leave no room for the layout, and are drawn without it.
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied.*")
         figure.savefig(temporary, dpi=130, format="png")
     return path

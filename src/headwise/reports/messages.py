@@ -114,11 +114,11 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "第 {layer} 层第 {head} 头：{count:,} 个查询的分数为 NaN 或无穷大，图中不显示。",
     ),
     "too_many_characters": (
-        "the text has {n:,} characters; the limits are {characters:,} characters and {tokens:,} tokens: {why}",
+        "the text has {n:,} characters; at most {characters:,} characters and {tokens:,} tokens are supported: {why}",
         "文本有 {n:,} 个字符；上限为 {characters:,} 个字符、{tokens:,} 个词元：{why}。",
     ),
     "too_many_tokens": (
-        "the text has {n:,} tokens; the limit is {tokens:,}: {why}",
+        "the text has {n:,} tokens; at most {tokens:,} are supported: {why}",
         "文本有 {n:,} 个词元；上限为 {tokens:,} 个：{why}。",
     ),
     "limit_of_option": ("set by --max-tokens", "由 --max-tokens 设定"),

@@ -13,7 +13,7 @@ from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
 from headwise.progress import Progress
 from headwise.reports.data import Passage, Report, visible
-from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, save
+from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, quiet, save
 from headwise.reports.messages import message
 from headwise.reports.ranges import colour_top, finite, halves, reduced
 from headwise.reports.words import words
@@ -128,11 +128,7 @@ def loss_curve(
     _baselines(axes, baselines or {})
     axes.set_xlabel("step", color=MUTED, fontproperties=font(10))
     axes.set_ylabel("loss, nats per token", color=MUTED, fontproperties=font(10))
-    axes.grid(axis="y", color=LINE, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(LINE)
-    plain(axes)
+    quiet(axes)
     axes.legend(frameon=False, prop=font(9))
     save(figure, Path(path))
 

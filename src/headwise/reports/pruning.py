@@ -1,4 +1,4 @@
-"""The loss against the heads that are kept, as PNG: one order beside random ones. Needs matplotlib (`view`)."""
+"""The loss against the number of heads kept, for one order and random ones, as a PNG. Requires matplotlib (`view`)."""
 
 import os
 from pathlib import Path
@@ -9,27 +9,27 @@ import numpy as np
 from headwise.analysis.importance import PruningCurve
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
-from headwise.reports.figure import INK, LINE, MUTED, figure_class, save
+from headwise.reports.figure import INK, LINE, MUTED, figure_class, quiet, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NEAR = 0.10  # the right picture ends at this rise of the loss, or a little above what is chosen
+NEAR = 0.10  # increase of the loss at the top of the right picture, at least
 
 
 def write_pruning(
     curve: PruningCurve, path: str | os.PathLike[str], *, chosen: int | None = None, limit: float | None = None
 ) -> None:
-    """Write what `pruning_figure` draws as a PNG."""
+    """Write `pruning_figure` as a PNG."""
     save(pruning_figure(curve, chosen=chosen, limit=limit), Path(path))
 
 
 def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: float | None = None) -> "Figure":
-    """The whole curve, and beside it the part near the whole model's loss, with the band of the random orders.
+    """The whole curve, and beside it the part near the loss of the whole model, with the band of the random orders.
 
     Args:
-        chosen: heads removed that are marked. limit: a rise of the loss that is marked, 0.01 for one hundredth.
+        chosen: a number of removed heads to mark. limit: an increase of the loss to mark, 0.01 for 1 %.
     Raises:
         ConfigError: if matplotlib is missing, or the curve has a single point.
     """
@@ -51,9 +51,9 @@ def pruning_figure(curve: PruningCurve, *, chosen: int | None = None, limit: flo
     share = near.secondary_yaxis("right", functions=(lambda y: 100 * (y / top - 1), lambda r: top * (1 + r / 100)))
     share.tick_params(color=LINE, labelcolor=MUTED, length=3, labelsize=8.5)
     share.spines["right"].set_color(LINE)
-    near.annotate("rise, %", (1.0, 1.02), xycoords="axes fraction", ha="center", color=MUTED, fontsize=8.5)
+    near.annotate("increase, %", (1.0, 1.02), xycoords="axes fraction", ha="center", color=MUTED, fontsize=8.5)
     whole.set_title("loss against heads kept", loc="left", color=INK, fontsize=10.5)
-    near.set_title("near the whole model's loss", loc="left", color=INK, fontsize=10.5)
+    near.set_title("near the loss of the whole model", loc="left", color=INK, fontsize=10.5)
     names = whole.get_legend_handles_labels()
     figure.legend(*names, loc="outside lower center", ncols=len(names[0]), frameon=False, fontsize=9, labelcolor=INK)
     figure.suptitle(f"{curve.total} heads, removed by {curve.method}", color=INK, fontsize=12)
@@ -79,14 +79,10 @@ def _draw(axes: "Axes", curve: PruningCurve, chosen: int | None, limit: float | 
         at = list(curve.removed).index(chosen)
         axes.plot(
             [kept[at]], [curve.loss[at]], color=INK, marker="o", markersize=9, fillstyle="none", linestyle="none",
-            label=f"chosen: {chosen} go",
+            label=f"chosen: {chosen} removed",
         )  # fmt: skip
     axes.set_xlim(curve.total + 0.4, kept.min() - 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("heads kept; all of them at the left", color=MUTED, fontsize=9.5)
     axes.set_ylabel("loss, nats per token", color=MUTED, fontsize=9.5)
-    axes.grid(axis="y", color=LINE, linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(color=LINE, labelcolor=MUTED, length=3, labelsize=8.5)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(LINE)
+    quiet(axes)

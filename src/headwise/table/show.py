@@ -1,26 +1,85 @@
-"""A table as text for terminals and as HTML for notebooks."""
+"""Tables as text for terminals and as HTML for notebooks, and values as plain lists for JSON."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headwise.table.columns import HeadColumn
-from headwise.tables import as_text
 
 Place = tuple[int, int]  # layer and head
-ROWS = 20  # that are shown
-_HEAT = "rgba(47, 125, 225, {:.2f})"  # behind a number; it lets the page's own colour through
+ROWS = 20  # shown at most
+_HEAT = "rgba(47, 125, 225, {:.2f})"  # background of a number, translucent for light and dark pages
 _STRONGEST = 0.55
 _RIGHT = "text-align: right; font-variant-numeric: tabular-nums;"
+
+
+def as_text(head: Sequence[str], body: Sequence[Sequence[str]], *, words: int = 0, gap: str = " ") -> str:
+    """Aligned columns: the first `words` columns to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *body, strict=True)]
+    lines = [
+        gap.join(
+            cell.ljust(width) if i < words else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *body]
+    ]
+    return "\n".join(lines)
+
+
+def as_html(head: Sequence[str], body: Sequence[Sequence[str]], caption: str = "", notes: Sequence[str] = ()) -> str:
+    """The same as an HTML table, with paragraphs below."""
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
+    top = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{top}<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{rows}</table>" + "".join(
+        f"<p>{escape(note)}</p>" for note in notes
+    )
+
+
+class Printed(ABC):
+    """A result that prints itself as a title above a table of words, in terminals and notebooks."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """One line above the table."""
+
+    @abstractmethod
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and cells."""
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{as_text(*self.rows())}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.rows(), self.title)
+
+
+def plain(x: np.ndarray) -> Any:
+    """Lists for JSON, with None for NaN and infinity."""
+    if x.dtype.kind != "f":
+        return x.tolist()
+    values = x.astype(object)
+    values[~np.isfinite(x)] = None
+    return values.tolist()
+
+
+def duration(seconds: float) -> str:
+    """A duration: 1.5 s, 2 min 12 s, 3 h 4 min."""
+    minutes, left = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"
 
 
 def text(
     title: str, layers: Sequence[str], places: Sequence[Place], columns: Mapping[str, HeadColumn], first: str = "layer"
 ) -> str:
-    """Rows and columns lined up, at most `ROWS` of the rows. first: what the first column is called."""
+    """The rows as aligned columns, at most `ROWS` of them. first: the name of the first column."""
     shown = min(len(places), ROWS)
     cells = [_cells(column, shown) for column in columns.values()]
     words = _words(layers, places[:shown])
@@ -36,7 +95,7 @@ def text(
 def html(
     title: str, layers: Sequence[str], places: Sequence[Place], columns: Mapping[str, HeadColumn], first: str = "layer"
 ) -> str:
-    """The same as a table of HTML: behind each number a colour, the stronger the larger it is in its column."""
+    """The same as an HTML table; the background colour of a number is stronger the larger it is in its column."""
     shown = min(len(places), ROWS)
     head = "".join(
         f'<th style="{_RIGHT}"{_tip(column)}>{escape(_named(name, column))}</th>' for name, column in columns.items()
@@ -57,7 +116,7 @@ def html(
 
 
 def grid(layers: Sequence[str], heads: Sequence[Sequence[int]], column: HeadColumn) -> str:
-    """One column as text: a row a layer, a column a head, no more than `ROWS` of either."""
+    """One column as text: a row per layer, a column per head, at most `ROWS` of either."""
     most = min(max((head + 1 for row in heads for head in row), default=0), ROWS)
     body = []
     for i, (name, row) in enumerate(zip(layers[:ROWS], heads, strict=False)):
@@ -71,19 +130,19 @@ def grid(layers: Sequence[str], heads: Sequence[Sequence[int]], column: HeadColu
 
 
 def numbers(column: HeadColumn) -> list[str]:
-    """Every number as a word, with its error."""
+    """Every number as text, with its error."""
     return _cells(column, len(column.flat))
 
 
 def number(x: float) -> str:
-    """Four digits, the last of them also where they are zeros; "—" for NaN."""
+    """Four significant digits, including zeros; "—" for NaN."""
     if math.isnan(x):
         return "—"
     return "∞" if x == math.inf else "-∞" if x == -math.inf else f"{x:#.4g}".rstrip(".")
 
 
 def _words(layers: Sequence[str], places: Sequence[Place]) -> list[tuple[str, str]]:
-    """Layer and head of each row, with the layer's name where it has one."""
+    """Layer and head of each row, with the layer's name if it has one."""
     return [(f"{layer} {layers[layer]}".rstrip(), str(head)) for layer, head in places]
 
 
@@ -109,7 +168,7 @@ def _known(error: float | list[float]) -> str:
 
 
 def _shares(flat: Tensor) -> list[float]:
-    """Where each number is between the least and the largest of the finite ones, 0 to 1; NaN for what is not finite."""
+    """The position of each number between the smallest and the largest finite one, 0 to 1; NaN for non-finite ones."""
     known = flat[flat.isfinite()]
     if not len(known):
         return [math.nan] * len(flat)
@@ -124,5 +183,5 @@ def _colour(share: float) -> str:
 
 
 def _tip(column: HeadColumn) -> str:
-    told = "; ".join(filter(None, (column.description, column.range)))
-    return f' title="{escape(told)}"' if told else ""
+    tip = "; ".join(filter(None, (column.description, column.range)))
+    return f' title="{escape(tip)}"' if tip else ""

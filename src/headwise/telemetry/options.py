@@ -1,11 +1,9 @@
-"""How a model is watched, checked once."""
+"""The options of `watch`, validated once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from headwise.errors import ConfigError
-from headwise.models.adapters.tokens import over_tokens
 from headwise.stats import Measure, resolve, shown_in
 from headwise.telemetry.alarms import Alarm
 
@@ -18,16 +16,14 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `watch`, but for the model and its layers.
+    """The arguments of `watch`, except for the model and its layers.
 
     Attributes:
-        names: of the measures; plain: the measures; over_tokens: the same for self attention of headwise's own layers,
-            whose maps have the rows of padding. Adapters leave them out of what they tell.
+        names: of the measures, in the order of `measures`.
     """
 
     names: tuple[str, ...]
-    plain: tuple[Measure, ...]
-    over_tokens: tuple[Measure, ...]
+    measures: tuple[Measure, ...]
     every: int
     heads: tuple[int, ...] | None
     maps: str
@@ -41,7 +37,7 @@ def options(
     *, measures: Sequence[str | Measure] | None, every: int, heads: Sequence[int] | None, maps: str, history: int,
     steps: str, during: str, alarms: Sequence[Alarm],
 ) -> Options:  # fmt: skip
-    """The options, or a ConfigError that names the one that will not do."""
+    """The validated options; raises a ConfigError that names the invalid one."""
     for name, value in (("maps", maps), ("steps", steps), ("during", during)):
         if value not in _CHOICES[name]:
             raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, _CHOICES[name]))}")
@@ -63,14 +59,6 @@ def options(
     asked += [name for name in dict.fromkeys(name for alarm in alarms for name in alarm.needs) if name not in known]
     if not asked:
         raise ConfigError("measures=(): give at least one; `headwise measures` lists them")
-    pairs = [_named(one) if isinstance(one, str) else (one, over_tokens(one)) for one in asked]
-    names = tuple(measure.name for measure in resolve([plain for plain, _ in pairs]))
-    plain, tokens = tuple(plain for plain, _ in pairs), tuple(over for _, over in pairs)
-    return Options(names, plain, tokens, every, chosen, maps, history, steps, during, tuple(alarms))
-
-
-@lru_cache(maxsize=64)
-def _named(name: str) -> tuple[Measure, Measure]:
-    """A measure of that name and the same over tokens; always the same two, so that several records can share them."""
-    (measure,) = resolve([name])
-    return measure, over_tokens(measure)
+    found = tuple(resolve(asked))
+    names = tuple(measure.name for measure in found)
+    return Options(names, found, every, chosen, maps, history, steps, during, tuple(alarms))

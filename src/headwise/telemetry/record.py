@@ -1,12 +1,10 @@
-"""The record of a model's attention: what was seen, head by head, while it ran."""
+"""The record of a model's attention, head by head."""
 
 import json
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,16 +12,15 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
+from headwise.events import call_name, in_backward
+from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
-from headwise.models.adapters.observer import Observation, call_name, in_backward, observe
 from headwise.models.adapters.places import Place, give_back, take_over
+from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
-from headwise.stats import Measure
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
-from headwise.telemetry.layers import LayerHooks
 from headwise.telemetry.ledger import Ledger
 from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
@@ -37,14 +34,14 @@ Self = TypeVar("Self", bound="Record")
 
 
 class Record:
-    """Statistics of every watched head; `watch` makes it. Those of a layer are over all of its calls.
+    """Statistics of every watched head, as returned by `watch`; those of a layer are over all of its calls.
 
     Attributes:
-        model: the watched one. layers: names of the watched layers, as registered.
-        unwatched: name → why it cannot be watched.
-        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; a layer that
-            is called again in it has further ones under name#2, name#3, …
-        ledger: the numbers, for those who add them up further.
+        model: the watched model. layers: names of the watched layers, in the order of registration.
+        unwatched: name → why a module cannot be watched.
+        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; repeated calls
+            of a layer are named name#2, name#3, …
+        ledger: the accumulated numbers.
     """
 
     def __init__(
@@ -56,44 +53,40 @@ class Record:
         self._places, self._targets = places, targets
         self._entrances = entrances(model, places)
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
-        self._handles: list[RemovableHandle | LayerHooks] = []
+        self._handles: list[RemovableHandle] = []
         self._observing = ExitStack()
-        self._open, self._asking, self._depth = False, False, 0
+        self._open, self._depth = False, 0
         self._error: BaseException | None = None
         self._forward, self._seen = Running(), dict[str, AttentionMap | Picture]()
         self.clear()
 
     def clear(self) -> None:
-        """Forget all numbers, and count steps from 0 again."""
+        """Discard all numbers, and count steps from 0 again."""
         self.ledger = Ledger(self._how.names, self._how.heads, self._how.history)
 
     @property
     def active(self) -> bool:
-        """Whether it watches."""
+        """Whether it is watching."""
         return bool(self._handles)
 
     def start(self: Self) -> Self:
-        """Watch from now on; numbers add to those that are there."""
+        """Watch from now on, in addition to the numbers so far."""
         if self.active:
             return self
         take_over(self._targets)
-        both = self._how.over_tokens, self._how.plain
-        # A layer may itself be an entrance: a forward begins before its call is measured, and ends after.
-        self._handles += [entrance.register_forward_pre_hook(self._before) for entrance in self._entrances]
-        self._handles += [
-            LayerHooks(place.name, place.module, self._asks, both, self._see)
-            for place in self._places
-            if place.kind == "headwise"
-        ]
-        self._handles += [entrance.register_forward_hook(self._after, always_call=True) for entrance in self._entrances]
+        for entrance in self._entrances:
+            self._handles += [
+                entrance.register_forward_pre_hook(self._before),
+                entrance.register_forward_hook(self._after, always_call=True),
+            ]
         return self
 
     def stop(self) -> None:
-        """Watch no longer, and leave the model as it was: its own attention, no hooks. A step under way ends."""
+        """Stop watching, end the current step, and restore the model: its own attention, no hooks."""
         if not self.active:
             return
         self._end_forward(keep=False)
-        self._ask_no_more()
+        self._observing.close()
         self._depth = 0
         for handle in self._handles:
             handle.remove()
@@ -109,9 +102,9 @@ class Record:
         self.stop()
 
     def step(self) -> Summary | None:
-        """End a step: what its forwards gave becomes `latest`, and goes to totals, history, writers and alarms.
+        """End a step: the numbers of its forwards become `latest` and enter totals, history, writers and alarms.
 
-        With steps="manual" it is for you to call, once the optimiser has stepped; else each forward calls it.
+        Call it after the optimiser's step if steps="manual"; otherwise each forward calls it.
 
         Returns:
             The summary, or None if nothing was measured in the step.
@@ -119,7 +112,7 @@ class Record:
         summary = self.ledger.end_step()
         if summary is not None:
             self._writers.write(summary)
-            self._alarms.look(summary)
+            self._alarms.check(summary)
         return summary
 
     @property
@@ -129,18 +122,18 @@ class Record:
 
     @property
     def totals(self) -> Summary:
-        """All measured steps since the first start or `clear`. A step in which a layer had NaN or infinity among its
-        scores is counted, and left out of that layer's numbers."""
+        """All measured steps since the first start or `clear`. If a layer had NaN or infinity among its scores, the
+        step is counted and excluded from that layer's numbers."""
         return self.ledger.totals
 
     @property
     def history(self) -> History:
-        """The latest measured steps, oldest first; as many as `watch(history=…)` says."""
+        """The latest measured steps, oldest first; at most `watch(history=…)`."""
         return self.ledger.history
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all numbers take, whatever the number of steps; `maps` are not in it."""
+        """Size of all numbers in bytes, independent of the number of steps; without `maps`."""
         return self.ledger.nbytes
 
     def table(self) -> HeadTable:
@@ -148,7 +141,7 @@ class Record:
         return self.totals.table
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers for JSON: totals, latest, history, what is watched and what is not; None for NaN."""
+        """All numbers for JSON: totals, latest, history, watched and unwatched layers; None for NaN."""
         return {
             "layers": list(self.layers), "unwatched": dict(self.unwatched), "measures": list(self._how.names),
             "totals": self.totals.to_dict(), "latest": self.latest.to_dict(), "history": self.history.to_dict(),
@@ -156,16 +149,15 @@ class Record:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` as one JSON file, whole or not at all."""
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), allow_nan=False), encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
 
     def write_to(self: Self, writer: Writer) -> Self:
-        """Give every measured step from now on to a writer too; one that fails is told of once, and goes on."""
+        """Write every measured step from now on; the first failure of a writer is reported as a warning."""
         self._writers.add(writer)
         return self
 
     def alarm(self: Self, *alarms: Alarm) -> Self:
-        """Look for these too from now on. ConfigError if one needs a measure that the record does not have."""
+        """Add alarms. ConfigError if one needs a measure that the record does not have."""
         for one in alarms:
             if missing := [name for name in one.needs if name not in self._how.names]:
                 raise ConfigError(
@@ -176,9 +168,9 @@ class Record:
         return self
 
     def reduce(self, group: Any = None) -> "Reduced":
-        """What all ranks of torch.distributed saw: their `latest` and `totals` merged, sums as sums and maxima as
-        maxima, the same on each; where ranks hold different heads of a layer (`parallelize_heads`), all its heads. To
-        be called by every rank, after the same step; the record stays that of this rank.
+        """Merge `latest` and `totals` of all ranks of torch.distributed, sums as sums and maxima as maxima; the result
+        is the same on each rank, and has all heads of a layer whose heads are split over ranks (`parallelize_heads`).
+        All ranks must call it after the same step; the record itself does not change.
 
         Args:
             group: of processes; None for all.
@@ -198,24 +190,23 @@ class Record:
         measured = f"{self.ledger.steps} of {self.ledger.index} steps measured"
         return f"Record({len(self.layers)} layers{left}; {measured}; {'watching' if self.active else 'not watching'})"
 
-    def _asks(self) -> bool:
-        return self._asking
-
     @eager
     def _before(self, module: nn.Module, args: Any) -> None:
-        """The model is called, or a part of it; by a call from outside a forward begins."""
+        """Runs before a call of the model or a part of it; an outermost call begins a forward."""
         if module not in self._entrances or in_backward():  # a copy of a watched model has the hooks too
             return
         self._depth += 1
         if self._depth == 1 and self._counts():
             self._error = sys.exc_info()[1]
-            self._ask_no_more()
+            # Not at the end of a forward but before the next one: gradient checkpointing repeats calls in between,
+            # which must be computed as they were.
+            self._observing.close()
             if self.ledger.index % self._how.every == 0:
                 self._begin_forward()
 
     @eager
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        """It is done, or has failed."""
+        """Runs after such a call, or after its failure."""
         if module not in self._entrances or in_backward() or not self._depth:
             return
         self._depth -= 1
@@ -231,11 +222,9 @@ class Record:
         return during == "always" or self.model.training == (during == "training")
 
     def _begin_forward(self) -> None:
-        self._open, self._asking, self._forward, self._seen = True, True, Running(), {}
-        modules = {place.module: place.name for place in self._places if place.kind != "headwise"}
-        if modules:
-            see = partial(self._see, measures=self._how.plain)
-            self._observing.enter_context(observe(see, measures=self._how.plain, modules=modules))
+        self._open, self._forward, self._seen = True, Running(), {}
+        modules = {place.module: place.name for place in self._places}
+        self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
 
     def _end_forward(self, keep: bool) -> None:
         if not self._open:
@@ -246,20 +235,14 @@ class Record:
             self.ledger.add(self._forward)
         self._forward, self._seen = Running(), {}
 
-    def _ask_no_more(self) -> None:
-        """Not at the end of a forward but before the next one: gradient checkpointing repeats calls in between, and
-        wants them computed as they were."""
-        self._asking = False
-        self._observing.close()
-
     @eager
     @torch.no_grad()
-    def _see(self, call: Observation, measures: Sequence[Measure]) -> None:
+    def _see(self, call: AttentionCall) -> None:
         """One attention call."""
         if not self._open:
             return
         with own_dtypes(call.map.q):
-            self._forward.add(call.name, layer_of(call, measures))
+            self._forward.add(call.name, layer_of(call, self._how.measures))
             if self._how.maps == "lazy":
                 self._seen[call_name(call.name, self._seen)] = call.map
             elif self._how.maps == "pooled":
@@ -268,11 +251,11 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """What all ranks saw together: means over all their rows, largest values of all.
+    """The numbers of all ranks: means over all rows, maxima over all ranks.
 
     Attributes:
         record: of this rank.
-        latest, totals: as in `Record`; they are the same on every rank.
+        latest, totals: as in `Record`, the same on every rank.
     """
 
     record: Record
@@ -280,5 +263,5 @@ class Reduced:
     totals: Summary
 
     def table(self) -> HeadTable:
-        """The totals."""
+        """The totals as a table."""
         return self.totals.table

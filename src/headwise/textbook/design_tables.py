@@ -1,7 +1,7 @@
 """The tables of docs/designs.md, made from the designs' notes; `python scripts/design_tables.py` writes them.
 
 >>> which("zh").splitlines()[0]
-'| 设计 | 类 | 是什么 | 何时使用 | 出处 |'
+'| 设计 | 类 | 说明 | 适用场合 | 出处 |'
 """
 
 import re
@@ -15,7 +15,7 @@ from headwise.textbook.plan.show import markdown_table
 
 TITLES = {
     "en": ("design", "class", "what it is", "use it when", "source"),
-    "zh": ("设计", "类", "是什么", "何时使用", "出处"),
+    "zh": ("设计", "类", "说明", "适用场合", "出处"),
 }
 D_MODEL, HEADS, TOKENS = 768, 12, 2048  # of the comparison
 

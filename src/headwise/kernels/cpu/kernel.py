@@ -13,7 +13,7 @@ class CPU:
     """Any mask of a few key ranges or a boolean, any score, float32, bfloat16 and float16."""
 
     name = "cpu"
-    tells = True
+    gives_delta = True
     by_autograd = False
     reads = CompiledReads()
 
@@ -30,8 +30,8 @@ class CPU:
         """By the compiled backward pass."""
         of_relative, of_sinks, *of_biases = wanted
         *found, d_bias, d_sinks, delta = backward(call, out, lse, grad_out, (of_relative, any(of_biases), of_sinks))
-        if call.hear is not None and delta is not None:
-            call.hear(delta)
+        if call.on_delta is not None and delta is not None:
+            call.on_delta(delta)
         d_biases = [
             d_bias.sum_to_size(bias.shape).to(bias.dtype) if want and d_bias is not None else None
             for bias, want in zip(call.rule.terms(lse[..., :0]).biases, of_biases, strict=True)

@@ -27,7 +27,7 @@ class TritonGPU:
     """Any mask of a few key ranges or a boolean, any score, dropout and gradients, on an NVIDIA GPU."""
 
     name = "triton_gpu"
-    tells = False
+    gives_delta = False
     by_autograd = False
 
     @property

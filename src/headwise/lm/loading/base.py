@@ -1,18 +1,21 @@
 """The interface of loaded models: tokenizing texts, maps of all heads, losses."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError, ShapeError, TextError
+from headwise.events import call_name
 from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.lm.text_files import not_text
 from headwise.map import AttentionMap
 from headwise.models import HeadSite, find_heads, record_heads
+from headwise.publishing import AttentionCall, observe
 from headwise.stats import Measure
 from headwise.wording import Bilingual, Message
 
@@ -68,6 +71,20 @@ class LoadedModel(ABC):
         on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         """Maps, and a function that returns the loss if `with_loss`. ids [b, n]; mask [b, n] or None."""
+
+    @contextmanager
+    def _collected(self, measures: Sequence[str | Measure], on_map: OnMap | None) -> Iterator[Maps]:
+        """Within it, the map of each attention call of the model is stored in the dictionary that it yields."""
+        maps: Maps = {}
+
+        def store(call: AttentionCall) -> None:
+            name = call_name(call.name, maps)
+            maps[name] = call.map
+            if on_map is not None:
+                on_map(name, call.map)
+
+        with observe(store, model=self.model, measures=measures):
+            yield maps
 
     @property
     @abstractmethod

@@ -1,9 +1,6 @@
 """A decoder of headwise as a loaded model."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,12 +64,8 @@ class DecoderModel(LoadedModel):
         on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
         padding = None if mask is None else Lengths(mask.sum(-1), mask.sum(-1))
-        with ExitStack() as hooks:
-            if on_map is not None:
-                for name in self.layers:
-                    report = partial(_report, on_map, name)
-                    hooks.enter_context(self.model.get_submodule(name).register_forward_hook(report))
-            hidden, maps = self.model.hidden(ids, mask=padding, return_maps=True, measures=measures)
+        with self._collected(measures, on_map) as maps:
+            hidden, _ = self.model.hidden(ids, mask=padding)
 
         def loss() -> float | None:
             if ids.shape[1] < 2:
@@ -80,7 +73,7 @@ class DecoderModel(LoadedModel):
             weight = self.model.embedding.weight
             return float(next_token_loss(hidden[:, :-1].flatten(0, 1), weight, ids[:, 1:].flatten()))
 
-        return dict(zip(self.layers, maps, strict=True)), loss
+        return maps, loss
 
     def _described(self) -> Bilingual:
         c, heads, size = self.model.config, described(self.heads), f"{self.model.num_parameters / 1e6:.1f} M"
@@ -90,8 +83,3 @@ class DecoderModel(LoadedModel):
         return Bilingual(
             f"{heads}{kind}, d_model {c.d_model}, {size} weights", f"{heads.zh}{kind}，d_model {c.d_model}，{size} 参数"
         )
-
-
-def _report(on_map: OnMap, name: str, module: Any, inputs: Any, output: Any) -> None:
-    """A forward hook; the output of an attention layer is (y, map)."""
-    on_map(name, output[1])

@@ -111,7 +111,7 @@ def read_config(folder: Path) -> Any:
                 f"{str(path)!r}: auto_map={values['auto_map']!r} refers to custom code for a model that "
                 f"this version of transformers does not know; headwise does not run code from model folders"
             )
-    unknown = "its config.json is of no model that this version of transformers knows, or cannot be read"
+    unknown = "its config.json cannot be read, or its model is unknown to this version of transformers"
     with theirs(folder, unknown), quiet():
         config = auto.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     if getattr(config, "is_encoder_decoder", False):

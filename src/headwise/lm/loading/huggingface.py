@@ -16,7 +16,6 @@ from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
 from headwise.models import attach
 from headwise.models.adapters.huggingface.library import library
-from headwise.models.adapters.observer import Observation, call_name, observe
 from headwise.stats import Measure
 from headwise.wording import Bilingual, Message
 
@@ -93,19 +92,11 @@ class TransformersModel(LoadedModel):
         self, ids: Tensor, mask: Tensor | None, measures: Sequence[str | Measure], with_loss: bool,
         on_map: OnMap | None = None,
     ) -> tuple[Maps, Callable[[], float | None]]:  # fmt: skip
-        maps: Maps = {}
-
-        def keep(call: Observation) -> None:
-            name = call_name(call.name, maps)
-            maps[name] = call.map
-            if on_map is not None:
-                on_map(name, call.map)
-
         padding = {} if mask is None else {"attention_mask": mask.long()}
         wants = with_loss and self._predicts and ids.shape[1] > 1
         whole = wants and ids.numel() * self._vocabulary <= LOGITS
         options = {"logits_to_keep": 0 if whole else 1} if self._predicts else {}
-        with observe(keep, model=self.model, measures=measures):
+        with self._collected(measures, on_map) as maps:
             found = self.model(input_ids=ids, use_cache=False, **padding, **options)
         if whole:
             loss = float(_nats(found.logits[:, :-1], ids[:, 1:]))

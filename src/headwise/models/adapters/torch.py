@@ -33,8 +33,8 @@ from torch.nn.functional import linear
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean, of_padding
 from headwise.masks import Causal, Lengths, Mask, Sinks
-from headwise.models.adapters.observer import attended
 from headwise.models.adapters.weights import AttentionWeights
+from headwise.publishing import attended
 from headwise.rule import Rule
 from headwise.scores import Score
 
@@ -126,7 +126,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         """Every head's result [b, h, n, d], and the weights."""
         dropout_p = self.dropout if self.training else 0.0
         out, amap = attended(
-            self, q, k, v, want_map=need_weights, to_itself=to_itself, mask=mask, score=score, dropout_p=dropout_p
+            self, q, k, v, return_map=need_weights, to_itself=to_itself, mask=mask, score=score, dropout_p=dropout_p
         )
         if not need_weights or amap is None:
             return out, None

@@ -142,5 +142,6 @@ function topList(title, colour, shares, top, units, count) {
     bar.style.width = `${(100 * shares[i]) / top}%`;
     return make("li", {}, make("b", { textContent: clipped(unitName(units[i]), 10) }), bar, make("span", { textContent: fixed(shares[i]) }));
   });
-  return make("div", {}, make("h3", { textContent: title }), make("ol", {}, ...items));
+  const list = items.length ? make("ol", {}, ...items) : make("p", { className: "hint", textContent: T.none });
+  return make("div", {}, make("h3", { textContent: title }), list);
 }

@@ -1,4 +1,4 @@
-"""`see`: the main job as one call, on a text and a loaded model, or on the inputs of any model."""
+"""`see`: the report of a text and a loaded model, or of the inputs of any model, in one call."""
 
 import os
 from collections.abc import Mapping

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from headwise.events import crosses, module_name
 from headwise.map import AttentionMap
 from headwise.masks import is_causal
-from headwise.models.adapters.observer import crosses, module_name
 from headwise.reports.messages import message
 from headwise.telemetry.pictures import Picture
 

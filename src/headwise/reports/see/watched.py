@@ -15,8 +15,8 @@ from torch import Tensor
 
 from headwise.analysis.head_roles import Roles, roles
 from headwise.errors import ConfigError, ShapeError
+from headwise.events import module_name
 from headwise.map import AttentionMap
-from headwise.models.adapters.observer import module_name
 from headwise.reports.data import Passage, Report
 from headwise.reports.html import write_report
 from headwise.reports.messages import message

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from headwise.kernels.pauses import pausing
+from headwise.events import within
 from headwise.lm.loading import LoadedModel
 from headwise.map import AttentionMap
 from headwise.reports.viewer.pyramid import head_pyramid
@@ -30,7 +30,7 @@ class Reader:
     def read(self) -> None:
         """Compute all layers."""
         self._progress("reading", 0)
-        with pausing(self._rows), _before_modules(self.subject, self._stop):
+        with within(progress=self._rows), _before_modules(self.subject, self._stop):
             self.subject.maps(self.text.reading.ids, measures=self._measures(), on_map=self._computed)
         self._progress("ready", 0)
 

@@ -2,21 +2,14 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwise.costs import Work, attention_stages, cache_bytes, score_bytes
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
 from headwise.nn.counts import counts_of
-from headwise.pictures.colours import stops
+from headwise.reports.trade_off import write_trade_off
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-INK, MUTED, LINE = "#1d1e26", "#63656f", "#dfddd3"
 COLUMNS = (
     Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"), Column("parameters", "count"),
     Column("FLOPs", "flops", "flops"), Column("exps", "figure", "exponentials"),
@@ -55,36 +48,9 @@ def trade_off(d_model: int, work: Work) -> Plan:
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Plot the table of `trade_off` as a PNG: memory and work over h, both axes logarithmic. Requires matplotlib."""
-    from headwise.reports.figure import figure_class
-
-    figure: Figure = figure_class()(figsize=(10.4, 4.7), layout="constrained", facecolor="white")
-    memory, work = figure.subplots(1, 2)
     table = plan.table("trade_off")
-    data = {column.key or column.name: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
-    cool, warm = stops("light"), stops("dark")
-    colours = [cool[29], warm[15], warm[23], cool[12]]
-    lines = {
-        "scores, materialised": "materialised_bytes", "cache, multi-head": "cache_bytes",
-        "cache, MQA": "mqa_cache_bytes", "log-sum-exps, blockwise": "blockwise_bytes",
-    }  # fmt: skip
-    _draw(memory, data, lines, colours, "memory of one layer", "B")
-    lines = {"FLOPs": "flops", "exponentials": "exponentials"}
-    _draw(work, data, lines, colours[:2], "work of one forward pass of one layer", "")
-    for axes in (memory, work):
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(
-            data["num_heads"], [f"{h}\n{d}" for h, d in zip(data["num_heads"], data["head_dim"], strict=True)]
-        )
-        axes.minorticks_off()
-        axes.set_xlabel("number of heads h, and below it d_k = d_model / h", color=MUTED)
-        axes.grid(axis="y", color=LINE, linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.tick_params(color=LINE, labelcolor=MUTED, length=3, labelsize=8.5)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(LINE)
-    figure.suptitle(f"{plan.title}, {plan.facts[0][1]}", color=INK, fontsize=12)
-    with atomic_path(Path(path)) as temporary:
-        figure.savefig(temporary, dpi=130, format="png")
+    columns = {column.key or column.name: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
+    write_trade_off(columns, path, title=f"{plan.title}, {plan.facts[0][1]}", scaled=scaled)
 
 
 def _row(d_model: int, heads: int, work: Work) -> tuple[Value, ...]:
@@ -101,15 +67,3 @@ def _row(d_model: int, heads: int, work: Work) -> tuple[Value, ...]:
         *(score_bytes(counts, replace(work, materialised=stored)) for stored in (True, False)),
         *(cache_bytes(one, work.queries, **kept) for one in (counts, shared)),
     )
-
-
-def _draw(
-    axes: "Axes", data: dict[str, list[Any]], lines: dict[str, str], colours: list[str], title: str, unit: str
-) -> None:  # fmt: skip
-    """Draw lines on a logarithmic scale with a legend."""
-    axes.set_yscale("log")
-    for (name, key), colour in zip(lines.items(), colours, strict=True):
-        axes.plot(data["num_heads"], data[key], color=colour, linewidth=2, marker="o", markersize=3.5, label=name)
-    axes.set_title(title, loc="left", color=INK, fontsize=10.5)
-    axes.yaxis.set_major_formatter(lambda value, _: scaled(value, unit).replace(".00", "").replace(".0", ""))
-    axes.legend(frameon=False, fontsize=9, labelcolor=INK)

@@ -15,7 +15,7 @@ class Einsum:
     """softmax(scale · q kᵀ + mask) v for calls without scores and dropout; differentiated by autograd."""
 
     name = "einsum"
-    tells = False
+    gives_delta = False
     by_autograd = True
     reads = TileReads()
 

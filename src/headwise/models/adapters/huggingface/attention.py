@@ -10,8 +10,8 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.mask_tensors import both, of_additive, of_boolean
 from headwise.masks import Causal, Documents, Grid, Mask, Window, is_causal as mask_is_causal
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
-from headwise.models.adapters.observer import attended
 from headwise.models.adapters.weights import AttentionWeights
+from headwise.publishing import attended
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
@@ -86,7 +86,7 @@ def attention_forward(
     wanted = _attentions_wanted(kwargs)
     whole = both(*found)
     out, amap = attended(
-        module, query, key, value, want_map=wanted, to_itself=_to_itself(module, whole, n, key.shape[2]), mask=whole,
+        module, query, key, value, return_map=wanted, to_itself=_to_itself(module, whole, n, key.shape[2]), mask=whole,
         scale=scaling, score=scores, dropout_p=float(dropout),
     )  # fmt: skip
     weights = None

@@ -1,11 +1,12 @@
-"""Padded batches as observers see them: queries that are padding see nothing and are counted by no measure.
+"""Padded batches as subscribers receive them: padded queries are fully masked, and no measure counts them.
 
-Other libraries compute the rows of padded queries like any others, and so do the adapters, for their outputs must be
-the same. But those rows are no data. In self attention a query that stands on a hidden key is padding itself, so the
-mask says which they are.
+Models compute the rows of padded queries like any others, and outputs must stay the same. But those rows are no data.
+In self attention a query at the position of a hidden key is padding itself, so the mask says which they are.
 """
 
 from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from headwise.tiles import Tile
 
 
 class OverTokens(RowMeasure):
-    """A measure of rows, over the queries that are no padding. For self attention; otherwise as the measure is."""
+    """A measure of rows over the queries that are not padding; for self attention."""
 
     name: str
     unit: str
@@ -31,7 +32,7 @@ class OverTokens(RowMeasure):
         self.inner = inner
         self.name = f"{inner.name} over tokens"
         self.unit, self.range, self.source = inner.unit, inner.range, inner.source
-        self.reduce = inner.reduce  # type: ignore[misc]  # it is that of the class for all but this one
+        self.reduce = inner.reduce  # type: ignore[misc]  # a class variable elsewhere
 
     def partial(self, tile: Tile) -> Tensor:
         return self.inner.partial(tile)
@@ -66,47 +67,56 @@ class OverTokens(RowMeasure):
 
 
 def over_tokens(measure: Measure) -> Measure:
-    """The measure over tokens; one that is not made of rows, such as `received_mass`, stays as it is."""
+    """The measure over tokens; one that is not made of rows, such as `received_mass`, is returned as it is."""
     own = isinstance(measure, RowMeasure) and type(measure).update is RowMeasure.update
     return OverTokens(measure) if own and isinstance(measure, RowMeasure) else measure
 
 
-def token_map(amap: AttentionMap, measures: Sequence[Measure]) -> AttentionMap:
-    """The map of self attention in which queries that are padding see nothing, and what is measured of it.
+def token_map(amap: AttentionMap, measures: Sequence[Measure], asked: Sequence[Measure]) -> AttentionMap:
+    """The map of self attention in which padded queries are fully masked, and the measures of it.
 
     Args:
-        amap: as it was computed, measured by `over_tokens` of each of the measures.
-        measures: those that were asked for. What a kernel told of the rows serves again; only a measure that is not
-            made of rows is computed anew.
+        amap: as it was computed, measured by `asked`, which are `measures` or `over_tokens` of them.
+        measures: those of the result. Statistics of rows are used again; only a measure that is not made of rows is
+            computed anew.
     Returns:
-        A map that shares all with the other but the log-sum-exp.
+        A map that shares all tensors with the other but the log-sum-exp.
     """
-    rule = amap.rule
-    seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
-    result = AttentionMap(
-        amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, named=amap.named, refusals=amap.refusals,
-        nonfinite_values=amap.nonfinite_values,
-    )  # fmt: skip
-    if amap.measured is not None:
-        states = amap.measured.states
-        others = [measure for measure in measures if over_tokens(measure) is measure]
+    result, rule, measured = copy(amap), amap.rule, amap.measured
+    states = {} if measured is None else measured.states
+    whole = isinstance(amap, AttentionMap) and token_queries(rule.mask, rule.grid) is not None
+    if whole:
+        seen = Rule(token_mask(rule.mask, rule.grid), rule.scale, rule.grid, rule.scores)
+        result = AttentionMap(
+            amap.q, amap.k, _seen(amap.lse, rule, 0), seen, kernel=amap.kernel, named=amap.named,
+            refusals=amap.refusals, nonfinite_values=amap.nonfinite_values,
+        )  # fmt: skip
+        others = [one for one, other in zip(measures, asked, strict=True) if one is other]
         states |= result.measure(*others).states if others else {}
-        nonfinite = (torch.isnan(result.lse) | (result.lse == torch.inf)).sum(-1)
-        result.measured = Measurements(measures, [states[over_tokens(one).name] for one in measures], nonfinite)
-        result.measured.nonfinite_values = amap.nonfinite_values
+    if measured is not None and measures:
+        result.measured = renamed(measured, measures, [states[one.name] for one in asked])
+        if whole:
+            result.measured.nonfinite = (torch.isnan(result.lse) | (result.lse == torch.inf)).sum(-1)
     return result
 
 
+def renamed(measured: Measurements, measures: Sequence[Measure], states: Sequence[Any]) -> Measurements:
+    """Other measurements of the same call, made of these states."""
+    found = Measurements(measures, states, measured.nonfinite)
+    found.nonfinite_values = measured.nonfinite_values
+    return found
+
+
 def token_queries(mask: Mask, grid: Grid) -> Tensor | None:
-    """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are. Made once for each mask and
-    size, as `token_mask`."""
+    """Which queries of self attention are tokens, boolean [b or 1, n]; None if all are. Computed once for each mask
+    and size."""
     found: Tensor | None = kept("_token_queries", lambda: _queries(mask, grid), mask, (grid.n, grid.m))
     return found
 
 
 def token_mask(mask: Mask, grid: Grid) -> Mask:
-    """The mask of self attention under which queries that are padding see nothing. It is made once for each mask and
-    size, so that layers which share a mask share this one too."""
+    """The mask of self attention under which padded queries are fully masked. It is made once for each mask and size,
+    so that layers that share a mask share this one too."""
     made: Mask = kept("_token_mask", lambda: mask.over_tokens(grid), mask, (grid.n, grid.m))
     return made
 

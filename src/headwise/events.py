@@ -1,0 +1,186 @@
+"""The stream of attention calls: who receives them, and what holds while one of them is computed.
+
+Every attention module, of headwise or of another library, is computed by `headwise.publishing`, which publishes one
+`AttentionCall` to the subscribers of that module; its backward pass publishes δ to those that want it. Subscribers are
+those of the process, so a call is seen whatever thread makes it. The kernel in force, the progress callback, the
+module that is computed and the receiver of δ belong to a thread, or to an asynchronous task: `here()`.
+
+Nothing is paid while nobody subscribes: a module looks at `subscribers`, an empty tuple.
+"""
+
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import ConfigError
+from headwise.progress import Progress
+from headwise.stats import Measure, resolve
+
+OnDelta = Callable[[Tensor], Any]
+
+
+class Here(NamedTuple):
+    """What holds in this thread.
+
+    Attributes:
+        kernel: the kernel of calls with kernel="auto" (`use_kernel`).
+        progress: called by long calls without gradients after each block of rows (kernels/pauses.py).
+        on_delta: called with δ [b, h, n] in the backward pass of calls made here.
+        module: the attention module that is computed for subscribers.
+    """
+
+    kernel: str | None = None
+    progress: Progress | None = None
+    on_delta: OnDelta | None = None
+    module: nn.Module | None = None
+
+
+_here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  (it is immutable)
+here = _here.get
+listening = 0  # open `listen` contexts of all threads: torch.compile can read a number, but no context variable
+
+
+@contextmanager
+def within(**changes: Any) -> Iterator[None]:
+    """Change fields of `here()` for a block of code."""
+    token = _here.set(_here.get()._replace(**changes))
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+@contextmanager
+def listen(on_delta: OnDelta) -> Iterator[None]:
+    """Within it, the backward pass of each `attend` call of this thread calls `on_delta` with δ [b, h, n], float32 or
+    float64: δ_i = Σ_c dO_ic·O_ic of each head and query."""
+    global listening
+    listening += 1
+    try:
+        with within(on_delta=on_delta):
+            yield
+    finally:
+        listening -= 1
+
+
+@dataclass(frozen=True, eq=False)
+class Subscriber:
+    """Who receives the calls of some modules.
+
+    Attributes:
+        on_call: called with each `AttentionCall`. on_delta: called with a module's name and δ [b, h, n] of one call.
+        measures: name → measure, to be reduced in the same pass.
+        modules: the modules and what to call them; None for every module in the process, all called "".
+    """
+
+    on_call: Callable[[Any], Any] | None
+    on_delta: Callable[[str, Tensor], Any] | None
+    measures: Mapping[str, Measure]
+    modules: Mapping[nn.Module, str] | None
+
+    def sees(self, module: nn.Module) -> bool:
+        """Whether it receives the calls of this module. A copy of a module is another module."""
+        return self.modules is None or module in self.modules
+
+    def name(self, module: nn.Module) -> str:
+        """What it calls a module that it sees."""
+        return "" if self.modules is None else self.modules[module]
+
+
+subscribers: tuple[Subscriber, ...] = ()
+_lock = Lock()
+
+
+@contextmanager
+def subscribe(
+    on_call: Callable[[Any], Any] | None = None,
+    *,
+    on_delta: Callable[[str, Tensor], Any] | None = None,
+    measures: Sequence[str | Measure] = (),
+    modules: Mapping[nn.Module, str] | None = None,
+) -> Iterator[None]:
+    """Within it, attention calls of these modules, in any thread, are published to the callbacks; see `Subscriber`.
+
+    Raises:
+        ConfigError: if a measure is unknown, or if another subscriber to the same modules has a different one of that
+            name.
+    """
+    global subscribers
+    wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
+    new = Subscriber(on_call, on_delta, wanted, modules)
+    with _lock:
+        for other in subscribers:
+            _check_agreement(new, other)
+        subscribers = (*subscribers, new)
+    try:
+        yield
+    finally:
+        with _lock:
+            subscribers = tuple(one for one in subscribers if one is not new)
+
+
+def subscribed(module: nn.Module) -> bool:
+    """Whether anyone receives the calls of this module."""
+    return bool(subscribers) and any(one.sees(module) for one in subscribers)
+
+
+def in_backward() -> bool:
+    """Whether autograd runs backward in this thread, as when gradient checkpointing computes a call again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def call_name(name: str, calls: Container[str]) -> str:
+    """The name of a call among those of the same forward pass: the module's name, and from the second call on name#2,
+    name#3, …"""
+    called, times = name, 1
+    while called in calls:
+        times += 1
+        called = f"{name}#{times}"
+    return called
+
+
+def module_name(call: str) -> str:
+    """The module of a `call_name`."""
+    return re.sub(r"#\d+$", "", call)
+
+
+# Attributes by which models call the attention to another sequence.
+_CROSS = frozenset({"encoder_attn", "multihead_attn", "encoder_decoder_attention", "encdecattention"})
+
+
+def crosses(name: str) -> bool:
+    """Whether a module has a name that models give to cross attention."""
+    parts = name.lower().split(".")
+    return parts[-1] in _CROSS or any("cross" in part for part in parts[-2:])
+
+
+def same_measure(one: Measure, other: Measure) -> bool:
+    """Whether two measures compute the same."""
+    first, second = vars(one), vars(other)
+    return one is other or (
+        type(one) is type(other)
+        and first.keys() == second.keys()
+        and all(
+            first[key] is second[key] or (not isinstance(first[key], Tensor) and first[key] == second[key])
+            for key in first
+        )
+    )
+
+
+def _check_agreement(one: Subscriber, other: Subscriber) -> None:
+    """Raise if one call would have to give two measures under one name."""
+    if one.modules is not None and other.modules is not None and one.modules.keys().isdisjoint(other.modules.keys()):
+        return
+    for name in one.measures.keys() & other.measures.keys():
+        if not same_measure(one.measures[name], other.measures[name]):
+            raise ConfigError(
+                f"observe(measures=…): another observer of the same modules has a different measure {name!r}; give "
+                f"one of them another name"
+            )

@@ -1,0 +1,143 @@
+"""An attention module computed, and its call published to the subscribers of `headwise.events`.
+
+    >>> import torch, headwise as hw
+    >>> layer = hw.MultiHeadAttention(16, 4)
+    >>> seen = []
+    >>> with hw.models.observe(seen.append, model=layer, measures=["entropy"]):
+    ...     y = layer(torch.randn(1, 7, 16))
+    >>> [(call.module is layer, tuple(call.map.shape), tuple(call.measured["entropy"].shape)) for call in seen]
+    [(True, (1, 4, 7, 7), (1, 4))]
+
+headwise's layers (`AttentionLayer.forward`) and the adapters of other libraries (`attended`) come through here, and
+there is no other way to capture attention. The measures are computed in the same pass as the output where the kernel
+can, in training too.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from headwise import events
+from headwise.attention import attend_to
+from headwise.kernels.eager import eager
+from headwise.map import AttentionMap
+from headwise.masks import Mask, conjuncts
+from headwise.publishing.tokens import over_tokens, renamed, token_map
+from headwise.stats import Measure, Measurements, resolve
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One attention call.
+
+    Attributes:
+        name: the module's qualified name in the model that is observed; "" if no model was given. It alone says which
+            layer it is: `layer_idx` is the same in the encoder, the decoder and cross attention of one model.
+        module: the attention module. One that is called several times in a forward pass, because layers share it or
+            for one image after the other, is reported as often, under the same name; see `events.call_name`.
+        map: the call's weights, [b, h, n, m], detached, before dropout; O(n) memory, so keep it as long as you like.
+            In self attention, queries that are padding are fully masked in it, whatever the model computes for them.
+    """
+
+    name: str
+    module: nn.Module
+    map: AttentionMap
+
+    @property
+    def measured(self) -> Measurements | None:
+        """The subscriber's measures, name → [b, h]; those of other subscribers to the same call may be among them.
+        None if there are none."""
+        return self.map.measured
+
+
+@contextmanager
+def observe(
+    callback: Callable[[AttentionCall], Any],
+    *,
+    measures: Sequence[str | Measure] = (),
+    model: nn.Module | None = None,
+    modules: Mapping[nn.Module, str] | None = None,
+) -> Iterator[None]:
+    """Within it, `callback` receives every attention call of headwise's layers and of attached modules.
+
+    Args:
+        callback: called with an `AttentionCall` after each call, in the thread of the call. What it raises is raised
+            through the model. Calls that gradient checkpointing repeats in the backward pass are not reported again.
+        measures: names or `Measure`s to reduce in the same pass; they are in `call.measured`.
+        model: only the modules of this model, and by their qualified names; None for any module in the process.
+        modules: instead of model, the modules themselves and what to call them.
+    Raises:
+        ConfigError: if a measure is unknown, or if another observer of the same modules has a different one of that
+            name.
+    """
+    names = modules if model is None else {module: name for name, module in model.named_modules()}
+    with events.subscribe(callback, measures=measures, modules=names):
+        yield
+
+
+def attended(
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, to_itself: bool, **options: Any
+) -> tuple[Tensor, AttentionMap | None]:
+    """`attend_to` for a module of another library, published.
+
+    Args:
+        to_itself: whether queries and keys are one sequence, so that a query on a hidden key is padding. A name of
+            cross attention overrules it.
+    """
+    compute = partial(attend_to, q, k, v, **options)
+    if not events.subscribed(module):
+        return compute(return_map=return_map)
+    named = any(events.crosses(one.name(module)) for one in events.subscribers if one.sees(module))
+    to_itself = to_itself and not named
+    out, amap = published(module, compute, mask=options.get("mask"), to_itself=to_itself, return_map=return_map)
+    return out, amap
+
+
+@eager
+def published(
+    module: nn.Module, compute: Callable[..., tuple[Any, ...]], *, mask: Mask | None, to_itself: bool,
+    return_map: bool = False, measures: Sequence[str | Measure] = (),
+) -> tuple[Any, ...]:  # fmt: skip
+    """compute(return_map=…, measures=…) → (output, map or None, …) of a module that has subscribers, published.
+
+    Args:
+        to_itself: whether it is self attention.
+        return_map, measures: what the caller of the module requested, and gets as without subscribers.
+    """
+    seen_by = [(one, one.name(module)) for one in events.subscribers if one.sees(module)]
+    receivers = [partial(one.on_delta, name) for one, name in seen_by if one.on_delta is not None]
+    calls = [(one.on_call, name) for one, name in seen_by if one.on_call is not None]
+    changes: dict[str, Any] = {"module": module}
+    if receivers:
+        changes["on_delta"] = lambda delta: [receiver(delta) for receiver in receivers]
+    if not calls or (measures and not return_map):  # the latter raises
+        with events.within(**changes):
+            return compute(return_map=return_map, measures=measures)
+    own = {measure.name: measure for measure in resolve(measures)} if measures else {}
+    wanted = list({name: measure for one, _ in seen_by for name, measure in one.measures.items()}.values())
+    shared = {m.name for m in wanted if m.name in own and events.same_measure(m, own[m.name])}
+    # Over tokens it has another name, so that it is not mistaken for a different measure of the caller's.
+    padded = to_itself and mask is not None and any(part.padding for part in conjuncts(mask))
+    apart = padded or (to_itself and any(m.name in own and m.name not in shared for m in wanted))
+    asked = [over_tokens(measure) for measure in wanted] if apart else wanted
+    with events.within(**changes):
+        together = (*own.values(), *(measure for measure in asked if measure.name not in shared))
+        out, amap, *rest = compute(return_map=True, measures=together)
+    # A repeated call is measured like the first one, so that it takes the same kernel, which is what checkpointing
+    # holds it to; but it is not published.
+    if not events.in_backward():
+        seen = token_map(amap, wanted, asked) if apart else copy(amap) if return_map else amap
+        for on_call, name in calls:
+            on_call(AttentionCall(name, module, seen))
+    if not return_map:
+        return out, None, *rest
+    if own and own.keys() != {measure.name for measure in together}:
+        amap.measured = renamed(amap.measured, list(own.values()), [amap.measured.states[name] for name in own])
+    elif not own:
+        amap.measured = None
+    return out, amap, *rest

@@ -1,0 +1,57 @@
+"""Memory and work against the number of heads at a fixed d_model, as a picture. Requires matplotlib."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwise.pictures.colours import stops
+from headwise.reports.figure import INK, MUTED, figure_class, font, quiet, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MEMORY = {
+    "scores, materialised": "materialised_bytes", "cache, multi-head": "cache_bytes", "cache, MQA": "mqa_cache_bytes",
+    "log-sum-exps, blockwise": "blockwise_bytes",
+}  # fmt: skip
+WORK = {"FLOPs": "flops", "exponentials": "exponentials"}
+
+
+def write_trade_off(
+    columns: Mapping[str, Sequence[Any]], path: str | os.PathLike[str], *, title: str,
+    scaled: Callable[[float, str], str],
+) -> None:  # fmt: skip
+    """Write a PNG with memory and work over the number of heads, both axes logarithmic.
+
+    Args:
+        columns: num_heads, head_dim and those of MEMORY and WORK, a value per number of heads.
+        scaled: formats a number with its unit.
+    """
+    figure: Figure = figure_class()(figsize=(10.4, 4.7), layout="constrained", facecolor="white")
+    memory, work = figure.subplots(1, 2)
+    _draw(memory, columns, MEMORY, "memory of one layer", lambda value, _: scaled(value, "B"))
+    _draw(work, columns, WORK, "work of one forward pass of one layer", lambda value, _: scaled(value, ""))
+    figure.suptitle(title, color=INK, fontproperties=font(12))
+    save(figure, Path(path))
+
+
+def _draw(
+    axes: "Axes", columns: Mapping[str, Sequence[Any]], lines: Mapping[str, str], title: str,
+    number: Callable[[float, Any], str],
+) -> None:  # fmt: skip
+    """Lines with a legend; below each number of heads the head size."""
+    cool, warm = stops("light"), stops("dark")
+    heads, sizes = columns["num_heads"], columns["head_dim"]
+    for (name, key), colour in zip(lines.items(), (cool[29], warm[15], warm[23], cool[12]), strict=False):
+        axes.plot(heads, columns[key], color=colour, linewidth=2, marker="o", markersize=3.5, label=name)
+    axes.set_yscale("log")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(heads, [f"{h}\n{d}" for h, d in zip(heads, sizes, strict=True)])
+    axes.minorticks_off()
+    axes.set_title(title, loc="left", color=INK, fontproperties=font(10.5))
+    axes.set_xlabel("number of heads h, and below it d_k = d_model / h", color=MUTED, fontproperties=font(10))
+    quiet(axes)
+    axes.yaxis.set_major_formatter(lambda value, at: number(value, at).replace(".00", "").replace(".0", ""))
+    axes.legend(frameon=False, prop=font(9), labelcolor=INK)
