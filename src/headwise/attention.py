@@ -76,7 +76,7 @@ def attend(
         [b, h, n, d_v] in q's dtype, differentiable in q, k, v and the tensors of `score`; with `return_map`, also the
         `AttentionMap`. A fully masked query gets zeros.
     Raises:
-        ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument, its value and what was expected.
+        ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument and what was expected.
     Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
     """
     if is_causal or isinstance(mask, Tensor):

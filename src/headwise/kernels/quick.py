@@ -1,7 +1,7 @@
 """Repeated small calls, as from every layer of a model: from their arguments directly to compiled code.
 
-Whether a plain call (no scores, dropout, statistics or gradients) is valid, its kernel and the kernel's arguments follow
-from shapes, strides, dtypes, mask, scale and the requested kernel: all but the addresses. So `keep` stores the
+Whether a plain call (no scores, dropout, statistics or gradients) is valid, its kernel and the kernel's arguments
+follow from shapes, strides, dtypes, mask, scale and the requested kernel: all but the addresses. So `keep` stores the
 decisions of a call, and `again` reuses them for the next one like it, in a tenth of the time. Any other call takes the
 full path.
 """
