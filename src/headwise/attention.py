@@ -104,7 +104,7 @@ def attend(
     rule.mask.check(rule.grid)
     if has_no_numbers(q):
         if measures:
-            raise ConfigError(f"measures=… requires values, and q has none: it is on {q.device}, or a FakeTensor")
+            raise ConfigError(f"measures=… requires numbers, and q has none: it is on {q.device}, or a FakeTensor")
         return _without_numbers(shapes, q, decoded(k), decoded(v), rule, float(dropout_p), return_map, kernel)
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
