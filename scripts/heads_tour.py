@@ -19,7 +19,7 @@ from typing import Any
 import blocks
 import numpy as np
 import torch
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from torch import Tensor
 
 import headwise as hw
