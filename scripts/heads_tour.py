@@ -19,10 +19,10 @@ from typing import Any
 import blocks
 import numpy as np
 import torch
-from headwise.analysis.checks import head_name
 from torch import Tensor
 
 import headwise as hw
+from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles import DEFINITIONS
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.lm.checkpoint import load_pretrained
