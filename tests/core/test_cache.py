@@ -319,7 +319,7 @@ def test_options_that_cannot_be_are_named(call: Callable[[], Any], words: str) -
         (lambda: RaggedCache([1, 2, 3]).append(*kv()), r"3 lengths, but keys \(2, 3, 4, 8\) of 2"),
         (lambda: RaggedCache([5, 2]).append(*kv()), "a prompt of 5 tokens, but the first call has 4"),
         (lambda: KVCache(capacity=3).append(*kv()), r"capacity=3\): holds 0 tokens, and 4 more do not fit"),
-        (lambda: KVCache(stored="int8", key_parts=(3, 4)).append(*kv()), r"key_parts=\(3, 4\) are 7 numbers.*has 8"),
+        (lambda: KVCache(stored="int8", key_parts=(3, 4)).append(*kv()), r"key_parts=\(3, 4\) add up to 7, .*width 8"),
         (
             lambda: attend(*torch.ones(3, 1, 4, 5, 8), mask=HeadWindows([2, 3])),
             "2 windows for 4 query heads",
