@@ -1,4 +1,4 @@
-"""A short training after surgery, so that a model gets used to what it lost."""
+"""Short training after pruning or merging."""
 
 import math
 from collections.abc import Callable, Iterable
