@@ -35,7 +35,9 @@ def attention_flow(
 
     Args:
         position: whose inputs are asked for; negative positions count from the end.
-        maps, residual, head_weights: as in `rollout`.
+        maps, batch, residual, head_weights: as in `rollout`.
+    Returns:
+        [n] float64.
     Raises:
         ShapeError, ConfigError: naming the argument; also where the maps are too large.
     """

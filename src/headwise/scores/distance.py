@@ -115,6 +115,8 @@ def t5_bias(weight: Tensor, *, bidirectional: bool, max_distance: int = 128) -> 
         weight: [num_buckets, h], such as `relative_attention_bias.weight`; gradients flow to it.
         bidirectional: encoders: half of the buckets are for keys after the query. Decoders: False, keys after
             the query share the bucket of distance 0, for a causal mask to hide.
+    Returns:
+        A `RelativeBias` over the distances.
     """
     weight = check_floats("t5_bias(weight)", weight, 2)
     sides = 2 if bidirectional else 1

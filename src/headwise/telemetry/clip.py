@@ -83,6 +83,8 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
         record: with "max_logit" among its measures. Heads that it does not watch keep their logits.
         tau: the limit, above 0.
         copy: clip a deepcopy, the result's `.model`; the model itself is unchanged, and the step can be used again.
+    Returns:
+        `Clipped`: what was scaled, by how much.
     Raises:
         ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be made
             smaller head by head; nothing is changed then.

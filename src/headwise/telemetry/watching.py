@@ -53,6 +53,8 @@ def watch(
             `record.step()`, such as the micro-batches of an optimiser's step; maxima are then taken over them.
         during: "always", or only in "training" or "evaluation" mode; other calls are no steps.
         alarms: what to look for in every measured step; the measures that they need are added.
+    Returns:
+        The `Record`: a context manager, with `start()` and `stop()` for other uses.
     Raises:
         ConfigError: naming the argument, or the modules, if there is nothing that can be watched.
     """

@@ -77,7 +77,11 @@ def losses_without(
 ) -> np.ndarray:
     """The loss of each batch, [batches] float64, with the heads (layer, head) taken away together; none for none.
 
-    Arguments and errors as in `ablation_importance`; layers are counted as `find_heads` (or `sites`) lists them.
+    Args:
+        heads: (layer, head) pairs.
+        model, batches, loss_fn, by, reference, draws, seed, sites, progress: as in `ablation_importance`.
+    Returns:
+        [batches] float64. Layers are counted as `find_heads` (or `sites`) lists them.
     """
     kept, places = asked(model, batches, sites)
     gone = checked_heads(heads, places)

@@ -147,6 +147,8 @@ def pruning_curve(
             always asked for.
         random_orders: how many, order r drawn with seed + r. With by="resample" the donors are drawn with `seed`, the
             same for all orders.
+    Returns:
+        A `PruningCurve`.
     Raises:
         ConfigError, ShapeError: naming the argument, or the heads whose loss is not finite.
     Source: Michel et al. 2019, 1905.10650, §4 (figure 3), with random orders beside it.
