@@ -168,7 +168,7 @@ def test_a_loss_that_ends_is_told_with_its_step() -> None:
     def loss_fn(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return square_loss(model, batch) * (math.inf if next(calls) == 5 else 1.0)
 
-    with pytest.raises(ConfigError, match=r"gave inf for batch \d, at step 4 of the gates"):
+    with pytest.raises(ConfigError, match=r"returned inf for batch \d, at step 4 of the gates"):
         learn_gates(stack(), vectors(), loss_fn, 0.01, steps=9)
 
 

@@ -75,7 +75,7 @@ def test_a_file_is_known_by_its_content(tmp_path):
     os.utime(path, ns=(1, 1))
     assert changed(known, 5) is None
     path.write_text("tigEr")
-    assert "other content" in changed(known, 5)
+    assert "different content" in changed(known, 5)
     path.write_text("tigers")
     assert "had 5 bytes and has 6" in changed(known, 5)
     path.unlink()

@@ -82,9 +82,9 @@ def alone(monkeypatch, small_pieces):
 @pytest.fixture
 def options(model_folder, tmp_path):
     """A corpus of uneven units: lines, many of them in one, and texts."""
-    (tmp_path / "a.txt").write_text(said(9000, 1), encoding="utf-8")
+    (tmp_path / "a.txt").write_text(said(5000, 1), encoding="utf-8")
     write_jsonl(tmp_path / "b.jsonl", [said(1 + 97 * n % 300, n) for n in range(20)])
-    (tmp_path / "c.txt").write_text(said(3100, 2), encoding="utf-8")
+    (tmp_path / "c.txt").write_text(said(1600, 2), encoding="utf-8")
     (tmp_path / "d.txt").touch()
     fixed = ["--measures", "entropy,max_logit,received_mass", "--window", WINDOW, "--batch", 3, "--device", "cpu"]
     files = [tmp_path / name for name in ("a.txt", "b.jsonl", "c.txt", "d.txt")]

@@ -24,7 +24,7 @@ def findings(alarm_of, *values, name="max_logit"):
     found = []
     alarms = Alarms([alarm_of(found.append)])
     for step, row in enumerate(values):
-        alarms.look(summary(row, name, step))
+        alarms.check(summary(row, name, step))
     return [(one.summary.step, one.heads) for one in found]
 
 
@@ -52,9 +52,9 @@ def test_entropy_and_sink_alarms_look_at_their_sides():
 
 def test_alarm_warns_or_raises_with_layer_head_and_number():
     with pytest.warns(hw.telemetry.AttentionWarning, match=r"step 0: a.b head 1: max logit 11, over 10$"):
-        Alarms([hw.telemetry.MaxLogitAlarm(10.0)]).look(summary([1.0, 11.0]))
+        Alarms([hw.telemetry.MaxLogitAlarm(10.0)]).check(summary([1.0, 11.0]))
     with pytest.raises(hw.telemetry.AttentionAlarm, match=r"head 3: max logit 11, over 10; and 2 more heads$"):
-        Alarms([hw.telemetry.MaxLogitAlarm(10.0, then="raise")]).look(summary([11.0] * 6))
+        Alarms([hw.telemetry.MaxLogitAlarm(10.0, then="raise")]).check(summary([11.0] * 6))
 
 
 def test_model_in_training_meets_the_alarms():

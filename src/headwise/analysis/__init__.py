@@ -1,4 +1,4 @@
-"""What heads do, which of them are alike, and which of them matter."""
+"""What heads do, which of them are similar, and which of them matter."""
 
 from headwise.analysis.attention_rollout import Rollout, rollout
 from headwise.analysis.circuits import circuit_similarity, composition

@@ -1,4 +1,4 @@
-"""How information mixes across layers: attention rollout, as a product of maps that are never stored."""
+"""Attention rollout: how information mixes across layers, as a product of maps that are never stored."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ from headwise.rule import compute
 
 
 class Rollout:
-    """R = Ã_L ⋯ Ã_2 Ã_1 with Ã_l = (1 − r)·Σ_h w_h A_lh + r·I, an n × n matrix for each batch entry that is only ever
-    applied: R_ij is how much of token j has come to position i after all layers. Made by `rollout`.
+    """R = Ã_L ⋯ Ã_2 Ã_1 with Ã_l = (1 − r)·Σ_h w_h A_lh + r·I, an n × n matrix for each batch entry that is applied but
+    never stored: R_ij is the share of token j at position i after all layers. Returned by `rollout`.
 
-    `R @ x` and `R.T @ y` take one product with each layer's map; memory is O(heads · n) for each column of x.
+    `R @ x` and `R.T @ y` compute one product with each layer's map; memory is O(heads · n) for each column of x.
     """
 
     def __init__(self, maps: list[AttentionMap], head_weights: list[Tensor], residual: float) -> None:
@@ -37,7 +37,7 @@ class Rollout:
         return self._through(x, transposed=False)
 
     def row(self, i: int) -> Tensor:
-        """What position i has of each input token, [b, n]. Negative i counts from the end."""
+        """The share of each input token at position i, [b, n]. Negative i counts from the end."""
         n = self.shape[1]
         if not -n <= i < n:
             raise IndexError(f"rollout: position {i} is out of range for {n}")
@@ -67,7 +67,7 @@ class Rollout:
 
 
 class TransposedRollout:
-    """Rᵀ: where the information of each input token goes."""
+    """Rᵀ: the positions that the information of each input token reaches."""
 
     def __init__(self, whole: Rollout) -> None:
         self._whole = whole
@@ -90,8 +90,8 @@ class TransposedRollout:
 def rollout(
     maps: Sequence[AttentionMap], *, residual: float = 0.5, head_weights: Sequence[Tensor] | None = None
 ) -> Rollout:
-    """Attention rollout (Abnar & Zuidema 2020, 2005.00928 §2.2): maps of all layers multiplied, each mixed with the
-    identity for the residual connection.
+    """Attention rollout (Abnar & Zuidema 2020, 2005.00928 §2.2): the product of the maps of all layers, each mixed with
+    the identity for the residual connection.
 
         >>> import torch, headwise as hw
         >>> q = torch.randn(1, 2, 500, 8)
@@ -100,16 +100,16 @@ def rollout(
         >>> flow.row(-1).shape, (flow @ torch.ones(500)).shape
         (torch.Size([1, 500]), torch.Size([1, 500]))
 
-    Heads are averaged, which is linear, so nothing has to be stored. The maximum over heads that some use instead is
-    not: it needs every weight of every head at once, and is not offered. A rollout is no cause: it leaves out values,
-    output projections and feed-forward networks.
+    Heads are averaged, which is linear, so no matrix is stored. The maximum over heads is not supported, since it
+    requires all weights of all heads at once. A rollout is not causal evidence: it ignores values, output projections
+    and feed-forward networks.
 
     Args:
-        maps: one for each layer, from the first, with as many keys as queries.
+        maps: one for each layer, starting with the first, with as many keys as queries.
         residual: r from 0 to 1, the share of the residual connection; 0.5 in the paper, 0 for attention alone.
-        head_weights: for each layer [h] ≥ 0, scaled to sum 1; all alike if left out.
+        head_weights: for each layer [h] ≥ 0, scaled to sum 1; equal by default.
     Returns:
-        `Rollout`. Its rows sum to 1, but for queries that see nothing and for what learned sinks take.
+        `Rollout`. Its rows sum to 1, except for fully masked queries and the weight of learned sinks.
     Raises:
         ShapeError, ConfigError: naming the argument.
     """

@@ -1,4 +1,4 @@
-"""Attention flow: how much could pass from an input token to a position, if weights were the widths of pipes."""
+"""Attention flow: the maximum flow from input tokens to a position, with weights as capacities."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,20 +26,20 @@ def attention_flow(
     head_weights: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Maximum flow from each input token to one position of the last layer (Abnar & Zuidema 2020, 2005.00928 §2.3):
-    [n] float64. Needs SciPy.
+    [n] float64. Requires SciPy.
 
     Nodes are positions between layers, capacities the mixed weights (1 − r)·Σ_h w_h A_lh + r·I, as in `rollout`. The
-    weights of all layers must be there at once, and each token takes a maximum flow of its own: this is for short
-    texts, up to 2²⁰ weights over all layers (six layers of 418 tokens). Capacities are rounded to 2⁻²⁸, so a flow is
-    off by at most n·2⁻²⁸.
+    weights of all layers are in memory at once, and each token requires a maximum flow of its own: it supports up to
+    2²⁰ weights over all layers (six layers of 418 tokens). Capacities are rounded to 2⁻²⁸, so the error of a flow is at
+    most n·2⁻²⁸.
 
     Args:
-        position: whose inputs are asked for; negative positions count from the end.
+        position: of the last layer; negative positions count from the end.
         maps, batch, residual, head_weights: as in `rollout`.
     Returns:
         [n] float64.
     Raises:
-        ShapeError, ConfigError: naming the argument; also where the maps are too large.
+        ShapeError, ConfigError: naming the argument; also if the maps are too large.
     """
     csgraph, sparse = _scipy()
     layers = checked_maps(maps, square=True)

@@ -85,7 +85,9 @@ def head_information(
         for name in found[0]
     }
     bound = d / 2 * math.log(1 / shrinkage)
-    title = f"{tokens} tokens; rank ≤ {d}, capacity ≤ {bound:.4g} nats a token at noise {shrinkage:g}"
+    title = (
+        f"{sum(sizes)} heads, {tokens} tokens; rank ≤ {d}, capacity ≤ {bound:.4g} nats a token at noise {shrinkage:g}"
+    )
     about = {"tokens": tokens, "value_dim": d, "shrinkage": shrinkage, "capacity_bound": bound}
     return HeadTable(columns, title=title, about=about)
 

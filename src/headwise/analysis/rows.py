@@ -1,4 +1,4 @@
-"""Weights of chosen rows of a map, a tile of keys at a time."""
+"""Weights of selected rows of a map, in tiles of keys."""
 
 from collections.abc import Iterator
 
@@ -11,17 +11,17 @@ from headwise.rule import score_tile
 
 
 def row_tiles(amap: AttentionMap, batch: int, rows: Tensor, width: int) -> Iterator[tuple[Span, Tensor]]:
-    """Exact weights of any rows of one batch entry: (keys, [h, r, c]), tiles in which no row may see a key left out.
+    """Exact weights of any rows of one batch entry: (keys, [h, r, c]), without fully masked tiles.
 
     Args:
-        rows: ascending query indices [r]; they may lie anywhere.
+        rows: ascending query indices [r].
         width: keys a tile.
     """
     h, m = amap.shape[1], amap.shape[3]
     held = slice(batch, batch + 1)
     q, lse = amap.q[held, :, rows], amap.lse[held, :, rows]
     terms = amap.rule.terms(amap.lse)
-    minus = lse.masked_fill(lse == -torch.inf, torch.inf)  # a row that sees nothing has weights of 0
+    minus = lse.masked_fill(lse == -torch.inf, torch.inf)  # fully masked rows have weights of 0
     span = Span(int(rows[0]), int(rows[-1]) + 1)
 
     def here(x: Tensor) -> Tensor:

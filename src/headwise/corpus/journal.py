@@ -1,7 +1,7 @@
-"""What a sweep has done so far, on the disk beside its result: a manifest, and a file for each finished unit.
+"""The state of an unfinished sweep, on disk beside its result: a manifest, and a file for each finished unit.
 
-Each file is written whole or not at all, so a run may be killed at any time. The next one reads the manifest, sees
-that it measures the same, and measures the units that have no file yet.
+Each file is written whole or not at all, so a run can be killed at any time. The next run compares its settings
+with the manifest, and measures the units that have no file yet.
 """
 
 import contextlib
@@ -41,14 +41,14 @@ class Journal:
 
     @property
     def exists(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is a sweep to resume."""
         return (self.folder / MANIFEST).is_file()
 
     def open(self) -> None:
-        """Take the output for this run, and make the folder. By rank 0.
+        """Lock the output for this run and create the folder. Called by rank 0.
 
         Raises:
-            ConfigError: if another run has it. CheckpointError: if it cannot be written.
+            ConfigError: if another run holds the lock. CheckpointError: if it cannot be written.
         """
         with self._writing():
             self._held.enter_context(taken(self.out, "out"))
@@ -56,7 +56,7 @@ class Journal:
             self._opened = True
 
     def clean(self, restart: bool) -> None:
-        """Remove what killed runs left half written; with `restart`, all that there is."""
+        """Remove temporary files of killed runs; with `restart`, everything."""
         sweep(self.folder)
         with self._writing():
             for path in self.folder.iterdir():
@@ -66,7 +66,7 @@ class Journal:
     def read(self) -> dict[str, Any]:
         """The manifest. CheckpointError if it is damaged, or of another version."""
         path = self.folder / MANIFEST
-        with reading(path, "manifest", way_out="--restart measures anew"):
+        with reading(path, "manifest", way_out="--restart measures again"):
             found = Entry(parsed(text_of(path)))
             if found.word("format") != FORMAT:
                 raise CheckpointError("it was written by another version of headwise")
@@ -82,16 +82,16 @@ class Journal:
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), "utf-8")
 
     def finished(self) -> set[int]:
-        """The numbers of the units that are there."""
+        """The numbers of the finished units."""
         names = (re.fullmatch(r"unit-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
         return {int(name[1]) for name in names if name}
 
     def so_far(self) -> tuple[int, int] | None:
-        """How many units are done, of how many; None if nothing was begun."""
+        """The numbers of finished units and of all units; None if there is no sweep."""
         return (len(self.finished()), int(self.read()["units"])) if self.exists else None
 
     def write(self, unit: int, found: Mapping[int, Tally], how: Mapping[str, Any]) -> None:
-        """A finished unit. how: what may differ between units without making them wrong, such as the batch size."""
+        """Write a finished unit. how: settings that may differ between units, such as the batch size."""
         tensors, sums = {}, {}
         for source, tally in found.items():
             tensors[f"{source}.numbers"], tensors[f"{source}.lost"] = tally.numbers, tally.lost
@@ -104,7 +104,7 @@ class Journal:
             write_tensors(self._path(unit), tensors, header)
 
     def tallies(self, unit: int, like: Tally) -> tuple[dict[int, Tally], dict[str, Any]]:
-        """What a unit gave, and how it was measured. like: a tally of its size."""
+        """The tallies of a unit, and the settings that it was measured with. like: a tally of the same size."""
         path = self._path(unit)
         again = "the same command measures this unit again"
         with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
@@ -119,15 +119,15 @@ class Journal:
             return found, Entry(parsed(text.word("how")), "how").plain()
 
     def remove(self) -> None:
-        """The result is written: the folder has done its work."""
-        # Without a manifest, what a kill leaves of the folder is taken for nothing that was begun.
+        """Remove the folder after the result is written."""
+        # The manifest first: without it, the remains after a kill do not count as a sweep to resume.
         with contextlib.suppress(OSError):
             (self.folder / MANIFEST).unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
     def close(self) -> None:
-        """Let other runs have the folder; it goes if nothing was begun in it."""
+        """Release the lock; remove the folder if no sweep was begun in it."""
         if self._opened and not self.exists:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._opened = False

@@ -1,4 +1,4 @@
-"""What is measured, written down: so that a run goes on only with what it began with."""
+"""The manifest of a sweep: the settings and files that a resumed run must share."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel
 
 
-def weights_print(subject: LoadedModel) -> str:
+def weights_print(loaded: LoadedModel) -> str:
     """SHA-256 of all weights, with their names, dtypes and sizes."""
     digest = hashlib.sha256()
-    for name, x in sorted(subject.model.state_dict().items()):
+    for name, x in sorted(loaded.model.state_dict().items()):
         digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
         flat = x.detach().cpu().contiguous().flatten()
         if flat.numel():
@@ -28,11 +28,11 @@ def weights_print(subject: LoadedModel) -> str:
 def differences(
     then: Mapping[str, Any], options: Mapping[str, Any], model: Mapping[str, Any], given: Sequence[Source]
 ) -> list[str]:
-    """What is otherwise now than when the measurement was begun, in words."""
+    """The differences between the current settings and those of the manifest, in words."""
     found = []
     if then["model"]["sha256"] != model["sha256"]:
         names = {one["name"] for one in (then["model"], model)}
-        found.append(f"the model: {' and '.join(sorted(names))} have other weights or sizes")
+        found.append(f"the model: {' and '.join(sorted(names))} differ in weights or sizes")
     for name, value in options.items():
         if then["options"].get(name) != value:
             found.append(f"--{name.replace('_', '-')}: it was {_word(then['options'].get(name))} and is {_word(value)}")
@@ -43,18 +43,18 @@ def differences(
     found += [f"{path!r} is new" for path in now if path not in before]
     found += [f"{path!r} is not among the files" for path in before if path not in now]
     if not found and before != now:
-        found.append("the files come in another order")
+        found.append("the files are in another order")
     return found
 
 
 def changes(then: Mapping[str, Any]) -> list[str]:
-    """Which files are otherwise now than when they were checked, in words."""
+    """The files that have changed since they were checked, in words."""
     prints = [(Print(**known), upto) for known, upto in zip(then["files"], then["checked"], strict=True)]
-    return [said for known, upto in prints if (said := files.changed(known, upto)) is not None]
+    return [change for known, upto in prints if (change := files.changed(known, upto)) is not None]
 
 
 def refuse(out: str, found: Sequence[str], *, finished: bool = False) -> ConfigError:
-    """The error for a measurement that cannot be continued, or for a finished one that is another."""
+    """The error for an unfinished or finished sweep with other settings."""
     shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
     if finished:
         return ConfigError(
@@ -68,21 +68,21 @@ def refuse(out: str, found: Sequence[str], *, finished: bool = False) -> ConfigE
 
 
 def limit_of(then: Mapping[str, Any]) -> Limit | None:
-    """Where the corpus ends, by the manifest."""
+    """The limit of the corpus in the manifest."""
     return None if then["limit"] is None else Limit(**then["limit"])
 
 
 def sources_of(then: Mapping[str, Any]) -> list[Source]:
-    """The files, by the manifest."""
+    """The files in the manifest."""
     return [Source(**{**one, "groups": tuple(one["groups"])}) for one in then["given"]]
 
 
-def written(
+def manifest_of(
     options: Mapping[str, Any], model: Mapping[str, Any], given: Sequence[Source], prints: Sequence[Print],
     checked: Sequence[int], step: int, limit: Limit | None,
     count: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """The manifest. checked: of each file that is measured, the bytes that were. count: of units."""
+    """The manifest. checked: the bytes that were checked of each measured file. count: of units."""
     return {
         "options": dict(options), "model": dict(model), "given": [asdict(source) for source in given],
         "files": [one.to_dict() for one in prints], "checked": list(checked), "step": step,

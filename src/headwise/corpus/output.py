@@ -1,4 +1,4 @@
-"""The table on the disk: Parquet, CSV or JSON lines, by the file's suffix; whole or not at all."""
+"""The table on disk: Parquet, CSV or JSON lines by the suffix, written whole or not at all."""
 
 import csv
 import json
@@ -20,14 +20,14 @@ Columns = Mapping[str, list[Any]]
 
 @dataclass(frozen=True)
 class Output:
-    """Where the table goes, and in which form."""
+    """The path and format of the table."""
 
     path: Path
     kind: str
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> "Output":
-        """ConfigError for another suffix, a folder, or Parquet without pyarrow."""
+        """Raise ConfigError for another suffix, a folder, or Parquet without pyarrow."""
         target = Path(path)
         if target.suffix.lower() not in SUFFIXES:
             raise ConfigError(f"out={str(path)!r}: expected a name that ends in {', '.join(SUFFIXES)}")
@@ -39,12 +39,11 @@ class Output:
 
     @property
     def about(self) -> Path:
-        """What tells how the numbers came to be: the file itself, or one beside it where the form has no room."""
+        """The file with the description of the sweep: the table itself, or one beside it for CSV and JSON lines."""
         return self.path if self.kind == "parquet" else self.path.with_name(f"{self.path.name}.about.json")
 
     def read_about(self) -> dict[str, Any] | None:
-        """What a table that is there tells of how it came to be; None for one that was not written by `write`, or was
-        changed afterwards."""
+        """The description of an existing table; None if `write` did not write it, or it was changed afterwards."""
         try:
             if self.kind == "parquet":
                 words = arrow().parquet.read_schema(self.path).metadata[b"headwise"]
@@ -58,8 +57,8 @@ class Output:
         return found if isinstance(found, dict) else None
 
     def write(self, parts: Iterable[Columns], about: Mapping[str, Any]) -> None:
-        """Write the table, a part after the other. about: how the numbers came to be, for JSON. CheckpointError if it
-        cannot be written."""
+        """Write the table part by part. about: the description of the sweep, for JSON. CheckpointError if it cannot be
+        written."""
         try:
             with atomic_path(self.path) as temporary:
                 _WRITERS[self.kind](temporary, iter(parts), about)
@@ -68,8 +67,7 @@ class Output:
                 write_text(self.about, json.dumps(about, ensure_ascii=False, indent=1) + "\n")
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}; all that was measured is safe in {str(self.path) + '.partial'!r}, and the same "
-                f"command resumes"
+                f"{error}; all measurements are kept in {str(self.path) + '.partial'!r}, and the same command resumes"
             ) from None
 
 

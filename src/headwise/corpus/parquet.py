@@ -1,4 +1,4 @@
-"""Corpora in Parquet files: a text a row. Needs pyarrow, the `parquet` extra."""
+"""Corpora in Parquet files, one text a row. Requires pyarrow, the `parquet` extra."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ ROWS = 256  # read at once
 
 
 def row_groups(path: str) -> tuple[int, ...]:
-    """Bytes of each row group, the parts of a file that can be read by themselves."""
+    """Bytes of each row group, the parts of a file that can be read independently."""
     with _reading(path):
         meta = arrow().parquet.ParquetFile(path).metadata
         return tuple(max(1, meta.row_group(i).total_byte_size) for i in range(meta.num_row_groups))
 
 
 def check_column(path: str, field: str) -> None:
-    """TextError if there is no column of that name, or it holds no strings."""
+    """Raise TextError unless the file has a column of strings with that name."""
     pyarrow = arrow()
     with _reading(path):
         schema = pyarrow.parquet.ParquetFile(path).schema_arrow
@@ -49,7 +49,7 @@ def rows(path: str, group: int, field: str) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _reading(path: str) -> Iterator[None]:
-    """A block that reads a Parquet file by pyarrow, which has no one class for what may be wrong with it."""
+    """Context that raises TextError for all errors of pyarrow on a damaged file."""
     try:
         yield
     except FileNotFoundError:

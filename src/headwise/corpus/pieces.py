@@ -1,8 +1,8 @@
-"""A corpus in pieces that can be read by themselves, and the texts in a piece.
+"""A corpus in pieces that can be read independently, and the texts in a piece.
 
-A text file is cut about every so many bytes, after the next line end (or space, or character where there is none); a
-JSON-lines file between lines; a Parquet file between its row groups. Where the cuts lie depends on the files alone, so
-any process can read any piece, and nobody reads what others read.
+A text file is cut at about every `step` bytes, after the next line end (or else space or character), a JSON-lines file
+between lines, and a Parquet file between its row groups. The cuts depend on the files alone, so any process can read
+any piece without overlap.
 """
 
 import re
@@ -15,38 +15,38 @@ from headwise.corpus.sources import Source
 from headwise.errors import CheckpointError, TextError
 from headwise.lm.text_files import decoded
 
-HALVES = re.compile("[\ud800-\udfff]")  # JSON can spell them
-REACH = 1 << 16  # bytes behind a cut in which a line end is looked for
+HALVES = re.compile("[\ud800-\udfff]")  # JSON can contain them
+REACH = 1 << 16  # bytes after a cut in which a line end is searched
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, and where it stands: "byte 4,096" of a file, or its line or row."""
+    """A text and its place: "byte 4,096" of a file, or its line or row."""
 
     text: str
     where: str
 
 
 def count(source: Source, step: int) -> int:
-    """How many pieces a file has, at `step` bytes a piece."""
+    """The number of pieces of a file at `step` bytes a piece."""
     return len(source.groups) if source.kind == "parquet" else -(-source.size // step)
 
 
 def size(source: Source, piece: int, step: int) -> int:
-    """About how many bytes a piece has."""
+    """The approximate bytes of a piece."""
     return source.groups[piece] if source.kind == "parquet" else min(step, source.size - piece * step)
 
 
 def end(source: Source, piece: int, step: int) -> int:
-    """The byte behind a piece; of a Parquet file that behind all of it."""
+    """The byte after a piece; for Parquet the size of the file."""
     return source.size if source.kind == "parquet" else _cut(source, (piece + 1) * step, step)
 
 
 def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Document]:
-    """The texts of a piece, in order; those without a character are left out.
+    """The texts of a piece in order, without empty ones.
 
     Raises:
-        TextError: naming the file and the place of what cannot be read.
+        TextError: naming the file and the place that cannot be read.
     """
     if source.kind == "parquet":
         for row, text in rows(source.path, piece, field):
@@ -66,7 +66,7 @@ def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Doc
 
 
 def check_lines(source: Source, start: int, stop: int, field: str) -> None:
-    """Read the lines of a part of a JSON-lines file, for the errors in them."""
+    """Read the lines of a part of a JSON-lines file, and raise for errors in them."""
     for _ in _lines(source, start, stop, field):
         pass
 
@@ -78,12 +78,12 @@ def _lines(source: Source, start: int, stop: int, field: str) -> Iterator[Docume
             text = decoded(line, source.path, start)
             where, start = f"byte {start:,}", start + len(line)
             if text.strip():
-                said = _said(text, source.path, where, field)
-                if said:
-                    yield Document(said, where)
+                found = _text(text, source.path, where, field)
+                if found:
+                    yield Document(found, where)
 
 
-def _said(line: str, path: str, where: str, field: str) -> str:
+def _text(line: str, path: str, where: str, field: str) -> str:
     try:
         entry = parsed(line)
     except CheckpointError as error:
@@ -93,18 +93,18 @@ def _said(line: str, path: str, where: str, field: str) -> str:
     if field not in entry:
         known = ", ".join(map(repr, list(entry)[:8])) or "nothing"
         raise TextError(f"{path!r}, line at {where}: no field {field!r}; it has {known}: give --field")
-    said = entry[field]
-    if said is not None and not isinstance(said, str):
-        raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(said).__name__}, expected a string")
-    if said and HALVES.search(said):
+    found = entry[field]
+    if found is not None and not isinstance(found, str):
+        raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(found).__name__}, expected a string")
+    if found and HALVES.search(found):
         raise TextError(
             f"{path!r}, line at {where}: field {field!r} contains half of a surrogate pair, which is not valid text"
         )
-    return said or ""
+    return found or ""
 
 
 def _cut(source: Source, target: int, step: int) -> int:
-    """The first place from byte `target` on where a piece may begin."""
+    """The first byte from `target` at which a piece can begin."""
     if target <= 0 or target >= source.size:
         return max(0, min(target, source.size))
     with open(source.path, "rb") as file:

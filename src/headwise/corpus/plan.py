@@ -1,6 +1,6 @@
-"""A corpus as numbered units of work: what is measured at a time, written down, and never measured again.
+"""A corpus as numbered units of work, each measured at once and written to the journal.
 
-The units depend on the files and the options alone: not on the number of processes, nor on what was done before.
+The units depend on the files and the options alone, not on the number of processes or on finished units.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,13 +10,13 @@ from headwise.corpus import pieces
 from headwise.corpus.sources import Source
 
 LEAST = 1 << 16  # bytes of a piece
-LONGEST = 32  # windows that a piece has room for at least, at four bytes a token
-UNITS = 4096  # at most so many, however large the corpus: they bound what lies on the disk
+LONGEST = 32  # windows that fit a piece at least, at four bytes a token
+UNITS = 4096  # at most, for a corpus of any size: bounds the files of the journal
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Where a corpus ends that is measured in part: so many tokens of a piece of a file are the last ones."""
+    """The end of a corpus that is measured in part: `tokens` of this piece of this file are the last ones."""
 
     source: int
     piece: int
@@ -34,7 +34,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Unit:
-    """Consecutive pieces of the corpus. size: about how many bytes."""
+    """Consecutive pieces of the corpus. size: approximate bytes."""
 
     parts: tuple[Part, ...]
     size: int
@@ -47,7 +47,7 @@ class Unit:
 
 
 def step_for(window: int) -> int:
-    """Bytes of a piece for windows of so many tokens: many windows, so that few are cut short at its end."""
+    """Bytes of a piece for windows of `window` tokens: many windows, so that few are cut short at its end."""
     return max(LEAST, LONGEST * 4 * window)
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.corpus.asked import Head
 from headwise.corpus.moments import OfRows, OfWindows
+from headwise.corpus.selection import Head
 from headwise.corpus.tally import Tally
 
 COLUMNS: dict[str, type] = {
@@ -19,8 +19,7 @@ COLUMNS: dict[str, type] = {
 def columns(
     tally: Tally, heads: Sequence[Head], measures: Sequence[OfRows | OfWindows], file: str | None = None
 ) -> dict[str, list[Any]]:
-    """Column name → values, head by head and measure by measure; `file` only if it is given. None where nothing was
-    counted."""
+    """Column name → values, head by head and measure by measure; "file" only if given. None if nothing was counted."""
     found: dict[str, list[Any]] = {name: [] for name in COLUMNS if name != "file" or file is not None}
     numbers = {name: value.T.tolist() for name, value in finished(tally.numbers, measures).items()}
     nonfinite = tally.lost[0].long().tolist()
@@ -40,7 +39,7 @@ def columns(
 
 
 def finished(numbers: Tensor, measures: Sequence[OfRows | OfWindows]) -> dict[str, Tensor]:
-    """Column → [measures, heads] float64, of moments [measures, 5, heads]. std is that of all values (divided by n)."""
+    """Column → [measures, heads] float64 from moments [measures, 5, heads]. std divides by n."""
     count, mean, squares, least, largest = numbers.unbind(1)
     take = torch.tensor([measure.largest for measure in measures])[:, None]
     return {

@@ -1,19 +1,19 @@
-"""A corpus looked at before it is measured: every file read once, so that what is wrong is told at once and not after
-hours; and where it ends, if only so many tokens of it are wanted."""
+"""Check a corpus before it is measured: every file is read once, so that errors are raised early, and the limit is
+found if only a number of tokens is measured."""
 
 from collections.abc import Sequence
 
 from headwise.corpus import pieces
 from headwise.corpus.plan import Limit
-from headwise.corpus.sources import Print, Source, Tell, check
+from headwise.corpus.sources import Advance, Print, Source, check
 from headwise.corpus.work import Work
 
 
-def survey(work: Work, max_tokens: int | None, tell: Tell) -> tuple[list[Print], list[int], Limit | None]:
-    """The prints of the files that are measured, the bytes that were checked of each, and the limit.
+def survey(work: Work, max_tokens: int | None, advance: Advance) -> tuple[list[Print], list[int], Limit | None]:
+    """The prints of the measured files, the bytes that were checked of each, and the limit.
 
     Raises:
-        TextError: naming the file and the place of what cannot be read.
+        TextError: naming the file and the place that cannot be read.
     """
     limit = None if max_tokens is None else _limit(work, max_tokens)
     sources = work.sources if limit is None else work.sources[: limit.source + 1]
@@ -22,7 +22,7 @@ def survey(work: Work, max_tokens: int | None, tell: Tell) -> tuple[list[Print],
         upto = source.size
         if limit is not None and i == limit.source:
             upto = pieces.end(source, limit.piece, work.step)
-        prints.append(check(source, work.field, upto, tell))
+        prints.append(check(source, work.field, upto, advance))
         if source.kind == "jsonl":
             pieces.check_lines(source, 0, upto, work.field)
         checked.append(upto)
@@ -30,7 +30,7 @@ def survey(work: Work, max_tokens: int | None, tell: Tell) -> tuple[list[Print],
 
 
 def _limit(work: Work, max_tokens: int) -> Limit | None:
-    """Where the corpus has given so many tokens; None if it has no more than that."""
+    """The place at which the corpus reaches `max_tokens`; None if it has fewer."""
     left = max_tokens
     for i, source in enumerate(work.sources):
         for piece in range(pieces.count(source, work.step)):

@@ -248,6 +248,7 @@ def row_measure(
 
     >>> import headwise as hw
     >>> even = hw.stats.row_measure("even_keys", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+
     Args:
         name: of the measure. partial: as above. unit, range, source: shown by `headwise measures`.
     Returns:

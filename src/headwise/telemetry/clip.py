@@ -1,21 +1,21 @@
-"""QK-clip: weights of queries and keys made smaller where the largest logit of a head has grown too large.
+"""QK-clip: scales down the weights of queries and keys where the largest logit of a head is too large.
 
 After the optimiser's step, with S the largest logit of head i in that step's batch (Kimi K2, 2507.20534, §2.1):
 
     γ_i = min(1, τ / S_i),   1 where S_i ≤ 0
 
-and head i's logits are multiplied by γ_i. `QUERY` and `KEY` factors that do that, and nothing else:
+and the logits of head i are multiplied by γ_i, by these factors:
 
-    a head with keys of its own    √γ_i on the rows of W_q and W_k, and on their biases
-    grouped queries                √γ of the group's largest logit on the shared key, what is left of γ_i on each query:
-                                   query heads that are well are multiplied by the inverse, so that their logits stay
-    latent attention               √γ_i on what is up-projected, γ_i on the rotary part of the query: its key is shared
-                                   by all heads and stays
-    QK-norm                        the norms come after W_q and W_k and undo their size, so √γ goes on the weights (and
-                                   biases) of both norms, which all heads of a layer share: γ of its largest logit
+    one KV head per query head     √γ_i on the rows of W_q and W_k, and on their biases
+    grouped queries                √γ of the group's largest logit on the shared key, and the rest of γ_i on each query;
+                                   query heads within the limit get the inverse, so that their logits do not change
+    latent attention               √γ_i on the up-projections, γ_i on the rotary part of the query, whose key is shared
+                                   by all heads and does not change
+    QK-norm                        the norms come after W_q and W_k and undo their size, so √γ is applied to the weights
+                                   (and biases) of both norms, which all heads share: γ of the layer's largest logit
 
-Without biases, soft caps and the like on the scores, the largest logit on the same batch is then τ. Scores that are
-added to the product are not made smaller by it: the largest logit comes down, and nearer to τ with every step.
+Without biases, soft caps and the like on the scores, the largest logit on the same batch is then τ. Terms added to the
+product are not scaled: the largest logit then approaches τ over several steps.
 """
 
 from copy import deepcopy
@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
@@ -36,12 +35,12 @@ from headwise.telemetry.record import Record, Reduced
 
 @dataclass(frozen=True)
 class Clipped:
-    """What `qk_clip` changed.
+    """The result of `qk_clip`.
 
     Attributes:
         model: the model that was given, or its copy.
         step: of the record. tau: the limit.
-        heads: (layer, head, largest logit, γ) of every head whose logits were made smaller.
+        heads: (layer, head, largest logit, γ) of every head that was clipped.
     """
 
     model: nn.Module = field(repr=False, compare=False)
@@ -69,14 +68,14 @@ class Clipped:
 
 
 def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, copy: bool = False) -> Clipped:
-    """Make the queries and keys of heads smaller whose largest logit was over τ in the record's latest step.
+    """Scale down the queries and keys of heads whose largest logit was over τ in the record's latest step.
 
         loss.backward(); optimizer.step()
         record.step()                                  # with watch(model, steps="manual")
         hw.telemetry.qk_clip(model, record, tau=100.0)  # on many ranks: qk_clip(model, record.reduce(), tau=100.0)
 
-    The optimiser's state is unchanged. A step is used once: where `watch(every=N)` measures no
-    new one, a further call does nothing. See the module's docstring for what is multiplied by what.
+    The optimiser's state is unchanged. A step is used once: until `watch(every=N)` measures a new one, further calls
+    do nothing. The docstring of the module lists the factors.
 
     Args:
         model: any model with the watched modules in it. Weights may be sharded (FSDP2).
@@ -86,8 +85,8 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
     Returns:
         `Clipped`: what was scaled, by how much.
     Raises:
-        ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be made
-            smaller head by head; nothing is changed then.
+        ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be scaled head
+            by head; nothing is changed then.
     Source: Kimi Team 2025, 2507.20534, §2.1 (MuonClip).
     """
     if not tau > 0:
@@ -119,7 +118,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
 
 
 def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str, HeadSite]]:
-    """The watched layers with their sites, those of all ranks together; raises if one has none that can be clipped."""
+    """The watched layers with their sites, with the heads of all ranks; raises if one cannot be clipped."""
     names = {module: name for name, module in record.modules().items()}
     sites = {site.module: _whole(site) for site in find_heads(model)}
     refused = []
@@ -132,7 +131,7 @@ def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str,
 
 
 def _whole(site: HeadSite) -> HeadSite:
-    """A site with all its heads, where this rank computes some of them; its weights are DTensors of the whole size."""
+    """A site with the heads of all ranks; its weights are DTensors of the whole size."""
     held = held_heads(site.module)
     return site if held is None else replace(site, num_heads=held.num_heads, num_kv_heads=held.num_kv_heads)
 
@@ -140,7 +139,7 @@ def _whole(site: HeadSite) -> HeadSite:
 def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
     """Why the queries and keys of a site cannot be clipped, or None."""
     if site is None:
-        return "it is not in the model, or where its queries and keys are made is not known"
+        return "it is not in the model, or its projections of queries and keys are unknown"
     if held_heads(site.module) is not None:
         if not of_all:
             return "its heads are spread over ranks, so all ranks have to clip alike: give record.reduce()"
@@ -179,10 +178,10 @@ def _clip(site: HeadSite, gamma: Tensor) -> None:
 
 
 def _scale_norm(site: HeadSite, norm: nn.Module, factor: float) -> None:
-    """Make a norm give `factor` times what it gave: its weight, or one more than it (Gemma), and its bias."""
+    """Scale the output of a norm: by its weight, or one more than it (Gemma), and its bias."""
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     if not isinstance(weight, Tensor):
-        raise ConfigError(f"qk_clip: {site.name}: the norm {type(norm).__name__} has no weight to make smaller")
+        raise ConfigError(f"qk_clip: {site.name}: the norm {type(norm).__name__} has no weight to scale")
     probe = torch.linspace(-1.0, 2.0, weight.shape[-1], device=weight.device).to(weight.dtype)
     before, kept = norm(probe) * factor, weight.clone()
     if bias is not None:
@@ -192,11 +191,11 @@ def _scale_norm(site: HeadSite, norm: nn.Module, factor: float) -> None:
         if torch.allclose(norm(probe), before, rtol=2e-2, atol=1e-3):
             return
     weight.copy_(kept)
-    raise ConfigError(f"qk_clip: {site.name}: what {type(norm).__name__} makes of its weight is not known")
+    raise ConfigError(f"qk_clip: {site.name}: how {type(norm).__name__} applies its weight is unknown")
 
 
 def _spread(tensor: Tensor, axis: int, start: int, factors: Tensor) -> Tensor:
-    """Factors for the whole tensor: these along an axis, from `start` on, and 1 elsewhere."""
+    """Factors for the whole tensor: the given ones along an axis from `start`, and 1 elsewhere."""
     along = torch.ones(tensor.shape[axis], dtype=torch.float64)
     along[start : start + len(factors)] = factors
     shape = [1] * tensor.ndim
@@ -206,6 +205,8 @@ def _spread(tensor: Tensor, axis: int, start: int, factors: Tensor) -> Tensor:
 
 def _multiply(tensor: Tensor, factors: Tensor) -> None:
     """In place, in float64: a factor of bfloat16 would be off by half a percent."""
+    from torch.distributed.tensor import DTensor, distribute_tensor  # as slow to import as PyTorch itself
+
     factors = factors.to(tensor.device)
     if isinstance(tensor, DTensor):
         factors = distribute_tensor(factors.contiguous(), tensor.device_mesh, tensor.placements)

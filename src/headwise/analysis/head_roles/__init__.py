@@ -1,4 +1,4 @@
-"""What each head does on an input: whether it looks back by one, at the first token, along arcs, and so on.
+"""The roles of heads on an input: attention to the previous token, to the first one, along dependency arcs, and so on.
 
 >>> import torch, headwise as hw
 >>> q, k, v = torch.randn(3, 1, 4, 100, 16)
@@ -6,7 +6,7 @@
 >>> found = hw.analysis.roles(amap, tokens=torch.randint(0, 20, (100,)))
 >>> found["previous"].mass.shape, found["previous"].lift.shape          # [layers, heads]
 ((1, 4), (1, 4))
->>> found.labels(0, 3)                                                 # a random head plays none
+>>> found.labels(0, 3)                                                 # a random head has no role
 []
 """
 

@@ -89,7 +89,7 @@ def syntax(maps: Sequence[AttentionMap], placed: Sequence[Placed]) -> dict[str, 
     names = sorted({relation for sentence in placed for _, _, relation in sentence.arcs})
     right = {(name, way): [] for name in names for way in DIRECTIONS}  # type: dict[tuple[str, str], list[np.ndarray]]
     cases = {key: [0] * len(placed) for key in right}
-    asked: Counter[tuple[str, str]] = Counter()
+    total: Counter[tuple[str, str]] = Counter()
     rules: dict[tuple[str, str], Counter[str]] = {key: Counter() for key in right}
     for index, sentence in enumerate(placed):
         picked, seen = zip(*(_picked(amap, sentence) for amap in maps), strict=True)
@@ -99,7 +99,7 @@ def syntax(maps: Sequence[AttentionMap], placed: Sequence[Placed]) -> dict[str, 
         for dependent, head, relation in sentence.arcs:
             for way, query, target in ((DIRECTIONS[0], dependent, head), (DIRECTIONS[1], head, dependent)):
                 key = relation, way
-                asked[key] += 1
+                total[key] += 1
                 if may[query, target]:
                     cases[key][index] += 1
                     sums[key] += (best[:, :, query] == target).numpy()
@@ -109,7 +109,7 @@ def syntax(maps: Sequence[AttentionMap], placed: Sequence[Placed]) -> dict[str, 
             right[key].append(value)
     return {
         f"{name}, {way}": Choice(
-            pooled(np.stack(right[name, way], 1)), pooled(np.array([cases[name, way]]))[0], asked[name, way],
+            pooled(np.stack(right[name, way], 1)), pooled(np.array([cases[name, way]]))[0], total[name, way],
             rules[name, way],
         )
         for name, way in right
@@ -201,7 +201,7 @@ def coreference(
     places = {(mention.batch, mention.token) for mention in mentions}
     if len(places) < len(mentions):
         raise ConfigError("mentions: two of them have the same head token; keep the larger one")
-    right, cases, asked = [], [], 0
+    right, cases, total = [], [], 0
     rules: Counter[str] = Counter({NEAREST: 0} if heads is None else {NEAREST: 0, SAME_HEAD: 0})
     for batch in sorted({mention.batch for mention in mentions}):
         here = sorted((x for x in mentions if x.batch == batch), key=lambda x: x.token)
@@ -214,7 +214,7 @@ def coreference(
             same = np.array([x.entity == mention.entity for x in here[:i]], bool)
             if not same.any():
                 continue
-            asked += 1
+            total += 1
             candidates = np.flatnonzero(may[i, :i])
             if not same[candidates].any():
                 continue
@@ -228,7 +228,7 @@ def coreference(
                 rules[SAME_HEAD] += int(same[(alike or list(candidates))[-1]])
     layers, h = len(maps), maps[0].shape[1]
     stacked = np.stack(right, 1) if right else np.zeros((layers, 0, h))
-    return Choice(pooled(stacked), pooled(np.array([cases]))[0], asked, rules)
+    return Choice(pooled(stacked), pooled(np.array([cases]))[0], total, rules)
 
 
 def _between(amap: AttentionMap, batch: int, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:

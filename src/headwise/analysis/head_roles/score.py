@@ -179,13 +179,13 @@ class Choice(Scored):
     Attributes:
         right: right answers [layers, groups, heads]; cases: [groups], cases with something to choose from; the
             bootstrap draws groups, such as sentences.
-        asked: all cases, including those in which the right candidate is masked for the query.
+        total: the number of all cases, including those in which the right candidate is masked for the query.
         rules: simple rules → the number of cases in which each is right.
     """
 
     right: np.ndarray
     cases: np.ndarray
-    asked: int
+    total: int
     rules: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -201,7 +201,7 @@ class Choice(Scored):
     @property
     def coverage(self) -> float:
         """Cases with something to choose from, over all cases."""
-        return self.count / self.asked if self.asked else float("nan")
+        return self.count / self.total if self.total else float("nan")
 
     @property
     def rule(self) -> str:
@@ -234,7 +234,7 @@ class Choice(Scored):
     def table(self) -> HeadTable:
         """The share of right answers, and the confidence that it is above the baseline."""
         rule = f"{self.rule or 'no rule'}: {self.baseline:.3f}" if self.count else "nothing to choose from"
-        title = f"share of right answers in {self.count} of {self.asked} cases; {rule}"
+        title = f"share of right answers in {self.count} of {self.total} cases; {rule}"
         return HeadTable({"right": self.accuracy, "confidence": self.confidence}, title=title)
 
     @property
@@ -247,12 +247,12 @@ class Choice(Scored):
         right = np.concatenate((self.right, other.right), 1)
         cases = np.concatenate((self.cases, other.cases))
         rules = {name: self.rules.get(name, 0) + other.rules.get(name, 0) for name in {**self.rules, **other.rules}}
-        return Choice(pooled(right), pooled(cases[None])[0], self.asked + other.asked, rules)
+        return Choice(pooled(right), pooled(cases[None])[0], self.total + other.total, rules)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None for unknown ones."""
         return {
             "accuracy": plain(self.accuracy), "confidence": self.confidence.tolist(), "cases": self.count,
-            "coverage": self.coverage if self.asked else None, "baseline": self.baseline if self.count else None,
+            "coverage": self.coverage if self.total else None, "baseline": self.baseline if self.count else None,
             "rule": self.rule,
         }  # fmt: skip

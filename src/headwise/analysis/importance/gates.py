@@ -1,10 +1,10 @@
-"""Gates that learn which heads to keep: a hard concrete variable on every head, and a price for each open one.
+"""Learn which heads to keep: a hard concrete gate on every head, and a price for each open one.
 
-A gate is drawn anew at each step, by a parameter log α a head and u ~ U(0, 1):
+A gate is sampled at each step from the parameter log α of the head and u ~ U(0, 1):
 
     s = σ((log u − log(1 − u) + log α) / β),   z = min(1, max(0, s (ζ − γ) + γ))
 
-z is 0 or 1 with a probability above 0 and differentiable between them. What is made small is the loss with all heads
+z is 0 or 1 with a probability above 0 and differentiable between them. The objective is the loss with all heads
 multiplied by their z, plus λ Σ P(z ≠ 0), where P(z ≠ 0) = σ(log α − β log(−γ/ζ)).
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.importance.losses import Losses, LossFunction, asked, held_still
+from headwise.analysis.importance.losses import Losses, LossFunction, checked_inputs, held_still
 from headwise.analysis.importance.removal import Removal
 from headwise.analysis.importance.values import Head, HeadImportance
 from headwise.errors import ConfigError
@@ -30,7 +30,7 @@ from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import Printed
 
 KEPT = 0.5  # a head that is open less often is closed
-_EDGE = 1e-6  # u is kept from 0 and 1, where its logarithms end
+_EDGE = 1e-6  # distance of u from 0 and 1, for finite logarithms
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class HardConcrete:
     """The distribution of a gate: Louizos et al. 2018, 1712.01312, eqs. 10–12, with their values by default.
 
     Attributes:
-        temperature: β; smaller is closer to 0 or 1, with gradients that vary more.
+        temperature: β; smaller values are closer to 0 or 1, with gradients of higher variance.
         low, high: γ and ζ, the ends of the stretched interval, below 0 and above 1.
     """
 
@@ -53,12 +53,12 @@ class HardConcrete:
             raise ConfigError(f"low={self.low}, high={self.high}: expected low < 0 and high > 1")
 
     def draw(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
-        """z of each gate, of uniform numbers in (0, 1); differentiable in log α."""
+        """z of each gate from uniform numbers in (0, 1); differentiable in log α."""
         u = uniform.clamp(_EDGE, 1.0 - _EDGE)
         return self._stretched(((u.log() - (-u).log1p() + log_alpha) / self.temperature).sigmoid())
 
     def settled(self, log_alpha: Tensor) -> Tensor:
-        """The gate that stands for the drawn ones after training: min(1, max(0, σ(log α)(ζ − γ) + γ))."""
+        """The deterministic gate after training: min(1, max(0, σ(log α)(ζ − γ) + γ))."""
         return self._stretched(log_alpha.sigmoid())
 
     def open(self, log_alpha: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def learn_gates(
         raise ConfigError(f"steps={steps}, lr={lr}: expected at least 1, and more than 0")
     if not 0.0 < start < 1.0:
         raise ConfigError(f"start={start}: expected a probability between 0 and 1")
-    kept, places = asked(model, batches, sites)
+    kept, places = checked_inputs(model, batches, sites)
     losses = Losses(model, loss_fn, places, 1 + steps + 2 * len(kept), progress)
     removal = Removal("zero", places, None, 1, seed)
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))

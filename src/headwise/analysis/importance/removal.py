@@ -1,4 +1,4 @@
-"""Heads taken away from a running model: what stands in the place of their outputs, and where it comes from."""
+"""Ablation of heads in a running model: the replacements of their outputs."""
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +17,7 @@ WAYS = ("zero", "mean", "resample")
 
 
 class Removal:
-    """One way to take heads away, and what it has to know for it. `learn` first; then for each batch `whole`, and
-    `without` as often as wanted."""
+    """One way to ablate heads, with its state. Call `learn` first, and for each batch `whole` before `without`."""
 
     def __init__(
         self, by: str, sites: Sequence[HeadSite], reference: Iterable[Any] | None, draws: int, seed: int
@@ -26,23 +25,23 @@ class Removal:
         if by not in WAYS:
             raise ConfigError(f"by={by!r}: expected one of {', '.join(map(repr, WAYS))}")
         if reference is not None and by != "mean":
-            raise ConfigError(f"reference: by={by!r} needs none; it is for by='mean'")
+            raise ConfigError(f"reference: is for by='mean', got by={by!r}")
         if draws < 1 or (draws > 1 and by != "resample"):
             raise ConfigError(f"draws={draws}: expected 1, or more with by='resample'")
         self.by, self.sites, self.draws, self.seed = by, list(sites), draws, seed
         self.reference = None if reference is None else list(reference)
         if self.reference == []:
-            raise ConfigError("reference: there are no batches in it; expected at least one")
+            raise ConfigError("reference: got no batches; expected at least one")
         self._means: list[Tensor] = []
-        self._clean: list[list[Tensor]] = []  # what each call of each site gave in `whole`
+        self._clean: list[list[Tensor]] = []  # outputs of each call of each site in `whole`
 
     def runs(self, batches: Sequence[Any], sets: int) -> int:
-        """Runs of the model in all, for `sets` sets of heads."""
+        """The number of runs of the model for `sets` sets of heads."""
         learning = len(self.reference or batches) if self.by == "mean" else 0
         return learning + len(batches) * (1 + sets * self.draws)
 
     def learn(self, losses: Losses, batches: Sequence[Any]) -> None:
-        """The mean output of every head over all tokens of the reference."""
+        """Compute the mean output of every head over all tokens of the reference."""
         if self.by != "mean":
             return
         sums = [torch.zeros(site.num_heads * site.value_dim, dtype=torch.float64) for site in self.sites]
@@ -83,16 +82,16 @@ class Removal:
         return loss
 
     def without(self, losses: Losses, batch: Any, number: int, heads: Sequence[Head]) -> float:
-        """The loss without these heads, mean over the draws."""
-        gone: dict[int, list[int]] = {}
+        """The loss without these heads, averaged over the draws."""
+        removed: dict[int, list[int]] = {}
         for layer, head in heads:
-            gone.setdefault(layer, []).append(head)
+            removed.setdefault(layer, []).append(head)
         few = [called(self.sites, *head) for head in heads[:1]] + [f"{len(heads) - 1} more"] * (len(heads) > 1)
         what = f" without {' and '.join(few)} (by={self.by!r})" if heads else ""
         total = 0.0
         for draw in range(self.draws):
             seed = self.seed + 1_000_003 * draw + number
-            changes = {layer: self._change(layer, which, seed) for layer, which in gone.items()}
+            changes = {layer: self._change(layer, which, seed) for layer, which in removed.items()}
             total += losses.value(batch, number, changes, what)
         return total / self.draws
 
@@ -109,7 +108,7 @@ class Removal:
         return change
 
     def _instead(self, layer: int, seed: int) -> Callable[[Tensor], Tensor]:
-        """What takes the heads' place, to be broadcast to their shape [..., n, h·d_v]; one function for one run."""
+        """A function for one run that returns the replacement, broadcastable to the heads [..., n, h·d_v]."""
         if self.by == "zero":
             return lambda concat: concat.new_zeros(())
         if self.by == "mean":
@@ -120,13 +119,14 @@ class Removal:
             clean = next(calls, None)
             if clean is None or clean.shape != concat.shape:
                 raise ShapeError(
-                    f"by='resample': {self.sites[layer].name!r} was called otherwise the second time; loss_fn must do "
-                    f"the same whenever it is called"
+                    f"by='resample': {self.sites[layer].name!r} was called differently the second time; loss_fn must "
+                    f"be deterministic"
                 )
             if clean.ndim < 3 or len(clean) < 2:
                 raise ConfigError(
-                    f"batches: by='resample' swaps the sequences of a batch, and {self.sites[layer].name!r} gets heads "
-                    f"{list(clean.shape)}; expected [sequences, tokens, h·d_v] with at least 2 sequences"
+                    f"batches: by='resample' swaps the sequences of a batch, but the heads of "
+                    f"{self.sites[layer].name!r} are {list(clean.shape)}, expected [sequences, tokens, h·d_v] with at "
+                    f"least 2 sequences"
                 )
             return clean[donors(len(clean), seed).to(clean.device)]
 
@@ -134,7 +134,7 @@ class Removal:
 
 
 def donors(count: int, seed: int) -> Tensor:
-    """For each of `count` sequences another one, along a random circle: every one is a donor once, none its own."""
+    """For each of `count` sequences another one, along a random cycle: each is a donor once, and none is its own."""
     circle = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     found = torch.empty_like(circle)
     found[circle] = circle.roll(-1)
@@ -142,18 +142,20 @@ def donors(count: int, seed: int) -> Tensor:
 
 
 def checked_heads(heads: Iterable[Head], sites: Sequence[HeadSite], name: str = "heads") -> list[Head]:
-    """The heads, each there and named once."""
+    """The heads, checked to exist and to be given once."""
     try:
         found = [(operator.index(layer), operator.index(head)) for layer, head in heads]
     except (TypeError, ValueError):
         raise ConfigError(f"{name}={heads!r}: expected pairs of whole numbers (layer, head)") from None
     for at in found:
         if not 0 <= at[0] < len(sites):
-            raise ConfigError(f"{name}: {head_name(*at)} is not there; there are {len(sites)} layers, counted from 0")
+            raise ConfigError(f"{name}: {head_name(*at)} does not exist; there are {len(sites)} layers, counted from 0")
         count = sites[at[0]].num_heads
         if not 0 <= at[1] < count:
-            raise ConfigError(f"{name}: {head_name(*at)} is not there; layer {at[0]} has {count} heads, counted from 0")
+            raise ConfigError(
+                f"{name}: {head_name(*at)} does not exist; layer {at[0]} has {count} heads, counted from 0"
+            )
     if len(set(found)) < len(found):
         twice = next(head for i, head in enumerate(found) if head in found[:i])
-        raise ConfigError(f"{name}: {head_name(*twice)} is named twice")
+        raise ConfigError(f"{name}: {head_name(*twice)} is given twice")
     return found
