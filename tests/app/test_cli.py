@@ -103,10 +103,10 @@ def test_trace_and_measures_print(headwise: Command) -> None:
         (["train", "long.txt", "--out", "o", "--d-model", "510"], ["d_model=510 is not divisible by num_heads=8"]),
         (["train", "long.txt", "--out", "o", "--design", "wings"], ["design='wings'", "expected one of"]),
         (["train", "long.txt", "--out", "o", "--design", "convolution"], ["design='convolution'", "causal mask"]),
-        (["train", "long.txt", "--out", "o", "--design", "gqa"], ["num_kv_heads", "gqa needs it"]),
+        (["train", "long.txt", "--out", "o", "--design", "gqa"], ["num_kv_heads", "gqa requires it"]),
         (["train", "long.txt", "--out", "o", "--set", "top_k=2"], ["'top_k' is not an option of multi_head"]),
         (["train", "long.txt", "--out", "o", "--set", "top_k"], ["--set 'top_k'", "NAME=VALUE"]),
-        (["trace", "--design", "convolution", "--causal"], ["mask", "ConvolutionAttention takes none"]),
+        (["trace", "--design", "convolution", "--causal"], ["mask", "ConvolutionAttention does not support `mask`"]),
         (["trace", "--d-model", "7", "--num-heads", "2"], ["d_model=7 is not divisible by num_heads=2"]),
     ],
 )

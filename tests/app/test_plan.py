@@ -272,7 +272,7 @@ def test_other_sizes_reach_the_design() -> None:
         (["--design", "gqq", "--d-model", "8"], ["gqq", "gqa"]),
         (["--config", "gpt-3", "--num-heads", "3", "--full"], ["--num-heads", "--full", "--design"]),
         (["--d-model", "10", "--num-heads", "3"], ["d_model=10", "num_heads=3"]),
-        (["--design", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa needs num_kv_heads"]),
+        (["--design", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa requires num_kv_heads"]),
         (
             ["--design", "convolution", "--d-model", "8", "--num-heads", "3"],
             ["convolution does not support masks", "--full"],

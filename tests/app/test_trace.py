@@ -57,7 +57,7 @@ def test_axes_say_what_the_shapes_are(design: str, options: dict[str, Any]) -> N
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_are_shares_of_what_may_be_seen(design: str, options: dict[str, Any], causal: bool) -> None:
     if causal and design == "convolution":
-        with pytest.raises(ConfigError, match="mask: ConvolutionAttention takes none"):
+        with pytest.raises(ConfigError, match="ConvolutionAttention does not support `mask`"):
             traced(design, options, causal=True)
         return
     steps = traced(design, options, causal=causal)
@@ -197,5 +197,5 @@ def test_bad_sizes_are_named() -> None:
         trace(options={"top_k": 2})
     with pytest.raises(ConfigError, match="self attention"):
         trace(options={"context_dim": 5})
-    with pytest.raises(HeadwiseError, match="num_kv_heads: gqa needs it"):
+    with pytest.raises(HeadwiseError, match="num_kv_heads: gqa requires it"):
         trace(design="gqa")

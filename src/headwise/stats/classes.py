@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from headwise.masks import Grid, Span
 from headwise.masks.given import as_given
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure, Tokens
-from headwise.stats.statistic import MASS, Statistic
+from headwise.stats.statistic import MASS, Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -27,6 +28,10 @@ class KeyWeights(Statistic):
     per = "query"
     joins = MASS
     placed = False
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return Compiled("key_weights", keys=self.weights.detach().float())
 
     def at(self, cols: Span) -> Statistic:
         return KeyWeights(self.weights[:, cols.start : cols.stop])

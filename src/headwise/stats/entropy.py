@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.rows import allowed_keys, ranges
-from headwise.stats.statistic import Join, OfWeights, Statistic
+from headwise.stats.statistic import Compiled, Join, OfWeights, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -21,7 +21,7 @@ class _ChainRule(Join):
         return log_share.exp() * (x - log_share.masked_fill(log_share == -torch.inf, 0.0))
 
 
-ENTROPY = OfWeights("entropy", _ChainRule())  # −Σ_j p ln p
+ENTROPY = OfWeights("entropy", _ChainRule(), compiled=Compiled("entropy"))  # −Σ_j p ln p
 
 
 class Entropy(RowMeasure):

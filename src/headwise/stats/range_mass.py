@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -12,9 +13,11 @@ from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.rows import ranges, sees_offset
-from headwise.stats.statistic import MASS, Statistic
+from headwise.stats.statistic import MASS, Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+
+FARTHEST = 1 << 40  # no key is as far from any query; numbers near 2⁶³ would overflow
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class RangeMass(Statistic):
             object.__setattr__(self, attribute, value)
 
     @property
+    def compiled(self) -> Compiled:
+        return _compiled(self.start, self.stop, self.relative)
+
+    @property
     def placed(self) -> bool:  # type: ignore[override]
         return self.relative
 
@@ -48,6 +55,13 @@ class RangeMass(Statistic):
 
     def only(self, batch: int) -> Statistic:
         return self
+
+
+@lru_cache
+def _compiled(start: int, stop: int, relative: bool) -> Compiled:
+    """Once for each range: measures make their statistic anew for each call."""
+    first, last = (max(-FARTHEST, min(end, FARTHEST)) for end in (start, stop))
+    return Compiled("range_mass", (first, last, int(relative)))
 
 
 class LocalMass(RowMeasure):

@@ -5,7 +5,7 @@ const SETTLED = 140;    // ms without a movement until the range follows the vie
 const SAMPLES = 40000;  // weights that an automatic range looks at
 
 class Plot {
-  // `changed` hears of every new view, `ranged(range)` of a range that follows it.
+  // Calls `changed()` for every new view, `ranged(range)` for an automatic range.
   constructor(box, base, over, { tiles, pieces, changed, ranged }) {
     Object.assign(this, { box, base, over, tiles, pieces, changed, ranged, shows: null, frame: 0, cursor: null });
     this.camera = new Camera();
@@ -31,11 +31,7 @@ class Plot {
     this.axes.narrow = narrow;
     const { left, bottom, top, right } = this.axes.gutter;
     camera.plot = { left, top, width: Math.max(40, width - left - right), height: Math.max(40, height - top - bottom) };
-    for (const canvas of [this.base, this.over]) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
-    }
+    for (const canvas of [this.base, this.over]) fitCanvas(canvas, width, height);
     this.ratio = ratio;
     if (whole) camera.fit(); else camera.hold();
     this.hatch = null;
@@ -91,7 +87,7 @@ class Plot {
     return out;
   }
 
-  // Ask for what is missing, nearest to the centre first; nothing for parts that a coarser tile tells to be empty.
+  // Request missing tiles, nearest to the centre first, except those that a coarser tile shows to be empty.
   wanted() {
     const { camera, shows, tiles } = this, missing = [];
     // On the way to another level, its tiles are those to wait for.
@@ -205,8 +201,7 @@ class Plot {
         const weight = this.weightIn(r, c, 1);
         const x = camera.px(c + 0.5), y = camera.py(r + 0.5);
         if (weight === undefined || Number.isNaN(weight) || x - 1.3 * size < plot.left || x + 1.3 * size > plot.left + plot.width) continue;
-        const [red, green, blue] = colourAt(place(weight, shows.top, shows.scale, shows.low));
-        context.fillStyle = 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#1d1e26" : "#ffffff";
+        context.fillStyle = inkOn(colourAt(place(weight, shows.top, shows.scale, shows.low)));
         const label = weight === 0 ? "0" : weight >= 0.005 ? weight.toFixed(2) : weight.toExponential(0);
         context.fillText(label, x, y);
       }
@@ -228,7 +223,7 @@ class Plot {
     return x >= 0 && y >= 0 && x < camera.n && y < camera.n ? { row: y, col: x } : null;
   }
 
-  // What is told of the cell that holds the token pair (row, col).
+  // The cell of the token pair (row, col) and its weight.
   read({ row, col }) {
     const { cell } = this.level(), r = Math.floor(row / cell), c = Math.floor(col / cell);
     return { r, c, cell, weight: this.weightIn(r, c, cell) };
