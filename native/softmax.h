@@ -206,10 +206,11 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
 #pragma GCC unroll 2
   for (int64_t i = from; i < to; i += W) {
     const Floats s = load(logits + i);
-    const Floats z = not_below((DOT ? s * factor : s) - top);  // others have a factor of 1
-    Floats p = exp2<DOT>(z, true);
+    const Floats depth = (DOT ? s * factor : s) - top;  // others have a factor of 1
+    const Floats z = DOT && !SPREAD ? depth : not_below(depth);
+    Floats p = DOT ? exp2_scaled(depth) : exp2(z, true);
     total += p;
-    if (SPREAD) depths[(i - from) / W] = z;
+    if (SPREAD) depths[(i - from) / W] = z;  // finite: it is multiplied with p, which is 0 for -inf
     if (APART) exact[(i - from) / W] = p;
     if (KEEP) store(kept + i, p);
     if (DROP) p = choose(noise(dropout.seed, key + i) >= dropout.threshold, p, all(0.0f));
