@@ -100,7 +100,6 @@ KNOWN: dict[str, set[str]] = {
     "scores.check_scores": {"Raises ConfigError", "Raises DTypeError", "Returns", "device", "scores"},
     "scores.t5_bias": {"Raises ConfigError"},
     "stats.Chinese": {"about", "label"},
-    "stats.OfWeights": {"joins", "name", "placed"},
     "stats.Words": {"range", "unit"},
     "stats.measure": {"Returns", "lse", "rule"},
     "stats.resolve": {"Raises ConfigError"},
