@@ -8,8 +8,8 @@ import numpy as np
 from torch import nn
 
 from headwise.analysis.checks import head_name
+from headwise.analysis.importance.ablation import Removal, checked_heads
 from headwise.analysis.importance.losses import Losses, LossFunction, checked_inputs, held_still
-from headwise.analysis.importance.removal import Removal, checked_heads
 from headwise.analysis.importance.values import Head, HeadImportance, standard_error
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
