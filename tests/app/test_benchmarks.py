@@ -374,3 +374,17 @@ def test_a_measured_corpus_is_timed_small(run: Run, tmp_path: Path) -> None:
     row = done.out.splitlines()[-3].strip("| ").split(" | ")
     assert row[:2] == ["32", "8"]
     assert float(row[4]) > 0
+
+
+@pytest.mark.thorough
+def test_tiles_are_timed_small(run: Run) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    done = run("zoom", "--quick")
+    assert done.code == 0, done.err
+    rows = [line.strip("| ").split(" | ") for line in done.out.splitlines() if line.startswith("| ")][2:]
+    assert [row[:2] for row in rows] == [["1", "q, k, lse"], ["4", "q, k, lse"], ["8", "the pyramid"]]
+    for row in rows:
+        asked = [float(number) for number in row[4:]]
+        assert 0 < asked[0] <= asked[1]
+    assert "these times say nothing" in done.out

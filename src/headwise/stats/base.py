@@ -247,6 +247,11 @@ def row_measure(
 
     >>> import headwise as hw
     >>> even = hw.stats.row_measure("even_keys", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+
+    Args:
+        name: of the measure. partial: as above. unit, range, source: shown by `headwise measures`.
+    Returns:
+        A `RowMeasure`, for `measures=` and `AttentionMap.measure`.
     """
     fields = {"name": name, "unit": unit, "range": range, "source": source, "__doc__": source or name}
     return type(name, (RowMeasure,), {**fields, "partial": lambda self, tile: partial(tile)})()

@@ -72,9 +72,9 @@ class ClassMass(RowMeasure):
 
         White space beside a mark, as in " ,", is ignored: a token with only marks and white space is punctuation.
         """
-        if kind not in KINDS:
+        if kind not in OF_PIECES:
             raise ConfigError(f"ClassMass.of_tokens(kind={kind!r}): expected 'punctuation' or 'separator'")
-        return KINDS[kind](members(tokens, KINDS[kind]))
+        return OF_PIECES[kind](members(tokens, OF_PIECES[kind]))
 
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
         self._check(grid)
@@ -163,7 +163,7 @@ class SpecialMass(ClassMass):
         return None if tokens.special is None or not bool(tokens.special.any()) else cls(tokens.special)
 
 
-KINDS: dict[str, type[OfPieces]] = {"punctuation": PunctuationMass, "separator": SeparatorMass}
+OF_PIECES: dict[str, type[OfPieces]] = {"punctuation": PunctuationMass, "separator": SeparatorMass}
 
 
 def members(pieces: Sequence[str], kind: type[OfPieces]) -> Tensor:
