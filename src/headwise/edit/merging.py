@@ -179,7 +179,7 @@ def _groups(site: HeadSite, count: int, method: str, given: Groups | None) -> li
     ):
         raise ConfigError(
             f"groups: {place(site)}: {found}; expected {count} groups of {size}, in which each of the "
-            f"{site.num_kv_heads} key heads stands once"
+            f"{site.num_kv_heads} KV heads occurs once"
         )
     return found
 
