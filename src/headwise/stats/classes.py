@@ -70,7 +70,7 @@ class ClassMass(RowMeasure):
     def of_tokens(cls, tokens: Sequence[str], kind: str = "punctuation") -> "ClassMass":
         """The class from the tokens' text: "punctuation" or "separator" (white space), by Unicode category.
 
-        A blank beside a sign, as in " ,", is no matter: what is all signs but for white space is punctuation.
+        White space beside a mark, as in " ,", is ignored: a token with only marks and white space is punctuation.
         """
         if kind not in OF_PIECES:
             raise ConfigError(f"ClassMass.of_tokens(kind={kind!r}): expected 'punctuation' or 'separator'")
@@ -103,7 +103,7 @@ class ClassMass(RowMeasure):
 
 
 class OfPieces(ClassMass, abstract=True):
-    """A class of tokens that their text determines: `belongs` says of each piece whether it is in it. Special tokens
+    """A class of tokens that their text determines: `belongs` returns whether a piece is in it. Special tokens
     are in none."""
 
     chinese: ClassVar[Chinese | None] = None
