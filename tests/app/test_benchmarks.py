@@ -128,7 +128,7 @@ def test_memory_is_what_the_weights_take_or_far_less(name: str, least: int, most
 
 
 def test_memory_that_cannot_be_measured_has_a_reason() -> None:
-    with pytest.raises(Skip, match="knows no mask but Causal"):
+    with pytest.raises(Skip, match="supports no mask but Causal"):
         memory.peak(CASES["memory-32768-window"].quick(), "torch_fused", threads=1)
 
 
@@ -218,7 +218,7 @@ def test_without_a_truth_they_are_compared_with_one_another() -> None:
 def test_a_kernel_that_refuses_is_left_out_with_its_reason() -> None:
     case = CASES["memory-32768-window"].quick()
     contestant = build("torch_fused", case, make(case, 0))
-    with pytest.raises(Skip, match="knows no mask but Causal"):
+    with pytest.raises(Skip, match="supports no mask but Causal"):
         contestant.call()
 
 

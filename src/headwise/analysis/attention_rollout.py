@@ -179,7 +179,7 @@ def attention_flow(
     if len(layers) * n * n > MOST_EDGES:
         raise ConfigError(
             f"maps: {len(layers)} layers of {n} × {n} weights, expected at most {MOST_EDGES:,} in all, since maximum "
-            f"flow needs each of them; rollout(maps) has no such limit"
+            f"flow requires each of them; rollout(maps) has no such limit"
         )
     sources, targets, widths = [], [], []
     for k, (amap, weights) in enumerate(zip(layers, shares(layers, head_weights), strict=True)):

@@ -80,7 +80,11 @@ def losses_without(
 ) -> np.ndarray:
     """The loss of each batch, [batches] float64, with all given heads (layer, head) ablated together.
 
-    Arguments and errors as in `ablation_importance`; layers are numbered as in `find_heads` (or `sites`).
+    Args:
+        heads: (layer, head) pairs.
+        model, batches, loss_fn, by, reference, draws, seed, sites, progress: as in `ablation_importance`.
+    Returns:
+        [batches] float64. Layers are numbered as in `find_heads` (or `sites`).
     """
     kept, places = checked_inputs(model, batches, sites)
     gone = checked_heads(heads, places)
