@@ -19,10 +19,10 @@ from typing import Any
 import blocks
 import numpy as np
 import torch
-from headwise.analysis.given import head_name
 from torch import Tensor
 
 import headwise as hw
+from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles import DEFINITIONS
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.lm.checkpoint import load_pretrained
@@ -130,7 +130,7 @@ def alike(tour: Tour) -> str:
     _, maps, outputs = tour.run
     said = hw.analysis.output_similarities(outputs, ("cka", "cosine"))
     looks = hw.analysis.map_divergence(maps)
-    hw.reports.write_matrix(said["cka"], tour.pictures / "heads_alike.png", title="outputs (CKA), on this input")
+    hw.reports.write_matrix(said["cka"], tour.pictures / "heads_alike.png", title="outputs (CKA), on this text")
     groups = [group for group in said["cka"].groups() if len(group) > 1]
     words = "; ".join(", ".join(group) if len(group) <= 8 else f"{len(group)} heads" for group in groups) or "none"
     tokens, d = outputs[0].shape[0] * outputs[0].shape[2], outputs[0].shape[3]

@@ -199,7 +199,13 @@ def test_type_checkers_see_the_same_front_door():
         },
         {
             "headwise.attention": {"scipy", "matplotlib", "typer", "rich", "fontTools", "torch._dynamo"},
-            "headwise.lm.model, headwise.parallel, headwise.telemetry": {"scipy", "matplotlib", "torch._dynamo"},
+            "headwise.lm.model, headwise.parallel, headwise.telemetry": {
+                "scipy",
+                "matplotlib",
+                "torch._dynamo",
+                "torch.distributed.tensor",
+            },
+            "headwise.textbook.plan": {"scipy", "matplotlib", "torch.distributed.tensor", "headwise.reports"},
         },
     ],
 )

@@ -56,7 +56,7 @@ class AttentionMap:
         named: the kernel that was named for the call. It then reads the map too, or raises KernelError. "auto" if none
             was: any that can reads the map, or the one that `use_kernel` or HEADWISE_KERNEL names at the time.
         read_by: which kernel read it last, by what was read: "weights", "tiles", "statistics", "times" and others.
-        measured: the `Measurements` that `attend(..., measures=…)` asked for, or None.
+        measured: the `Measurements` that `attend(..., measures=…)` requested, or None.
         nonfinite_values: [b, h_kv] count of NaN and infinite entries of v, or None if there are none.
     """
 
@@ -99,14 +99,14 @@ class AttentionMap:
     def __getitem__(self, index: Any) -> Tensor:
         """Exact weights of a tile: `amap[b, h, i0:i1, j0:j1]`, with integers, slices and `...` as in NumPy.
 
-        Only the rows and columns asked for are computed; a missing index means all of that axis.
+        Only these rows and columns are computed; a missing index means all of that axis.
         """
         parts = map_index.parts(index)
         tile: Tensor = self._read("weights", *map_index.ranges(parts, self.shape))
         return tile.squeeze(tuple(axis for axis, part in enumerate(parts) if isinstance(part, int)))
 
     def row(self, i: int) -> Tensor:
-        """What query i looks at, [b, h, m]. Negative i counts from the end."""
+        """The weights of query i, [b, h, m]. Negative i counts from the end."""
         return self[:, :, i, :]
 
     @reading

@@ -21,7 +21,7 @@ from headwise.analysis.importance import (
     pruning_curve,
     taylor_importance,
 )
-from headwise.analysis.importance.removal import donors
+from headwise.analysis.importance.ablation import donors
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels import use_kernel
 from headwise.models.find import find_heads

@@ -128,7 +128,7 @@ def test_memory_is_what_the_weights_take_or_far_less(name: str, least: int, most
 
 
 def test_memory_that_cannot_be_measured_has_a_reason() -> None:
-    with pytest.raises(Skip, match="knows no mask but Causal"):
+    with pytest.raises(Skip, match="supports no mask but Causal"):
         memory.peak(CASES["memory-32768-window"].quick(), "torch_fused", threads=1)
 
 
@@ -218,7 +218,7 @@ def test_without_a_truth_they_are_compared_with_one_another() -> None:
 def test_a_kernel_that_refuses_is_left_out_with_its_reason() -> None:
     case = CASES["memory-32768-window"].quick()
     contestant = build("torch_fused", case, make(case, 0))
-    with pytest.raises(Skip, match="knows no mask but Causal"):
+    with pytest.raises(Skip, match="supports no mask but Causal"):
         contestant.call()
 
 
@@ -374,3 +374,17 @@ def test_a_measured_corpus_is_timed_small(run: Run, tmp_path: Path) -> None:
     row = done.out.splitlines()[-3].strip("| ").split(" | ")
     assert row[:2] == ["32", "8"]
     assert float(row[4]) > 0
+
+
+@pytest.mark.thorough
+def test_tiles_are_timed_small(run: Run) -> None:
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    done = run("zoom", "--quick")
+    assert done.code == 0, done.err
+    rows = [line.strip("| ").split(" | ") for line in done.out.splitlines() if line.startswith("| ")][2:]
+    assert [row[:2] for row in rows] == [["1", "q, k, lse"], ["4", "q, k, lse"], ["8", "the pyramid"]]
+    for row in rows:
+        asked = [float(number) for number in row[4:]]
+        assert 0 < asked[0] <= asked[1]
+    assert "these times say nothing" in done.out

@@ -58,7 +58,7 @@ def test_train_another_design_then_see_and_write_with_it(headwise: Command, tmp_
     assert len(written.out.rstrip("\n")) == 10, written.err
     seen = headwise("see", "武松", "--model", out, "--out", tmp_path / "r.html")
     assert seen.code == 0, seen.err
-    assert "1 layers × 4 heads (sparse_mixture, 2 of keys and values)" in seen.out
+    assert "1 layers × 4 heads (sparse_mixture, 2 KV)" in seen.out
     assert "did not select the head" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 

@@ -343,7 +343,7 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
         (["prune", "--remove", "1", "--out", "full"], ["'full'", "not empty", "--force"]),
         (["prune", "--remove", "1", "--out", "short.txt"], ["short.txt", "is a file"]),
         (["prune", "--remove", "1", "--model", "nowhere"], ["nowhere", "does not exist"]),
-        (["convert", "--num-kv-heads", "2"], ["num_kv_heads=2", "5 key heads", "divisor"]),
+        (["convert", "--num-kv-heads", "2"], ["num_kv_heads=2", "5 KV heads", "divisor"]),
         (["convert", "--num-kv-heads", "1", "--method", "magic"], ["method='magic'", "'svd'"]),
         (["convert", "--num-kv-heads", "1", "--heal", "-1"], ["--heal -1"]),
         (["budget", "--window", "24"], ["--window 24", "24 tokens"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-import headwise.corpus.plan as plan
+import headwise.corpus.pieces as plan
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer

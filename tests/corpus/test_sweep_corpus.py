@@ -10,8 +10,7 @@ from hypothesis import given, settings, strategies as st
 from sweep_samples import STEP, said, write_jsonl
 
 import headwise.corpus.sources as sources
-from headwise.corpus.pieces import count, documents
-from headwise.corpus.plan import UNITS, Limit, step_for, units
+from headwise.corpus.pieces import UNITS, Limit, count, documents, step_for, units
 from headwise.corpus.sources import Source, changed, check, find_sources
 from headwise.corpus.windows import Frame, batches, stacked, windows
 from headwise.errors import ConfigError, TextError

@@ -11,8 +11,7 @@ from sweep_samples import TEXT, WINDOW, make_model, said, write_jsonl
 from torch.testing import assert_close
 
 from headwise.corpus import measure_corpus
-from headwise.corpus.pieces import count, documents
-from headwise.corpus.plan import step_for
+from headwise.corpus.pieces import count, documents, step_for
 from headwise.corpus.sources import find_sources
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import load_model

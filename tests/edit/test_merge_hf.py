@@ -83,7 +83,7 @@ def test_a_model_merged_alike_everywhere_is_one_that_transformers_writes_itself(
 
 
 def test_other_models_are_refused() -> None:
-    with pytest.raises(ConfigError, match="BertSelfAttention cannot share keys and values here; known"):
+    with pytest.raises(ConfigError, match="BertSelfAttention does not support merging of KV heads; supported"):
         merge_kv(hf_model("bert"), 1)
     model = hf_model("llama")
     for site in find_heads(model):

@@ -1,9 +1,8 @@
 """What heads do, which of them are similar, and which of them matter."""
 
-from headwise.analysis.attention_rollout import Rollout, rollout
+from headwise.analysis.attention_rollout import Rollout, attention_flow, rollout
 from headwise.analysis.circuits import circuit_similarity, composition
 from headwise.analysis.divergence import map_divergence
-from headwise.analysis.flow import attention_flow
 from headwise.analysis.head_roles import Mention, Roles, RoleScore, place_words, probe_induction, read_conllu, roles
 from headwise.analysis.history import HeadHistory
 from headwise.analysis.importance import (

@@ -69,6 +69,8 @@ def map_spectrum(amap: AttentionMap, components: int = 32, *, passes: int | None
         passes: the number of products, at least 2. None: from 3 to 16, until σ₁ of every head grows by at most 0.2 %
             from one to the next. Give more if the values fall slowly and all must be accurate.
         seed: of the random start.
+    Returns:
+        A `MapSpectrum` of every batch entry and head.
     Memory: O((n + m) · (k + 8)) for each head.
     Raises:
         ConfigError, ShapeError: naming the argument.

@@ -7,15 +7,22 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
-from headwise.corpus import manifest as manifests
-from headwise.corpus.journal import Journal
-from headwise.corpus.output import Columns, Output
-from headwise.corpus.plan import Unit, units
+from headwise.corpus import pieces
+from headwise.corpus.journal import (
+    Journal,
+    changes,
+    differences,
+    limit_of,
+    manifest_of,
+    refuse,
+    sources_of,
+    weights_print,
+)
+from headwise.corpus.output import Columns, Output, columns
+from headwise.corpus.pieces import Limit, Unit, units
 from headwise.corpus.ranks import Ranks
 from headwise.corpus.result import CorpusMeasures
-from headwise.corpus.rows import columns
-from headwise.corpus.sources import Source, find_sources
-from headwise.corpus.survey import survey, total
+from headwise.corpus.sources import Advance, Print, Source, check, find_sources
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import CheckpointError, ConfigError, TextError
@@ -43,7 +50,7 @@ def look(given: Sequence[Any], journal: Journal, output: Output, restart: bool, 
 
     Raises:
         ConfigError: if the output is there already, or another run writes it. TextError: for missing files.
-        CheckpointError: if the output cannot be manifests.
+        CheckpointError: if the output cannot be written.
     """
     if not ranks.first:
         return []
@@ -69,7 +76,7 @@ def begin(
         ConfigError: if an existing table or journal has other settings. TextError: for unreadable files.
     """
     model = {
-        "name": work.loaded.name, "about": work.loaded.about, "sha256": manifests.weights_print(work.loaded),
+        "name": work.loaded.name, "about": work.loaded.about, "sha256": weights_print(work.loaded),
         "versions": {name: metadata.version(name) for name in ("headwise", "torch")},
     }  # fmt: skip
     if ranks.first and _finished(journal, output, restart):
@@ -85,9 +92,7 @@ def begin(
             return CorpusMeasures.of(work, output.path, work.nothing(), {}, new=False)
         manifest = _followed(journal, decided["manifest"], model)
         left = decided["left"]
-    work = replace(
-        work, sources=manifests.sources_of(manifest), step=manifest["step"], limit=manifests.limit_of(manifest)
-    )
+    work = replace(work, sources=sources_of(manifest), step=manifest["step"], limit=limit_of(manifest))
     every = units(work.sources, work.step, work.limit)
     if left is None:
         left = sorted(set(range(len(every))) - journal.finished())
@@ -104,7 +109,7 @@ def finish(
         TextError: if the corpus has no text, or has changed since it was checked.
     """
     work = begun.work
-    if changed := manifests.changes(begun.manifest):
+    if changed := changes(begun.manifest):
         raise TextError(
             f"the corpus changed while it was being measured: {'; '.join(changed)}; use --restart to measure again"
         )
@@ -142,14 +147,14 @@ def _found(work: Work, output: Output, options: Mapping[str, Any], model: Mappin
     try:
         if about is None:
             raise KeyError
-        differ = manifests.differences(about, options, model, work.sources) or manifests.changes(about)
+        differ = differences(about, options, model, work.sources) or changes(about)
         sums = Tally.from_dict(about["sums"], len(work.selection.names), len(work.heads)) if not differ else None
     except (KeyError, TypeError, ValueError):
         raise ConfigError(
             f"{str(output.path)!r} already exists; give another --out, or --restart to measure again"
         ) from None
     if sums is None:
-        raise manifests.refuse(str(output.path), differ, finished=True)
+        raise refuse(str(output.path), differ, finished=True)
     return CorpusMeasures.of(work, output.path, sums, about, new=False)
 
 
@@ -174,19 +179,19 @@ def _decided(
     journal.clean(restart)
     if journal.exists:
         then = journal.read()
-        if found := manifests.differences(then, options, model, work.sources) or manifests.changes(then):
-            raise manifests.refuse(str(journal.out), found)
+        if found := differences(then, options, model, work.sources) or changes(then):
+            raise refuse(str(journal.out), found)
         return then
-    of, done = total(work.sources), 0
+    of, done = sum(source.size for source in work.sources), 0
 
     def read(more: int) -> None:
         nonlocal done
         done += more
         progress("checking the files", done, of)
 
-    prints, checked, limit = survey(work, max_tokens, read)
+    prints, checked, limit = _survey(work, max_tokens, read)
     count = len(units(work.sources, work.step, limit))
-    journal.begin(manifests.manifest_of(options, model, work.sources, prints, checked, work.step, limit, count))
+    journal.begin(manifest_of(options, model, work.sources, prints, checked, work.step, limit, count))
     return journal.read()
 
 
@@ -204,3 +209,37 @@ def _followed(journal: Journal, checksum: int, model: Mapping[str, Any]) -> dict
 
 def _checksum(manifest: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _survey(work: Work, max_tokens: int | None, advance: Advance) -> tuple[list[Print], list[int], Limit | None]:
+    """The prints of the measured files, the bytes that were checked of each, and the limit.
+
+    Raises:
+        TextError: naming the file and the place that cannot be read.
+    """
+    limit = None if max_tokens is None else _limit(work, max_tokens)
+    sources = work.sources if limit is None else work.sources[: limit.source + 1]
+    prints, checked = [], []
+    for i, source in enumerate(sources):
+        upto = source.size
+        if limit is not None and i == limit.source:
+            upto = pieces.end(source, limit.piece, work.step)
+        prints.append(check(source, work.field, upto, advance))
+        if source.kind == "jsonl":
+            pieces.check_lines(source, 0, upto, work.field)
+        checked.append(upto)
+    return prints, checked, limit
+
+
+def _limit(work: Work, max_tokens: int) -> Limit | None:
+    """The place at which the corpus reaches `max_tokens`; None if it has fewer."""
+    left = max_tokens
+    for i, source in enumerate(work.sources):
+        for piece in range(pieces.count(source, work.step)):
+            there = 0
+            for _, ids, _ in work.texts(i, piece):
+                there += len(ids)
+                if there >= left:
+                    return Limit(i, piece, left)
+            left -= there
+    return None

@@ -108,7 +108,7 @@ class OfRows(Varied):
             state.current = None
 
     def take(self, state: State, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
-        value, counted = self.measure.told(found, lse, rule)
+        value, counted = self.measure.row_values(found, lse, rule)
         self._add(state, value, lse != -torch.inf if counted is None else counted)
 
     def _add(self, state: State, value: Tensor, counted: Tensor) -> None:

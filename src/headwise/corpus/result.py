@@ -11,7 +11,7 @@ import torch
 
 from headwise.analysis.checks import head_name
 from headwise.corpus.moments import OfRows, OfWindows
-from headwise.corpus.rows import columns, finished
+from headwise.corpus.output import columns, finished
 from headwise.corpus.selection import Head
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work

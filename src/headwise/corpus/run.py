@@ -9,7 +9,7 @@ import torch
 from headwise.corpus.ends import Begun, begin, finish, look
 from headwise.corpus.journal import Journal
 from headwise.corpus.output import Output
-from headwise.corpus.plan import step_for
+from headwise.corpus.pieces import step_for
 from headwise.corpus.ranks import Ranks
 from headwise.corpus.result import CorpusMeasures
 from headwise.corpus.selection import Selection, chosen

@@ -5,13 +5,15 @@ import glob
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.corpus.parquet import check_column, row_groups
+from headwise.contents import one_line
 from headwise.errors import ConfigError, TextError
 from headwise.lm.text_files import not_utf8
+from headwise.table.files import arrow
 
 BLOCK = 1 << 22  # bytes read at once
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -165,3 +167,54 @@ def _source(path: str) -> Source:
     if kind == "parquet":
         return Source(path, kind, os.path.getsize(path), row_groups(path))
     return Source(path, kind, os.path.getsize(path))
+
+
+ROWS = 256  # read at once
+
+
+def row_groups(path: str) -> tuple[int, ...]:
+    """Bytes of each row group, the parts of a file that can be read independently."""
+    with _reading(path):
+        meta = arrow().parquet.ParquetFile(path).metadata
+        return tuple(max(1, meta.row_group(i).total_byte_size) for i in range(meta.num_row_groups))
+
+
+def check_column(path: str, field: str) -> None:
+    """Raise TextError unless the file has a column of strings with that name."""
+    pyarrow = arrow()
+    with _reading(path):
+        schema = pyarrow.parquet.ParquetFile(path).schema_arrow
+    if field not in schema.names:
+        raise TextError(f"{path!r} has no column {field!r}; it has {', '.join(schema.names)}: give --field")
+    kind = schema.field(field).type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise TextError(f"{path!r}: column {field!r} contains {kind}, expected strings")
+
+
+def parquet_rows(path: str, group: int, field: str) -> Iterator[tuple[int, str]]:
+    """(row in the file, text) of a row group; empty ones and null are left out."""
+    with _reading(path):
+        file = arrow().parquet.ParquetFile(path)
+        row = sum(file.metadata.row_group(i).num_rows for i in range(group))
+        batches = file.iter_batches(batch_size=ROWS, row_groups=[group], columns=[field])
+    while True:
+        with _reading(path):
+            batch = next(batches, None)
+            texts = [] if batch is None else batch.column(0).to_pylist()
+        if batch is None:
+            return
+        for text in texts:
+            if text:
+                yield row, text
+            row += 1
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Context that raises TextError for all errors of pyarrow on a damaged file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (arrow().ArrowException, OSError, ValueError, OverflowError) as error:
+        raise TextError(f"{path!r} is not a valid Parquet file: {one_line(error)}") from None

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from headwise.corpus.pieces import Document, documents
-from headwise.corpus.plan import Limit, Unit
+from headwise.corpus.pieces import Document, Limit, Unit, documents
 from headwise.corpus.selection import Head, Selection
 from headwise.corpus.sources import Source
 from headwise.corpus.tally import Batch, Tally, Trouble, counted

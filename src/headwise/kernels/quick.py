@@ -23,7 +23,7 @@ from headwise.kernels.quantized import Vectors
 from headwise.masks import Mask
 
 PAIRS = 1 << 21  # of query and key, over all heads: in larger calls the time to decide is negligible
-KINDS = 512  # of calls that are stored
+KEPT = 512  # of calls that are stored
 
 
 class _Decided(NamedTuple):
@@ -88,7 +88,7 @@ def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, ker
     assert handle is not None  # the kernel has run
     shape = (b, h, n, v.shape[3])
     request, held = like(q, k, v, shape, call)
-    if len(_decided) >= KINDS:
+    if len(_decided) >= KEPT:
         _decided.clear()
     _decided[_kind(q, k, v, mask, scale, kernel)] = _Decided(
         None if q.shape == shape and q.is_contiguous() else shape,

@@ -25,7 +25,7 @@ class GatedAttention(ProjectedLayer):
     Args:
         gate: "head", one gate per head and token, or "channel", one per channel of each head.
         bias: on the projections; the gate always has a bias.
-        options: sizes, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+        d_model, num_heads, options: sizes, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention` and (d_model + 1)·h, or (d_model + 1)·h·d_v with gate="channel".
     Cost: that of `MultiHeadAttention` and two operations per parameter of the gate and token.

@@ -28,7 +28,8 @@ class GroupedMLPAttention(ProjectedLayer):
     Args:
         num_groups: g, a divisor of h; by default 2 if h is even, else h.
         hidden: width of the MLP, d_model by default.
-        options: sizes, bias (of the projections), dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+        d_model, num_heads, options: sizes, bias (of the projections), dropout, rotary and qk_norm, as in
+            `MultiHeadAttention`.
 
     Parameters: the projections of `MultiHeadAttention` without W_O; g·(h/g·d_v)² for the groups; (h·d_v + 1)·hidden +
         (hidden + 1)·d_model for the MLP.

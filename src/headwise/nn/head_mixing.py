@@ -26,7 +26,8 @@ class HeadMixingAttention(ProjectedLayer):
     masks apply as usual.
 
     Args:
-        options: sizes, bias (of the projections and W_O), dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+        d_model, num_heads, options: sizes, bias (of the projections and W_O), dropout, rotary and qk_norm, as in
+            `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention`, 3·d_v² and h².
     Cost: that of `MultiHeadAttention` and, for each token, 6·h·d_v² + 6·h²·d_v + 4·h²·d_v operations.

@@ -36,7 +36,7 @@ class LatentAttention(AttentionLayer):
         query_latent_dim: width of a latent for the queries (W^DQ, W^UQ); None computes the queries from x directly.
         latent_norm: RMS norm of the latents, before they are cached.
         form: "auto", "plain" or "absorbed".
-        options: context_dim and dropout, as in `MultiHeadAttention`.
+        d_model, num_heads, options: context_dim and dropout, as in `MultiHeadAttention`.
 
     Parameters: context_dim·(d_c + d_h^R) + h·d_c·(d_h + d_v) + h·(d_h + d_h^R)·d_model + h·d_v·d_model, without a
         latent for queries.

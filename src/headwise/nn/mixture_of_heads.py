@@ -33,7 +33,8 @@ class MixtureOfHeads(SparseHeadMixture):
         shared_heads: h_s, a quarter of the heads by default; the first ones.
         top_k: k, half of all heads by default.
         scaled: as above.
-        options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`; gates are per token.
+        d_model, num_heads, options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`; gates are
+            per token.
 
     Parameters: those of `MultiHeadAttention` and d_model·(h + 2) for the routers.
     Cost: as in `SparseHeadMixture` with per="token": queries, outputs and attention of h_s + k of h heads.

@@ -45,7 +45,7 @@ class SparseHeadMixture(ProjectedLayer):
         per: "token" or "sequence".
         shared_heads: number of first heads that are always selected, with weight 1; the gate selects among the others.
         renormalise: divide the weights of the selected heads by their sum.
-        options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+        d_model, num_heads, options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention` and d_model·(h − shared_heads) for the gate.
     Cost: for each query, s + k instead of h heads of the query and output maps and of the attention; keys and values

@@ -38,7 +38,7 @@ class TalkingHeadsAttention(ProjectedLayer):
     computes U from any tile of W.
 
     Args:
-        options: sizes, bias, dropout (of U), rotary and qk_norm, as in `MultiHeadAttention`.
+        d_model, num_heads, options: sizes, bias, dropout (of U), rotary and qk_norm, as in `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention` and 2·h².
     Cost: that of `MultiHeadAttention` and 4·n·m·h² for the two mixes.

@@ -66,7 +66,7 @@ class EffectiveKeys(RowMeasure):
         one = torch.ones_like(lse)
         return torch.stack((torch.zeros_like(lse), one, found[CONCENTRATION]), -1)
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         return found[CONCENTRATION].reciprocal(), None  # 0 only in rows that do not count
 
 

@@ -1,4 +1,4 @@
-"""How far a head looks: the distance |position − key|, its mean and its variance."""
+"""How far a head attends: the distance |position − key|, its mean and its variance."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -91,5 +91,5 @@ class DistanceVariance(RowMeasure):
         one, zero = torch.ones_like(lse), torch.zeros_like(lse)
         return torch.stack((zero, one, zero, found[DISTANCE_VARIANCE]), -1).double()
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         return found[DISTANCE_VARIANCE], None

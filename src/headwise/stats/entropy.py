@@ -74,6 +74,6 @@ class NormalizedEntropy(RowMeasure):
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return torch.stack((found[ENTROPY], allowed_keys(rule, lse).expand(lse.shape)), -1)
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
         keys = allowed_keys(rule, lse)
         return found[ENTROPY] / keys.clamp_min(2).log(), keys >= 2

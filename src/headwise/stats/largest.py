@@ -56,7 +56,7 @@ class MaxLogit(RowMeasure):
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return found[LARGEST] - lse
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         return found[LARGEST] - lse + lse, None  # NaN where a score is
 
 

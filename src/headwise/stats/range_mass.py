@@ -96,7 +96,7 @@ class LocalMass(RowMeasure):
 class SinkMass(RowMeasure):
     """Σ p_ij over the first `count` keys (1 unless given), mean over queries: the attention sink.
 
-    A query that stands on a sink key is counted too. Source: Xiao et al. 2023 (StreamingLLM, 2309.17453).
+    A query at the position of a sink key is counted too. Source: Xiao et al. 2023 (StreamingLLM, 2309.17453).
     """
 
     name, unit, range = "sink_mass", "mass", "0 to 1"
@@ -137,10 +137,10 @@ class _Diagonal(RowMeasure, abstract=True):
         return (self._range(),) if ranges(rule) is not None else None
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        weight, eligible = self.told(found, lse, rule)
+        weight, eligible = self.row_values(found, lse, rule)
         return torch.stack((weight, eligible.to(weight.dtype).expand(weight.shape)), -1)
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
         return found[self._range()], sees_offset(rule, self.offset, lse)
 
     def _range(self) -> RangeMass:

@@ -158,7 +158,10 @@ MASS = _Mass()  # Σ share · x: a sum of weights, or of weights times something
 
 @dataclass(frozen=True)
 class OfWeights(Statistic):
-    """A number per query that the weights of its row determine, whichever keys they are of."""
+    """A number per query that the weights of its row determine, whichever keys they are of.
+
+    name, joins, placed, compiled: the attributes of `Statistic`.
+    """
 
     name: str
     joins: Join | None = MASS

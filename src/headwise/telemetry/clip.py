@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
@@ -83,6 +82,8 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
         record: with "max_logit" among its measures. Heads that it does not watch keep their logits.
         tau: the limit, above 0.
         copy: clip a deepcopy, the result's `.model`; the model itself is unchanged, and the step can be used again.
+    Returns:
+        `Clipped`: what was scaled, by how much.
     Raises:
         ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be scaled head
             by head; nothing is changed then.
@@ -204,6 +205,8 @@ def _spread(tensor: Tensor, axis: int, start: int, factors: Tensor) -> Tensor:
 
 def _multiply(tensor: Tensor, factors: Tensor) -> None:
     """In place, in float64: a factor of bfloat16 would be off by half a percent."""
+    from torch.distributed.tensor import DTensor, distribute_tensor  # as slow to import as PyTorch itself
+
     factors = factors.to(tensor.device)
     if isinstance(tensor, DTensor):
         factors = distribute_tensor(factors.contiguous(), tensor.device_mesh, tensor.placements)

@@ -52,6 +52,8 @@ def watch(
             `record.step()`, such as the micro-batches of an optimiser's step; maxima are taken over all of them.
         during: "always", or only in "training" or "evaluation" mode; other calls are not steps.
         alarms: conditions to check in every measured step; the measures that they need are added.
+    Returns:
+        The `Record`: a context manager, with `start()` and `stop()` for other uses.
     Raises:
         ConfigError: naming the argument, or the modules, if no module can be watched.
     """

@@ -42,6 +42,10 @@ def place_words(sentence: Sentence, pieces: Sequence[str], *, start: int = 0, ba
 
     Markers such as [CLS] and white space are skipped; case and accents may differ; [UNK] matches any word.
 
+    Args:
+        sentence: its words. pieces: the text of each token. start: the first token. batch: index of the batch entry.
+    Returns:
+        A `Placed`: the words with their tokens.
     Raises:
         TextError: naming the first word that the pieces do not spell.
     """

@@ -135,10 +135,12 @@ def probe_induction(
         vocabulary: tokens to draw from, as a number or a list; better without the rarest and the most frequent ones.
         length: of one copy, which has no token twice; copies: at least 2.
         start: a token put before each sequence, as Olsson et al. do; None for none.
-        seed: sequence s is drawn with seed + s.
+        sequences: number of sequences. seed: sequence s is drawn with seed + s. device: of the tokens.
         unembedding: [V, d_model], the matrix that makes logits; outputs: of each layer [h, d_v, d_model], each head's
             part of W_O (`HeadSite.weights()["o"]`). Together they request copying: whether a head that attends to a
             token raises that token's logit through its values and W_O alone.
+    Returns:
+        A `RepeatProbe` of all layers and heads.
     Raises:
         ConfigError, ShapeError, DTypeError: naming the argument.
     """

@@ -248,7 +248,7 @@ class Roles(Mapping[str, RoleScore]):
 
     @property
     def _choices(self) -> dict[str, Choice]:
-        """Of relations, and of coreference if mentions were given."""
+        """The choices of all relations, and of coreference if mentions were given."""
         return self.syntax if self.coreference is None else {**self.syntax, "coreference": self.coreference}
 
     def _score(self, name: str) -> RoleScore:

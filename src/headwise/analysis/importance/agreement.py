@@ -64,6 +64,8 @@ def rank_agreement(
         importances: at least two of the same heads, or a `HeadTable` whose columns are compared.
         resamples: the number of bootstrap samples and of permutations, drawn with `seed`.
         confidence: of the interval, between 0 and 1.
+    Returns:
+        An `Agreement` with ρ, interval and p of every two methods.
     Raises:
         ConfigError: naming the argument, or the method whose heads differ.
     Source: Spearman 1904; Efron & Tibshirani 1993, ch. 13 (percentiles) and 15 (permutations).

@@ -8,8 +8,8 @@ import numpy as np
 from torch import nn
 
 from headwise.analysis.checks import head_name
+from headwise.analysis.importance.ablation import Removal, checked_heads
 from headwise.analysis.importance.losses import Losses, LossFunction, checked_inputs, held_still
-from headwise.analysis.importance.removal import Removal, checked_heads
 from headwise.analysis.importance.values import Head, HeadImportance, standard_error
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
@@ -146,6 +146,8 @@ def pruning_curve(
         points: numbers of heads removed at which the loss is computed; from 0 to all by default. 0 is always included.
         random_orders: their number; order r is drawn with seed + r. With by="resample" the donors are drawn with
             `seed`, the same for all orders.
+    Returns:
+        A `PruningCurve`.
     Raises:
         ConfigError, ShapeError: naming the argument, or the heads whose loss is not finite.
     Source: Michel et al. 2019, 1905.10650, §4 (figure 3), compared with random orders.

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headwise.analysis.importance.ablation import Removal
 from headwise.analysis.importance.losses import Losses, LossFunction, checked_inputs, held_still
-from headwise.analysis.importance.removal import Removal
 from headwise.analysis.importance.values import Head, HeadImportance
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite

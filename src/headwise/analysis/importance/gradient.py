@@ -88,7 +88,10 @@ def taylor_importance(
     the sum is ∂L/∂ξ_h, so this is at least `gradient_importance(absolute="each")`, and equal if all tokens have the
     same sign: a head that helps some tokens and harms others as much is important here but not there.
 
-    Arguments, result and errors as in `gradient_importance`.
+    Args:
+        model, batches, loss_fn, sites, progress: as in `gradient_importance`.
+    Returns:
+        HeadImportance in the loss's unit; errors as in `gradient_importance`.
     Source: Molchanov et al. 2017, 1611.06440, eqs. 6–8, with a head at a token in the place of an activation.
     """
 

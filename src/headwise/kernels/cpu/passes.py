@@ -1,6 +1,6 @@
 """Calls of the compiled library: output, log-sum-exp and row statistics in one pass over the keys, and gradients.
 
-The C++ lies in `native/`; its first page of each file says how it works. It follows `torch.get_num_threads()`, runs
+The C++ is in `native/`; each file opens with how it works. It uses `torch.get_num_threads()`, runs
 on the threads that PyTorch has, and gives the same bits for any number of them.
 """
 
@@ -54,7 +54,7 @@ def refusal(call: Call) -> str | None:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
-    """Output, log-sum-exp and those of the call's statistics that the kernel knows.
+    """Output, log-sum-exp and those of the call's statistics that the library computes.
 
     Raises:
         Declined: if a key or value is not finite and some query may not see it.

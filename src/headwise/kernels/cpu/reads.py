@@ -55,10 +55,10 @@ class CompiledReads(Reads):
         found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
         for batch, one in _heads(of, progress):
             here = {statistic: statistic.only(batch) for statistic in wanted}
-            told = self.statistics(one, tuple(here.values()))
+            given = self.statistics(one, tuple(here.values()))
             for statistic in wanted:
-                if here[statistic] in told:
-                    found[statistic].append(told[here[statistic]])
+                if here[statistic] in given:
+                    found[statistic].append(given[here[statistic]])
         whole = {s: torch.cat(parts) for s, parts in found.items() if len(parts) == b * h}
         return {s: x.view(b, h, *x.shape[2:]) for s, x in whole.items()}
 

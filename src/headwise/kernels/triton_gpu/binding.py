@@ -27,8 +27,8 @@ def attend(call: Call) -> Result:
 def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
     """`Kernel.gradients`; several biases are one to the kernels, whose gradient each gets its part of."""
     of_relative, of_sinks, *of_biases = wanted
-    asked = of_relative, any(of_biases), of_sinks
-    found = backward(_detached(_problem(call)), out, lse, grad_out, score_gradients=asked)
+    requested = of_relative, any(of_biases), of_sinks
+    found = backward(_detached(_problem(call)), out, lse, grad_out, score_gradients=requested)
     biases = call.rule.terms(lse[..., :0]).biases
     parts = [
         found.bias.sum_to_size(bias.shape).to(bias.dtype) if want and found.bias is not None else None
@@ -38,7 +38,7 @@ def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Se
 
 
 def _lowered(call: Call) -> Lowered:
-    assert isinstance(call.lowered, Lowered)  # refuse() has asked
+    assert isinstance(call.lowered, Lowered)  # refuse() has checked
     return call.lowered
 
 

@@ -16,7 +16,7 @@ DELTA_ROWS = 64
 
 
 class Gradients(NamedTuple):
-    """Of q, k, v; of what is added to the scores, where it was asked for; and δ = rowsum(dO ∘ O), [b, h, n].
+    """Of q, k, v; of what is added to the scores, where it was requested; and δ = rowsum(dO ∘ O), [b, h, n].
 
     Σ_i δ_i of a head is the gradient of a factor on its output at 1: its importance (Michel et al. 2019).
     """
@@ -33,7 +33,7 @@ class Gradients(NamedTuple):
 def backward(
     problem: Problem, out: Tensor, lse: Tensor, d_out: Tensor, *, score_gradients: tuple[bool, bool, bool]
 ) -> Gradients:
-    """All gradients; `score_gradients` says whether relative, bias and sinks need theirs."""
+    """All gradients; `score_gradients`: whether relative, bias and sinks need theirs."""
     b, h, h_kv, n, m = problem.sizes
     q, v = problem.q, problem.v
     d, d_v = q.shape[-1], v.shape[-1]

@@ -1,4 +1,4 @@
-"""What a kernel sums up for each row beside the output, how two such sums join, and what is read from them.
+"""What a kernel accumulates for each row beside the output, how two such sums join, and the results.
 
 For a row with running maximum m (base 2) and e_j = 2^(s_j − m):
     total    Σ e                       lse = m + log₂ Σ e
@@ -96,7 +96,7 @@ def finish(
 ):  # fmt: skip
     """Store each row's results in `out` [planes, row_count] and return the factor from e to weights.
 
-    A row that sees nothing has lse and maximum −∞, and 0 in all else.
+    A fully masked query has lse and maximum −∞, and 0 in all else.
     """
     dark = total == 0
     base = tl.where(top == -float("inf"), 0.0, top)

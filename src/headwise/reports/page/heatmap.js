@@ -123,7 +123,7 @@ class HeatMap {
     return this.lettered ? clipped(named(side.tokens[cell]), 14) : String(cell * side.cell);
   }
 
-  // All cells when there is room for characters, else about seven round token positions.
+  // All cells if there is room for characters, otherwise about seven round token positions.
   ticks(from, to) {
     if (this.lettered) return Array.from({ length: to - from }, (_, i) => from + i);
     const { cell } = this.passage;

@@ -38,7 +38,7 @@ const colourAt = (at) => TABLES[theme()][Math.round(255 * Math.min(1, Math.max(0
 
 const hex = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 
-// The bar below a picture; `cut`: there are weights above its end.
+// The colour bar below a picture; `cut`: whether there are weights above its end.
 function drawBar(canvas, top, scale, cut, low) {
   paintBar(fitCanvas(canvas), { left: 14, right: canvas.clientWidth - 26, y: 0 }, top, scale, cut, low);
 }

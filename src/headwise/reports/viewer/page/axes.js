@@ -1,11 +1,11 @@
-// Both axes: positions from afar, the tokens themselves from near; marks where a search has hits.
+// Both axes: positions, or tokens when zoomed in, and marks for matches of a search.
 
 const LETTERED = 11;    // css pixels a token from which on it is written out
 const GUTTER = { left: 78, bottom: 62, top: 6, right: 8 };
 const WORDS = { left: 122, bottom: 88, top: 6, right: 8 };
 const NARROW = { left: 66, bottom: 62, top: 6, right: 4 };
 
-// As much of a label as there is room for.
+// A label, clipped to the room.
 function fitted(context, label, room) {
   while (label.length > 1 && context.measureText(label).width > room) label = clipped(label, [...label].length - 1);
   return label;

@@ -50,7 +50,7 @@ class Heads {
     this.scaled();
   }
 
-  // Each head's own range on the scale of the day.
+  // Each head's own range on the current scale.
   scaled() {
     const { maps } = this, whole = maps && { r0: 0, r1: maps.rows, c0: 0, c1: maps.cols };
     this.ranges = maps && Array.from({ length: maps.count }, (_, i) => rangeOf(sampled(maps, whole, CELLS * CELLS, i), this.scale));

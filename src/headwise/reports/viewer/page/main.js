@@ -39,12 +39,12 @@ async function openText(found) {
   await fetchSmall();
 }
 
-// Whether there is such a head, but it is not drawn yet.
+// Whether the head exists but is not drawn yet.
 function isComing({ layer, head }) {
   return head < model.layers[layer]?.heads && !heads.has(layer, head);
 }
 
-// A newer text takes its place: nothing of it is asked for any more.
+// A newer text replaces it: stop its requests.
 function leaveText() {
   plot.hide();
   pieces.leave?.abort();
@@ -60,7 +60,7 @@ async function moreHeads(found) {
   await fetchSmall();
 }
 
-// The small maps of all heads; asked again when the pooling changes.
+// The small maps of all heads; requested again when the pooling changes.
 async function fetchSmall() {
   const { id } = text, { reduce } = state;
   try {
@@ -137,7 +137,7 @@ function change(what) {
   if (state.layer !== null) showHead();
 }
 
-// The range follows the view, but not for every trifle.
+// An automatic range follows the view, except for small changes.
 function onRange({ low, top }) {
   const near = (a, b) => a === b || Math.abs(Math.log(a / b)) < 0.04;
   if (!state.auto || (near(top, state.top) && near(low, state.low))) return;
@@ -218,7 +218,7 @@ function onMapKey(event) {
   event.preventDefault();
 }
 
-// Keys that work wherever no text is being typed.
+// Keys that work outside of text fields.
 function onKey(event) {
   const typing = event.target.closest?.("input:not([type=range],[type=checkbox]), textarea, select");
   if (event.key === "Escape" && event.target.id === "query") { byId("map").focus(); return; }

@@ -1,4 +1,4 @@
-// The map on its canvas: only what is in view, from the tiles that are here; coarser ones until finer ones arrive.
+// The map on its canvas: only what is in view, from the loaded tiles, coarser ones until finer ones arrive.
 
 const NUMBERED = 44;    // css pixels a token from which on a cell has its weight written in
 const SETTLED = 140;    // ms without a movement until the range follows the view
@@ -38,7 +38,7 @@ class Plot {
     this.drawNow(performance.now());
   }
 
-  // Draw in the next frame, however often this is asked.
+  // Draw in the next frame, once for any number of calls.
   draw() {
     if (!this.frame) this.frame = requestAnimationFrame((now) => this.drawNow(now));
   }
@@ -107,7 +107,7 @@ class Plot {
     tiles.want(missing);
   }
 
-  // The nearest coarser tile that is here and holds this part.
+  // The nearest loaded coarser tile that contains this part.
   above({ cell, row, col }) {
     for (let up = 2; cell * up <= this.shows.coarsest; up *= 2) {
       const tile = this.tiles.get(this.name(cell * up, Math.floor(row / up), Math.floor(col / up)));
@@ -116,7 +116,7 @@ class Plot {
     return null;
   }
 
-  // The finer tiles of the next level that are here, for a view that has just zoomed out.
+  // The finer tiles of the next level that are loaded, after zooming out.
   below({ cell, row, col }) {
     if (cell === 1) return [];
     return [0, 1, 2, 3].map((i) => this.tiles.get(this.name(cell / 2, 2 * row + (i >> 1), 2 * col + (i & 1)))).filter(Boolean);
@@ -160,7 +160,7 @@ class Plot {
     context.strokeRect(plot.left - 0.5, plot.top - 0.5, plot.width + 1, plot.height + 1);
   }
 
-  // What stands for a tile on its way: a coarser tile, else finer ones over the head's small map.
+  // The replacement of a tile that is loading: a coarser tile, otherwise finer ones over the small map.
   instead(context, part, piece, ink, edge) {
     const tile = this.above(part);
     context.save();
@@ -208,7 +208,7 @@ class Plot {
     }
   }
 
-  // The weight of a cell of a level: NaN where nothing is allowed, undefined while it is on its way.
+  // The weight of a cell of a level: NaN where it is masked, undefined while it is loading.
   weightIn(r, c, cell) {
     const name = this.name(cell, Math.floor(r / SIDE), Math.floor(c / SIDE)), tile = this.tiles.get(name);
     if (tile) return valueOf(tile, (r % SIDE) * tile.cols + (c % SIDE));
@@ -287,7 +287,7 @@ function covering(tile, { cell, r0, r1, c0, c1 }) {
   };
 }
 
-// Fine slanted lines: nothing is allowed here.
+// The pattern of masked areas.
 const hatchSize = (ratio) => Math.round(8 * ratio);
 function hatching(context, ratio) {
   const size = hatchSize(ratio), canvas = make("canvas", { width: size, height: size }), pen = canvas.getContext("2d");

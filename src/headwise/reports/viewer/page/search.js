@@ -1,4 +1,4 @@
-// A word of the text: where it stands, its marks on both axes, from one place to the next.
+// Search in the text: the list of matches, and moving from one to the next.
 
 const MOST = 500;       // places of a search
 
