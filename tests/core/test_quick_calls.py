@@ -155,7 +155,7 @@ def test_torch_func_and_graphs_go_their_own_way() -> None:
 
 
 def test_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "KINDS", 5)
+    monkeypatch.setattr(quick, "KEPT", 5)
     for m in range(1, 20):
         q, k, v = qkv(1, 1, 1, 1, m, 4, 4)
         attend(q, k, v)
