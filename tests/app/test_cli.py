@@ -65,10 +65,14 @@ def test_train_another_design_then_see_and_write_with_it(headwise: Command, tmp_
 def test_reconstruct_writes_its_report(headwise: Command, tmp_path: Path) -> None:
     text = tmp_path / "s.txt"
     text.write_text("武松打虎\n林冲\n", encoding="utf-8")
-    done = headwise("train", text, "--experiment", "reconstruct", "--out", tmp_path / "out")
+    options = "--experiment", "reconstruct", "--out", tmp_path / "out", "--png", tmp_path / "png", "--lang", "zh"
+    done = headwise("train", text, *options)
     assert done.code == 0, done.err
-    assert "mass on padding" in done.out
-    assert (tmp_path / "out" / "report.html").exists()
+    assert "填充上的权重" in done.out
+    assert "随机失活" in done.out
+    assert 'lang="zh"' in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    pictures = {path.name for path in (tmp_path / "png").iterdir()}
+    assert pictures == {f"sentence-{s}-head-{h}.png" for s in (1, 2) for h in (1, 2, 3, 4)}
 
 
 def test_trace_and_measures_print(headwise: Command) -> None:
@@ -100,6 +104,7 @@ def test_trace_and_measures_print(headwise: Command) -> None:
         (["train", "latin.txt", "--out", "o"], ["latin.txt", "not UTF-8"]),
         (["train", "short.txt", "--out", "o"], ["short.txt", "40 characters", "context"]),
         (["train", "short.txt", "--out", "o", "--experiment", "magic"], ["magic", "reconstruct"]),
+        (["train", "short.txt", "--out", "o", "--length", "9"], ["--length", "--experiment reconstruct only"]),
         (["train", "long.txt", "--out", "o", "--d-model", "510"], ["d_model=510 is not divisible by num_heads=8"]),
         (["train", "long.txt", "--out", "o", "--design", "wings"], ["design='wings'", "expected one of"]),
         (["train", "long.txt", "--out", "o", "--design", "convolution"], ["design='convolution'", "causal mask"]),

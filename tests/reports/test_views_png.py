@@ -8,6 +8,7 @@ from view_samples import passage, report_of, weights
 
 from headwise.errors import ConfigError
 from headwise.reports.data import Passage
+from headwise.reports.panels import panels
 from headwise.reports.png import WITH_VALUES, heat_map, loss_curve, overview, write_pngs
 from headwise.reports.ranges import reduced
 
@@ -49,10 +50,48 @@ def test_ticks_are_the_characters_and_what_has_no_glyph_is_numbered(tmp_path):
 
 def test_short_texts_have_their_weights_in_the_cells(chinese):
     one = chinese.passages[0]
-    words = [t.get_text() for t in heat_map(chinese, one, 1, 2).axes[0].texts]
-    assert words == [f"{one.maps[1, 2, i, j]:.2f}" for i in range(9) for j in range(i + 1)]
-    longer = passage("x" * (WITH_VALUES + 1))
-    assert not heat_map(report_of(longer), longer, 0, 0).axes[0].texts
+    drawn = written(heat_map(chinese, one, 1, 2).axes[0])
+    assert drawn == {(i, j): f"{one.maps[1, 2, i, j]:.2f}" for i in range(9) for j in range(i + 1)}
+    longest, longer = passage("x" * WITH_VALUES), passage("x" * (WITH_VALUES + 1))
+    assert len(written(heat_map(report_of(longest), longest, 0, 0).axes[0])) == WITH_VALUES * (WITH_VALUES + 1) / 2
+    assert not written(heat_map(report_of(longer), longer, 0, 0).axes[0])
+
+
+def written(axes) -> dict[tuple[int, int], str]:
+    """The number in each cell."""
+    found = {}
+    for line in axes.lines:
+        for j, i in zip(*line.get_data(), strict=True):
+            assert (i, j) not in found
+            found[i, j] = line.get_gid().removeprefix("weight ")
+    return found
+
+
+def test_every_character_is_along_the_axes_up_to_300():
+    text = "水浒好汉聚义" * 50
+    one = passage(text, layers=1, heads=1)
+    axes = heat_map(report_of(one), one, 0, 0, "zh").axes[0]
+    assert labels(axes) == (list(text), list(text))
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("键（被关注的词元）", "查询（当前词元）")
+    longer = passage(text + "林", layers=1, heads=1)
+    assert "水" not in labels(heat_map(report_of(longer), longer, 0, 0).axes[0])[0]
+
+
+def test_panels_show_one_head_in_several_layers_without_padding():
+    one = passage("水浒好汉聚", causal=False)
+    one = Passage("padded", one.tokens, one.maps, special=[4])
+    one.maps[1, 2, 0, 1] = 0
+    statistics = report_of(one, layers=["plain", "dropped"])
+    figure = panels(statistics, one, 2, (1, 0), "a title")
+    left, right = figure.axes[0], figure.axes[1]
+    assert figure.get_suptitle() == "a title"
+    assert [axes.get_title(loc="left").splitlines()[0] for axes in (left, right)] == ["dropped", "plain"]
+    assert left.get_title(loc="left").splitlines()[1].startswith("6.2% of the cells are 0; rows sum to ")
+    assert labels(left) == labels(right) == (list("水浒好汉"), list("水浒好汉"))
+    numbers = written(left)
+    assert len(numbers) == 16
+    assert numbers[0, 1] == "0"
+    assert numbers[3, 2] == f"{one.maps[1, 2, 3, 2]:.2f}"
 
 
 def test_long_texts_have_round_numbers(tmp_path):

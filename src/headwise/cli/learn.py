@@ -19,6 +19,13 @@ def train(
         str | None,
         typer.Option(help="reconstruct: run the demonstration that reconstructs embeddings instead."),
     ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="With --experiment: characters of the longest sentence; longer lines are split.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="With --experiment: also write a PNG for each sentence and head to this folder.")
+    ] = None,
+    lang: Annotated[str, typer.Option(help="With --experiment: language of the report: en or zh.")] = "en",
     steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
     d_model: Annotated[int, typer.Option(help="Model width.")] = 256,
     num_layers: Annotated[int, typer.Option(help="Layers.")] = 4,
@@ -60,8 +67,11 @@ def train(
     """Train a small character model. The same command resumes an interrupted run."""
     console = Console()
     if experiment is not None:
-        _experiment(experiment, files, out, seed, console)
+        _experiment(experiment, files, out, length, png, lang, seed, console)
         return
+    for option, given in (("--length", length), ("--png", png)):
+        if given is not None:
+            raise ConfigError(f"{option}: is an option of --experiment reconstruct only")
     from headwise.lm.run import Resumed
     from headwise.lm.train import TrainingStep, train as run
     from headwise.nn.named import read_options
@@ -155,21 +165,43 @@ def _heads(out: Path, console: Console) -> None:
     console.print(f"Wrote a plot of the roles over training to [bold]{picture}[/bold].", highlight=False)
 
 
-def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Console) -> None:
-    from headwise.outputs import taken
+def _experiment(
+    name: str, files: list[Path], out: Path, length: int | None, png: Path | None, lang: str, seed: int,
+    console: Console,
+) -> None:  # fmt: skip
+    from headwise.outputs import check_writable, taken
+    from headwise.reports.figure import figure_class
     from headwise.reports.html import write_report
-    from headwise.textbook.reconstruct import reconstruct
+    from headwise.reports.messages import message
+    from headwise.textbook.reconstruct import MOST_CHARACTERS, reconstruct
+    from headwise.wording import Bilingual, check_language, in_language
 
     if name != "reconstruct":
         raise ConfigError(f"--experiment {name!r}: expected 'reconstruct'")
     if len(files) != 1:
-        raise TextError(f"--experiment reconstruct: expected one file of sentences, got {len(files)}")
+        raise TextError(f"--experiment reconstruct: expected one file of sentences or paragraphs, got {len(files)}")
+    check_language(lang)
+    if png is not None:
+        figure_class()  # raises where matplotlib is missing
+        check_writable(png, "--png", folder=True)
+
+    def say(text: str) -> None:
+        console.print(in_language(text, lang), highlight=False)
+
     with taken(out / "report.html", "--out"):
         with progress_bar() as progress:
-            report = reconstruct(files[0], seed=seed, progress=progress)
-        write_report(report, out / "report.html")
-    for fact, value in report.facts:
-        console.print(f"{fact}: {value}", highlight=False)
-    for note in report.notes:
-        console.print(note, highlight=False)
-    console.print(f"Wrote every sentence and head, both ways, to [bold]{out / 'report.html'}[/bold].", highlight=False)
+            report = reconstruct(
+                files[0], length=MOST_CHARACTERS if length is None else length, seed=seed, progress=progress
+            )
+        write_report(report, out / "report.html", lang=lang)
+        for fact, value in report.facts:
+            say(Bilingual(f"{fact}: {value}", f"{in_language(fact, 'zh')}：{in_language(value, 'zh')}"))
+        for note in report.notes:
+            say(note)
+        say(message("wrote_report", path=str(out / "report.html")))
+        if png is not None:
+            from headwise.reports.panels import write_panels
+
+            with progress_bar() as progress:
+                pictures = write_panels(report, png, views=(2, 0, 1), progress=progress, lang=lang)
+            say(message("wrote_pictures", count=len(pictures), path=str(png)))

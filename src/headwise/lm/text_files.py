@@ -9,10 +9,15 @@ MARK = b"\xef\xbb\xbf"  # a byte order mark, which some editors write
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """Read a whole file. TextError if it is empty or not UTF-8, naming the byte."""
-    text = decoded(Path(path).read_bytes(), path)
+    """Read a whole file. TextError if it is empty, not UTF-8, or binary, naming the byte."""
+    data = Path(path).read_bytes()
+    text = decoded(data, path)
     if not text:
         raise TextError(f"{os.fspath(path)!r} is empty")
+    if "\0" in text:
+        raise TextError(
+            f"{os.fspath(path)!r} is not text: NUL byte at offset {data.index(0)}; expected a UTF-8 text file"
+        )
     return text
 
 

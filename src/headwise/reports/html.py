@@ -83,7 +83,7 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         blobs += more
     data = {
         "layers": report.shape[0],
-        "names": report.layers,
+        "names": [own(name) for name in report.layers],
         "heads": report.shape[1],
         "counts": report.counts,
         "passages": passages,

@@ -94,6 +94,15 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "交叉注意力没有模式：查询与键的位置互不对应。",
     ),
     # Pictures and the table in a terminal.
+    "panels_title": ("Sentence {sentence}, head {head}: attention weights", "第 {sentence} 句 第 {head} 头 注意力权重"),
+    "panel": (
+        "{zero} of the cells are 0; rows sum to {low:.2f} to {high:.2f}",
+        "{zero} 的格子为 0；每行之和 {low:.2f} 至 {high:.2f}",
+    ),
+    "panel_padded": (
+        "{zero} of the cells are 0; rows sum to {low:.2f} to {high:.2f}, with padding, which is not drawn",
+        "{zero} 的格子为 0；每行之和 {low:.2f} 至 {high:.2f}，含未画出的填充",
+    ),
     "pooled_weight": ("largest weight of {cell} × {cell} tokens", "{cell} × {cell} 个词元中的最大权重"),
     "not_shown": (
         "Not shown here: {names}. Use a wider terminal or the HTML report.",

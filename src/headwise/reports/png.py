@@ -12,10 +12,11 @@ import numpy as np
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
 from headwise.progress import Progress
-from headwise.reports.data import Passage, Report, visible
-from headwise.reports.figure import INK, LINE, MUTED, colour_bar, drawable, figure_class, font, plain, quiet, save
+from headwise.reports.cells import bar, cell_inches, clipped, draw, numbers, shown, sides, ticks
+from headwise.reports.data import Passage, Report
+from headwise.reports.figure import INK, MUTED, drawable, figure_class, font, quiet, save
 from headwise.reports.messages import message
-from headwise.reports.ranges import colour_top, finite, halves, reduced
+from headwise.reports.ranges import finite
 from headwise.reports.words import words
 from headwise.wording import check_language, in_language
 
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-READABLE = 64  # tokens at most to label each one along an axis
-WITH_VALUES = 16  # tokens at most to write the weight into each cell
-MASKED = "#f1efe8"
+WITH_VALUES = 40  # tokens at most to write the weight into each cell
 
 
 def write_pngs(
@@ -58,22 +57,24 @@ def heat_map(report: Report, passage: Passage, layer: int, head: int, lang: str 
     Pooled maps show the largest weight of each cell, as the colour bar states.
     """
     text = words(lang, "report")
-    weights = finite(_shown(passage)[report.shown_in(passage).index(layer), head])
-    size = max(len(tokens) for tokens in _sides(passage))
-    inches = float(np.clip(0.23 * size if size <= READABLE else 7.2, 4.2, 11.5))
+    weights = finite(shown(passage)[report.shown_in(passage).index(layer), head])
+    queries, keys = sides(passage)
+    size = max(len(queries), len(keys))
+    cell = cell_inches(size, passage.cell)
+    inches = max(4.2, cell * size)
     figure = figure_class()(figsize=(inches + 1.2, inches + 0.8), layout="compressed", facecolor="white")
     axes = figure.subplots()
-    image, cut = _draw(axes, weights, passage.causal)
+    image, cut = draw(axes, weights, passage.causal)
     pooled = in_language(message("pooled_weight", cell=passage.cell), lang)
-    _bar(figure, image, axes, text["weight"] if passage.cell == 1 else pooled, cut)
-    _ticks(axes, passage)
+    bar(figure, image, axes, text["weight"] if passage.cell == 1 else pooled, cut)
+    ticks(axes, queries, keys, passage.cell, inches / size)
     axes.set_xlabel(text["key_axis"], color=MUTED, fontproperties=font(10))
     axes.set_ylabel(text["query_axis"], color=MUTED, fontproperties=font(10))
     pattern = in_language(report.patterns[layer][head], lang)
     title = text["head_name"].format(layer=layer, head=head) + (f": {pattern}" if pattern else "")
     axes.set_title(drawable(title), loc="left", pad=10, color=INK, fontproperties=font(12))
     if size <= WITH_VALUES and passage.cell == 1:
-        _values(axes, image, weights, passage.causal)
+        numbers(axes, image, weights, inches / size, passage.causal)
     return figure
 
 
@@ -81,7 +82,7 @@ def overview(report: Report, passage: Passage, lang: str = "en") -> "Figure":
     """All heads, layer by head, each on its own scale; beneath each its strongest pattern."""
     text, between = words(lang, "report"), "，" if lang == "zh" else ","
     layers, heads = report.shown_in(passage), report.shape[1]
-    maps = _shown(passage)
+    maps = shown(passage)
     size = 1.5 * heads + 0.5, 1.75 * len(layers) + 0.7
     figure = figure_class()(figsize=size, layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.02)
@@ -92,16 +93,16 @@ def overview(report: Report, passage: Passage, lang: str = "en") -> "Figure":
             if (layer, head) not in report.heads:
                 axes.set_axis_off()
                 continue
-            _draw(axes, finite(maps[row, head]), passage.causal, limit=160)
+            draw(axes, finite(maps[row, head]), passage.causal, limit=160)
             axes.set_xticks([])
             axes.set_yticks([])
             pattern = in_language(report.patterns[layer][head], lang).split(between)[0]
-            axes.set_xlabel(drawable(_clipped(pattern, 22)), color=MUTED, labelpad=3, fontproperties=font(7.5))
+            axes.set_xlabel(drawable(clipped(pattern, 22)), color=MUTED, labelpad=3, fontproperties=font(7.5))
             if row == 0:
                 axes.set_title(text["head_short"].format(head=head), color=INK, fontproperties=font(9))
         grid[row, 0].set_ylabel(text["layer_short"].format(layer=layer), color=INK, fontproperties=font(9))
     figure.suptitle(
-        drawable(_clipped(in_language(report.title, lang), 12 * heads + 12)), color=INK, fontproperties=font(12)
+        drawable(clipped(in_language(report.title, lang), 12 * heads + 12)), color=INK, fontproperties=font(12)
     )
     return figure
 
@@ -133,69 +134,6 @@ def loss_curve(
     save(figure, Path(path))
 
 
-def _sides(passage: Passage) -> tuple[list[str], list[str]]:
-    """The tokens of the queries and of the keys."""
-    return passage.tokens, passage.tokens if passage.keys is None else passage.keys
-
-
-def _shown(passage: Passage) -> np.ndarray:
-    return passage.maps if passage.peaks is None else passage.peaks
-
-
-def _draw(axes: "Axes", weights: np.ndarray, causal: bool, limit: int = 1600) -> tuple[Any, bool]:
-    """The image, and whether there are weights above the end of its scale."""
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
-
-    top = colour_top(*halves(weights))
-    rows, columns = weights.shape
-    small = reduced(weights, limit)
-    ahead = np.triu(np.ones(small.shape, bool), 1) if causal else np.zeros(small.shape, bool)
-    colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MASKED)
-    image = axes.imshow(
-        np.ma.array(small, mask=ahead), cmap=colours, norm=PowerNorm(0.5, vmin=0, vmax=top, clip=True),
-        interpolation="nearest", aspect="equal", extent=(-0.5, columns - 0.5, rows - 0.5, -0.5),
-    )  # fmt: skip
-    for spine in axes.spines.values():
-        spine.set_color(LINE)
-    return image, f"{weights.max():.3g}" != f"{top:.3g}"
-
-
-def _bar(figure: "Figure", image: Any, axes: "Axes", label: str, cut: bool) -> None:
-    values = image.norm.vmax * np.linspace(0, 1, 6) ** 2  # evenly spaced along a bar of square roots
-    ticks = {value: f"{value:.3g}" for value in values.tolist()}
-    if cut:
-        ticks[max(ticks)] = f"≥ {ticks[max(ticks)]}"
-    colour_bar(figure, image, axes, label, ticks=ticks)
-
-
-def _values(axes: "Axes", image: Any, weights: np.ndarray, causal: bool) -> None:
-    size = float(np.clip(130 / max(weights.shape), 6.5, 9.5))
-    for (i, j), weight in np.ndenumerate(weights):
-        if causal and j > i:
-            continue
-        ink = "white" if image.norm(weight) > 0.5 else INK
-        axes.text(j, i, f"{weight:.2f}", ha="center", va="center", color=ink, fontproperties=font(size))
-
-
-def _ticks(axes: "Axes", passage: Passage) -> None:
-    cell = passage.cell
-    queries, keys = _sides(passage)
-    if cell == 1 and max(len(queries), len(keys)) <= READABLE:
-        for axis, tokens in ((axes.xaxis, keys), (axes.yaxis, queries)):
-            labels = [drawable(_clipped(visible(token.strip() or token), 14)) for token in tokens]
-            axis.set_ticks(range(len(labels)), labels, color=INK, fontproperties=font(10.5))
-            axis.set_tick_params(length=0, pad=5)
-            if axis is axes.xaxis and any(len(label) > 2 for label in labels):
-                axes.tick_params(axis="x", rotation=90)
-        return
-    for axis, tokens in ((axes.xaxis, keys), (axes.yaxis, queries)):
-        n = len(tokens)
-        step = next(s for s in (10**k * f for k in range(12) for f in (1, 2, 5)) if n / s <= 8)
-        places = range(0, n, step)
-        axis.set_ticks([p / cell for p in places], [f"{p:,}" for p in places])
-    plain(axes)
-
-
 def _baselines(axes: "Axes", losses: dict[str, float]) -> None:
     """Dotted lines with their names at the right, moved apart where they would touch."""
     if not losses:
@@ -210,7 +148,3 @@ def _baselines(axes: "Axes", losses: dict[str, float]) -> None:
             drawable(f"{name} {loss:.2f}"), (1.01, last), xycoords=("axes fraction", "data"), va="center",
             annotation_clip=False, color=MUTED, fontproperties=font(8.5),
         )  # fmt: skip
-
-
-def _clipped(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
