@@ -226,7 +226,7 @@ def test_what_is_refused_and_sizes_of_nothing() -> None:
         assert refusal == "there are no queries or no keys"
     assert KERNELS["cpu"].refuse(Call(q.double(), k.double(), v.double(), rule)) is not None
     grown = Rule(Everything(), 1.0, Grid(2, 6, 37, 53), ALL_SCORES["two biases"](2, 6, 37, 53))
-    assert "would grow" in str(KERNELS["cpu"].refuse(Call(q, k, v, grown)))
+    assert "would have shape" in str(KERNELS["cpu"].refuse(Call(q, k, v, grown)))
     for n in (2, 37):
         assert run(q[:, :, :n], k, v[..., :0]).out.shape == (2, 6, n, 0)
         assert torch.equal(run(q[:, :, :n], k, v[..., :0]).lse, run(q[:, :, :n], k, v).lse)
