@@ -117,7 +117,7 @@ class _Pipe(io.FileIO):
         return memoryview(data).nbytes
 
 
-def _utf8(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+def _utf8(stream: Any) -> Any:
     """The stream as described in `standard_streams`; the stream itself if it is not a file of the system."""
     try:
         handle = stream.fileno()
