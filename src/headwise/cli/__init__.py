@@ -42,9 +42,9 @@ for command in (
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from headwise import __version__
+        from importlib import metadata
 
-        typer.echo(f"headwise {__version__}")
+        typer.echo(f"headwise {metadata.version('headwise')}")
         raise typer.Exit
 
 
