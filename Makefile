@@ -26,18 +26,21 @@ see: native-if-possible
 test: native-if-possible
 	$(PYTEST) $(ARGS)
 
-# All that must pass. `test-rest` is what `test` leaves out; what has one core's work goes beside something else. The
-# wheel gets the library that is compiled already.
+# All that must pass. `test-rest` is what `test` leaves out; what has one core's work goes beside something else, and
+# tests that wait for browsers and for one another have a worker more than there are cores. The wheel gets the library
+# that is compiled already.
 test-all: test test-rest
 
 BUILT := src/headwise/kernels/cpu/libheadwise.so
 test-rest: native-if-possible
-	$(PYTEST) -m 'thorough and not slow and not bench and not wheel' $(ARGS) \
-	  $$(grep -rl --include='test_*.py' thorough tests)
+	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 5 \
+	  -m 'thorough and not slow and not bench and not wheel' $(ARGS) \
+	  $$(grep -rl --include='test_*.py' --exclude-dir=native thorough tests) tests/native
 	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
 	  fuzz lint $(if $(COMPILER),wheel) \
 	  WHEEL=$$(test ! -f $(BUILT) || echo --config-settings=cmake.define.HEADWISE_BUILT=$(abspath $(BUILT)))
-	@$(MAKE) --no-print-directory triton $(if $(COMPILER),sanitize)
+	@$(MAKE) --no-print-directory -j2 $(if $(filter output-sync,$(.FEATURES)),--output-sync) \
+	  $(if $(COMPILER),sanitize) triton
 
 # The tests that hold for every part of a kind: make check-new KIND=mask, ARGS="-k name" for one of them.
 CHECKS_design = core/test_designs.py core/test_design_layout.py core/test_design_contract.py lm/test_lm_designs.py \

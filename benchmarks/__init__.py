@@ -1,4 +1,4 @@
-"""headwise beside its peers, measured turn by turn in one process.
+"""headwise compared with its peers in alternating runs in one process.
 
     python -m benchmarks                       # every case at full size: half an hour and more
     python -m benchmarks --case decode tiny    # some of them; --list names them

@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks`; what the options do stands in `--help`."""
+"""The command line: `python -m benchmarks`; `--help` lists the options."""
 
 import argparse
 import importlib.util
@@ -19,8 +19,8 @@ from headwise.kernels import KERNELS
 
 
 def main() -> int:
-    """Measure, print, write. 0, or 1 if two contestants disagree, or with --check-auto if "auto" is slower than another
-    kernel; nothing else about speed changes it."""
+    """Measure, print and write. Returns 1 if two contestants disagree, or with --check-auto if "auto" is slower than
+    another kernel; no other result affects it."""
     parser = _parser()
     args = parser.parse_args()
     if args.list:

@@ -18,7 +18,7 @@ REWRITES = ("sdpa_rows", "bmm", "bmm_keys_first")  # the same decoding step, as 
 
 @dataclass(frozen=True)
 class Goal:
-    """The best kernel's time is to be at most `ratio` times that of a peer ("rewrite": the best of `REWRITES`)."""
+    """A goal: the best kernel takes at most `ratio` times the time of a peer ("rewrite": the best of `REWRITES`)."""
 
     ratio: float
     of: str = "sdpa"
@@ -36,11 +36,11 @@ class Case:
         mask: "full", "causal" or "window": causal, and only the last `window` keys.
         stored: "int8" for keys and values that are kept so: the kernels are given them as they are, peers restore them
             in the time that is taken, but for "plain", which has floats.
-        statistics: what the kernels measure besides the output; pooled: also a map of so many squares a side.
+        statistics: what the kernels measure besides the output; pooled: also a pooled map of this size.
         peers: who takes part besides the kernels.
         goals: none if there is nothing yet to hold it to.
         timed: False where only the memory is of interest.
-        patience: seconds; whoever would take longer for one call is left out, with a word.
+        patience: seconds; contestants that would take longer for one call are skipped with a message.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Case:
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs that the mask allows, all batches and heads together."""
+        """Number of query-key pairs that the mask allows, over all batches and heads."""
         b, h, n, _ = self.size
         m = self.kv_size[2]
         if self.mask == "full":
@@ -79,12 +79,12 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the products alone: 4·d a pair forward, 10·d more backward (Dao 2023)."""
+        """Floating-point operations of the products alone: 4·d per pair forward, 10·d more backward (Dao 2023)."""
         return (14 if self.backward else 4) * self.size[3] * self.pairs
 
     @property
     def read_bytes(self) -> int:
-        """What has to be read at least once: q, k and v."""
+        """Bytes that must be read at least once: q, k and v."""
         b, h, n, d = self.size
         _, h_kv, m, _ = self.kv_size
         size = 4 if self.dtype == "float32" else 2
@@ -93,19 +93,19 @@ class Case:
 
     @property
     def matrix_bytes(self) -> int:
-        """The weights in float32, if anyone stored them."""
+        """Bytes of all weights in float32."""
         b, h, n, _ = self.size
         return 4 * b * h * n * self.kv_size[2]
 
     def shrunk(self, n: int) -> "Case":
-        """The same case with at most n queries, and as many keys as that leaves in proportion."""
+        """The same case with at most n queries and proportionally many keys."""
         b, h, full, d = self.size
         if not self.keys:
             return replace(self, size=(b, h, min(full, n), d))
         return replace(self, keys=min(self.keys, n))
 
     def quick(self) -> "Case":
-        """A small one of its kind, for tests: primes where the size is free, as few heads as show the grouping."""
+        """A small version for tests: prime sizes where possible, and as few heads as the grouping allows."""
         b, h, n, d = self.size
         heads = 2 * h // self.kv_heads if self.kv_heads else min(h, 3)
         return replace(
@@ -208,7 +208,7 @@ FAMILIES = tuple(dict.fromkeys(case.family for case in CASES.values()))
 
 
 def select(wanted: list[str]) -> list[Case]:
-    """Cases by name, family or pattern, in the table's order; all if nothing is asked for. Raises KeyError."""
+    """Cases by name, family or pattern, in the order of the table; all if nothing is given. Raises KeyError."""
     for word in wanted:
         if not any(_matches(case, word) for case in CASES.values()):
             raise KeyError(word)

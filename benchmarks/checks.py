@@ -1,4 +1,4 @@
-"""That all of them compute the same thing: before anything is timed, and of what was timed.
+"""Checks that all contestants compute the same results, before and after timing.
 
 Small cases are compared with the formulas in float64. Large ones, whose matrix would be too large for that, are
 compared with one another.
@@ -21,19 +21,19 @@ TENSORS = ("out", "dq", "dk", "dv", "pooled")
 
 
 class Disagreement(Exception):
-    """Somebody computed something else."""
+    """A contestant computed a different result."""
 
 
 @dataclass
 class Referee:
-    """Compares results by name with the truth, or with whoever gave that name first."""
+    """Compares results by name with the float64 reference, or with the first contestant that returned that name."""
 
     case: Case
     known: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, case: Case, inputs: Inputs) -> "Referee":
-        """Knows the truth if it is small enough to compute."""
+        """Computes the float64 reference if it is small enough."""
         b, h, n, _ = case.size
         if b * h * n * case.kv_size[2] > TRUTH_PAIRS:
             return cls(case)
@@ -72,7 +72,7 @@ class Referee:
 
 
 def truth(case: Case, inputs: Inputs) -> dict[str, Tensor]:
-    """Everything the case asks for, from the stored matrix in float64."""
+    """All results of the case from the stored matrix in float64."""
     q, k, v = (x.detach().double().requires_grad_(case.backward) for x in inputs.leaves)
     may = allowed(case)
     with torch.set_grad_enabled(case.backward):
@@ -89,7 +89,7 @@ def truth(case: Case, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def fingerprint(named: dict[str, Tensor]) -> float:
-    """One number that differs if the output does: its direction's projection on a fixed wave, between −1 and 1."""
+    """A checksum of the output: the projection of its direction on a fixed wave, between −1 and 1."""
     out = named["out"].detach().double().flatten()
     wave = torch.sin(torch.arange(out.numel(), dtype=torch.float64))
     return float(out @ wave / (out.norm() * wave.norm()).clamp_min(1e-30))

@@ -1,4 +1,4 @@
-"""Who takes part: headwise's kernels, PyTorch's own attention, the stored matrix, FlexAttention, rewrites.
+"""The contestants: headwise's kernels, PyTorch's own attention, the stored matrix, FlexAttention, rewrites.
 
 Each is built from a case and its inputs to a `Contestant`: what is timed, and the names of what it returns. Whoever
 cannot do a case raises `Skip` with the reason, at once or when first called.
@@ -20,7 +20,7 @@ from headwise.kernels import KERNELS
 
 
 class Skip(Exception):
-    """Why somebody does not take part in a case."""
+    """The reason why a contestant is skipped in a case."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ def build(name: str, case: Case, inputs: Inputs) -> Contestant:
 
 
 def kernels(wanted: list[str]) -> list[str]:
-    """The kernels asked for; every one but the reference, which stores the matrix in float64, if none is."""
+    """The given kernels; by default all except the reference, which stores the matrix in float64."""
     return wanted or [name for name in KERNELS if name != "reference"]
 
 
 def matrices(name: str) -> int:
-    """How many matrices of weights it holds at once, roughly: to leave it out where they do not fit."""
+    """Approximate number of weight matrices in memory at once; a contestant is skipped if they do not fit."""
     return {"eager": 3, "eager_statistics": 4}.get(name, 0)
 
 
@@ -81,7 +81,7 @@ def _skipping(call: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _sdpa(case: Case, inputs: Inputs) -> Contestant:
-    """PyTorch's fused attention, keys of fewer heads as they are."""
+    """PyTorch's fused attention, without repeated KV heads."""
     q, k, v = inputs.leaves
     causal = case.mask == "causal" and q.shape[2] > 1  # one query sees every key; PyTorch aligns to the first
     if case.mask == "window" or (causal and q.shape[2] != k.shape[2]):
@@ -91,14 +91,14 @@ def _sdpa(case: Case, inputs: Inputs) -> Contestant:
 
 
 def _plain(case: Case, inputs: Inputs) -> Contestant:
-    """Our own kernel of choice without statistics: what they add is the ratio to it."""
+    """headwise's automatic kernel without statistics, the baseline for the cost of statistics."""
     q, k, v = inputs.leaves
     rule = mask(case)
     return Contestant(lambda: hw.attend(q, k, v, mask=rule), _only_out)
 
 
 def _restored(case: Case, inputs: Inputs) -> Contestant:
-    """PyTorch's fused attention of keys and values that are kept in eight bits."""
+    """PyTorch's fused attention on dequantized int8 keys and values."""
     q, keys, values = inputs.q, hw.kernels.QuantizedKV.of(inputs.k), hw.kernels.QuantizedKV.of(inputs.v)
     gqa = q.shape[1] != keys.shape[1]
 
@@ -109,7 +109,7 @@ def _restored(case: Case, inputs: Inputs) -> Contestant:
 
 
 def _eager(case: Case, inputs: Inputs) -> Contestant:
-    """All weights stored, softmax in float32, as model code without a fused kernel does it."""
+    """All weights stored, softmax in float32, as in model code without a fused kernel."""
     q, k, v = inputs.leaves
     may = allowed(case) if case.size[2] > 1 else None
 
@@ -121,7 +121,7 @@ def _eager(case: Case, inputs: Inputs) -> Contestant:
 
 
 def _eager_statistics(case: Case, inputs: Inputs) -> Contestant:
-    """All weights stored, and the statistics from them."""
+    """All weights stored, and statistics computed from them."""
     q, k, v = inputs.leaves
     may = allowed(case)
 

@@ -1,4 +1,4 @@
-"""What measuring a corpus costs beside reading it: `measure_corpus` against the model's own forward on as many windows.
+"""The cost of measuring a corpus: `measure_corpus` compared with the model's forward pass on the same windows.
 
     python -m benchmarks.corpus FILE --model DIR     # a Markdown row; --quick for a small size, which says nothing
 

@@ -1,12 +1,12 @@
-"""Train every head design for the same number of steps with the same number of weights, and write down how they did.
+"""Train every head design for the same number of steps with the same number of weights, and write the results.
 
     python -m benchmarks.designs FILE... --out runs/designs
 
-All models see the same batches. What a design's attention takes or saves in weights is given back or taken at the
-feed-forward network, so that all models have as many weights as the one with multi-head attention; --same-width keeps
-the network instead. Runs that are there already are not repeated, so a stopped comparison goes on. When all are
-trained, the speed of training, reading and writing is measured, turn by turn. Writes docs/comparison.md and its
-picture (--pages FOLDER for another place); designs that read the whole text at once cannot be decoders and stay out.
+All models are trained on the same batches. The width of the feed-forward network is chosen so that all models have as
+many weights as the one with multi-head attention; --same-width keeps the width instead. Existing runs are not repeated,
+so that a stopped comparison can be resumed. After training, the speeds of training, reading and writing are measured in
+alternating runs. Writes docs/comparison.md and its picture (--pages FOLDER for another place); designs that read the
+whole text at once cannot be decoders and are not included.
 """
 
 import argparse
@@ -70,7 +70,7 @@ ENTRIES = comparable()
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a trained design."""
+    """The results of a trained design."""
 
     label: str
     d_ff: int
@@ -120,7 +120,7 @@ def main() -> None:
 
 
 def config_of(entry: Entry, vocabulary: int, args: argparse.Namespace) -> DecoderConfig:
-    """Its sizes; without --same-width the d_ff with which it has as many weights as multi_head, as nearly as can be."""
+    """Its sizes; without --same-width the d_ff with which its number of weights is closest to that of multi_head."""
 
     def sized(which: Entry, d_ff: int) -> DecoderConfig:
         return DecoderConfig(
@@ -156,7 +156,7 @@ def _train(entry: Entry, seed: int, args: argparse.Namespace) -> None:
         warmup=args.steps // 10, eval_every=max(1, args.steps // 20), dropout=0.0, precision="float32", seed=seed,
     )  # fmt: skip
     if not outcome.finished:
-        raise SystemExit("stopped; the same command goes on")
+        raise SystemExit("stopped; run the same command to resume")
 
 
 def _outcomes(entries: list[Entry], args: argparse.Namespace) -> list[Outcome]:
@@ -187,14 +187,14 @@ def _outcomes(entries: list[Entry], args: argparse.Namespace) -> list[Outcome]:
 
 @torch.no_grad()
 def _cache(decoder: Decoder, windows: Tensor) -> int:
-    """Bytes a token that the caches hold after reading one window."""
+    """Bytes per token in the caches after one window."""
     caches = [KVCache() for _ in decoder.blocks]
     decoder.hidden(windows[:1], caches=caches)
     return sum(cache.nbytes for cache in caches) // windows.shape[1]
 
 
 def _speeds(decoders: dict[str, Decoder], corpus: Corpus, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Tokens a second of each: a training step on one batch, reading it, and writing token by token."""
+    """Tokens per second: of a training step on one batch, of reading it, and of writing token by token."""
     batch = corpus.batch(args.batch_size, args.context, seed=0, step=0)
     found: dict[str, dict[str, float]] = {label: {} for label in decoders}
     acts: tuple[Callable[[Decoder, Tensor], None], ...] = (_training_step, _read, _write)
@@ -275,7 +275,7 @@ def _listed(chosen: Iterable[bool]) -> str:
 
 
 def draw(outcomes: list[Outcome], path: Path) -> None:
-    """A row for each design: its loss, what its cache takes, how fast it trains."""
+    """A row for each design: loss, cache and training speed."""
     figure = figure_class()(figsize=(11.5, 4.6), layout="constrained", facecolor="white")
     panels = figure.subplots(1, 3, sharey=True, width_ratios=(1.5, 1, 1))
     base = next(o for o in outcomes if o.label == ENTRIES[0].label)

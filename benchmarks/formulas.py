@@ -1,4 +1,4 @@
-"""Attention and its statistics from the stored matrix, as one writes them down: the eager peer, and the truth.
+"""Attention and its statistics from the stored matrix by their definitions: the eager peer, and the reference.
 
 Computed in the dtype of the scores, float32 for the peer and float64 for the truth. The statistics are those of
 `headwise measures`: means over the queries, [b, h].
@@ -37,7 +37,7 @@ def statistics(
         return shared["distance"]
 
     def at(offset: int) -> Tensor:
-        """Mean weight at a fixed offset from the query, over the queries that may see such a key."""
+        """Mean weight at a fixed offset from the query, over the queries for which this key is allowed."""
         there = p.diagonal(m - n + offset, dim1=-2, dim2=-1)
         if allowed is None:
             return there.mean(-1)
@@ -63,7 +63,7 @@ def statistics(
 
 
 def pooled(p: Tensor, allowed: Tensor | None, size: int) -> Tensor:
-    """The mean of the allowed weights in squares, `size` of them a side at most: [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
+    """The mean of the allowed weights in squares, at most `size` per axis: [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
     n, m = p.shape[-2:]
     cell = -(-max(n, m) // size)
     count = (p.new_ones(n, m) if allowed is None else allowed.to(p.dtype)).expand_as(p)

@@ -1,4 +1,4 @@
-"""The Triton kernel beside PyTorch's flash attention, cuDNN's and FlexAttention, on one GPU.
+"""The Triton kernel compared with PyTorch's flash attention, cuDNN and FlexAttention, on one GPU.
 
     python -m benchmarks.gpu                             # about seven minutes; writes gpu.json too (--json PATH)
     TRITON_INTERPRET=1 python -m benchmarks.gpu --quick  # no GPU: tiny shapes, only that all of it runs and is right
@@ -24,11 +24,23 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_calls import BACKWARD, DECODE, FORWARD, KINDS, OURS, PEERS, TOLD, Calls, Inputs, Size, call_of
+from benchmarks.gpu_calls import (
+    BACKWARD,
+    DECODE,
+    FORWARD,
+    KINDS,
+    OURS,
+    PEERS,
+    WITH_STATISTICS,
+    Calls,
+    Inputs,
+    Size,
+    call_of,
+)
 from headwise.files import atomic_path
 from headwise.kernels.triton_gpu import TritonGPU
 
-COLUMNS = (OURS, TOLD, *PEERS)
+COLUMNS = (OURS, WITH_STATISTICS, *PEERS)
 # Relative errors of bfloat16 outputs and gradients; statistics are float32, of exact products.
 LIMITS = {FORWARD: 6e-3, BACKWARD: 1.3e-2, DECODE: 6e-3}
 STATISTICS_LIMIT = 2e-5
@@ -92,7 +104,7 @@ def timed(call: Callable[[], object], device: str) -> tuple[float, float]:
 
 
 def measure(row: Row, calls: Calls, inputs: Inputs, rounds: int, device: str) -> None:
-    """Compare, then time whoever can do it; what goes wrong is in the row."""
+    """Compare the results, then time the contestants; errors are stored in the row."""
     able: Calls = {}
     for name, call in calls.items():
         try:
@@ -119,7 +131,7 @@ def measure(row: Row, calls: Calls, inputs: Inputs, rounds: int, device: str) ->
 
 
 def in_short(reason: Exception) -> str:
-    """The first line that says something."""
+    """The first nonempty line."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     return f"{type(reason).__name__}: {lines[0] if lines else ''}"[:200]
 
@@ -128,7 +140,7 @@ def run(
     sizes: Sequence[Size], peers: Sequence[str], rounds: int, seconds: float, device: str,
     write: Callable[[Sequence[Row], Sequence[str]], None],
 ) -> list[Row]:  # fmt: skip
-    """All rows that could be begun within `seconds`, printed as they come; `write` is called after each."""
+    """All rows that can be started within `seconds`, printed immediately; `write` is called after each."""
     begin, rows, left_out = time.monotonic(), [], []
     print(head_line(), flush=True)
     for size in sizes:
@@ -159,7 +171,7 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Check, time, print the table, write the JSON; 1 if something was wrong or ours failed."""
+    """Check, time, print the table and write the JSON. Returns 1 if a result is wrong or headwise failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny sizes: whether all runs and is right, not how fast")
     parser.add_argument("--rounds", type=int, default=30)
@@ -196,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes, rounds = (QUICK_SIZES, 1) if args.quick else (SIZES, args.rounds)
     rows = run(sizes, args.peer or PEERS, rounds, args.seconds, device, write)
     print(f"written: {args.json}")
-    return int(any(row.wrong or {"timing", OURS, TOLD} & set(row.failed) for row in rows))
+    return int(any(row.wrong or {"timing", OURS, WITH_STATISTICS} & set(row.failed) for row in rows))
 
 
 if __name__ == "__main__":

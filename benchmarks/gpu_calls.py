@@ -1,4 +1,4 @@
-"""What is compared on a GPU: ours and PyTorch's attention at one size, with what float64 makes of the same inputs."""
+"""The calls compared on a GPU: headwise's and PyTorch's attention at one size, with float64 references."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ STATISTICS = (
     LARGEST, ENTROPY, SQUARES, DISTANCE, DISTANCE_VARIANCE,
     RangeMass(0, 1, relative=False), RangeMass(-1, 0, relative=True),
 )  # fmt: skip
-OURS, TOLD = "headwise", "headwise + statistics"
+OURS, WITH_STATISTICS = "headwise", "headwise + statistics"
 FORWARD, BACKWARD, DECODE = "forward", "forward + backward", "decode, 1 query"
 KINDS = (FORWARD, DECODE, BACKWARD)
 PEERS = ("flash", "cudnn", "flex")
@@ -30,7 +30,7 @@ BEYOND = 1e30  # the error of what is not finite
 
 
 class Size(NamedTuple):
-    """Batch, heads, queries and keys, head size; whether a query sees no key after its own."""
+    """Batch, heads, queries and keys, head size; whether attention is causal."""
 
     b: int
     h: int
@@ -53,14 +53,14 @@ def ours(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     return done_by(TritonGPU(), call_of(q, k, v, causal)).out
 
 
-def told(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, ...]:
+def with_statistics(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, ...]:
     """Output, entropy and Σp², of a call with seven statistics."""
     result = done_by(TritonGPU(), replace(call_of(q, k, v, causal), statistics=STATISTICS))
     return result.out, result.statistics[ENTROPY], result.statistics[SQUARES]
 
 
 def attentions(causal: bool, peers: Sequence[str]) -> dict[str, Attention]:
-    """Ours and those of PyTorch that are asked for."""
+    """headwise and the selected peers of PyTorch."""
     from torch.nn.attention import SDPBackend
 
     known: dict[str, Callable[[], Attention]] = {
@@ -72,11 +72,11 @@ def attentions(causal: bool, peers: Sequence[str]) -> dict[str, Attention]:
 
 
 def sdpa(backend: object, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """PyTorch's own, by one backend."""
+    """PyTorch's attention with one backend."""
     from torch.nn.attention import sdpa_kernel
 
     with sdpa_kernel(backend):
-        # One query at the end sees everything; PyTorch would put it at the start.
+        # A single query attends to all keys; PyTorch would align it to the first key.
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal and q.shape[2] > 1)
 
 
@@ -99,7 +99,7 @@ def flex(causal: bool) -> Attention:
 
 
 class Inputs:
-    """Random bfloat16 of one size, and what float64 makes of the first head and the last."""
+    """Random bfloat16 inputs of one size, and the float64 reference of the first and the last head."""
 
     def __init__(self, size: Size, device: str) -> None:
         generator = torch.Generator(device).manual_seed(0)
@@ -129,7 +129,7 @@ class Inputs:
         }
 
     def errors(self, what: str, found: tuple[Tensor, ...]) -> list[float]:
-        """Relative, of each tensor [b, h, …] that is found, the larger of the two heads'."""
+        """Relative error of each tensor [b, h, …], the larger one of the two heads."""
         worst = [0.0] * len(found)
         for head, exact in zip(self.heads, self.exact[what], strict=True):
             for at, x in enumerate(found):
@@ -139,7 +139,7 @@ class Inputs:
         return worst
 
     def calls(self, peers: Sequence[str]) -> dict[str, Calls]:
-        """What is timed at this size."""
+        """The calls timed at this size."""
         one = self.q[:, :, -1:].contiguous()
         leaves = [x.clone().requires_grad_() for x in (self.q, self.k, self.v)]
         all_of_them = attentions(self.causal, peers)
@@ -152,7 +152,7 @@ class Inputs:
 
         return {
             FORWARD: {name: partial(forward, f, self.q) for name, f in all_of_them.items()}
-            | {TOLD: partial(told, self.q, self.k, self.v, causal=self.causal)},
+            | {WITH_STATISTICS: partial(with_statistics, self.q, self.k, self.v, causal=self.causal)},
             DECODE: {name: partial(forward, f, one) for name, f in all_of_them.items()},
             BACKWARD: {name: partial(both, f) for name, f in all_of_them.items()},
         }

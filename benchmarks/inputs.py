@@ -1,4 +1,4 @@
-"""The tensors of a case, made from a seed: the same in the timing and in the process that measures memory."""
+"""The inputs of a case from a seed, equal in the timing and in the process that measures memory."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class Inputs:
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What gradients are asked for."""
+        """The tensors that require gradients."""
         return self.q, self.k, self.v
 
 
@@ -40,7 +40,7 @@ def make(case: Case, seed: int) -> Inputs:
 
 
 def mask(case: Case) -> Mask | None:
-    """The case's mask as headwise has it."""
+    """The case's mask as a `Mask` of headwise."""
     return {"full": None, "causal": Causal(), "window": Causal() & Window(case.window)}[case.mask]
 
 

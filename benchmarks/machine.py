@@ -1,4 +1,4 @@
-"""What this machine is, and the most it can do: multiply-adds and bytes read a second, measured here and now."""
+"""This machine and its measured peaks: multiply-adds and bytes read per second."""
 
 import ctypes
 import os
@@ -49,7 +49,7 @@ class Machine:
     bandwidth_by: str
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """A description in words."""
         peaks = ", ".join(f"{rate / 1e9:.3g} GFLOP/s {dtype}" for dtype, rate in self.peak.items())
         return [
             f"{self.cpu}, {self.cores} cores, {self.threads} threads used, load {self.load:.2f} at the start",
@@ -59,7 +59,7 @@ class Machine:
         ]
 
     def best_peak(self, dtype: str) -> float:
-        """The most that inputs of this dtype could be computed with: bfloat16 may be computed as float32."""
+        """The peak for inputs of this dtype; bfloat16 may be computed as float32."""
         return max(self.peak["float32"], self.peak[dtype])
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Machine:
 
 
 def examine(seconds: float = 1.0) -> Machine:
-    """Look at the machine and measure it, with torch's present number of threads."""
+    """Measure the machine with PyTorch's current number of threads."""
     threads = torch.get_num_threads()
     peak = {dtype: _matmul_rate(getattr(torch, dtype), seconds) for dtype in DTYPES}
     bandwidth = _sum_rate(seconds)
@@ -90,7 +90,7 @@ def examine(seconds: float = 1.0) -> Machine:
 
 
 def _library() -> ctypes.CDLL | None:
-    """The compiled kernels, if they are there and can measure."""
+    """The compiled kernels, if they are built and can measure."""
     try:
         from headwise.kernels.cpu.library import library
     except ImportError:
@@ -104,7 +104,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _matmul_rate(dtype: torch.dtype, seconds: float) -> float:
-    """Operations a second of the best square product; larger ones are tried while they fit in the time."""
+    """Operations per second of the best square product; sizes increase while they fit in the time."""
     best = 0.0
     for n in (256, 512, 1024, 2048):
         if best and 2 * n**3 / best > seconds:
@@ -117,13 +117,13 @@ def _matmul_rate(dtype: torch.dtype, seconds: float) -> float:
 
 
 def _sum_rate(seconds: float) -> float:
-    """Bytes a second that torch.sum reads."""
+    """Bytes per second read by torch.sum."""
     x = torch.ones(1 << 28)
     return x.nbytes / _best(x.sum, seconds)
 
 
 def _highest(rate: Callable[[], float], seconds: float) -> float:
-    """The highest of the rates that were measured in so long."""
+    """The highest rate measured within the given time."""
     highest, begun = rate(), time.perf_counter()
     while time.perf_counter() - begun < seconds:
         highest = max(highest, rate())
@@ -131,7 +131,7 @@ def _highest(rate: Callable[[], float], seconds: float) -> float:
 
 
 def _best(call: Callable[[], object], seconds: float) -> float:
-    """The least time of one call, tried for so long."""
+    """The minimum time of one call, repeated for the given time."""
     best, begun = float("inf"), time.perf_counter()
     while time.perf_counter() - begun < seconds or best == float("inf"):
         start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Peak memory of a call beside its inputs and outputs, measured in a process of its own.
+"""Peak memory of a call besides inputs and outputs, measured in a separate process.
 
 The process is forked from a server that has PyTorch loaded and has run nothing. What counts is the highest resident
-size during the call, less what stood there before, less what the call returned.
+size during the call, minus the size before it and the size of its result.
 """
 
 import ctypes
@@ -29,12 +29,12 @@ Prepared = tuple[Callable[[], Any], Callable[[Any], int]]
 
 
 def peak(case: Case, name: str, threads: int, patience: float | None = None) -> int:
-    """Bytes beside inputs and outputs, of one contestant in one case. Raises Skip if it cannot be measured."""
+    """Bytes besides inputs and outputs of one contestant in one case. Raises Skip if it cannot be measured."""
     return peak_of(partial(_contestant, case, name), threads, patience)
 
 
 def peak_of(prepare: Callable[[], Prepared], threads: int, patience: float | None = None) -> int:
-    """Bytes that a call takes at most, beside what there was before and what it gives back.
+    """Peak bytes of a call, minus what was allocated before and its result.
 
     Args:
         prepare: picklable; makes the call, in the process, and does before all that happens only once.
@@ -68,7 +68,7 @@ def peak_of(prepare: Callable[[], Prepared], threads: int, patience: float | Non
 
 
 def _contestant(case: Case, name: str) -> Prepared:
-    """What happens only once is done on a small case."""
+    """Run a small case first, for everything that happens only once."""
     with torch.no_grad():
         small = case.shrunk(512)
         build(name, small, make(small, 0)).call()
@@ -87,7 +87,7 @@ def _contestant(case: Case, name: str) -> Prepared:
 
 
 def _measure(pipe: Connection, prepare: Callable[[], Prepared], threads: int) -> None:
-    """In the process."""
+    """Measure in the child process."""
     torch.set_num_threads(threads)
     try:
         call, returned = prepare()
@@ -98,7 +98,7 @@ def _measure(pipe: Connection, prepare: Callable[[], Prepared], threads: int) ->
         pipe.send(max(0, high - before - returned(result)))
     except Skip as reason:
         pipe.send(str(reason))
-    except Exception as error:  # told in the parent, as one line
+    except Exception as error:  # printed by the parent as one line
         pipe.send(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 
@@ -113,7 +113,7 @@ def _return_freed_memory() -> None:
 
 
 def _reset_peak() -> int:
-    """The resident size now, in bytes; from here on the peak is counted anew where the system can do that."""
+    """The current resident size in bytes; also resets the peak if the system supports it."""
     if not STATUS.exists():
         return _peak()
     Path("/proc/self/clear_refs").write_text("5")
@@ -135,7 +135,7 @@ def _status(field: str) -> int:
 
 
 def available() -> int:
-    """Bytes that can still be had, or a large number where the system does not say."""
+    """Available bytes, or a large number if unknown."""
     info = Path("/proc/meminfo")
     found = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text(), re.MULTILINE) if info.exists() else None
     return 1024 * int(found[1]) if found else 1 << 62

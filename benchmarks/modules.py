@@ -1,4 +1,4 @@
-"""Time whole modules: multi-head attention beside PyTorch's own, the mixtures that compute a few heads, decoding steps.
+"""Time whole modules: multi-head attention compared with PyTorch's, mixtures of heads, decoding steps.
 
     python -m benchmarks.modules                    # a Markdown table; --quick for small sizes, which say nothing
     python -m benchmarks.modules --only mixture
@@ -26,7 +26,7 @@ FAMILIES = ("multi_head", "mixture", "decode", "pruned")
 
 @dataclass(frozen=True)
 class Row:
-    """Two calls and what their ratio is meant to be at most. The two answers are to agree unless they are different
+    """Two calls and the goal for the ratio of their times. Their results must agree unless they are different
     functions."""
 
     family: str
@@ -39,7 +39,7 @@ class Row:
 
 
 def rows(quick: bool) -> list[Row]:
-    """All of them, at full size or at one that only shows that they run."""
+    """All modules, at full size or at a small size that only checks that they run."""
     found = []
     for batch, n, d in [(2, 16, 64), (1, 33, 128)] if quick else [(32, 128, 512), (8, 512, 768), (1, 2048, 1024)]:
         size, heads = f"({batch}, {n}, {d})", d // 64
@@ -155,7 +155,7 @@ def _decoder(d: int, kv: int, k: Tensor, v: Tensor) -> tuple[nn.Module, hw.KVCac
 
 
 def _step(cached: int, d: int) -> tuple[Call, Call]:
-    """A step of the module, and the same by hand with SDPA, in a buffer with room for one token."""
+    """A step of the module, and the same written with SDPA and a buffer with room for one token."""
     heads = d // 64
     k, v = torch.randn(2, 1, heads, cached + 1, 64)
     module, cache = _decoder(d, heads, k[:, :, :-1], v[:, :, :-1])

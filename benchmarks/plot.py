@@ -1,4 +1,4 @@
-"""The picture: time against n and memory against n, both axes logarithmic, a line for each contestant."""
+"""The plot: time and memory against n, both axes logarithmic, a line for each contestant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.results import Report, Row
 from headwise.files import atomic_path
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; warm ones for headwise, cool ones for the others.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; warm ones for headwise, cool ones for the others.
 STATISTICS = ("#D55E00", "headwise + 12 statistics")
 KERNELS = ("#E69F00", "#CC3377", "#8B4513", "#F0B8A0", "#B8860B")
 PEERS = {
@@ -81,7 +81,7 @@ def lines(rows: list[Row], value: Any) -> list[Line]:
 
 
 def spaced(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
-    """Places for labels, as near as can be to those wanted, at least `gap` apart and within low and high.
+    """Positions of labels closest to the wanted ones, at least `gap` apart and within low and high.
 
     Labels that would touch form a block around the mean of their wishes (pool adjacent violators).
     """

@@ -1,4 +1,4 @@
-"""Time the questions that headwise.analysis asks of heads beside the forward pass that made their maps.
+"""Time the analyses of headwise.analysis, compared with the forward pass that computes the maps.
 
     python -m benchmarks.questions                  # 12 layers × 12 heads, 2,048 tokens; --quick for a small model
 
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _measured(blocks: nn.ModuleList, x: Tensor, rounds: int) -> dict[str, float]:
-    """Question → median seconds; every round asks all of them, turn by turn."""
+    """Analysis → median seconds; every round runs all of them."""
     maps, outputs = _forward(blocks, x)
     tokens = torch.randint(0, 500, (x.shape[1],))
     weights = [site.weights() for site in hw.find_heads(blocks)]

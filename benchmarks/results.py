@@ -1,4 +1,4 @@
-"""What was measured, as data: rows, written to JSON and read again."""
+"""Results as data: rows that can be written to JSON and read."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -20,7 +20,7 @@ class Row:
         peak_share: the products' operations a second over the machine's peak; bandwidth_share: bytes that must be
             read a second over its bandwidth.
         memory: bytes beside inputs and outputs at the peak; memory_note: why it is not known.
-        error: relative error of the output, against the truth or whoever came first.
+        error: relative error of the output, relative to the reference or the first contestant.
         skipped: why it did not take part; all else is None then.
     """
 
@@ -58,7 +58,7 @@ class Report:
         return [case.quick() if self.quick else case for case in CASES.values() if case.name in present]
 
     def write(self, path: Path) -> None:
-        """As JSON; the file is there whole or not at all."""
+        """Write as JSON, atomically."""
         data = {
             "machine": self.machine.to_json(),
             "quick": self.quick,
@@ -70,7 +70,7 @@ class Report:
 
     @classmethod
     def read(cls, path: Path) -> "Report":
-        """What `write` wrote."""
+        """Read a file written by `write`."""
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         machine = Machine(**{**data["machine"], "flags": tuple(data["machine"]["flags"])})
         rows, sweep = ([Row(**row) for row in data[part]] for part in ("rows", "sweep"))
@@ -85,7 +85,7 @@ def median_of(rows: list[Row], name: str) -> float | None:
 
 
 def best_kernel(rows: list[Row]) -> Row | None:
-    """The fastest of headwise's kernels, or the leanest where nothing was timed."""
+    """The fastest of headwise's kernels, or the one with the least memory if nothing was timed."""
     timed = [row for row in rows if row.kernel and row.median is not None]
     if timed:
         return min(timed, key=lambda row: row.median or 0.0)

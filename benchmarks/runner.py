@@ -1,4 +1,4 @@
-"""One case from start to end: who can take part, do they agree, how long do they take, how much memory."""
+"""One case from start to end: contestants, agreement, time and memory."""
 
 import time
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from benchmarks.timing import Times, interleaved
 
 PROBED_FROM = 1e9  # operations; a smaller case is simply tried
 ONE_SET_FROM = 1.0  # seconds a call; from there on one set of inputs is enough
-SLOW = "one call would take some"  # how a reason to leave somebody out begins
+SLOW = "one call would take some"  # the beginning of a reason to skip a contestant
 ONCE_FROM = 10.0  # seconds a call; from there on the first call is the measurement
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line chose. `only` and `chosen` name peers and kernels; empty: all of them."""
+    """The options of the command line. `only` and `chosen` name peers and kernels; empty: all."""
 
     rounds: int = 25
     seconds: float = 10.0
@@ -35,7 +35,7 @@ class Settings:
     chosen: tuple[str, ...] = ()
 
     def contestants(self, case: Case) -> list[str]:
-        """Peers first: the first to give a result is what the others are compared with."""
+        """Peers first: the first one that returns a result is the reference of the others."""
         peers = [name for name in case.peers if not self.only or name in self.only]
         if self.quick and "flex" not in self.only:
             peers = [name for name in peers if name != "flex"]  # it compiles for many seconds
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass
 class _Entry:
-    """A contestant on its way through a case."""
+    """The state of a contestant in a case."""
 
     calls: list[Contestant] = field(default_factory=list)
     prints: list[float] = field(default_factory=list)
@@ -53,7 +53,7 @@ class _Entry:
 
 
 def run_case(case: Case, settings: Settings, machine: Machine, names: list[str] | None = None) -> list[Row]:
-    """A row for each contestant, skipped ones included. Raises Disagreement if one computes something else."""
+    """A row for each contestant, skipped ones included. Raises Disagreement if results differ."""
     names = settings.contestants(case) if names is None else names
     skipped: dict[str, str] = {}
     times: dict[str, Times] = {}
@@ -96,7 +96,7 @@ def _fits(case: Case, name: str) -> None:
 
 
 def _probe(case: Case, name: str, patience: float) -> None:
-    """Skip who would take longer than `patience` for one call, as a shorter one foretells."""
+    """Skip contestants that would take longer than `patience` for one call, predicted from a smaller one."""
     if case.flops < PROBED_FROM:
         return
     short = case.shrunk(min(4096, max(128, case.size[2] // 8)))
@@ -110,7 +110,7 @@ def _probe(case: Case, name: str, patience: float) -> None:
 
 
 def _ready(case: Case, name: str, inputs: Inputs) -> Contestant:
-    """Built and called once; FlexAttention's many ways to fail are reasons to leave it out."""
+    """Build and call a contestant once; any failure of FlexAttention skips it."""
     try:
         contestant = build(name, case, inputs)
         if name == "flex":
@@ -126,7 +126,7 @@ def _ready(case: Case, name: str, inputs: Inputs) -> Contestant:
 
 
 def _warm(case: Case, names: list[str], skipped: dict[str, str]) -> dict[str, _Entry]:
-    """First calls, with the results compared; who refuses goes to `skipped`."""
+    """First calls with comparison of the results; contestants that fail go to `skipped`."""
     sets = [make(case, 0), make(case, 1)]
     referees = [Referee.of(case, one) for one in sets]
     entries: dict[str, _Entry] = {}

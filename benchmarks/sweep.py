@@ -1,4 +1,4 @@
-"""Time and memory against n: what the picture shows."""
+"""Time and memory against n, for the plot."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -46,7 +46,7 @@ def interleaved(
     Args:
         calls: name → the same call on different inputs; round r takes call r modulo their number.
         estimates: name → about how long one call takes, in seconds.
-        rounds: at most so many; every round runs all of them, each time begun by another.
+        rounds: maximum number; every round runs all of them, starting with a different one.
         seconds: no new round is begun after that, except to reach `ROUNDS_AT_LEAST`.
     """
     repeats = {name: max(1, int(SHORTEST / max(estimates[name], 1e-7))) for name in calls}

@@ -40,7 +40,7 @@ def main() -> None:
     print("\n| GPT-2 of transformers | n | watched, ms | output_attentions and statistics, ms | ratio |")
     print("| --- | ---: | ---: | ---: | ---: |")
     print("\n".join(ratios))
-    print(f"\nWeights alone tell {len(OF_WEIGHTS)} of the six measures: not the largest logit.\n")
+    print(f"\n{len(OF_WEIGHTS)} of the six measures can be computed from weights; the largest logit cannot.\n")
     _memory(size, n, machine.threads, 1 if args.quick else 5)
     if args.quick:
         print("\nSmall sizes: these times say nothing.")
@@ -92,7 +92,7 @@ def _print_row(what: str, n: int, median: dict[str, float], spread: float) -> No
 
 
 def _memory(size: Size, n: int, threads: int, runs: int) -> None:
-    """Peaks of a step with and without a watch, each the median of so many processes."""
+    """Peak memory of a step with and without a watch, each the median over processes."""
     print("| peak of a step, MB | unwatched | watched | more |")
     print("| --- | ---: | ---: | ---: |")
     for what, training in (("inference", False), ("training step", True)):

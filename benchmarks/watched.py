@@ -12,7 +12,7 @@ import headwise as hw
 from benchmarks.formulas import statistics
 
 Size = tuple[int, int, int]  # layers, d_model, heads
-# What the weights alone can tell of the six measures of `watch`: the largest logit is not among them.
+# Those of the six measures of `watch` that can be computed from weights: all except the largest logit.
 OF_WEIGHTS = ("entropy", "effective_keys", "top1_mass", "sink_mass", "mean_distance")
 
 
@@ -59,7 +59,7 @@ def gpt2(size: Size, n: int, attention: str) -> nn.Module:
 
 
 def answer(net: nn.Module, x: Tensor) -> Tensor:
-    """What the model says, without gradients."""
+    """The output of the model, without gradients."""
     with torch.no_grad():
         y = net(x)
     return y if isinstance(y, Tensor) else y.last_hidden_state
@@ -75,7 +75,7 @@ def train(net: nn.Module, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def with_weights(net: nn.Module, x: Tensor) -> list[dict[str, Tensor]]:
-    """The stored weights of every layer, and the statistics that they can tell."""
+    """The stored weights of every layer, and the statistics that can be computed from them."""
     weights = net(x, output_attentions=True).attentions
     n = x.shape[-1]
     allowed = torch.ones(n, n, dtype=torch.bool).tril()

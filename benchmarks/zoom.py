@@ -122,7 +122,7 @@ def _path(text: Text, cell: int, row: int, col: int) -> str:
 
 @contextmanager
 def _served(session: Session) -> Iterator[Callable[[str], bytes]]:
-    """A function that asks the session's server, over one connection as a browser does."""
+    """A function that sends requests to the session's server over one connection, as a browser does."""
     with bind(0) as listening:
         port = listening.getsockname()[1]
         server = made_server(make_app(session, TOKEN, hosts_of(port)))

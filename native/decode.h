@@ -13,12 +13,12 @@ constexpr int AHEAD = 32;       // keys
 constexpr int FEW_AT_ONCE = 4;  // rows whose sums stay in registers
 
 static bool few_queries(const headwise_forward_call& call) {
-  return call.n * (call.h / call.h_kv) <= FEW_ROWS && call.n <= 4 && !call.column_mass;
+  return call.n * (call.h / call.h_kv) <= FEW_ROWS && call.n <= 4;
 }
 
 // Of eight bits as many as there is room for: whoever cannot go this way has to make floats of them first.
 static bool fits_eight(const headwise_forward_call& call) {
-  return call.n * (call.h / call.h_kv) <= BLOCK_ROWS && !call.column_mass;
+  return call.n * (call.h / call.h_kv) <= BLOCK_ROWS;
 }
 
 struct Eight { int8_t steps; };
@@ -95,6 +95,7 @@ static void mixed(const float* weights, int64_t stride, const T* values, int64_t
 // T: of q and out. K: of keys and values, T or Eight.
 template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
   const headwise_forward_call& call;
+  const Wanted& wanted;
   const Scaling scaling;
   const int64_t heads_a_group, size, width;  // of a query, of an output row, padded
   const int rows;
@@ -111,13 +112,13 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     float *queries, *logits, *out, *key_scales, *value_scales;
   };
 
-  explicit Decode(const headwise_forward_call& call)
-      : call(call), scaling(scaling_of<false>(call.rule)), heads_a_group(call.h / call.h_kv),
+  explicit Decode(const headwise_forward_call& call, const Wanted& wanted)
+      : call(call), wanted(wanted), scaling(scaling_of<false>(call.rule)), heads_a_group(call.h / call.h_kv),
         size(padded(call.d, W)), width(padded(call.d_v, 2 * W)), rows((int)(heads_a_group * call.n)), queue{0}, broken{0} {
-    const int64_t wanted = most(1, 32 / most(1, call.b * call.h_kv));
-    chunk_keys = most(512, padded(blocks(call.m, wanted), FEW_KEYS));
+    const int64_t aim = most(1, 32 / most(1, call.b * call.h_kv));
+    chunk_keys = most(512, padded(blocks(call.m, aim), FEW_KEYS));
     chunks = blocks(call.m, chunk_keys);
-    part_size = padded((int64_t)(sizeof(Sums) / 4) + call.range_count + call.class_count, W) + width;
+    part_size = padded((int64_t)(sizeof(Sums) / 4) + wanted.masses(), W) + width;
   }
 
   int64_t lay_out(char* memory, Memory** out) const {
@@ -130,8 +131,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     m.out = arena.take<float>(rows * width);
     m.key_scales = arena.take<float>(IS_EIGHT<K> ? FEW_KEYS : 0);
     m.value_scales = arena.take<float>(IS_EIGHT<K> ? FEW_KEYS : 0);
-    m.rows.ranges = arena.take<float>(call.range_count * BLOCK_ROWS);
-    m.rows.classes = arena.take<float>(call.class_count * BLOCK_ROWS);
+    m.rows.masses = arena.take<float>(wanted.masses() * BLOCK_ROWS);
     return arena.next - memory;
   }
 
@@ -151,7 +151,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
                    r % call.n * call.q.row;
       load_queries<false>(q, 0, 1, call.d, scaling, call.d, m.queries + r * size, m.rows.broken + r);
     }
-    clear_rows(m.rows, rows, call.range_count, call.class_count);
+    clear_rows(m.rows, rows, wanted.masses());
     __builtin_memset(m.out, 0, (size_t)(rows * width) * 4);
     const int64_t end = least(call.m, (index + 1) * chunk_keys);
     for (int64_t from = index * chunk_keys; from < end; from += FEW_KEYS) {
@@ -163,8 +163,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
       const Sums sums = sums_of<SPREAD, REACH>(m.rows, r);
       __builtin_memcpy(to, &sums, sizeof sums);
       to += sizeof(Sums) / 4;
-      for (int i = 0; i < call.range_count; i++) *to++ = m.rows.ranges[i * BLOCK_ROWS + r];
-      for (int i = 0; i < call.class_count; i++) *to++ = m.rows.classes[i * BLOCK_ROWS + r];
+      for (int i = 0; i < wanted.masses(); i++) *to++ = m.rows.masses[i * BLOCK_ROWS + r];
       __builtin_memcpy(part(group, index, r) + part_size - width, m.out + r * width, (size_t)width * 4);
     }
   }
@@ -246,21 +245,20 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     if (!sees_all(call, batch, query, from, from + filled)) hide(call, batch, head, query, s);
     float top = largest(s.logits, 0, filled);
     if (rises(m.rows, r, top))
-      raise<SPREAD, REACH>(m.rows, r, top, REACH ? distance_of(s, top) : 0.0f, call.range_count, call.class_count,
-                           m.out + r * width, width);
+      raise<SPREAD, REACH>(m.rows, r, top, REACH ? distance_of(s, top) : 0.0f, wanted.masses(), m.out + r * width, width);
     top = m.rows.top[r] == NOTHING ? 0.0f : m.rows.top[r];
-    add_classes(call, batch, s, 1.0f, top, m.rows, r);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query);
-    if (call.dropout > 0) add_ranges(call, s, 1.0f, top, nullptr, m.rows, r);
+    const bool exact = call.dropout == 0;
+    wanted.add_before({s, 1.0f, top, nullptr, batch, query, call.m}, exact, m.rows, r);
     weigh<false, SPREAD, REACH>(m.rows, r, s, 1.0f, s.logits, dropout);
-    if (call.dropout == 0) add_ranges(call, s, 1.0f, top, s.logits, m.rows, r);
+    wanted.add_after({s, 1.0f, top, s.logits, batch, query, call.m}, exact, m.rows, r);
   }
 
   // The chunks of one row, in order, become its results.
   void merge(int64_t group, int r) {
     const int64_t batch = group / call.h_kv, head = group % call.h_kv * heads_a_group + r / call.n, query = r % call.n;
-    const int64_t masses = call.range_count + call.class_count, begin = sizeof(Sums) / 4;
+    const int64_t masses = wanted.masses(), begin = sizeof(Sums) / 4;
     float* whole = part(group, 0, r);
     Sums sums;
     __builtin_memcpy(&sums, whole, sizeof sums);
@@ -293,10 +291,12 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     for (int64_t c = 0; c < call.d; c += W) check |= not_finite(read(q + c, call.d - c));
     bad = any(check);
     const int64_t at = (batch * call.h + head) * call.n + query;
-    const float scale = finish_row<SPREAD, REACH>(call, head, at, sums, whole + begin, whole + begin + call.range_count, 1, bad);
+    const Row row = row_of<SPREAD, REACH>(call, head, sums, bad);
+    if (call.lse) call.lse[at] = row.log_sum;
+    wanted.finish(&row, &row.inverse, 1, whole + begin, 1, at);
     if (!call.d_v) return;
     T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + query * call.out.row;
-    write_row(out, whole + part_size - width, scale / (1.0f - call.dropout), call.d_v);
+    write_row(out, whole + part_size - width, row.inverse / (1.0f - call.dropout), call.d_v);
   }
 
   static float move(Sums& sums, float top, float centre) {

@@ -208,6 +208,7 @@ extern "C" {
 
 int headwise_abi_version(void) { return HEADWISE_ABI; }
 const char* headwise_target_name(void) { return target().name; }
+const char* const* headwise_statistics(void) { return target().statistics; }
 
 const char* headwise_targets(void) {
   static char names[128];

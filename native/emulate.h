@@ -35,6 +35,14 @@ EMULATED __m512 max_ps(__m512 a, __m512 b) {
   return x.whole;
 }
 
+EMULATED __m512 min_ps(__m512 a, __m512 b) {
+  Halves x, y;
+  x.whole = a, y.whole = b;
+  x.half[0] = _mm256_min_ps(x.half[0], y.half[0]);
+  x.half[1] = _mm256_min_ps(x.half[1], y.half[1]);
+  return x.whole;
+}
+
 // The reductions are no instructions but sequences of them, which halve the vector.
 EMULATED float reduce_add_ps(__m512 a) {
   Halves v;
@@ -107,6 +115,28 @@ EMULATED __m512 dpbf16_ps(__m512 c, __m512bh a, __m512bh b) {
   return multiply_add((Sixteen)(x << 16), (Sixteen)(y << 16), upper);
 }
 
+// x less the next lower whole number (rounding 1, no bits of the fraction kept), and 0 for infinities.
+template <int CONTROL> EMULATED __m512 reduce_ps(__m512 a) {
+  static_assert(CONTROL == 1, "what the kernels use");
+  Sixteen x = (Sixteen)a;
+  for (int i = 0; i < 16; i++) x[i] = __builtin_isinf(x[i]) ? 0.0f : x[i] - __builtin_floorf(x[i]);
+  return (__m512)x;
+}
+
+// x · 2^floor(y), rounded once.
+EMULATED __m512 scalef_ps(__m512 a, __m512 b) {
+  Sixteen x = (Sixteen)a;
+  const Sixteen y = (Sixteen)b;
+  for (int i = 0; i < 16; i++) {
+    const float power = y[i] < -512.0f ? -512.0f : y[i] > 512.0f ? 512.0f : __builtin_floorf(y[i]);  // a NaN stays one
+    const uint64_t bits = (uint64_t)((power == power ? (int64_t)power : 0) + 1023) << 52;
+    double scale;
+    __builtin_memcpy(&scale, &bits, 8);
+    x[i] = power == power ? (float)(x[i] * scale) : power;
+  }
+  return (__m512)x;
+}
+
 // To the nearest, ties to even; a NaN becomes a quiet one.
 EMULATED __m256bh cvtneps_pbh(__m512 a) {
   const Bits bits = (Bits)flushed(a), nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
@@ -124,8 +154,12 @@ EMULATED __m256bh cvtneps_pbh(__m512 a) {
 // What is not here stays the compiler's own, and does not compile without AVX-512.
 #undef _mm512_cvtps_ph
 #define _mm512_cvtps_ph(x, rounding) emulated::cvtps_ph<(rounding)>(x)
+#undef _mm512_reduce_ps
+#define _mm512_reduce_ps(x, control) emulated::reduce_ps<(control)>(x)
+#define _mm512_scalef_ps emulated::scalef_ps
 #define _mm512_set1_ps emulated::set1_ps
 #define _mm512_max_ps emulated::max_ps
+#define _mm512_min_ps emulated::min_ps
 #define _mm512_reduce_add_ps emulated::reduce_add_ps
 #define _mm512_reduce_max_ps emulated::reduce_max_ps
 #define _mm512_movepi32_mask emulated::movepi32_mask

@@ -30,7 +30,7 @@ struct Shape {
   int64_t strip;     // row length of the strip, 0 without columns
 };
 
-template <bool DOT> static Shape shape_of(const headwise_forward_call& call) {
+template <bool DOT> static Shape shape_of(const headwise_forward_call& call, const Wanted& wanted) {
   Shape s;
   s.words = words_of<DOT>(call.d);
   s.width = padded(call.d_v, PANEL);
@@ -39,8 +39,8 @@ template <bool DOT> static Shape shape_of(const headwise_forward_call& call) {
   s.value_bytes = padded(s.width * s.height * (DOT ? 2 : 4), 64);
   s.query_blocks = blocks(call.n, BLOCK_ROWS);
   s.key_blocks = blocks(call.m, BLOCK_KEYS);
-  s.chunks = call.column_mass ? most(1, least(s.query_blocks, 64 / most(1, call.b * call.h))) : s.query_blocks;
-  s.strip = call.column_mass ? s.key_blocks * BLOCK_KEYS + 16 : 0;
+  s.chunks = wanted.count[COLUMNS] ? most(1, least(s.query_blocks, 64 / most(1, call.b * call.h))) : s.query_blocks;
+  s.strip = wanted.count[COLUMNS] ? s.key_blocks * BLOCK_KEYS + 16 : 0;
   return s;
 }
 
@@ -49,7 +49,7 @@ struct Scratch {
   Rows rows;
   Floats fold[BLOCK_ROWS];
   float *queries, *out, *logits, *strip, *tops, *columns;
-  TopKeys best;
+  Best best;
 };
 
 struct Arena {
@@ -61,7 +61,7 @@ struct Arena {
   }
 };
 
-template <bool DOT> static int64_t lay_out(const headwise_forward_call& call, const Shape& s, char* memory, Scratch** out) {
+static int64_t lay_out(const Wanted& wanted, const Shape& s, char* memory, Scratch** out) {
   Arena arena = {memory};
   Scratch* t = arena.take<Scratch>(1);
   Scratch sizes;
@@ -72,10 +72,9 @@ template <bool DOT> static int64_t lay_out(const headwise_forward_call& call, co
   it.strip = arena.take<float>(BLOCK_ROWS * s.strip);
   it.tops = arena.take<float>(s.strip ? BLOCK_ROWS * s.key_blocks : 0);
   it.columns = arena.take<float>(s.strip ? s.key_blocks * BLOCK_KEYS : 0);
-  it.rows.ranges = arena.take<float>(call.range_count * BLOCK_ROWS);
-  it.rows.classes = arena.take<float>((call.class_count + call.match_count) * BLOCK_ROWS);
-  it.best.wanted = call.top_count;
-  it.best.room = TopKeys::room_for(call.top_count);
+  it.rows.masses = arena.take<float>(wanted.masses() * BLOCK_ROWS);
+  it.best.wanted = wanted.longest;
+  it.best.room = Best::room_for(wanted.longest);
   it.best.list = arena.take<Ranked>(it.best.room * BLOCK_ROWS);
   *out = t;
   return arena.next - memory;
@@ -130,6 +129,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
   static constexpr int KEYS = KEYS_AT_ONCE<DOT>;
 
   const headwise_forward_call& call;
+  const Wanted wanted;
   const Shape shape;
   const Scaling scaling;
 
@@ -148,7 +148,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     const int count = (int)least(BLOCK_ROWS, call.n - query);
     const T* q = (const T*)call.q.data + batch * call.q.batch + head * call.q.head + query * call.q.row;
     load_queries<DOT>(q, call.q.row, count, call.d, scaling, shape.words, t.queries, t.rows.broken);
-    clear_rows(t.rows, count, call.range_count, call.class_count + call.match_count);
+    clear_rows(t.rows, count, wanted.masses());
     t.best.clear(count);
     __builtin_memset(t.out, 0, (size_t)(count * shape.width) * 4);
     const Hull seen = hull(call, batch, query, count, 0, call.m);
@@ -217,7 +217,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     } else {
       top = maximum(t.fold[r]);
     }
-    if (call.top_count) t.best.take(r, s, top);
+    if (wanted.longest) t.best.take(r, s, top);
     float highest = top;
     top *= factor;
     if (DOT && top != NOTHING && !(__builtin_fabsf(top) <= FUSED)) {
@@ -227,19 +227,16 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     }
     if (rises(t.rows, r, top)) {
       const float centre = REACH ? distance_of(s, highest) : 0.0f;
-      raise<SPREAD, REACH>(t.rows, r, top, centre, call.range_count, call.class_count + call.match_count,
-                           t.out + r * shape.width, shape.width);
+      raise<SPREAD, REACH>(t.rows, r, top, centre, wanted.masses(), t.out + r * shape.width, shape.width);
     }
     if (shape.strip) t.tops[r * shape.key_blocks + from / BLOCK_KEYS] = t.rows.top[r];
     top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
-    add_classes(call, batch, s, factor, top, t.rows, r);
-    add_matches(call, batch, query + r, s, factor, top, t.rows, r);
     Dropout dropout = {0, 0};
     if (call.dropout > 0) dropout = dropout_of(call, batch, head, query + r);
     const bool exact = !DOT && call.dropout == 0;
-    if (!exact) add_ranges(call, s, factor, top, nullptr, t.rows, r);
+    wanted.add_before({s, factor, top, nullptr, batch, query + r, call.m}, exact, t.rows, r);
     weigh<DOT, SPREAD, REACH>(t.rows, r, s, factor, weights, dropout, kept);
-    if (exact) add_ranges(call, s, factor, top, weights, t.rows, r);
+    wanted.add_after({s, factor, top, weights, batch, query + r, call.m}, exact, t.rows, r);
   }
 
   // 3. O += p V.
@@ -263,20 +260,22 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
   // The rows' results; scale[r] turns an unnormalised p of the last top into a weight.
   void finish(int64_t batch, int64_t head, int64_t query, int count, Scratch& t, float* scale) const {
     const float keep = 1.0f / (1.0f - call.dropout);
+    const int64_t at = (batch * call.h + head) * call.n + query;
+    Row rows[BLOCK_ROWS];
     for (int r = 0; r < count; r++) {
-      const int64_t at = (batch * call.h + head) * call.n + query + r;
-      scale[r] = finish_row<SPREAD, REACH>(call, head, at, sums_of<SPREAD, REACH>(t.rows, r), t.rows.ranges + r,
-                                           t.rows.classes + r, BLOCK_ROWS, t.rows.broken[r]);
-      if (call.top_count) {
-        const float top = t.rows.top[r] == NOTHING ? 0.0f : t.rows.top[r];
-        t.best.finish(r, scaling.adjusted ? 1.0f : scaling.factor, top, scale[r],
-                      call.top_weights ? call.top_weights + at * call.top_count : nullptr,
-                      call.top_keys ? call.top_keys + at * call.top_count : nullptr);
+      const Row row = row_of<SPREAD, REACH>(call, head, sums_of<SPREAD, REACH>(t.rows, r), t.rows.broken[r]);
+      scale[r] = row.inverse;
+      if (wanted.count[FORMULA]) rows[r] = row;
+      if (call.lse) call.lse[at + r] = row.log_sum;
+      if (wanted.longest) {
+        const float top = row.top == NOTHING ? 0.0f : row.top, factor = scaling.adjusted ? 1.0f : scaling.factor;
+        wanted.finish(t.best.finish(r, factor, top, row.inverse, row.log_sum != row.log_sum), at + r);
       }
       if (!call.d_v) continue;
       T* out = (T*)call.out.data + batch * call.out.batch + head * call.out.head + (query + r) * call.out.row;
       write_row(out, t.out + r * shape.width, scale[r] * keep, call.d_v);
     }
+    wanted.finish(rows, scale, count, t.rows.masses, BLOCK_ROWS, at);
   }
 
   // What the rows of the strip give to each key.

@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 9
+#define HEADWISE_ABI 10
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -26,7 +26,7 @@ enum {
   HEADWISE_DONE = 0,
   HEADWISE_NO_MEMORY = 1,
   HEADWISE_NOT_FINITE = 2,  // a key or value is NaN or infinite, and some query may not see it: nothing was computed
-  HEADWISE_TOO_MANY_QUERIES = 3,  // for keys of eight bits: more than 48 of one key head, or what decoding does not tell of them
+  HEADWISE_TOO_MANY_QUERIES = 3,  // for keys of eight bits: more than 48 of one key head, or statistics that decoding does not compute
   HEADWISE_FINITE = 4,  // done, and every key and value is finite; HEADWISE_DONE says nothing of that
 };
 
@@ -35,18 +35,22 @@ typedef struct {
   int64_t batch, head, row;  // strides in elements
 } headwise_tensor;
 
-// Mass on the keys [start, stop), counted from the query's position if `relative`, else from key 0.
+// An argument of a statistic that has a value for each key [b or 1, m], or each query [b or 1, n].
 typedef struct {
-  int64_t start, stop;
-  int32_t relative;
-} headwise_range;
+  const void* data;        // contiguous
+  int64_t batch;           // stride in elements; 0 if all batch entries share it
+} headwise_argument;
 
-// Mass on the keys before position + ahead whose label is the query's; -1 is nobody's.
+// One statistic that a forward call is to compute: a function in headwise_statistics(), whose signature says which of these
+// arguments it has and what its result is.
+
 typedef struct {
-  const int32_t *keys, *queries;  // [b or 1, m] and [b or 1, n]
-  int64_t key_batch, query_batch; // strides; 0 if all batch entries share them
-  int64_t ahead;
-} headwise_match;
+  int32_t code;            // its index there
+  int32_t count;
+  void* result;            // contiguous
+  int64_t numbers[3];
+  headwise_argument keys, queries;
+} headwise_wanted;
 
 // What a score is: scale * q.k, then the soft cap, then what is added, then the mask.
 typedef struct {
@@ -72,25 +76,11 @@ typedef struct {
   headwise_rule rule;
   float dropout;           // share of the weights that is dropped; statistics are of the weights before that
   uint64_t seed;
-  // Results. lse: natural log, -inf where a query sees nothing. Those that are NULL are not computed. concentration: the sum
-  // of squared weights over the square of their sum, which a sink does not change.
-  float *lse, *largest, *entropy, *squares, *concentration, *distance, *variance;
-  int32_t range_count;
-  const headwise_range* ranges;
-  float* range_mass;       // [range_count, b, h, n]
-  int32_t class_count;
-  const float* classes;    // [class_count, b or 1, m]: weights of the keys
-  int64_t class_stride, class_batch;
-  float* class_mass;       // [class_count, b, h, n]
-  float* column_mass;      // [b, h, m]: what each key receives
+  float* lse;              // [b, h, n]: natural log, -inf where a query sees nothing; NULL if it is not wanted
+  int32_t wanted_count;
+  const headwise_wanted* wanted;  // sorted by code
   // With data: k and v are int8, and the numbers that they stand for are those times these, float32 [b, h_kv, m].
   headwise_tensor key_scales, value_scales;
-  int32_t match_count;
-  const headwise_match* matches;
-  float* match_mass;       // [match_count, b, h, n]
-  int32_t top_count;
-  float* top_weights;      // [b, h, n, top_count], the largest first, of equal ones the lower key; 0 beyond what a query sees
-  int64_t* top_keys;       // their keys; -1 beyond
 } headwise_forward_call;
 
 // The gradients of q, k and v from that of out; all of them float32, bfloat16 or float16 as `dtype` says, with strides.
@@ -160,6 +150,9 @@ HEADWISE_EXPORT const char* headwise_target_name(void);
 HEADWISE_EXPORT const char* headwise_targets(void);
 // Why a target that was compiled in does not run here, or "" if it does; NULL if it was not compiled in.
 HEADWISE_EXPORT const char* headwise_refusal(const char* name);
+// The statistics that headwise_forward computes, in the order of their codes; NULL ends the list. Signatures such as
+// "key_weights(float32[m]): float32[b, h, n]" or "top_keys(count): int64[b, h, n, count]"; `int` is one of `numbers`.
+HEADWISE_EXPORT const char* const* headwise_statistics(void);
 // 0, or 1 if the CPU cannot run it or it was not compiled in.
 HEADWISE_EXPORT int headwise_set_target(const char* name);
 

@@ -91,50 +91,6 @@ template <typename Call> static void adjust(const Call& call, int64_t batch, int
   }
 }
 
-// Adds what a stretch gives to the masses on ranges; `weights` are its p, or NULL if those at hand are rounded or dropped.
-static void add_ranges(const headwise_forward_call& call, const Stretch& s, float factor, float top, const float* weights,
-                       Rows& rows, int r) {
-  for (int i = 0; i < call.range_count; i++) {
-    const headwise_range& range = call.ranges[i];
-    const int64_t base = s.key - (range.relative ? s.position : 0);
-    const int64_t start = most(range.start - base, s.from), stop = least(range.stop - base, s.to);
-    if (start < stop)
-      rows.ranges[i * BLOCK_ROWS + r] += weights ? mass(weights, start, stop) : mass(s, factor, top, start, stop);
-  }
-}
-
-// The same for classes of keys.
-static void add_classes(const headwise_forward_call& call, int64_t batch, const Stretch& s, float factor, float top,
-                        Rows& rows, int r) {
-  for (int i = 0; i < call.class_count; i++)
-    rows.classes[i * BLOCK_ROWS + r] +=
-        class_mass(s, factor, top, call.classes + i * call.class_stride + batch * call.class_batch, call.m);
-}
-
-// The same for keys with the label of the query.
-static void add_matches(const headwise_forward_call& call, int64_t batch, int64_t query, const Stretch& s, float factor,
-                        float top, Rows& rows, int r) {
-  for (int i = 0; i < call.match_count; i++) {
-    const headwise_match& match = call.matches[i];
-    const int32_t label = match.queries[batch * match.query_batch + query];
-    const int64_t stop = least(least(s.to, call.m - s.key), s.position + match.ahead - s.key);
-    if (label < 0) continue;
-    const int32_t* labels = match.keys + batch * match.key_batch + s.key;
-    Floats found = all(0.0f);
-    for (int64_t j = s.from; j < stop; j += W) {
-      Ints here = (Ints)all(0.0f) - 1;
-      if (j + W <= stop) {
-        __builtin_memcpy(&here, labels + j, sizeof here);
-      } else {
-        for (int lane = 0; lane < W && j + lane < stop; lane++) here[lane] = labels[j + lane];
-      }
-      const Ints same = here == label;
-      if (any(same)) found += choose(same, exp2(load(s.logits + j) * factor - top), all(0.0f));
-    }
-    rows.classes[(call.class_count + i) * BLOCK_ROWS + r] += sum(found);
-  }
-}
-
 // What is dropped of a row, the same in both passes.
 template <typename Call> static Dropout dropout_of(const Call& call, int64_t batch, int64_t head, int64_t query) {
   return {row_seed(call.seed, batch * call.h + head, query), (uint32_t)(call.dropout * 4294967296.0)};

@@ -19,12 +19,12 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   Queue queue;
   Flag broken;         // a key or value is not finite
 
-  explicit Run(const headwise_forward_call& call)
-      : forward{call, shape_of<DOT>(call), scaling_of<DOT>(call.rule)}, queue{0}, broken{0} {}
+  explicit Run(const headwise_forward_call& call, const Wanted& wanted)
+      : forward{call, wanted, shape_of<DOT>(call, wanted), scaling_of<DOT>(call.rule)}, queue{0}, broken{0} {}
 
   Scratch& memory(int worker) {
     Scratch* t;
-    lay_out<DOT>(forward.call, forward.shape, scratch + worker * scratch_bytes, &t);
+    lay_out(forward.wanted, forward.shape, scratch + worker * scratch_bytes, &t);
     return *t;
   }
 
@@ -89,14 +89,17 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
 
   void add_columns(int) {
     const headwise_forward_call& call = forward.call;
+    const Wanted& wanted = forward.wanted;
     for (int64_t head; (head = queue.take()) < call.b * call.h;) {
       const float* parts = partial + head * forward.shape.chunks * call.m;
-      float* to = call.column_mass + head * call.m;
+      float* to = (float*)wanted.of[COLUMNS]->result + head * call.m;
       for (int64_t j = 0; j < call.m; j++) {
         float total = 0.0f;
         for (int64_t c = 0; c < forward.shape.chunks; c++) total += parts[c * call.m + j];
         to[j] = total;
       }
+      for (int i = 1; i < wanted.count[COLUMNS]; i++)
+        __builtin_memcpy((float*)wanted.of[COLUMNS][i].result + head * call.m, to, (size_t)call.m * 4);
     }
   }
 
@@ -107,7 +110,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     heads_a_group = call.h / call.h_kv;
     head_bytes = s.key_bytes + s.value_bytes;
     Scratch* unused;
-    scratch_bytes = padded(lay_out<DOT>(call, s, nullptr, &unused), 4096);
+    scratch_bytes = padded(lay_out(forward.wanted, s, nullptr, &unused), 4096);
     const int64_t work = call.b * call.h * call.n * call.m * (call.d + call.d_v) / A_THREADS_WORK;
     const int threads = (int)least(call.threads, least(1 + work, most(1, groups * heads_a_group * s.query_blocks)));
     local = threads == 1 || (groups >= 4 * threads && head_bytes <= LOCAL_BYTES);
@@ -134,20 +137,22 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   }
 };
 
-template <bool DOT, typename T, bool SPREAD, bool REACH> static int run(const headwise_forward_call& call) {
-  const bool more = call.match_count || call.top_count;  // than decoding tells
+template <bool DOT, typename T, bool SPREAD, bool REACH>
+static int run(const headwise_forward_call& call, const Wanted& wanted) {
+  const bool few = !(wanted.needs & NEEDS_BLOCKS);
   if (call.key_scales.data)
-    return fits_eight(call) && !more ? Decode<T, Eight, SPREAD, REACH>(call).go() : HEADWISE_TOO_MANY_QUERIES;
-  if (few_queries(call) && !more) return Decode<T, T, SPREAD, REACH>(call).go();
-  return Run<DOT, T, SPREAD, REACH>(call).go();
+    return fits_eight(call) && few ? Decode<T, Eight, SPREAD, REACH>(call, wanted).go() : HEADWISE_TOO_MANY_QUERIES;
+  if (few_queries(call) && few) return Decode<T, T, SPREAD, REACH>(call, wanted).go();
+  return Run<DOT, T, SPREAD, REACH>(call, wanted).go();
 }
 
 template <bool DOT, typename T> static int run(const headwise_forward_call& call) {
-  const bool spread = call.entropy || call.squares || call.concentration, reach = call.distance || call.variance;
-  if (spread && reach) return run<DOT, T, true, true>(call);
-  if (spread) return run<DOT, T, true, false>(call);
-  if (reach) return run<DOT, T, false, true>(call);
-  return run<DOT, T, false, false>(call);
+  const Wanted wanted(call);
+  const bool spread = wanted.needs & NEEDS_SPREAD, reach = wanted.needs & NEEDS_REACH;
+  if (spread && reach) return run<DOT, T, true, true>(call, wanted);
+  if (spread) return run<DOT, T, true, false>(call, wanted);
+  if (reach) return run<DOT, T, false, true>(call, wanted);
+  return run<DOT, T, false, false>(call, wanted);
 }
 
 static int forward(const headwise_forward_call& call) {

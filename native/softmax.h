@@ -26,18 +26,17 @@ constexpr float FUSED = 67108864.0f;
 struct Rows {
   float top[BLOCK_ROWS], largest[BLOCK_ROWS], centre[BLOCK_ROWS];
   Floats total[BLOCK_ROWS], entropy[BLOCK_ROWS], squares[BLOCK_ROWS], first[BLOCK_ROWS], second[BLOCK_ROWS];
-  float *ranges, *classes;  // [count][BLOCK_ROWS]; matches follow the classes
+  float* masses;            // [count][BLOCK_ROWS], of the call's statistics
   bool broken[BLOCK_ROWS];  // the query holds a NaN or an infinity
 };
 
-static void clear_rows(Rows& rows, int count, int range_count, int class_count) {
+static void clear_rows(Rows& rows, int count, int mass_count) {
   for (int r = 0; r < count; r++) {
     rows.top[r] = rows.largest[r] = NOTHING;
     rows.centre[r] = 0.0f;
     rows.total[r] = rows.entropy[r] = rows.squares[r] = rows.first[r] = rows.second[r] = all(0.0f);
   }
-  __builtin_memset(rows.ranges, 0, (size_t)range_count * BLOCK_ROWS * 4);
-  __builtin_memset(rows.classes, 0, (size_t)class_count * BLOCK_ROWS * 4);
+  __builtin_memset(rows.masses, 0, (size_t)mass_count * BLOCK_ROWS * 4);
 }
 
 // One row's part of a block: logits s[from, to), from and to multiples of W counted from the block's first key.
@@ -129,8 +128,7 @@ INLINE bool rises(Rows& rows, int r, float value) {
 
 // Raises the top of row r to `value`, scaling what was summed so far, and the row of `out` (width floats).
 template <bool SPREAD, bool REACH>
-static void raise(Rows& rows, int r, float value, float centre, int range_count, int class_count, float* out,
-                  int64_t width) {
+static void raise(Rows& rows, int r, float value, float centre, int mass_count, float* out, int64_t width) {
   const float before = rows.top[r];
   rows.top[r] = value;
   if (before == NOTHING) {  // nothing was summed
@@ -149,38 +147,8 @@ static void raise(Rows& rows, int r, float value, float centre, int range_count,
     rows.squares[r] *= scale * scale;
   }
   rows.total[r] *= scale;
-  for (int i = 0; i < range_count; i++) rows.ranges[i * BLOCK_ROWS + r] *= scale[0];
-  for (int i = 0; i < class_count; i++) rows.classes[i * BLOCK_ROWS + r] *= scale[0];
+  for (int i = 0; i < mass_count; i++) rows.masses[i * BLOCK_ROWS + r] *= scale[0];
   for (int64_t c = 0; c < width; c += W) store(out + c, load(out + c) * scale);
-}
-
-// p of the keys [start, stop) of a stretch, added up: from its logits, or from the weights that were made of them.
-static float mass(const Stretch& row, float factor, float top, int64_t start, int64_t stop) {
-  Floats found = all(0.0f);
-  const Floats lane = ramp();
-  for (int64_t i = start / W * W; i < stop; i += W) {
-    const Floats p = exp2(load(row.logits + i) * factor - top);
-    const Ints inside = (lane >= (float)(start - i)) & (lane < (float)(stop - i));
-    found += choose(inside, p, all(0.0f));
-  }
-  return sum(found);
-}
-INLINE float mass(const float* weights, int64_t start, int64_t stop) {
-  if (stop - start == 1) return weights[start];
-  Floats found = all(0.0f);
-  const Floats lane = ramp();
-  for (int64_t i = start / W * W; i < stop; i += W) {
-    const Ints inside = (lane >= (float)(start - i)) & (lane < (float)(stop - i));
-    found += (Floats)((Ints)load(weights + i) & inside);
-  }
-  return sum(found);
-}
-
-static float class_mass(const Stretch& row, float factor, float top, const float* weights, int64_t m) {
-  Floats found = all(0.0f);
-  for (int64_t i = row.from; i < row.to; i += W)
-    found += exp2(load(row.logits + i) * factor - top) * read(weights + row.key + i, m - row.key - i);
-  return sum(found);
 }
 
 enum Side { BEFORE, AFTER, AROUND };  // where the keys of a stretch lie, seen from the query
@@ -238,10 +206,11 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
 #pragma GCC unroll 2
   for (int64_t i = from; i < to; i += W) {
     const Floats s = load(logits + i);
-    const Floats z = not_below((DOT ? s * factor : s) - top);  // others have a factor of 1
-    Floats p = exp2<DOT>(z, true);
+    const Floats depth = (DOT ? s * factor : s) - top;  // others have a factor of 1
+    const Floats z = DOT && !SPREAD ? depth : not_below(depth);
+    Floats p = DOT ? exp2_scaled(depth) : exp2(z, true);
     total += p;
-    if (SPREAD) depths[(i - from) / W] = z;
+    if (SPREAD) depths[(i - from) / W] = z;  // finite: it is multiplied with p, which is 0 for -inf
     if (APART) exact[(i - from) / W] = p;
     if (KEEP) store(kept + i, p);
     if (DROP) p = choose(noise(dropout.seed, key + i) >= dropout.threshold, p, all(0.0f));

@@ -22,8 +22,9 @@ namespace HEADWISE_TARGET {
 #include "product.h"
 #include "softmax.h"
 #include "rule.h"
-#include "finish.h"
 #include "top.h"
+#include "statistics.h"
+#include "finish.h"
 #include "forward.h"
 #include "queue.h"
 #include "decode.h"
@@ -50,8 +51,10 @@ template <auto HERE, auto THERE, typename Call> static int of_dtype(const Call& 
 #endif
 
 extern const Target HEADWISE_TARGET_OBJECT;
-const Target HEADWISE_TARGET_OBJECT = {HEADWISE_TARGET_TEXT,     HEADWISE_STEP(forward),   HEADWISE_STEP(backward),
-                                       HEADWISE_STEP(pool),      HEADWISE_STEP(diagonals), HEADWISE_TARGET::peak,
-                                       HEADWISE_TARGET::bandwidth};
+const Target HEADWISE_TARGET_OBJECT = {
+    HEADWISE_TARGET_TEXT,    HEADWISE_TARGET::Statistics::SIGNATURES,
+    HEADWISE_STEP(forward),  HEADWISE_STEP(backward),
+    HEADWISE_STEP(pool),     HEADWISE_STEP(diagonals),
+    HEADWISE_TARGET::peak,   HEADWISE_TARGET::bandwidth};
 
 }  // namespace headwise

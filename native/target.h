@@ -48,6 +48,7 @@ namespace headwise {
 
 struct Target {
   const char* name;
+  const char* const* statistics;  // their signatures, NULL at the end; the same for all targets
   int (*forward)(const headwise_forward_call&);
   int (*backward)(const headwise_backward_call&);
   int (*pool)(const headwise_pool_call&);

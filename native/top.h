@@ -71,7 +71,15 @@ static void put_in_order(Ranked* x, int64_t count) {
   }
 }
 
-struct TopKeys {
+// A row's largest weights: a logit z is a weight of 2^(z · factor - top) · inverse.
+struct BestRow {
+  const Ranked* list;  // the largest first
+  int64_t found;
+  float factor, top, inverse;
+  bool broken;         // the log-sum-exp is NaN, and no order is to be trusted
+};
+
+struct Best {
   int64_t wanted, room;
   Ranked* list;  // [BLOCK_ROWS][room]
   int32_t count[BLOCK_ROWS];
@@ -107,8 +115,8 @@ struct TopKeys {
     count[r] = found;
   }
 
-  // The results of row r; a logit z is a weight of 2^(z · factor - top) · inverse.
-  void finish(int r, float factor, float top, float inverse, float* weights, int64_t* keys) {
+  // Row r when all its keys are taken.
+  BestRow finish(int r, float factor, float top, float inverse, bool broken) {
     Ranked* x = list + r * room;
     int64_t found = count[r];
     if (found > wanted) {
@@ -116,13 +124,6 @@ struct TopKeys {
       found = wanted;
     }
     put_in_order(x, found);
-    for (int64_t i = 0; i < wanted; i++) {
-      const float logit = i < found ? logit_of(x[i]) : NOTHING;
-      volatile float rounded = logit * factor;
-      // As weights are made: in double the product is exact, as it is where it is multiplied and subtracted at once.
-      const float depth = __builtin_fabsf(top) > FUSED ? rounded - top : (float)((double)logit * factor - top);
-      if (weights) weights[i] = i < found ? exp2(all(depth))[0] * inverse : 0.0f;
-      if (keys) keys[i] = i < found ? key_of(x[i]) : -1;
-    }
+    return {x, found, factor, top, inverse, broken};
   }
 };

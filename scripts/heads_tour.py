@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 import headwise as hw
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles import DEFINITIONS
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.lm.checkpoint import load_pretrained
@@ -116,11 +116,11 @@ def roles(tour: Tour) -> str:
         [
             table(["", *(f"head {j}" for j in range(heads))], rows),
             f"{said} of {layers * heads} heads have a label on this input of {found.rows:,} rows.",
-            f"On random characters, {length} of them said twice: " + "; ".join(
+            f"On two copies of {length} random characters: " + "; ".join(
                 f"{x.name} {_best(x.mass, 3)} (a uniform head {x.uniform:.3f})"
                 for x in (probe.previous, probe.induction)
-            ) + f". Loss {probe.first_loss.mean():.2f} nats a token the first time, {probe.second_loss.mean():.2f} the "
-            "second.",
+            ) + f". Loss {probe.first_loss.mean():.2f} nats per token in the first copy, "
+            f"{probe.second_loss.mean():.2f} in the second.",
         ]
     )  # fmt: skip
 
@@ -130,32 +130,31 @@ def alike(tour: Tour) -> str:
     _, maps, outputs = tour.run
     said = hw.analysis.output_similarities(outputs, ("cka", "cosine"))
     looks = hw.analysis.map_divergence(maps)
-    hw.reports.write_matrix(said["cka"], tour.pictures / "heads_alike.png", title="outputs (CKA), on this input")
+    hw.reports.write_matrix(said["cka"], tour.pictures / "heads_alike.png", title="outputs (CKA), on this text")
     groups = [group for group in said["cka"].groups() if len(group) > 1]
     words = "; ".join(", ".join(group) if len(group) <= 8 else f"{len(group)} heads" for group in groups) or "none"
     tokens, d = outputs[0].shape[0] * outputs[0].shape[2], outputs[0].shape[3]
     return "\n\n".join(
         [
-            pairs({"outputs (CKA)": said["cka"], "outputs (cosine)": said["cosine"], "where they look": looks}),
+            pairs({"outputs (CKA)": said["cka"], "outputs (cosine)": said["cosine"], "attention maps": looks}),
             f"Mean over all pairs: CKA {_mean(said['cka']):.3f} (unrelated heads: about {d / tokens:.3f}), cosine "
             f"{_mean(said['cosine']):.3f}, divergence of maps {_mean(looks):.3f} nats of at most {np.log(2):.3f}.",
-            f"Groups by CKA that the silhouette likes best, those of one head left out: {words}.",
+            f"Groups by CKA with the best silhouette, without single heads: {words}.",
         ]
     )
 
 
 def information(tour: Tour) -> str:
-    """What each head has to say that others of its layer do not."""
+    """Ranks, capacity and redundancy of the heads."""
     _, maps, outputs = tour.run
     found = hw.analysis.head_information(outputs, maps)
     columns = ("output_rank", "capacity", "shared", "redundancy", "map_rank")
-    order = np.argsort(-found["redundancy"].numpy()).tolist()
-    picked = [*order[:4], *order[-4:]]
-    body = [[found.names[i], *(f"{float(found[c][i]):.3g}" for c in columns)] for i in picked]
-    layers = [name.partition("H")[0] for name in found.names]
-    for layer in dict.fromkeys(layers):
-        rows = [i for i, name in enumerate(layers) if name == layer]
-        body.append([f"mean of {layer}", *(f"{float(found[c][rows].mean()):.3g}" for c in columns)])
+    order = found.sort("redundancy").places
+    body = [[head_name(*place), *(f"{found[place][c]:.3g}" for c in columns)] for place in (*order[:4], *order[-4:])]
+    body += [
+        [f"mean of L{layer}", *(f"{float(found[c][layer].mean()):.3g}" for c in columns)]
+        for layer in range(len(found.layers))
+    ]
     return f"{table(['head', *(c.replace('_', ' ') for c in columns)], body)}\n\n{found.title}."
 
 
@@ -167,15 +166,15 @@ def importance(tour: Tour) -> str:
         for x in found
     ]
     agreement = hw.analysis.rank_agreement(found)
-    head, rows = agreement.table()
+    head, rows = agreement.rows()
     worst = found[2].order()[::-1][:3]
     rises = ", ".join(f"{head_name(*h)} {float(found[2].column[h[0]][h[1]]):+.3f}" for h in worst)
     return "\n\n".join(
         [
             table(["method", "needed most", "needed least"], body),
-            f"The loss is {found[2].loss:.3f} nats a token; without one head it rises most by {rises} nats; without "
-            f"the median head by {np.median(found[2].flat):+.4f}.",
-            table(head, rows), f"{agreement.caption()}.",
+            f"The loss is {found[2].loss:.3f} nats per token; without one head it increases most for {rises} nats; "
+            f"without the median head by {np.median(found[2].flat):+.4f}.",
+            table(head, rows), f"{agreement.title}.",
         ]
     )  # fmt: skip
 
@@ -189,13 +188,13 @@ def pruning(tour: Tour) -> str:
         tour.model[0], judge, mean_loss, zero, points=points, random_orders=tour.sizes.orders
     )
     write_pruning(curve, tour.pictures / "heads_pruning.png", limit=0.01)
-    head, body = curve.table()
+    head, body = curve.rows()
     every = max(1, len(body) // 8)
     where = "at every point" if curve.better_everywhere else "not at every point"
     return "\n\n".join(
         [
             table(head, [row for i, row in enumerate(body) if i < 5 or i % every == 0 or i == len(body) - 1]),
-            f"Better than the mean random order {where}. {curve.caption()}.",
+            f"Better than the mean random order {where}. {curve.title}.",
         ]
     )
 
@@ -276,7 +275,7 @@ def training(tour: Tour) -> str:
     write_dynamics(history, tour.pictures / "heads_training.png")
     cka = history.alike("cka")
     words = f"Mean CKA of two heads: {cka[0]:.3f} at the first look, {cka[-1]:.3f} at the last. {history.title}."
-    return f"{table(*history.table())}\n\n{words}"
+    return f"{table(*history.rows())}\n\n{words}"
 
 
 SECTIONS: dict[str, Callable[[Tour], str]] = {

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.analysis.importance import Head, losses_without
 from headwise.map import AttentionMap
 from headwise.masks import Causal

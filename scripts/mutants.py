@@ -70,22 +70,30 @@ MUTANTS = [
             ("& (first_q == first_k) & (first_k >= 0)", "& (first_q == first_k)"),
             ("torch.where(closes, key + 1, grid.m)", "torch.where(closes, key, grid.m)"),
         ]),
+        ("masks/head_windows.py", CACHES, [
+            ("(distance < self._lengths", "(distance <= self._lengths"),
+            ("if farthest < self._least or", "if farthest < self._most or"),
+            ("nearest >= self._most and", "nearest >= self._least and"),
+        ]),
         ("masks/spans.py", MASKS, [
             ("opens[..., 1:] = start[..., 1:] > reach[..., :-1]", "opens[..., 1:] = start[..., 1:] >= reach[..., :-1]"),
             ('scatter_reduce(-1, place, stop, "amax")', 'scatter_reduce(-1, place, stop, "amin")'),
             ("stop = torch.minimum(left[..., :, None, 1]", "stop = torch.maximum(left[..., :, None, 1]"),
         ]),
         ("rule.py", f"{KERNELS} {MAPS}", [
-            ("relative = part if relative is None else relative + part", "relative = part"),
             ("scores = raw_scores(q, k, scale / soft_cap, None, out).tanh_()", "scores = raw_scores(q, k, scale, None, out).tanh_()"),
             ("return scores if minus is None else scores.clamp_(max=0.0)", "return scores"),
-            ("offset -= self.grid.n - 1 + self.grid.shift", "offset -= self.grid.n - 1"),
             ("padded = torch.nn.functional.pad(x.flip(2), (0, r))", "padded = torch.nn.functional.pad(x, (0, r))"),
         ]),
         ("rule.py", BLOCKS, [
             ("return -(sink_weight(sinks, lse) * delta).sum((0, 2))", "return (sink_weight(sinks, lse) * delta).sum((0, 2))"),
         ]),
-        ("scores.py", SCORES, [
+        ("scores/terms.py", f"{KERNELS} {MAPS}", [
+            ("_all(torch.add, [one.relative for one in given])", "_all(lambda one, other: other, [one.relative for one in given])"),
+            ("_all(torch.logaddexp, [one.sinks", "_all(torch.maximum, [one.sinks"),
+        ]),
+        ("scores/distance.py", SCORES, [
+            ("first = 1 - grid.n - grid.shift", "first = 1 - grid.n"),
             ("return -self.slopes.to(offset.device, dtype)[:, None] * offset.abs()", "return -self.slopes.to(offset.device, dtype)[:, None] * -offset"),
             ("(offset - self.first).clamp(0, values.shape[1] - 1)", "(offset - self.first).clamp(0, values.shape[1] - 2)"),
             ("slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * power, 2)]", "slopes += [2.0 ** (-4.0 * i / power) for i in range(2, 2 * power, 2)]"),

@@ -129,7 +129,7 @@ def draw(path: Path) -> None:
     from matplotlib.ticker import LogLocator
 
     from headwise.pictures.colours import stops
-    from headwise.reports.figure import INK, LINE, MUTED, figure_class, font, plain
+    from headwise.reports.figure import INK, MUTED, figure_class, font, quiet
 
     counts, work = attention_of(find(MODEL)), Work(1, 1 << 20, 1 << 20)
     cool, warm = stops("light"), stops("dark")
@@ -152,8 +152,8 @@ def draw(path: Path) -> None:
         waits = [exposed_seconds(way, counts, work, p, peak=PEAK, link=SLOW) for p, way in points]
         right.plot([p for p, _ in points], [wait or float("nan") for wait in waits], label=name, **look)
     computed = [attention_flops(counts, work) / p / PEAK for p in numbers]
-    right.plot(numbers, computed, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="computing")
-    left.set_title("sent by a device, forward and backward", loc="left", color=INK, fontproperties=font(10.5))
+    right.plot(numbers, computed, color=MUTED, linewidth=1.2, linestyle=(0, (4, 3)), label="computation")
+    left.set_title("bytes sent per device, forward and backward", loc="left", color=INK, fontproperties=font(10.5))
     right.set_title("waiting in a forward pass", loc="left", color=INK, fontproperties=font(10.5))
     for axes in (left, right):
         axes.set_xscale("log", base=2)
@@ -161,12 +161,8 @@ def draw(path: Path) -> None:
         axes.set_xticks(numbers[::2], [f"{p:,}" for p in numbers[::2]])
         axes.minorticks_off()
         axes.set_xlabel("devices", color=MUTED, fontproperties=font(9.5))
-        axes.grid(axis="y", color=LINE, linewidth=0.7)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(LINE)
+        quiet(axes)
         axes.legend(frameon=False, prop=font(9), labelcolor=INK)
-        plain(axes)
     left.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     left.yaxis.set_major_formatter(lambda value, _: scaled(value, "B").replace(".00", "").replace(".0", ""))
     right.yaxis.set_major_formatter(lambda value, _: written(value, "seconds").replace(".00", "").replace(".0", ""))

@@ -6,8 +6,9 @@ import os
 import runpy
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload([
@@ -17,32 +18,51 @@ SERVER.set_forkserver_preload([
 ])  # fmt: skip
 
 
+class Program:
+    """A Python file that runs with arguments, more folders on sys.path and more of an environment.
+
+    Attributes:
+        process: it, started. out, err: the files of what it prints.
+    """
+
+    def __init__(
+        self, call: Sequence[object], name: Path, paths: Iterable[Path] = (), environment: Mapping[str, str] = {}
+    ) -> None:
+        self.out, self.err = name.with_suffix(".out"), name.with_suffix(".err")
+        for path in (self.out, self.err):
+            path.touch()
+        script, *args = map(str, call)
+        given = (script, args, [*map(str, paths)], dict(environment), str(self.out), str(self.err))
+        self.process: Any = SERVER.Process(target=_program, args=given)
+        self.process.start()
+
+    def wait(self, seconds: float) -> tuple[int, str, str]:
+        """Its exit code, negative for a signal, and what it printed; killed if that takes longer."""
+        try:
+            self.process.join(seconds)
+        finally:
+            self.process.kill()
+            self.process.join()
+        return self.process.exitcode, *(path.read_text("utf-8", errors="replace") for path in (self.out, self.err))
+
+
 def run_together(
     programs: Iterable[Sequence[object]], folder: Path, paths: Iterable[Path] = (), *, seconds: float
 ) -> str:
     """Run programs at once, each a Python file and its arguments, with more folders on sys.path, to their ends: "", or
-    what those said that did not end well. Each says it to a file in `folder`."""
-    jobs = []
-    for at, (script, *args) in enumerate(programs):
-        log = folder / f"{at}.said"
-        call = (str(script), [*map(str, args)], [*map(str, paths)], str(log))
-        jobs.append((SERVER.Process(target=_program, args=call), log))
-        jobs[-1][0].start()
-    try:
-        for job, _ in jobs:
-            job.join(seconds)
-    finally:
-        for job, _ in jobs:
-            job.kill()
-            job.join()
-    return "\n".join(f"{job.exitcode}: {log.read_text(errors='replace')}" for job, log in jobs if job.exitcode)
+    what those said that did not end well. Each says it to files in `folder`."""
+    jobs = [Program(call, folder / str(at), paths) for at, call in enumerate(programs)]
+    ended = [job.wait(seconds) for job in jobs]
+    return "\n".join(f"{code}: {err}" for code, _, err in ended if code)
 
 
-def _program(script: str, args: list[str], paths: list[str], log: str) -> None:
+def _program(script: str, args: list[str], paths: list[str], more: dict[str, str], out: str, err: str) -> None:
     """In the new process."""
-    with open(log, "w") as file:
-        os.dup2(file.fileno(), 2)
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    for stream, path in ((1, out), (2, err)):
+        with open(path, "w") as file:
+            os.dup2(file.fileno(), stream)
+    sys.stdout, sys.stderr = (os.fdopen(stream, "w", encoding="utf-8", buffering=1, closefd=False) for stream in (1, 2))
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", **more)
     warnings.simplefilter("ignore")
     sys.path[:0] = [str(Path(script).parent), *paths]
     sys.argv = [script, *args]

@@ -1,6 +1,8 @@
-"""What the processes of a test cost."""
+"""What the processes of a test cost, and what they may write."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -23,3 +25,16 @@ def processor_time() -> float:
     while more := {process for process, (parent, _) in taken.items() if parent in running} - running:
         running |= more
     return ended + sum(taken[process][1] for process in running - {os.getpid()}) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """What a full disk looks like from inside: a write that fails halfway."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,6 +1,7 @@
 """The rules of the house, read from the code: who imports whom, what is exported, what is never used."""
 
 import ast
+import contextlib
 import doctest
 import graphlib
 import importlib
@@ -141,6 +142,45 @@ def test_front_door_names_nothing_twice_and_nothing_else():
         headwise.nothing_of_that_name  # noqa: B018
 
 
+def public_calls() -> dict[str, inspect.Signature]:
+    """The signatures of all public functions, classes and methods of the namespaces."""
+    found = {}
+    for space in headwise._NAMESPACES:
+        namespace = getattr(headwise, space)
+        for name in namespace.__all__:
+            value = getattr(namespace, name)
+            methods = inspect.getmembers(value, inspect.isroutine) if inspect.isclass(value) else []
+            public = [(f"{space}.{name}.{method}", call) for method, call in methods if not method.startswith("_")]
+            for where, call in [(f"{space}.{name}", value), *public]:
+                if callable(call):
+                    with contextlib.suppress(TypeError, ValueError):  # no signature, as of some built-in types
+                        found[where] = inspect.signature(call)
+    return found
+
+
+def test_model_batches_and_loss_are_the_first_arguments_in_that_order():
+    wanted = ["model", "batches", "loss_fn"]
+    calls = {where: list(call.parameters) for where, call in public_calls().items()}
+    for where, names in calls.items():
+        given = [name for name in names if name in wanted]
+        if len(given) > 1:
+            assert names[: len(given)] == [name for name in wanted if name in given], where
+    assert sum(names[:3] == wanted for names in calls.values()) > 5
+
+
+def test_progress_callbacks_have_one_type_and_one_name():
+    found = {
+        f"{where}({name})": str(parameter.annotation)
+        for where, call in public_calls().items()
+        for name, parameter in call.parameters.items()
+        if name == "progress" or "[str, int, int]" in str(parameter.annotation)
+    }
+    assert len(found) > 5
+    assert all(where.endswith("(progress)") and "[[str, int, int], None]" in kind for where, kind in found.items()), (
+        found
+    )
+
+
 def test_type_checkers_see_the_same_front_door():
     """The imports that type checkers read and the table that Python reads say the same."""
     tree = ast.parse(MODULES["headwise"].read_text(encoding="utf-8"))
@@ -159,7 +199,13 @@ def test_type_checkers_see_the_same_front_door():
         },
         {
             "headwise.attention": {"scipy", "matplotlib", "typer", "rich", "fontTools", "torch._dynamo"},
-            "headwise.lm.model, headwise.parallel, headwise.telemetry": {"scipy", "matplotlib", "torch._dynamo"},
+            "headwise.lm.model, headwise.parallel, headwise.telemetry": {
+                "scipy",
+                "matplotlib",
+                "torch._dynamo",
+                "torch.distributed.tensor",
+            },
+            "headwise.textbook.plan": {"scipy", "matplotlib", "torch.distributed.tensor", "headwise.reports"},
         },
     ],
 )

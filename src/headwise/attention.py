@@ -1,4 +1,4 @@
-"""The one door to attention."""
+"""`attend`, the entry point of attention."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -54,29 +54,29 @@ def attend(
     Args:
         q: [b, h, n, d] float32, bfloat16, float16 or float64. Logits and softmax are float32 (float64 for float64).
         k, v: [b, h_kv, m, d] and [b, h_kv, m, d_v], q's dtype and device. h must be a multiple of h_kv: query
-            head i reads key head i // (h / h_kv), and keys are never repeated in memory (GQA, MQA). They may be
-            `QuantizedKV` of that dtype, as a cache keeps them.
+            head i reads KV head i // (h / h_kv), and keys are never repeated in memory (GQA, MQA). They may be
+            `QuantizedKV` of that dtype, as stored by a cache.
         mask: which keys each query may attend to, such as `Causal() & Window(128)`; None for all. Queries are aligned
             to the *end* of the keys (bottom-right) when there are fewer of them, as decoding needs. Or a tensor, as in
             `F.scaled_dot_product_attention`, broadcastable to [b, h, n, m]: boolean (True = may attend), or floating
             and added to the scores like a `Bias`, with gradients, where −∞ hides a key.
-        is_causal: a query may attend only to keys up to its own position, besides what `mask` says; the same as
+        is_causal: a query may attend only to keys up to its own position, in addition to `mask`; the same as
             `Causal()`. With n < m it is aligned bottom-right, where `F.scaled_dot_product_attention` is aligned
             top-left; n > m raises.
         scale: factor on q·k; 1/√d by default.
-        score: what else changes a score, such as `(SoftCap(30.0), ALiBi.standard(h))`, in any order: scores are
+        score: other changes of the scores, such as `(SoftCap(30.0), ALiBi.standard(h))`, in any order: scores are
             capped, then biased, then masked, and learned sinks enter the denominator.
         dropout_p: share of the weights dropped at random (by torch's default generator). The map holds the
             weights before dropout.
         return_map: also return the `AttentionMap`: O(n) memory, detached from the graph.
-        measures: names or `Measure`s to reduce at once; they need `return_map=True` and lie in `map.measured`.
+        measures: names or `Measure`s to reduce in the same pass, for `map.measured`; they require `return_map=True`.
         kernel: "auto", or the name of one ("torch_fused", "torch_blocks", "reference"), which then runs or raises, and
             reads the map as it computed it.
     Returns:
         [b, h, n, d_v] in q's dtype, differentiable in q, k, v and the tensors of `score`; with `return_map`, also the
-        `AttentionMap`. A query that may see nothing gets zeros.
+        `AttentionMap`. A fully masked query gets zeros.
     Raises:
-        ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument, what came and what fits.
+        ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument and what was expected.
     Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
     """
     if is_causal or isinstance(mask, Tensor):
@@ -104,7 +104,7 @@ def attend(
     rule.mask.check(rule.grid)
     if has_no_numbers(q):
         if measures:
-            raise ConfigError(f"measures=… reduces numbers, and q has none: it is on {q.device}, or a FakeTensor")
+            raise ConfigError(f"measures=… requires numbers, and q has none: it is on {q.device}, or a FakeTensor")
         return _without_numbers(shapes, q, decoded(k), decoded(v), rule, float(dropout_p), return_map, kernel)
     # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
@@ -157,8 +157,8 @@ def _without_numbers(
     made: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float,
     return_map: bool, kernel: str,
 ) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
-    """A call whose numbers are not there, or not yet: as an operator of a graph that is being made, or shapes alone.
-    Which kernel it gets shows when the graph runs."""
+    """A call without values: as an operator of a graph that is being recorded, or on tensors that have only shapes. Its
+    kernel is chosen when the graph runs."""
     out, lse = made(q, k, v, rule, dropout_p, kernel)
     if not return_map:
         return out
@@ -166,7 +166,7 @@ def _without_numbers(
 
 
 def nonfinite(v: Tensor) -> Tensor:
-    """NaN and infinite entries of v [b, h_kv, m, d_v], counted for each head: [b, h_kv]."""
+    """Count NaN and infinite entries of v [b, h_kv, m, d_v] for each head: [b, h_kv]."""
     return (~torch.isfinite(v.detach())).sum((-1, -2))
 
 
@@ -174,7 +174,7 @@ def rule_of(
     q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
     dropout_p: float, graph: bool = False,
 ) -> Rule:  # fmt: skip
-    """What the arguments say, checked but for what only the mask's data show. In a graph sizes may be no numbers."""
+    """The rule of the arguments, validated except for the data of the mask. In a graph sizes may be symbolic."""
     _check_tensors(q, k, v)
     b, h, n, d = q.shape
     m = k.shape[2]
@@ -202,12 +202,12 @@ def _check_tensors(q: Tensor, k: Vectors, v: Vectors) -> None:
 
 @lru_cache(maxsize=64)
 def _plain_rule(mask: Mask, scale: float, b: int, h: int, n: int, m: int) -> Rule:
-    """Made once for calls alike, such as those of a model's layers: small calls take less time than their rule does."""
+    """Cached for similar calls, such as those of a model's layers: creating a rule takes longer than a small call."""
     return Rule(mask, scale, Grid(b, h, n, m))
 
 
 def check_mask(mask: object) -> None:
-    """Raise if this is no mask at all; whether it fits is checked when there is a grid."""
+    """Raise if this is not a mask; whether it fits is checked later, with the grid."""
     if mask is not None and not isinstance(mask, Mask):
         hint = "; here a boolean tensor (True = may attend) needs Dense(…)" if isinstance(mask, Tensor) else ""
         raise DTypeError(f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}{hint}")

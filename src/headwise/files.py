@@ -36,6 +36,12 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield temporary
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file in UTF-8, whole or not at all. CheckpointError as `atomic_path`."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
     """Convert every OSError of the block to a CheckpointError that names `path`."""

@@ -16,25 +16,24 @@ It holds q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memor
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-from headwise import map_file, pooling
+from headwise import map_file, map_index, pooling
 from headwise.errors import ConfigError, KernelError, ShapeError
 from headwise.kernels import check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.kernels.reads import Matrix
+from headwise.map_products import TransposedMap, linear_operator, operand, reading
 from headwise.masks import Mask
 from headwise.pictures.maps import maps_html
 from headwise.pooling import Squares
 from headwise.progress import Progress
-from headwise.rule import Rule, own_dtypes
+from headwise.rule import Rule
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
 from headwise.tiles import Tile
 
@@ -42,18 +41,6 @@ if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
 DENSE_LIMIT = 1 << 26  # weights that to_dense() makes unasked: 256 MB in float32
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _read(method: Method) -> Method:
-    """A method that reads the map: apart from autograd, and from autocast, which would narrow the products."""
-
-    @wraps(method)
-    def reading(self: Any, *args: Any, **options: Any) -> Any:
-        with torch.no_grad(), own_dtypes(self.q):
-            return method(self, *args, **options)
-
-    return cast(Method, reading)
 
 
 class AttentionMap:
@@ -69,7 +56,7 @@ class AttentionMap:
         named: the kernel that was named for the call. It then reads the map too, or raises KernelError. "auto" if none
             was: any that can reads the map, or the one that `use_kernel` or HEADWISE_KERNEL names at the time.
         read_by: which kernel read it last, by what was read: "weights", "tiles", "statistics", "times" and others.
-        measured: the `Measurements` that `attend(..., measures=…)` asked for, or None.
+        measured: the `Measurements` that `attend(..., measures=…)` requested, or None.
         nonfinite_values: [b, h_kv] count of NaN and infinite entries of v, or None if there are none.
     """
 
@@ -108,36 +95,34 @@ class AttentionMap:
         """What each query may see."""
         return self.rule.mask
 
-    @_read
+    @reading
     def __getitem__(self, index: Any) -> Tensor:
         """Exact weights of a tile: `amap[b, h, i0:i1, j0:j1]`, with integers, slices and `...` as in NumPy.
 
-        Only the rows and columns asked for are computed; a missing index means all of that axis.
+        Only these rows and columns are computed; a missing index means all of that axis.
         """
-        tile: Tensor = self._ask("weights", *self._ranges(index))
-        for axis, part in reversed(list(enumerate(self._parts(index)))):
-            if isinstance(part, int):
-                tile = tile.squeeze(axis)
-        return tile
+        parts = map_index.parts(index)
+        tile: Tensor = self._read("weights", *map_index.ranges(parts, self.shape))
+        return tile.squeeze(tuple(axis for axis, part in enumerate(parts) if isinstance(part, int)))
 
     def row(self, i: int) -> Tensor:
-        """What query i looks at, [b, h, m]. Negative i counts from the end."""
+        """The weights of query i, [b, h, m]. Negative i counts from the end."""
         return self[:, :, i, :]
 
-    @_read
+    @reading
     def __matmul__(self, x: Tensor) -> Tensor:
         """P @ x for x [m, e], or [b, h or h_kv, m, e]: [b, h, n, e]. Attention with the values x."""
-        x = self._operand(x, self.shape[3], "keys")
+        x = operand(x, self, self.shape[3], "keys")
         heads = self.shape[1] if x.shape[1] == self.shape[1] else self.k.shape[1]
-        product: Tensor = self._ask("times", x.expand(-1, heads, -1, -1))
+        product: Tensor = self._read("times", x.expand(-1, heads, -1, -1))
         return product
 
     @property
-    def T(self) -> "TransposedMap":
+    def T(self) -> "TransposedMap[AttentionMap]":
         """The transpose, for `amap.T @ y`."""
         return TransposedMap(self)
 
-    @_read
+    @reading
     def measure(self, *wanted: str | Measure, rows: bool = False, progress: Progress | None = None) -> Measurements:
         """Per-head statistics, all in one pass over the tiles: name → [b, h].
 
@@ -148,7 +133,7 @@ class AttentionMap:
         """
         return self.measured_by(None, resolve(wanted), rows=rows, progress=progress)
 
-    @_read
+    @reading
     def measured_by(
         self,
         found: Mapping[Statistic, Tensor] | None,
@@ -160,28 +145,28 @@ class AttentionMap:
         """As `measure`, but with statistics of the rows that a kernel has given already; None for none as yet."""
 
         def tiles() -> Iterator[Tile]:
-            streamed: Iterator[Tile] = self._ask("tiles", progress)
+            streamed: Iterator[Tile] = self._read("tiles", progress)
             return streamed
 
         missing = tuple(s for s in statistics_for(wanted, self.rule) if found is None or s not in found)
         # What no kernel gave with the output, others would not give now; but a kernel that is named has no others.
         if missing and (found is None or kernel_of(self.named) != "auto"):
-            found = {**(found or {}), **self._ask("statistics", missing, progress)}
+            found = {**(found or {}), **self._read("statistics", missing, progress)}
         result = measure(tiles, self.lse, self.rule, wanted, rows=rows, found=found)
         result.nonfinite_values = self.nonfinite_values
         return result
 
-    @_read
+    @reading
     def pool(self, size: int, reduce: str = "mean", *, progress: Progress | None = None) -> Tensor:
         """A picture at most `size` wide and high: [b, h, ⌈n/cell⌉, ⌈m/cell⌉] with cell = ⌈max(n, m)/size⌉.
 
         "mean" is over the allowed cells of each square, "max" keeps peaks that a mean hides.
         """
         cell = pooling.cell_for(size, reduce, *self.shape[2:])
-        found: Squares = self._ask("squares", cell, progress)
+        found: Squares = self._read("squares", cell, progress)
         return found.mean if reduce == "mean" else found.largest
 
-    @_read
+    @reading
     def pooled(
         self, rows: range | slice, cols: range | slice, cell: int, *, progress: Progress | None = None
     ) -> Squares:
@@ -201,29 +186,29 @@ class AttentionMap:
             raise ConfigError(f"pooled(cell={cell}): expected cell >= 1")
         n, m = self.shape[2:]
         part = self._matrix.part(pooling.side("rows", rows, n), pooling.side("cols", cols, m))
-        found: Squares = self._ask("squares", cell, progress, of=part)
+        found: Squares = self._read("squares", cell, progress, of=part)
         return found
 
-    @_read
+    @reading
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
         """The k largest weights of each row and their keys, both [b, h, n, k], largest first and the lower key first
         where scores are equal; weight 0 and key −1 beyond what the row may see, NaN and −1 where it is no number."""
         if not 1 <= k <= self.shape[3]:
             raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
-        found: tuple[Tensor, Tensor] = self._ask("top", k, progress)
+        found: tuple[Tensor, Tensor] = self._read("top", k, progress)
         return found
 
-    @_read
+    @reading
     def received(self) -> Tensor:
         """Column mass Σ_i p_ij, what each key receives: [b, h, m]; sums to the queries that see something."""
-        mass: Tensor = self._ask("received")
+        mass: Tensor = self._read("received")
         return mass
 
-    @_read
+    @reading
     def diagonals(self) -> tuple[Tensor, Tensor]:
         """Mean weight by relative distance: offsets (key − position, ascending) [n + m − 1] and means
         [b, h, n + m − 1] over the allowed cells of each diagonal; 0 where none is."""
-        return pooling.diagonal_means(*self._matrix, self._ask("diagonals"))
+        return pooling.diagonal_means(*self._matrix, self._read("diagonals"))
 
     def to_dense(self, *, force: bool = False) -> Tensor:
         """All weights, [b, h, n, m]. Refuses above 2²⁶ of them (256 MB in float32) unless `force=True`."""
@@ -251,33 +236,12 @@ class AttentionMap:
         `kernel` says which one computed it; the machine that loads it may have others, so any of them reads it.
         """
         tensors, rule, kernel = map_file.load(path)
-        return cls(
-            tensors["q"],
-            tensors["k"],
-            tensors["lse"],
-            rule,
-            kernel=kernel,
-            nonfinite_values=tensors.get("nonfinite_values"),
-        )
+        q, k, lse = (tensors[name] for name in ("q", "k", "lse"))
+        return cls(q, k, lse, rule, kernel=kernel, nonfinite_values=tensors.get("nonfinite_values"))
 
     def as_linear_operator(self, batch: int = 0, head: int = 0) -> "LinearOperator":
         """One head as a SciPy `LinearOperator` of shape (n, m): randomised SVD and eigenvalues without n×m."""
-        from scipy.sparse.linalg import LinearOperator
-
-        one = self.head(batch, head)
-
-        def apply(matrix: "AttentionMap | TransposedMap", x: Any) -> Any:
-            columns = torch.as_tensor(x, dtype=one.lse.dtype, device=one.lse.device).reshape(len(x), -1)
-            return (matrix @ columns)[0, 0].cpu().numpy().reshape(-1, *x.shape[1:])
-
-        return LinearOperator(
-            dtype=str(one.lse.dtype).removeprefix("torch."),
-            shape=self.shape[2:],
-            matvec=lambda x: apply(one, x),
-            matmat=lambda x: apply(one, x),
-            rmatvec=lambda y: apply(one.T, y),
-            rmatmat=lambda y: apply(one.T, y),
-        )
+        return linear_operator(self.head(batch, head))
 
     def head(self, batch: int, head: int) -> "AttentionMap":
         """The map of one batch entry and head alone, shape (1, 1, n, m); no copy."""
@@ -306,7 +270,7 @@ class AttentionMap:
             f"{size / 1e6:.1f} MB held, {b * h * n * m * 4 / 1e6:.1f} MB if it were dense)"
         )
 
-    @_read
+    @reading
     def _repr_html_(self) -> str:
         shown = 0 if has_no_numbers(self.lse) else pooling.shown_heads(*self.shape)
         try:
@@ -319,77 +283,10 @@ class AttentionMap:
     def _matrix(self) -> Matrix:
         return Matrix(self.q, self.k, self.lse, self.rule)
 
-    def _ask(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
-        """What the kernel that may read this map reads of it, or of a part."""
+    def _read(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
+        """The result of the method `what` of `kernels.reads.Reads` for this map, or for a part of it."""
         if has_no_numbers(self.lse):
             raise KernelError(f"this map has no numbers to read: it is on {self.lse.device}, or of FakeTensors")
         found, name = read(what, self._matrix if of is None else of, *given, kernel=self.named)
         self.read_by[what] = name
         return found
-
-    def _operand(self, x: Tensor, size: int, what: str) -> Tensor:
-        b, h = self.shape[:2]
-        given = tuple(x.shape)
-        x = x.detach().to(self.lse)
-        x = x[None, None] if x.ndim == 2 else x
-        fits = x.ndim == 4 and x.shape[0] in (1, b) and x.shape[1] in (1, self.k.shape[1], h) and x.shape[2] == size
-        if not fits:
-            raise ShapeError(
-                f"attention map @ x: x has shape {given}, expected ({size}, e) or ({b}, {h}, {size}, e) "
-                f"for {size} {what}"
-            )
-        return x.expand(b, -1, -1, -1)
-
-    def _parts(self, index: Any) -> list[Any]:
-        parts = list(index) if isinstance(index, tuple) else [index]
-        if parts.count(Ellipsis) > 1 or len(parts) - parts.count(Ellipsis) > 4:
-            raise ShapeError(f"amap[{index}]: at most four indices, [batch, head, queries, keys]")
-        if Ellipsis in parts:
-            at = parts.index(Ellipsis)
-            parts[at : at + 1] = [slice(None)] * (4 - (len(parts) - 1))
-        return parts + [slice(None)] * (4 - len(parts))
-
-    def _ranges(self, index: Any) -> list[range]:
-        ranges = []
-        for name, size, part in zip(("batch", "head", "query", "key"), self.shape, self._parts(index), strict=True):
-            if isinstance(part, slice):
-                ranges.append(range(*part.indices(size)))
-            elif isinstance(part, int) and not isinstance(part, bool):
-                if not -size <= part < size:
-                    raise IndexError(f"amap: {name} {part} is out of range for {size}")
-                ranges.append(range(part % size, part % size + 1))
-            else:
-                raise ShapeError(f"amap: {name} index {part!r}; expected an integer or a slice")
-        return ranges
-
-
-class TransposedMap:
-    """Pᵀ: multiplies from the key side."""
-
-    def __init__(self, amap: AttentionMap) -> None:
-        self._map = amap
-
-    @property
-    def q(self) -> Tensor:
-        """The map's queries."""
-        return self._map.q
-
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """(b, h, m, n)"""
-        b, h, n, m = self._map.shape
-        return b, h, m, n
-
-    @property
-    def T(self) -> AttentionMap:
-        """The map itself."""
-        return self._map
-
-    @_read
-    def __matmul__(self, y: Tensor) -> Tensor:
-        """Pᵀ @ y for y [n, e] or [b, h, n, e]: [b, h, m, e]."""
-        amap = self._map
-        _, h, n, _ = amap.shape
-        y = amap._operand(y, n, "queries").expand(-1, h, -1, -1)
-        product: Tensor = amap._ask("transposed_times", y)
-        return product

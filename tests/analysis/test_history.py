@@ -48,12 +48,19 @@ def test_numbers_stand_by_look_layer_and_head() -> None:
 def test_the_table_has_the_earliest_first() -> None:
     text = str(history())
     assert text.splitlines()[0] == "1 × 3 heads, 3 looks from step 10 to 30, 0.5 s each (median)"
-    head, body = history().table()
+    head, body = history().rows()
     assert head[:3] == ["head", "role at the end", "since step"]
     assert [row[:3] for row in body] == [["L0H0", "induction", "20"], ["L0H1", "previous", "30"], ["L0H2", "·", "—"]]
     assert [row[3] for row in body] == ["—"] * 3  # never measured
     assert "<td>L0H0</td>" in history()._repr_html_()
     assert repr(HeadHistory({}, [])) == "no looks yet"
+
+
+def test_a_look_is_a_table_of_heads() -> None:
+    table = history().table(look=1)
+    assert list(table) == ["passage broad", "passage rare", "repeats induction"]
+    np.testing.assert_allclose(table.dense("passage broad"), history().passage("broad")[1])
+    assert table.title == "Heads at step 20"
 
 
 def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -78,7 +85,7 @@ def test_it_comes_back_from_its_file(tmp_path: Path) -> None:
         (lambda lines: [*lines[:3], lines[3][:50]], "line 4: not JSON"),
         (lambda lines: [lines[0], "[]"], "line 2: the file: expected an object"),
         (lambda lines: [lines[0], '{"step": 1}'], "line 2: alike is missing"),
-        (lambda lines: [lines[0], lines[2], lines[1]], "steps that rise"),
+        (lambda lines: [lines[0], lines[2], lines[1]], "expected ascending steps"),
     ],
 )
 def test_what_is_no_record_is_told(tmp_path: Path, change, message: str) -> None:  # type: ignore[no-untyped-def]
@@ -96,7 +103,7 @@ def test_missing_files_other_encodings_and_steps_that_fall_are_told(tmp_path: Pa
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match="not UTF-8"):
         HeadHistory.read(tmp_path / "bytes")
-    with pytest.raises(ConfigError, match=r"expected steps that rise, got \[30, 10\]"):
+    with pytest.raises(ConfigError, match=r"expected ascending steps, got \[30, 10\]"):
         HeadHistory({}, [history().looks[2], history().looks[0]])
 
 

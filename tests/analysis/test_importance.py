@@ -21,7 +21,7 @@ from headwise.analysis.importance import (
     pruning_curve,
     taylor_importance,
 )
-from headwise.analysis.importance.removal import donors
+from headwise.analysis.importance.ablation import donors
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.kernels import use_kernel
 from headwise.models.find import find_heads
@@ -328,7 +328,7 @@ def test_a_head_without_which_the_loss_is_not_finite_is_named() -> None:
         hook.remove()
         return found[0][..., size : 2 * size]
 
-    with pytest.raises(ConfigError, match=r"gave -inf for batch 0 without L1H1 \('layers.1'\)"):
+    with pytest.raises(ConfigError, match=r"returned -inf for batch 0 without L1H1 \('layers.1'\)"):
         ablation_importance(model, vectors(), loss_fn)
 
 
@@ -352,12 +352,12 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m, b: gradient_importance(m, [], square_loss), "batches: there are none"),
-        (lambda m, b: gradient_importance(m, b, square_loss, sites=[]), "sites: there are none"),
+        (lambda m, b: gradient_importance(m, [], square_loss), "batches: got none"),
+        (lambda m, b: gradient_importance(m, b, square_loss, sites=[]), "sites: got none"),
         (lambda m, b: gradient_importance(m, b, square_loss, absolute="both"), "absolute='both'"),
         (lambda m, b: gradient_importance(m, b, square_loss, per="token"), "per='token'"),
-        (lambda m, b: gradient_importance(m, b, lambda m, b: m(b[0])), r"loss_fn: gave shape \(4, 11, 14\)"),
-        (lambda m, b: gradient_importance(m, b, lambda m, b: 1.0), "loss_fn: gave float"),
+        (lambda m, b: gradient_importance(m, b, lambda m, b: m(b[0])), r"loss_fn: returned shape \(4, 11, 14\)"),
+        (lambda m, b: gradient_importance(m, b, lambda m, b: 1.0), "loss_fn: returned float"),
         (lambda m, b: gradient_importance(m, b, lambda m, b: square_loss(m, b).detach()), "no gradient"),
         (lambda m, b: gradient_importance(nn.Linear(3, 3), b, square_loss), "no attention heads"),
         (lambda m, b: gradient_importance(m, b, lambda m, b: b[0].mean()), "'layers.0' is never called"),
@@ -365,14 +365,14 @@ def test_a_gradient_that_is_not_finite_is_named() -> None:
         (lambda m, b: ablation_importance(m, b, lambda m, b: b[0].mean(), by="mean"), "'layers.0' is never called"),
         (lambda m, b: learn_gates(m, b, lambda m, b: b[0].mean(), 0.1), "'layers.0' is never called"),
         (lambda m, b: ablation_importance(m, b, square_loss, by="noise"), "by='noise'"),
-        (lambda m, b: ablation_importance(m, b, square_loss, reference=b), "by='zero' needs none"),
-        (lambda m, b: ablation_importance(m, b, square_loss, by="mean", reference=[]), "reference: there are no"),
+        (lambda m, b: ablation_importance(m, b, square_loss, reference=b), "got by='zero'"),
+        (lambda m, b: ablation_importance(m, b, square_loss, by="mean", reference=[]), "reference: got no"),
         (lambda m, b: ablation_importance(m, b, square_loss, draws=2), "draws=2"),
         (lambda m, b: ablation_importance(m, b, square_loss, by="resample", draws=0), "draws=0"),
         (lambda m, b: ablation_importance(m, [(x[:1], y[:1]) for x, y in b], square_loss, by="resample"), "at least 2"),
-        (lambda m, b: losses_without(m, b, square_loss, [(2, 0)]), "L2H0 is not there; there are 2 layers"),
-        (lambda m, b: losses_without(m, b, square_loss, [(0, 3)]), "L0H3 is not there; layer 0 has 3 heads"),
-        (lambda m, b: losses_without(m, b, square_loss, [(1, 3), (1, 3)]), "L1H3 is named twice"),
+        (lambda m, b: losses_without(m, b, square_loss, [(2, 0)]), "L2H0 does not exist; there are 2 layers"),
+        (lambda m, b: losses_without(m, b, square_loss, [(0, 3)]), "L0H3 does not exist; layer 0 has 3 heads"),
+        (lambda m, b: losses_without(m, b, square_loss, [(1, 3), (1, 3)]), "L1H3 is given twice"),
         (lambda m, b: learn_gates(m, b, square_loss, -1.0), "penalty=-1.0"),
         (lambda m, b: learn_gates(m, b, square_loss, 0.1, steps=0), "steps=0"),
         (lambda m, b: learn_gates(m, b, square_loss, 0.1, start=1.0), r"start=1\.0"),
@@ -393,5 +393,5 @@ def test_a_loss_that_changes_its_rows_cannot_be_resampled() -> None:
         rows = 4 if next(calls) == 0 else 3
         return square_loss(m, (batch[0][:rows], batch[1][:rows]))
 
-    with pytest.raises(ShapeError, match="called otherwise the second time"):
+    with pytest.raises(ShapeError, match="called differently the second time"):
         ablation_importance(stack(), vectors(), loss_fn, by="resample")

@@ -105,7 +105,9 @@ def test_losses_are_those_with_and_without_the_closed_heads() -> None:
     model = planted([(1, 1)])
     batches = wanted_of(model, vectors(dtype=torch.float32))
     found = learn_gates(model, batches, square_loss, 0.01, steps=200)
-    closed = [(i, h) for i, row in enumerate(found.open) for h in range(len(row)) if (i, h) not in found.kept()]
+    closed = [
+        (i, h) for i, row in enumerate(found.table["open"]) for h in range(len(row)) if (i, h) not in found.kept()
+    ]
     assert 0 < len(closed) < 8
     assert np.allclose(found.without, losses_without(model, batches, square_loss, closed))
     assert np.allclose(found.whole, losses_without(model, batches, square_loss, []))
@@ -156,7 +158,7 @@ def test_dropout_while_gates_are_learned_is_drawn_by_the_seed() -> None:
         before = torch.get_rng_state()
         learned = learn_gates(model, batches, loss_fn, 0.01, steps=11, seed=seed, optimizer=adam)
         assert torch.equal(torch.get_rng_state(), before)
-        found.append((learned.history.tolist(), [x.tolist() for x in learned.log_alpha]))
+        found.append((learned.history.tolist(), [x.tolist() for x in learned.table["log_alpha"]]))
     assert found[0] == found[1] != found[2]
 
 
@@ -166,7 +168,7 @@ def test_a_loss_that_ends_is_told_with_its_step() -> None:
     def loss_fn(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return square_loss(model, batch) * (math.inf if next(calls) == 5 else 1.0)
 
-    with pytest.raises(ConfigError, match=r"gave inf for batch \d, at step 4 of the gates"):
+    with pytest.raises(ConfigError, match=r"returned inf for batch \d, at step 4 of the gates"):
         learn_gates(stack(), vectors(), loss_fn, 0.01, steps=9)
 
 
@@ -179,5 +181,5 @@ def test_gates_print_themselves_and_become_json() -> None:
     assert str(found).count("·") == 8 - len(found.kept())
     assert "<table>" in found._repr_html_()
     back = json.loads(json.dumps(found.to_dict()))
-    assert back["open"][1] == found.open[1].tolist()
+    assert back["values"]["open"] == found.table.column("open").tolist()
     assert [tuple(head) for head in back["kept"]] == found.kept()

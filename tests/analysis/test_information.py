@@ -1,6 +1,5 @@
 """What heads have to say: information against the formulas for Gaussians, spectra against exact decompositions."""
 
-import json
 import math
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from headwise.analysis.information import COLUMNS, HeadInformation, head_information
+from headwise.analysis.information import COLUMNS, head_information
 from headwise.analysis.moments import surplus
 from headwise.analysis.outputs import output_similarities
 from headwise.analysis.spectrum import effective_rank, map_spectrum, squared_weights
@@ -19,6 +18,7 @@ from headwise.errors import ConfigError, ShapeError
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Lengths, Mask, Window
 from headwise.scores import SinkLogits
+from headwise.table import HeadTable
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -146,11 +146,11 @@ def test_redundancy_equals_the_regression(gamma: float) -> None:
     mended = head_information([as_outputs(samples, h)], shrinkage=gamma)
     for i in range(h):
         left, shared, freedom = dense_rest(samples, d, gamma, i)
-        assert float(plain["redundancy"][i]) == pytest.approx(1 - left, rel=1e-6)
-        assert float(plain["shared"][i]) == pytest.approx(shared, rel=1e-6)
+        assert float(plain.column("redundancy")[i]) == pytest.approx(1 - left, rel=1e-6)
+        assert float(plain.column("shared")[i]) == pytest.approx(shared, rel=1e-6)
         adjusted = 1 - left * (n - 1) / (n - 1 - freedom)
-        assert float(mended["redundancy"][i]) == pytest.approx(max(adjusted, 0.0), rel=1e-6, abs=1e-9)
-    assert torch.equal(plain["complement"], 1 - plain["redundancy"])
+        assert float(mended.column("redundancy")[i]) == pytest.approx(max(adjusted, 0.0), rel=1e-6, abs=1e-9)
+    assert torch.equal(plain.column("complement"), 1 - plain.column("redundancy"))
 
 
 def test_redundancy_of_known_heads() -> None:
@@ -161,19 +161,19 @@ def test_redundancy_of_known_heads() -> None:
     found = head_information(
         [torch.cat((free[:, :2], mixed), 1), torch.cat((free[:, 2:], half), 1), free], shrinkage=1e-4
     )
-    redundancy = found["redundancy"].tolist()
+    redundancy = found.column("redundancy").tolist()
     assert redundancy[:3] == pytest.approx([1, 1, 1], abs=0.02)  # any two give the third
     assert redundancy[3:5] == pytest.approx([0.5, 0.5], abs=0.03)
     assert redundancy[5:] == pytest.approx([0, 0, 0], abs=0.01)
-    assert found["shared"].tolist()[3] == pytest.approx(d / 2 * math.log(2), abs=0.05)
-    assert found["shared"].tolist()[5:] == pytest.approx([0, 0, 0], abs=0.02)
+    assert found.column("shared").tolist()[3] == pytest.approx(d / 2 * math.log(2), abs=0.05)
+    assert found.column("shared").tolist()[5:] == pytest.approx([0, 0, 0], abs=0.02)
 
 
 def test_few_tokens_explain_nothing_by_chance() -> None:
     found = head_information([normal(1, 12, 200, 8)])
     raw = head_information([normal(1, 12, 200, 8)], corrected=False)
-    assert float(raw["redundancy"].mean()) > 0.35
-    assert float(found["redundancy"].mean()) < 0.05
+    assert float(raw.column("redundancy").mean()) > 0.35
+    assert float(found.column("redundancy").mean()) < 0.05
     with pytest.raises(ConfigError, match=r"96 tokens, expected more than 96 \(12 heads"):
         head_information([normal(1, 12, 96, 8)])
 
@@ -185,36 +185,36 @@ def test_rank_and_capacity_and_their_bounds() -> None:
     thin[:, 3:] = 0
     turned = thin @ torch.linalg.qr(normal(d, d, seed=2)).Q
     found = head_information([torch.stack((white, thin, turned))[None]], shrinkage=gamma, corrected=False)
-    assert found["output_rank"].tolist() == pytest.approx([8, 3, 3], rel=1e-6)
-    assert found["stable_rank"].tolist() == pytest.approx([8, 3, 3], rel=1e-6)
-    assert found.capacity_bound == pytest.approx(4 * math.log(1000))
+    assert found.column("output_rank").tolist() == pytest.approx([8, 3, 3], rel=1e-6)
+    assert found.column("stable_rank").tolist() == pytest.approx([8, 3, 3], rel=1e-6)
+    assert found.about["capacity_bound"] == pytest.approx(4 * math.log(1000))
     narrow = 1.5 * math.log1p((1 - gamma) / gamma * 8 / 3)
-    assert found["capacity"].tolist() == pytest.approx([found.capacity_bound, narrow, narrow], rel=1e-6)
-    assert bool((found["shared"] <= found["capacity"] + 1e-9).all())
+    assert found.column("capacity").tolist() == pytest.approx([found.about["capacity_bound"], narrow, narrow], rel=1e-6)
+    assert bool((found.column("shared") <= found.column("capacity") + 1e-9).all())
 
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 2), st.integers(1, 4), st.integers(2, 40), st.integers(1, 9))
 def test_bounds_hold_for_any_output(b: int, h: int, n: int, d: int) -> None:
     found = head_information([(normal(b, h, n, d) @ normal(d, d, seed=1)).float()], corrected=False)
-    assert bool((found["output_rank"] <= min(d, b * n) + 1e-4).all())
-    assert bool((found["stable_rank"] <= found["output_rank"] + 1e-4).all())
-    assert bool((found["capacity"] <= found.capacity_bound + 1e-4).all())
-    assert bool((found["shared"] <= found["capacity"] + 1e-3).all())
-    assert bool(((found["redundancy"] >= 0) & (found["redundancy"] <= 1)).all())
+    assert bool((found.column("output_rank") <= min(d, b * n) + 1e-4).all())
+    assert bool((found.column("stable_rank") <= found.column("output_rank") + 1e-4).all())
+    assert bool((found.column("capacity") <= found.about["capacity_bound"] + 1e-4).all())
+    assert bool((found.column("shared") <= found.column("capacity") + 1e-3).all())
+    assert bool(((found.column("redundancy") >= 0) & (found.column("redundancy") <= 1)).all())
 
 
 def test_heads_that_say_nothing_one_token_and_a_single_head() -> None:
     one = normal(1, 3, 50, 4)
     one[:, 1] = 7.0
     found = head_information([one])
-    assert [float(found[name][1]) for name in found.values] == [0.0] * 6
+    assert [float(found.column(name)[1]) for name in found] == [0.0] * 6
     two = head_information([one[:, ::2]])
-    torch.testing.assert_close(found["redundancy"][::2], two["redundancy"], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.column("redundancy")[::2], two.column("redundancy"), rtol=1e-6, atol=1e-6)
     alone = head_information([one[:, :1]])
-    assert float(alone["redundancy"]) == float(alone["shared"]) == 0
+    assert float(alone.column("redundancy")) == float(alone.column("shared")) == 0
     single = head_information([normal(1, 2, 1, 3)], corrected=False)
-    assert not torch.stack(list(single.values.values())).any()
+    assert not single.tensor().any()
 
 
 def map_of(
@@ -301,17 +301,18 @@ def test_bad_options_are_named() -> None:
 def test_the_table_has_a_line_a_head_and_saves_itself(tmp_path) -> None:
     maps = [map_of(40, 40, 2, seed=k, mask=Causal()) for k in range(2)]
     found = head_information([normal(2, 2, 40, 5, seed=k) for k in range(2)], maps)
-    assert isinstance(found, HeadInformation)
-    assert list(found.values) == list(COLUMNS)
+    assert list(found) == list(COLUMNS)
     entropy = torch.cat([amap.measure("entropy")["entropy"].mean(0) for amap in maps])
-    torch.testing.assert_close(found["entropy"], entropy.double())
+    torch.testing.assert_close(found.column("entropy"), entropy.double())
     assert len(repr(found).splitlines()) == 6
     assert "rank ≤ 5" in found.title
     assert "80 tokens" in found.title
     assert found._repr_html_().count("<tr>") == 5
     found.save(tmp_path / "heads.json")
-    read = json.loads((tmp_path / "heads.json").read_text())
-    assert read["values"]["map_rank"] == found["map_rank"].tolist()
+    read = HeadTable.load(tmp_path / "heads.json")
+    assert read.column("map_rank").tolist() == found.column("map_rank").tolist()
+    assert read.about == {"tokens": 80, "value_dim": 5, "shrinkage": 1e-3, "capacity_bound": 2.5 * math.log(1e3)}
+    assert read["capacity"].unit == "nats a token"
     assert [p.name for p in tmp_path.iterdir()] == ["heads.json"]
 
 
@@ -342,4 +343,4 @@ def test_maps_of_another_text_are_refused(b: int, n: int) -> None:
     _, amap = attend(q, q, q, mask=Causal(), return_map=True)
     with pytest.raises(ShapeError, match=rf"maps: {b} × {n} queries, expected the 2 × 20 tokens of outputs"):
         head_information([normal(2, 2, 20, 3)], [amap], components=4)
-    assert "map_rank" in head_information([normal(b, 2, n, 3)], [amap], components=4).values
+    assert "map_rank" in head_information([normal(b, 2, n, 3)], [amap], components=4)

@@ -32,7 +32,11 @@ def test_a_perfect_head_gets_what_each_definition_gives(length, copies, olsson, 
     assert probe.losses.shape == (copies, 3)
     assert (probe.losses[0] > 3).all()
     assert (probe.losses[1:] < 0.5).all()
-    assert f"said {copies} times" in repr(probe)
+    assert list(probe.table) == ["induction", "previous", "duplicate", "olsson", "tl_mul"]
+    assert probe.table[1, 0]["induction"] == probe.induction.mass[1, 0]
+    error = probe.induction.spread[0, 0] / 2**0.5  # of the mean over three sequences
+    assert float(probe.table["induction"].error[0][0]) == pytest.approx(error)
+    assert f"repeated {copies} times" in repr(probe)
 
 
 def test_roles_of_the_same_input_say_the_same():
@@ -130,7 +134,7 @@ def test_uniform_heads_score_the_baseline_and_the_seed_decides():
         ({"start": 3}, ConfigError, "start=3"),
         ({"vocabulary": [1, 1, 2]}, ConfigError, "twice"),
         ({"vocabulary": [0.5]}, DTypeError, "vocabulary"),
-        ({"unembedding": torch.zeros(61, 3)}, ConfigError, "needs both"),
+        ({"unembedding": torch.zeros(61, 3)}, ConfigError, "give both"),
         ({"unembedding": torch.zeros(61), "outputs": [torch.zeros(1, 61, 3)] * 2}, ShapeError, "unembedding"),
         ({"unembedding": torch.zeros(61, 3), "outputs": [torch.zeros(1, 61, 3)]}, ShapeError, "2 layers"),
         ({"unembedding": torch.zeros(61, 3), "outputs": [torch.zeros(1, 61, 4)] * 2}, ShapeError, r"outputs\[0\]"),

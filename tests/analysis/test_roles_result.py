@@ -191,7 +191,7 @@ def test_a_role_that_needs_more_than_was_given_is_not_there():
         ({"pieces": ["a"] * 59}, ShapeError, "59 of them for 60 keys"),
         ({"pieces": [["a"] * 60] * 3}, ShapeError, "3 lists for a batch of 2"),
         ({"pieces": [1] * 60}, DTypeError, "pieces"),
-        ({"frequencies": {}}, ConfigError, "need tokens"),
+        ({"frequencies": {}}, ConfigError, "requires tokens"),
         ({"tokens": torch.full((60,), 9), "frequencies": torch.ones(5)}, ShapeError, "5 of them, but tokens holds 9"),
         ({"tokens": torch.zeros(60).long(), "frequencies": {}, "rare": 1.0}, ConfigError, r"rare=1\.0"),
         ({"reach": 0}, ConfigError, "reach=0"),
@@ -205,7 +205,7 @@ def test_what_does_not_fit_is_named(options, error, message):
 
 def test_maps_that_do_not_fit_are_named():
     maps, ids = mixed()
-    with pytest.raises(ConfigError, match="maps: there is none"):
+    with pytest.raises(ConfigError, match="maps: got none"):
         hw.analysis.roles([])
     with pytest.raises(DTypeError, match=r"maps\[1\]: expected an AttentionMap, got Tensor"):
         hw.analysis.roles([maps[0], torch.zeros(3)])
@@ -225,16 +225,21 @@ def test_a_role_of_many_heads_prints_a_small_table():
     given = [torch.randn(3, 1, 12, 40, 8, generator=g) for _ in range(6)]
     maps = [hw.attend(*qkv, mask=hw.Causal(), return_map=True)[1] for qkv in given]
     found = hw.analysis.roles(maps, mentions=[hw.analysis.Mention(at, at % 3) for at in range(4, 40, 3)])
-    assert repr(found["next"]).endswith("\nof no head is it known on this input (72 heads)")
+    assert "; known for none of the 72 heads" in repr(found["next"]).splitlines()[0]
     for shown in (*(score for name, score in found.items() if name != "next"), found.coreference):
         lines = repr(shown).splitlines()
-        assert len(lines) == 11
-        assert max(map(len, lines)) <= 140
-        assert lines[-1] == "and 64 more of 72 heads"
+        assert len(lines) == 10
+        assert max(map(len, lines)) <= 160
+        assert lines[0].endswith("; 64 of 72 heads are not shown")
         assert "array" not in repr(shown)
         assert shown._repr_html_().count("<tr>") == 9
     mass = found["previous"].mass
     best = np.unravel_index(mass.argmax(), mass.shape)
-    assert repr(found["previous"]).splitlines()[2].split()[:2] == [f"L{best[0]}H{best[1]}", f"{mass.max():.3f}"]
+    cells = repr(found["previous"]).splitlines()[2].split()
+    assert [int(cells[0]), int(cells[1])] == list(best)
+    assert float(cells[2]) == pytest.approx(mass.max(), rel=1e-3)
+    assert list(found.table) == [*found, "offset_at"]
+    np.testing.assert_array_equal(found.table.dense("previous"), mass)
+    np.testing.assert_array_equal(torch.stack(found.table["previous"].error)[..., 1], found["previous"].interval[1])
     assert len(repr(found.keys())) < 250
     assert list(found.items()) == list(zip(found.keys(), found.values(), strict=True))

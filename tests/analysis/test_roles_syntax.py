@@ -6,7 +6,7 @@ import torch
 
 import headwise as hw
 from headwise.analysis.head_roles import Choice, Placed, parse_conllu
-from headwise.analysis.head_roles.show import choices
+from headwise.analysis.head_roles.printing import choices
 from headwise.errors import ConfigError, ShapeError, TextError
 
 SENTENCE = """# sent_id = 1
@@ -236,7 +236,7 @@ def test_mentions_without_a_query_or_out_of_sight_do_not_count():
     _, amap = hw.attend(q, k, k, mask=hw.Causal() & hw.Window(6), return_map=True)
     mentions = [hw.analysis.Mention(t, e) for t, e in ((3, "a"), (8, "a"), (21, "a"), (24, "b"), (25, "a"), (29, "b"))]
     choice = hw.analysis.roles(amap, mentions=mentions).coreference
-    assert choice.asked == 4  # of the mentions at 8, 21, 25 and 29
+    assert choice.total == 4  # of the mentions at 8, 21, 25 and 29
     assert choice.count == 2  # 25 sees 21, 29 sees 24
     assert not choice.better.any()  # too few cases to say
 

@@ -268,7 +268,7 @@ def test_principal_angles_are_those_of_scipy() -> None:
         turned = torch.stack((np.cos(angle) * eye[0] + np.sin(angle) * eye[5], eye[1]), 1)
         assert principal_angles(eye[:, :2], turned).tolist() == pytest.approx([0, angle], rel=1e-9, abs=1e-20)
     assert principal_angles(eye[:, :3], eye[:, 3:]).tolist() == [np.pi / 2] * 3
-    with pytest.raises(ConfigError, match="two: 2 columns span 1"):
+    with pytest.raises(ConfigError, match="two: 2 columns span only 1"):
         principal_angles(eye[:, :3], torch.ones(8, 2))
     with pytest.raises(ShapeError, match="two: columns of 7"):
         principal_angles(eye[:, :3], eye[:7, :3])

@@ -40,7 +40,7 @@ def test_heads_that_are_alike_stand_together_in_a_box() -> None:
     np.testing.assert_array_equal(shown.data, similarity().matrix[similarity().order][:, similarity().order])
     np.testing.assert_array_equal(shown.mask, np.eye(12, dtype=bool))  # 1 is above the end of the bar, so it is grey
     assert to_hex(axes.images[0].cmap(axes.images[0].norm(shown))[3, 3]) == ITSELF
-    assert axes.get_xlabel() == "grey: a head with itself, which is not on the scale"
+    assert axes.get_xlabel() == "grey: each head with itself, not on the scale"
     assert axes.images[0].norm.vmax == pytest.approx(0.9)  # a head with itself does not set the scale
 
 

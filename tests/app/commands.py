@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+from forked import Program
 
 
 class Done(NamedTuple):
@@ -24,3 +27,9 @@ def program(*args: object) -> Done:
     command = [sys.executable, "-m", "headwise", *map(str, args)]
     done = subprocess.run(command, capture_output=True, text=True, env=env, encoding="utf-8")
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def forked(folder: Path, *args: object, **environment: str) -> Done:
+    """The command in a process of its own, with more of an environment; `folder` keeps what it prints."""
+    call = (Path(__file__).with_name("run_headwise.py"), *args)
+    return Done(*Program(call, folder / "printed", environment={"COLUMNS": "120", **environment}).wait(300.0))

@@ -1,14 +1,12 @@
 """`headwise doctor` says what runs here, and agrees with what then runs."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
+from commands import forked
 from rich.console import Console
 
 import headwise.kernels.cpu.library as compiled
@@ -54,11 +52,9 @@ def test_picks_are_what_then_runs(words: str, options: dict[str, object], found:
 @pytest.mark.thorough
 def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "none.so"
-    environment = {**os.environ, "HEADWISE_NATIVE_LIBRARY": str(path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "headwise", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    done = forked(tmp_path, "doctor", "--json", HEADWISE_NATIVE_LIBRARY=str(path))
+    assert done.code == 0, done.err
+    said = json.loads(done.out)
     assert said["versions"]["torch"] == torch.__version__
     assert said["machine"]["threads"] == 1
     assert said["native"]["path"] == str(path)
@@ -76,13 +72,12 @@ def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Pa
         ("HEADWISE_KERNEL", "fastest", "HEADWISE_KERNEL='fastest': expected 'auto' or one of"),
     ],
 )
-def test_environment_that_nobody_can_follow_is_one_line(name: str, value: str, words: str) -> None:
-    command = [sys.executable, "-m", "headwise", "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, name: value})
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
-    assert [words in line for line in done.stdout.splitlines()].count(True) == 1
-    assert done.stdout.count(words) == 1
+def test_environment_that_nobody_can_follow_is_one_line(name: str, value: str, words: str, tmp_path: Path) -> None:
+    done = forked(tmp_path, "doctor", **{name: value})
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.out + done.err
+    assert [words in line for line in done.out.splitlines()].count(True) == 1
+    assert done.out.count(words) == 1
 
 
 @pytest.mark.parametrize("width", [60, 120])

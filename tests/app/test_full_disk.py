@@ -1,17 +1,13 @@
 """Where a file cannot be written, one line names it, what was there before stays, and nothing half is left."""
 
-import os
-import resource
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from commands import Command
 
 import headwise as hw
 from headwise.analysis.history import HeadHistory, HeadLook
@@ -20,19 +16,9 @@ from headwise.corpus.output import Output
 from headwise.edit.budgets import Budget
 from headwise.errors import CheckpointError
 from headwise.files import atomic_path
+from processes import files_no_larger_than
 
 TEXT = "话说武松打虎。" * 9
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """What a full disk looks like from inside: a write that fails halfway."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def amap() -> hw.AttentionMap:
@@ -103,17 +89,17 @@ def test_errors_of_other_kinds_stay_what_they_are(tmp_path: Path) -> None:
     ],
     ids=lambda args: args[0],
 )  # fmt: skip
-def test_a_command_on_a_full_disk_is_one_line(args: list[str], model_folder: Path, tmp_path: Path) -> None:
+def test_a_command_on_a_full_disk_is_one_line(
+    args: list[str], headwise: Command, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 20, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "headwise", *args, "--model", str(model_folder)], cwd=tmp_path, capture_output=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "400"}, text=True, encoding="utf-8",
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300)),
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(said) == 1, done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    with files_no_larger_than(300):
+        done = headwise(*args, "--model", model_folder)
+    assert done.code == 2, done.err
+    said = [line for line in done.err.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1, done.err
+    assert "Traceback" not in done.err
     assert "written" in said[0]
     assert any(name in said[0] for name in ("report.html", "table.csv"))
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path.name not in ("text.txt", "lock")]

@@ -2,16 +2,17 @@
 
 import importlib
 import json
-import os
 import random
 import re
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import forked
+
+from forked import Program
 
 ROOT = Path(__file__).parents[2]
 SCRIPT, PAGE = ROOT / "scripts" / "heads_tour.py", ROOT / "docs" / "heads.md"
@@ -20,13 +21,6 @@ SECTIONS = ("roles", "alike", "information", "importance", "pruning", "rollout",
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
 pytest.importorskip("scipy", reason="groups need the scipy extra")
-
-
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    return subprocess.run(
-        [sys.executable, *map(str, command)], capture_output=True, text=True, env=env, encoding="utf-8"
-    )
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +46,10 @@ def watched(texts: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tupl
     out = tmp_path_factory.mktemp("run")
     sizes = ("--d-model", "16", "--num-layers", "2", "--num-heads", "4", "--d-ff", "20", "--context", "12")
     steps = ("--steps", "4", "--eval-every", "2", "--batch-size", "3", "--precision", "float32")
-    done = run("-m", "headwise", "train", texts[1], "--out", out, *sizes, *steps, "--watch-heads")
-    assert done.returncode == 0, done.stderr
-    return out, done.stdout
+    said = tmp_path_factory.mktemp("said")
+    done = forked(said, "train", texts[1], "--out", out, *sizes, *steps, "--watch-heads", COLUMNS="200")
+    assert done.code == 0, done.err
+    return out, done.out
 
 
 def blocks(page: str) -> dict[str, str]:
@@ -82,9 +77,11 @@ def test_a_watched_training_tells_where_its_record_and_picture_lie(watched: tupl
 
 
 def test_the_script_makes_what_the_page_shows(texts: list[Path], watched: tuple[Path, str], tmp_path: Path) -> None:
-    done = run(SCRIPT, *texts, "--quick", "--pictures", tmp_path, "--training", watched[0])
-    assert done.returncode == 0, done.stderr
-    made = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", done.stdout, re.DOTALL | re.MULTILINE))
+    pictures = tmp_path / "pictures"
+    call = (SCRIPT, *texts, "--quick", "--pictures", pictures, "--training", watched[0])
+    code, out, err = Program(call, tmp_path / "said").wait(300)
+    assert code == 0, err
+    made = dict(re.findall(r"^## (\w+)\n\n(.*?)(?=^## |\Z)", out, re.DOTALL | re.MULTILINE))
     shown = blocks(PAGE.read_text(encoding="utf-8"))
     assert tuple(made) == tuple(shown) == SECTIONS
     absent = {name for name, text in made.items() if text.startswith("Not run:")}
@@ -92,10 +89,10 @@ def test_the_script_makes_what_the_page_shows(texts: list[Path], watched: tuple[
     for name in set(SECTIONS) - absent:
         assert headers(made[name]), name
         assert headers(made[name]) == headers(shown[name]), name
-    names = {path.name for path in tmp_path.iterdir()}
+    names = {path.name for path in pictures.iterdir()}
     missing = {"heads_encoder.png"} if "encoder" in absent else set()
     assert names == {f"heads_{x}.png" for x in ("alike", "encoder", "pruning", "training")} - missing
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
+    assert all((pictures / name).read_bytes().startswith(b"\x89PNG") for name in names)
 
 
 def test_pictures_and_sections_of_the_page_are_there() -> None:

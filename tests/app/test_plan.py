@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import Command, program
+from commands import Command
 from rich.console import Console
 
 from headwise.costs import Machine, Work, attention_stages
@@ -232,7 +232,7 @@ def test_command_prints_markdown_and_json(headwise: Command) -> None:
 
 
 def test_command_prints_text(headwise: Command) -> None:
-    found = program("plan", "--config", "llama_2_70B", "--seq", "4096", "--batch", "1")
+    found = headwise("plan", "--config", "llama_2_70B", "--seq", "4096", "--batch", "1")
     assert found.code == 0, found.err
     assert found.out.splitlines()[0] == "llama-2-70b: 68,976,648,192 parameters"
     assert re.search(r"cache, all tokens +1\.34 GB", found.out)
@@ -272,7 +272,7 @@ def test_other_sizes_reach_the_design() -> None:
         (["--design", "gqq", "--d-model", "8"], ["gqq", "gqa"]),
         (["--config", "gpt-3", "--num-heads", "3", "--full"], ["--num-heads", "--full", "--design"]),
         (["--d-model", "10", "--num-heads", "3"], ["d_model=10", "num_heads=3"]),
-        (["--design", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa needs num_kv_heads"]),
+        (["--design", "gqa", "--d-model", "8", "--num-heads", "2"], ["gqa requires num_kv_heads"]),
         (
             ["--design", "convolution", "--d-model", "8", "--num-heads", "3"],
             ["convolution does not support masks", "--full"],

@@ -2,12 +2,13 @@
 
 import io
 import re
-import subprocess
-import sys
+import socket
 import tokenize
 from pathlib import Path
 
 import pytest
+
+from forked import Program
 
 ROOT = Path(__file__).parents[2]
 DISTRIBUTED = "torchrun --nproc-per-node 2 this.py"
@@ -24,14 +25,19 @@ def code(block: str) -> list[str]:
     return [token.string for token in found if token.type not in (tokenize.COMMENT, tokenize.NL)]
 
 
-def run(folder: Path, source: str, *launcher: str) -> None:
+def run(folder: Path, source: str, processes: int = 1) -> None:
+    """A program in a folder; of several processes in the environment that torchrun gives them."""
     script = folder / "this.py"
-    script.write_text(source, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, *launcher, str(script)], cwd=folder, capture_output=True, text=True, encoding="utf-8",
-        timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    script.write_text(f"import os\nos.chdir({str(folder)!r})\n{source}", encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        world = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(processes)}
+    ranks = [
+        Program([script], folder / str(at), environment={**world, "RANK": str(at), "LOCAL_RANK": str(at)})
+        for at in range(processes)
+    ]
+    ended = [rank.wait(300) for rank in ranks]
+    assert [code for code, _, _ in ended] == [0] * processes, ended
 
 
 def test_both_languages_have_the_same_code():
@@ -50,4 +56,4 @@ def test_the_blocks_run_one_after_the_other(tmp_path):
 @pytest.mark.thorough
 def test_the_block_for_many_devices_runs_on_two_processes(tmp_path):
     (block,) = (block for block in blocks("docs/scale.md") if DISTRIBUTED in block)
-    run(tmp_path, block, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    run(tmp_path, block, 2)

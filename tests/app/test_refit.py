@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +20,7 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.pruning import pruning_figure
+from processes import files_no_larger_than
 
 WORDS = ["话说", "武松", "打虎。", "The tiger", " sleeps!", "又来", "再来？\n"]
 
@@ -344,7 +343,7 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
         (["prune", "--remove", "1", "--out", "full"], ["'full'", "not empty", "--force"]),
         (["prune", "--remove", "1", "--out", "short.txt"], ["short.txt", "is a file"]),
         (["prune", "--remove", "1", "--model", "nowhere"], ["nowhere", "does not exist"]),
-        (["convert", "--num-kv-heads", "2"], ["num_kv_heads=2", "5 key heads", "divisor"]),
+        (["convert", "--num-kv-heads", "2"], ["num_kv_heads=2", "5 KV heads", "divisor"]),
         (["convert", "--num-kv-heads", "1", "--method", "magic"], ["method='magic'", "'svd'"]),
         (["convert", "--num-kv-heads", "1", "--heal", "-1"], ["--heal -1"]),
         (["budget", "--window", "24"], ["--window 24", "24 tokens"]),
@@ -404,15 +403,13 @@ def test_a_source_is_never_overwritten_and_another_only_by_force(headwise, model
 
 
 @pytest.mark.thorough
-def test_a_full_disk_leaves_nothing(model_folder, text, tmp_path):
-    command = (
-        f"ulimit -f 8; trap '' XFSZ; exec {sys.executable} -m headwise prune --model {model_folder} --file {text} "
-        f"--heads 0.1 --windows 1 --yes --out {tmp_path / 'out'}"
-    )
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "could not be written" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+def test_a_full_disk_leaves_nothing(headwise, model_folder, text, tmp_path):
+    given = ("--model", model_folder, "--file", text, "--heads", "0.1", "--windows", 1, "--yes")
+    with files_no_larger_than(8192):
+        done = headwise("prune", *given, "--out", tmp_path / "out")
+    assert done.code == 2, done.out + done.err
+    assert "could not be written" in done.err
+    assert len([line for line in done.err.splitlines() if line.startswith("error: ")]) == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -34,9 +34,9 @@ def test_sample_is_shown_without_a_text():
     assert "鲁智深" in "".join(hw.see().passages[0].tokens)
 
 
-def test_files_are_written(tmp_path):
+def test_files_are_written(model_folder, tmp_path):
     steps = []
-    report = hw.see(TEXT, out=tmp_path / "r.html", png=tmp_path / "maps", lang="zh",
+    report = hw.see(TEXT, hw.load_model(model_folder), out=tmp_path / "r.html", png=tmp_path / "maps", lang="zh",
                     progress=lambda what, done, of: steps.append(what))  # fmt: skip
     assert TEXT in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert 'lang="zh' in (tmp_path / "r.html").read_text(encoding="utf-8")

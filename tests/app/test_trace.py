@@ -11,7 +11,8 @@ from rich.console import Console
 import headwise.nn
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.nn.registry import DESIGNS
-from headwise.textbook.trace import Step, print_trace, trace
+from headwise.nn.steps import Step
+from headwise.textbook.trace import print_trace, trace
 
 # Every design, plain and with what adds steps.
 CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + [
@@ -56,7 +57,7 @@ def test_axes_say_what_the_shapes_are(design: str, options: dict[str, Any]) -> N
 @pytest.mark.parametrize("causal", [False, True])
 def test_weights_are_shares_of_what_may_be_seen(design: str, options: dict[str, Any], causal: bool) -> None:
     if causal and design == "convolution":
-        with pytest.raises(ConfigError, match="mask: ConvolutionAttention takes none"):
+        with pytest.raises(ConfigError, match="ConvolutionAttention does not support `mask`"):
             traced(design, options, causal=True)
         return
     steps = traced(design, options, causal=causal)
@@ -196,5 +197,5 @@ def test_bad_sizes_are_named() -> None:
         trace(options={"top_k": 2})
     with pytest.raises(ConfigError, match="self attention"):
         trace(options={"context_dim": 5})
-    with pytest.raises(HeadwiseError, match="num_kv_heads: gqa needs it"):
+    with pytest.raises(HeadwiseError, match="num_kv_heads: gqa requires it"):
         trace(design="gqa")

@@ -127,9 +127,9 @@ def test_options_that_cannot_be_are_named(options: dict[str, Any], message: str)
 
 
 def test_what_the_design_refuses_and_what_does_not_fit_is_told() -> None:
-    with pytest.raises(ConfigError, match="mask: ConvolutionAttention takes none"):
+    with pytest.raises(ConfigError, match="ConvolutionAttention does not support `mask`"):
         block("convolution")(given(), mask=Causal())
-    with pytest.raises(ShapeError, match=r"attention: ConvolutionAttention makes \(2, 13, 5\) of x \(2, 13, 12\)"):
+    with pytest.raises(ShapeError, match=r"attention: ConvolutionAttention returns \(2, 13, 5\) for x \(2, 13, 12\)"):
         TransformerBlock(ConvolutionAttention(12, 3, out_dim=5), 7)(given(dtype=torch.float32))
     with pytest.raises(HeadwiseError, match=r"x: .*\(2, 13, 10\)"):
         TransformerBlock(MultiHeadAttention(12, 3), 7, order="post")(given(d=10, dtype=torch.float32))

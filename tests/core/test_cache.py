@@ -61,7 +61,7 @@ def test_every_cut_of_the_tokens_gives_one_full_pass(name: str, options: dict[st
     for chunks in CHUNKS:
         cache, mask = KINDS[kind](layer, None)
         if name == "talking_heads" and kind.startswith("budgets"):
-            with pytest.raises(ConfigError, match=r"cache: .*every head's scores.*windows differ"):
+            with pytest.raises(ConfigError, match=r"cache: .*mixes the scores of all heads.*equal windows"):
                 stepped(layer, x, cache, mask, chunks)
             continue
         torch.testing.assert_close(stepped(layer, x, cache, mask, chunks), layer(x, mask=mask))
@@ -319,7 +319,7 @@ def test_options_that_cannot_be_are_named(call: Callable[[], Any], words: str) -
         (lambda: RaggedCache([1, 2, 3]).append(*kv()), r"3 lengths, but keys \(2, 3, 4, 8\) of 2"),
         (lambda: RaggedCache([5, 2]).append(*kv()), "a prompt of 5 tokens, but the first call has 4"),
         (lambda: KVCache(capacity=3).append(*kv()), r"capacity=3\): holds 0 tokens, and 4 more do not fit"),
-        (lambda: KVCache(stored="int8", key_parts=(3, 4)).append(*kv()), r"key_parts=\(3, 4\) are 7 numbers.*has 8"),
+        (lambda: KVCache(stored="int8", key_parts=(3, 4)).append(*kv()), r"key_parts=\(3, 4\) add up to 7, .*width 8"),
         (
             lambda: attend(*torch.ones(3, 1, 4, 5, 8), mask=HeadWindows([2, 3])),
             "2 windows for 4 query heads",

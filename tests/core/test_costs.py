@@ -346,7 +346,7 @@ def test_roofline_changes_sides_at_the_ridge() -> None:
     [
         (lambda: counts_of("gqq", {}), ConfigError, ["design='gqq'", "gqa"]),
         (lambda: counts_of("zzzz", {}), ConfigError, ["design='zzzz'", "multi_head", "latent"]),
-        (lambda: counts_of("gqa", {"d_model": 8, "num_heads": 2}), ConfigError, ["gqa needs num_kv_heads"]),
+        (lambda: counts_of("gqa", {"d_model": 8, "num_heads": 2}), ConfigError, ["gqa requires num_kv_heads"]),
         (lambda: counts_of("mqa", {"d_model": 8, "latent_dim": 2}), ConfigError, ["latent_dim=2", "head_dim"]),
         (lambda: counts_of("multi_head", {"d_model": 8, "num_heads": 3}), ShapeError, ["d_model=8", "num_heads=3"]),
         (lambda: counts_of("multi_head", {"d_model": 8, "num_heads": 0}), ConfigError, ["num_heads=0"]),

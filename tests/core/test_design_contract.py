@@ -101,7 +101,7 @@ def test_it_is_known_by_its_names(doubled: str) -> None:
     assert options_of(doubled)["factor"] == 2
     layer = build("tripled", 12, 3)
     assert (type(layer), layer.factor) == (Doubled, 3)
-    with pytest.raises(ConfigError, match="factor=5: tripled has 3; see doubled for more"):
+    with pytest.raises(ConfigError, match="factor=5: tripled has 3; see doubled for other values"):
         build("tripled", 12, 3, {"factor": 5})
 
 

@@ -29,7 +29,7 @@ def test_a_line_is_convolved(n: int, k: int, dilation: int, groups: int, padding
     ours = from_conv1d(conv)
     pad = 2 * padding if isinstance(padding, int) else dilation * (k - 1) if padding == "same" else 0
     if n + pad <= dilation * (k - 1):
-        with pytest.raises(ShapeError, match="shorter than the kernel"):
+        with pytest.raises(ShapeError, match="smaller than the kernel"):
             ours(channels_last(x))
         return
     torch.testing.assert_close(ours(channels_last(x)), channels_last(conv(x)), rtol=1e-10, atol=1e-10)
@@ -109,7 +109,7 @@ def test_blunt_heads_learn_to_be_a_convolution() -> None:
         (lambda: ConvolutionAttention(3, 3, offsets=torch.zeros(2, 1)), ShapeError, r"offsets: .*\(2, 1\)"),
         (lambda: ConvolutionAttention(3, 3, padding=[(0, 0), (1, 1)]), ShapeError, "padding: expected 1 pairs"),
         (lambda: from_conv2d(nn.Conv2d(3, 3, 3))(torch.zeros(1, 9, 3)), ShapeError, "2 axes"),
-        (lambda: from_conv1d(nn.Conv1d(3, 3, 3))(torch.zeros(1, 2, 3)), ShapeError, "shorter than the kernel"),
+        (lambda: from_conv1d(nn.Conv1d(3, 3, 3))(torch.zeros(1, 2, 3)), ShapeError, "smaller than the kernel"),
     ],
 )
 def test_what_is_no_such_attention_is_refused(call: Any, kind: type[Exception], words: str) -> None:

@@ -112,7 +112,7 @@ def test_decoding_is_absorbed_and_a_full_pass_is_plain() -> None:
         ({"query_latent_dim": 0}, "query_latent_dim=0"),
         ({"num_kv_heads": 2}, "num_kv_heads"),
         ({"rotary": True}, "rotary"),
-        ({"context_dim": 10}, "rope_dim=2 needs self attention"),
+        ({"context_dim": 10}, "rope_dim=2: requires self attention"),
     ],
 )
 def test_bad_options_are_named(options: dict[str, Any], words: str) -> None:

@@ -38,7 +38,7 @@ def test_grouped_names_stand_for_their_heads() -> None:
     [
         ("multihead", {}, "design='multihead': unknown; did you mean multi_head"),
         ("zzz", {}, "design='zzz': unknown; expected one of multi_head, mqa, gqa, per_head"),
-        ("gqa", {}, "num_kv_heads: gqa needs it"),
+        ("gqa", {}, "num_kv_heads: gqa requires it"),
         ("mqa", {"num_kv_heads": 2}, "num_kv_heads=2: mqa has 1"),
         ("latent", {"num_kv_heads": 2}, "num_kv_heads=2: .*latent takes"),
         ("sparse_mixture", {"top_k": "two"}, "top_k='two': expected a whole number"),

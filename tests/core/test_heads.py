@@ -239,7 +239,7 @@ def test_it_compiles() -> None:
         (lambda: MultiHeadAttention(15, 5, rotary=True), ShapeError, "head_dim=3.*even"),
         (lambda: made(12, 3)(given(d=10)), ShapeError, r"x: .*d_model=12.*\(2, 13, 10\)"),
         (lambda: made(12, 3)(given(), given(7, 10)), ShapeError, r"context: .*\(2, 7, 10\)"),
-        (lambda: made(12, 3, context_dim=10)(given()), ShapeError, "context: needed"),
+        (lambda: made(12, 3, context_dim=10)(given()), ShapeError, "context: required"),
         (lambda: made(12, 3)(given(), given(), cache=KVCache()), ConfigError, "cache"),
         (lambda: MultiHeadAttention.from_heads(*torch.zeros(4, 2, 3, 4)), ShapeError, "expected"),
     ],

@@ -29,7 +29,7 @@ def test_pictures(name: str) -> None:
     for cell in CELLS:
         expected = pooling.squares(amap.q, amap.k, amap.lse, amap.rule, cell)
         told: list[int] = []
-        for progress in (None, lambda done, of: told.append(done)):  # noqa: B023
+        for progress in (None, lambda what, done, of: told.append(done)):  # noqa: B023
             same(compiled_reads.squares(amap.q, amap.k, amap.lse, amap.rule, cell, progress), expected)
         assert told[-1] == 37
 

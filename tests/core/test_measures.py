@@ -248,7 +248,7 @@ def test_together_is_one_after_the_other(mask: str, broken: bool) -> None:
     names = [name for name in FORMULAS if name != "topk_mass"]
     _, amap = attend(q, k, v, mask=MASKS[mask](2, 37, 53), return_map=True)
     wanted = resolve([ready(name, 53) for name in names])
-    found = amap._ask("statistics", statistics_for(wanted, amap.rule))
+    found = amap._read("statistics", statistics_for(wanted, amap.rule))
     result = amap.measured_by(found, wanted)
     for one in wanted:
         state = one.start(amap.rule.grid, amap.lse)

@@ -225,5 +225,5 @@ def test_names_are_given_once_and_to_what_can_be_written(make: Callable[[], Any]
 
 
 def test_a_kernel_that_knows_two_masks_refuses_theirs() -> None:
-    with pytest.raises(KernelError, match="knows no mask but Causal"):
+    with pytest.raises(KernelError, match="supports no mask but Causal"):
         hw.attend(*qkv(B, H, H, N, N, D, D), mask=mask(), kernel="torch_fused")

@@ -526,3 +526,15 @@ def test_bad_scores_are_named(make: object, kind: type[Exception], words: list[s
     with pytest.raises(kind) as caught:
         attend(Q, K, V, score=make())  # type: ignore[operator]
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+class OtherSinks(SinkLogits):
+    """A score of somebody's own with sinks too."""
+
+
+def test_two_scores_with_sinks_add_their_weights() -> None:
+    q, k, v = qkv()
+    one, other = torch.randn(2, 6, generator=torch.Generator().manual_seed(2))
+    both = attend(q, k, v, score=(SinkLogits(one), OtherSinks(other)))
+    torch.testing.assert_close(both, attend(q, k, v, score=SinkLogits(torch.logaddexp(one, other))))
+    assert not torch.allclose(both, attend(q, k, v, score=SinkLogits(torch.maximum(one, other))))

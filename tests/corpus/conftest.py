@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from sweep_samples import STEP, make_model
 
-import headwise.corpus.plan as plan
+import headwise.corpus.pieces as plan
 
 
 @pytest.fixture(scope="session", autouse=True)

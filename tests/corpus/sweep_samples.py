@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-import headwise.corpus.plan as plan
+import headwise.corpus.pieces as plan
 from headwise.lm.checkpoint import save_model
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
@@ -86,4 +86,8 @@ if __name__ == "__main__":
     ranks.SILENCE = float(os.environ.get("HEADWISE_SILENCE", "120"))
     if "HEADWISE_ACCIDENT" in os.environ:
         _accident()
+    if limit := int(os.environ.get("HEADWISE_FILES", "0")):  # bytes of the largest file, as on a full disk
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     main()

@@ -10,8 +10,7 @@ from hypothesis import given, settings, strategies as st
 from sweep_samples import STEP, said, write_jsonl
 
 import headwise.corpus.sources as sources
-from headwise.corpus.pieces import count, documents
-from headwise.corpus.plan import UNITS, Limit, step_for, units
+from headwise.corpus.pieces import UNITS, Limit, count, documents, step_for, units
 from headwise.corpus.sources import Source, changed, check, find_sources
 from headwise.corpus.windows import Frame, batches, stacked, windows
 from headwise.errors import ConfigError, TextError
@@ -75,7 +74,7 @@ def test_a_file_is_known_by_its_content(tmp_path):
     os.utime(path, ns=(1, 1))
     assert changed(known, 5) is None
     path.write_text("tigEr")
-    assert "other content" in changed(known, 5)
+    assert "different content" in changed(known, 5)
     path.write_text("tigers")
     assert "had 5 bytes and has 6" in changed(known, 5)
     path.unlink()

@@ -11,8 +11,7 @@ from sweep_samples import TEXT, WINDOW, make_model, said, write_jsonl
 from torch.testing import assert_close
 
 from headwise.corpus import measure_corpus
-from headwise.corpus.pieces import count, documents
-from headwise.corpus.plan import step_for
+from headwise.corpus.pieces import count, documents, step_for
 from headwise.corpus.sources import find_sources
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import load_model
@@ -196,7 +195,7 @@ def test_nan_is_told_with_its_place_and_left_out(tmp_path):
     assert columns["mean"][-1] is None
     first = str(found.total.troubles[0])
     assert "layer 1, head 2: scores in " in first
-    assert "a.jsonl, the text at byte 0, window from its token 0 on" in first
+    assert "a.jsonl, the text at byte 0, window from token 0" in first
     healthy = make_model(tmp_path / "healthy")
     well = measure_corpus(healthy, tmp_path / "a.jsonl", tmp_path / "well.csv", **SMALL)
     assert_close(found.table.dense("entropy")[1, :2], well.table.dense("entropy")[1, :2], rtol=1e-6, atol=1e-6)
@@ -206,7 +205,7 @@ def test_nan_is_told_with_its_place_and_left_out(tmp_path):
     ("options", "says"),
     [({"measures": ["entropie"]}, "did you mean 'entropy'"), ({"measures": ["class_mass"]}, "punctuation_mass"),
      ({"measures": []}, "at least one"), ({"measures": ["entropy", "entropy"]}, "given twice"),
-     ({"window": 0}, "window=0"), ({"stride": 14}, "a window holds 13"), ({"batch": 2.5}, "batch=2.5"),
+     ({"window": 0}, "window=0"), ({"stride": 14}, "a window has 13"), ({"batch": 2.5}, "batch=2.5"),
      ({"max_tokens": 0}, "max_tokens=0"), ({"per": "line"}, "per='line'"), ({"dtype": "int8"}, "dtype='int8'"),
      ({"layers": [2]}, "layers: 2 does not exist in model.*; expected 0 to 1"), ({"heads": [3]}, "heads: 3"),
      ({"device": "tpu"}, "device='tpu'")],

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from headwise.cli import app
 from headwise.cli.measure import _numbers
 from headwise.corpus import measure_corpus
-from headwise.corpus.show import print_measures
+from headwise.corpus.printing import print_measures
 from headwise.errors import ConfigError
 from headwise.stats import shown_in
 

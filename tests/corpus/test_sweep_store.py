@@ -30,18 +30,18 @@ def test_each_unit_is_taken_once(both):
 
 
 def test_what_one_says_the_other_hears(both):
-    both[0].say("plan", {"left": [1, 2]})
-    assert both[1].hear("plan") == {"left": [1, 2]}
+    both[0].publish("plan", {"left": [1, 2]})
+    assert both[1].wait_for("plan") == {"left": [1, 2]}
 
 
-def test_the_first_to_fail_is_heard(both):
+def test_the_first_to_fail_is_beats(both):
     both[1].fail("no more paper")
     both[0].fail("no more ink")
     for one in both:
         with pytest.raises(Stopped, match=r"^process 1 of 2: no more paper$"):
             one.check()
     with pytest.raises(Stopped):
-        both[0].hear("plan")
+        both[0].wait_for("plan")
 
 
 def test_who_is_silent_is_missed_and_who_never_came_is_waited_for(monkeypatch):

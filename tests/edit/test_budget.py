@@ -146,8 +146,8 @@ def test_the_embedded_model_has_heads_that_need_little() -> None:
         ({"window": 5, "sinks": -1}, "sinks=-1"),
         ({"window": 5, "threshold": 0.0}, r"threshold=0\.0"),
         ({"window": 5, "threshold": 95}, "threshold=95"),
-        ({"window": 40}, "they hold all of the 41 tokens"),
-        ({"window": 5, "maps": []}, "maps: there are none"),
+        ({"window": 40}, "they cover all 41 tokens"),
+        ({"window": 5, "maps": []}, "maps: empty"),
     ],
 )
 def test_budgets_that_cannot_be_are_named(arguments: dict[str, Any], message: str) -> None:
@@ -165,7 +165,7 @@ def test_texts_of_other_models_are_refused() -> None:
 def test_calls_that_cannot_be_are_named() -> None:
     decoder = made()
     found = budget(maps_of(decoder, ids()), 5)
-    with pytest.raises(ConfigError, match="batches: there are none"):
+    with pytest.raises(ConfigError, match="batches: empty"):
         budget_effect(decoder, [], found)
     with pytest.raises(ConfigError, match="step=0"):
         budget_effect(decoder, [ids()], found, step=0)
@@ -182,9 +182,9 @@ def test_maps_that_look_ahead_are_refused(n: int) -> None:
     """Also where only one head does, in one layer; and where the text is shorter than the window."""
     q, k, v = torch.randn(3, 1, 3, n, 5, generator=torch.Generator().manual_seed(1))
     maps = [hw.attend(q, k, v, mask=mask, return_map=True)[1] for mask in (hw.Causal(), None)]
-    with pytest.raises(ConfigError, match="queries see keys that come after them; expected causal maps"):
+    with pytest.raises(ConfigError, match="queries attend to later keys; expected causal maps"):
         budget(maps[::-1], 7, 2)
-    with pytest.raises(ConfigError, match="queries see keys that come after them"):
+    with pytest.raises(ConfigError, match="queries attend to later keys"):
         budget([maps[:1], maps[1:]], 7, 2)
     last = hw.attend(q[:, :, -3:], k, v, mask=hw.Causal(), return_map=True)[1]  # queries stand at the end
     if n == 41:

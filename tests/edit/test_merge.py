@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import headwise as hw
 from headwise.edit import group_heads, merge_kv
 from headwise.edit.merging import METHODS
-from headwise.edit.share import alike_groups, shared_keys, shared_rotary_keys, shared_values
+from headwise.edit.share import shared_keys, shared_rotary_keys, shared_values, similar_groups
 from headwise.errors import ConfigError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, save_model
 from headwise.lm.generate import write
@@ -202,7 +202,7 @@ def test_groups_are_a_partition_and_blocks_are_found(count: int, size: int, seed
     of = torch.empty(count * size, dtype=torch.long)
     of[order] = torch.arange(count * size) // size
     similarity[of[:, None] == of] += 2.0
-    found = alike_groups(similarity, count)
+    found = similar_groups(similarity, count)
     assert found == sorted(sorted(torch.nonzero(of == g).flatten().tolist()) for g in range(count))
 
 
@@ -240,7 +240,7 @@ def test_in_place_changes_the_model_itself() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_kv_heads": 4}, "num_kv_heads=4: MultiHeadAttention has 6 key heads; expected a divisor"),
+        ({"num_kv_heads": 4}, "num_kv_heads=4: MultiHeadAttention has 6 KV heads; expected a divisor"),
         ({"num_kv_heads": 0}, "num_kv_heads=0"),
         ({"num_kv_heads": 12}, "num_kv_heads=12"),
         ({"num_kv_heads": True}, "num_kv_heads=True"),
@@ -258,9 +258,9 @@ def test_merges_that_cannot_be_are_named(arguments: dict[str, Any], message: str
 
 @pytest.mark.parametrize("name", ["per_head", "latent", "gated_output", "talking_heads", "sparse_mixture"])
 def test_other_designs_are_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"known: MultiHeadAttention.*Llama-like"):
+    with pytest.raises(ConfigError, match=r"supported: MultiHeadAttention.*Llama-like"):
         merge_kv(design(name, {}), 1)
-    with pytest.raises(ConfigError, match="known: MultiHeadAttention"):
+    with pytest.raises(ConfigError, match="supported: MultiHeadAttention"):
         merge_kv(nn.MultiheadAttention(12, 3), 1)
 
 
@@ -271,5 +271,5 @@ def test_weights_of_two_modules_and_quantised_ones_are_refused() -> None:
         merge_kv(model, 2)
     module = module_of({})
     module.k_proj.weight = nn.Parameter(torch.ones(12, 12, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(ConfigError, match="quantised"):
+    with pytest.raises(ConfigError, match="quantized"):
         merge_kv(module, 2)

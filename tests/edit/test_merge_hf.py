@@ -83,11 +83,11 @@ def test_a_model_merged_alike_everywhere_is_one_that_transformers_writes_itself(
 
 
 def test_other_models_are_refused() -> None:
-    with pytest.raises(ConfigError, match="BertSelfAttention cannot share keys and values here; known"):
+    with pytest.raises(ConfigError, match="BertSelfAttention does not support merging of KV heads; supported"):
         merge_kv(hf_model("bert"), 1)
     model = hf_model("llama")
     for site in find_heads(model):
         site.module.config.rope_parameters["partial_rotary_factor"] = 0.5
-    with pytest.raises(ConfigError, match="which channels LlamaAttention turns together is not known"):
+    with pytest.raises(ConfigError, match="which channels LlamaAttention rotates together is unknown"):
         merge_kv(model, 1, "svd")
     assert merge_kv(model, 1, "mean", copy=True).parameters_after < sum(p.numel() for p in model.parameters())

@@ -74,7 +74,9 @@ def test_it_is_found_scaled_and_pruned(model: nn.Module) -> None:
 def test_its_refusals_are_its_own_words(model: nn.Module) -> None:
     with pytest.raises(ConfigError, match=r"^1: two heads belong together$"):
         prune(model, {1: [0]})
-    with pytest.raises(ConfigError, match="0: Attention cannot share keys and values here; known: MultiHeadAttention"):
+    with pytest.raises(
+        ConfigError, match="0: Attention does not support merging of KV heads; supported: MultiHeadAttention"
+    ):
         merge_kv(model, 1)
     model.get_submodule("0").register_parameter("scale", nn.Parameter(torch.ones(5).double()))
     with pytest.raises(ConfigError, match=r"0: Attention has scale \(5,\), and how it belongs to the heads is not"):

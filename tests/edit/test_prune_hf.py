@@ -125,7 +125,7 @@ def test_cross_attention_of_gpt2_is_pruned_too() -> None:
 
 
 def test_groups_left_uneven_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"layers\.1\.self_attn.*\[1, 2\] of them would be left"):
+    with pytest.raises(ConfigError, match=r"layers\.1\.self_attn.*\[1, 2\] of them would remain"):
         prune(hf_model("llama"), {1: [0]})
 
 
@@ -185,10 +185,14 @@ def test_a_folder_without_its_heads_is_refused(tmp_path: Path) -> None:
     [
         ("heads.json", "{", "cannot be read"),
         ("heads.json", "[]", "expected an object"),
-        ("heads.json", '{"format": "other"}', "not of the format"),
-        ("heads.json", '{"format": "headwise-pruned-2", "class": "os"}', "is no model class"),
+        ("heads.json", '{"format": "other"}', "expected the format headwise-pruned-2"),
+        ("heads.json", '{"format": "headwise-pruned-2", "class": "os"}', "is not a model class"),
         ("heads.json", '{"format": "headwise-pruned-2", "class": "BertModel"}', "sites is missing"),
-        ("heads.json", '{"format": "headwise-pruned-2", "class": "BertModel", "sites": {"a": 1}}', "does not fit"),
+        (
+            "heads.json",
+            '{"format": "headwise-pruned-2", "class": "BertModel", "sites": {"a": 1}}',
+            "its modules are not those of BertModel",
+        ),
         ("config.json", "{", "cannot be read"),
         ("model.safetensors", "oh", "truncated"),
     ],
@@ -255,7 +259,7 @@ def test_a_quantised_model_is_refused_with_the_reason(name: str) -> None:
         quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
     sites = hw.find_heads(quantised)
     assert [(site.num_heads, site.head_dim) for site in sites] == [(4, 6)] * 3
-    with pytest.raises(ConfigError, match=r"Linear\.weight is no tensor; quantised modules are not cut"):
+    with pytest.raises(ConfigError, match=r"Linear\.weight is not a tensor; quantized modules"):
         hw.edit.prune(quantised, HEADS)
     with pytest.raises(ConfigError, match="a quantised module; load the model unquantised"):
         sites[0].weights()

@@ -9,7 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks import gpu, gpu_calls
-from benchmarks.gpu_calls import BACKWARD, DECODE, FORWARD, KINDS, OURS, TOLD, Inputs, Size
+from benchmarks.gpu_calls import BACKWARD, DECODE, FORWARD, KINDS, OURS, WITH_STATISTICS, Inputs, Size
 
 SIZES = [Size(2, 3, 37, 16, causal) for causal in (True, False)]
 
@@ -20,7 +20,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) ->
     return (scores.masked_fill(~mask, -torch.inf) if causal else scores).softmax(-1).to(v.dtype) @ v
 
 
-def told(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> tuple[torch.Tensor, ...]:
+def with_statistics(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> tuple[torch.Tensor, ...]:
     eye = torch.eye(k.shape[2]).expand(*k.shape[:2], -1, -1)
     p = plain(q, k, eye, causal=causal)
     return plain(q, k, v, causal=causal), torch.special.entr(p).sum(-1), p.square().sum(-1)
@@ -46,7 +46,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
         return {OURS: mine, "flash": flash(causal, ["flash"])["flash"], "cudnn": wrong, "flex": broken}
 
     monkeypatch.setattr(gpu_calls, "attentions", attentions)
-    monkeypatch.setattr(gpu_calls, "told", told)
+    monkeypatch.setattr(gpu_calls, "with_statistics", with_statistics)
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -56,7 +56,7 @@ def test_who_fails_or_is_wrong_is_named_and_the_others_are_timed(capsys: pytest.
     assert [(row.size, row.what) for row in rows] == [(size, what) for size in SIZES for what in KINDS]
     assert written == [[at, 0] for at in (*range(1, 7), 6)]  # after every row
     for row in rows:
-        assert set(row.milliseconds) == {OURS, "flash", "cudnn"} | ({TOLD} if row.what == FORWARD else set())
+        assert set(row.milliseconds) == {OURS, "flash", "cudnn"} | ({WITH_STATISTICS} if row.what == FORWARD else set())
         assert all(x > 0 for x in row.milliseconds.values())
         assert row.failed == {"flex": "LookupError: no such instruction"}
         assert set(row.wrong) == {"cudnn"}
@@ -112,7 +112,7 @@ def test_the_whole_of_it_in_the_interpreter(tmp_path: Path, capsys: pytest.Captu
         (causal, what) for causal in (True, False) for what in KINDS
     ]
     for row in report["rows"]:
-        assert set(row["errors"]) == {OURS, "flash"} | ({TOLD} if row["what"] == FORWARD else set())
+        assert set(row["errors"]) == {OURS, "flash"} | ({WITH_STATISTICS} if row["what"] == FORWARD else set())
         assert row["wrong"] == row["failed"] == {}
-    assert len(report["rows"][0]["errors"][TOLD]) == 3
+    assert len(report["rows"][0]["errors"][WITH_STATISTICS]) == 3
     assert "written" in capsys.readouterr().out

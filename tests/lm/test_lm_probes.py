@@ -70,8 +70,8 @@ def test_a_model_trained_to_repeat_is_found_to_copy_and_look_back() -> None:
     before = probe_repeats(decoder, TOKENIZER, TOKENIZER.characters, length=12)
     decoder.train()
     generator = torch.Generator().manual_seed(0)
-    for _ in range(600):
-        copy = torch.rand(32, 40, generator=generator).argsort(1)[:, : context // 2] + 256
+    for _ in range(400):
+        copy = torch.rand(16, 40, generator=generator).argsort(1)[:, : context // 2] + 256
         ids = copy.repeat(1, 2)
         logits = decoder(ids[:, :-1])
         loss = torch.nn.functional.cross_entropy(logits[:, context // 2 :].mT, ids[:, context // 2 + 1 :])

@@ -5,8 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from forked import Program
 from headwise.errors import CheckpointError, ConfigError
 from headwise.lm.baselines import baseline_losses
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read
@@ -268,7 +267,7 @@ def test_options_that_cannot_be_are_named(file: Path, tmp_path: Path, options: d
     assert not (tmp_path / "out").exists()
 
 
-KILLED = """
+ENDLESS = """
 import sys
 from headwise.lm.train import train
 train([sys.argv[1]], sys.argv[2], steps=10**6, eval_every=1, **eval(sys.argv[3]))
@@ -278,18 +277,18 @@ train([sys.argv[1]], sys.argv[2], steps=10**6, eval_every=1, **eval(sys.argv[3])
 @pytest.mark.thorough
 def test_a_kill_at_any_moment_leaves_whole_files(file: Path, tmp_path: Path) -> None:
     """SIGKILL, several times over one folder: each run must go on from whole files that the last one left."""
-    out, reached = tmp_path / "out", 0
+    out, reached, script = tmp_path / "out", 0, tmp_path / "endless.py"
+    script.write_text(ENDLESS)
     for delay in (0.05, 0.171, 0.01):
-        process = subprocess.Popen([sys.executable, "-c", KILLED, file, out, repr(SMALL)])
+        program = Program((script, file, out, repr(SMALL)), tmp_path / "said")
         try:
             deadline = time.monotonic() + 120
-            while not _gone_on(out, reached) and process.poll() is None and time.monotonic() < deadline:
+            while not _gone_on(out, reached) and program.process.is_alive() and time.monotonic() < deadline:
                 time.sleep(0.005)
-            assert process.poll() is None, "the run ended by itself"
+            assert program.process.is_alive(), "the run ended by itself"
             time.sleep(delay)
         finally:
-            process.kill()
-            process.wait()
+            program.wait(0)
         load_checkpoint(out)
         step = json.loads(read(out / TRAINING_FILE)[1]["info"])["step"]
         assert step > reached

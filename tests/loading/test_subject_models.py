@@ -226,7 +226,7 @@ SPOILED: dict[str, tuple[Any, str]] = {
         "cannot be read",
     ),
     "truncated": (_truncated, "cannot be loaded"),
-    "unknown architecture": (lambda folder: _edit(folder / "config.json", model_type="nobody"), "no model that this"),
+    "unknown architecture": (lambda folder: _edit(folder / "config.json", model_type="nobody"), "unknown to this"),
     "code of its own": (_own_code, "refers to custom code.*does not run code from model folders"),
     "broken config": (lambda folder: (folder / "config.json").write_text("{"), "cannot be read"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json"),

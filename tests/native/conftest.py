@@ -1,6 +1,7 @@
 """The compiled kernel's tests run once for each target that this CPU executes: the first and the last always, those
-between them in `make test-all`, but tests with `every_target`."""
+between them in `make test-all`, but tests with `every_target`; HEADWISE_TEST_TARGETS=avx2,portable limits them."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ def _targets() -> list[object]:
     before = handle.headwise_target_name()
     found = [name for name in library().targets() if handle.headwise_set_target(name.encode()) == 0]
     handle.headwise_set_target(before)
-    return [*found]
+    chosen = os.environ.get("HEADWISE_TEST_TARGETS", ",".join(found)).split(",")
+    return [name for name in found if name in chosen]
 
 
 TARGETS = _targets()

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -117,6 +118,18 @@ def test_what_an_earlier_call_left_in_memory_changes_nothing(dtype: torch.dtype)
         assert same(everything(n, dtype), first)
 
 
+def wanted(name: str, result: Tensor, **given: Any) -> binding.Wanted:
+    """An entry of a request."""
+    (code,) = (code for signature, code in library().statistics.items() if signature.startswith(f"{name}("))
+    return binding.Wanted(code=code, result=result.data_ptr(), **{"count": 1, **given})
+
+
+def write_wanted(request: binding.ForwardCall, entries: list[binding.Wanted]) -> None:
+    """Put them into the request, sorted by code as headwise.h requires."""
+    entries = sorted(entries, key=lambda entry: entry.code)
+    request.wanted_count, request.wanted = len(entries), (binding.Wanted * len(entries))(*entries)
+
+
 def guarded(*shape: int, dtype: torch.dtype = torch.float32, gaps: bool = False) -> tuple[Tensor, Callable[[], bool]]:
     """Poisoned memory for a result, and whether it was written, all of it and nothing else.
 
@@ -154,26 +167,28 @@ def test_only_its_own_results_are_written(dtype: torch.dtype, gaps: bool, n: int
         binding.CODES[dtype], 2, b, h, h_kv, n, m, d, e, *map(binding.view, (q, k, v, out)),
     )  # fmt: skip
     held: list[object] = [binding.write_rule(request.rule, lowered, rule)]
-    for field in ("lse", "largest", "entropy", "squares", "distance", "variance"):
-        memory, check = guarded(b, h, n)
-        setattr(request, field, memory.data_ptr())
+    memory, check = guarded(b, h, n)
+    request.lse = memory.data_ptr()
+    held.append(memory)
+    checks.append(check)
+    classes = torch.rand(b, m), torch.rand(1, m)
+    arguments: list[tuple[str, dict[str, object]]] = [
+        ("largest", {}), ("entropy", {}), ("squares", {}), ("distance", {}), ("variance", {}),
+        ("range_mass", {"numbers": (0, 9, 0)}), ("range_mass", {"numbers": (-5, 1, 1)}),
+        *(("key_weights", {"keys": binding.Argument(x.data_ptr(), m if len(x) > 1 else 0)}) for x in classes),
+        *[("column_mass", {})] * (2 if n > 4 else 0),
+    ]  # fmt: skip
+    entries = []
+    for name, given in arguments:
+        memory, check = guarded(b, h, m if name == "column_mass" else n)
+        entries.append(wanted(name, memory, **given))
         held.append(memory)
         checks.append(check)
-    columns = n > 4
-    ranges = (binding.Range * 2)(binding.Range(0, 9, 0), binding.Range(-5, 1, 1))
-    classes = torch.rand(3, b, m)
-    memory_r, check_r = guarded(2, b, h, n)
-    memory_c, check_c = guarded(3, b, h, n)
-    memory_m, check_m = guarded(b, h, m)
-    request.range_count, request.ranges, request.range_mass = 2, ranges, memory_r.data_ptr()
-    request.class_count, request.classes, request.class_mass = 3, classes.data_ptr(), memory_c.data_ptr()
-    request.class_stride, request.class_batch = b * m, m
-    if columns:
-        request.column_mass = memory_m.data_ptr()
+    write_wanted(request, entries)
     handle = library().handle
     assert handle is not None
     assert handle.headwise_forward(ctypes.byref(request)) in (binding.DONE, binding.FINITE)
-    assert all(check() for check in (*checks, check_r, check_c, *((check_m,) if columns else ())))
+    assert all(check() for check in checks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

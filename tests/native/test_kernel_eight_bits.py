@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from kernel_formula import LIMITS, error, truth
 from samples import MASKS, SCORES as ALL_SCORES, qkv
-from test_kernel_conduct import at_the_end, forks, guarded, in_child
+from test_kernel_conduct import at_the_end, forks, guarded, in_child, wanted, write_wanted
 from torch import Tensor
 
 from headwise.attention import attend
@@ -226,17 +226,23 @@ def test_only_its_own_results_are_written(dtype: torch.dtype) -> None:
         request = binding.ForwardCall(binding.CODES[dtype], 2, b, h, h_kv, n, m, d, e, *views)
         request.key_scales, request.value_scales = binding.view(keys.scales), binding.view(values.scales)
         held: list[object] = [binding.write_rule(request.rule, lowered, rule)]
-        for field in ("lse", "largest", "entropy", "squares", "distance", "variance"):
+        memory, clean = guarded(b, h, n)
+        request.lse = memory.data_ptr()
+        held.append(memory)
+        checks.append(clean)
+        entries = []
+        for name in ("largest", "entropy", "squares", "distance", "variance"):
             memory, clean = guarded(b, h, n)
-            setattr(request, field, memory.data_ptr())
+            entries.append(wanted(name, memory))
             held.append(memory)
             checks.append(clean)
+        write_wanted(request, entries)
         handle = library().handle
         assert handle is not None
         assert handle.headwise_forward(ctypes.byref(request)) == binding.DONE
         assert all(clean() for clean in checks)
         columns, untouched = guarded(b, h, m)
-        request.column_mass = columns.data_ptr()
+        write_wanted(request, [*entries, wanted("column_mass", columns)])
         assert handle.headwise_forward(ctypes.byref(request)) == binding.TOO_MANY_QUERIES
         assert not any(clean() for clean in (*checks, untouched))
 

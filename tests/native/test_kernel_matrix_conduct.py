@@ -10,7 +10,16 @@ import pytest
 import torch
 from kernel_formula import run
 from samples import MASKS, qkv
-from test_kernel_conduct import at_the_end, forks, guarded, in_child, same, threads as threads
+from test_kernel_conduct import (
+    at_the_end,
+    forks,
+    guarded,
+    in_child,
+    same,
+    threads as threads,
+    wanted,
+    write_wanted,
+)  # fmt: skip
 from torch import Tensor
 
 from headwise import lowering
@@ -152,10 +161,12 @@ def test_only_its_own_results_are_written(dtype: torch.dtype, n: int, m: int, d:
 
     (weights, one), (keys, two), (matched, three) = guarded(b, h, n, 5), wide(b, h, n, 5), guarded(2, b, h, n)
     labels = torch.zeros(m, dtype=torch.int32), torch.zeros(n, dtype=torch.int32)
-    match = binding.Match(labels[0].data_ptr(), labels[1].data_ptr(), 0, 0, 1)
+    arguments = {name: binding.Argument(x.data_ptr(), 0) for name, x in zip(("keys", "queries"), labels, strict=True)}
     call = binding.ForwardCall(binding.CODES[dtype], 2, *sizes, 0, *views)
-    call.top_count, call.top_weights, call.top_keys = 5, weights.data_ptr(), keys.data_ptr()
-    call.match_count, call.matches, call.match_mass = 2, (binding.Match * 2)(match, match), matched.data_ptr()
+    write_wanted(call, [
+        *(wanted("same_label", x, numbers=(1,), **arguments) for x in matched),
+        wanted("top_weights", weights, count=5), wanted("top_keys", keys, count=5),
+    ])  # fmt: skip
     held = binding.write_rule(call.rule, lowered, rule)
     assert handle.headwise_forward(ctypes.byref(call)) in (binding.DONE, binding.FINITE)
     assert all(check() for check in (one, two, three))

@@ -57,6 +57,31 @@ def test_its_measure_is_its_formula(kernel):
     assert amap.measured.table()["third_power"].unit == "1"
 
 
+@pytest.mark.parametrize("n", [3, 131])
+def test_its_statistic_rides_in_the_compiled_pass(n, monkeypatch):
+    from headwise_extras.key_index import KeyIndex
+
+    from headwise import Causal, attend
+    from headwise.kernels.cpu.library import library
+
+    if library().handle is None:
+        pytest.skip(str(library().reason))
+    tiles = []
+    monkeypatch.setattr(
+        KeyIndex, "partial", lambda self, tile: tiles.append(tile) or (tile.weights * tile.keys).sum(-1)
+    )
+    q, (k, v) = torch.randn(2, 6, n, 5), torch.randn(2, 2, 3, 131, 5)
+    _, amap = attend(q, k, v, mask=Causal(), kernel="cpu", return_map=True, measures=["key_index"])
+    truth = (amap.to_dense().double() * torch.arange(131)).sum(-1).mean(-1)
+    torch.testing.assert_close(amap.measured["key_index"].double(), truth, rtol=1e-5, atol=0)
+    assert tiles == []
+    known = {signature: code for signature, code in library().statistics.items() if "key_weights" not in signature}
+    monkeypatch.setitem(library().__dict__, "statistics", known)  # of a library that lacks it
+    again = attend(q, k, v, mask=Causal(), return_map=True, measures=["key_index"])[1]
+    torch.testing.assert_close(again.measured["key_index"].double(), truth, rtol=1e-5, atol=0)
+    assert tiles != []
+
+
 def test_its_mask_and_score_are_computed_read_saved_and_recorded(tmp_path):
     from headwise_extras.dilated import Dilated
     from headwise_extras.kerple import Kerple

@@ -103,8 +103,7 @@ def test_a_report_shows_every_call(maps):
     report = hw.report(record, tokens=ids())
     assert report.layers == [name, f"{name}#2", f"{name}#3"]
     assert any("called several times" in note or "calls several times" in note for note in report.notes)
-    found = {statistic.name: torch.as_tensor(statistic.values) for statistic in report.statistics}
-    (entropy,) = (values for key, values in found.items() if key == "entropy")
+    entropy = torch.stack([torch.as_tensor(values) for values in report.statistics["entropy"]])
     if maps == "lazy":
         own = torch.stack([amap.measure("entropy")["entropy"].mean(0) for amap in record.maps.values()])
         assert_close(entropy, own.to(entropy.dtype), rtol=1e-5, atol=1e-6)

@@ -93,5 +93,5 @@ def test_library_that_is_not_there_is_named(make, name, monkeypatch):
 
 def test_trainer_says_where_steps_end():
     pytest.importorskip("transformers", reason="transformers is not installed (the hf extra)")
-    with pytest.raises(hw.ConfigError, match="steps: the trainer says where steps end"):
+    with pytest.raises(hw.ConfigError, match="steps: the trainer determines where steps end"):
         hw.telemetry.trainer_callback(steps="forward")

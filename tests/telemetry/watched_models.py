@@ -14,10 +14,10 @@ VOCAB = 53
 class Mixed(nn.Module):
     """headwise's layers, PyTorch's, and a model of transformers if there is one, one after the other."""
 
-    def __init__(self, llama: bool = False) -> None:
+    def __init__(self, llama: bool = False, heads: tuple[int, ...] = (2, 3)) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            hw.TransformerBlock(hw.MultiHeadAttention(24, heads, rotary=True), d_ff=17) for heads in (2, 3)
+            hw.TransformerBlock(hw.MultiHeadAttention(24, count, rotary=True), d_ff=17) for count in heads
         )
         self.encoder = nn.TransformerEncoderLayer(24, 4, 19, batch_first=True, dropout=0.0)
         self.llama = transformers_model("llama").base_model if llama else None
@@ -32,9 +32,9 @@ class Mixed(nn.Module):
 MIXED_LAYERS = ("blocks.0.attention", "blocks.1.attention", "encoder.self_attn")
 
 
-def mixed(llama: bool = False) -> Mixed:
+def mixed(llama: bool = False, heads: tuple[int, ...] = (2, 3)) -> Mixed:
     torch.manual_seed(5)
-    return Mixed(llama).eval()
+    return Mixed(llama, heads).eval()
 
 
 def x(b: int = 2, n: int = 11, d: int = 24, seed: int = 1) -> Tensor:

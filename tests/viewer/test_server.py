@@ -46,7 +46,7 @@ def ready(session, client) -> str:
 
 def test_model_is_described(client, ready):
     told = client.get("/api/model").json()
-    assert told["name"] == "small"
+    assert told["name"] == told["zh"] == "small"
     assert told["kind"] == "headwise"
     assert told["context"] == 64
     assert told["causal"] is True

@@ -2,14 +2,17 @@
 
 import inspect
 import json
+import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("httpx2")
 from server_samples import PATIENCE, small_subject, until
 
+from forked import Program
 from headwise.cli import main
 from headwise.cli.view import view
 from headwise.errors import ConfigError
@@ -28,8 +32,19 @@ from headwise.reports.viewer.server import bind, serve
 from headwise.reports.viewer.session import Session, TooLong
 
 
-def command(*options: str) -> list[str]:
-    return [sys.executable, "-m", "headwise", "view", *options]
+@contextmanager
+def serving(file: Path) -> Iterator[list[str]]:
+    """`headwise view` of a file in a process of its own, and the two lines that it prints; ended by Ctrl-C."""
+    folder = file.parent
+    (folder / "view.py").write_text("from headwise.cli import main\nmain()\n")
+    running = Program((folder / "view.py", "view", "--no-open", "--file", file), folder / "printed")
+    try:
+        yield until(lambda: len(lines := running.out.read_text().splitlines()) >= 2 and lines)
+        os.kill(running.process.pid, signal.SIGINT)
+        running.process.join(PATIENCE)
+    finally:
+        code, _, err = running.wait(0)
+    assert (code, err) == (0, "")  # no log, no traceback
 
 
 @pytest.mark.thorough
@@ -37,14 +52,10 @@ def command(*options: str) -> list[str]:
 def test_it_serves_the_file_until_ctrl_c(tmp_path):
     file = tmp_path / "a tale.txt"
     file.write_text("话说武松打虎。" * 9, encoding="utf-8")
-    with subprocess.Popen(
-        command("--no-open", "--file", str(file)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdout is not None
-        address = running.stdout.readline().strip()
-        found = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/\?token=([\w-]{40,})", address)
-        assert found, address
-        assert "only this machine" in running.stdout.readline().lower()
+    with serving(file) as lines:
+        found = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/\?token=([\w-]{40,})", lines[0])
+        assert found, lines
+        assert "only this machine" in lines[1].lower()
 
         def ask(path: str) -> dict:
             with urllib.request.urlopen(f"{found[1]}{path}?token={found[2]}", timeout=PATIENCE) as answer:
@@ -55,9 +66,6 @@ def test_it_serves_the_file_until_ctrl_c(tmp_path):
         assert (told["title"], told["n"]) == ("a tale.txt", 63)
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(f"{found[1]}/", timeout=PATIENCE)
-        running.send_signal(signal.SIGINT)
-        assert running.wait(PATIENCE) == 0
-        assert running.stderr.read() == ""  # no log, no traceback
 
 
 @pytest.mark.thorough
@@ -65,15 +73,8 @@ def test_it_serves_the_file_until_ctrl_c(tmp_path):
 def test_ctrl_c_does_not_wait_for_a_long_text(tmp_path):
     file = tmp_path / "long.txt"
     file.write_text("the tiger " * 6000, encoding="utf-8")
-    with subprocess.Popen(
-        command("--no-open", "--file", str(file)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
-        assert running.stdout.readline().startswith("http://127.0.0.1")
-        running.send_signal(signal.SIGINT)
-        assert running.wait(PATIENCE) == 0
-        assert running.stderr.read() == ""
+    with serving(file) as lines:
+        assert lines[0].startswith("http://127.0.0.1")
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""What heads do, which of them are alike, and which of them matter."""
+"""What heads do, which of them are similar, and which of them matter."""
 
-from headwise.analysis.attention_rollout import Rollout, rollout
+from headwise.analysis.attention_rollout import Rollout, attention_flow, rollout
 from headwise.analysis.circuits import circuit_similarity, composition
 from headwise.analysis.divergence import map_divergence
-from headwise.analysis.flow import attention_flow
 from headwise.analysis.head_roles import Mention, Roles, RoleScore, place_words, probe_induction, read_conllu, roles
 from headwise.analysis.history import HeadHistory
 from headwise.analysis.importance import (
@@ -18,7 +17,7 @@ from headwise.analysis.importance import (
     rank_agreement,
     taylor_importance,
 )
-from headwise.analysis.information import HeadInformation, head_information
+from headwise.analysis.information import head_information
 from headwise.analysis.outputs import output_similarities
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.analysis.spectrum import MapSpectrum, map_spectrum
@@ -28,7 +27,6 @@ __all__ = [
     "HardConcrete",
     "HeadHistory",
     "HeadImportance",
-    "HeadInformation",
     "HeadSimilarity",
     "MapSpectrum",
     "Mention",

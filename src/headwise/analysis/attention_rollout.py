@@ -1,21 +1,25 @@
-"""How information mixes across layers: attention rollout, as a product of maps that are never stored."""
+"""How information mixes across layers: attention rollout, as a product of maps that are never stored, and attention
+flow, the maximum flow from input tokens to a position with weights as capacities.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import checked_maps
-from headwise.errors import ConfigError, ShapeError
+from headwise.analysis.checks import checked_maps
+from headwise.errors import ConfigError, ShapeError, not_installed
 from headwise.map import AttentionMap
 from headwise.rule import compute
 
 
 class Rollout:
-    """R = Ã_L ⋯ Ã_2 Ã_1 with Ã_l = (1 − r)·Σ_h w_h A_lh + r·I, an n × n matrix for each batch entry that is only ever
-    applied: R_ij is how much of token j has come to position i after all layers. Made by `rollout`.
+    """R = Ã_L ⋯ Ã_2 Ã_1 with Ã_l = (1 − r)·Σ_h w_h A_lh + r·I, an n × n matrix for each batch entry that is applied but
+    never stored: R_ij is the share of token j at position i after all layers. Returned by `rollout`.
 
-    `R @ x` and `R.T @ y` take one product with each layer's map; memory is O(heads · n) for each column of x.
+    `R @ x` and `R.T @ y` compute one product with each layer's map; memory is O(heads · n) for each column of x.
     """
 
     def __init__(self, maps: list[AttentionMap], head_weights: list[Tensor], residual: float) -> None:
@@ -37,7 +41,7 @@ class Rollout:
         return self._through(x, transposed=False)
 
     def row(self, i: int) -> Tensor:
-        """What position i has of each input token, [b, n]. Negative i counts from the end."""
+        """The share of each input token at position i, [b, n]. Negative i counts from the end."""
         n = self.shape[1]
         if not -n <= i < n:
             raise IndexError(f"rollout: position {i} is out of range for {n}")
@@ -67,7 +71,7 @@ class Rollout:
 
 
 class TransposedRollout:
-    """Rᵀ: where the information of each input token goes."""
+    """Rᵀ: the positions that the information of each input token reaches."""
 
     def __init__(self, whole: Rollout) -> None:
         self._whole = whole
@@ -90,8 +94,8 @@ class TransposedRollout:
 def rollout(
     maps: Sequence[AttentionMap], *, residual: float = 0.5, head_weights: Sequence[Tensor] | None = None
 ) -> Rollout:
-    """Attention rollout (Abnar & Zuidema 2020, 2005.00928 §2.2): maps of all layers multiplied, each mixed with the
-    identity for the residual connection.
+    """Attention rollout (Abnar & Zuidema 2020, 2005.00928 §2.2): the product of the maps of all layers, each mixed with
+    the identity for the residual connection.
 
         >>> import torch, headwise as hw
         >>> q = torch.randn(1, 2, 500, 8)
@@ -100,16 +104,16 @@ def rollout(
         >>> flow.row(-1).shape, (flow @ torch.ones(500)).shape
         (torch.Size([1, 500]), torch.Size([1, 500]))
 
-    Heads are averaged, which is linear, so nothing has to be stored. The maximum over heads that some use instead is
-    not: it needs every weight of every head at once, and is not offered. A rollout is no cause: it leaves out values,
-    output projections and feed-forward networks.
+    Heads are averaged, which is linear, so no matrix is stored. The maximum over heads is not supported, since it
+    requires all weights of all heads at once. A rollout is not causal evidence: it ignores values, output projections
+    and feed-forward networks.
 
     Args:
-        maps: one for each layer, from the first, with as many keys as queries.
+        maps: one for each layer, starting with the first, with as many keys as queries.
         residual: r from 0 to 1, the share of the residual connection; 0.5 in the paper, 0 for attention alone.
-        head_weights: for each layer [h] ≥ 0, scaled to sum 1; all alike if left out.
+        head_weights: for each layer [h] ≥ 0, scaled to sum 1; equal by default.
     Returns:
-        `Rollout`. Its rows sum to 1, but for queries that see nothing and for what learned sinks take.
+        `Rollout`. Its rows sum to 1, except for fully masked queries and the weight of learned sinks.
     Raises:
         ShapeError, ConfigError: naming the argument.
     """
@@ -134,3 +138,69 @@ def shares(layers: list[AttentionMap], given: Sequence[Tensor] | None) -> list[T
             raise ConfigError(f"head_weights[{layer}]: expected finite numbers ≥ 0, not all of them 0")
         found.append(weights / weights.sum())
     return found
+
+
+MOST_EDGES = 1 << 20
+WHOLE = 1 << 28  # the capacity 1 as an integer; SciPy's maximum flow takes int32
+
+
+@torch.no_grad()
+def attention_flow(
+    maps: Sequence[AttentionMap],
+    position: int,
+    *,
+    batch: int = 0,
+    residual: float = 0.5,
+    head_weights: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Maximum flow from each input token to one position of the last layer (Abnar & Zuidema 2020, 2005.00928 §2.3):
+    [n] float64. Requires SciPy.
+
+    Nodes are positions between layers, capacities the mixed weights (1 − r)·Σ_h w_h A_lh + r·I, as in `rollout`. The
+    weights of all layers are in memory at once, and each token requires a maximum flow of its own: it supports up to
+    2²⁰ weights over all layers (six layers of 418 tokens). Capacities are rounded to 2⁻²⁸, so the error of a flow is at
+    most n·2⁻²⁸.
+
+    Args:
+        position: of the last layer; negative positions count from the end.
+        maps, residual, head_weights: as in `rollout`.
+    Raises:
+        ShapeError, ConfigError: naming the argument; also if the maps are too large.
+    """
+    csgraph, sparse = _scipy()
+    layers = checked_maps(maps, square=True)
+    b, _, n, _ = layers[0].shape
+    if not -n <= position < n:
+        raise ConfigError(f"position={position}: expected −{n} to {n - 1}")
+    if not 0 <= batch < b:
+        raise ConfigError(f"batch={batch}: expected 0 to {b - 1}")
+    if not 0.0 <= residual <= 1.0:
+        raise ConfigError(f"residual={residual}: expected 0 to 1")
+    if len(layers) * n * n > MOST_EDGES:
+        raise ConfigError(
+            f"maps: {len(layers)} layers of {n} × {n} weights, expected at most {MOST_EDGES:,} in all, since maximum "
+            f"flow requires each of them; rollout(maps) has no such limit"
+        )
+    sources, targets, widths = [], [], []
+    for k, (amap, weights) in enumerate(zip(layers, shares(layers, head_weights), strict=True)):
+        mixed = torch.einsum("h,hij->ij", weights, amap[batch].double().cpu()) * (1 - residual)
+        mixed += residual * torch.eye(n, dtype=torch.float64)
+        query, key = mixed.nonzero().T
+        sources.append(k * n + key)  # a key of layer k, at its input
+        targets.append((k + 1) * n + query)
+        widths.append((mixed[query, key] * WHOLE).round())
+    size = (len(layers) + 1) * n
+    edges = [torch.cat(part).numpy().astype(np.int32) for part in (widths, sources, targets)]
+    graph = sparse.csr_array((edges[0], (edges[1], edges[2])), shape=(size, size), dtype=np.int32)
+    sink = len(layers) * n + position % n
+    flows = [csgraph.maximum_flow(graph, token, sink).flow_value / WHOLE for token in range(n)]
+    return torch.tensor(flows, dtype=torch.float64)
+
+
+def _scipy() -> tuple[Any, Any]:
+    try:
+        from scipy import sparse
+        from scipy.sparse import csgraph
+    except ImportError:
+        raise not_installed("attention_flow", "scipy") from None
+    return csgraph, sparse

@@ -1,7 +1,7 @@
-"""What heads compute as maps of the residual stream: QK and OV circuits, which are alike, and who reads whom.
+"""QK and OV circuits of heads as maps of the residual stream: their similarity and composition.
 
 A head scores x_i W_Q W_Kᵀ x_jᵀ and moves x_j W_V W_O (Elhage et al. 2021, "A Mathematical Framework for Transformer
-Circuits"). Layer norms, biases and rotary angles are not in these products: a gain can be multiplied into the
+Circuits"). These products do not include layer norms, biases and rotary angles; a gain can be multiplied into the
 projections beforehand.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import Weights, checked_weights, counts, head_names, per_query_head
+from headwise.analysis.checks import Weights, checked_weights, counts, head_names, per_query_head
 from headwise.analysis.inner import Factors, inner_products
 from headwise.analysis.outputs import cosines, unit_size
 from headwise.analysis.similarity import HeadSimilarity, apart, one_of
@@ -19,10 +19,10 @@ from headwise.errors import ShapeError
 
 @torch.no_grad()
 def circuit_similarity(weights: Sequence[Weights], circuit: str = "ov") -> HeadSimilarity:
-    """Cosine between the circuits of all heads: of W_Q W_Kᵀ ("qk"), what a head looks for, or of W_V W_O ("ov"), what
-    it does with what it finds.
+    """Cosine between the circuits of all heads: of W_Q W_Kᵀ ("qk"), which tokens a head attends to, or of W_V W_O
+    ("ov"), what it moves from them.
 
-    No d_model × d_model matrix is made for a pair, nor a whole one for a head. Random circuits have 0 on average.
+    No d_model × d_model matrix is stored. Random circuits have 0 on average.
 
     Args:
         weights: for each layer a dictionary with "q" and "k", or "v" and "o"; see `headwise.analysis.subspace_overlap`.
@@ -36,29 +36,29 @@ def circuit_similarity(weights: Sequence[Weights], circuit: str = "ov") -> HeadS
 
 @torch.no_grad()
 def composition(weights: Sequence[Weights], kind: str = "k") -> HeadSimilarity:
-    """How much each head reads of what each earlier one writes: ‖A·B‖_F / (‖A‖_F‖B‖_F), A being the OV circuit of a
-    head (row) and B what a head of a later layer (column) reads with.
+    """How much each head reads of the output of each earlier one: ‖A·B‖_F / (‖A‖_F‖B‖_F) for the OV circuit A of a head
+    (row) and the reading circuit B of a head of a later layer (column).
 
     B is W_Q W_Kᵀ for "q" composition, its transpose W_K W_Qᵀ for "k", and W_V W_O for "v" (Elhage et al. 2021, with
-    circuits acting from the right, as x W does). 0 if nothing written is read; random circuits have about 1/√d_model,
-    told as `chance`. 0 on and before the writer's own layer.
+    circuits acting from the right, as in x W). Random circuits have about 1/√d_model, given as `chance`; heads of the
+    same or an earlier layer than the writer have 0.
 
     Args:
         weights: for each layer a dictionary with "v", "o", and "q", "k" unless `kind` is "v".
     Returns:
-        `HeadSimilarity` with a direction: rows write, columns read. Rounding is at most about 1e-3 in float32.
+        A directed `HeadSimilarity`: rows write, columns read. Rounding errors are at most about 1e-3 in float32.
     """
     one_of("kind", kind, "qkv")
     writes = _ov(weights)
     reads = _ov(weights) if kind == "v" else _qk(weights)
     if kind == "k":
         reads = reads[1], reads[0]
-    # ‖V O · L Rᵀ‖ = ‖R_V O · L R_Rᵀ‖ with V = Q R_V, R = Q R_R: the orthonormal parts have no say in the norm.
+    # ‖V O · L Rᵀ‖ = ‖R_V O · L R_Rᵀ‖ with V = Q R_V, R = Q R_R: the orthonormal parts do not change the norm.
     before = [torch.linalg.qr(v, "r").R @ o.mT for v, o in zip(*writes, strict=True)]
     after = [left @ torch.linalg.qr(right, "r").R.mT for left, right in zip(*reads, strict=True)]
     if before[0].shape[-1] != after[0].shape[-2]:
         raise ShapeError(
-            f"weights[0]['o']: writes {before[0].shape[-1]} dimensions, expected the {after[0].shape[-2]} that are read"
+            f"weights[0]['o']: writes {before[0].shape[-1]} dimensions, expected {after[0].shape[-2]}, as are read"
         )
     left = [x.mT for x in before]
     # ‖X Y‖² = ⟨XᵀX, Y Yᵀ⟩
@@ -68,7 +68,7 @@ def composition(weights: Sequence[Weights], kind: str = "k") -> HeadSimilarity:
     matrix = torch.where(size > 0, square.sqrt() / torch.where(size > 0, size, 1.0), 0.0).cpu()
     layer = torch.repeat_interleave(torch.tensor(counts(left)))
     names = head_names(counts(left))
-    note = "rows write, columns read; norms, biases and rotary angles are left out"
+    note = "rows write, columns read; norms, biases and rotary angles are not included"
     return HeadSimilarity(
         f"{kind.upper()} composition", names, matrix.masked_fill(layer[:, None] >= layer, 0.0), None, "composition",
         chance=after[0].shape[-2] ** -0.5, note=note,

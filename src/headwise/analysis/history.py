@@ -1,9 +1,8 @@
-"""What every head did over a training, look by look: a record that is read, written, and prints when heads took up
-their roles.
+"""The roles of every head over a training: a record of looks that can be written, read and printed.
 
-    history = HeadHistory.read("runs/1/heads.jsonl")      # written by `headwise train … --watch-heads`
-    print(history)                                        # each head: its role at the end, and since which step
-    history.passage("broad")                              # entropies, [looks, layers, heads]
+history = HeadHistory.read("runs/1/heads.jsonl")      # written by `headwise train … --watch-heads`
+print(history)                                        # for each head, its final role and since which step
+history.passage("broad")                              # entropies, [looks, layers, heads]
 """
 
 import json
@@ -15,12 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.definitions import DEFINITIONS
 from headwise.contents import Entry, each, number, parsed, reading, text_of, word
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import atomic_path
-from headwise.table.show import as_html, as_text
+from headwise.files import write_text
+from headwise.table import HeadTable
+from headwise.table.show import Printed
 
 FORMAT = "headwise-heads-1"
 DIGITS = 5  # of the numbers in a file
@@ -30,11 +30,11 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True)
 class Alike:
-    """How alike the heads were, by one measure, all pairs of different heads of all layers.
+    """How similar the heads were by one measure, over all pairs of different heads of all layers.
 
     Attributes:
         mean: over all pairs; within: over the pairs inside a layer (NaN where each layer has one head).
-        nearest: of each head, layer by layer, the other head that is most alike, and how much.
+        nearest: of each head, layer by layer, the most similar other head, and the similarity.
     """
 
     mean: float
@@ -47,12 +47,12 @@ class HeadLook:
     """All heads at one step; arrays are [layers, heads].
 
     Attributes:
-        seconds: that the look took.
+        seconds: the duration of the look.
         passage: role → its score on a fixed held-out passage, as in `Roles` ("broad" is the entropy in nats).
-        repeats: "previous", "induction" and "duplicate" → weight per eligible query on random tokens, said twice; {}
-            where nothing could be drawn.
+        repeats: "previous", "induction" and "duplicate" → weight per eligible query on random tokens, repeated twice;
+            {} if no tokens could be drawn.
         labels: [layers][heads] names of the roles that each head played, the clearest first.
-        alike: measure → how alike the heads' outputs were; {} where heads have no outputs of their own.
+        alike: measure → similarity of the heads' outputs; {} if heads have no outputs of their own.
     """
 
     step: int
@@ -85,7 +85,7 @@ class HeadLook:
 
     @classmethod
     def from_json(cls, line: str) -> "HeadLook":
-        """What `to_json` gave. CheckpointError if it is something else."""
+        """Parse a line of `to_json`. CheckpointError if it is not one."""
         found = Entry(parsed(line))
         alike = {}
         for name in (measures := found.entry("alike")):
@@ -100,18 +100,19 @@ class HeadLook:
         return cls(found.whole("step", least=0), found.number("seconds"), passage, repeats, labels, alike)
 
 
-class HeadHistory:
-    """Looks at the heads of one run, by rising step. Prints itself as a table of when heads took up their roles.
+class HeadHistory(Printed):
+    """Looks at the heads of one run, by ascending step. Prints itself as a table of the step since which each head has
+    its role.
 
     Attributes:
-        about: what was looked at, plain values; looks: `HeadLook`s; shape: (layers, heads).
+        about: the run, as plain values; looks: `HeadLook`s; shape: (layers, heads).
     """
 
     def __init__(self, about: dict[str, Any], looks: Sequence[HeadLook]) -> None:
         self.about, self.looks = dict(about), list(looks)
         steps = [look.step for look in self.looks]
         if steps != sorted(set(steps)):
-            raise ConfigError(f"looks: expected steps that rise, got {steps}")
+            raise ConfigError(f"looks: expected ascending steps, got {steps}")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -132,7 +133,7 @@ class HeadHistory:
         return self._stacked("repeats", role)
 
     def alike(self, measure: str, within: bool = False) -> np.ndarray:
-        """Mean likeness over pairs of heads (within: of one layer), [looks]; NaN where there is none."""
+        """Mean similarity over pairs of heads (within: of one layer), [looks]; NaN where it was not measured."""
         found = [look.alike.get(measure) for look in self.looks]
         return np.array([np.nan if x is None else x.within if within else x.mean for x in found])
 
@@ -142,7 +143,7 @@ class HeadHistory:
         return labels[0] if labels else NO_ROLE
 
     def since(self, layer: int, head: int) -> int | None:
-        """The step from which on the head played its last role at every look; None if it plays none at the end."""
+        """The step since which the head has played its final role at every look; None if it plays none at the end."""
         role = self.role(layer, head)
         if role == NO_ROLE:
             return None
@@ -157,8 +158,15 @@ class HeadHistory:
         """The looks up to this step."""
         return HeadHistory(self.about, [look for look in self.looks if look.step <= step])
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text: a row a head, those with a role first, by the step since which they play it."""
+    def table(self, look: int = -1) -> HeadTable:
+        """The scores of all heads at a look, the last by default."""
+        at = self.looks[look]
+        parts = {"passage": at.passage, "repeats": at.repeats}
+        columns = {f"{part} {role}": x for part, scores in parts.items() for role, x in scores.items()}
+        return HeadTable(columns, title=f"Heads at step {at.step:,}", about=self.about)
+
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text, one row a head: heads with a role first, by the step since which they play it."""
         layers, heads = self.shape
         every = [(layer, head) for layer in range(layers) for head in range(heads)]
         body = []
@@ -179,7 +187,7 @@ class HeadHistory:
 
     @property
     def title(self) -> str:
-        """One line: how many looks, and how long they took."""
+        """One line: the number of looks and their duration."""
         if not self.looks:
             return "no looks yet"
         seconds = np.median([look.seconds for look in self.looks])
@@ -190,20 +198,16 @@ class HeadHistory:
         )
 
     def __repr__(self) -> str:
-        return self.title if not self.looks else f"{self.title}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), caption=self.title)
+        return super().__repr__() if self.looks else self.title
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """One line about it, and one a look; whole or not at all."""
+        """Write a file with one line about the run and one a look, whole or not at all."""
         lines = [json.dumps({"format": FORMAT, **self.about}, ensure_ascii=False)]
-        with atomic_path(path) as temporary:
-            temporary.write_text("\n".join([*lines, *(x.to_json() for x in self.looks)]) + "\n", encoding="utf-8")
+        write_text(path, "\n".join([*lines, *(x.to_json() for x in self.looks)]) + "\n")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> "HeadHistory":
-        """From a file that `write` made. CheckpointError if it is missing or something else, naming the line."""
+        """Read a file that `write` wrote. CheckpointError, naming the line, if it is missing or damaged."""
         missing = "`headwise train … --watch-heads` writes it"
         with reading(path, "record of heads", missing=missing, way_out="move the file away"):
             first, *looks = text_of(path).splitlines() or [""]
@@ -212,7 +216,7 @@ class HeadHistory:
                 raise CheckpointError(f"it is not of the format {FORMAT}: its first line says otherwise")
             read = [_at_line(i, partial(HeadLook.from_json, line)) for i, line in enumerate(looks, 2)]
             if len({look.shape for look in read}) > 1:
-                raise CheckpointError("its looks are at other numbers of layers and heads")
+                raise CheckpointError("its looks have different numbers of layers and heads")
             return cls(about, read)
 
     def _stacked(self, part: str, role: str) -> np.ndarray:
@@ -220,7 +224,7 @@ class HeadHistory:
 
 
 def _at_line(number: int, read: Callable[[], Read]) -> Read:
-    """What is read from a line; an error says which one it is."""
+    """Call `read`; an error names the line."""
     try:
         return read()
     except CheckpointError as error:
@@ -228,14 +232,14 @@ def _at_line(number: int, read: Callable[[], Read]) -> Read:
 
 
 def _plain(x: Any) -> Any:
-    """Rounded, as JSON has it: null for NaN."""
+    """Rounded values for JSON; None for NaN."""
     if isinstance(x, np.ndarray):
         return [_plain(row) for row in x]
     return None if not np.isfinite(x) else round(float(x), DIGITS)
 
 
 def _number(x: Any, at: str) -> float:
-    """A number, or NaN for null."""
+    """The number; NaN for None."""
     return float("nan") if x is None else number(x, at)
 
 

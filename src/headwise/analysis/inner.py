@@ -1,7 +1,7 @@
-"""Inner products between many low-rank matrices, none of which is ever made whole.
+"""Inner products ⟨L_i R_iᵀ, L_j R_jᵀ⟩ between many low-rank matrices without storing any of them.
 
-Attention is full of matrices that are products of thin ones: W_Q W_Kᵀ, W_V W_O, a projection onto a subspace, what a
-head writes into the residual stream. Which of them are alike is a matter of ⟨L_i R_iᵀ, L_j R_jᵀ⟩.
+Such products of thin matrices are W_Q W_Kᵀ, W_V W_O, projections onto subspaces, and what heads write into the
+residual stream.
 """
 
 from collections.abc import Sequence
@@ -9,21 +9,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ELEMENTS = 1 << 23  # numbers held at once, 32 MB in float32
+ELEMENTS = 1 << 23  # numbers at once, 32 MB in float32
 
 Factors = tuple[Sequence[Tensor], Sequence[Tensor]]  # L and R: for each layer [h, D₁, d] and [h, D₂, d]
 
 
 def inner_products(one: Factors, two: Factors | None = None) -> Tensor:
-    """⟨L_i R_iᵀ, L'_j R'_jᵀ⟩ for all heads of all layers, [G, G'] float64; `two` is `one` if it is left out.
+    """⟨L_i R_iᵀ, L'_j R'_jᵀ⟩ for all heads of all layers, [G, G'] float64; `two` is `one` by default.
 
-    By whichever takes fewer operations: ⟨L_iᵀL'_j, R_iᵀR'_j⟩, small d × d' products for each pair, or rows of each
-    head's product, a block at a time, and one product of heads by heads. Sums of blocks are float64.
+    The method with fewer operations is used: ⟨L_iᵀL'_j, R_iᵀR'_j⟩ with small d × d' products for each pair, or blocks
+    of rows of each head's product and one product of heads by heads. Sums of blocks are float64.
     """
     other = one if two is None else two
     heads, wide = sum(map(len, one[0])), sum(map(len, other[0]))
     (tall, d), (side, e) = one[0][0].shape[1:], (one[1][0].shape[1], other[0][0].shape[2])
-    alike = one[0] is one[1] and other[0] is other[1]  # L Lᵀ: one product does for both, and half of it is enough
+    alike = one[0] is one[1] and other[0] is other[1]  # L Lᵀ is symmetric: half of one product is enough
     pairs = heads * wide * d * e * (tall + (0 if alike else side)) / (2 if two is None else 1)
     rows = tall * side * (heads * wide + heads * d + (0 if two is None else wide * e)) / (2 if alike else 1)
     return _by_pairs(one, other, two is None, alike) if pairs < rows else _by_rows(one, other, two is None, alike)
@@ -52,7 +52,7 @@ def _by_rows(one: Factors, two: Factors, same: bool, alike: bool) -> Tensor:
     height = max(1, ELEMENTS // (max(heads, wide) * side))
     for start in range(0, tall, height):
         rows = slice(start, min(start + height, tall))
-        # Of a symmetric matrix the part right of the block stands for that below it too.
+        # In a symmetric matrix the part right of the block equals the part below it.
         for cols, times in ((rows, 1.0), (slice(rows.stop, side), 2.0)) if alike else ((slice(0, side), 1.0),):
             if cols.start >= side:
                 continue

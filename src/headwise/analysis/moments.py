@@ -1,7 +1,7 @@
 """Covariances of head outputs: within a head, within a layer, and between all heads of all layers.
 
-Each head is scaled to mean variance 1 first. All that is asked of these covariances does not depend on a head's
-scale, and sums of squares then neither overflow nor vanish.
+Each head is first scaled to mean variance 1. The results do not depend on the scale of a head, and sums of squares then
+neither overflow nor underflow.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,17 @@ class Centred:
     """Outputs of a layer, each feature with mean 0 and each head with mean variance 1 (a constant head: all 0)."""
 
     values: Tensor  # [h, tokens, d]
-    lit: Tensor  # [h], False for a head that is constant
+    lit: Tensor  # [h], False for a constant head
 
 
 def centred(outputs: Tensor) -> Centred:
     """A layer's outputs [h, tokens, d], centred and scaled."""
-    # First by the largest entry, so that no square overflows.
+    # Divided by the largest entry first, so that no square overflows.
     most = outputs.abs().amax((1, 2), keepdim=True)
     x = outputs / torch.where(most > 0, most, 1.0)
     x = x - x.mean(1, keepdim=True, dtype=torch.float64).to(x.dtype)
     spread = x.square().mean((1, 2), keepdim=True, dtype=torch.float64).sqrt().to(x.dtype)
-    # What is left of a constant after centring is rounding.
+    # The rest of a constant after centring is rounding.
     lit = spread > 8 * torch.finfo(x.dtype).eps
     return Centred(torch.where(lit, x / torch.where(lit, spread, 1.0), 0.0), lit.flatten())
 
@@ -47,7 +47,7 @@ class Whitening:
 
     Attributes:
         root: L⁻¹ of Σ̂ = L Lᵀ, [h, d, d] float64.
-        signal: Σ_i (1 − γ)λ_i / ((1 − γ)λ_i + γ), [h]: how many dimensions stand out of the noise.
+        signal: Σ_i (1 − γ)λ_i / ((1 − γ)λ_i + γ), [h]: the effective number of dimensions above the noise.
         values: λ, the eigenvalues of Σ, [h, d] float64.
     """
 
@@ -57,13 +57,13 @@ class Whitening:
 
 
 def whitening(layer: Centred, shrinkage: float) -> Whitening:
-    """The whitening of each head. Raises ConfigError if a covariance is singular and nothing is added to it."""
+    """The whitening of each head. ConfigError if a covariance is singular without shrinkage."""
     x = layer.values
     tokens, d = x.shape[1:]
     sigma = (x.mT @ x).double() / tokens
     values = torch.linalg.eigvalsh(sigma).clamp_min(0.0)
     shrunk = (1 - shrinkage) * sigma + shrinkage * torch.eye(d, dtype=sigma.dtype, device=sigma.device)
-    # A head that says nothing shares nothing, whatever it is divided by.
+    # Constant heads get the identity.
     shrunk[~layer.lit] = torch.eye(d, dtype=sigma.dtype, device=sigma.device)
     lower, info = torch.linalg.cholesky_ex(shrunk)
     small = values[:, 0] <= 1e-6 * values[:, -1]
@@ -84,8 +84,8 @@ def check_shrinkage(shrinkage: float, least: float = 0.0) -> None:
 
 
 def surplus(tokens: int, one: int, two: int) -> float:
-    """How many nats the mutual information of two Gaussians of `one` and `two` dimensions is overestimated by, when
-    their covariances are taken from so many independent tokens, means unknown.
+    """The bias in nats of the mutual information of two Gaussians with `one` and `two` dimensions, when covariances and
+    means are estimated from this number of independent tokens.
 
     Exact: E ln|S| = ln|Σ| + Σ_{i<p} ψ((N − i)/2) + p ln(2/N) for the covariance S of N + 1 samples in p dimensions
     (Goodman 1963; Misra, Singh & Demchuk 2005).

@@ -1,11 +1,11 @@
-"""Which heads say the same: cosine, CKA and mutual information of head outputs, all pairs of all layers."""
+"""Similarity of head outputs: cosine, CKA and mutual information of all pairs of heads of all layers."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import Weights, checked_outputs, checked_weights, counts, head_names
+from headwise.analysis.checks import Weights, checked_outputs, checked_weights, counts, head_names
 from headwise.analysis.inner import ELEMENTS, inner_products
 from headwise.analysis.moments import (
     Centred,
@@ -20,7 +20,7 @@ from headwise.analysis.moments import (
 from headwise.analysis.similarity import HeadSimilarity, apart, mirrored, one_of, symmetric
 from headwise.errors import ConfigError, ShapeError
 
-KINDS = ("cosine", "written", "cka", "mutual_information")
+SIMILARITIES = ("cosine", "written", "cka", "mutual_information")
 
 
 @torch.no_grad()
@@ -32,35 +32,36 @@ def output_similarities(
     shrinkage: float = 1e-3,
     corrected: bool = True,
 ) -> dict[str, HeadSimilarity]:
-    """How alike the outputs of all heads of all layers are, by one or more measures.
+    """The similarity of the outputs of all heads of all layers, by one or more measures.
 
-    - "cosine": ρ_ij = ⟨head_i, head_j⟩ / (‖head_i‖‖head_j‖) over all tokens and dimensions. Heads have bases of their
-      own, so 0 does not mean that they say different things.
-    - "written": the same of what the heads write into the residual stream, head_i·W_O^i, which has one basis.
+    - "cosine": ρ_ij = ⟨head_i, head_j⟩ / (‖head_i‖‖head_j‖) over all tokens and dimensions. Each head has its own
+      basis, so 0 does not mean that the information differs.
+    - "written": the cosine of what heads write into the residual stream, head_i·W_O^i, in one common basis.
     - "cka": linear CKA, ‖YᵀX‖²_F / (‖XᵀX‖_F‖YᵀY‖_F) with centred features; 1 for heads that differ by a rotation,
-      a scale and a shift (Kornblith et al. 2019, 1905.00414). Few tokens make it large: unrelated heads of d
-      dimensions have about d / tokens.
-    - "mutual_information": nats a token that two heads share, if they were Gaussian: ½ ln(|Σ_x||Σ_y| / |Σ_xy|), the
-      same in whatever basis. Tokens are taken as independent samples.
+      a scale and a shift (Kornblith et al. 2019, 1905.00414). It is biased with few tokens: unrelated heads of
+      d dimensions have about d / tokens.
+    - "mutual_information": nats a token shared by two heads, assumed to be Gaussian: ½ ln(|Σ_x||Σ_y| / |Σ_xy|), in
+      any basis. Tokens are assumed to be independent samples.
 
-    "cka" and "mutual_information" share one pass over all pairs; ask for both at once.
+    "cka" and "mutual_information" share one pass over all pairs if requested together.
 
     Args:
         outputs: for each layer [b, h, n, d_v], before the output projection; layers may differ in h.
         weights: for each layer {"o": [h, d_v, d_model]}; for "written" only.
-        shrinkage: γ; covariances are (1 − γ)Σ + γ·mean variance·I, as if a reader heard each head with so much
-            noise. It keeps the information of equal heads finite: at most (d_v/2) ln(1/(2γ − γ²)) nats.
-        corrected: take out the surplus that information has when covariances are estimated from few tokens, d²/(2n)
-            in first order: it is exact for Gaussian heads and γ = 0, first order in γ; so unrelated heads may have
-            slightly less than 0. Not on the diagonal, a head with itself.
+        shrinkage: γ; covariances are (1 − γ)Σ + γ·mean variance·I, as with noise of this share. It keeps the
+            information of equal heads finite: at most (d_v/2) ln(1/(2γ − γ²)) nats.
+        corrected: subtract the bias of the information from few tokens, d²/(2n) in first order. It is exact for
+            Gaussian heads and γ = 0, and first order in γ, so unrelated heads can have slightly less than 0. The
+            diagonal, a head with itself, is not corrected.
     Returns:
-        kind → `HeadSimilarity`. A head that is 0 (for "cka" and information: constant) has 0 with all, itself too.
+        kind → `HeadSimilarity`. Heads of zeros (for "cka" and information, constant heads) have 0 with all heads,
+        including themselves.
     Raises:
-        ShapeError, DTypeError, ConfigError: naming the argument; NaN and infinite outputs are refused.
-    Memory: the outputs once more in float32, and d_v² · h² numbers.
+        ShapeError, DTypeError, ConfigError: naming the argument; also for NaN and infinite outputs.
+    Memory: a copy of the outputs in float32, and d_v² · h² numbers.
     """
     for kind in kinds:
-        one_of("kinds", kind, KINDS)
+        one_of("kinds", kind, SIMILARITIES)
     check_shrinkage(shrinkage)
     layers = checked_outputs(outputs)
     names = head_names(counts(layers))
@@ -69,8 +70,8 @@ def output_similarities(
         found["cosine"] = _cosine("cosine of outputs", names, _gram(layers))
     if "written" in kinds:
         if weights is None:
-            raise ConfigError('weights: "written" needs {"o": [h, d_v, d_model]} of each layer')
-        found["written"] = _cosine("cosine of what is written", names, _written(layers, weights))
+            raise ConfigError('weights: "written" requires {"o": [h, d_v, d_model]} of each layer')
+        found["written"] = _cosine("cosine of written outputs", names, _written(layers, weights))
     if "cka" in kinds or "mutual_information" in kinds:
         found |= _second_moments(layers, names, kinds, shrinkage, corrected)
     return {kind: found[kind] for kind in kinds}
@@ -82,7 +83,7 @@ def _cosine(kind: str, names: tuple[str, ...], gram: Tensor) -> HeadSimilarity:
 
 
 def cosines(gram: Tensor) -> Tensor:
-    """A Gram matrix as cosines, [G, G] float64 between −1 and 1; 0 in the rows of what has no length."""
+    """A Gram matrix as cosines, [G, G] float64 between −1 and 1; 0 in rows of zero length."""
     gram = symmetric(gram)
     length = gram.diagonal().clamp_min(0.0).sqrt()
     unit = torch.where(length > 0, 1 / length, 0.0)
@@ -92,13 +93,13 @@ def cosines(gram: Tensor) -> Tensor:
 
 
 def unit_size(x: Tensor) -> Tensor:
-    """[h, …] with each head's largest entry 1, so that its square does not overflow; a head of 0 stays."""
+    """[h, …] with each head's largest entry scaled to 1, so that squares do not overflow; zeros are unchanged."""
     most = x.abs().amax(tuple(range(1, x.ndim)), keepdim=True)
     return x / torch.where(most > 0, most, 1.0)
 
 
 def _gram(layers: list[Tensor]) -> Tensor:
-    """⟨head_i, head_j⟩ of heads scaled by `unit_size`, a block of tokens at a time."""
+    """⟨head_i, head_j⟩ of heads scaled by `unit_size`, in blocks of tokens."""
     scaled = [unit_size(x) for x in layers]
     heads, (tokens, d) = sum(map(len, scaled)), scaled[0].shape[1:]
     total = torch.zeros(heads, heads, dtype=torch.float64, device=scaled[0].device)
@@ -129,7 +130,7 @@ def _written(layers: list[Tensor], weights: Sequence[Weights]) -> Tensor:
 def _second_moments(
     layers: list[Tensor], names: tuple[str, ...], kinds: Sequence[str], shrinkage: float, corrected: bool
 ) -> dict[str, HeadSimilarity]:
-    """CKA and information, from one pass over the covariances of all pairs."""
+    """CKA and information from one pass over the covariances of all pairs."""
     tokens, d = layers[0].shape[1:]
     informed = "mutual_information" in kinds
     if informed and corrected:
@@ -163,7 +164,7 @@ def _information(moments: Tensor, one: Whitening, two: Whitening, shrinkage: flo
     left = torch.baddbmm(torch.eye(d, dtype=cross.dtype, device=cross.device), cross, cross.mT, alpha=-1.0)
     lower, info = torch.linalg.cholesky_ex(left)
     logs = lower.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    # Without shrinkage, heads that determine each other share without end; what is left of it is rounding.
+    # Without shrinkage, heads that determine each other share infinite information, up to rounding.
     return torch.where(info == 0, -logs, torch.inf).view(w, h).T
 
 
@@ -172,14 +173,16 @@ def _informed(
 ) -> HeadSimilarity:
     tokens, d = ready[0].values.shape[1:]
     if not bool(torch.isfinite(shared[~torch.eye(len(names), dtype=torch.bool)]).all()):
-        raise ConfigError("shrinkage=0: two heads determine each other, so they share without end; give shrinkage > 0")
+        raise ConfigError(
+            "shrinkage=0: two heads determine each other, so their information is infinite; give shrinkage > 0"
+        )
     if corrected:
         signal = torch.cat([w.signal for w in white]).cpu() / d
         extra = surplus(tokens, d, d) * signal * signal[:, None]
         shared = shared - extra.fill_diagonal_(0.0)
     shared = symmetric(shared)
-    # Linfoot's informational correlation, as if all dimensions shared alike: 0 apart, 1 the same.
+    # Linfoot's informational correlation with equal shares of all dimensions: 0 for independent, 1 for equal heads.
     correlation = (1 - torch.exp(-2 * shared.clamp_min(0.0) / d)).sqrt()
-    note = "Gaussian; a head with itself: what its shrunk covariance lets through"
+    note = "Gaussian; the diagonal is limited by the shrinkage"
     kind = "mutual information of outputs"
     return HeadSimilarity(kind, names, shared, apart(1 - correlation), "nats a token", note=note)

@@ -1,4 +1,4 @@
-"""How alike heads are, as a result: a head × head matrix that prints, groups and saves itself.
+"""The similarity of heads: a head × head matrix that prints, groups and saves itself.
 
 >>> import torch, headwise as hw
 >>> one, two = torch.randn(2, 1, 3, 40, 8)                      # two layers of three heads
@@ -20,34 +20,34 @@ import torch
 from torch import Tensor
 
 from headwise.errors import ConfigError, not_installed
-from headwise.files import atomic_path
-from headwise.table.show import as_html, as_text
+from headwise.files import write_text
+from headwise.table.show import Printed
 
-MOST_GROUPS = 64  # that `groups()` tries by itself
+MOST_GROUPS = 64  # tried by `groups()` without arguments
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two heads and how alike they are; `error` is a standard error, or None where the value is exact."""
+    """Two heads and their similarity; `error` is a standard error, or None if the value is exact."""
 
     names: tuple[str, str]
     value: float
     error: float | None
 
 
-@dataclass(frozen=True)
-class HeadSimilarity:
+@dataclass(frozen=True, repr=False)
+class HeadSimilarity(Printed):
     """A number for each pair of heads, over all layers.
 
     Attributes:
-        kind: what is compared, such as "CKA of outputs"; unit: of the numbers; note: what to know when reading them.
-        names: L0H0, L0H1, …, the rows and the columns.
+        kind: what is compared, such as "CKA of outputs"; unit: of the numbers; note: remarks on how to read them.
+        names: L0H0, L0H1, …, of rows and columns.
         matrix: [G, G] float64 on the CPU.
-        distance: [G, G] ≥ 0, 0 on the diagonal: what heads are grouped by; None if the matrix has a direction (row
-            writes, column reads), and heads cannot be grouped by it.
-        chance: what unrelated heads have on average, or None where that is 0 or not known.
-        error: [G, G] standard errors, or None where the numbers are exact.
-        small_is_alike: whether the numbers are small for heads that are alike, as a divergence is.
+        distance: [G, G] ≥ 0, 0 on the diagonal, for grouping heads; None if the matrix is directed (row writes, column
+            reads), so that heads cannot be grouped.
+        chance: the average for unrelated heads, or None if it is 0 or unknown.
+        error: [G, G] standard errors, or None if the numbers are exact.
+        small_is_alike: whether small numbers mean similar heads, as for a divergence.
     """
 
     kind: str
@@ -61,12 +61,12 @@ class HeadSimilarity:
     small_is_alike: bool = False
 
     def __getitem__(self, pair: tuple[str, str]) -> float:
-        """The number of two heads by their names: `alike["L0H1", "L2H0"]`."""
+        """The number for two heads by name: `alike["L0H1", "L2H0"]`."""
         i, j = map(self._index, pair)
         return float(self.matrix[i, j])
 
     def pairs(self, count: int = 10) -> list[Pair]:
-        """The pairs of different heads that are most alike; with a direction, those with the largest numbers."""
+        """The most similar pairs of different heads; if directed, those with the largest numbers."""
         if count < 1:
             raise ConfigError(f"pairs(count={count}): expected at least 1")
         if self.distance is None:
@@ -87,28 +87,29 @@ class HeadSimilarity:
 
     @cached_property
     def order(self) -> list[int]:
-        """All heads, like beside like: the leaves of the tree of average linkage. Needs SciPy."""
+        """All heads, with similar ones next to each other: the leaves of the average linkage tree. Requires SciPy."""
         if len(self.names) == 1:
             return [0]
         return _hierarchy().leaves_list(self.linkage).tolist()
 
     @cached_property
     def linkage(self) -> np.ndarray:
-        """The tree as `scipy.cluster.hierarchy` writes it, [G − 1, 4]: average linkage, leaves in the best order."""
+        """The tree in the format of `scipy.cluster.hierarchy`, [G − 1, 4]: average linkage with optimal leaf order."""
         if self.distance is None:
-            raise ConfigError(f"{self.kind}: row and column mean different things, so heads cannot be grouped by it")
+            raise ConfigError(f"{self.kind}: rows and columns mean different things, so heads cannot be grouped by it")
         if len(self.names) == 1:
             return np.zeros((0, 4))
         upper = self.distance[tuple(torch.triu_indices(len(self.names), len(self.names), 1))].numpy()
         return _hierarchy().linkage(upper, method="average", optimal_ordering=len(self.names) <= 512)
 
     def groups(self, count: int | None = None, *, within: float | None = None) -> list[list[str]]:
-        """Heads in groups, the largest first. Needs SciPy.
+        """Groups of heads, the largest first. Requires SciPy.
+
+        Without arguments, the number of groups, up to 64, has the highest mean silhouette (Rousseeuw 1987).
 
         Args:
-            count: so many groups (fewer where heads are at the same distance).
-            within: or as many as keep the average distance between parts of a group at or below this.
-            Neither: the number of groups, up to 64, whose mean silhouette is highest (Rousseeuw 1987).
+            count: the number of groups (fewer if heads have the same distance).
+            within: the largest average distance between parts of a group, instead of a number of groups.
         """
         size = len(self.names)
         if count is not None and (within is not None or not 1 <= count <= size):
@@ -126,7 +127,7 @@ class HeadSimilarity:
         elif count is not None:
             labels = cut(tree, count, "maxclust")
         else:
-            assert self.distance is not None  # linkage has looked
+            assert self.distance is not None  # checked by linkage
             far = self.distance.numpy()
             tried = [cut(tree, k, "maxclust") for k in range(2, min(MOST_GROUPS, size - 1) + 1)]
             labels = max(tried, key=lambda found: _silhouette(far, found), default=np.ones(size, int))
@@ -136,7 +137,7 @@ class HeadSimilarity:
         return sorted(members.values(), key=len, reverse=True)
 
     def to_json(self, *, grouped: bool = False) -> str:
-        """Everything as JSON; `grouped` adds order and groups, which need SciPy."""
+        """Everything as JSON; `grouped` adds order and groups, which require SciPy."""
         content: dict[str, Any] = {
             "kind": self.kind, "unit": self.unit, "note": self.note, "chance": self.chance, "names": self.names,
             "matrix": self.matrix.tolist(), "error": None if self.error is None else self.error.tolist(),
@@ -147,12 +148,10 @@ class HeadSimilarity:
 
     def save(self, path: str | os.PathLike[str], *, grouped: bool = False) -> None:
         """Write `to_json` to a file, whole or not at all."""
-        text = self.to_json(grouped=grouped)
-        with atomic_path(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(path, self.to_json(grouped=grouped))
 
-    def table(self, count: int = 10) -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text: the pairs that are most alike."""
+    def rows(self, count: int = 10) -> tuple[list[str], list[list[str]]]:
+        """Header and rows as text: the most similar pairs."""
         directed = self.distance is None
         head = ["writes" if directed else "head", "reads" if directed else "head", self.unit or "similarity"]
         body = [[*pair.names, f"{pair.value:.4g}"] for pair in self.pairs(count)]
@@ -164,42 +163,36 @@ class HeadSimilarity:
 
     @property
     def title(self) -> str:
-        """One line: what is compared, and what unrelated heads would have."""
+        """One line: what is compared, and the value of unrelated heads."""
         chance = "" if self.chance is None else f"; by chance {self.chance:.3g}"
         return f"{self.kind}, {len(self.names)} heads{chance}"
 
-    def __repr__(self) -> str:
-        return f"{self.title}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), caption=self.title)
-
     def _index(self, name: str) -> int:
         if name not in self.names:
-            raise ConfigError(f"head {name!r}: known are {self.names[0]} to {self.names[-1]}")
+            raise ConfigError(f"head {name!r}: expected a name from {self.names[0]} to {self.names[-1]}")
         return self.names.index(name)
 
 
 def symmetric(matrix: Tensor) -> Tensor:
-    """The mean of a matrix and its transpose, float64 on the CPU: rounding differs between (i, j) and (j, i)."""
+    """The mean of a matrix and its transpose, float64 on the CPU, as rounding differs between (i, j) and (j, i)."""
     matrix = matrix.double().cpu()
     return (matrix + matrix.T) / 2
 
 
 def mirrored(upper: Tensor) -> Tensor:
-    """The part on and above the diagonal, and the same below it."""
+    """The upper triangle, mirrored below the diagonal."""
     upper = upper.triu()
     return upper + upper.triu(1).T
 
 
 def apart(distance: Tensor) -> Tensor:
-    """Distances made sure of: not below 0, and 0 between a head and itself."""
+    """Distances clamped to at least 0, with 0 on the diagonal."""
     return distance.clamp_min(0.0).fill_diagonal_(0.0)
 
 
 def _silhouette(far: np.ndarray, labels: np.ndarray) -> float:
-    """Mean over all heads of (b − a) / max(a, b), a being the mean distance to its own group and b to the nearest
-    other; 0 for a head that is alone."""
+    """Mean over all heads of (b − a) / max(a, b), with the mean distance a to its own group and b to the nearest
+    other group; 0 for a head alone in its group."""
     names = np.unique(labels)
     if len(names) < 2:
         return -1.0

@@ -1,39 +1,38 @@
-"""How many independent patterns an attention map holds: its leading singular values and effective rank, found with
-products of the map and thin matrices, never with the map itself."""
+"""The leading singular values and effective rank of attention maps, computed from products of the map with thin
+matrices."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import checked_maps
+from headwise.analysis.checks import checked_maps
 from headwise.errors import ConfigError
 from headwise.map import AttentionMap
-from headwise.table.show import as_html, as_text
+from headwise.table import HeadTable
 
-SPARE = 8  # columns beyond those wanted, which make the wanted ones good
+SPARE = 8  # columns beyond the requested ones, for their accuracy
 SETTLED = 2e-3  # of σ₁, from one pass to the next
 MOST_PASSES = 16
-ROUNDING = 1e-6  # of ‖P‖²_F and of what was found of it, in float32
+ROUNDING = 1e-6  # of ‖P‖²_F and of the captured part, in float32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MapSpectrum:
-    """Singular values of each head's map, and ranks made of them. Prints itself as a table.
+    """Singular values of each head's map, and its ranks. Prints itself as a table.
 
-    The rest of the spectrum, beyond the k values found, is not known one by one, but the sum of its squares is, from
-    ‖P‖²_F. That leaves the effective rank between two bounds: all of the rest in as few values as there can be, each
-    as large as σ_k, or spread evenly.
+    Of the singular values beyond the first k only the sum of squares is known, from ‖P‖²_F. It bounds the effective
+    rank: the rest is either in as few values as possible, each as large as σ_k, or spread evenly.
 
     Attributes:
-        singular: [b, h, k] float64, descending. The last ones may be somewhat too small, never too large.
+        singular: [b, h, k] float64, descending. The last ones can be slightly too small, never too large.
         energy: [b, h], ‖P‖²_F, the sum of all squared singular values.
-        captured: [b, h], share of it that the k values have; 1: nothing is left.
-        low, high: [b, h], bounds of the effective rank exp H(σ / Σσ) of Roy & Vetterli (EUSIPCO 2007), which counts
-            the singular values of the whole map. They are as good as the k values are.
+        captured: [b, h], the share of the energy in the k values.
+        low, high: [b, h], bounds of the effective rank exp H(σ / Σσ) of Roy & Vetterli (EUSIPCO 2007), of
+            all singular values. They are as accurate as the k values.
         effective_rank: [b, h], √(low · high), an estimate. On maps of 500 tokens, trained and random, 32 values and
             three passes put it between 0.8 and 1.25 of the true one; where `low` and `high` meet, it is exact.
-        stable_rank: [b, h], ‖P‖²_F / σ₁², too large by as much as σ₁² is too small.
+        stable_rank: [b, h], ‖P‖²_F / σ₁².
     """
 
     singular: Tensor
@@ -44,31 +43,34 @@ class MapSpectrum:
     high: Tensor
     stable_rank: Tensor
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text, one row a batch entry and head."""
-        head = ["batch", "head", "σ₁", "effective rank", "at least", "at most", "stable rank", "captured"]
-        columns = self.singular[..., 0], self.effective_rank, self.low, self.high, self.stable_rank, self.captured
-        b, h = self.energy.shape
-        body = [[str(i), str(j), *(f"{x[i, j].item():.4g}" for x in columns)] for i in range(b) for j in range(h)]
-        return head, body
+    @property
+    def table(self) -> HeadTable:
+        """The ranks of all heads; the layers of the table are the batch entries."""
+        columns = {
+            "singular_max": self.singular[..., 0], "effective_rank": self.effective_rank, "low": self.low,
+            "high": self.high, "stable_rank": self.stable_rank, "captured": self.captured,
+        }  # fmt: skip
+        return HeadTable(columns, layers=[f"batch {i}" for i in range(len(self.energy))])
 
     def __repr__(self) -> str:
-        return as_text(*self.table())
+        return repr(self.table)
 
     def _repr_html_(self) -> str:
-        return as_html(*self.table())
+        return self.table._repr_html_()
 
 
 @torch.no_grad()
 def map_spectrum(amap: AttentionMap, components: int = 32, *, passes: int | None = None, seed: int = 0) -> MapSpectrum:
     """Leading singular values and effective ranks of all heads of a map, by randomised SVD (Halko, Martinsson & Tropp
-    2011, §4.5): `amap @ x` and `amap.T @ x` in turn, x having components + 8 columns.
+    2011, §4.5): alternating `amap @ x` and `amap.T @ x` with components + 8 columns.
 
     Args:
-        components: k, singular values to find. From min(n, m) on the result is exact, to rounding.
-        passes: products, at least 2. None: until σ₁ of every head grows by no more than 0.2 % from one to the next,
-            three at least and 16 at most; more where values fall slowly and all must be accurate.
+        components: k, the number of singular values. With min(n, m) or more the result is exact up to rounding.
+        passes: the number of products, at least 2. None: from 3 to 16, until σ₁ of every head grows by at most 0.2 %
+            from one to the next. Give more if the values fall slowly and all must be accurate.
         seed: of the random start.
+    Returns:
+        A `MapSpectrum` of every batch entry and head.
     Memory: O((n + m) · (k + 8)) for each head.
     Raises:
         ConfigError, ShapeError: naming the argument.
@@ -87,14 +89,14 @@ def map_spectrum(amap: AttentionMap, components: int = 32, *, passes: int | None
     for k in range(MOST_PASSES if passes is None else passes):
         basis, corner = torch.linalg.qr((amap.T if k % 2 else amap) @ basis)
         before, found = found, torch.linalg.svdvals(corner.double())
-        # The first pass sees the random start's own size.
+        # The first pass depends on the norm of the random start.
         if passes is None and k > 1 and bool((found[..., 0] <= (1 + SETTLED) * before[..., 0]).all()):
             break
     singular = found[..., : min(components, most)]
     energy = squared_weights(amap)
     rest = (energy - singular.square().sum(-1)).clamp_min(0.0)
     left = most - singular.shape[-1]
-    doubt = energy * ROUNDING  # small as it is, spread over many values it would count
+    doubt = energy * ROUNDING  # small, but significant when spread over many values
     if left == 0:
         rest, doubt = torch.zeros_like(rest), torch.zeros_like(doubt)
     edge = singular[..., -1]
@@ -117,11 +119,11 @@ def squared_weights(amap: AttentionMap) -> Tensor:
 
 
 def effective_rank(singular: Tensor) -> Tensor:
-    """exp H(σ / Σσ) of singular values [..., k], all there are (Roy & Vetterli 2007); 0 if all are 0."""
+    """exp H(σ / Σσ) of all singular values [..., k] of a matrix (Roy & Vetterli 2007); 0 if all are 0."""
     return _effective(singular.double(), _nothing(singular.double()))
 
 
-# A rest of the spectrum as its sum Σσ and its Σσ ln σ, which is all that the effective rank needs.
+# The rest of a spectrum as Σσ and Σσ ln σ, which determine the effective rank.
 Rest = tuple[Tensor, Tensor]
 
 
@@ -138,16 +140,16 @@ def _nothing(singular: Tensor) -> Rest:
 
 
 def _most(rest: Tensor, left: int) -> Rest:
-    """All `left` values alike."""
+    """`left` equal values."""
     each = (rest / max(left, 1)).sqrt()
     return left * each, left * torch.xlogy(each, each)
 
 
 def _fewest(edge: Tensor, rest: Tensor, left: int) -> Rest:
-    """As many at σ_k as there can be, and one of what is then left over.
+    """As many values at σ_k as possible, and one with the remainder.
 
-    Both ends follow from Schur's theorem: of all spectra with this sum of squares and these bounds, the flat one is
-    majorised by, and the steep one majorises, all others, when scaled to sum 1.
+    Both bounds follow from Schur's theorem: of all spectra with this sum of squares and these limits, scaled to sum 1,
+    the flat one is majorised by all others, and the steep one majorises them.
     """
     square = edge.square()
     many = torch.where(square > 0, (rest / square.clamp_min(1e-300)).floor(), 0.0).clamp_max(left)

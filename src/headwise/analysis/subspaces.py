@@ -1,11 +1,11 @@
-"""Which heads read from and write to the same directions: subspaces of the projections, by their principal angles."""
+"""Which heads read and write the same directions: principal angles between the subspaces of projections."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from headwise.analysis.given import Weights, checked_weights, counts, head_names
+from headwise.analysis.checks import Weights, checked_weights, counts, head_names
 from headwise.analysis.inner import inner_products
 from headwise.analysis.outputs import unit_size
 from headwise.analysis.similarity import HeadSimilarity, apart, one_of, symmetric
@@ -16,7 +16,7 @@ from headwise.errors import ConfigError, DTypeError, ShapeError
 def principal_angles(one: Tensor, two: Tensor) -> Tensor:
     """Principal angles between the column spaces of two matrices, ascending, in radians from 0 to π/2.
 
-    cos θ = svd(Q₁ᵀQ₂) of orthonormal bases; where that is near 1 the sine, svd of Q₂ − Q₁Q₁ᵀQ₂, is the exact one
+    cos θ = svd(Q₁ᵀQ₂) of orthonormal bases; near 1, the sine from the svd of Q₂ − Q₁Q₁ᵀQ₂ is more accurate
     (Björck & Golub 1973; Knyazev & Argentati 2002).
 
     Args:
@@ -39,7 +39,7 @@ def principal_angles(one: Tensor, two: Tensor) -> Tensor:
     for name, x in (("one", one), ("two", two)):
         basis, rank = _bases(x.double())
         if bool((rank < x.shape[-1]).any()):
-            raise ConfigError(f"{name}: {x.shape[-1]} columns span {int(rank.min())} dimensions only")
+            raise ConfigError(f"{name}: {x.shape[-1]} columns span only {int(rank.min())} dimensions")
         bases.append(basis)
     first, second = sorted(bases, key=lambda x: x.shape[-1], reverse=True)
     cross = first.mT @ second
@@ -50,19 +50,19 @@ def principal_angles(one: Tensor, two: Tensor) -> Tensor:
 
 @torch.no_grad()
 def subspace_overlap(weights: Sequence[Weights], side: str) -> HeadSimilarity:
-    """How much of the subspaces that heads read from or write to they have in common: mean cos²θ of the principal
-    angles between the column spaces of W_Q, W_K or W_V, or the row spaces of W_O.
+    """The overlap of the subspaces that heads read or write: mean cos²θ of the principal angles between the column
+    spaces of W_Q, W_K or W_V, or the row spaces of W_O.
 
-    1 if one lies within the other, 0 if they are orthogonal; two random subspaces have max(d₁, d₂)/d_model on
-    average. It is ‖Q₁ᵀQ₂‖²_F / min(d₁, d₂) of orthonormal bases, so no angle has to be computed;
-    `principal_angles` gives those of any two heads. A basis has as many columns as the projection has rank, judged at
-    1e-5 of its largest singular value.
+    1 if one contains the other, 0 if they are orthogonal; two random subspaces have max(d₁, d₂)/d_model on
+    average. It is ‖Q₁ᵀQ₂‖²_F / min(d₁, d₂) of orthonormal bases, so no angles are computed;
+    `principal_angles` returns those of two heads. The rank of a projection counts singular values above 1e-5 of the
+    largest one.
 
     Args:
         weights: for each layer a dictionary with `side`: "q" [h, d_model, d_k], "k" [h_kv, d_model, d_k],
-            "v" [h_kv, d_model, d_v] or "o" [h, d_v, d_model]. Shared key and value heads stand once: L0KV0, L0KV1, …
+            "v" [h_kv, d_model, d_v] or "o" [h, d_v, d_model]. Shared KV heads appear once: L0KV0, L0KV1, …
     Returns:
-        `HeadSimilarity`; a head whose projection is 0 has 0 with all, itself too.
+        `HeadSimilarity`; a head with a projection of 0 has 0 with all heads, including itself.
     """
     one_of("side", side, "qkvo")
     layers = checked_weights(weights, side)[side]
@@ -81,7 +81,7 @@ def subspace_overlap(weights: Sequence[Weights], side: str) -> HeadSimilarity:
 
 def _bases(x: Tensor) -> tuple[Tensor, Tensor]:
     """Orthonormal bases of the column spaces of [..., D, d], columns beyond the rank 0; and the ranks."""
-    # The small triangular factor has the singular values; its left vectors turn Q to them.
+    # The singular values are those of the small triangular factor; its left vectors rotate Q.
     q, r = torch.linalg.qr(x)
     u, s, _ = torch.linalg.svd(r)
     keep = s > s.amax(-1, keepdim=True) * (1e-5 if x.dtype == torch.float32 else 1e-10)

@@ -1,4 +1,4 @@
-"""Keys and values kept from earlier steps, so that decoding computes only what is new."""
+"""KV caches for decoding."""
 
 from headwise.cache.base import Cache, remembered
 from headwise.cache.budgets import BudgetCache

@@ -1,4 +1,4 @@
-"""What a module asks of a cache, and what every cache asks of its keys and values."""
+"""The cache protocol, and checks of keys and values."""
 
 from typing import NamedTuple, Protocol
 
@@ -11,39 +11,38 @@ from headwise.masks import Mask
 
 
 class Cache(Protocol):
-    """What a module asks of a cache: one object a layer, given as `cache=` at every step."""
+    """A KV cache: one object per layer, given as `cache=` at every step."""
 
     @property
     def seen(self) -> int:
-        """Tokens taken in so far: the position of the next one."""
+        """The number of tokens so far, which is the position of the next one."""
 
     def limits(self, n: int, num_heads: int) -> Mask | None:
-        """What the queries of the next call, n of them in each of `num_heads` heads, may see of the keys that it gives
-        back, beside what the caller's own mask says; None: all. The layer joins it to that mask."""
+        """Return the mask of the next call's n queries over the keys that it returns, or None for all keys. The layer
+        combines it with the caller's mask."""
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in new keys and values [b, h_kv, n, d]; return those that any of the new queries may look at."""
+        """Append keys and values [b, h_kv, n, d]; return those visible to any of the new queries."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys and values that are in use."""
+        """Bytes of the keys and values in use."""
 
 
 def remembered(cache: Cache, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
-    """`cache.append(k, v)` for who gives them to `attend` alone: in eight bits if the cache keeps them so and can hand
-    them out, by a method `take`, as they are."""
+    """Append and return keys and values for `attend`: quantized if the cache stores them so and has `take`."""
     take = getattr(cache, "take", cache.append)
     return take(k, v)
 
 
-def told(cache: Cache, **options: object) -> str:
-    """A cache in a line: its options, tokens and bytes."""
+def described(cache: Cache, **options: object) -> str:
+    """Return a one-line description: options, tokens and bytes."""
     given = ", ".join(f"{name}={value!r}" for name, value in options.items() if value not in (None, 0))
     return f"{type(cache).__name__}({given}): {cache.seen:,} tokens seen, {cache.nbytes:,} bytes held"
 
 
 class Kind(NamedTuple):
-    """What must not change while a cache is filled."""
+    """Properties of keys and values that must not change while a cache is in use."""
 
     batch: int
     heads: int
@@ -54,7 +53,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(k: Tensor, v: Tensor, held: Kind | None) -> Kind:
-    """The kind of new keys and values; raises if it is not the one held."""
+    """Return the kind of new keys and values; raises if it differs from the cached one."""
     if k.ndim != 4 or k.shape[:3] != v.shape[:3]:
         raise ShapeError(f"cache: k {tuple(k.shape)} and v {tuple(v.shape)} differ in batch, heads or tokens")
     kind = Kind(k.shape[0], k.shape[1], k.shape[3], v.shape[3], (k.dtype, v.dtype), k.device)
@@ -63,8 +62,7 @@ def kind_of(k: Tensor, v: Tensor, held: Kind | None) -> Kind:
     if kind[:4] != held[:4]:
         raise ShapeError(
             f"cache: new keys and values {_sizes(kind)} do not match the cached ones {_sizes(held)}; use a "
-            f"new cache for each "
-            f"layer, each design and each batch"
+            f"new cache for each layer, each design and each batch"
         )
     if kind.dtypes != held.dtypes:
         new, old = (" and ".join(sorted({str(dtype) for dtype in x.dtypes})) for x in (kind, held))

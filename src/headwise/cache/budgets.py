@@ -1,10 +1,10 @@
-"""A window of its own for each key head: long memory only for the heads that use it."""
+"""A cache with a window per KV head."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, told
+from headwise.cache.base import Kind, described, kind_of
 from headwise.cache.storage import Rows, storages
 from headwise.errors import ShapeError, check_whole
 from headwise.masks import HeadWindows, Mask
@@ -12,15 +12,15 @@ from headwise.masks.head_windows import check_windows
 
 
 class BudgetCache:
-    """Keeps for key head i the last `windows[i]` tokens (None: all), and the first `sinks` for every head.
+    """Keeps the last `windows[i]` tokens of KV head i (None: all), and the first `sinks` of every head.
 
-    A layer that is given it, with `Causal()`, computes what a full pass with `Causal() & cache.mask(num_heads)` does.
-    What is held is as large as the windows say; the keys of one call are laid out as a rectangle while it runs.
+    With this cache and `Causal()`, a layer computes the same as a full pass with `Causal() & cache.mask(num_heads)`.
+    Memory is proportional to the windows; during a call the keys are laid out as a rectangle.
 
     Args:
-        windows: one for each key and value head.
+        windows: one per KV head.
         stored, key_parts: as in `KVCache`.
-    Source: heads that need all tokens beside heads that need sinks and the last ones, Xiao et al. 2024, 2410.10819.
+    Source: retrieval heads and streaming heads, Xiao et al. 2024, 2410.10819.
     """
 
     def __init__(
@@ -35,19 +35,19 @@ class BudgetCache:
         self.seen = 0
 
     def mask(self, num_heads: int) -> HeadWindows:
-        """What a full pass of a layer with so many query heads is masked with to compute the same."""
+        """Return the mask with which a full pass of a layer with `num_heads` query heads computes the same."""
         if num_heads < 1 or num_heads % len(self.windows):
             raise ShapeError(f"num_heads={num_heads} is not a multiple of the {len(self.windows)} windows")
         group = num_heads // len(self.windows)
         return HeadWindows([window for window in self.windows for _ in range(group)], self.sinks)
 
     def limits(self, n: int, num_heads: int) -> Mask | None:
-        """The heads' windows; nothing where one query may see all that is held."""
+        """Return the windows of the heads; None if a single query may attend to all cached keys."""
         return None if n == 1 and len(set(self.windows)) == 1 else self.mask(num_heads)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values [b, h_kv, m, d]: sinks first, then zeros where a head keeps less than others, then
-        its last tokens and the new ones."""
+        """Append and return keys and values [b, h_kv, m, d]: sinks first, then zeros for heads with fewer tokens, then
+        the last tokens and the new ones."""
         kind = kind_of(k, v, self._kind)
         if kind.heads != len(self.windows):
             raise ShapeError(
@@ -68,15 +68,15 @@ class BudgetCache:
         return found[0], found[1]
 
     def __repr__(self) -> str:
-        return told(self, windows=list(self.windows), sinks=self.sinks)
+        return described(self, windows=list(self.windows), sinks=self.sinks)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, of every head by its own window."""
+        """Bytes in use, summed over heads."""
         return sum(rows.nbytes for rows in (*self._k, *self._v))
 
     def _rectangle(self, heads: list[Tensor]) -> Tensor:
-        """[b, 1, m_i, d] of each head as [b, h_kv, m, d]; a shorter one has been cut, so its sinks are its first."""
+        """Join [b, 1, m_i, d] of each head to [b, h_kv, m, d]; shorter heads were cut, so they begin with sinks."""
         b, _, _, d = heads[0].shape
         out = heads[0].new_zeros(b, len(heads), max(x.shape[2] for x in heads), d)
         for i, x in enumerate(heads):

@@ -1,22 +1,21 @@
-"""A batch of sequences of different length."""
+"""A cache for a batch of sequences of different lengths."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, told
+from headwise.cache.base import Kind, described, kind_of
 from headwise.cache.storage import Rows, storages
 from headwise.errors import ConfigError, ShapeError, check_whole
 from headwise.masks import Lengths
 
 
 class RaggedCache:
-    """Keeps the tokens of each sequence in a batch, and no padding.
+    """Keeps the tokens of each sequence in a batch without padding.
 
-    The prompts come in the first call, padded on the *left* to one length, so that all end together; in every later
-    call each sequence goes on by as many tokens. A layer that is given it masks what is padding, so each sequence has
-    the outputs that it would have alone (rotary positions count from the beginning of the padding, and only distances
-    matter to them).
+    The first call has the prompts, padded on the *left* to one length, so that all end together; every later call
+    appends the same number of tokens to each sequence. The layer masks the padding, so each sequence has the same
+    outputs as alone (rotary positions count from the beginning of the padding, but only distances matter).
 
     >>> import torch, headwise as hw
     >>> layer, cache = hw.MultiHeadAttention(16, 2), RaggedCache([5, 2])
@@ -34,7 +33,7 @@ class RaggedCache:
         self, lengths: Sequence[int], *, stored: str | None = None, key_parts: Sequence[int] | None = None
     ) -> None:
         if not len(lengths):
-            raise ConfigError("RaggedCache(lengths=[]): expected one for each sequence of the batch")
+            raise ConfigError("RaggedCache(lengths=[]): expected one length per sequence of the batch")
         self._prompts = [check_whole("RaggedCache", "length", length, 1) for length in lengths]
         k, v = storages(stored, key_parts)
         self._k = [Rows(k, spare=True) for _ in lengths]
@@ -44,22 +43,22 @@ class RaggedCache:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens held of each sequence."""
+        """Number of cached tokens of each sequence."""
         return [rows.length for rows in self._k]
 
     def mask(self, n: int) -> Lengths:
-        """What is real among the keys, and among the queries, of the next call, of n tokens."""
+        """Return the mask of real keys and queries in the next call, of n tokens."""
         check_whole("mask", "n", n, 1)
         if self._kind is None:
             return Lengths(self._prompts, self._prompts, side="right")
         return Lengths([length + n for length in self.lengths], side="right")
 
     def limits(self, n: int, num_heads: int) -> Lengths:
-        """What is real, as `mask(n)`."""
+        """Return `mask(n)`."""
         return self.mask(n)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns keys and values [b, h_kv, m, d], every sequence at the end of its row, zeros before it."""
+        """Append and return keys and values [b, h_kv, m, d], each sequence right-aligned with zeros before it."""
         kind, n, first = kind_of(k, v, self._kind), k.shape[2], self._kind is None
         if kind.batch != len(self._prompts):
             raise ShapeError(f"RaggedCache: {len(self._prompts)} lengths, but keys {tuple(k.shape)} of {kind.batch}")
@@ -83,9 +82,9 @@ class RaggedCache:
         return found[0], found[1]
 
     def __repr__(self) -> str:
-        return told(self, lengths=self.lengths)
+        return described(self, lengths=self.lengths)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the real tokens: the sum of what each sequence would take alone."""
+        """Bytes in use, summed over sequences."""
         return sum(rows.nbytes for rows in (*self._k, *self._v))

@@ -1,10 +1,10 @@
-"""The last keys and values, and the first."""
+"""The sliding-window cache with attention sinks."""
 
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from headwise.cache.base import Kind, kind_of, told
+from headwise.cache.base import Kind, described, kind_of
 from headwise.cache.storage import Rows, storages
 from headwise.errors import check_whole
 from headwise.kernels.quantized import Vectors, decoded
@@ -14,8 +14,8 @@ from headwise.masks import Mask, Sinks, Window
 class SlidingCache:
     """Keeps the last `window` tokens, and the first `sinks` (StreamingLLM, Xiao et al. 2023, 2309.17453).
 
-    A layer that is given it, with `Causal()`, computes what a full pass with
-    `Causal() & (Window(window) | Sinks(sinks))` does: memory is O(window), whatever the length.
+    With this cache and `Causal()`, a layer computes the same as a full pass with
+    `Causal() & (Window(window) | Sinks(sinks))`. Memory is O(window) for any length.
 
     stored, key_parts: as in `KVCache`.
     """
@@ -30,16 +30,16 @@ class SlidingCache:
         self.seen = 0
 
     def limits(self, n: int, num_heads: int) -> Mask | None:
-        """The window, where several queries come at once; one query may see all that is held."""
+        """Return the window for several queries; None for one, which may attend to all cached keys."""
         return None if n == 1 else Window(self.window) | Sinks(self.sinks) if self.sinks else Window(self.window)
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns what the new queries may look at: sinks, the last window − 1 tokens before them, and them."""
+        """Append and return what is visible to the new queries: sinks, the last window − 1 tokens, and the new ones."""
         found_k, found_v = self.take(k, v)
         return decoded(found_k), decoded(found_v)
 
     def take(self, k: Tensor, v: Tensor) -> tuple[Vectors, Vectors]:
-        """The same as `attend` takes them: eight bits stay as they are."""
+        """As `append`, but quantized keys and values stay quantized, as `attend` supports them."""
         kind = kind_of(k, v, self._kind)
         found = []
         for rows, new in ((self._k, self._k.encoded(k)), (self._v, self._v.encoded(v))):
@@ -50,9 +50,9 @@ class SlidingCache:
         return found[0], found[1]
 
     def __repr__(self) -> str:
-        return told(self, window=self.window, sinks=self.sinks)
+        return described(self, window=self.window, sinks=self.sinks)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held: those of at most sinks + window − 1 tokens (the next token is its own last key)."""
+        """Bytes in use, of at most sinks + window − 1 tokens (the next token is its own last key)."""
         return self._k.nbytes + self._v.nbytes

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from headwise.cli.options import progress_bar
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
+from headwise.files import write_text
 from headwise.outputs import taken
 
 if TYPE_CHECKING:
@@ -141,5 +141,4 @@ def save_json(path: Path | None, content: dict[str, Any]) -> None:
         return
     from json import dumps
 
-    with atomic_path(path) as temporary:
-        temporary.write_text(dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_text(path, dumps(content, ensure_ascii=False, indent=1) + "\n")

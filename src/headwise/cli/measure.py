@@ -79,7 +79,7 @@ def _measure(
     measures: str | None, **options: Any,
 ) -> None:  # fmt: skip
     from headwise.corpus import measure_corpus
-    from headwise.corpus.show import check_sort, print_measures
+    from headwise.corpus.printing import check_sort, print_measures
     from headwise.reports.corpus_picture import check_picture, write_picture
     from headwise.stats import shown_in
 

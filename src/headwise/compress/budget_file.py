@@ -10,7 +10,7 @@ import torch
 from headwise.contents import Entry, number, parsed, reading, text_of, whole
 from headwise.edit.budgets import Budget
 from headwise.errors import CheckpointError
-from headwise.files import atomic_path
+from headwise.files import write_text
 
 FORMAT = "headwise-budget-1"
 
@@ -25,8 +25,7 @@ def save_budget(found: Budget, path: str | os.PathLike[str], more: Mapping[str, 
         "format": FORMAT, "window": found.window, "sinks": found.sinks, "threshold": found.threshold,
         "tokens": found.tokens, "layers": layers, **(more or {}),
     }  # fmt: skip
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_budget(path: str | os.PathLike[str]) -> Budget:

@@ -1,4 +1,4 @@
-"""A corpus measured: every head, over as many processes as there are, and on again after a kill.
+"""Measure every head of a model on a corpus, with one or many processes, resumable at any time.
 
 >>> import pathlib, tempfile
 >>> from headwise.corpus import measure_corpus

@@ -1,4 +1,4 @@
-"""How a sweep begins and ends: all processes agree on what is left to do, and what was done becomes one table."""
+"""The beginning and end of a sweep: processes agree on the remaining units, and finished units become a table."""
 
 import json
 import zlib
@@ -7,15 +7,22 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
-from headwise.corpus import manifest as written
-from headwise.corpus.journal import Journal
-from headwise.corpus.output import Columns, Output
-from headwise.corpus.plan import Unit, units
+from headwise.corpus import pieces
+from headwise.corpus.journal import (
+    Journal,
+    changes,
+    differences,
+    limit_of,
+    manifest_of,
+    refuse,
+    sources_of,
+    weights_print,
+)
+from headwise.corpus.output import Columns, Output, columns
+from headwise.corpus.pieces import Limit, Unit, units
 from headwise.corpus.ranks import Ranks
 from headwise.corpus.result import CorpusMeasures
-from headwise.corpus.rows import columns
-from headwise.corpus.sources import Source, find_sources
-from headwise.corpus.survey import survey, total
+from headwise.corpus.sources import Advance, Print, Source, check, find_sources
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import CheckpointError, ConfigError, TextError
@@ -28,7 +35,7 @@ class Begun:
     """A sweep that all processes have agreed on.
 
     Attributes:
-        manifest: what is measured. units: all of them, in order. left: the numbers of those that are not done.
+        manifest: of the sweep. units: all of them, in order. left: the numbers of the unfinished ones.
     """
 
     work: Work
@@ -38,11 +45,11 @@ class Begun:
 
 
 def look(given: Sequence[Any], journal: Journal, output: Output, restart: bool, ranks: Ranks) -> list[Source]:
-    """The files, before a model is loaded or anything is read: what is wrong with their names or with the output is
-    told at once. The first process looks, and takes the output for this run; the others get no files.
+    """Find the files and lock the output, so that wrong names raise before a model is loaded. Only the first process
+    does so; the others return no files.
 
     Raises:
-        ConfigError: if the output is there already, or another run writes it. TextError: for files that are not there.
+        ConfigError: if the output is there already, or another run writes it. TextError: for missing files.
         CheckpointError: if the output cannot be written.
     """
     if not ranks.first:
@@ -60,49 +67,49 @@ def begin(
     work: Work, journal: Journal, output: Output, options: Mapping[str, Any], max_tokens: int | None, restart: bool,
     ranks: Ranks, progress: Progress,
 ) -> Begun | CorpusMeasures:  # fmt: skip
-    """Read what is there, or look into the corpus and write down what will be measured. The first process decides, the
-    others follow. work: with the files that `look` gave.
+    """Read the journal, or check the corpus and write the manifest. The first process decides, the others follow. work:
+    with the files that `look` returned.
 
     Returns:
-        What is left to do; or the result, where the table is there and was measured with the same files and options.
+        The sweep with its remaining units; or the result, if the table exists with the same files and options.
     Raises:
-        ConfigError: if what is there was begun with something else. TextError: for what cannot be read.
+        ConfigError: if an existing table or journal has other settings. TextError: for unreadable files.
     """
     model = {
-        "name": work.subject.name, "about": work.subject.about, "sha256": written.weights_print(work.subject),
+        "name": work.loaded.name, "about": work.loaded.about, "sha256": weights_print(work.loaded),
         "versions": {name: metadata.version(name) for name in ("headwise", "torch")},
     }  # fmt: skip
     if ranks.first and _finished(journal, output, restart):
         found = _found(work, output, options, model)
-        ranks.say("plan", None)
+        ranks.publish("plan", None)
         return found
     if ranks.first:
         manifest = _decided(work, journal, options, model, max_tokens, restart, progress)
         left = None
     else:
-        said = ranks.hear("plan")
-        if said is None:
+        decided = ranks.wait_for("plan")
+        if decided is None:
             return CorpusMeasures.of(work, output.path, work.nothing(), {}, new=False)
-        manifest = _followed(journal, said["manifest"], model)
-        left = said["left"]
-    work = replace(work, sources=written.sources_of(manifest), step=manifest["step"], limit=written.limit_of(manifest))
+        manifest = _followed(journal, decided["manifest"], model)
+        left = decided["left"]
+    work = replace(work, sources=sources_of(manifest), step=manifest["step"], limit=limit_of(manifest))
     every = units(work.sources, work.step, work.limit)
     if left is None:
         left = sorted(set(range(len(every))) - journal.finished())
-        ranks.say("plan", {"manifest": _checksum(manifest), "left": left})
+        ranks.publish("plan", {"manifest": _checksum(manifest), "left": left})
     return Begun(work, manifest, every, left)
 
 
 def finish(
     begun: Begun, journal: Journal, output: Output, options: Mapping[str, Any], progress: Progress
 ) -> CorpusMeasures:
-    """Merge the units in their order, write the table, and remove what was kept to go on from.
+    """Merge the units in their order, write the table, and remove the journal.
 
     Raises:
-        TextError: if the corpus has no text, or is otherwise now than when it was checked.
+        TextError: if the corpus has no text, or has changed since it was checked.
     """
     work = begun.work
-    if changed := written.changes(begun.manifest):
+    if changed := changes(begun.manifest):
         raise TextError(
             f"the corpus changed while it was being measured: {'; '.join(changed)}; use --restart to measure again"
         )
@@ -130,39 +137,39 @@ def finish(
 
 
 def _finished(journal: Journal, output: Output, restart: bool) -> bool:
-    """Whether there is a table, and nothing that was begun after it."""
+    """Whether there is a finished table and no newer journal."""
     return output.path.exists() and not journal.exists and not restart
 
 
 def _found(work: Work, output: Output, options: Mapping[str, Any], model: Mapping[str, Any]) -> CorpusMeasures:
-    """The result of a finished table; ConfigError if it is of something else."""
+    """The result of a finished table; ConfigError if it has other settings."""
     about = output.read_about()
     try:
         if about is None:
             raise KeyError
-        differ = written.differences(about, options, model, work.sources) or written.changes(about)
-        sums = Tally.from_dict(about["sums"], len(work.asked.names), len(work.heads)) if not differ else None
+        differ = differences(about, options, model, work.sources) or changes(about)
+        sums = Tally.from_dict(about["sums"], len(work.selection.names), len(work.heads)) if not differ else None
     except (KeyError, TypeError, ValueError):
         raise ConfigError(
             f"{str(output.path)!r} already exists; give another --out, or --restart to measure again"
         ) from None
     if sums is None:
-        raise written.refuse(str(output.path), differ, finished=True)
+        raise refuse(str(output.path), differ, finished=True)
     return CorpusMeasures.of(work, output.path, sums, about, new=False)
 
 
 def _by_file(begun: Begun, journal: Journal, result: CorpusMeasures) -> Iterator[Columns]:
-    """The table of each file; a file may be in several units, and one at a time is held."""
+    """The table of each file, one at a time in memory; a file can be in several units."""
     sources = begun.work.sources
-    place, under_way = 0, begun.work.nothing()
+    place, current = 0, begun.work.nothing()
     for number in range(len(begun.units)):
         for source, tally in journal.tallies(number, begun.work.nothing())[0].items():
-            if source != place and under_way.windows:
-                yield columns(under_way, result.heads, result.measures, sources[place].path)
-                under_way = begun.work.nothing()
+            if source != place and current.windows:
+                yield columns(current, result.heads, result.measures, sources[place].path)
+                current = begun.work.nothing()
             place = source
-            under_way.add(tally)
-    yield columns(under_way, result.heads, result.measures, sources[place].path)
+            current.add(tally)
+    yield columns(current, result.heads, result.measures, sources[place].path)
 
 
 def _decided(
@@ -172,24 +179,24 @@ def _decided(
     journal.clean(restart)
     if journal.exists:
         then = journal.read()
-        if found := written.differences(then, options, model, work.sources) or written.changes(then):
-            raise written.refuse(str(journal.out), found)
+        if found := differences(then, options, model, work.sources) or changes(then):
+            raise refuse(str(journal.out), found)
         return then
-    of, done = total(work.sources), 0
+    of, done = sum(source.size for source in work.sources), 0
 
     def read(more: int) -> None:
         nonlocal done
         done += more
         progress("checking the files", done, of)
 
-    prints, checked, limit = survey(work, max_tokens, read)
+    prints, checked, limit = _survey(work, max_tokens, read)
     count = len(units(work.sources, work.step, limit))
-    journal.begin(written.written(options, model, work.sources, prints, checked, work.step, limit, count))
+    journal.begin(manifest_of(options, model, work.sources, prints, checked, work.step, limit, count))
     return journal.read()
 
 
 def _followed(journal: Journal, checksum: int, model: Mapping[str, Any]) -> dict[str, Any]:
-    """What the first process has written down, as another one sees it."""
+    """The manifest of the first process, read by another one."""
     if not journal.exists or _checksum(manifest := journal.read()) != checksum:
         raise CheckpointError(
             f"{str(journal.folder)!r} is not the folder that the first process wrote; all processes need "
@@ -202,3 +209,37 @@ def _followed(journal: Journal, checksum: int, model: Mapping[str, Any]) -> dict
 
 def _checksum(manifest: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
+
+
+def _survey(work: Work, max_tokens: int | None, advance: Advance) -> tuple[list[Print], list[int], Limit | None]:
+    """The prints of the measured files, the bytes that were checked of each, and the limit.
+
+    Raises:
+        TextError: naming the file and the place that cannot be read.
+    """
+    limit = None if max_tokens is None else _limit(work, max_tokens)
+    sources = work.sources if limit is None else work.sources[: limit.source + 1]
+    prints, checked = [], []
+    for i, source in enumerate(sources):
+        upto = source.size
+        if limit is not None and i == limit.source:
+            upto = pieces.end(source, limit.piece, work.step)
+        prints.append(check(source, work.field, upto, advance))
+        if source.kind == "jsonl":
+            pieces.check_lines(source, 0, upto, work.field)
+        checked.append(upto)
+    return prints, checked, limit
+
+
+def _limit(work: Work, max_tokens: int) -> Limit | None:
+    """The place at which the corpus reaches `max_tokens`; None if it has fewer."""
+    left = max_tokens
+    for i, source in enumerate(work.sources):
+        for piece in range(pieces.count(source, work.step)):
+            there = 0
+            for _, ids, _ in work.texts(i, piece):
+                there += len(ids)
+                if there >= left:
+                    return Limit(i, piece, left)
+            left -= there
+    return None

@@ -1,7 +1,8 @@
-"""What a sweep has done so far, on the disk beside its result: a manifest, and a file for each finished unit.
+"""The state of an unfinished sweep, on disk beside its result: a manifest with the settings and files that a resumed
+run must share, and a file for each finished unit.
 
-Each file is written whole or not at all, so a run may be killed at any time. The next one reads the manifest, sees
-that it measures the same, and measures the units that have no file yet.
+Each file is written whole or not at all, so a run can be killed at any time. The next run compares its settings with
+the manifest, and measures the units that have no file yet.
 """
 
 import contextlib
@@ -9,7 +10,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from typing import Any
 import torch
 
 from headwise.contents import Entry, parsed, reading, text_of, whole, word
+from headwise.corpus.pieces import Limit
+from headwise.corpus.sources import Print, Source, changed
 from headwise.corpus.tally import Tally, Trouble
-from headwise.errors import CheckpointError
+from headwise.errors import CheckpointError, ConfigError
 from headwise.files import atomic_path, sweep
+from headwise.lm.loading import LoadedModel
 from headwise.outputs import taken
 from headwise.tensor_files import CHECKSUM, read_tensors, tensor_like, write_tensors
 
@@ -41,14 +45,14 @@ class Journal:
 
     @property
     def exists(self) -> bool:
-        """Whether there is something to go on from."""
+        """Whether there is a sweep to resume."""
         return (self.folder / MANIFEST).is_file()
 
     def open(self) -> None:
-        """Take the output for this run, and make the folder. By rank 0.
+        """Lock the output for this run and create the folder. Called by rank 0.
 
         Raises:
-            ConfigError: if another run has it. CheckpointError: if it cannot be written.
+            ConfigError: if another run holds the lock. CheckpointError: if it cannot be written.
         """
         with self._writing():
             self._held.enter_context(taken(self.out, "out"))
@@ -56,7 +60,7 @@ class Journal:
             self._opened = True
 
     def clean(self, restart: bool) -> None:
-        """Remove what killed runs left half written; with `restart`, all that there is."""
+        """Remove temporary files of killed runs; with `restart`, everything."""
         sweep(self.folder)
         with self._writing():
             for path in self.folder.iterdir():
@@ -66,7 +70,7 @@ class Journal:
     def read(self) -> dict[str, Any]:
         """The manifest. CheckpointError if it is damaged, or of another version."""
         path = self.folder / MANIFEST
-        with reading(path, "manifest", way_out="--restart measures anew"):
+        with reading(path, "manifest", way_out="--restart measures again"):
             found = Entry(parsed(text_of(path)))
             if found.word("format") != FORMAT:
                 raise CheckpointError("it was written by another version of headwise")
@@ -82,16 +86,16 @@ class Journal:
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1), "utf-8")
 
     def finished(self) -> set[int]:
-        """The numbers of the units that are there."""
+        """The numbers of the finished units."""
         names = (re.fullmatch(r"unit-(\d+)\.safetensors", path.name) for path in self.folder.iterdir())
         return {int(name[1]) for name in names if name}
 
     def so_far(self) -> tuple[int, int] | None:
-        """How many units are done, of how many; None if nothing was begun."""
+        """The numbers of finished units and of all units; None if there is no sweep."""
         return (len(self.finished()), int(self.read()["units"])) if self.exists else None
 
     def write(self, unit: int, found: Mapping[int, Tally], how: Mapping[str, Any]) -> None:
-        """A finished unit. how: what may differ between units without making them wrong, such as the batch size."""
+        """Write a finished unit. how: settings that may differ between units, such as the batch size."""
         tensors, sums = {}, {}
         for source, tally in found.items():
             tensors[f"{source}.numbers"], tensors[f"{source}.lost"] = tally.numbers, tally.lost
@@ -104,7 +108,7 @@ class Journal:
             write_tensors(self._path(unit), tensors, header)
 
     def tallies(self, unit: int, like: Tally) -> tuple[dict[int, Tally], dict[str, Any]]:
-        """What a unit gave, and how it was measured. like: a tally of its size."""
+        """The tallies of a unit, and the settings that it was measured with. like: a tally of the same size."""
         path = self._path(unit)
         again = "the same command measures this unit again"
         with reading(path, "finished unit", missing=again, way_out=f"remove it, and {again}"):
@@ -119,15 +123,15 @@ class Journal:
             return found, Entry(parsed(text.word("how")), "how").plain()
 
     def remove(self) -> None:
-        """The result is written: the folder has done its work."""
-        # Without a manifest, what a kill leaves of the folder is taken for nothing that was begun.
+        """Remove the folder after the result is written."""
+        # The manifest first: without it, the remains after a kill do not count as a sweep to resume.
         with contextlib.suppress(OSError):
             (self.folder / MANIFEST).unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.close()
 
     def close(self) -> None:
-        """Let other runs have the folder; it goes if nothing was begun in it."""
+        """Release the lock; remove the folder if no sweep was begun in it."""
         if self._opened and not self.exists:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._opened = False
@@ -163,3 +167,86 @@ def _tally(sums: Entry, source: str, tensors: Mapping[str, torch.Tensor], like: 
     ]  # fmt: skip
     kernels = frozenset(sums.each("kernels", word))
     return Tally(numbers, lost, sums.whole("windows", least=0), sums.whole("tokens", least=0), troubles, kernels)
+
+
+def weights_print(loaded: LoadedModel) -> str:
+    """SHA-256 of all weights, with their names, dtypes and sizes."""
+    digest = hashlib.sha256()
+    for name, x in sorted(loaded.model.state_dict().items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        flat = x.detach().cpu().contiguous().flatten()
+        if flat.numel():
+            digest.update(flat.view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def differences(
+    then: Mapping[str, Any], options: Mapping[str, Any], model: Mapping[str, Any], given: Sequence[Source]
+) -> list[str]:
+    """The differences between the current settings and those of the manifest, in words."""
+    found = []
+    if then["model"]["sha256"] != model["sha256"]:
+        names = {one["name"] for one in (then["model"], model)}
+        found.append(f"the model: {' and '.join(sorted(names))} differ in weights or sizes")
+    for name, value in options.items():
+        if then["options"].get(name) != value:
+            found.append(f"--{name.replace('_', '-')}: it was {_word(then['options'].get(name))} and is {_word(value)}")
+    for name, value in model["versions"].items():
+        if then["model"]["versions"].get(name) != value:
+            found.append(f"{name}: it was {then['model']['versions'].get(name)} and is {value}")
+    before, now = [known["path"] for known in then["given"]], [source.path for source in given]
+    found += [f"{path!r} is new" for path in now if path not in before]
+    found += [f"{path!r} is not among the files" for path in before if path not in now]
+    if not found and before != now:
+        found.append("the files are in another order")
+    return found
+
+
+def changes(then: Mapping[str, Any]) -> list[str]:
+    """The files that have changed since they were checked, in words."""
+    prints = [(Print(**known), upto) for known, upto in zip(then["files"], then["checked"], strict=True)]
+    return [change for known, upto in prints if (change := changed(known, upto)) is not None]
+
+
+def refuse(out: str, found: Sequence[str], *, finished: bool = False) -> ConfigError:
+    """The error for an unfinished or finished sweep with other settings."""
+    shown = "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")
+    if finished:
+        return ConfigError(
+            f"{out!r} already exists, with different settings: {shown}. Give another --out, or --restart to "
+            "measure again"
+        )
+    return ConfigError(
+        f"{out!r} contains a run with different settings: {shown}. Use the same settings, another --out, or "
+        "--restart to measure again"
+    )
+
+
+def limit_of(then: Mapping[str, Any]) -> Limit | None:
+    """The limit of the corpus in the manifest."""
+    return None if then["limit"] is None else Limit(**then["limit"])
+
+
+def sources_of(then: Mapping[str, Any]) -> list[Source]:
+    """The files in the manifest."""
+    return [Source(**{**one, "groups": tuple(one["groups"])}) for one in then["given"]]
+
+
+def manifest_of(
+    options: Mapping[str, Any], model: Mapping[str, Any], given: Sequence[Source], prints: Sequence[Print],
+    checked: Sequence[int], step: int, limit: Limit | None,
+    count: int,
+) -> dict[str, Any]:  # fmt: skip
+    """The manifest. checked: the bytes that were checked of each measured file. count: of units."""
+    return {
+        "options": dict(options), "model": dict(model), "given": [asdict(source) for source in given],
+        "files": [one.to_dict() for one in prints], "checked": list(checked), "step": step,
+        "units": count,
+        "limit": None if limit is None else asdict(limit),
+    }  # fmt: skip
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return "not given" if value is None else str(value)

@@ -1,7 +1,7 @@
-"""Measures that keep how they vary: count, mean, sum of squares around it, least and largest, all of which add up.
+"""Measures with their distribution: count, mean, sum of squared deviations, minimum and maximum, all of which merge.
 
-A measure of rows has a value for each query; a measure of another kind has one for each window. Quantiles do not add
-up, so they are not kept.
+A measure of rows has a value for each query, other measures one for each window. Quantiles cannot be merged, so they
+are not kept.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ FIELDS = ("count", "mean", "squares", "least", "largest")
 
 
 def empty(*shape: int, like: Tensor | None = None) -> Tensor:
-    """Moments of nothing, [*shape[:-1], 5, shape[-1]] in float64."""
+    """Moments of no values, [*shape[:-1], 5, shape[-1]] in float64."""
     numbers = torch.zeros(*shape[:-1], len(FIELDS), shape[-1], dtype=torch.float64)
     numbers[..., 3, :], numbers[..., 4, :] = torch.inf, -torch.inf
     return numbers if like is None else numbers.to(like.device)
 
 
 def joined(one: Tensor, other: Tensor) -> Tensor:
-    """The moments of both together, [..., 5, h]. Source: Chan, Golub & LeVeque 1983, eq. 2.1."""
+    """Merge two sets of moments [..., 5, h]. Source: Chan, Golub & LeVeque 1983, eq. 2.1."""
     n1, mean1, squares1, least1, largest1 = one.unbind(-2)
     n2, mean2, squares2, least2, largest2 = other.unbind(-2)
     n = n1 + n2
@@ -40,7 +40,7 @@ def joined(one: Tensor, other: Tensor) -> Tensor:
 
 
 def of_values(value: Tensor, counted: Tensor) -> Tensor:
-    """The moments [b, 5, h] of values [b, h, r], of those that count."""
+    """The moments [b, 5, h] of the `counted` values [b, h, r]."""
     value = value.double()
     n = counted.sum(-1).double()
     mean = value.masked_fill(~counted, 0.0).sum(-1) / n.clamp_min(1)
@@ -52,7 +52,7 @@ def of_values(value: Tensor, counted: Tensor) -> Tensor:
 
 @dataclass
 class State:
-    """What was added up. inner: of the measure itself, where it is not one of rows."""
+    """The accumulated moments. inner: the state of a measure that is not one of rows."""
 
     numbers: Tensor  # [b, 5, h] float64
     current: Tensor | None = None
@@ -60,14 +60,14 @@ class State:
 
 
 class Varied(Measure):
-    """A measure with its moments; its state's `numbers` are [b, 5, h], one entry for each entry of the batch."""
+    """A measure with its moments; `numbers` of its state are [b, 5, h], one set for each batch entry."""
 
     name: str
     unit: str
     range: str
     source: str
     per: str
-    largest: bool  # whether the measure is its largest value, and not the mean of its values
+    largest: bool  # whether the value of the measure is the maximum instead of the mean
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
@@ -86,7 +86,7 @@ class Varied(Measure):
 
 
 class OfRows(Varied):
-    """Over the queries that a measure of rows counts."""
+    """Moments over the queries that a measure of rows counts."""
 
     per = "query"
     measure: RowMeasure
@@ -96,7 +96,7 @@ class OfRows(Varied):
         self.largest = measure.reduce == "max"
 
     def start(self, grid: Grid, like: Tensor) -> State:
-        self.measure.start(grid, like)  # which checks what it was told of the tokens
+        self.measure.start(grid, like)  # checks its arguments about the tokens
         return State(empty(grid.b, grid.h, like=like))
 
     def update(self, state: State, tile: Tile) -> None:
@@ -108,7 +108,7 @@ class OfRows(Varied):
             state.current = None
 
     def take(self, state: State, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
-        value, counted = self.measure.told(found, lse, rule)
+        value, counted = self.measure.row_values(found, lse, rule)
         self._add(state, value, lse != -torch.inf if counted is None else counted)
 
     def _add(self, state: State, value: Tensor, counted: Tensor) -> None:
@@ -116,10 +116,10 @@ class OfRows(Varied):
 
 
 class OfWindows(Varied):
-    """Over the windows, for a measure that has one number for each of them."""
+    """Moments over the windows, for a measure with one number for each."""
 
     per = "window"
-    largest = True  # what such measures keep of several inputs
+    largest = True  # how such measures merge several inputs
 
     def start(self, grid: Grid, like: Tensor) -> State:
         return State(empty(grid.b, grid.h, like=like), inner=self.measure.start(grid, like))

@@ -1,17 +1,22 @@
-"""The table on the disk: Parquet, CSV or JSON lines, by the file's suffix; whole or not at all."""
+"""The numbers of a sweep as a table with one row a head and measure, and its files: Parquet, CSV or JSON lines."""
 
 import csv
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from headwise.corpus.rows import COLUMNS
+import torch
+from torch import Tensor
+
+from headwise.corpus.moments import OfRows, OfWindows
+from headwise.corpus.selection import Head
+from headwise.corpus.tally import Tally
 from headwise.errors import CheckpointError, ConfigError
-from headwise.files import atomic_path, sha256_of
+from headwise.files import atomic_path, sha256_of, write_text
 from headwise.table.files import arrow
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
@@ -20,14 +25,14 @@ Columns = Mapping[str, list[Any]]
 
 @dataclass(frozen=True)
 class Output:
-    """Where the table goes, and in which form."""
+    """The path and format of the table."""
 
     path: Path
     kind: str
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> "Output":
-        """ConfigError for another suffix, a folder, or Parquet without pyarrow."""
+        """Raise ConfigError for another suffix, a folder, or Parquet without pyarrow."""
         target = Path(path)
         if target.suffix.lower() not in SUFFIXES:
             raise ConfigError(f"out={str(path)!r}: expected a name that ends in {', '.join(SUFFIXES)}")
@@ -39,12 +44,11 @@ class Output:
 
     @property
     def about(self) -> Path:
-        """What tells how the numbers came to be: the file itself, or one beside it where the form has no room."""
+        """The file with the description of the sweep: the table itself, or one beside it for CSV and JSON lines."""
         return self.path if self.kind == "parquet" else self.path.with_name(f"{self.path.name}.about.json")
 
     def read_about(self) -> dict[str, Any] | None:
-        """What a table that is there tells of how it came to be; None for one that was not written by `write`, or was
-        changed afterwards."""
+        """The description of an existing table; None if `write` did not write it, or it was changed afterwards."""
         try:
             if self.kind == "parquet":
                 words = arrow().parquet.read_schema(self.path).metadata[b"headwise"]
@@ -58,19 +62,17 @@ class Output:
         return found if isinstance(found, dict) else None
 
     def write(self, parts: Iterable[Columns], about: Mapping[str, Any]) -> None:
-        """Write the table, a part after the other. about: how the numbers came to be, for JSON. CheckpointError if it
-        cannot be written."""
+        """Write the table part by part. about: the description of the sweep, for JSON. CheckpointError if it cannot be
+        written."""
         try:
             with atomic_path(self.path) as temporary:
                 _WRITERS[self.kind](temporary, iter(parts), about)
             if self.about != self.path:
                 about = {**about, "sha256": sha256_of(self.path)}
-                with atomic_path(self.about) as temporary:
-                    temporary.write_text(json.dumps(about, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+                write_text(self.about, json.dumps(about, ensure_ascii=False, indent=1) + "\n")
         except CheckpointError as error:
             raise CheckpointError(
-                f"{error}; all that was measured is safe in {str(self.path) + '.partial'!r}, and the same "
-                f"command resumes"
+                f"{error}; all measurements are kept in {str(self.path) + '.partial'!r}, and the same command resumes"
             ) from None
 
 
@@ -105,3 +107,41 @@ def _jsonl(path: Path, parts: Iterator[Columns], about: Mapping[str, Any]) -> No
 
 
 _WRITERS = {"parquet": _parquet, "csv": _csv, "jsonl": _jsonl}
+
+
+COLUMNS: dict[str, type] = {
+    "file": str, "layer": int, "module": str, "head": int, "measure": str, "value": float, "mean": float, "std": float,
+    "min": float, "max": float, "count": int, "unit": str, "per": str, "nonfinite": int,
+}  # fmt: skip
+
+
+def columns(
+    tally: Tally, heads: Sequence[Head], measures: Sequence[OfRows | OfWindows], file: str | None = None
+) -> dict[str, list[Any]]:
+    """Column name → values, head by head and measure by measure; "file" only if given. None if nothing was counted."""
+    found: dict[str, list[Any]] = {name: [] for name in COLUMNS if name != "file" or file is not None}
+    numbers = {name: value.T.tolist() for name, value in finished(tally.numbers, measures).items()}
+    nonfinite = tally.lost[0].long().tolist()
+    for i, head in enumerate(heads):
+        for j, measure in enumerate(measures):
+            row = {
+                "layer": head.layer, "module": head.name, "head": head.head, "measure": measure.name,
+                "unit": measure.unit, "per": measure.per, "nonfinite": nonfinite[i],
+                **({} if file is None else {"file": file}),
+            }  # fmt: skip
+            count = int(numbers["count"][i][j])
+            row |= {name: numbers[name][i][j] if count else None for name in ("value", "mean", "std", "min", "max")}
+            row["count"] = count
+            for name, into in found.items():
+                into.append(row[name])
+    return found
+
+
+def finished(numbers: Tensor, measures: Sequence[OfRows | OfWindows]) -> dict[str, Tensor]:
+    """Column → [measures, heads] float64 from moments [measures, 5, heads]. std divides by n."""
+    count, mean, squares, least, largest = numbers.unbind(1)
+    take = torch.tensor([measure.largest for measure in measures])[:, None]
+    return {
+        "value": torch.where(take, largest, mean), "mean": mean, "std": (squares / count.clamp_min(1)).sqrt(),
+        "min": least, "max": largest, "count": count,
+    }  # fmt: skip

@@ -1,55 +1,54 @@
-"""A corpus in pieces that can be read by themselves, and the texts in a piece.
+"""A corpus in pieces that can be read independently, the texts in a piece, and units of pieces.
 
-A text file is cut about every so many bytes, after the next line end (or space, or character where there is none); a
-JSON-lines file between lines; a Parquet file between its row groups. Where the cuts lie depends on the files alone, so
-any process can read any piece, and nobody reads what others read.
+A text file is cut at about every `step` bytes, after the next line end (or else space or character), a JSON-lines file
+between lines, and a Parquet file between its row groups. The cuts and the units depend on the files and the options
+alone, so any process can read any piece without overlap.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headwise.contents import parsed
-from headwise.corpus.parquet import rows
-from headwise.corpus.sources import Source
+from headwise.corpus.sources import Source, parquet_rows
 from headwise.errors import CheckpointError, TextError
 from headwise.lm.text_files import decoded
 
-HALVES = re.compile("[\ud800-\udfff]")  # JSON can spell them
-REACH = 1 << 16  # bytes behind a cut in which a line end is looked for
+HALVES = re.compile("[\ud800-\udfff]")  # JSON can contain them
+REACH = 1 << 16  # bytes after a cut in which a line end is searched
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, and where it stands: "byte 4,096" of a file, or its line or row."""
+    """A text and its place: "byte 4,096" of a file, or its line or row."""
 
     text: str
     where: str
 
 
 def count(source: Source, step: int) -> int:
-    """How many pieces a file has, at `step` bytes a piece."""
+    """The number of pieces of a file at `step` bytes a piece."""
     return len(source.groups) if source.kind == "parquet" else -(-source.size // step)
 
 
 def size(source: Source, piece: int, step: int) -> int:
-    """About how many bytes a piece has."""
+    """The approximate bytes of a piece."""
     return source.groups[piece] if source.kind == "parquet" else min(step, source.size - piece * step)
 
 
 def end(source: Source, piece: int, step: int) -> int:
-    """The byte behind a piece; of a Parquet file that behind all of it."""
+    """The byte after a piece; for Parquet the size of the file."""
     return source.size if source.kind == "parquet" else _cut(source, (piece + 1) * step, step)
 
 
 def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Document]:
-    """The texts of a piece, in order; those without a character are left out.
+    """The texts of a piece in order, without empty ones.
 
     Raises:
-        TextError: naming the file and the place of what cannot be read.
+        TextError: naming the file and the place that cannot be read.
     """
     if source.kind == "parquet":
-        for row, text in rows(source.path, piece, field):
+        for row, text in parquet_rows(source.path, piece, field):
             yield Document(text, f"row {row:,}")
         return
     start, stop = (_cut(source, at, step) for at in (piece * step, (piece + 1) * step))
@@ -66,7 +65,7 @@ def documents(source: Source, piece: int, step: int, field: str) -> Iterator[Doc
 
 
 def check_lines(source: Source, start: int, stop: int, field: str) -> None:
-    """Read the lines of a part of a JSON-lines file, for the errors in them."""
+    """Read the lines of a part of a JSON-lines file, and raise for errors in them."""
     for _ in _lines(source, start, stop, field):
         pass
 
@@ -78,12 +77,12 @@ def _lines(source: Source, start: int, stop: int, field: str) -> Iterator[Docume
             text = decoded(line, source.path, start)
             where, start = f"byte {start:,}", start + len(line)
             if text.strip():
-                said = _said(text, source.path, where, field)
-                if said:
-                    yield Document(said, where)
+                found = _text(text, source.path, where, field)
+                if found:
+                    yield Document(found, where)
 
 
-def _said(line: str, path: str, where: str, field: str) -> str:
+def _text(line: str, path: str, where: str, field: str) -> str:
     try:
         entry = parsed(line)
     except CheckpointError as error:
@@ -93,18 +92,18 @@ def _said(line: str, path: str, where: str, field: str) -> str:
     if field not in entry:
         known = ", ".join(map(repr, list(entry)[:8])) or "nothing"
         raise TextError(f"{path!r}, line at {where}: no field {field!r}; it has {known}: give --field")
-    said = entry[field]
-    if said is not None and not isinstance(said, str):
-        raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(said).__name__}, expected a string")
-    if said and HALVES.search(said):
+    found = entry[field]
+    if found is not None and not isinstance(found, str):
+        raise TextError(f"{path!r}, line at {where}: field {field!r} is {type(found).__name__}, expected a string")
+    if found and HALVES.search(found):
         raise TextError(
             f"{path!r}, line at {where}: field {field!r} contains half of a surrogate pair, which is not valid text"
         )
-    return said or ""
+    return found or ""
 
 
 def _cut(source: Source, target: int, step: int) -> int:
-    """The first place from byte `target` on where a piece may begin."""
+    """The first byte from `target` at which a piece can begin."""
     if target <= 0 or target >= source.size:
         return max(0, min(target, source.size))
     with open(source.path, "rb") as file:
@@ -119,3 +118,74 @@ def _cut(source: Source, target: int, step: int) -> int:
             return target + at
     begun = next((i for i, byte in enumerate(near[1:5]) if byte & 0xC0 != 0x80), len(near[1:5]))
     return target + begun
+
+
+LEAST = 1 << 16  # bytes of a piece
+LONGEST = 32  # windows that fit a piece at least, at four bytes a token
+UNITS = 4096  # at most, for a corpus of any size: bounds the files of the journal
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The end of a corpus that is measured in part: `tokens` of this piece of this file are the last ones."""
+
+    source: int
+    piece: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pieces `first` to `stop` - 1 of a file."""
+
+    source: int
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Consecutive pieces of the corpus. size: approximate bytes."""
+
+    parts: tuple[Part, ...]
+    size: int
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """(file, piece) of each."""
+        for part in self.parts:
+            for piece in range(part.first, part.stop):
+                yield part.source, piece
+
+
+def step_for(window: int) -> int:
+    """Bytes of a piece for windows of `window` tokens: many windows, so that few are cut short at its end."""
+    return max(LEAST, LONGEST * 4 * window)
+
+
+def units(sources: Sequence[Source], step: int, limit: Limit | None = None) -> list[Unit]:
+    """The units of a corpus in order."""
+    every = list(_pieces(sources, step, limit))
+    total = sum(size for _, _, size in every)
+    target = max(step, -(-total // UNITS))
+    found: list[Unit] = []
+    parts: list[Part] = []
+    size = 0
+    for source, piece, more in every:
+        if parts and parts[-1].source == source:
+            parts[-1] = Part(source, parts[-1].first, piece + 1)
+        else:
+            parts.append(Part(source, piece, piece + 1))
+        size += more
+        if size >= target:
+            found.append(Unit(tuple(parts), size))
+            parts, size = [], 0
+    return [*found, Unit(tuple(parts), size)] if parts else found
+
+
+def _pieces(sources: Sequence[Source], step: int, limit: Limit | None) -> Iterator[tuple[int, int, int]]:
+    """(file, piece, bytes) up to the limit."""
+    for i, source in enumerate(sources):
+        for piece in range(count(source, step)):
+            yield i, piece, size(source, piece, step)
+            if limit is not None and (i, piece) == (limit.source, limit.piece):
+                return

@@ -1,7 +1,7 @@
-"""The processes of a sweep: who takes which unit, how far all are, and who has failed.
+"""The processes of a sweep: assignment of units, common progress, and failures.
 
-torchrun gives every process the address of a store; nothing but numbers and words goes through it. What is measured
-lies in the journal's files, so no tensor travels, and it does not matter whether the processes compute on CPUs or GPUs.
+torchrun gives every process the address of a store, which transfers numbers and strings only. Measurements are in the
+files of the journal, so no tensors are sent, and processes can compute on CPUs or GPUs.
 """
 
 import json
@@ -18,40 +18,40 @@ from typing import Any
 from headwise.errors import ConfigError, HeadwiseError
 
 BEAT = 2.0  # seconds between two signs of life
-SILENCE = 120.0  # seconds without one after which a process is taken for dead
-JOINING = timedelta(minutes=30)  # models take their time to load
-PAUSE = 0.05  # seconds between two looks while waiting
-LOOK = 0.5  # seconds between two looks at all the others
+SILENCE = 120.0  # seconds without one after which a process is considered dead
+JOINING = timedelta(minutes=30)  # for loading the model
+PAUSE = 0.05  # seconds between two checks while waiting
+LOOK = 0.5  # seconds between two checks of all other processes
 SPACE = "headwise/measure/"
 
 
 class Stopped(HeadwiseError):
-    """Another process has failed, and this is what it says."""
+    """Another process has failed; the message is its error."""
 
 
 class Deserted(HeadwiseError):
-    """The others are gone without a word."""
+    """Other processes have ended without an error."""
 
 
 class Ranks:
-    """The processes as one of them sees them; this one alone does it all where nobody started more.
+    """The processes of a sweep, from the view of one; by default it is the only one.
 
     Attributes:
-        rank: of this process, from 0. world: how many there are.
+        rank: of this process, from 0. world: the number of processes.
     """
 
     def __init__(self, rank: int = 0, world: int = 1, store: Any = None) -> None:
         self.rank, self.world, self._store = rank, world, store
         self._alone: dict[str, float] = {}
         self._end = Event()
-        self._heard: dict[int, tuple[int, float]] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
         self._looked = -LOOK
         if store is not None:
             Thread(target=self._beat, daemon=True).start()
 
     @classmethod
     def joined(cls) -> "Ranks":
-        """As torchrun's environment says. ConfigError if it says half of it, or the store does not answer."""
+        """The processes of torchrun's environment. ConfigError if it is incomplete, or the store does not respond."""
         if int(os.environ.get("WORLD_SIZE", "1")) < 2:
             return cls()
         store, rank, world, prefixed = _met()
@@ -59,36 +59,36 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that plans, merges and speaks."""
+        """Whether this is the process that plans, merges and prints."""
         return self.rank == 0
 
-    def say(self, key: str, value: Any) -> None:
-        """Tell all."""
+    def publish(self, key: str, value: Any) -> None:
+        """Set a value for all processes."""
         if self._store is not None:
             self._call("set", key, json.dumps(value))
 
-    def hear(self, key: str) -> Any:
-        """What somebody says, as soon as it is said."""
+    def wait_for(self, key: str) -> Any:
+        """Wait until a process has published a value, and return it."""
         while not self._call("check", [key]):
             self.check()
             time.sleep(PAUSE)
         return json.loads(self._call("get", key))
 
     def take(self, units: Sequence[int]) -> int | None:
-        """The next unit that nobody has taken, of those that all processes know of; None if none is left."""
+        """The next unit that no process has taken; None if none is left."""
         at = int(self.count("taken", 1)) - 1
         return units[at] if at < len(units) else None
 
     def count(self, what: str, more: int) -> int:
-        """Add to a number that all share, and see what it is now."""
+        """Add to a shared number and return it."""
         if self._store is None:
             self._alone[what] = self._alone.get(what, 0) + more
             return int(self._alone[what])
         return int(self._call("add", what, more))
 
     def check(self) -> None:
-        """Stopped if a process has failed; Deserted if one has given no sign of life for long. It may be called at any
-        time: the store is asked once in a while."""
+        """Raise Stopped if a process has failed, and Deserted if one no longer responds. It can be called often: the
+        store is queried at intervals."""
         if self._store is None or time.monotonic() - self._looked < LOOK:
             return
         self._looked = time.monotonic()
@@ -96,41 +96,41 @@ class Ranks:
             raise Stopped(json.loads(self._call("get", "failed")))
         for rank in range(self.world):
             if rank != self.rank:
-                self._listen(rank)
+                self._check_beat(rank)
 
     def fail(self, message: str) -> None:
-        """Tell the others why this process gives up; the first one to say so is heard."""
+        """Publish why this process fails; only the first failure is kept."""
         if self._store is not None:
             with suppress(HeadwiseError):
                 if not self._call("check", ["failed"]):
-                    self.say("failed", f"process {self.rank} of {self.world}: {message}")
+                    self.publish("failed", f"process {self.rank} of {self.world}: {message}")
 
     def leave(self) -> None:
-        """Stay until the first process has printed what is to be said: a launcher ends all as soon as one has ended.
-        Then no more signs of life."""
+        """Wait until the first process has printed its results, since a launcher ends all processes as soon as one
+        ends; then stop the signs of life."""
         if self._store is not None:
             with suppress(HeadwiseError):
                 if self.first:
-                    self.say("told", True)
+                    self.publish("printed", True)
                 else:
-                    while not self._call("check", ["told"]):
-                        self._listen(0)
+                    while not self._call("check", ["printed"]):
+                        self._check_beat(0)
                         time.sleep(PAUSE)
         self._end.set()
 
-    def _listen(self, rank: int) -> None:
-        """Deserted if a process has been silent for long."""
+    def _check_beat(self, rank: int) -> None:
+        """Raise Deserted if a process has not given a sign of life for too long."""
         now = time.monotonic()
         beats = self._call("add", f"beat{rank}", 0)
-        known, since = self._heard.get(rank, (-1, now))
+        known, since = self._beats.get(rank, (-1, now))
         since = since if beats == known else now
-        self._heard[rank] = (beats, since)
-        patience = SILENCE if beats else JOINING.total_seconds()  # one that was never heard is on its way
+        self._beats[rank] = (beats, since)
+        patience = SILENCE if beats else JOINING.total_seconds()  # before its first sign, a process may be loading
         if now - since > patience:
             raise Deserted(f"process {rank} of {self.world} no longer responds; run the same command to resume")
 
     def _beat(self) -> None:
-        while True:  # the first one at once: a process that was never heard is waited for much longer
+        while True:  # the first at once: the patience before it is much longer
             try:
                 self._call("add", f"beat{self.rank}", 1)
             except HeadwiseError:
@@ -145,13 +145,12 @@ class Ranks:
             raise Deserted("the other processes have ended; run the same command to resume") from None
 
 
-_sweeps = count()  # each has words of its own, in the same order in all processes
+_sweeps = count()  # each has a prefix of its own, in the same order in all processes
 
 
 @cache
 def _met() -> tuple[Any, int, int, Any]:
-    """The store that all processes share, the rank and the number of them; and what gives words a space of their
-    own."""
+    """The shared store, the rank, the number of processes, and the class that adds prefixes to a store."""
     import torch.distributed as dist
 
     if not dist.is_available():

@@ -1,4 +1,4 @@
-"""What a sweep gives back: the numbers over the whole corpus, which print themselves."""
+"""The result of a sweep: numbers over the whole corpus, which print themselves."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from headwise.analysis.given import head_name
-from headwise.corpus.asked import Head
+from headwise.analysis.checks import head_name
 from headwise.corpus.moments import OfRows, OfWindows
-from headwise.corpus.rows import columns, finished
+from headwise.corpus.output import columns, finished
+from headwise.corpus.selection import Head
 from headwise.corpus.tally import Tally
 from headwise.corpus.work import Work
 from headwise.errors import ConfigError
@@ -25,10 +25,10 @@ class CorpusMeasures:
     """Measures of heads over a corpus: `found.table` is the `HeadTable` of their values, with a column a measure.
 
     Attributes:
-        path: of the table on the disk. heads: that were kept. measures: with their units.
-        total: what was added up over all files, from which a sweep goes on.
-        about: how the numbers came to be: model, options, files, versions, and the counts of windows and tokens.
-        new: whether this call measured them; False where the table was already there, of the same files and options.
+        path: of the table on disk. heads: the selected ones. measures: with their units.
+        total: the sums over all files.
+        about: model, options, files, versions, and the numbers of windows and tokens.
+        new: whether this call measured them; False if the table with the same files and options existed.
     """
 
     path: Path
@@ -42,8 +42,8 @@ class CorpusMeasures:
     def of(
         cls, work: Work, path: Path, total: Tally, about: Mapping[str, Any], *, new: bool = True
     ) -> "CorpusMeasures":
-        """The sums of a sweep."""
-        return cls(path, tuple(work.heads), work.asked.known(), total, dict(about), new)
+        """The result of the sums of a sweep."""
+        return cls(path, tuple(work.heads), work.selection.known(), total, dict(about), new)
 
     @cached_property
     def table(self) -> HeadTable:
@@ -51,7 +51,7 @@ class CorpusMeasures:
         return self.moment("value")
 
     def moment(self, name: str) -> HeadTable:
-        """Another number of every measure over the corpus: value, mean, std, min, max or count."""
+        """A statistic of every measure over the corpus: value, mean, std, min, max or count."""
         numbers = finished(self.total.numbers, self.measures)
         if name not in numbers:
             raise ConfigError(f"moment({name!r}): expected one of {', '.join(numbers)}")
@@ -76,14 +76,14 @@ class CorpusMeasures:
         return columns(self.total, self.heads, self.measures)
 
     def overview(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows as text, a row a measure: the mean over the heads, and the least and the largest of them."""
+        """Header and rows as text, one row a measure: the mean over the heads, the least and the largest value."""
         body = []
         for measure in self.measures:
             values = self.table.column(measure.name).tolist()
             known = [(value, head) for value, head in zip(values, self.heads, strict=True) if isfinite(value)]
             low, high = (pick(known, key=lambda one: one[0], default=None) for pick in (min, max))
             mean = f"{sum(value for value, _ in known) / len(known):.4g}" if known else "—"
-            body.append([measure.name, measure.unit, mean, *_told(low), *_told(high)])
+            body.append([measure.name, measure.unit, mean, *_cells(low), *_cells(high)])
         return ["measure", "unit", "mean of heads", "least", "head", "largest", "head"], body
 
     def __repr__(self) -> str:
@@ -94,5 +94,5 @@ class CorpusMeasures:
         return self.table._repr_html_()
 
 
-def _told(found: tuple[float, Head] | None) -> tuple[str, str]:
+def _cells(found: tuple[float, Head] | None) -> tuple[str, str]:
     return ("—", "") if found is None else (f"{found[0]:.4g}", head_name(found[1].layer, found[1].head))

@@ -1,4 +1,4 @@
-"""`measure_corpus`: a corpus of any size, every head of it, by one process or many, in one go or several."""
+"""`measure_corpus`: measure every head on a corpus of any size, with one or many processes, in one or several runs."""
 
 import os
 import time
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
-from headwise.corpus.asked import Asked, chosen
 from headwise.corpus.ends import Begun, begin, finish, look
 from headwise.corpus.journal import Journal
 from headwise.corpus.output import Output
-from headwise.corpus.plan import step_for
+from headwise.corpus.pieces import step_for
 from headwise.corpus.ranks import Ranks
 from headwise.corpus.result import CorpusMeasures
+from headwise.corpus.selection import Selection, chosen
 from headwise.corpus.windows import Frame, length_of
 from headwise.corpus.work import Work
 from headwise.errors import ConfigError
@@ -48,38 +48,37 @@ def measure_corpus(
 ) -> CorpusMeasures:
     """Measure every head on a corpus, and write a table of layer, head and measure.
 
-    The corpus is read in pieces and never held; what is finished is written beside `out`, in the folder OUT.partial, so
-    that the same call continues where the last one was stopped or killed, and a finished table of the same files and
-    options is read instead of measured again. Under torchrun the processes share the work.
-    The numbers are the same bits however many processes there are and wherever they were stopped, for the same batch
-    size, device and threads a process.
+    The corpus is read in pieces, and never held as a whole. Finished units are written beside `out`, in the folder
+    OUT.partial, so that the same call resumes after a stop or a kill. A finished table of the same files and options is
+    read instead of measured again. Under torchrun the processes share the work.
+    With the same batch size, device and threads a process, the numbers are the same bits for any number of processes
+    and any interruptions.
 
     Args:
-        model: what `load_model` takes, or what it gave.
+        model: an argument of `load_model`, or its result.
         files: texts (UTF-8), .jsonl and .parquet files, folders and patterns such as "news/*.txt".
         out: .parquet, .csv or .jsonl.
-        measures: names, as `headwise measures` lists them, those of the tokens included; None for those whose class
-            says that a corpus shows them.
-        window: tokens that the model reads at once, special ones included; what it was trained on if None.
-        stride: tokens from one window to the next; as many as a window holds if None, so that none is read twice.
-        batch: windows at a time. max_tokens: of the corpus, from its beginning on; all if None.
+        measures: names, as listed by `headwise measures`, including those of tokens; None for those with "corpus" in
+            their `shown`.
+        window: tokens that the model reads at once, including special ones; its training length if None.
+        stride: tokens from one window to the next; the tokens of the text in a window if None, without overlap.
+        batch: windows at a time. max_tokens: from the beginning of the corpus; all if None.
         per: "all", or "file" for numbers of each file.
         field: of JSON lines, or column of Parquet files, that holds the text.
-        layers, heads: which are kept, by their numbers; None for all.
-        device: "cpu", "cuda", …; a GPU where there is one if None. dtype: of the weights, "float32", "bfloat16" or
-            "float16"; as they were opened if None. A `LoadedModel` that is given is moved, and
-            stays where it is if None.
-        restart: measure anew, whatever is there.
-        ranks: the processes; as torchrun's environment says if None. progress: called with the bytes done by all of
-            them.
+        layers, heads: numbers of those to measure; None for all.
+        device: "cpu", "cuda", …; None for a GPU if there is one, or the device of a given `LoadedModel`, which is
+            otherwise moved. dtype: of the weights, "float32", "bfloat16" or "float16"; None leaves it.
+        restart: discard an existing table or journal.
+        ranks: the processes; None for those of torchrun's environment. progress: called with the bytes done by all
+            of them.
     Returns:
-        The numbers over the whole corpus; on processes but the first, of an empty one.
+        The numbers over the whole corpus; those of an empty one on all processes but the first.
     Raises:
-        ConfigError: for an option that does not fit, or an `out` that was begun with others. TextError: for what cannot
-            be read. CheckpointError: for a model that cannot, and for a folder that cannot be written.
+        ConfigError: for an invalid option, or an `out` with other settings. TextError: for unreadable files.
+            CheckpointError: for an unreadable model, and for a folder that cannot be written.
     """
     output = Output.of(out)
-    asked = Asked.of(shown_in("corpus") if measures is None else measures)
+    selection = Selection.of(shown_in("corpus") if measures is None else measures)
     _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks
@@ -88,20 +87,20 @@ def measure_corpus(
     try:
         given = [files] if isinstance(files, str | os.PathLike) else list(files)
         sources = look(given, journal, output, restart, ranks)
-        subject = _placed(model, device, dtype, ranks)
-        frame = Frame.of(subject)
-        length = length_of(window, subject, frame)
+        loaded = _placed(model, device, dtype, ranks)
+        frame = Frame.of(loaded)
+        length = length_of(window, loaded, frame)
         room = length - len(frame)
         stride = room if stride is None else stride
         if stride > room:
-            raise ConfigError(f"stride={stride}: a window holds {room} tokens of the text, so some would be skipped")
+            raise ConfigError(f"stride={stride}: a window has {room} tokens of the text; expected at most as many")
         options = {
-            "measures": list(asked.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
+            "measures": list(selection.names), "window": length, "stride": stride, "max_tokens": max_tokens, "per": per,
             "field": field, "layers": _numbers(layers), "heads": _numbers(heads),
-            "dtype": _dtype(subject),
+            "dtype": _dtype(loaded),
         }  # fmt: skip
         work = Work(
-            subject=subject, sources=sources, asked=asked, heads=chosen(subject, layers, heads), frame=frame,
+            loaded=loaded, sources=sources, selection=selection, heads=chosen(loaded, layers, heads), frame=frame,
             step=step_for(length), length=length, stride=stride, batch=batch, field=field, by_file=per == "file",
         )  # fmt: skip
         begun = begin(work, journal, output, options, max_tokens, restart, ranks, progress)
@@ -165,24 +164,24 @@ class _Done:
 def _placed(
     model: LoadedModel | str | os.PathLike[str] | None, device: str | None, dtype: str | None, ranks: Ranks
 ) -> LoadedModel:
-    """The model on its device: with several GPUs, each process of a machine takes its own."""
-    subject = model if isinstance(model, LoadedModel) else load_model(model)
-    here = next(subject.model.parameters()).device
+    """The model on its device; with several GPUs, each process of a machine has its own."""
+    loaded = model if isinstance(model, LoadedModel) else load_model(model)
+    here = next(loaded.model.parameters()).device
     found = "cuda" if torch.cuda.is_available() else "cpu"
     wanted = device or (str(here) if isinstance(model, LoadedModel) else found)
     if wanted == "cuda" and ranks.world > 1:
         wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     try:
-        subject.model.to(torch.device(wanted))
+        loaded.model.to(torch.device(wanted))
         if dtype is not None:
-            subject.model.to(DTYPES[dtype])
+            loaded.model.to(DTYPES[dtype])
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device={wanted!r}: {str(error).splitlines()[0]}") from None
-    return subject
+    return loaded
 
 
-def _dtype(subject: LoadedModel) -> str:
-    return str(next(subject.model.parameters()).dtype).removeprefix("torch.")
+def _dtype(loaded: LoadedModel) -> str:
+    return str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
 
 
 def _check(*, per: str, dtype: str | None, **numbers: int | None) -> None:

@@ -1,23 +1,25 @@
-"""The files of a corpus: found, checked before any work, and known again when a run goes on."""
+"""The files of a corpus: found, checked before any work, and recognised when a run is resumed."""
 
 import codecs
 import glob
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from headwise.corpus.parquet import check_column, row_groups
+from headwise.contents import one_line
 from headwise.errors import ConfigError, TextError
 from headwise.lm.text_files import not_utf8
+from headwise.table.files import arrow
 
 BLOCK = 1 << 22  # bytes read at once
-KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-TEXTS = (".txt", ".text", ".md")  # what a folder is searched for beside these
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+TEXTS = (".txt", ".text", ".md")  # a folder is searched for these and the FORMATS
 PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".tar")
-Tell = Callable[[int], None]  # bytes done since the last call
+Advance = Callable[[int], None]  # called with the bytes read since the last call
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Source:
     """A file of the corpus.
 
     Attributes:
-        path: as it was found. kind: "text", "jsonl" or "parquet". size: bytes.
+        path: as found. kind: "text", "jsonl" or "parquet". size: bytes.
         groups: bytes of each row group of a Parquet file; () for others.
     """
 
@@ -37,7 +39,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Print:
-    """What a file is known by when a run goes on: its size and time, and if only its time is another, its content.
+    """What identifies a file when a run is resumed: size and time, and if only the time differs, the content.
 
     Attributes:
         mtime: in nanoseconds. sha256: of its first `size` bytes.
@@ -54,11 +56,10 @@ class Print:
 
 
 def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
-    """The files that are meant, each once: files, folders (all texts in them, by name) and patterns such as
-    `news/**/*.txt`.
+    """The given files, each once: files, folders (all texts in them, by name) and patterns such as `news/**/*.txt`.
 
     Raises:
-        TextError: naming what is not there, holds no texts, or is packed; or if all are empty.
+        TextError: naming what is missing, has no texts, or is compressed; or if all are empty.
     """
     if not given:
         raise ConfigError("files=(): give at least one file, folder or pattern")
@@ -76,12 +77,12 @@ def find_sources(given: Sequence[str | os.PathLike[str]]) -> list[Source]:
     return found
 
 
-def check(source: Source, field: str, upto: int, tell: Tell) -> Print:
-    """Read a file once from its first byte to byte `upto`, and take its print.
+def check(source: Source, field: str, upto: int, advance: Advance) -> Print:
+    """Read a file once up to byte `upto`, and return its print.
 
     Raises:
-        TextError: naming the file and the place of the first byte that is not UTF-8, the first line that is not JSON
-            or has no such field; or the column that a Parquet file lacks.
+        TextError: naming the file and the first byte that is not UTF-8, the first line that is not JSON or has no such
+            field, or the column that a Parquet file lacks.
     """
     if source.kind == "parquet":
         check_column(source.path, field)
@@ -94,14 +95,14 @@ def check(source: Source, field: str, upto: int, tell: Tell) -> Print:
         if source.kind != "parquet":
             _decode(decoder, block, source.path, at)
         at += len(block)
-        tell(len(block))
+        advance(len(block))
     if source.kind != "parquet" and at == source.size:
         _decode(decoder, b"", source.path, at, final=True)
     return Print(source.path, source.size, mtime, digest.hexdigest())
 
 
 def changed(known: Print, upto: int) -> str | None:
-    """What is otherwise with a file than when its print was taken, in words; None if nothing is."""
+    """How a file differs from its print, in words; None if it does not."""
     try:
         now = os.stat(known.path)
     except FileNotFoundError:
@@ -113,11 +114,11 @@ def changed(known: Print, upto: int) -> str | None:
     digest = hashlib.sha256()
     for block in blocks(known.path, upto):
         digest.update(block)
-    return None if digest.hexdigest() == known.sha256 else f"{known.path!r} has other content"
+    return None if digest.hexdigest() == known.sha256 else f"{known.path!r} has different content"
 
 
 def blocks(path: str, upto: int) -> Iterator[bytes]:
-    """The first `upto` bytes of a file, a block at a time."""
+    """The first `upto` bytes of a file in blocks."""
     with open(path, "rb") as file:
         while upto > 0 and (block := file.read(min(BLOCK, upto))):
             upto -= len(block)
@@ -125,7 +126,7 @@ def blocks(path: str, upto: int) -> Iterator[bytes]:
 
 
 def _decode(decoder: codecs.IncrementalDecoder, block: bytes, path: str, at: int, final: bool = False) -> None:
-    waiting = len(decoder.getstate()[0])  # bytes of a character that the last block began
+    waiting = len(decoder.getstate()[0])  # bytes of a character that began in the last block
     try:
         decoder.decode(block, final)
     except UnicodeDecodeError as error:
@@ -134,7 +135,7 @@ def _decode(decoder: codecs.IncrementalDecoder, block: bytes, path: str, at: int
 
 def _paths(given: str) -> list[str]:
     if os.path.isdir(given):
-        known = (*KINDS, *TEXTS)
+        known = (*FORMATS, *TEXTS)
         files = sorted(str(path) for path in Path(given).rglob("*") if _shown(path, given) and path.is_file())
         found = [path for path in files if Path(path).suffix.lower() in known]
         if not found:
@@ -162,7 +163,58 @@ def _source(path: str) -> Source:
         raise TextError(f"{path!r} is compressed; decompress it first: a corpus is read with random access")
     if suffix == ".json":
         raise TextError(f"{path!r}: expected JSON lines (.jsonl), one object per line, or a text")
-    kind = KINDS.get(suffix, "text")
+    kind = FORMATS.get(suffix, "text")
     if kind == "parquet":
         return Source(path, kind, os.path.getsize(path), row_groups(path))
     return Source(path, kind, os.path.getsize(path))
+
+
+ROWS = 256  # read at once
+
+
+def row_groups(path: str) -> tuple[int, ...]:
+    """Bytes of each row group, the parts of a file that can be read independently."""
+    with _reading(path):
+        meta = arrow().parquet.ParquetFile(path).metadata
+        return tuple(max(1, meta.row_group(i).total_byte_size) for i in range(meta.num_row_groups))
+
+
+def check_column(path: str, field: str) -> None:
+    """Raise TextError unless the file has a column of strings with that name."""
+    pyarrow = arrow()
+    with _reading(path):
+        schema = pyarrow.parquet.ParquetFile(path).schema_arrow
+    if field not in schema.names:
+        raise TextError(f"{path!r} has no column {field!r}; it has {', '.join(schema.names)}: give --field")
+    kind = schema.field(field).type
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+        raise TextError(f"{path!r}: column {field!r} contains {kind}, expected strings")
+
+
+def parquet_rows(path: str, group: int, field: str) -> Iterator[tuple[int, str]]:
+    """(row in the file, text) of a row group; empty ones and null are left out."""
+    with _reading(path):
+        file = arrow().parquet.ParquetFile(path)
+        row = sum(file.metadata.row_group(i).num_rows for i in range(group))
+        batches = file.iter_batches(batch_size=ROWS, row_groups=[group], columns=[field])
+    while True:
+        with _reading(path):
+            batch = next(batches, None)
+            texts = [] if batch is None else batch.column(0).to_pylist()
+        if batch is None:
+            return
+        for text in texts:
+            if text:
+                yield row, text
+            row += 1
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Context that raises TextError for all errors of pyarrow on a damaged file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (arrow().ArrowException, OSError, ValueError, OverflowError) as error:
+        raise TextError(f"{path!r} is not a valid Parquet file: {one_line(error)}") from None

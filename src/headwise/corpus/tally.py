@@ -1,4 +1,4 @@
-"""What a sweep adds up: the moments of every measure of every head, and what was NaN or infinite."""
+"""The sums of a sweep: the moments of every measure of every head, and what was NaN or infinite."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwise.corpus.asked import Head
 from headwise.corpus.moments import FIELDS, OfRows, OfWindows, empty, joined
+from headwise.corpus.selection import Head
 from headwise.map import AttentionMap
 
-TOLD = 8  # places of NaN and infinity that are kept by name
+MOST_TROUBLES = 8  # that are kept
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Where NaN or infinity was found: the first layer of a window that has them.
+    """A place of NaN or infinity: the first layer of a window with such numbers.
 
     Attributes:
         path, where: the file, and the window in it. layer: its number. heads: of it. what: "scores" or "values".
@@ -39,12 +39,12 @@ class Trouble:
 
 @dataclass
 class Tally:
-    """The sums over some windows. It is as large however many they are.
+    """The sums over some windows; the size does not depend on their number.
 
     Attributes:
-        numbers: [measures, 5, heads] float64, moments as in `moments.FIELDS`; heads as they are kept, all layers.
+        numbers: [measures, 5, heads] float64, moments as in `moments.FIELDS`; the selected heads of all layers.
         lost: [2, heads] float64: queries with NaN or infinite scores, and windows that were left out for them.
-        windows, tokens: how many; a token that is in several windows counts once.
+        windows, tokens: counts; a token in several windows counts once.
         troubles: the first few windows with NaN or infinity. kernels: that computed the attention.
     """
 
@@ -57,7 +57,7 @@ class Tally:
 
     @classmethod
     def of_nothing(cls, measures: int, heads: int) -> "Tally":
-        """A fresh one."""
+        """The sums over no windows."""
         return cls(empty(measures, heads), torch.zeros(2, heads, dtype=torch.float64))
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,8 +71,8 @@ class Tally:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], measures: int, heads: int) -> "Tally":
-        """What `to_dict` gave, of so many measures and heads. KeyError, TypeError or ValueError if it is something
-        else."""
+        """Read a result of `to_dict` for this number of measures and heads. KeyError, TypeError or ValueError if it is
+        not one."""
         numbers, lost = (
             torch.from_numpy(np.frombuffer(b64decode(content[name], validate=True), "<f8").astype(np.float64))
             for name in ("numbers", "lost")
@@ -84,27 +84,27 @@ class Tally:
         )  # fmt: skip
 
     def add(self, other: "Tally") -> None:
-        """Take in what another one added up."""
+        """Add another tally."""
         self.numbers = joined(self.numbers, other.numbers)
         self.lost = self.lost + other.lost
         self.windows += other.windows
         self.tokens += other.tokens
-        self.troubles = [*self.troubles, *other.troubles][:TOLD]
+        self.troubles = [*self.troubles, *other.troubles][:MOST_TROUBLES]
         self.kernels |= other.kernels
 
 
-Bad = tuple[int, tuple[int, ...], str]  # the number of a layer, heads of it, and what of them is NaN or infinite
+Bad = tuple[int, tuple[int, ...], str]  # the number of a layer, heads of it, and which numbers are not finite
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a window gave.
+class WindowSums:
+    """The numbers of one window.
 
     Attributes:
-        numbers: [measures, 5, heads] float64, moments of the heads that are kept. rows: [heads] float64, their queries
-            with NaN or infinite scores.
-        bad: the first layer with NaN or infinity, the heads there, and what has them; None if all is well. All layers
-            and heads are looked at, whichever are kept.
+        numbers: [measures, 5, heads] float64, moments of the selected heads. rows: [heads] float64, their queries with
+            NaN or infinite scores.
+        bad: the first layer with NaN or infinity, its heads with them, and which numbers; None if all are finite. It
+            covers all layers and heads, selected or not.
     """
 
     numbers: Tensor
@@ -113,10 +113,10 @@ class Seen:
 
 
 class Batch:
-    """The numbers of a batch, layer by layer as the model computes them; on the CPU when all are there.
+    """The numbers of a batch, added layer by layer as the model computes them, and moved to the CPU at the end.
 
     Args:
-        layers: names of all of them, in order. heads: that are kept.
+        layers: all names, in order. heads: the selected ones.
 
     Attributes:
         kernels: that computed the attention.
@@ -127,10 +127,10 @@ class Batch:
         self.kernels: set[str] = set()
         self._found: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def see(self, name: str, amap: AttentionMap) -> None:
-        """Take the measures of a layer."""
+    def add(self, name: str, amap: AttentionMap) -> None:
+        """Add the measures of a layer."""
         measured = amap.measured
-        assert measured is not None  # they were asked for
+        assert measured is not None  # they were requested
         numbers = torch.stack([measured.states[measure.name].numbers for measure in self._measures], 1)
         scores, values = measured.nonfinite, amap.nonfinite_values
         if values is None:
@@ -140,21 +140,21 @@ class Batch:
         self.kernels.add(amap.kernel)
         self._found[name] = numbers, torch.stack((scores, values), 1)
 
-    def windows(self) -> list[Seen]:
-        """What each window gave. The device is waited for once, here."""
+    def windows(self) -> list[WindowSums]:
+        """The numbers of each window. The only synchronisation with the device."""
         found = [self._found[name] for name in self._layers]
         every = torch.cat([torch.cat((numbers.flatten(1, 2), bad.double()), 1) for numbers, bad in found], -1).cpu()
         numbers, bad = every[:, :-2].unflatten(1, (len(self._measures), -1)), every[:, -2:]
         widths = [part.shape[-1] for _, part in found]
         kept = torch.tensor([sum(widths[: head.layer]) + head.head for head in self._heads])
         return [
-            Seen(numbers[i][..., kept], bad[i, 0, kept], _first_bad(bad[i].split(widths, -1)))
+            WindowSums(numbers[i][..., kept], bad[i, 0, kept], _first_bad(bad[i].split(widths, -1)))
             for i in range(len(every))
         ]
 
 
 def _first_bad(layers: Sequence[Tensor]) -> Bad | None:
-    """layers: of each, queries with bad scores and entries of bad values, [2, heads]."""
+    """layers: for each, the numbers of queries with non-finite scores and of non-finite values, [2, heads]."""
     for layer, counts in enumerate(layers):
         for what, count in zip(("scores", "values"), counts, strict=True):
             heads = tuple(count.nonzero().flatten().tolist())
@@ -164,8 +164,8 @@ def _first_bad(layers: Sequence[Tensor]) -> Bad | None:
 
 
 def counted(numbers: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The moments of a window [measures, 5, heads] without the heads that have NaN or infinity in it, and what was
-    lost, [2, heads]. rows: [heads], queries with NaN or infinite scores."""
+    """The moments of a window [measures, 5, heads] without heads with non-finite scores, and what was lost [2, heads].
+    rows: [heads], queries with non-finite scores."""
     bad = rows > 0
     if bool(bad.any()):
         numbers = torch.where(bad, empty(*numbers.shape[:1], numbers.shape[-1]), numbers)

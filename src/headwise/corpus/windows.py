@@ -1,7 +1,7 @@
 """Texts as windows of tokens, and windows as batches.
 
-A window is what the model reads at once: its own special tokens around `content` tokens of a text. Windows begin every
-`stride` tokens and never run over the end of a text; the last one may be shorter, and so is padded in a batch.
+A window is one input of the model: its special tokens around tokens of one text. Windows begin every `stride` tokens;
+the last one of a text may be shorter and is padded in a batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,18 +14,18 @@ from torch import Tensor
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel
 
-POOL = 16  # batches whose windows are sorted by length at a time
+POOL = 16  # batches whose windows are sorted by length together
 
 
 @dataclass(frozen=True)
-class Window:
+class TextWindow:
     """A window of a text.
 
     Attributes:
-        ids: [n] int64 with special tokens. content: tokens of the text in it that no earlier window had.
-        source: which file. where: the text's place in it; first: the place of its first token in the text.
-        pieces: the text of each token, "" for special ones. special: [n] boolean, which of them are none of the text.
-        share: bytes of the corpus that it stands for.
+        ids: [n] int64 with special tokens. content: the number of its tokens that are in no earlier window.
+        source: the number of the file. where: the place of the text in it; first: its first token in the text.
+        pieces: the text of each token, "" for special ones. special: [n] boolean, the tokens outside the text.
+        share: bytes of the corpus in it.
     """
 
     ids: Tensor
@@ -38,20 +38,20 @@ class Window:
     share: float
 
     def __str__(self) -> str:
-        return f"the text at {self.where}, window from its token {self.first:,} on"
+        return f"the text at {self.where}, window from token {self.first:,}"
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The special tokens that a model's tokenizer puts before and behind a text."""
+    """The special tokens that a model's tokenizer adds before and after a text."""
 
     head: Tensor
     tail: Tensor
 
     @classmethod
-    def of(cls, subject: LoadedModel) -> "Frame":
-        """As the tokenizer puts them around a short text."""
-        reading = subject.read("a")
+    def of(cls, loaded: LoadedModel) -> "Frame":
+        """The special tokens around a short text."""
+        reading = loaded.read("a")
         own = [i for i, special in enumerate(reading.special) if not special]
         first, last = (own[0], own[-1]) if own else (len(reading), len(reading) - 1)
         return cls(reading.ids[:first], reading.ids[last + 1 :])
@@ -60,21 +60,21 @@ class Frame:
         return len(self.head) + len(self.tail)
 
     def content(self, ids: Tensor) -> Tensor:
-        """The tokens of a text without those around it."""
+        """The tokens of a text without the special tokens around it."""
         return ids[len(self.head) : len(ids) - len(self.tail)]
 
 
-def length_of(window: int | None, subject: LoadedModel, frame: Frame) -> int:
-    """Tokens of a window, special ones included: as asked for, or what the model was trained on.
+def length_of(window: int | None, loaded: LoadedModel, frame: Frame) -> int:
+    """Tokens of a window including special ones: `window`, or the training length of the model.
 
     Raises:
-        ConfigError: if nobody says, or the model cannot read so many, or there is no room for a token of the text.
+        ConfigError: if neither is known, the model does not support the length, or no token of the text fits.
     """
-    length = window if window is not None else subject.context or subject.limit
+    length = window if window is not None else loaded.context or loaded.limit
     if length is None:
-        raise ConfigError(f"window: {subject.name} does not specify its training length; give --window N, in tokens")
-    if subject.limit is not None and length > subject.limit:
-        raise ConfigError(f"window={length}: {subject.name} supports at most {subject.limit} positions")
+        raise ConfigError(f"window: {loaded.name} does not specify its training length; give --window N, in tokens")
+    if loaded.limit is not None and length > loaded.limit:
+        raise ConfigError(f"window={length}: {loaded.name} supports at most {loaded.limit} positions")
     if length <= len(frame):
         raise ConfigError(
             f"window={length}: {len(frame)} special tokens are added to every window; expected a larger window"
@@ -85,9 +85,9 @@ def length_of(window: int | None, subject: LoadedModel, frame: Frame) -> int:
 def windows(
     ids: Tensor, pieces: Sequence[str], frame: Frame, length: int, stride: int, source: int, where: str,
     size: int,
-) -> Iterator[Window]:  # fmt: skip
-    """The windows of a text's tokens [n], without special ones; all its tokens are in one. pieces: the text of each.
-    size: bytes of the whole text."""
+) -> Iterator[TextWindow]:  # fmt: skip
+    """The windows of the tokens [n] of a text, given without special tokens. pieces: the text of each token. size:
+    bytes of the whole text."""
     content = length - len(frame)
     head, tail = ([""] * len(part) for part in (frame.head, frame.tail))
     done = 0
@@ -99,23 +99,23 @@ def windows(
         special[len(head) : len(whole) - len(tail)] = False
         new = stop - max(done, first)
         here = [*head, *pieces[first:stop], *tail]
-        yield Window(whole, new, source, where, first, here, special, size * new / len(ids))
+        yield TextWindow(whole, new, source, where, first, here, special, size * new / len(ids))
         done = stop
         if stop == len(ids):
             return
 
 
-def batches(stream: Iterable[Window], size: int) -> Iterator[list[Window]]:
-    """Batches of windows. Some batches' windows at a time are sorted by length, longest first, so that little of a
-    batch is padding; which ones depends on their order alone."""
+def batches(stream: Iterable[TextWindow], size: int) -> Iterator[list[TextWindow]]:
+    """Batches of windows. The windows of several batches are sorted by length, longest first, to reduce padding; the
+    result depends on their order alone."""
     stream = iter(stream)
     while pool := list(islice(stream, size * POOL)):
         pool.sort(key=lambda window: -len(window.ids))
         yield from (pool[i : i + size] for i in range(0, len(pool), size))
 
 
-def stacked(batch: list[Window]) -> tuple[Tensor, Tensor | None]:
-    """ids [b, n], padding behind the tokens, and where tokens stand, [b, n] boolean, or None if there is no padding."""
+def stacked(batch: list[TextWindow]) -> tuple[Tensor, Tensor | None]:
+    """The ids [b, n] padded at the end, and the mask of tokens, [b, n] boolean, or None without padding."""
     longest = max(len(window.ids) for window in batch)
     if all(len(window.ids) == longest for window in batch):
         return torch.stack([window.ids for window in batch]), None

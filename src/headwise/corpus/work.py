@@ -6,31 +6,30 @@ from typing import Any
 
 import torch
 
-from headwise.corpus.asked import Asked, Head
-from headwise.corpus.pieces import Document, documents
-from headwise.corpus.plan import Limit, Unit
+from headwise.corpus.pieces import Document, Limit, Unit, documents
+from headwise.corpus.selection import Head, Selection
 from headwise.corpus.sources import Source
 from headwise.corpus.tally import Batch, Tally, Trouble, counted
-from headwise.corpus.windows import Frame, Window, batches, stacked, windows
+from headwise.corpus.windows import Frame, TextWindow, batches, stacked, windows
 from headwise.errors import ConfigError, TextError
 from headwise.lm.loading import LoadedModel
 
-ALL = -1  # the file that stands for all of them
-Tell = Callable[[float, int], None]  # bytes of the corpus, tokens of the model: done since the last call
+ALL = -1  # in place of a file's number: all files
+Advance = Callable[[float, int], None]  # called with the bytes and tokens done since the last call
 
 
 @dataclass(frozen=True)
 class Work:
-    """How a corpus is measured: all that the numbers depend on.
+    """How a corpus is measured: everything that the numbers depend on.
 
     Attributes:
-        step: bytes of a piece. length, stride: of windows, in tokens; stride without the frame's special tokens.
-        batch: windows at a time. by_file: whether each file has numbers of its own.
+        step: bytes of a piece. length, stride: of windows, in tokens; stride without special tokens.
+        batch: windows at a time. by_file: whether there are numbers for each file.
     """
 
-    subject: LoadedModel
+    loaded: LoadedModel
     sources: Sequence[Source]
-    asked: Asked
+    selection: Selection
     heads: Sequence[Head]
     frame: Frame
     step: int
@@ -41,37 +40,37 @@ class Work:
     by_file: bool
     limit: Limit | None = None
 
-    def measure(self, unit: Unit, tell: Tell) -> dict[int, Tally]:
+    def measure(self, unit: Unit, advance: Advance) -> dict[int, Tally]:
         """The sums of a unit, for each of its files (by number, in order) or for `ALL`."""
         found: dict[int, Tally] = {}
-        said = 0.0
+        done = 0.0
         for batch in batches(self._windows(unit), self.batch):
             self._run(batch, found)
-            said += sum(window.share for window in batch)
-            tell(sum(window.share for window in batch), sum(len(window.ids) for window in batch))
-        tell(unit.size - said, 0)  # what is around the texts: line ends, other fields
+            done += sum(window.share for window in batch)
+            advance(sum(window.share for window in batch), sum(len(window.ids) for window in batch))
+        advance(unit.size - done, 0)  # the bytes around the texts: line ends, other fields
         return dict(sorted(found.items()))
 
     def nothing(self) -> Tally:
         """Sums of no windows."""
-        return Tally.of_nothing(len(self.asked.names), len(self.heads))
+        return Tally.of_nothing(len(self.selection.names), len(self.heads))
 
     def how(self) -> dict[str, Any]:
-        """What may differ from unit to unit: the numbers are then the same up to rounding."""
+        """The settings that may differ between units, with the same numbers up to rounding."""
         return {"batch": self.batch, "device": self._device.type, "threads": torch.get_num_threads()}
 
     @property
     def _device(self) -> torch.device:
-        return next(self.subject.model.parameters()).device
+        return next(self.loaded.model.parameters()).device
 
     def texts(self, source: int, piece: int) -> Iterator[tuple[Document, torch.Tensor, Sequence[str]]]:
         """Each text in a piece of a file, its token ids and their pieces, without special tokens."""
         file = self.sources[source]
         for document in documents(file, piece, self.step, self.field):
             try:
-                reading = self.subject.read(document.text)
+                reading = self.loaded.read(document.text)
             except TextError as error:
-                if document.text.isspace():  # some tokenizers make nothing of it
+                if document.text.isspace():  # some tokenizers return no tokens for it
                     continue
                 raise TextError(f"{file.path!r}, text at {document.where}: {error}") from None
             ids = self.frame.content(reading.ids)
@@ -79,7 +78,7 @@ class Work:
             if len(ids):
                 yield document, ids, reading.pieces[start : start + len(ids)]
 
-    def _windows(self, unit: Unit) -> Iterator[Window]:
+    def _windows(self, unit: Unit) -> Iterator[TextWindow]:
         for source, piece in unit.pieces():
             left = None
             if self.limit is not None and (source, piece) == (self.limit.source, self.limit.piece):
@@ -94,7 +93,7 @@ class Work:
                 if left == 0:
                     break
 
-    def _run(self, batch: list[Window], found: dict[int, Tally]) -> None:
+    def _run(self, batch: list[TextWindow], found: dict[int, Tally]) -> None:
         try:
             self._forward(batch, found)
         except RuntimeError as error:
@@ -106,16 +105,16 @@ class Work:
             raise
 
     @torch.no_grad()
-    def _forward(self, batch: list[Window], found: dict[int, Tally]) -> None:
+    def _forward(self, batch: list[TextWindow], found: dict[int, Tally]) -> None:
         ids, mask = stacked(batch)
         ids, mask = ids.to(self._device), None if mask is None else mask.to(self._device)
-        measures = self.asked.measures(ids, batch)
-        seen = Batch(self.subject.layers, self.heads, measures)
-        for name, amap in self.subject.maps(ids, mask, measures=measures).items():
-            seen.see(name, amap)
-        for window, one in zip(batch, seen.windows(), strict=True):
+        measures = self.selection.measures(ids, batch)
+        sums = Batch(self.loaded.layers, self.heads, measures)
+        for name, amap in self.loaded.maps(ids, mask, measures=measures).items():
+            sums.add(name, amap)
+        for window, one in zip(batch, sums.windows(), strict=True):
             kept, lost = counted(one.numbers, one.rows)
             place = window.source if self.by_file else ALL
             tally = found.setdefault(place, self.nothing())
             trouble = [] if one.bad is None else [Trouble(self.sources[window.source].path, str(window), *one.bad)]
-            tally.add(Tally(kept, lost, 1, window.content, trouble, frozenset(seen.kernels)))
+            tally.add(Tally(kept, lost, 1, window.content, trouble, frozenset(sums.kernels)))

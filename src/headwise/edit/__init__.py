@@ -1,4 +1,4 @@
-"""Changes to the heads of a trained model: some taken out, keys and values shared, short caches where they do."""
+"""Changes to the heads of a trained model: pruning, merging of KV heads, cache budgets, healing."""
 
 from headwise.edit.budgets import budget, budget_effect
 from headwise.edit.folder import load_pruned, save_pruned

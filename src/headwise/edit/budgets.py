@@ -1,4 +1,4 @@
-"""Heads that look only at the first and the last tokens keep only those: which ones, what it saves, what it costs.
+"""Cache budgets: heads that attend to the first and the last tokens only keep just those.
 
 >>> import torch, headwise as hw
 >>> layer, x = hw.MultiHeadAttention(64, 8, num_kv_heads=2), torch.randn(1, 200, 64)
@@ -25,10 +25,10 @@ from headwise.tiles import Tile
 
 
 class OutsideMass(RowMeasure):
-    """Σ p_ij over keys that are neither among the first `sinks` nor less than `window` behind the query."""
+    """Σ p_ij over keys that are neither among the first `sinks` nor less than `window` before the query."""
 
     name, unit, range = "outside_mass", "mass", "0 to 1"
-    source = "what a short cache loses: Xiao et al. 2023, 2309.17453"
+    source = "the mass that a short cache loses: Xiao et al. 2023, 2309.17453"
 
     def __init__(self, window: int, sinks: int) -> None:
         self.window, self.sinks = window, sinks
@@ -55,14 +55,14 @@ class AheadMass(RowMeasure):
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens each head keeps.
+    """The number of tokens that each head keeps. It prints as a table.
 
     Attributes:
-        windows: for each layer one entry a key head: the last so many tokens, or None for all.
-        kept: for each layer [h], the share of each query head's attention that the window and the sinks hold, mean
-            over the queries that see anything else.
-        sinks: first tokens that every head keeps. window, threshold: as asked for.
-        widths: for each layer, numbers of a key and of a value. tokens: of the longest text that was looked at.
+        windows: for each layer, one entry per KV head: the number of last tokens, or None for all.
+        kept: for each layer [h], the mean attention mass of each query head on the window and the sinks, over the
+            queries with other visible keys.
+        sinks: number of first tokens that every head keeps. window, threshold: the arguments of `budget`.
+        widths: for each layer, the sizes of a key and of a value. tokens: the length of the longest text.
     """
 
     windows: tuple[tuple[int | None, ...], ...]
@@ -74,11 +74,11 @@ class Budget:
     tokens: int
 
     def caches(self, *, stored: str | None = None) -> list[BudgetCache]:
-        """New caches, one a layer; layers mask by themselves what they do not hold."""
+        """Return new caches, one per layer; layers mask dropped tokens automatically."""
         return [BudgetCache(windows, self.sinks, stored=stored) for windows in self.windows]
 
     def masks(self) -> list[HeadWindows]:
-        """What each layer's queries may still see in a full pass; join it with `Causal()` (`Decoder` does)."""
+        """Return the mask of each layer for a full pass; combine it with `Causal()`, as `Decoder` does."""
         found = []
         for windows, kept in zip(self.windows, self.kept, strict=True):
             group = len(kept) // len(windows)
@@ -86,12 +86,12 @@ class Budget:
         return found
 
     def nbytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
-        """Bytes that the caches hold after so many tokens: batch · Σ_heads min(tokens, sinks + window − 1) · (d_k +
-        d_v) · bytes a number. What `BudgetCache.nbytes` says, summed over layers."""
+        """Return the bytes of the caches after `tokens` tokens: batch · Σ_heads min(tokens, sinks + window − 1) ·
+        (d_k + d_v) · bytes per number, the sum of `BudgetCache.nbytes` over layers."""
         return self._bytes(self.windows, tokens, batch, dtype)
 
     def full_nbytes(self, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.float32) -> int:
-        """The same for caches that keep all tokens."""
+        """Return the bytes of caches that keep all tokens."""
         return self._bytes([[None] * len(windows) for windows in self.windows], tokens, batch, dtype)
 
     def _bytes(self, windows: Sequence[Sequence[int | None]], tokens: int, batch: int, dtype: torch.dtype) -> int:
@@ -107,7 +107,7 @@ class Budget:
         heads = [window for layer in self.windows for window in layer]
         short = sum(window is not None for window in heads)
         first = (
-            f"{short} of {len(heads)} key heads keep {self.sinks} + {self.window} tokens; at {self.tokens} tokens in "
+            f"{short} of {len(heads)} KV heads keep {self.sinks} + {self.window} tokens; at {self.tokens} tokens in "
             f"float32 {change(self.full_nbytes(self.tokens), self.nbytes(self.tokens))} bytes"
         )
         rows = [
@@ -117,7 +117,7 @@ class Budget:
             )
             for i, (layer, kept) in enumerate(zip(self.windows, self.kept, strict=True))
         ]  # fmt: skip
-        return f"{first}\n{aligned(('layer', 'short', 'least kept', 'mean kept', 'tokens of each key head'), rows)}"
+        return f"{first}\n{aligned(('layer', 'short', 'least kept', 'mean kept', 'tokens of each KV head'), rows)}"
 
 
 def budget(
@@ -128,22 +128,22 @@ def budget(
     *,
     value_dim: int | None = None,
 ) -> Budget:
-    """Which heads may keep a short cache, from what they look at.
+    """Select the heads with short caches from attention maps.
 
-    A query head may if, on average over the queries that see anything else, the last `window` tokens (its own among
-    them) and the first `sinks` hold at least `threshold` of its attention; a key head may if all query heads that
-    read it may. That is a reading of attention maps, not a training of gates as in DuoAttention: `budget_effect`
-    measures what it costs.
+    A KV head gets a short cache if, for each query head that reads it, the last `window` tokens (including the query's
+    own) and the first `sinks` receive at least `threshold` of the attention, on average over the queries with other
+    visible keys. This is read from attention maps, instead of training gates as in DuoAttention; `budget_effect`
+    measures the change of the loss.
 
     Args:
-        maps: one a layer, causal, as `Decoder` and other models return them; or several texts' lists of them. Longer
-            than window + sinks. For layers that cache keys by head; `LatentAttention` caches one latent for all.
-        value_dim: width of the values, that of the keys by default; only bytes depend on it.
+        maps: one causal map per layer, longer than window + sinks; or one such list per text. For layers that cache
+            keys per head; `LatentAttention` caches one latent for all.
+        value_dim: size of the values, that of the keys by default; it affects bytes only.
     Returns:
         `Budget`, for `BudgetCache` and `HeadWindows`. It prints as a table.
     Raises:
-        ConfigError: for options out of range, maps that are not causal, and texts too short to tell. ShapeError: for
-            texts whose maps differ.
+        ConfigError: for options out of range, maps that are not causal, and texts that are too short. ShapeError: for
+            texts whose maps differ in shape.
     Source: Xiao et al. 2023, 2309.17453 (sinks and a window); Xiao et al. 2024, 2410.10819 (by head).
     """
     for name, value, least in (("window", window, 1), ("sinks", sinks, 0)):
@@ -165,7 +165,7 @@ def budget(
 
 @dataclass(frozen=True)
 class Effect:
-    """Mean loss in nats a token with all tokens, and with the budget's."""
+    """Mean loss in nats per token with full and with short caches."""
 
     full: float
     short: float
@@ -173,22 +173,22 @@ class Effect:
 
     def __str__(self) -> str:
         more = self.short - self.full
-        return f"loss {self.full:.4f} → {self.short:.4f} nats a token ({more:+.4f}), {self.tokens:,} tokens"
+        return f"loss {self.full:.4f} → {self.short:.4f} nats per token ({more:+.4f}), {self.tokens:,} tokens"
 
 
 @torch.no_grad()
 def budget_effect(model: nn.Module, batches: Iterable[Tensor], found: Budget, *, step: int | None = None) -> Effect:
-    """The loss of foretelling the next token, with all tokens and with what the budget leaves of them.
+    """Return the next-token loss with full caches and with those of a budget.
 
     Args:
-        model: takes model(ids, mask=[one a layer]) and model(ids, caches=[one a layer]) and gives logits
-            [b, n, vocabulary], as `Decoder` does; in eval mode.
+        model: a model in eval mode that returns logits [b, n, vocabulary] for model(ids, mask=[one per layer]) and
+            model(ids, caches=[one per layer]), such as `Decoder`.
         batches: token ids [b, n], n at least 2.
-        step: None computes a full pass with the budget's masks; a number sends so many tokens at a time through the
-            budget's caches, which gives the same and holds less.
+        step: None computes a full pass with the budget's masks; a number passes this many tokens at a time through the
+            budget's caches, with the same result and less memory.
     """
     if model.training:
-        raise ConfigError("model: is in training mode, where dropout is on; call model.eval() first")
+        raise ConfigError("model: is in training mode, where dropout is active; call model.eval() first")
     if step is not None and step < 1:
         raise ConfigError(f"step={step}: expected at least 1, or None")
     full, short, tokens = 0.0, 0.0, 0
@@ -203,39 +203,39 @@ def budget_effect(model: nn.Module, batches: Iterable[Tensor], found: Budget, *,
         full, short = full + _loss(model(ids), ids), short + _loss(logits, ids)
         tokens += ids[:, 1:].numel()
     if not tokens:
-        raise ConfigError("batches: there are none")
+        raise ConfigError("batches: empty; expected at least one")
     return Effect(full / tokens, short / tokens, tokens)
 
 
 def _loss(logits: Any, ids: Tensor) -> float:
-    """The sum over tokens, in nats."""
+    """Return the sum over tokens, in nats."""
     return float(nn.functional.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:], reduction="sum"))
 
 
 def _texts(maps: Sequence[Any]) -> list[list[AttentionMap]]:
     if not len(maps):
-        raise ConfigError("maps: there are none; expected one a layer")
+        raise ConfigError("maps: empty; expected one per layer")
     texts = [list(maps)] if isinstance(maps[0], AttentionMap) else [list(text) for text in maps]
     sizes = [[(amap.shape[1], amap.k.shape[1], amap.k.shape[3]) for amap in text] for text in texts]
     for i, size in enumerate(sizes):
         if size != sizes[0]:
-            raise ShapeError(f"maps: text {i} has layers (heads, key heads, width) {size}, and text 0 {sizes[0]}")
+            raise ShapeError(f"maps: text {i} has layers (heads, KV heads, width) {size}, and text 0 {sizes[0]}")
     return texts
 
 
 def _kept(maps: Sequence[AttentionMap], window: int, sinks: int) -> Tensor:
-    """[h], mean over texts, batch entries and queries that see more than the window and the sinks."""
+    """Return [h], the mean over texts, batch entries and queries with keys beyond the window and the sinks."""
     total, count = torch.zeros(2, maps[0].shape[1], dtype=torch.float64)
     for amap in maps:
         _, _, n, m = amap.shape
-        first = max(0, window + sinks - (m - n))  # the first query with a key behind its window and after the sinks
-        # What a causal mask hides has no mass; other maps are looked at.
-        asked = [OutsideMass(window, sinks)] if is_causal(amap.mask) else [OutsideMass(window, sinks), AheadMass()]
-        rows = amap.measure(*asked, rows=True).rows
+        first = max(0, window + sinks - (m - n))  # the first query with a key before its window and after the sinks
+        # A causal mask leaves no mass ahead; other maps are checked.
+        measures = [OutsideMass(window, sinks)] if is_causal(amap.mask) else [OutsideMass(window, sinks), AheadMass()]
+        rows = amap.measure(*measures, rows=True).rows
         if "ahead_mass" in rows and bool((rows["ahead_mass"] > 0).any()):
             raise ConfigError(
-                "maps: queries see keys that come after them; expected causal maps (mask=Causal()), as a cache of past "
-                "tokens is for a model that reads from left to right"
+                "maps: queries attend to later keys; expected causal maps (mask=Causal()), as a cache holds past "
+                "tokens only"
             )
         if first >= n:
             continue
@@ -245,7 +245,7 @@ def _kept(maps: Sequence[AttentionMap], window: int, sinks: int) -> Tensor:
     if not count.all():
         longest = max(amap.shape[3] for amap in maps)
         raise ConfigError(
-            f"window={window}, sinks={sinks}: they hold all of the {longest} tokens that the maps have, so nothing can "
-            f"be told; give maps of longer texts, or a smaller window"
+            f"window={window}, sinks={sinks}: they cover all {longest} tokens of the maps; give maps of longer texts, "
+            f"or a smaller window"
         )
     return 1.0 - total / count

@@ -1,7 +1,7 @@
-"""Models of transformers whose layers have heads of their own number, as folders: weights, config, and the heads.
+"""Saves and loads models of transformers whose layers have different numbers of heads.
 
-transformers' own configuration holds one number of heads for all layers, so a pruned model that it saved could not be
-loaded again. Here a third file says how many heads each module has.
+A configuration of transformers has one number of heads for all layers, so from_pretrained cannot load a pruned model.
+`save_pruned` adds a file with the number of heads of each module.
 """
 
 import json
@@ -27,14 +27,15 @@ WEIGHTS_FORMAT = "pt"  # as transformers has it
 
 
 def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Write a model of transformers whose heads were cut or merged: model.safetensors, config.json and heads.json
+    """Write a model of transformers whose heads were pruned or merged: model.safetensors, config.json and heads.json
     (and generation_config.json), the whole folder or nothing. `load_pruned` reads it.
 
     Args:
-        model: a model class of transformers itself; any numbers of heads.
-        folder: a new one, or an empty one: no model is ever overwritten. Save the tokenizer after the model.
+        model: an instance of a model class of transformers, with any numbers of heads.
+        folder: a new or empty folder; no model is ever overwritten. Save the tokenizer after the model.
     Raises:
-        ConfigError: for another model. CheckpointError: for a folder that is in use, and if it cannot be written.
+        ConfigError: for a model of another library. CheckpointError: for a folder that is in use or cannot be
+            written.
     """
     kind = type(model)
     if not kind.__module__.startswith("transformers.") or not hasattr(model, "config"):
@@ -56,7 +57,7 @@ def save_pruned(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
 
 def load_pruned(folder: str | os.PathLike[str]) -> Any:
-    """The model that `save_pruned` wrote, in eval mode, in the dtypes that it was saved in.
+    """Load a model that `save_pruned` wrote, in eval mode and in its saved dtypes.
 
     Raises:
         CheckpointError: if a file is missing, cannot be read, or does not fit the others. ConfigError: without
@@ -69,7 +70,7 @@ def load_pruned(folder: str | os.PathLike[str]) -> Any:
     ):
         heads = Entry(parsed(text_of(file)))
         if heads.word("format") != FORMAT:
-            raise CheckpointError(f"it is not of the format {FORMAT}; it says {heads.word('format')!r}")
+            raise CheckpointError(f"expected the format {FORMAT}, got {heads.word('format')!r}")
         name = heads.word("class")
     kind = _kind(name, file)
     config = _config(folder / CONFIG_FILE, kind)
@@ -79,12 +80,14 @@ def load_pruned(folder: str | os.PathLike[str]) -> Any:
     try:
         model = kind._from_config(config)
     except Exception as error:  # their code, with sizes from a file
-        raise CheckpointError(f"{str(folder / CONFIG_FILE)!r} makes no {kind.__name__}: {one_line(error)}") from None
+        raise CheckpointError(
+            f"{str(folder / CONFIG_FILE)!r} does not build a {kind.__name__}: {one_line(error)}"
+        ) from None
     with reading(file, "list of heads"):
         sites = {site.name: site for site in find_heads(model)}
         sizes = heads.entry("sites")
         if set(sites) != set(sizes):
-            raise CheckpointError(f"it does not fit the model: its modules are not those of {kind.__name__}")
+            raise CheckpointError(f"its modules are not those of {kind.__name__}")
         for name, site in sites.items():
             one = sizes.entry(name)
             _resize(site, one.whole("num_heads", least=1), one.whole("num_kv_heads", least=1))
@@ -116,7 +119,7 @@ def _kind(name: str, file: Path) -> Any:
         raise not_installed("load_pruned()", "transformers>=5") from None
     kind: Any = getattr(transformers, name, None)
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
-        raise CheckpointError(f"{str(file)!r}: {name!r} is no model class of this transformers")
+        raise CheckpointError(f"{str(file)!r}: {name!r} is not a model class of the installed transformers")
     return kind
 
 
@@ -131,14 +134,14 @@ def _config(path: Path, kind: Any) -> Any:
 
 
 def _check_layers(config: Any, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """CheckpointError for more layers than there are weights, before any is made."""
+    """Raise CheckpointError for more layers than weights, before any layer is built."""
     layers = getattr(config, "num_hidden_layers", 0)
     if isinstance(layers, int) and layers > len(tensors):
         raise CheckpointError(f"{str(path)!r}: {layers} layers, and {len(tensors)} weights in {WEIGHTS_FILE}")
 
 
 def _apart(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The state with every tensor once, and for each name that shares one, the name it is saved under."""
+    """Return the state with each tensor once, and for names of shared tensors the name it is saved under."""
     first: dict[tuple[int, int, tuple[int, ...]], str] = {}
     tensors: dict[str, Tensor] = {}
     same: dict[str, str] = {}
@@ -154,7 +157,7 @@ def _apart(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder that is not there before, and there with all its files after; or nothing changes."""
+    """Yield a temporary folder that becomes `folder` with all its files on success; otherwise nothing changes."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{str(folder)!r} is not empty; expected a new folder, as no model is overwritten")
     try:
@@ -162,4 +165,4 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         with atomic_folder(folder) as temporary:
             yield temporary
     except OSError as error:
-        raise CheckpointError(f"{str(folder)!r} could not be written ({error}); nothing is left of it") from error
+        raise CheckpointError(f"{str(folder)!r} could not be written ({error}); nothing was written") from error

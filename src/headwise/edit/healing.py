@@ -1,4 +1,4 @@
-"""A short training after surgery, so that a model gets used to what it lost."""
+"""Short training after pruning or merging."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -63,7 +63,7 @@ def heal(
         batches: as many as there are steps, or what can be gone through again and again, such as a list.
         loss_fn: loss_fn(model, batch), a scalar to be made small.
         warmup: steps until the learning rate `lr` is reached, a tenth of all by default.
-        clip: largest norm of the gradient.
+        weight_decay: of AdamW. clip: largest norm of the gradient.
         parameters: what is trained, all that requires a gradient by default.
         seed: of dropout, and of all else that the model and `loss_fn` draw from torch's default generators: the same
             seed and batches give the same weights on one machine. The caller's generators are left as they were.

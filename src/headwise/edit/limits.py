@@ -1,4 +1,4 @@
-"""What surgery refuses, and why: modules whose heads are fixed, weights that are not plain or not alone."""
+"""Checks before pruning and merging: heads that cannot change, and weights that are not plain or are shared."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from headwise.edit.places import place
 from headwise.errors import ConfigError
 from headwise.models import HeadSite
 
-KEPT_NORMS = ("q_norm", "k_norm")  # of one head's size, for all heads alike
+KEPT_NORMS = ("q_norm", "k_norm")  # of the size of one head, shared by all heads
 
 
 def check_independent(site: HeadSite) -> None:
-    """Raise if the other heads would not stay what they are without one of them."""
+    """Raise ConfigError if heads of the site cannot be removed."""
     if reason := site.anatomy.resizing(site).fixed:
         raise ConfigError(f"{place(site)}: {reason}")
 
 
 def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
-    """Raise for weights that are quantised, made by a parametrisation or an adapter, unknown, or of two modules."""
+    """Raise ConfigError for weights that are quantized, parametrized, of an adapter, unknown, or shared."""
     names = _names_of_tensors(model)
     for site in sites:
         parts = site.parts()
@@ -32,32 +32,34 @@ def check_weights(model: nn.Module, sites: Sequence[HeadSite]) -> None:
                 held = names[_address(tensor)]
                 if len(held) > 1:
                     raise ConfigError(
-                        f"{place(site)}: {held[0]!r} and {held[1]!r} are one tensor; cut in one place it would be cut "
-                        f"in both. Give each module its own weights first (deepcopy)"
+                        f"{place(site)}: {held[0]!r} and {held[1]!r} are one tensor, and changing one would change "
+                        f"both. Give each module its own weights first (deepcopy)"
                     )
         _check_known(site, {id(part.owner._parameters.get(part.name)) for part in parts})
 
 
 def _check_plain(site: HeadSite, owner: nn.Module, name: str, x: object) -> None:
     if not isinstance(x, Tensor):
-        raise ConfigError(f"{place(site)}: {type(owner).__name__}.{name} is no tensor; quantised modules are not cut")
+        raise ConfigError(
+            f"{place(site)}: {type(owner).__name__}.{name} is not a tensor; quantized modules are not supported"
+        )
     if not x.is_floating_point():
         raise ConfigError(
-            f"{place(site)}: {name} is {x.dtype}: quantised weights are not cut; load the model unquantised"
+            f"{place(site)}: {name} is {x.dtype}: quantized weights are not supported; load the model unquantized"
         )
     is_plain = type(x.data) is torch.Tensor
     held = owner._parameters.get(name) is x or isinstance(getattr(owner, name), nn.ParameterList)
     if not is_plain or not held:
         raise ConfigError(
-            f"{place(site)}: {type(owner).__name__}.{name} is no plain parameter (a parametrisation, an adapter or a "
-            f"quantised tensor stands there); merge it into the weights first"
+            f"{place(site)}: {type(owner).__name__}.{name} is not a plain parameter but a parametrization, an adapter "
+            f"or a quantized tensor; merge it into the weights first"
         )
 
 
 def _check_known(site: HeadSite, known: set[int]) -> None:
-    """Raise if the module has parameters that may belong to heads and are not in its parts."""
+    """Raise ConfigError if the module has parameters that may belong to heads but are not in its parts."""
     if site.anatomy.by_class:
-        return  # what is in no part is common to all heads
+        return  # parameters in no part are shared by all heads
     for name, parameter in site.module.named_parameters():
         inner, _, leaf = name.rpartition(".")
         of_output = site.output is not None and parameter is getattr(site.output, "bias", None)
@@ -77,6 +79,6 @@ def _names_of_tensors(model: nn.Module) -> dict[tuple[int, int], list[str]]:
 
 
 def _address(x: Tensor) -> tuple[int, int]:
-    """Where a tensor lies: by address, as parameters may lie one after the other in one storage. One without an
-    address (empty, or on no device) is only itself."""
+    """Identify a tensor by address, as parameters may share one storage without overlapping; by id if it has no address
+    (empty, or on the meta device)."""
     return (x.data_ptr(), 0) if x.data_ptr() else (0, id(x))

@@ -1,4 +1,4 @@
-"""Heads that share keys and values: multi-head attention becomes grouped (GQA) or multi-query attention (MQA).
+"""Merging of KV heads: converts multi-head attention to grouped-query (GQA) or multi-query attention (MQA).
 
 >>> import torch, headwise as hw
 >>> layer = hw.MultiHeadAttention(64, 8)
@@ -29,13 +29,13 @@ Groups = Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class Merge:
-    """What one module shares now.
+    """The KV heads that were merged in one module.
 
     Attributes:
-        groups: key and value heads, by their numbers before, that became one, in the new order.
-        queries: query heads by their numbers before, in the new order.
-        lost_scores, lost_values: relative error of the matrices W_Q W_Kᵀ and of W_V W_O of all heads (√ of squared
-            sums; 0 is exact, and it can exceed 1): what is lost where inputs have no direction of their own.
+        groups: KV heads by their previous numbers that were merged to one, in the new order.
+        queries: query heads by their previous numbers, in the new order.
+        lost_scores, lost_values: relative Frobenius error of the matrices W_Q W_Kᵀ and W_V W_O of all heads (0 is
+            exact, and it can exceed 1): the expected error for isotropic inputs.
     """
 
     module: str
@@ -47,8 +47,8 @@ class Merge:
 
 @dataclass(frozen=True)
 class Merged:
-    """The model with shared keys and values. model: the one that was given, or its copy. merges:
-    one for each module that was changed, by the name of its site."""
+    """The result of `merge_kv`. model: the model that was given, or its copy. merges: one for each changed module, by
+    the name of its site."""
 
     model: nn.Module
     method: str
@@ -65,7 +65,7 @@ class Merged:
             )
             for m in self.merges.values()
         ]  # fmt: skip
-        head = ("module", "key heads", "error of W_Q W_Kᵀ", "error of W_V W_O", "shared by")
+        head = ("module", "KV heads", "error of W_Q W_Kᵀ", "error of W_V W_O", "shared by")
         return f"{first}; errors are relative and can exceed 100 %\n{aligned(head, rows)}"
 
 
@@ -77,28 +77,28 @@ def merge_kv(
     groups: Mapping[str | int, Groups] | None = None,
     copy: bool = False,
 ) -> Merged:
-    """Let groups of heads share one key and value head. Query heads move along with theirs; the order of heads alone
-    changes nothing.
+    """Merge groups of KV heads to one each. Query heads are reordered with their KV heads; the order of heads does not
+    affect the output.
 
     Args:
         model: a `MultiHeadAttention` or a model with them, such as `Decoder`; or a Llama-like one of transformers.
-        num_kv_heads: key and value heads that stay, a divisor of those there are; or by site, and others stay as they
-            are.
-        method: how a group becomes one head, and, where `groups` does not say, which heads are a group.
-            "mean": their mean; neighbours (Ainslie et al. 2023). "first": the first of them; neighbours.
-            "cluster": their mean; heads whose W_K and W_V are alike (cosine).
-            "svd": the matrices that lose least of all W_Q W_Kᵀ and W_V W_O, with a map a head taken into W_Q and W_O;
-            heads whose W_K and W_V span alike spaces. It loses nothing where W_K and W_V of a group are equal up to
-            invertible maps. With rotary positions, keys are mapped by a complex factor for each turned pair, which is
-            all that the positions let pass; with QK-norm keys take the mean.
-        groups: for some sites, lists of key heads that become one, such as `group_heads` gives.
+        num_kv_heads: number of KV heads afterwards, a divisor of the current number; or a mapping from sites, which
+            leaves the others unchanged.
+        method: how a group is merged, and how groups are formed unless `groups` is given.
+            "mean": the mean of adjacent heads (Ainslie et al. 2023). "first": the first of adjacent heads.
+            "cluster": the mean of heads with similar W_K and W_V (cosine).
+            "svd": the matrices with the least error of W_Q W_Kᵀ and W_V W_O, with one map per head absorbed into W_Q
+            and W_O; groups are heads whose W_K and W_V span similar subspaces. It is exact if W_K and W_V of a group
+            are equal up to invertible maps. With rotary positions, the maps are one complex factor per rotated pair,
+            as no others commute with them; with QK-norm keys are averaged.
+        groups: for some sites, lists of KV heads to merge, such as those of `group_heads`.
         copy: merge in a deepcopy; the model itself is unchanged.
     Returns:
-        `Merged`. If all heads of a group had the same keys and values, nothing is lost; otherwise `heal` trains the
-        model on.
+        `Merged`. It is exact if all heads of a group had the same keys and values; otherwise `heal` can reduce the
+        loss.
     Raises:
-        ConfigError: for a number that is no divisor, groups that do not fit, other designs and models, and weights
-            that are quantised, parametrised, unknown, or shared by two modules. Nothing has been changed then.
+        ConfigError: for a number that is not a divisor, invalid groups, designs and models that do not support it, and
+            weights that are quantized, parametrized, unknown, or shared by two modules. The model is unchanged then.
     Source: Ainslie et al. 2023, 2305.13245; like heads first, Chen et al. 2024, 2412.20677.
     """
     if method not in METHODS:
@@ -122,29 +122,29 @@ def merge_kv(
     result = deepcopy(model) if copy else model
     own = find_heads(result) if copy else sites
     merges = {own[i].name: _merge(own[i], each, method) for i, each in found.items()}
-    _tell_config(result)
+    _update_config(result)
     return Merged(result, method, merges, before, count_parameters(result))
 
 
 def group_heads(site: HeadSite, count: int, outputs: Tensor | None = None, *, method: str = "cluster") -> Groups:
-    """Key heads of a site in `count` groups of one size, alike ones together.
+    """Return the KV heads of a site in `count` groups of equal size, similar ones together.
 
     Args:
-        outputs: what the query heads gave on some text, [b, h, n, d_v], as `record_heads` keeps it: heads are then
-            alike if their outputs are (cosine, mean over the pairs of query heads of two key heads). Without it, if
-            their weights are, in the sense of `method`, "cluster" or "svd" (see `merge_kv`).
+        outputs: outputs of the query heads on some text, [b, h, n, d_v], from `record_heads`: groups heads with similar
+            outputs (cosine, mean over the pairs of query heads of two KV heads). None groups heads with similar
+            weights, by `method`, "cluster" or "svd" (see `merge_kv`).
     """
     if method not in ("cluster", "svd"):
         raise ConfigError(f"method={method!r}: expected 'cluster' or 'svd'")
     _check_site(site, method)
     count = _checked_count(site, count)
     if outputs is None:
-        return share.alike_groups(_similarity(site, method), count)
+        return share.similar_groups(_similarity(site, method), count)
     if outputs.ndim != 4 or outputs.shape[1] != site.num_heads:
         raise ConfigError(f"outputs: expected [b, h={site.num_heads}, n, d_v], got shape {tuple(outputs.shape)}")
     group = site.num_heads // site.num_kv_heads
     pairs = share.cosine(outputs.detach().double().transpose(0, 1))
-    return share.alike_groups(pairs.unflatten(0, (-1, group)).unflatten(-1, (-1, group)).mean((1, 3)), count)
+    return share.similar_groups(pairs.unflatten(0, (-1, group)).unflatten(-1, (-1, group)).mean((1, 3)), count)
 
 
 def _check_site(site: HeadSite, method: str) -> None:
@@ -152,17 +152,17 @@ def _check_site(site: HeadSite, method: str) -> None:
     if not resizing.merges:
         known = ", and ".join(kind.merged for kind in KINDS if kind.merged)
         raise ConfigError(
-            f"{place(site)}: {type(site.module).__name__} cannot share keys and values here; known: {known}"
+            f"{place(site)}: {type(site.module).__name__} does not support merging of KV heads; supported: {known}"
         )
     if method == "svd" and resizing.unknown_rotary:
-        raise ConfigError(f"method='svd': {resizing.unknown_rotary}. The other methods do not need to know")
+        raise ConfigError(f"method='svd': {resizing.unknown_rotary}. The other methods do not require it")
 
 
 def _checked_count(site: HeadSite, count: object) -> int:
     found = whole(count)
     if found is None or found < 1 or site.num_kv_heads % found:
         raise ConfigError(
-            f"num_kv_heads={count!r}: {place(site)} has {site.num_kv_heads} key heads; expected a divisor of that"
+            f"num_kv_heads={count!r}: {place(site)} has {site.num_kv_heads} KV heads; expected a divisor of that"
         )
     return found
 
@@ -179,13 +179,13 @@ def _groups(site: HeadSite, count: int, method: str, given: Groups | None) -> li
     ):
         raise ConfigError(
             f"groups: {place(site)}: {found}; expected {count} groups of {size}, in which each of the "
-            f"{site.num_kv_heads} key heads stands once"
+            f"{site.num_kv_heads} KV heads occurs once"
         )
     return found
 
 
 def _merge(site: HeadSite, groups: list[list[int]], method: str) -> Merge:
-    """Reorder, then put the shared heads in the place of the others."""
+    """Reorder the heads, then replace each group by its merged head."""
     ratio, size = site.num_heads // site.num_kv_heads, len(groups[0])
     order = [head for group in groups for head in group]
     queries = [head * ratio + i for head in order for i in range(ratio)]
@@ -212,7 +212,7 @@ def _merge(site: HeadSite, groups: list[list[int]], method: str) -> Merge:
 def _shared(
     site: HeadSite, q: Tensor, k: Tensor, v: Tensor, o: Tensor, method: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, the one K and the one V, and outputs of a group."""
+    """Return the queries, the shared K and V, and the outputs of a group."""
     if method == "first":
         return q, k[0], v[0], o
     if method != "svd":
@@ -236,7 +236,7 @@ def _similarity(site: HeadSite, method: str) -> Tensor:
 
 
 def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Q, K, V with a row for the bias (0 without one), and O, all in float64."""
+    """Return Q, K, V with a row for the bias (0 without one), and O, all in float64."""
     maps = _maps(site)
     weights = {name: x.double() for name, x in site.weights().items()}
     for name in "qkv":
@@ -247,20 +247,20 @@ def _extended(site: HeadSite) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _maps(site: HeadSite) -> dict[str, Any]:
-    """The linear maps of q, k, v and o."""
+    """Return the linear maps of q, k, v and o."""
     return {part.letter: part.owner for part in site.parts() if part.letter in "qkvo"}
 
 
 def _write(linear: nn.Linear, x: Tensor) -> None:
-    """[heads, in + 1, d] into a linear map, the last row as its bias."""
+    """Write [heads, in + 1, d] to a linear map, the last row as its bias."""
     bias = linear.bias
     put(linear, "weight", x[:, :-1].mT.flatten(0, 1).to(linear.weight))
     if bias is not None:
         put(linear, "bias", x[:, -1].flatten().to(bias))
 
 
-def _tell_config(model: nn.Module) -> None:
-    """transformers writes a model whose layers are alike by itself, if its configuration has the new number."""
+def _update_config(model: nn.Module) -> None:
+    """Set the new number in the configuration of transformers, for save_pretrained, if all layers are equal."""
     config: Any = getattr(model, "config", None)
     counts = {site.num_kv_heads for site in find_heads(model)}
     heads = {site.num_heads for site in find_heads(model)}

@@ -1,4 +1,4 @@
-"""Sites and heads of a model as people name them: by name, or by their number in `find_heads`."""
+"""Sites and heads of a model, by name or by number in `find_heads`."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ Value = TypeVar("Value")
 
 
 def place(site: HeadSite) -> str:
-    """What a site is called in a message or a table."""
+    """Return the name of a site for messages and tables."""
     return site.name or type(site.module).__name__
 
 
 def whole(value: object) -> int | None:
-    """A whole number of whatever kind (NumPy's, torch's), as int; None for what is none, and for true and false."""
+    """Return an integer of any type (Python, NumPy, torch) as int; None for other values and booleans."""
     if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
         return None
     try:
@@ -26,7 +26,7 @@ def whole(value: object) -> int | None:
 
 
 def by_site(argument: str, sites: Sequence[HeadSite], given: Mapping[str | int, Value]) -> dict[int, Value]:
-    """The values by the number of their site; ConfigError for a site that is not there, or is given twice."""
+    """Return the values by the number of their site; ConfigError for a site that does not exist or is given twice."""
     names = [site.name for site in sites]
     found: dict[int, Value] = {}
     for key, value in given.items():

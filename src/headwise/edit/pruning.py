@@ -1,4 +1,4 @@
-"""Heads taken out of a model: their rows and columns are gone, and what is left computes what masking them gave.
+"""Structured head pruning: removes the rows and columns of heads; outputs equal those with the heads masked.
 
 >>> import torch, headwise as hw
 >>> layer = hw.MultiHeadAttention(64, 8)
@@ -7,8 +7,8 @@
 (5, 8)
 >>> print(done)
 removed 3 of 8 heads; parameters 16,384 → 10,240 (−37.5 %)
-module              heads  key heads  removed
-MultiHeadAttention  8 → 5      8 → 5    0 3 7
+module              heads  KV heads  removed
+MultiHeadAttention  8 → 5     8 → 5    0 3 7
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,12 +30,12 @@ Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, 
 
 @dataclass(frozen=True)
 class Cut:
-    """What one module lost.
+    """The heads that were removed from one module.
 
     Attributes:
-        removed, kept: numbers of query heads as they were before; kept in order, so head i is now what kept[i] was.
-        kept_kv: the same of key and value heads.
-        num_heads, num_kv_heads: before.
+        removed, kept: query heads by their previous numbers; head i is now what kept[i] was.
+        kept_kv: the KV heads that are kept.
+        num_heads, num_kv_heads: before pruning.
     """
 
     module: str
@@ -48,12 +48,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The model without the heads, and what was removed.
+    """The result of `prune`. It prints as a table.
 
     Attributes:
         model: the model that was given, or its copy.
-        cuts: one for each module that lost a head, by the name of its site.
-        parameters_before, parameters_after: of the whole model; a parameter that stands in two places counts once.
+        cuts: one for each changed module, by the name of its site.
+        parameters_before, parameters_after: of the whole model; shared parameters count once.
     """
 
     model: nn.Module
@@ -63,7 +63,7 @@ class Pruned:
 
     @property
     def num_removed(self) -> int:
-        """Query heads that are gone, of all modules together."""
+        """The number of removed query heads in all modules."""
         return sum(len(cut.removed) for cut in self.cuts.values())
 
     def __str__(self) -> str:
@@ -81,47 +81,46 @@ class Pruned:
             )
             for cut in self.cuts.values()
         ]  # fmt: skip
-        return f"{first}\n{aligned(('module', 'heads', 'key heads', 'removed'), rows)}"
+        return f"{first}\n{aligned(('module', 'heads', 'KV heads', 'removed'), rows)}"
 
 
 def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
-    """Take heads out of a model: their rows and columns of W_Q, W_K, W_V and W_O, biases, and gates.
+    """Remove heads from a model: their rows and columns of W_Q, W_K, W_V and W_O, biases, and gates.
 
-    The outputs are those that the model had with these heads scaled by 0 (`scale_heads`), to rounding. Grouped keys:
-    a key head goes when all query heads that read it go; the groups that stay must keep the same number of query
-    heads each.
+    Outputs equal those with these heads scaled by 0 (`scale_heads`), up to rounding. With grouped keys, a KV head is
+    removed with the last query head that reads it; all groups that remain must keep the same number of query heads.
 
-    A parameter that is cut is a new `nn.Parameter`: make optimisers after pruning. What the caller gives by head at
-    each call (scores, `HeadWindows`, budgets of caches) must be given for the heads in `cuts[name].kept`.
+    Changed parameters are new `nn.Parameter`s, so create optimizers after pruning. Arguments given per head in each
+    call (scores, `HeadWindows`, cache budgets) must be those of the heads in `cuts[name].kept`.
 
     Args:
-        model: a model, or one attention module, that `find_heads` knows (docs/models.md lists them), and whose heads
-            are independent: headwise's designs with an empty `coupling` and no `resizing.fixed`, and most kinds of
+        model: a model, or one attention module, that `find_heads` supports (see docs/models.md) and whose heads are
+            independent: headwise's designs with an empty `coupling` and no `resizing.fixed`, and most kinds of
             transformers. Not `nn.MultiheadAttention`, which cannot hold fewer heads, nor T5, whose layers share one
             bias of all heads: mask them with `scale_heads`.
-        heads: for each site, by name or by its number in `find_heads(model)`, the query heads to remove; or pairs
-            (number of the site, head), as importance names heads; or head numbers alone if the model has one site.
-            Numbers may be NumPy's or torch's, and come in any iterable.
+        heads: a mapping from sites, by name or by number in `find_heads(model)`, to the query heads to remove; or pairs
+            (number of the site, head), as in results of importance; or head numbers, if the model has one site.
+            Any iterable of Python, NumPy or torch integers.
 
                 importance = hw.analysis.gradient_importance(model, batches, loss_fn)
-                hw.edit.prune(model, importance.order()[:2])   # the two that matter least
+                hw.edit.prune(model, importance.order()[:2])   # the two least important heads
                 gates = hw.analysis.learn_gates(model, batches, loss_fn, penalty=0.01)
-                hw.edit.prune(model, gates.removed())          # those that are not worth their price
+                hw.edit.prune(model, gates.removed())          # the heads whose gates closed
         copy: prune a deepcopy; the model itself is unchanged.
     Returns:
         `Pruned`. It prints as a table.
     Raises:
-        ConfigError: for heads that are not there, are named twice, or are all of a module; for designs whose heads
-            depend on each other and for `nn.MultiheadAttention`, by name with the reason; for weights that are
-            quantised, parametrised, unknown, or shared by two modules. Nothing has been changed then.
+        ConfigError: for heads that do not exist, are given twice, or are all heads of a module; for designs whose
+            heads depend on each other and for `nn.MultiheadAttention`, with the reason; for weights that are
+            quantized, parametrized, unknown, or shared by two modules. The model is unchanged then.
     Source: structured head pruning, Michel et al. 2019, 1905.10650; Voita et al. 2019, 1905.09418.
     """
     sites = find_heads(model)
-    wanted = {i: removed for i, removed in _by_site(sites, heads).items() if removed}
-    for i in wanted:
+    chosen = {i: removed for i, removed in _by_site(sites, heads).items() if removed}
+    for i in chosen:
         check_independent(sites[i])
-    plans = {i: _plan(sites[i], removed) for i, removed in wanted.items()}
-    check_weights(model, [sites[i] for i in wanted])
+    plans = {i: _plan(sites[i], removed) for i, removed in chosen.items()}
+    check_weights(model, [sites[i] for i in chosen])
     before = count_parameters(model)
     result = deepcopy(model) if copy else model
     own = find_heads(result) if copy else sites
@@ -131,14 +130,14 @@ def prune(model: nn.Module, heads: Heads, *, copy: bool = False) -> Pruned:
 
 
 def _by_site(sites: list[HeadSite], heads: Heads) -> dict[int, tuple[int, ...]]:
-    """The heads to remove, sorted, by the number of their site; raises for what is not there."""
+    """Return the heads to remove, sorted, by the number of their site."""
     if not isinstance(heads, Mapping):
         heads = _mapping(sites, heads)
     return {i: _checked(sites[i], removed) for i, removed in by_site("heads", sites, heads).items()}
 
 
 def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:
-    """Head numbers of the one site, or pairs (site, head), by site."""
+    """Convert head numbers of a single site, or pairs (site, head), to a mapping from sites."""
     given = _listed("heads", heads)
     pairs = [_pair(each) for each in given]
     found: dict[str | int, list[object]] = {}
@@ -159,12 +158,12 @@ def _mapping(sites: list[HeadSite], heads: Any) -> Mapping[str | int, Any]:
 
 
 def _pair(each: object) -> tuple[Any, Any] | None:
-    """(site, head) if it is two numbers, also as a row of an array."""
+    """Return (site, head) if `each` has two entries, such as a row of an array; else None."""
     if isinstance(each, str | bytes) or not isinstance(each, Iterable) or whole(each) is not None:
         return None
     try:
         found = tuple(each)
-    except TypeError:  # an array of no axis
+    except TypeError:  # a 0-dimensional array
         return None
     return (found[0], found[1]) if len(found) == 2 else None
 
@@ -173,7 +172,7 @@ def _listed(what: str, heads: Any) -> list[Any]:
     if not isinstance(heads, str | bytes) and isinstance(heads, Iterable):
         try:
             return list(heads)
-        except TypeError:  # an array of no axis
+        except TypeError:  # a 0-dimensional array
             pass
     raise ConfigError(f"{what}: expected a list of head numbers, got {heads!r}")
 
@@ -186,22 +185,22 @@ def _checked(site: HeadSite, removed: Any) -> tuple[int, ...]:
         if head is None or not 0 <= head < h:
             raise ConfigError(f"heads: {name} has no head {given!r}; expected 0 to {h - 1}")
         if head in found:
-            raise ConfigError(f"heads: {name}: head {head} is named twice")
+            raise ConfigError(f"heads: {name}: head {head} is given twice")
         found.append(head)
     if len(found) == h:
-        raise ConfigError(f"heads: {name}: all {h} heads would go; expected to leave at least one")
+        raise ConfigError(f"heads: {name}: all {h} heads would be removed; expected to keep at least one")
     return tuple(sorted(found))
 
 
 def _plan(site: HeadSite, removed: tuple[int, ...]) -> Cut:
-    """Which heads stay; raises if what stays is not grouped evenly."""
+    """Return which heads are kept; raises if the remaining groups have different sizes."""
     group = site.num_heads // site.num_kv_heads
     kept: Order = [head for head in range(site.num_heads) if head not in removed]
     counts = [sum(head // group == j for head in kept) for j in range(site.num_kv_heads)]
     if len({count for count in counts if count}) > 1:
         raise ConfigError(
-            f"heads: {place(site)}: {group} query heads share a key head, and {counts} of "
-            f"them would be left; expected the same number in every group that stays: remove whole groups, or as many "
+            f"heads: {place(site)}: {group} query heads share a KV head, and {counts} of them "
+            f"would remain; expected the same number in every remaining group: remove whole groups, or equally many "
             f"from each"
         )
     kept_kv = tuple(j for j, count in enumerate(counts) if count)

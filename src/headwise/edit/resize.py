@@ -1,15 +1,15 @@
-"""Parameters of an attention module put in the place of others, and the module's sizes set with them."""
+"""Replaces the parameters of an attention module, and sets its sizes."""
 
 import torch
 from torch import Tensor, nn
 
 from headwise.models import HeadSite, Part
 
-Order = list[int]  # heads that stay, in their new order
+Order = list[int]  # kept heads, in their new order
 
 
 def pick_heads(site: HeadSite, query: Order, key: Order) -> None:
-    """Keep these query heads and these key and value heads, in this order; everything in place."""
+    """Keep these query and KV heads in this order, in place."""
     orders = {"query": query, "key": key}
     for owner, name, parts in _of_parameters(site):
         x = getattr(owner, name)
@@ -25,7 +25,7 @@ def pick_heads(site: HeadSite, query: Order, key: Order) -> None:
 
 
 def make_room(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-    """Parameters for so many heads, with nothing in them yet; what a file holds is then loaded into them."""
+    """Allocate uninitialized parameters for these numbers of heads, to be loaded from a file."""
     counts = {"query": num_heads, "key": num_kv_heads}
     for owner, name, parts in _of_parameters(site):
         x = getattr(owner, name)
@@ -39,7 +39,7 @@ def make_room(site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
 
 
 def put(owner: nn.Module, name: str, x: Tensor) -> None:
-    """A new parameter in the place of another, trainable as that was."""
+    """Replace a parameter, with the same requires_grad."""
     held = getattr(owner, name)
     setattr(owner, name, nn.Parameter(x.detach().contiguous(), requires_grad=held.requires_grad))
     if name != "weight":
@@ -51,7 +51,7 @@ def put(owner: nn.Module, name: str, x: Tensor) -> None:
 
 
 def _of_parameters(site: HeadSite) -> list[tuple[nn.Module, str, list[Part]]]:
-    """The parts of each parameter together."""
+    """Group the parts of a site by parameter."""
     found: dict[tuple[int, str], tuple[nn.Module, str, list[Part]]] = {}
     for part in site.parts():
         found.setdefault((id(part.owner), part.name), (part.owner, part.name, []))[2].append(part)
@@ -59,6 +59,6 @@ def _of_parameters(site: HeadSite) -> list[tuple[nn.Module, str, list[Part]]]:
 
 
 def _entries(part: Part, heads: Order) -> Tensor:
-    """Where these heads lie on the axis."""
+    """Return the indices of these heads along the axis."""
     first = torch.tensor(heads, dtype=torch.long) * part.width + part.start
     return (first[:, None] + torch.arange(part.width)).flatten()

@@ -62,8 +62,8 @@ class Result(NamedTuple):
     """What a kernel returns.
 
     out: [b, h, n, d_v] in q's dtype.
-    lse: log-sum-exp [b, h, n], float32 (float64 for float64 inputs), natural log, detached; −∞ where a query sees
-        nothing.
+    lse: log-sum-exp [b, h, n], float32 (float64 for float64 inputs), natural log, detached; −∞ for a fully
+        masked query.
     statistics: those of `call.statistics` that the kernel computed, detached.
     """
 

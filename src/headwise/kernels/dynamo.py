@@ -1,4 +1,4 @@
-"""What PyTorch's compiler is told of attention. Imported where it compiles and nowhere else, since telling loads it."""
+"""Functions for torch.compile. Imported only while it compiles, since importing them loads the compiler."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from headwise.kernels.derivative import Attend
 
 @torch.compiler.allow_in_graph
 def apply(count: int, plain: tuple[Any, ...], *tensors: Any) -> Any:
-    """`Attend` inside torch.func: one step, which the compiler does not look into."""
+    """`Attend` inside torch.func, as one step that the compiler does not trace."""
     return Attend.apply(count, plain, *tensors)
 
 
@@ -19,5 +19,5 @@ def apply(count: int, plain: tuple[Any, ...], *tensors: Any) -> Any:
     "graph: leave out fullgraph=True, or take them out of what is compiled"
 )
 def outside(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """A call between two graphs, for what does not fit into one."""
+    """A call between two graphs, for what cannot be traced."""
     return function(*args, **options)

@@ -1,4 +1,4 @@
-"""Functions that torch.compile must not look into."""
+"""Functions that torch.compile must not trace."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,9 +9,9 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def eager(function: _Function) -> _Function:
-    """`torch.compiler.disable`, which would import PyTorch's compiler here and now, and that takes as long as PyTorch.
+    """`torch.compiler.disable`, without importing PyTorch's compiler, which takes as long as importing PyTorch.
 
-    PyTorch has the same for its own use, which imports it at the first call; where that is missing, there is the other.
+    PyTorch has a private version that imports it at the first call; without it, the public one is used.
     """
     disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
     return disable(function)

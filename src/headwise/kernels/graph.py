@@ -1,7 +1,7 @@
-"""A call of attention where PyTorch writes down what is done instead of doing it: as one operator of its graph.
+"""Attention in graphs of PyTorch, as one operator.
 
-That is so in torch.compile, torch.export, make_fx and torch.jit.trace, none of which can look into compiled code, and
-in torch.func, whose tensors have no memory of their own, and forward-mode derivatives.
+These are torch.compile, torch.export, make_fx and torch.jit.trace, which cannot trace compiled code, and torch.func,
+whose tensors have no memory of their own, and forward-mode derivatives.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 def in_graph() -> bool:
-    """Whether it is so now. Asked in every call, so it takes less than a microsecond."""
+    """Whether a graph is being recorded. It takes less than a microsecond, as every call does it."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return True
     if torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(_PROXY) is not None:
@@ -32,29 +32,29 @@ def in_graph() -> bool:
 
 
 def _has_derivatives() -> bool:
-    """Whether tensors may carry something of torch.func's, or a tangent."""
+    """Whether tensors may be wrapped by torch.func or have tangents."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def can_record(rule: Rule) -> bool:
-    """Whether the rule can be given to an operator: not with a mask of somebody's own class, nor a rectangle's."""
+    """Whether an operator can have the rule: the class of the mask must be registered, and the matrix whole."""
     return rule.grid.at_end and write(rule.mask) is not None
 
 
 def has_no_numbers(x: Tensor) -> bool:
-    """Whether it only has a shape, a dtype and a device: a tensor on "meta", or a FakeTensor."""
+    """Whether it has only a shape, a dtype and a device: a tensor on "meta", or a FakeTensor."""
     return x.is_meta or isinstance(x, FakeTensor)
 
 
 def shapes(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call without numbers, differentiable, without numbers too; no mask changes them."""
+    """Output and log-sum-exp of a call on such tensors, differentiable; no mask changes them."""
     return record(q, k, v, replace(rule, mask=Everything()), 0.0, kernel)
 
 
 def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp; what is wrong with the mask's data is raised when the graph runs."""
+    """Output and log-sum-exp; errors in the data of the mask are raised when the graph runs."""
     written = write(rule.mask)
-    assert written is not None  # can_record() has been asked
+    assert written is not None  # can_record() is true
     mask, held = written
     terms = rule.terms(compute(q[..., :0, :]))
     learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
@@ -67,7 +67,7 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
 
 
 def _operator() -> Callable[..., Any]:
-    """What does a call that is given as `derivative.arguments`."""
+    """The function for a call given as `derivative.arguments`."""
     if not _has_derivatives():
         return _attend
     if torch.compiler.is_dynamo_compiling():

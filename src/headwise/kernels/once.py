@@ -1,4 +1,4 @@
-"""Backward passes that have no derivative of their own, and an error that says so where one is wanted."""
+"""Backward passes without a derivative, and the error that is raised where one is computed."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -15,18 +15,18 @@ Backward = Callable[..., tuple[Tensor | None, ...]]
 def once(words: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]:
     """Decorates `backward(ctx, saved, *grads)` of an `autograd.Function`, `saved` being the saved tensors.
 
-    It runs without a graph. With create_graph=True what it returns depends on all that it was given, and KernelError is
-    raised when a derivative of it is computed. PyTorch's `once_differentiable` would raise only where the incoming
-    gradients need one, and otherwise leave terms out of second derivatives in silence.
+    It runs without a graph. With create_graph=True its results depend on all of its inputs, and KernelError is raised
+    when a derivative of them is computed. PyTorch's `once_differentiable` raises only where the incoming gradients
+    require one, and otherwise silently omits terms of second derivatives.
 
     Args:
-        words: those of the error, of the context.
+        words: the message of the error, as a function of the context.
     """
 
     def decorate(backward: Backward) -> Callable[..., Any]:
         @wraps(backward)
         def first(ctx: Any, *grads: Tensor) -> Any:
-            saved = ctx.saved_tensors  # once: checkpointing gives them a single time
+            saved = ctx.saved_tensors  # read once: checkpointing allows a single read
             with torch.no_grad():
                 found = backward(ctx, saved, *grads)
             if not torch.is_grad_enabled():

@@ -100,7 +100,7 @@ def _backward(
         r = slice(rows.start, rows.stop)
         queries = without_masked_queries(q[:, :, r], lse[:, :, r])
         d_out = without_masked_queries(compute(grad_out[:, :, r]), lse[:, :, r])
-        # A row that sees nothing has lse = -inf; +inf instead makes all its weights exp(-inf) = 0.
+        # A fully masked query has lse = -inf; +inf instead makes all its weights exp(-inf) = 0.
         row_lse = lse[:, :, r].masked_fill(lse[:, :, r] == -torch.inf, torch.inf)
         delta = (d_out * compute(out[:, :, r])).sum(-1, keepdim=True)  # rowsum(dO ∘ O), Dao 2022 eq. 4
         sums.take_rows(row_lse, delta)
@@ -132,7 +132,7 @@ def _backward(
 
 
 class _Gradients:
-    """Gradients of the scores' tensors, summed over the tiles; for those that are asked for."""
+    """Gradients of the scores' tensors, summed over the tiles; for those that are requested."""
 
     def __init__(self, terms: Terms, wanted: Sequence[bool], like: Tensor) -> None:
         self.terms = terms

@@ -28,21 +28,21 @@ class TorchFused:
         return _Products()
 
     def refuse(self, call: Call) -> str | None:
-        """The operator knows two masks, one head size, one device, no dropout and no score but the scale."""
+        """The operator supports two masks, one head size, one device, no dropout and no score but the scale."""
         grid = call.rule.grid
         if call.q.device.type != "cpu":
             return f"the tensors are on {call.q.device.type}, and it is for the CPU"
         if call.dropout_p > 0:
             return "it has no dropout"
         if call.rule.scores:
-            return f"it knows no scores but scale · q·k, and this call has {', '.join(map(repr, call.rule.scores))}"
+            return f"it supports no scores but scale · q·k, and this call has {', '.join(map(repr, call.rule.scores))}"
         if call.v.shape[-1] != call.q.shape[-1]:
             return f"the value size {call.v.shape[-1]} differs from the key size {call.q.shape[-1]}"
         if 0 in (grid.b, grid.h, grid.n, grid.m):
             return "there are no queries or no keys"
         if not call.rule.is_full():
             if call.rule.mask != Causal():
-                return f"it knows no mask but Causal(), and this is {call.rule.mask!r}"
+                return f"it supports no mask but Causal(), and this is {call.rule.mask!r}"
             if grid.n != grid.m or not grid.at_end:
                 return f"it aligns causal queries to the start of the keys ({grid.n} queries, {grid.m} keys)"
             if call.rule.scale < torch.finfo(_wide(call)).tiny:
@@ -109,7 +109,7 @@ def _scores_are_finite(call: Call) -> bool:
 
 
 def _grouped(call: Call, full: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as the operator wants them, one key head for each query head."""
+    """q, k and v as the operator requires them, one key head for each query head."""
     b, h, n, d = call.q.shape
     h_kv, m = call.k.shape[1], call.k.shape[2]
     group = h // h_kv

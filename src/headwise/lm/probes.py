@@ -6,8 +6,8 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles.pairs import offset_mass
 from headwise.analysis.head_roles.repeats import VERSION, HeadScores, RepeatProbe, probe_induction
+from headwise.analysis.head_roles.weights import offset_mass
 from headwise.errors import ConfigError
 from headwise.lm.model import Decoder
 from headwise.lm.tokenizer import CharTokenizer

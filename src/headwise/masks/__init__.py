@@ -1,4 +1,4 @@
-"""What each query may look at, as a small algebra: no n×m mask is ever stored.
+"""Attention masks that compose; no n×m mask is ever stored.
 
     >>> from headwise import Causal, Sinks, Window
     >>> mask = Causal() & (Window(2) | Sinks(1))          # a sliding window that keeps the first key
@@ -9,19 +9,17 @@
             [1, 0, 1, 1, 0],
             [1, 0, 0, 1, 1]], dtype=torch.int32)
 
-True (1) means *may attend*. When there are fewer queries than keys, the queries stand at the *end* of the
-keys: query i of n has the position i + m - n on the key axis. So one mask serves a full pass, a chunk and a
-single decoding step alike (FlashAttention's bottom-right convention; PyTorch's `is_causal` is top-left).
+True (1) means *may attend*. Queries are aligned to the *end* of the keys (bottom-right): query i of n has the
+position i + m - n on the key axis. The same mask therefore works for a full pass, a chunk and a decoding step
+(FlashAttention's convention; PyTorch's `is_causal` is aligned top-left).
 
     Causal(), n=2, m=4:   1 1 1 0
                           1 1 1 1
 
-A kernel asks a mask for the `state` of a tile (EMPTY, FULL or MIXED), answered from the edges of the tile
-alone, and calls `allowed` only for MIXED ones. A compiled kernel asks for its `spans`: the ranges of keys that
-each query may see.
+Kernels read the `state` of each tile (EMPTY, FULL or MIXED), which depends on the edges of the tile only, and call
+`allowed` only for MIXED tiles. Compiled kernels read `spans`: the ranges of keys visible to each query.
 
-A mask of your own is a class below `Mask` in a file of its own, and `register(Mine)`, which lets files and graphs have
-it.
+To define your own mask, subclass `Mask` and call `register(Mine)`, which lets files and graphs contain it.
 """
 
 from headwise.fields import register
@@ -66,9 +64,9 @@ __all__ = [
 
 for _kind in (And, Or, Everything, Causal, Window, Sinks, Lengths, Documents, Dense, HeadWindows):
     register(_kind)
-MASKS = Mask.known  # by name: what files and graphs may hold
+MASKS = Mask.known  # by name, for files and graphs
 
 
 def is_causal(mask: Mask | None) -> bool:
-    """Whether no query sees a key after it, as far as the mask knows."""
+    """Whether the mask is known to hide all keys after each query."""
     return mask is not None and mask.causal

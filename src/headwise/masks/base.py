@@ -1,4 +1,4 @@
-"""What a mask is, and how two become one."""
+"""The base class of masks, and their composition."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from headwise.masks.grid import Grid, Span, State
 class Mask(Described, ABC):
     """Base of all masks. Compose with `&` and `|`.
 
-    A class declares what it holds (`headwise.fields`), and `allowed` and `state`; the rest follows, or only makes more
-    of it. Masks differ between batch entries and heads by what they hold along those axes alone, unless `holds` is
-    None. `register` lets files and graphs have it.
+    A class declares `holds` (its fields, see `headwise.fields`), `allowed` and `state`; other methods have defaults.
+    A mask differs between batch entries and heads only by fields with those axes, unless `holds` is None. `register`
+    lets files and graphs contain it.
     """
 
     known: ClassVar[dict[str, type["Mask"]]] = {}
@@ -30,65 +30,65 @@ class Mask(Described, ABC):
         if not abstract:
             check_declared(cls, Mask, {
                 "holds": "the arguments of its constructor as fields, or None",
-                "allowed": "which keys a query may see",
-                "state": "what is known of a whole tile",
+                "allowed": "which keys each query may attend to",
+                "state": "whether a tile is empty, full or mixed",
             })  # fmt: skip
 
     @abstractmethod
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
-        """Boolean [b or 1, h or 1, len(rows), len(cols)] for query indices `rows` and key indices `cols`."""
+        """Return boolean [b or 1, h or 1, len(rows), len(cols)] for query indices `rows` and key indices `cols`."""
 
     @abstractmethod
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
-        """EMPTY or FULL only if that holds in every batch and head of the tile; MIXED is always allowed."""
+        """Return EMPTY or FULL only if it holds for all batch entries and heads; MIXED is always correct."""
 
     def spans(self, grid: Grid) -> Tensor | None:
-        """The keys each query may see as ranges, int32 [b or 1, n, K, 2] on the CPU (`headwise.masks.spans`); None
-        if they are not a few ranges, or differ between heads."""
+        """Return the keys visible to each query as ranges, int32 [b or 1, n, K, 2] on the CPU (`headwise.masks.spans`);
+        None if they are not a few ranges, or differ between heads."""
         return None
 
     @property
     def boolean(self) -> Tensor | None:
-        """All of it as the caller's own boolean [b or 1, h or 1, n, m]; None if the mask is no such tensor."""
+        """The caller's own boolean tensor [b or 1, h or 1, n, m], for a mask made from one; else None."""
         return None
 
     @property
     def causal(self) -> bool:
-        """Whether no query sees a key after it, as far as the class knows."""
+        """Whether the mask is known to hide all keys after each query."""
         return False
 
     @property
     def padding(self) -> bool:
-        """Whether it hides keys from all queries alike, as far as the class knows."""
+        """Whether the mask is known to hide the same keys from all queries."""
         return False
 
     def over_tokens(self, grid: Grid) -> "Mask":
-        """The mask in which queries of self attention that stand on a key which padding hides see nothing."""
+        """Return the mask of self attention in which queries at padding positions are fully masked."""
         return self
 
     @property
     def value(self) -> bool:
-        """Whether it is plain numbers compared by value: what is made of it serves every mask that is equal."""
+        """Whether it consists of plain numbers and compares by value, so that equal masks can share derived data."""
         kind = type(self)
         fields = kind.holds
         return fields is not None and kind.__eq__ is not object.__eq__ and all(x.plain for x in fields.values())
 
     def check(self, grid: Grid) -> None:
-        """Raise ShapeError if the mask cannot be laid over such a matrix."""
+        """Raise ShapeError if the mask does not fit a matrix of this size."""
 
     def cut(self, cuts: Cuts) -> "Mask":
-        """The mask as some batch entries and heads have it, for a grid of that size."""
+        """Return the mask of some batch entries and heads, for a grid of that size."""
         if self.holds is None:
             return Selected(self, cuts)
         found: Mask = super().cut(cuts)
         return found
 
     def only(self, batch: int, head: int, grid: Grid) -> "Mask":
-        """The mask as one batch entry and head sees it, for a grid of batch 1 and one head."""
+        """Return the mask of one batch entry and head, for a grid with batch 1 and one head."""
         return self.cut({"b": Section(batch, batch + 1, grid.b), "h": Section(head, head + 1, grid.h)})
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> "Mask":
-        """The mask as a rectangle of the matrix sees it, for `grid.part(rows, cols)`."""
+        """Return the mask of a rectangle of the matrix, for `grid.part(rows, cols)`."""
         return Part(self, grid, rows, cols)
 
     def __and__(self, other: "Mask") -> "Mask":
@@ -98,7 +98,7 @@ class Mask(Described, ABC):
         return Or(self, _mask(other))
 
     def to_dense(self, n: int, m: int, *, batch: int = 1, heads: int = 1) -> Tensor:
-        """The mask as a boolean tensor [b or 1, h or 1, n, m]; for small sizes, to look at."""
+        """Return the mask as a boolean tensor [b or 1, h or 1, n, m]; for small sizes."""
         grid = Grid(batch, heads, n, m)
         self.check(grid)
         rows, cols = (torch.arange(size, device="cpu") for size in (n, m))
@@ -107,7 +107,7 @@ class Mask(Described, ABC):
 
 @dataclass(frozen=True)
 class _Pair(Mask, abstract=True):
-    """Two masks together; what is the same for `&` and `|`."""
+    """The common part of `And` and `Or`."""
 
     left: Mask
     right: Mask
@@ -180,7 +180,7 @@ class Or(_Pair):
 
 @dataclass(frozen=True)
 class Part(Mask):
-    """A rectangle of a mask that says more than where a query and a key stand."""
+    """A rectangle of a mask that depends on more than positions."""
 
     whole: Mask
     grid: Grid
@@ -214,7 +214,7 @@ class Part(Mask):
 
 @dataclass(frozen=True)
 class Selected(Mask):
-    """Some batch entries and heads of a mask that has no fields to cut."""
+    """Some batch entries and heads of a mask without fields."""
 
     whole: Mask
     cuts: Cuts
@@ -248,7 +248,7 @@ class Selected(Mask):
         return Selected(self.whole, rest) if rest else self.whole
 
     def _grid(self, grid: Grid) -> Grid:
-        """That of the whole."""
+        """Return the grid of the whole mask."""
         return replace(grid, **{axis: of for axis, (_, _, of) in self.cuts.items()})
 
     def __repr__(self) -> str:
@@ -257,19 +257,19 @@ class Selected(Mask):
 
 
 def conjuncts(mask: Mask) -> list[Mask]:
-    """The masks that all must allow a key: those that `&` joined, or the mask alone."""
+    """Return the operands of `&` in a mask, or the mask alone."""
     return [*conjuncts(mask.left), *conjuncts(mask.right)] if isinstance(mask, And) else [mask]
 
 
 class Kept(NamedTuple):
-    """What has been made of a mask for one size, and is kept with it."""
+    """Data derived from a mask for one size, cached on the mask."""
 
     size: object
     made: Any
 
 
 def kept(name: str, make: Callable[[], Any], mask: Mask, size: object) -> Any:
-    """What is made of a mask, made again only where the size is another than the last time."""
+    """Return `make()`, cached on the mask until it is needed for another size."""
     found = mask.__dict__.get(name)
     if not isinstance(found, Kept) or found.size != size:
         found = Kept(size, make())
@@ -278,7 +278,7 @@ def kept(name: str, make: Callable[[], Any], mask: Mask, size: object) -> Any:
 
 
 def _kept_spans(mask: Mask, grid: Grid) -> Tensor | None:
-    """The ranges of a whole mask, made once for many rectangles of it."""
+    """Return the spans of a whole mask, computed once for many rectangles."""
     found: Tensor | None = kept("_spans", lambda: mask.spans(grid), mask, grid)
     return found
 
@@ -293,5 +293,5 @@ def _moved(span: Span, by: int) -> Span:
 
 def _mask(value: object) -> Mask:
     if not isinstance(value, Mask):
-        raise DTypeError(f"masks combine with masks, got {type(value).__name__}; wrap a boolean tensor in Dense(…)")
+        raise DTypeError(f"& and |: expected a mask, got {type(value).__name__}; wrap a boolean tensor in Dense(…)")
     return value

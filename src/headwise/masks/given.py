@@ -1,4 +1,4 @@
-"""Masks that are told of the data: real lengths, packed documents, any boolean."""
+"""Masks that depend on the data: lengths, packed documents, boolean tensors."""
 
 from collections.abc import Sequence
 
@@ -14,10 +14,10 @@ from headwise.masks.grid import Grid, Span, State
 
 
 class Lengths(Mask):
-    """Padding: sequence i of the batch has only `keys[i]` real keys, and `queries[i]` real queries if given.
+    """Padding: sequence i of the batch has `keys[i]` real keys, and `queries[i]` real queries if given.
 
-    A query that is padding sees nothing: its output is 0 and no measure counts it. `side` says where the
-    real ones are, "left" (padding after them, the default) or "right" (padding before them).
+    Padding queries are fully masked: their output is 0 and no measure counts them. `side` is the side of the real
+    tokens: "left" (padding after them, the default) or "right" (padding before them).
     """
 
     holds = {"keys": Array("b"), "queries": Array("b", optional=True), "side": Word()}
@@ -28,7 +28,7 @@ class Lengths(Mask):
         self.keys = _lengths("keys", keys)
         self.queries = None if queries is None else _lengths("queries", queries)
         if side not in ("left", "right"):
-            raise ConfigError(f"Lengths(side={side!r}): expected 'left' or 'right', where the real tokens are")
+            raise ConfigError(f"Lengths(side={side!r}): expected 'left' or 'right', the side of the real tokens")
         self.side = side
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
@@ -91,10 +91,10 @@ class Lengths(Mask):
 
 
 class Documents(Mask):
-    """Packed sequences: a query sees only keys of its own document.
+    """Packed sequences: a query may attend to keys of its own document only.
 
-    `ids` is an integer tensor [m] or [b, m] with the document of each *key*; a negative id is padding, which
-    sees nothing and is seen by nobody. Queries, standing at the end of the keys, take the ids they stand on.
+    `ids` is an integer tensor [m] or [b, m] with the document of each *key*; negative ids are padding, which is masked
+    both as query and as key. Queries are aligned to the end of the keys and have the ids of their positions.
     """
 
     holds = {"ids": Array("bm")}
@@ -130,7 +130,7 @@ class Documents(Mask):
         distinct = torch.ones_like(real)
         distinct[:, 1:] = sorted_ids[:, 1:] != sorted_ids[:, :-1]
         if not torch.equal((opens & real).sum(-1), (distinct & (sorted_ids >= 0)).sum(-1)):
-            return None  # an id comes back after another
+            return None  # an id occurs in two separate runs
         start = torch.where(opens, key, 0).cummax(-1).values
         closes = torch.ones_like(real)
         closes[:, :-1] = opens[:, 1:]
@@ -142,7 +142,7 @@ class Documents(Mask):
         if self.ids.shape[1] != grid.m or self.ids.shape[0] not in (1, grid.b) or not inside:
             raise ShapeError(
                 f"mask=Documents(ids): ids have shape {tuple(self.ids.shape)}, expected ({grid.m},) or "
-                f"({grid.b}, {grid.m}) for {grid.n} queries and {grid.m} keys, with each query at the place of a key"
+                f"({grid.b}, {grid.m}) for {grid.n} queries and {grid.m} keys, with each query at the position of a key"
             )
 
     def __repr__(self) -> str:
@@ -156,8 +156,8 @@ class Dense(Mask):
 
     def __init__(self, mask: Tensor) -> None:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-            came = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-            raise DTypeError(f"Dense(mask): expected a boolean tensor (True = may attend), got {came}")
+            given = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise DTypeError(f"Dense(mask): expected a boolean tensor (True = may attend), got {given}")
         if mask.ndim not in (2, 3, 4):
             raise ShapeError(f"Dense(mask): expected [n, m], [b, n, m] or [b, h, n, m], got {tuple(mask.shape)}")
         self.mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
@@ -189,7 +189,7 @@ class Dense(Mask):
         return self.mask.stride(2) == 0 and self.mask.shape[1] == 1
 
     def over_tokens(self, grid: Grid) -> Mask:
-        # Padding with holes: one document, in O(n) where a boolean of rows and columns would be n×m.
+        # Padding with holes as one document: O(n) memory instead of a boolean n×m.
         return Documents(self.mask[:, 0, 0].cpu().long() - 1) if self.padding else self
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
@@ -200,7 +200,7 @@ class Dense(Mask):
 
 
 def as_given(value: Sequence[int] | Tensor) -> Tensor:
-    """Whole numbers as a tensor: one stays as and where it is, others are on the CPU, whatever PyTorch's default is."""
+    """Return whole numbers as a tensor: a tensor unchanged, others on the CPU whatever PyTorch's default device."""
     return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
@@ -208,10 +208,10 @@ def _lengths(name: str, value: Sequence[int] | Tensor) -> Tensor:
     lengths = torch.as_tensor(value, device="cpu")
     wrong = lengths.ndim != 1 or len(lengths) == 0 or lengths.is_floating_point()
     if wrong or (_known(lengths) and int(lengths.min()) < 0):
-        raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one a sequence, got {value!r}")
+        raise ShapeError(f"Lengths({name}=…): expected a list of lengths >= 0, one per sequence, got {value!r}")
     return lengths
 
 
 def _known(lengths: Tensor) -> bool:
-    """Whether they are numbers yet: in a graph they are when it runs, and check() looks again."""
+    """Whether the values are known: in a graph they are at run time only, when check() runs again."""
     return not (torch.compiler.is_compiling() or isinstance(lengths, FakeTensor))

@@ -1,4 +1,4 @@
-"""The matrix that a mask is laid over: its size, its rectangles, and what can be said of one."""
+"""The size of an attention matrix, its rectangles, and the state of a tile."""
 
 import enum
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class State(enum.Enum):
-    """What a mask says of a whole tile."""
+    """Whether a mask allows none, some or all cells of a tile."""
 
     EMPTY = 0
     MIXED = 1
@@ -19,10 +19,10 @@ class State(enum.Enum):
 
 @dataclass(frozen=True)
 class Grid:
-    """The size of the attention matrix that a mask is asked about: batch, heads, queries, keys. It unpacks to these.
+    """The size of an attention matrix: batch, heads, queries, keys. It unpacks to these.
 
-    first: position of query 0 on the key axis; None where the queries stand at the end of the keys. A rectangle of a
-    larger matrix has one of its own, below 0 or beyond the keys if need be.
+    first: position of query 0 on the key axis; None if queries are aligned to the end of the keys. For a rectangle of a
+    larger matrix it can be negative or beyond the keys.
     """
 
     b: int
@@ -41,15 +41,15 @@ class Grid:
 
     @property
     def at_end(self) -> bool:
-        """Whether the queries stand at the end of the keys."""
+        """Whether queries are aligned to the end of the keys."""
         return self.shift == self.m - self.n
 
     def positions(self) -> Tensor:
-        """Where the queries stand on the key axis, [n]."""
+        """Return the positions of the queries on the key axis, [n]."""
         return torch.arange(self.shift, self.shift + self.n, device="cpu")
 
     def part(self, rows: "Span", cols: "Span") -> "Grid":
-        """The rectangle of these rows and columns, its positions counted from its own first key."""
+        """Return the grid of a rectangle, with positions relative to its first key."""
         n, m = rows.stop - rows.start, cols.stop - cols.start
         return Grid(self.b, self.h, n, m, self.shift + rows.start - cols.start)
 

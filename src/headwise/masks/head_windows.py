@@ -1,4 +1,4 @@
-"""A window of its own for each head."""
+"""Sliding windows that differ between heads."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from headwise.fields import Counts, Whole
 from headwise.masks.base import Mask
 from headwise.masks.grid import Grid, Span, State
 
-FOREVER = 1 << 62  # a window that holds all
+FOREVER = 1 << 62  # a window without limit
 
 
 class HeadWindows(Mask):
-    """Head i sees keys less than `windows[i]` behind its own position (None: all), and the first `sinks`.
+    """Head i may attend to keys less than `windows[i]` before the query (None: all), and to the first `sinks` keys.
 
-    It says nothing of keys ahead: join it with `Causal() &`. One window for each *query* head.
+    Keys after the query are not masked: combine it with `Causal() &`. There is one window per *query* head.
     """
 
     holds = {"windows": Counts("h"), "sinks": Whole()}
@@ -28,12 +28,10 @@ class HeadWindows(Mask):
         self._least, self._most, self._lengths = min(lengths), max(lengths), torch.tensor(lengths, device="cpu")
 
     def allowed(self, rows: Tensor, cols: Tensor, grid: Grid) -> Tensor:
-        """As in `Mask`."""
         distance = (rows + grid.shift)[:, None] - cols
         return (distance < self._lengths.to(rows.device)[:, None, None])[None] | (cols < self.sinks)
 
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
-        """As in `Mask`, for all heads together."""
         nearest = rows.start + grid.shift - (cols.stop - 1)
         farthest = rows.stop - 1 + grid.shift - cols.start
         if farthest < self._least or cols.stop <= self.sinks:
@@ -41,7 +39,6 @@ class HeadWindows(Mask):
         return State.EMPTY if nearest >= self._most and cols.start >= self.sinks else State.MIXED
 
     def check(self, grid: Grid) -> None:
-        """As in `Mask`."""
         if grid.h != len(self.windows):
             raise ShapeError(f"mask=HeadWindows: {len(self.windows)} windows for {grid.h} query heads")
 
@@ -50,7 +47,7 @@ class HeadWindows(Mask):
 
 
 def check_windows(owner: str, windows: Sequence[int | None]) -> tuple[int | None, ...]:
-    """One window for each head, or an error that names `owner`."""
+    """Return the windows; ConfigError naming `owner` if they are not whole numbers or None."""
     if not len(windows):
-        raise ConfigError(f"{owner}(windows=[]): expected one for each head")
+        raise ConfigError(f"{owner}(windows=[]): expected one window per head")
     return tuple(None if window is None else check_whole(owner, "window", window, 1) for window in windows)

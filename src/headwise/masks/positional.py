@@ -1,4 +1,4 @@
-"""Masks that only ask where a query and a key stand."""
+"""Masks that depend on the positions of queries and keys only."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from headwise.masks.grid import Grid, Span, State
 
 
 class _Anywhere(Mask, abstract=True):
-    """A mask that asks for the distance at most: any rectangle of it is itself."""
+    """A mask that depends on distances at most, so that every rectangle has the same mask."""
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
         return self
@@ -21,7 +21,7 @@ class _Anywhere(Mask, abstract=True):
 
 @dataclass(frozen=True)
 class Everything(_Anywhere):
-    """Every query may see every key (what `mask=None` means)."""
+    """Every query may attend to every key, as with `mask=None`."""
 
     holds = {}
 
@@ -37,7 +37,7 @@ class Everything(_Anywhere):
 
 @dataclass(frozen=True)
 class Causal(_Anywhere):
-    """A query sees the keys up to and including its own position."""
+    """A query may attend to keys up to and including its own position."""
 
     holds = {}
     causal = True
@@ -56,16 +56,16 @@ class Causal(_Anywhere):
     def check(self, grid: Grid) -> None:
         if grid.first is None and grid.n > grid.m:
             raise ShapeError(
-                f"mask=Causal(): {grid.n} queries stand at the end of {grid.m} keys, so there must be at most as "
-                f"many queries as keys; for cross attention leave Causal() out"
+                f"mask=Causal(): {grid.n} queries are aligned to the end of {grid.m} keys; expected at most as "
+                f"many queries as keys. For cross attention leave Causal() out"
             )
 
 
 @dataclass(frozen=True)
 class Window(_Anywhere):
-    """A sliding window: a query sees `left` keys up to and including its own position, and `right` after it.
+    """A sliding window: a query may attend to `left` keys up to and including its own position, and `right` after it.
 
-    `Causal() & Window(128)` is the usual one: 128 keys, the query's own among them (Beltagy et al. 2020;
+    `Causal() & Window(128)` is the usual form: 128 keys including the query's own (Beltagy et al. 2020;
     Mistral's `sliding_window`). `right` defaults to 0.
     """
 
@@ -99,7 +99,7 @@ class Window(_Anywhere):
 
 @dataclass(frozen=True)
 class Sinks(Mask):
-    """Only the first `count` keys; join it with `|` to a window (StreamingLLM, Xiao et al. 2023)."""
+    """Only the first `count` keys; combine it with a window by `|` (StreamingLLM, Xiao et al. 2023)."""
 
     count: int
     holds = {"count": Whole()}

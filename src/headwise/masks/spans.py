@@ -1,7 +1,7 @@
-"""Ranges of keys, several for each query: what most masks come down to, in O(n) numbers.
+"""Ranges of keys for each query: a form of most masks in O(n) memory.
 
 Spans are int32 [b or 1, n, K, 2]: for each query K half-open ranges [start, stop) of keys, sorted, disjoint and
-never touching, K ≥ 1 the same for all rows. A row with fewer ranges ends in empty ones, (0, 0).
+not adjacent, with the same K ≥ 1 for all rows. A row with fewer ranges ends in empty ones, (0, 0).
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def one(start: Tensor | int, stop: Tensor | int, m: int) -> Tensor:
-    """The single range [start, stop) of each query, cut to the m keys.
+    """Return spans with the single range [start, stop) for each query, clipped to the m keys.
 
     Args:
         start, stop: integers that broadcast to [b or 1, n].
@@ -20,28 +20,28 @@ def one(start: Tensor | int, stop: Tensor | int, m: int) -> Tensor:
 
 
 def intersect(left: Tensor, right: Tensor) -> Tensor:
-    """Keys that lie in a range of both."""
+    """Return the spans of keys in both."""
     start = torch.maximum(left[..., :, None, 0], right[..., None, :, 0])  # [b or 1, n, K left, K right]
     stop = torch.minimum(left[..., :, None, 1], right[..., None, :, 1])
     return tidy(start.flatten(-2), stop.flatten(-2))
 
 
 def unite(left: Tensor, right: Tensor) -> Tensor:
-    """Keys that lie in a range of either."""
+    """Return the spans of keys in either."""
     b = max(len(left), len(right))
     both = torch.cat((left.expand(b, -1, -1, -1), right.expand(b, -1, -1, -1)), -2)
     return tidy(both[..., 0], both[..., 1])
 
 
 def to_dense(spans: Tensor, m: int) -> Tensor:
-    """Boolean [b or 1, n, m]: which keys lie in a range; for small sizes."""
+    """Return boolean [b or 1, n, m]: which keys lie in a range; for small sizes."""
     keys = torch.arange(m, device=spans.device)
     inside = (keys >= spans[..., :1]) & (keys < spans[..., 1:])  # [b or 1, n, K, m]
     return inside.any(-2)
 
 
 def tidy(start: Tensor, stop: Tensor) -> Tensor:
-    """Any ranges [b or 1, n, K] as spans: sorted, those that overlap or touch merged, K as small as can be."""
+    """Return any ranges [b or 1, n, K] as spans: sorted, overlapping and adjacent ones merged, with the smallest K."""
     if start.shape[-2] == 0:
         return torch.stack((start, stop), -1)[..., :1, :]
     beyond = torch.iinfo(start.dtype).max

@@ -1,7 +1,7 @@
-"""A mask apart from its tensors, so that autograd can keep these as it keeps all others.
+"""Separates a mask from its tensors, so that autograd saves these like any others.
 
-What is saved for a backward pass through `save_for_backward` is checked for changes in place, may be moved to the CPU
-or dropped and computed again (saved-tensor hooks, gradient checkpointing). What an object holds beside it is not.
+Tensors saved by `save_for_backward` are checked for in-place changes, and can be offloaded or recomputed (saved-tensor
+hooks, gradient checkpointing). Tensors inside other objects are not.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from headwise.masks.base import Kept, Mask
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor was."""
+    """The placeholder of a tensor."""
 
     at: int
 
 
 def take_tensors(mask: Mask) -> tuple[Mask, list[Tensor]]:
-    """The mask with places in the stead of its tensors, and those tensors; the mask itself if it has none.
+    """Return the mask with placeholders instead of its tensors, and the tensors; the mask itself if it has none.
 
-    Attributes are searched, and the lists and masks in them; masks of any class.
+    Supports masks of any class: their attributes are searched, and the lists and masks in these.
     """
     tensors: list[Tensor] = []
 
@@ -38,7 +38,7 @@ def take_tensors(mask: Mask) -> tuple[Mask, list[Tensor]]:
 
 
 def put_tensors(mask: Mask, tensors: Sequence[Tensor]) -> Mask:
-    """The mask that `take_tensors` was given, of what it returned."""
+    """Return the original mask from the results of `take_tensors`."""
     if not tensors:
         return mask
     filled: Mask = _each(mask, lambda x: tensors[x.at] if isinstance(x, _Place) else x)
@@ -46,7 +46,7 @@ def put_tensors(mask: Mask, tensors: Sequence[Tensor]) -> Mask:
 
 
 def _each(x: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy in which everything but lists and masks is changed; what was kept with a mask is left out."""
+    """Return a copy with `change` applied to everything but lists and masks, without cached data."""
     if isinstance(x, Mask):
         copy = object.__new__(type(x))
         held = getattr(x, "__dict__", {})

@@ -1,4 +1,4 @@
-"""Where a model's heads are, whatever library made it: found, read, scaled and recorded one by one."""
+"""The heads of models of any library: find, read, scale, record and observe them."""
 
 from headwise.models.attaching import Attachment, attach
 from headwise.models.find import KINDS, find_heads, register

@@ -1,4 +1,4 @@
-"""The Transformer block: attention and a feed-forward network, each with its residual connection and its norm."""
+"""The Transformer block: attention and a feed-forward network, each with a residual connection and a norm."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,8 +27,8 @@ class TransformerBlock(nn.Module):
     post-norm:  z = N_1(x + D(Attention(x))),  y = N_2(z + D(FF(z)));
     FF(z) = D'(f(z W_1 + b_1)) W_2 + b_2.
 
-    D is dropout. Post-norm is the form of the first Transformers, where the norm stands on the residual stream;
-    pre-norm leaves the stream free, and deep stacks train without a warm-up.
+    D is dropout. Post-norm, the form of the original Transformer, normalizes the residual stream itself; pre-norm
+    leaves the stream unnormalized, and deep stacks train without a warm-up.
 
     Args:
         attention: any head design whose output is as wide as its input, such as `MultiHeadAttention(512, 8)`.
@@ -37,12 +37,12 @@ class TransformerBlock(nn.Module):
         norm: "rms" (Zhang & Sennrich 2019, 1910.07467) or "layer" (Ba et al. 2016, 1607.06450).
         activation: f, "gelu", "relu" or "silu".
         bias: b_1 and b_2.
-        dropout: share dropped on both branches (D); of the attention weights by the design's own `dropout`.
-        inner_dropout: share dropped inside the feed-forward network (D').
+        dropout: dropout probability of both branches (D); the design's own `dropout` applies to attention weights.
+        inner_dropout: dropout probability inside the feed-forward network (D').
 
     Parameters: those of the design, 2·d_model·d_ff (+ d_ff + d_model with bias), and 2·d_model for the norms, twice as
         many with norm="layer".
-    Cost: that of the design, and 4·d_model·d_ff operations a token.
+    Cost: that of the design, and 4·d_model·d_ff operations per token.
     Source: Vaswani et al. 2017, 1706.03762, §3.1 and §3.3 (post-norm); Xiong et al. 2020, 2002.04745 (both).
     """
 
@@ -100,8 +100,8 @@ class TransformerBlock(nn.Module):
         branch, amap = found if return_map else (found, None)
         if branch.shape != x.shape:
             raise ShapeError(
-                f"attention: {type(self.attention).__name__} makes {tuple(branch.shape)} of x {tuple(x.shape)}; a "
-                f"residual connection needs one shape"
+                f"attention: {type(self.attention).__name__} returns {tuple(branch.shape)} for x {tuple(x.shape)}; a "
+                f"residual connection requires equal shapes"
             )
         x = x + self.dropout(branch)
         if before:
@@ -112,7 +112,7 @@ class TransformerBlock(nn.Module):
         return (x, amap) if return_map else x
 
     def feed_forward(self, z: Tensor) -> Tensor:
-        """FF(z), every token by itself."""
+        """Return FF(z), applied to each token."""
         return self.ff_out(self.inner_dropout(ACTIVATIONS[self.activation](self.ff_in(z))))
 
     def extra_repr(self) -> str:

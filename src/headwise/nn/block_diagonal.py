@@ -1,4 +1,4 @@
-"""Each head sees only its own slice of the input: not standard multi-head attention."""
+"""Block-diagonal attention: each head reads its own slice of the input, unlike standard multi-head attention."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,7 +19,7 @@ from headwise.nn.steps import Steps
 class BlockDiagonalAttention(AttentionLayer):
     """Q_i = X_i W_i^Q, K_i = C_i W_i^K, V_i = C_i W_i^V with X_i, C_i the i-th of h equal slices of the channels.
 
-    That is Q = X · BlockDiag(W_1 … W_h). It is sometimes given as a view of multi-head attention, and is another
+    That is Q = X · BlockDiag(W_1 … W_h). It is sometimes presented as multi-head attention, but is a different
     layer: in standard attention every W_i^Q is d_model × d_k and reads all of X. Only W_O mixes slices here.
 
     Args:
@@ -29,20 +29,20 @@ class BlockDiagonalAttention(AttentionLayer):
     Parameters: d_model·d_k + context_dim·(d_k + d_v), which is d²/h each for Q, K and V if d_k = d_v = d/h, and
     h·d_v·d_model for W_O.
     Cost: the projections of Q, K and V h times cheaper than in `MultiHeadAttention`, the attention the same.
-    Source: a grouped linear map in the place of the projections; the standard they differ from is 1706.03762, §3.2.2.
+    Source: a grouped linear map instead of the projections of 1706.03762, §3.2.2.
     """
 
     coupling = INDEPENDENT
     resizing = Resizing(
-        "head i reads the i-th of h equal slices of the channels, so none can go; to_multi_head() gives the same "
-        "function, whose heads can"
+        "head i reads the i-th of h equal slices of the channels, so no head can be removed; to_multi_head() returns "
+        "the same function with heads that can"
     )
     outside_attend = ""
     notes = Notes(
-        summary=Words("each head reads only its own slice of the channels", "每个头只读自己那一段通道"),
+        summary=Words("each head reads only its own slice of the channels", "每个头只读取自己的一段通道"),
         use=Words(
-            "you want small projections, or to see that this is *not* multi-head attention",
-            "需要小的投影，或想看出这*不是*多头注意力时用",
+            "you want small projections, or to show that this is *not* multi-head attention",
+            "需要小的投影，或想说明它*不是*多头注意力时用",
         ),
         source="a grouped linear map",
         parameters="d·(2·d_k + d_v) + h·d_v·d",
@@ -57,10 +57,14 @@ class BlockDiagonalAttention(AttentionLayer):
     def __init__(self, d_model: int, num_heads: int, **options: Any) -> None:
         super().__init__(d_model, num_heads, **options)
         if self.num_kv_heads != num_heads:
-            raise ConfigError(f"num_kv_heads={self.num_kv_heads}: each of the {num_heads} heads has its own slice here")
+            raise ConfigError(
+                f"num_kv_heads={self.num_kv_heads}: each of the {num_heads} heads has its own slice of the channels"
+            )
         for name, width in (("d_model", d_model), ("context_dim", self.context_dim)):
             if width % num_heads:
-                raise ShapeError(f"{name}={width} is not divisible by num_heads={num_heads}, so it has no equal slices")
+                raise ShapeError(
+                    f"{name}={width} is not divisible by num_heads={num_heads}, so there are no equal slices"
+                )
         x_slice, c_slice = d_model // num_heads, self.context_dim // num_heads
         self.w_q = drawn(num_heads, x_slice, self.head_dim, inputs=x_slice)
         self.w_k = drawn(num_heads, c_slice, self.head_dim, inputs=c_slice)
@@ -68,16 +72,12 @@ class BlockDiagonalAttention(AttentionLayer):
         self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=False)
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As in `AttentionLayer`, each head from its slice."""
+        """As in `AttentionLayer`, each head from its own slice."""
         x_parts, c_parts = x.unflatten(-1, (self.num_heads, -1)), source.unflatten(-1, (self.num_heads, -1))
         q = torch.einsum("bnhe,hea->bhna", x_parts, self.w_q)
         k = torch.einsum("bmhe,hea->bhma", c_parts, self.w_k)
         v = torch.einsum("bmhe,hec->bhmc", c_parts, self.w_v)
         return q, k, v
-
-    def output(self, concat: Tensor) -> Tensor:
-        """Concat(head_1 … head_h) W_O."""
-        return self.o_proj(concat)
 
     def layout(self) -> Layout:
         """The head is the first index of W^Q, W^K and W^V; columns of W_O."""
@@ -101,7 +101,7 @@ class BlockDiagonalAttention(AttentionLayer):
         """As in `AttentionLayer`."""
         parts = note(
             "slices", x.unflatten(-1, (self.num_heads, -1)), "b n h d_model/h", "X = [X_1 … X_h]",
-            "each head gets only its slice of the channels", "每个头只得到自己那一段通道",
+            "each head reads only its own slice of the channels", "每个头只读取自己的一段通道",
         )  # fmt: skip
         q = torch.einsum("bnhe,hea->bhna", parts, self.w_q)
         k = torch.einsum("bnhe,hea->bhna", parts, self.w_k)
@@ -114,7 +114,7 @@ class BlockDiagonalAttention(AttentionLayer):
         note.output(self, note.attended(*note.apply_rope(self, q, k), v))
 
     def to_multi_head(self) -> MultiHeadAttention:
-        """The `MultiHeadAttention` that computes the same: its matrices are zero outside the blocks."""
+        """Return the `MultiHeadAttention` that computes the same function: its matrices are zero outside the blocks."""
         h = self.num_heads
         full = {}
         for name, w in (("q", self.w_q), ("k", self.w_k), ("v", self.w_v)):

@@ -1,4 +1,4 @@
-"""What every design asks of its sizes, of its options and of what it is called with."""
+"""Checks of the sizes, options and inputs of a design."""
 
 import inspect
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from headwise.errors import ConfigError, DTypeError
 
-# What stands before the options in every constructor.
+# Arguments before the options in every constructor.
 _SIZES = frozenset({"self", "d_model", "num_heads"})
 
 
 def size(name: str, value: object, least: int = 1) -> int:
-    """A whole number of at least `least`, also one of NumPy's, as an int; ConfigError that names it otherwise."""
+    """Return a whole number of at least `least`, Python's or NumPy's, as int; ConfigError otherwise."""
     try:
         number = None if isinstance(value, bool) else index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -26,7 +26,7 @@ def size(name: str, value: object, least: int = 1) -> int:
 
 
 def parameters_of(design: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The options of a design's constructors, its own before those that it hands options on to."""
+    """Return the options of a design's constructor, its own before those of base classes that it passes options to."""
     found: dict[str, inspect.Parameter] = {}
     for kind in design.__mro__:
         if "__init__" not in vars(kind):
@@ -35,12 +35,12 @@ def parameters_of(design: type[nn.Module]) -> dict[str, inspect.Parameter]:
         named = {p.name: p for p in parameters if p.kind is not p.VAR_KEYWORD and p.name not in _SIZES}
         found = named | found
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break  # it hands nothing on
+            break  # it passes no options on
     return found
 
 
 def check_option(owner: str, option: str, value: object, known: Iterable[str]) -> None:
-    """Raise for an option that is not known, with the nearest and all that are."""
+    """Raise ConfigError for an unknown option, with the closest match and all known options."""
     known = list(known)
     if option not in known:
         close = get_close_matches(option, known, n=1)
@@ -49,9 +49,9 @@ def check_option(owner: str, option: str, value: object, known: Iterable[str]) -
 
 
 def check_input(module: nn.Module, name: str, x: object) -> None:
-    """Raise if x is no tensor, or of a dtype that no weight of the module has.
+    """Raise DTypeError if x is not a tensor, or has a dtype that no weight of the module has.
 
-    Autocast converts floating dtypes, so they are let through there; inside torch.compile PyTorch itself looks.
+    Under autocast any floating dtype is accepted, as it is converted; inside torch.compile nothing is checked.
     """
     if not isinstance(x, Tensor):
         raise DTypeError(f"{name}: expected a torch.Tensor, got {type(x).__name__}")
@@ -60,18 +60,18 @@ def check_input(module: nn.Module, name: str, x: object) -> None:
     first = next(module.parameters(), None)
     if first is None or x.dtype == first.dtype:
         return
-    dtypes = {p.dtype: None for p in module.parameters() if p.is_floating_point()}  # quantised weights say nothing
+    dtypes = {p.dtype: None for p in module.parameters() if p.is_floating_point()}  # quantized weights do not count
     if not dtypes or x.dtype in dtypes or (x.is_floating_point() and torch.is_autocast_enabled(x.device.type)):
         return
     have = " and ".join(str(dtype) for dtype in dtypes)
-    wanted = str(next(iter(dtypes))).removeprefix("torch.")
+    expected = str(next(iter(dtypes))).removeprefix("torch.")
     raise DTypeError(
         f"{name} is {x.dtype}, but the weights of {type(module).__name__} are {have}; convert one of them, for "
-        f"example {name}.to(torch.{wanted})"
+        f"example {name}.to(torch.{expected})"
     )
 
 
 def check_cache(cache: object) -> None:
-    """Raise if this has not what a module asks of a cache."""
+    """Raise DTypeError if this is not a cache."""
     if cache is not None and not all(hasattr(cache, name) for name in ("seen", "limits", "append")):
         raise DTypeError(f"cache: expected a headwise cache such as KVCache(), got {type(cache).__name__}")

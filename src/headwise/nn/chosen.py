@@ -1,4 +1,4 @@
-"""Masks over a choice of (query, head) pairs: what a sparse mixture of heads computes, and shows."""
+"""Masks over selected (query, head) pairs, for sparse mixtures of heads."""
 
 from dataclasses import dataclass
 
@@ -10,15 +10,15 @@ from headwise.masks import Grid, Mask, Span, State
 
 
 class Picked(Mask):
-    """The rows of another mask that some heads chose, each head its own.
+    """The rows of another mask that were selected for some heads, different ones for each head.
 
     Laid over a grid of e entries, one head, c rows and m keys: entry (b, i) is a batch entry and a head of the other
-    mask's grid, and its row r stands on the query `positions[b, i, r]`.
+    mask's grid, and its row r is the query `positions[b, i, r]`.
 
     Args:
         mask: the other mask, over `grid`.
         heads: int64 [b, i], which heads of it.
-        positions: int64 [b, i, c]; rising along c, so that blocks of rows stay close together.
+        positions: int64 [b, i, c], increasing along c, so that the rows of a block are close together.
     """
 
     holds = None
@@ -60,7 +60,7 @@ class Picked(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Rows(Mask):
-    """Only the queries of `rows`, boolean [b, h, n]; the others see nothing."""
+    """Only the queries of `rows`, boolean [b, h, n]; the others are fully masked."""
 
     rows: Tensor
     holds = {"rows": Array("bhn")}

@@ -1,4 +1,4 @@
-"""Multi-head attention as tensor contractions: one tensor of rank three for all heads."""
+"""Multi-head attention as tensor contractions: one rank-three tensor for all heads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +18,8 @@ class ContractionAttention(MultiHeadForm):
     """Q_bhna = Σ_e X_bne W^Q_hae,  K_bhma = Σ_e C_bme W^K_hae,  V_bhmc = Σ_e C_bme W^V_hce,
     head = softmax(Σ_a Q_bhna K_bhma / √d_k) V,  y_bne = Σ_h Σ_c head_bhnc W^O_hec.
 
-    The same function and the same gradients as `MultiHeadAttention`; the head is an index of a tensor here, not a
-    range of columns: W^Q [h, d_k, d_model], W^K [h_kv, d_k, context_dim], W^V [h_kv, d_v, context_dim], W^O [h,
+    The same function and gradients as `MultiHeadAttention`; the head is a tensor index instead of a range of
+    columns: W^Q [h, d_k, d_model], W^K [h_kv, d_k, context_dim], W^V [h_kv, d_v, context_dim], W^O [h,
     d_model, d_v].
 
     Args:
@@ -37,7 +37,7 @@ class ContractionAttention(MultiHeadForm):
         summary=Words("multi-head attention with the head as an index of tensors", "头是张量下标的多头注意力"),
         use=Words(
             "you prefer index notation: one rank-three tensor for all heads",
-            "习惯用下标思考时用：所有头共用一个三阶张量",
+            "偏好下标记法时用：所有头共用一个三阶张量",
         ),
         source="Vaswani et al. 2017, 1706.03762, §3.2.2, in index notation",
         parameters="MHA's",
@@ -65,14 +65,14 @@ class ContractionAttention(MultiHeadForm):
         return shifted(q, self.b_q), shifted(k, self.b_k), shifted(v, self.b_v)
 
     def output(self, concat: Tensor) -> Tensor:
-        """Σ_h Σ_c head_bhnc W^O_hec: over heads and channels at once."""
+        """Σ_h Σ_c head_bhnc W^O_hec, over heads and channels at once."""
         heads = concat.unflatten(-1, (self.num_heads, self.value_dim))
         y = torch.einsum("bnhc,hec->bne", heads, self.w_o)
         return y if self.b_o is None else y + self.b_o.to(y.dtype)
 
     @staticmethod
     def costs(d_model: int, num_heads: int, **options: Any) -> Counts:
-        """One tensor for all heads: the function, and the counts, of `multi_head`."""
+        """One tensor for all heads: the same function and counts as `multi_head`."""
         return MultiHeadAttention.costs(d_model, num_heads, **options)
 
     def steps(self, x: Tensor, note: Steps) -> None:

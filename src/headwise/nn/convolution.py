@@ -1,4 +1,4 @@
-"""A convolution as multi-head attention over relative positions: one head for each place of the kernel."""
+"""A convolution as multi-head attention over relative positions: one head per position of the kernel."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,44 +26,44 @@ Pad = tuple[int, int]  # zeros before and after the input, along one axis
 class ConvolutionAttention(AttentionLayer):
     """y_t = Σ_i Σ_s softmax_s(α_i R(s − t − Δ_i)) x_s W_i^O + b,  R(δ) = Σ_axes Σ_f cos(π δ / 2^f).
 
-    Head i looks at the place t + Δ_i, whatever stands there, and W_i^O is the kernel's matrix for that place. R is
-    largest at δ = 0 and less by more than 3 elsewhere, so with α = 16 all other places together have weights
-    below 1e-20: the layer equals a convolution to rounding. α and Δ are parameters, so it may move from there.
+    Head i attends to position t + Δ_i regardless of content, and W_i^O is the kernel's matrix for that position. R is
+    largest at δ = 0 and smaller by more than 3 elsewhere, so with α = 16 the weights of all other positions together
+    are below 1e-20: the layer equals a convolution to rounding. α and Δ are parameters and can be trained.
 
-    The channels are last, x [b, n, d_model], or [b, n_1, n_2, d_model] with two axes. Zeros around the input are keys
-    too. It takes no mask (every head sees one place; put zeros where nothing should be seen), no score, no cache and
-    no context (a place has meaning in its own sequence only).
+    The channels are last: x is [b, n, d_model], or [b, n_1, n_2, d_model] with two axes. The zeros of the padding are
+    keys too. Masks (each head attends to one position; set inputs to zero instead), scores, caches and contexts (a
+    position is meaningful in its own sequence only) are not supported.
 
     Args:
-        d_model: channels in. num_heads: places of the kernel.
-        offsets: [h, axes] places Δ_i, whole numbers; by default 0 … h − 1, centred as in padding="same".
-        padding: zeros before and after along each axis; by default as many as keep the length.
-        out_dim: channels out, d_model by default.
+        d_model: input channels. num_heads: positions of the kernel.
+        offsets: [h, axes] offsets Δ_i, whole numbers; by default 0 … h − 1, centred as in padding="same".
+        padding: zeros before and after along each axis; by default as many as preserve the length.
+        out_dim: output channels, d_model by default.
         bias: b.
         sharpness: α.
         dropout: as in `MultiHeadAttention`.
 
     Parameters: h·d_model·out_dim (+ out_dim), the convolution's own, and h·(axes + 1) for Δ and α.
-    Cost: n·m·h·(4·axes·log₂ n + 2·d_model) operations, where a convolution has none of the attention: a statement about
-        what heads can express, not a faster convolution.
-    Source: Cordonnier et al. 2020, 1911.03584, theorem 1. The paper's R is −‖δ‖²; the sum of cosines has logits that
-        do not grow with the length, as float32 could not resolve n² beyond some thousand places.
+    Cost: n·m·h·(4·axes·log₂ n + 2·d_model) operations; a convolution needs none for the attention. It shows what heads
+        can express, and is not a faster convolution.
+    Source: Cordonnier et al. 2020, 1911.03584, theorem 1. The paper's R is −‖δ‖²; the logits of a sum of
+        cosines do not grow with the length, while float32 cannot resolve n² beyond some thousand positions.
     """
 
     takes_context, takes_cache, takes_mask, takes_score = False, False, False, False
     takes_none_as: ClassVar[Mapping[str, str]] = {
-        "mask": "every head sees one place; put zeros where nothing should be seen",
-        "score": "every head sees one place",
-        "cache": "its queries are the places of the whole output, some of them before their keys",
-        "context": "a place has meaning in its own sequence only",
+        "mask": "each head attends to one position; set inputs to zero instead",
+        "score": "each head attends to one position",
+        "cache": "its queries are the positions of the whole output, some of them before their keys",
+        "context": "a position is meaningful in its own sequence only",
     }
     notes = Notes(
         summary=Words(
-            "a convolution as attention: one head for each place of the kernel", "以注意力实现卷积：核的每个位置一个头"
+            "a convolution as attention: one head per position of the kernel", "以注意力实现卷积：核的每个位置一个头"
         ),
         use=Words(
             "you want to show that heads can express a convolution; not to compute one",
-            "想看出多头可以表达卷积时用；不用来计算卷积",
+            "想说明多头可以表达卷积时用；不适合用来计算卷积",
         ),
         source="Cordonnier et al. 2020, 1911.03584",
         parameters="h·d·d_out + h·(axes + 1)",
@@ -71,13 +71,13 @@ class ConvolutionAttention(AttentionLayer):
         cache="none",
         limits={},
         map=None,
-        compared="a kernel of h places",
+        compared="a kernel of h positions",
         form_of=None,
     )
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    outside_attend = "its queries and keys are codes of places, counted along the whole sequence"
+    outside_attend = "its queries and keys encode positions along the whole sequence"
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class ConvolutionAttention(AttentionLayer):
         padding = [(int(-a), int(z)) for a, z in zip(first, last, strict=True)] if padding is None else list(padding)
         if len(padding) != len(first):
             raise ShapeError(f"padding: expected {len(first)} pairs, one for each axis, got {len(padding)}")
-        # Offsets count from the first place of the kernel, which stands on the first of the padded keys.
+        # Offsets count from the first position of the kernel, which is aligned to the first padded key.
         self.padding = padding
         self.reach = [int(z - a) for a, z in zip(first, last, strict=True)]
         self.centres = nn.Parameter((offsets - offsets.amin(0)).float())
@@ -111,14 +111,14 @@ class ConvolutionAttention(AttentionLayer):
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
     ) -> tuple[Tensor, Any, Any]:
-        """As in `AttentionLayer`. Queries are the places of the output, keys those of the padded input; with two
-        axes both are counted row by row in the map, and y is [b, n_1, n_2, out_dim]."""
+        """As in `AttentionLayer`. Queries are the positions of the output, keys those of the padded input; with two
+        axes the map numbers both row by row, and y is [b, n_1, n_2, out_dim]."""
         pads = [size for pair in reversed(self.padding) for size in pair]
         padded = nn.functional.pad(x, (0, 0, *pads))
         places = padded.shape[1:-1]
         sizes = [size - reach for size, reach in zip(places, self.reach, strict=True)]
         if min(sizes) < 1:
-            raise ShapeError(f"x: shape {tuple(x.shape)} with padding {self.padding} is shorter than the kernel")
+            raise ShapeError(f"x: shape {tuple(x.shape)} with padding {self.padding} is smaller than the kernel")
         frequencies = math.ceil(math.log2(max(2, *places))) + 2
         keys = _code(_grid(list(places), x), frequencies)  # [m, code]
         queries = _code(_grid(sizes, x)[None] + self.centres[:, None].double(), frequencies)  # [h, n, code]
@@ -128,14 +128,10 @@ class ConvolutionAttention(AttentionLayer):
         concat = self.merge(heads, x).unflatten(1, sizes)
         return self.output(concat), amap, concat
 
-    def output(self, concat: Tensor) -> Tensor:
-        """Σ_i head_i W_i^O + b."""
-        return self.o_proj(concat)
-
     def layout(self) -> Layout:
         """Entries of Δ and α, and columns of W^O."""
         parts = tuple(Part(name, self, name, 0, "query", 1) for name in ("centres", "sharpness"))
-        missing = "queries and keys are codes of places, and values the input itself"
+        missing = "queries and keys encode positions, and the values are the input itself"
         return Layout(parts, missing=missing).into(self.o_proj, self.value_dim)
 
     @staticmethod
@@ -143,8 +139,8 @@ class ConvolutionAttention(AttentionLayer):
         d_model: int, num_heads: int, *, axes: int = 1, places: int = 1024, out_dim: int | None = None,
         bias: bool = False,
     ) -> Counts:  # fmt: skip
-        """A head for each of the h places of a kernel, h·d·out weights as in the convolution, and h·(axes + 1) for
-        where they look; keys are codes of up to `places` positions, values the input itself (Cordonnier et al. 2020,
+        """One head per position of a kernel: h·d·out weights as in the convolution, and h·(axes + 1) for Δ and α; keys
+        encode up to `places` positions, and the values are the input itself (Cordonnier et al. 2020,
         1911.03584)."""
         d, h = d_model, num_heads
         out = d if out_dim is None else out_dim
@@ -157,7 +153,7 @@ class ConvolutionAttention(AttentionLayer):
         )  # fmt: skip
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`, over one axis: logits from distances, without the codes of the call."""
+        """As in `AttentionLayer`, along one axis: logits from distances, without the position codes of the call."""
         (before, after), (reach,) = self.padding[0], self.reach
         padded = nn.functional.pad(x, (0, 0, before, after))
         note("padded", padded, "b m d_model", "X̃ = pad X", "zeros around the input, as in a convolution",
@@ -165,16 +161,16 @@ class ConvolutionAttention(AttentionLayer):
         m = padded.shape[1]
         places = torch.arange(m)
         delta = places[None, None, :] - places[None, : m - reach, None] - self.centres[:, :1, None]
-        note("distances", delta, "h n m", "δ = s − t − Δ_i", "how far each key is from the place of the head",
-             "每个键离该头所看位置的距离")  # fmt: skip
+        note("distances", delta, "h n m", "δ = s − t − Δ_i", "the distance of each key from the position of the head",
+             "每个键到该头所关注位置的距离")  # fmt: skip
         frequencies = math.ceil(math.log2(max(2, m))) + 2
         r = torch.stack([torch.cos(math.pi * delta / 2**f) for f in range(frequencies)]).sum(0)
         scores = self.sharpness[:, None, None] * r
         note("scores_place", scores, "h n m", "S = α_i Σ_f cos(π δ / 2^f)", "largest where the distance is 0",
              "距离为 0 处最大")  # fmt: skip
         heads = note.weights(scores) @ padded[:, None]
-        note("heads_place", heads, "b h n d_model", "H = P X̃", "each head: the input at its place",
-             "每个头：其位置上的输入")  # fmt: skip
+        note("heads_place", heads, "b h n d_model", "H = P X̃", "each head: the input at its position",
+             "每个头：其所关注位置上的输入")  # fmt: skip
         note.output(self, heads, "b n out")
 
     def check(
@@ -196,16 +192,16 @@ class ConvolutionAttention(AttentionLayer):
 
 
 def from_conv1d(conv: nn.Conv1d, *, sharpness: float = 16.0) -> ConvolutionAttention:
-    """The attention that equals a convolution [b, c, n], weights copied; its channels are last, [b, n, c].
+    """Return the attention layer that equals a convolution [b, c, n], weights copied; its channels are last, [b, n, c].
 
-    Any kernel size, dilation, groups, bias and zero padding; stride 1. ConfigError for others, and for a module of
-    another kind, such as nn.ConvTranspose1d.
+    Supports any kernel size, dilation, groups, bias and zero padding, with stride 1. ConfigError for others, and for a
+    module of another class, such as nn.ConvTranspose1d.
     """
     return _from_conv(conv, nn.Conv1d, sharpness)
 
 
 def from_conv2d(conv: nn.Conv2d, *, sharpness: float = 16.0) -> ConvolutionAttention:
-    """As `from_conv1d`, for images [b, c, n_1, n_2], here [b, n_1, n_2, c]; a head for each place of the kernel."""
+    """As `from_conv1d`, for images [b, c, n_1, n_2], here [b, n_1, n_2, c]; one head per position of the kernel."""
     return _from_conv(conv, nn.Conv2d, sharpness)
 
 
@@ -215,7 +211,7 @@ def _from_conv(
     if not isinstance(conv, kind):
         raise ConfigError(f"conv: expected an nn.{kind.__name__}, got {type(conv).__name__}")
     if any(step != 1 for step in conv.stride):
-        raise ConfigError(f"stride={conv.stride}: expected 1; attention has a query for each place")
+        raise ConfigError(f"stride={conv.stride}: expected 1; attention has one query per position")
     if conv.padding_mode != "zeros":
         raise ConfigError(f"padding_mode={conv.padding_mode!r}: expected 'zeros'")
     places = list(product(*(range(0, d * k, d) for d, k in zip(conv.dilation, conv.kernel_size, strict=True))))
@@ -241,12 +237,12 @@ def _padding(conv: nn.Conv1d | nn.Conv2d) -> list[Pad]:
 
 
 def _grid(sizes: list[int], like: Tensor) -> Tensor:
-    """Every place of a grid, row by row: float64 [product of sizes, axes]."""
+    """Return every position of a grid, row by row: float64 [product of sizes, axes]."""
     axes = (torch.arange(size, dtype=torch.float64, device=like.device) for size in sizes)
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
 
 
 def _code(places: Tensor, frequencies: int) -> Tensor:
-    """cos and sin of π·place / 2^f, so that a product of two codes is R of their difference: [..., 2·axes·f]."""
+    """cos and sin of π·position / 2^f, so that the product of two codes is R of their difference: [..., 2·axes·f]."""
     angle = places[..., None] * (math.pi * 0.5 ** torch.arange(frequencies, dtype=torch.float64, device=places.device))
     return torch.cat((angle.cos(), angle.sin()), -1).flatten(-2)

@@ -1,4 +1,4 @@
-"""What a design costs, by its name: `AttentionLayer.costs` with sizes that may come from a file or a command line.
+"""Costs of designs by name: `AttentionLayer.costs` with sizes from a file or a command line.
 
 >>> counts_of("mqa", {"d_model": 512, "num_heads": 8}).cache
 128
@@ -16,26 +16,26 @@ from headwise.nn.registry import DESIGNS, STANDARD
 
 
 def sizes_of(design: str) -> dict[str, bool]:
-    """The sizes that a design takes, and whether it needs them; ConfigError if there is none of that name."""
+    """Return the sizes of a design, and whether each is required; ConfigError for an unknown name."""
     preset = preset_of(design)
     needs = () if preset is None else preset.needs
     return {name: p.default is p.empty or name in needs for name, p in _sizes(design).items()}
 
 
 def kinds_of(design: str) -> dict[str, Any]:
-    """The sizes that a design takes, and the type of each, as its `costs` is annotated."""
+    """Return the sizes of a design with their types, the annotations of its `costs`."""
     return {name: parameter.annotation for name, parameter in _sizes(design).items()}
 
 
 def counts_of(design: str, sizes: Mapping[str, Any]) -> Counts:
-    """The counts of a design by name; ConfigError for a name or size that is not known, or a size that is missing."""
+    """Return the counts of a design by name; ConfigError for an unknown name or size, or a missing size."""
     taken, preset = sizes_of(design), preset_of(design)
     for name in sizes:
         if name not in taken:
             raise ConfigError(f"{name}={sizes[name]}: {design} takes {', '.join(taken)}")
     missing = [name for name, needed in taken.items() if needed and name not in sizes]
     if missing:
-        raise ConfigError(f"{design} needs {' and '.join(missing)}; it takes {', '.join(taken)}")
+        raise ConfigError(f"{design} requires {' and '.join(missing)}; it takes {', '.join(taken)}")
     return design_of(design).costs(**sizes, **({} if preset is None else preset.given))
 
 
@@ -52,12 +52,12 @@ def _sizes(design: str) -> dict[str, inspect.Parameter]:
 
 
 def attention_of(config: ModelConfig) -> Counts:
-    """One attention layer of a published model."""
+    """Return the counts of one attention layer of a published model."""
     return counts_of(config.design, {"d_model": config.d_model, **dict(config.sizes)})
 
 
 def summary_of(design: str) -> str:
-    """What a design is, as `headwise plan` shows it: one paragraph, with its formula or its source."""
+    """Return the description of a design for `headwise plan`: one paragraph with its formula or its source."""
     preset = preset_of(design)
     text = (design_of(design).costs.__doc__ or "") if preset is None else preset.summary.en
     return " ".join(text.partition("\n\n")[0].split())

@@ -1,4 +1,4 @@
-"""Other forms of the same function: what converts them to and from `MultiHeadAttention`."""
+"""Other forms of multi-head attention, with conversion to and from `MultiHeadAttention`."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ Form = TypeVar("Form", bound="MultiHeadForm")
 
 
 class MultiHeadForm(AttentionLayer):
-    """A module that keeps the weights of `MultiHeadAttention` in another arrangement, outputs and gradients the same.
+    """Stores the weights of `MultiHeadAttention` in another arrangement; outputs and gradients are the same.
 
     Args:
         bias: b_q [h, d_k], b_k [h_kv, d_k], b_v [h_kv, d_v] and b_o [d_model].
@@ -31,8 +31,8 @@ class MultiHeadForm(AttentionLayer):
         )  # fmt: skip
 
     def matrices(self) -> dict[str, Sequence[Tensor]]:
-        """W_i^Q [d_model, d_k], W_i^K [context_dim, d_k], W_i^V [context_dim, d_v] and W_i^O [d_v, d_model] of
-        every head, as "q", "k", "v" and "o". Views."""
+        """Return W_i^Q [d_model, d_k], W_i^K [context_dim, d_k], W_i^V [context_dim, d_v] and W_i^O [d_v, d_model] of
+        every head as "q", "k", "v" and "o", all views."""
         raise NotImplementedError
 
     def layout(self) -> Layout:
@@ -49,11 +49,9 @@ class MultiHeadForm(AttentionLayer):
 
     @classmethod
     def from_multi_head(cls: type[Form], other: MultiHeadAttention) -> Form:
-        """The same function in this form, weights copied. ConfigError with QK-norm."""
+        """Return the same function in this form, with copied weights; ConfigError with QK-norm."""
         if other.q_norm is not None:
-            raise ConfigError(
-                f"{cls.__name__} has no norms, so a MultiHeadAttention with qk_norm=True has no equal here"
-            )
+            raise ConfigError(f"{cls.__name__} does not support QK-norm, and this MultiHeadAttention has qk_norm=True")
         module = cls(
             other.d_model, other.num_heads, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
             value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,
@@ -66,7 +64,7 @@ class MultiHeadForm(AttentionLayer):
         return module.train(other.training)
 
     def to_multi_head(self) -> MultiHeadAttention:
-        """The same function as a `MultiHeadAttention`, weights copied."""
+        """Return the same function as a `MultiHeadAttention`, with copied weights."""
         other = MultiHeadAttention.from_heads(
             **self.head_matrices(), bias=self.b_q is not None, dropout=self.dropout, rotary=self.rotary is not None
         )
@@ -74,18 +72,18 @@ class MultiHeadForm(AttentionLayer):
         return other.train(self.training)
 
     def _biases(self, other: MultiHeadAttention) -> list[tuple[Tensor, Tensor]]:
-        """Each bias of this form beside that of the multi-head module, in this form's shape."""
+        """Pair each bias of this form with that of the multi-head module, in this form's shape."""
         ours = {"q": self.b_q, "k": self.b_k, "v": self.b_v, "o": self.b_o}
         linears = {"q": other.q_proj, "k": other.k_proj, "v": other.v_proj, "o": other.o_proj}
         return [(bias, linears[name].bias.view_as(bias)) for name, bias in ours.items() if bias is not None]
 
 
 def drawn(*shape: int, inputs: int) -> nn.Parameter:
-    """Weights drawn as nn.Linear with so many inputs draws its own."""
+    """Return a parameter initialized as the weight of an nn.Linear with `inputs` input features."""
     bound = inputs**-0.5
     return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
 
 
 def shifted(heads: Tensor, bias: Tensor | None) -> Tensor:
-    """heads [b, h, n, d] plus bias [h, d], if there is one."""
+    """Return heads [b, h, n, d] plus bias [h, d], or unchanged without a bias."""
     return heads if bias is None else heads + bias[:, None].to(heads.dtype)

@@ -17,18 +17,18 @@ from headwise.nn.steps import Steps
 
 
 class GatedAttention(ProjectedLayer):
-    """y = (Concat(head_1 … head_h) ⊙ σ(X W_G + b_G)) W_O: a token may take less of a head, or nothing.
+    """y = (Concat(head_1 … head_h) ⊙ σ(X W_G + b_G)) W_O: the gate scales each head's output per token.
 
-    Softmax weights sum to 1, so an ungated head always says something; the gate lets it be silent without looking at
-    a sink token. It also sets a nonlinearity between W_V and W_O.
+    Softmax weights sum to 1, so an ungated head always contributes; a gate near 0 switches it off without an attention
+    sink. The gate also adds a nonlinearity between W_V and W_O.
 
     Args:
-        gate: "head", one number for each head and token, or "channel", one for each channel of each head.
-        bias: on the projections; the gate always has its own.
-        options: sizes, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+        gate: "head", one gate per head and token, or "channel", one per channel of each head.
+        bias: on the projections; the gate always has a bias.
+        d_model, num_heads, options: sizes, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention` and (d_model + 1)·h, or (d_model + 1)·h·d_v with gate="channel".
-    Cost: that of `MultiHeadAttention` and two operations for each of the gate's parameters and token.
+    Cost: that of `MultiHeadAttention` and two operations per parameter of the gate and token.
     Source: Qiu et al. 2025, 2505.06708, gate after the attention (G1).
     """
 
@@ -41,7 +41,7 @@ class GatedAttention(ProjectedLayer):
         ),
         use=Words(
             "a token may need nothing from a head and would attend to a sink instead",
-            "词元可能不需要某个头，而不得不去看注意力汇时用",
+            "词元可能不需要某个头、否则会去关注注意力汇时用",
         ),
         source="Qiu et al. 2025, 2505.06708",
         parameters="MHA's + (d + 1)·h, or (d + 1)·h·d_v",
@@ -65,16 +65,12 @@ class GatedAttention(ProjectedLayer):
         self.gate_proj = nn.Linear(d_model, num_heads * (1 if gate == "head" else self.value_dim))
 
     def gates(self, x: Tensor) -> Tensor:
-        """σ(X W_G + b_G) of x [b, n, d_model]: [b, h, n, 1 or d_v], between 0 and 1."""
+        """Return σ(X W_G + b_G) of x [b, n, d_model]: [b, h, n, 1 or d_v], between 0 and 1."""
         return torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def merge(self, heads: Tensor, x: Tensor) -> Tensor:
         """The gated heads side by side, [b, n, h·d_v]."""
         return super().merge(heads * self.gates(x).to(heads.dtype), x)
-
-    def output(self, concat: Tensor) -> Tensor:
-        """The gated heads times W_O."""
-        return self.o_proj(concat)
 
     def layout(self) -> Layout:
         """As in `ProjectedLayer`, rows of W_G and columns of W_O."""
@@ -99,13 +95,15 @@ class GatedAttention(ProjectedLayer):
         heads = note.attended(*note.projected(self, x))
         gate = torch.sigmoid(self.gate_proj(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         axes = "b h n 1" if self.gate == "head" else "b h n d_v"
-        note("gate", gate, axes, "σ(X W_G + b)", "how much of each head the token takes", "词元取每个头的多少")
+        note(
+            "gate", gate, axes, "σ(X W_G + b)", "the share of each head that the token keeps", "词元对每个头的取用比例"
+        )
         heads = note("gated", heads * gate, "b h n d_v", "H ← H ⊙ gate", "each head times its gate", "每个头乘以它的门")
         note.output(self, heads)
 
     @classmethod
     def from_multi_head(cls, other: MultiHeadAttention, *, gate: str = "head") -> "GatedAttention":
-        """The same function as a trained module, to be trained on: gates start at ½ everywhere, W_O doubled."""
+        """Return a module that computes the same function, for further training: gates are ½, and W_O is doubled."""
         module = cls(
             other.d_model, other.num_heads, gate=gate, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim,
             value_dim=other.value_dim, context_dim=other.context_dim, bias=other.q_proj.bias is not None,

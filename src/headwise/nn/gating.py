@@ -1,4 +1,4 @@
-"""Which heads a token (or a sequence) uses, and with what weight."""
+"""The heads that a router selects for a token or a sequence, and their weights."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Gates:
-    """A router's choice among h heads, g choices in each of b sequences: g = n tokens, or 1 for the sequence.
+    """A router's selection among h heads, g selections in each of b sequences: g = n tokens, or 1 for the sequence.
 
     Attributes:
-        weights: [b, g, h] factor of each head, 0 where it was not chosen; differentiable.
-        chosen: boolean [b, g, h].
+        weights: [b, g, h] factor of each head, 0 where it was not selected; differentiable.
+        chosen: boolean [b, g, h], whether each head was selected.
         probabilities: [b, g, h_r] the router's softmax over the routed heads, which come last; float32 or wider.
     """
 
@@ -22,13 +22,13 @@ class Gates:
 
     @property
     def shared(self) -> int:
-        """How many heads are always on; they come first."""
+        """The number of heads that are always selected; they come first."""
         return self.chosen.shape[-1] - self.probabilities.shape[-1]
 
     def balance_loss(self) -> Tensor:
-        """h_r / k · Σ_i f_i P_i, a scalar, differentiable: 1 if the routed heads share the load evenly.
+        """Return h_r / k · Σ_i f_i P_i, a differentiable scalar: 1 if the load of the routed heads is even.
 
-        f_i is the share of choices that head i is in, P_i its mean probability (Fedus et al. 2021, 2101.03961,
+        f_i is the share of selections with head i, P_i its mean probability (Fedus et al. 2021, 2101.03961,
         eq. 4, for k of h_r; Jin et al. 2024, 2410.11842, without the factor h_r / k). Add a small multiple of it,
         such as 0.01, to a training loss.
         """
@@ -37,20 +37,20 @@ class Gates:
         return len(p) / f.sum() * (f * p).sum()
 
     def load(self) -> Tensor:
-        """Share of choices that each head is in, [h]."""
+        """Return the share of selections with each head, [h]."""
         return self.chosen.float().mean((0, 1))
 
     def importance(self) -> Tensor:
-        """Mean weight of each head, [h]; detached."""
+        """Return the mean weight of each head, [h]; detached."""
         return self.weights.detach().float().mean((0, 1))
 
     def entropy(self) -> Tensor:
-        """Mean entropy of the router's probabilities in nats, a scalar between 0 and ln h_r; detached."""
+        """Return the mean entropy of the router's probabilities in nats, a scalar between 0 and ln h_r; detached."""
         return torch.special.entr(self.probabilities.detach()).sum(-1).mean()
 
 
 def choose_heads(probabilities: Tensor, top_k: int, shared: int) -> Tensor:
-    """Boolean [b, g, shared + h_r]: the shared heads and the top_k of probabilities [b, g, h_r]."""
+    """Return boolean [b, g, shared + h_r]: the shared heads and the top_k of probabilities [b, g, h_r]."""
     routed = torch.zeros_like(probabilities, dtype=torch.bool)
     routed.scatter_(-1, probabilities.topk(top_k, -1).indices, True)
     return torch.cat((routed.new_ones(*routed.shape[:2], shared), routed), -1)

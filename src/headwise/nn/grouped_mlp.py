@@ -1,4 +1,4 @@
-"""Groups of heads that interact fully, and an MLP between the groups."""
+"""Grouped-MLP attention: dense maps within groups of heads, and an MLP over the groups."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,26 +22,27 @@ class GroupedMLPAttention(ProjectedLayer):
     """y = MLP(Concat(Group_1 … Group_g)),  Group_j = Concat(heads of group j) W_j,
     MLP(z) = GELU(z W_1 + b_1) W_2 + b_2.
 
-    Inside a group the heads interact fully, by a dense W_j of its own; between groups only the MLP does, in the place
-    of the linear W_O of `MultiHeadAttention`.
+    Heads of one group are mixed by its dense W_j; groups are mixed by the MLP only, which replaces the linear W_O of
+    `MultiHeadAttention`.
 
     Args:
         num_groups: g, a divisor of h; by default 2 if h is even, else h.
         hidden: width of the MLP, d_model by default.
-        options: sizes, bias (of the projections), dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+        d_model, num_heads, options: sizes, bias (of the projections), dropout, rotary and qk_norm, as in
+            `MultiHeadAttention`.
 
     Parameters: the projections of `MultiHeadAttention` without W_O; g·(h/g·d_v)² for the groups; (h·d_v + 1)·hidden +
         (hidden + 1)·d_model for the MLP.
     Cost: two operations for each parameter and token, and the attention of `MultiHeadAttention`.
-    Source: group interaction as in a sum of grouped heads followed by a network; the W_O it replaces is 1706.03762's.
+    Source: grouped heads followed by a network, in place of W_O of 1706.03762.
     """
 
-    coupling = Coupling("output", "an MLP over groups of as many heads each takes the place of W_O")
+    coupling = Coupling("output", "an MLP over groups of equally many heads replaces W_O")
     resizing = Resizing()
     outside_attend = ""
     notes = Notes(
         summary=Words(
-            "groups of heads that interact fully, and an MLP between the groups", "组内各头充分混合，组间经过 MLP"
+            "dense maps within groups of heads, and an MLP over the groups", "组内各头由稠密矩阵混合，组间由 MLP 混合"
         ),
         use=Words("heads should interact nonlinearly before the output", "希望各头在输出之前非线性地相互作用时用"),
         source="groups of heads and an MLP instead of W_O",
@@ -68,7 +69,7 @@ class GroupedMLPAttention(ProjectedLayer):
         self.mlp_in, self.mlp_out = nn.Linear(num_groups * width, hidden), nn.Linear(hidden, d_model)
 
     def groups(self, concat: Tensor) -> Tensor:
-        """Group_1 … Group_g [b, n, g, h/g·d_v] of the concatenated heads [b, n, h·d_v]."""
+        """Return Group_1 … Group_g [b, n, g, h/g·d_v] of the concatenated heads [b, n, h·d_v]."""
         return torch.einsum("bngi,gio->bngo", concat.unflatten(-1, (self.num_groups, -1)), self.w_groups)
 
     def output(self, concat: Tensor) -> Tensor:
@@ -76,11 +77,11 @@ class GroupedMLPAttention(ProjectedLayer):
         return self.mlp_out(nn.functional.gelu(self.mlp_in(self.groups(concat).flatten(2))))
 
     def layout(self) -> Layout:
-        """As in `ProjectedLayer`; no head has a W_O."""
+        """As in `ProjectedLayer`; there is no W_O."""
         return replace(super().layout(), missing=self.coupling.why)
 
     def last_weights(self) -> Sequence[Tensor]:
-        """As in `AttentionLayer`: those of the MLP's second map."""
+        """As in `AttentionLayer`: the second map of the MLP."""
         return [self.mlp_out.weight]
 
     @staticmethod
@@ -89,7 +90,7 @@ class GroupedMLPAttention(ProjectedLayer):
     ) -> Counts:
         """Instead of W_O, a dense map of (h/g·d_v)² weights in each of g groups of heads, and an MLP after them."""
         if options.get("bias") in (True, 1):
-            options["bias"] = "qkv"  # there is no W_O, and the MLP always has its own
+            options["bias"] = "qkv"  # there is no W_O, and the MLP always has biases
         full = MultiHeadAttention.costs(d_model, num_heads, **options)
         groups = (2 if num_heads % 2 == 0 else num_heads) if num_groups is None else num_groups
         hidden = d_model if hidden is None else hidden
@@ -104,9 +105,9 @@ class GroupedMLPAttention(ProjectedLayer):
         """As in `AttentionLayer`."""
         concat = note.side_by_side(note.back(note.attended(*note.projected(self, x))))
         groups = torch.einsum("bngi,gio->bngo", concat.unflatten(-1, (self.num_groups, -1)), self.w_groups)
-        note("groups", groups, "b n g h/g·d_v", "G_j = A_j W_j", "inside a group the heads interact fully",
-             "组内各头充分混合")  # fmt: skip
+        note("groups", groups, "b n g h/g·d_v", "G_j = A_j W_j", "the heads of a group are mixed by a dense map",
+             "组内各头由稠密矩阵混合")  # fmt: skip
         hidden = nn.functional.gelu(self.mlp_in(groups.flatten(2)))
-        note("hidden", hidden, "b n hidden", "GELU(G W_1 + b_1)", "between the groups an MLP", "组间经过一个 MLP")
+        note("hidden", hidden, "b n hidden", "GELU(G W_1 + b_1)", "the groups are mixed by an MLP", "组间由 MLP 混合")
         note("output_mlp", self.mlp_out(hidden), "b n d_model", "Y = (…) W_2 + b_2", "the second map of the MLP",
              "MLP 的第二层")  # fmt: skip

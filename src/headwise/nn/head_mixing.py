@@ -1,4 +1,4 @@
-"""Attention over heads: what each head found is read by the other heads of the same token."""
+"""Head-mixing attention: the heads of each token attend to one another."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,10 +23,11 @@ class HeadMixingAttention(ProjectedLayer):
     H [h, d_v] are a token's heads after the usual attention along the sequence; Q = H U^Q, K = H U^K, V = H U^V are
     their projections, the same for every head; M [h, h] is a learned map over heads, the identity at the start; and
     Attention is softmax(· / √d_v) with h queries and h keys. No token is mixed with another in this second step, so
-    masks keep their meaning.
+    masks apply as usual.
 
     Args:
-        options: sizes, bias (of the projections and W_O), dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+        d_model, num_heads, options: sizes, bias (of the projections and W_O), dropout, rotary and qk_norm, as in
+            `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention`, 3·d_v² and h².
     Cost: that of `MultiHeadAttention` and, for each token, 6·h·d_v² + 6·h²·d_v + 4·h²·d_v operations.
@@ -34,7 +35,9 @@ class HeadMixingAttention(ProjectedLayer):
         whose sequence is the list of heads.
     """
 
-    coupling = Coupling("heads", "each of its heads is a query, a key and a value of a second attention, over heads")
+    coupling = Coupling(
+        "heads", "each of its heads is a query, a key and a value in a second attention, over the heads"
+    )
     resizing = Resizing()
     outside_attend = ""
     notes = Notes(
@@ -60,7 +63,7 @@ class HeadMixingAttention(ProjectedLayer):
         self.head_map = nn.Parameter(torch.eye(num_heads))
 
     def mix(self, heads: Tensor, *, return_map: bool = False) -> tuple[Tensor, AttentionMap | None]:
-        """Heads [b, h, n, d_v] after the attention over heads, and its map [b·n, 1, h, h] if asked for."""
+        """Return the heads [b, h, n, d_v] after the attention over heads, and its map [b·n, 1, h, h] or None."""
         b, h, n, d = heads.shape
         of_token = heads.transpose(1, 2).reshape(b * n, h, d)
         q, k, v = (
@@ -72,10 +75,6 @@ class HeadMixingAttention(ProjectedLayer):
     def merge(self, heads: Tensor, x: Tensor) -> Tensor:
         """The mixed heads side by side, [b, n, h·d_v]."""
         return super().merge(self.mix(heads)[0], x)
-
-    def output(self, concat: Tensor) -> Tensor:
-        """Concat(H'_1 … H'_h) W_O."""
-        return self.o_proj(concat)
 
     def layout(self) -> Layout:
         """As in `ProjectedLayer`, rows and columns of M, and columns of W_O."""
@@ -99,24 +98,24 @@ class HeadMixingAttention(ProjectedLayer):
         heads = note.back(note.attended(*note.projected(self, x)))
         q, k, v = (self.head_map @ u(heads) for u in (self.u_q, self.u_k, self.u_v))
         note(
-            "q_over_heads", q, "b n h d_v", "Q' = M H U^Q", "queries over heads: each head of a token asks",
-            "头上的查询：词元的每个头来提问",
+            "q_over_heads", q, "b n h d_v", "Q' = M H U^Q", "queries over the heads of a token",
+            "头维度上的查询：每个头作为一个查询",
         )  # fmt: skip
-        note("k_over_heads", k, "b n h d_v", "K' = M H U^K", "keys over heads", "头上的键")
-        note("v_over_heads", v, "b n h d_v", "V' = M H U^V", "values over heads", "头上的值")
+        note("k_over_heads", k, "b n h d_v", "K' = M H U^K", "keys over the heads", "头维度上的键")
+        note("v_over_heads", v, "b n h d_v", "V' = M H U^V", "values over the heads", "头维度上的值")
         scores = q @ k.mT / self.value_dim**0.5
-        note("scores_over_heads", scores, "b n h h", "S' = Q' K'ᵀ / √d_v", "how well a token's heads fit one another",
+        note("scores_over_heads", scores, "b n h h", "S' = Q' K'ᵀ / √d_v", "how well the heads of a token match",
              "同一词元各头的匹配程度")  # fmt: skip
         weights = scores.softmax(-1)
-        note("weights_over_heads", weights, "b n h h", "P' = softmax(S')", "weights over the heads", "头上的权重")
+        note("weights_over_heads", weights, "b n h h", "P' = softmax(S')", "weights over the heads", "头维度上的权重")
         mixed = weights @ v
-        note("mixed", mixed, "b n h d_v", "H ← P' V'", "each head, from the heads it looked at",
-             "每个头：由它所看的头混合而成")  # fmt: skip
+        note("mixed", mixed, "b n h d_v", "H ← P' V'", "each head: the weighted sum of the heads it attends to",
+             "每个头：所关注的各头的加权和")  # fmt: skip
         note.projected_out(self, note.side_by_side(mixed))
 
     @torch.no_grad()
     def map_of_heads(self, x: Tensor, context: Tensor | None = None, *, mask: Mask | None = None) -> AttentionMap:
-        """Which head reads which: the map of the second attention, [b·n, 1, h, h], token after token."""
+        """Return the map of the attention over heads, [b·n, 1, h, h], one entry per token."""
         self.check(x, context, None, mask)
         q, k, v = self.project(x, x if context is None else context)
         q, k = self.apply_rope(q, k, 0)

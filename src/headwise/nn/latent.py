@@ -1,4 +1,4 @@
-"""Multi-head latent attention: keys and values of all heads from one small latent, which is all that is cached."""
+"""Multi-head latent attention (MLA): keys and values of all heads come from one small latent, and only it is cached."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,20 +23,20 @@ class LatentAttention(AttentionLayer):
     """c = C W^DKV,  k_i = [c W_i^UK ; rope(C W^KR)],  v_i = c W_i^UV,  q_i = [X W_i^Q ; rope(X W_i^QR)],
     head_i = softmax(q_i k_iᵀ / √(d_h + d_h^R)) v_i,  y = Concat(head_1 … head_h) W^O.
 
-    The latent c [m, d_c] and one rotary key [m, d_h^R], shared by all heads, are cached: d_c + d_h^R elements a token
-    instead of h·(d_k + d_v).
+    The latent c [m, d_c] and one rotary key [m, d_h^R], shared by all heads, are cached: d_c + d_h^R numbers per
+    token instead of h·(d_k + d_v).
 
-    Two forms of one function: "plain" makes every head's keys and values from the latent; "absorbed" moves W^UK to the
-    queries and W^UV to the outputs, so that the latent itself is key and value of one shared head, which decoding
-    wants. "auto" takes the one with fewer operations for the sizes at hand.
+    There are two forms of the same function: "plain" computes the keys and values of every head from the latent;
+    "absorbed" applies W^UK to the queries and W^UV to the outputs, so that the latent itself is the key and value of
+    one shared head, which suits decoding. "auto" selects the form with fewer operations for the given sizes.
 
     Args:
         latent_dim: d_c, 4·d_h by default. head_dim: d_h; value_dim: d_v.
-        rope_dim: d_h^R, even, about d_h / 2 by default; 0 for no positions, and then a context may be given.
-        query_latent_dim: width of a latent for queries too (W^DQ, W^UQ); None for queries straight from x.
+        rope_dim: d_h^R, even, about d_h / 2 by default; 0 for no positions, which allows a context.
+        query_latent_dim: width of a latent for the queries (W^DQ, W^UQ); None computes the queries from x directly.
         latent_norm: RMS norm of the latents, before they are cached.
         form: "auto", "plain" or "absorbed".
-        options: context_dim and dropout, as in `MultiHeadAttention`.
+        d_model, num_heads, options: context_dim and dropout, as in `MultiHeadAttention`.
 
     Parameters: context_dim·(d_c + d_h^R) + h·d_c·(d_h + d_v) + h·(d_h + d_h^R)·d_model + h·d_v·d_model, without a
         latent for queries.
@@ -47,11 +47,11 @@ class LatentAttention(AttentionLayer):
 
     coupling = INDEPENDENT
     resizing = Resizing()
-    outside_attend = "keys and values are made of the latent in the attention itself, in one of two forms"
+    outside_attend = "keys and values are computed from the latent inside the attention, in one of two forms"
     refused_options = frozenset({"num_kv_heads", "rotary"})
     notes = Notes(
         summary=Words("keys and values of all heads from one small latent", "所有头的键和值来自一个低维隐向量"),
-        use=Words("you need many heads with a small cache", "缓存要小而头要多时用"),
+        use=Words("you need many heads with a small cache", "需要许多头而缓存要小时用"),
         source="DeepSeek-AI 2024, 2405.04434, §2.1",
         parameters="d·(d_c + d_r) + h·d_c·(d_k + d_v) + h·(d_k + d_r)·d + h·d_v·d",
         work="a pair: h·(d_k + d_r + d_v), or h·(2·d_c + d_r) on the latents themselves",
@@ -80,14 +80,18 @@ class LatentAttention(AttentionLayer):
         super().__init__(d_model, num_heads, **options)
         h, d_h, d_v = num_heads, self.head_dim, self.value_dim
         if self.num_kv_heads != h or self.rotary is not None:
-            raise ConfigError("num_kv_heads, rotary: all heads share one latent and one rotary key; see rope_dim")
+            raise ConfigError(
+                "num_kv_heads, rotary: not supported, as all heads share one latent and one rotary key; see rope_dim"
+            )
         if form not in ("auto", "plain", "absorbed"):
             raise ConfigError(f"form={form!r}: expected 'auto', 'plain' or 'absorbed'")
         d_c = 4 * d_h if latent_dim is None else size("latent_dim", latent_dim)
         d_r = 2 * -(-d_h // 4) if rope_dim is None else size("rope_dim", rope_dim, 0)
         query_latent_dim = None if query_latent_dim is None else size("query_latent_dim", query_latent_dim)
         if d_r and self.context_dim != d_model:
-            raise ConfigError(f"rope_dim={d_r} needs self attention: a context has positions of its own; rope_dim=0")
+            raise ConfigError(
+                f"rope_dim={d_r}: requires self attention, as a context has positions of its own; give rope_dim=0"
+            )
         self.latent_dim, self.rope_dim, self.form = d_c, d_r, form
         self.rotary = Rotary(d_r) if d_r else None
         self.q_down = None if query_latent_dim is None else nn.Linear(d_model, query_latent_dim, bias=False)
@@ -101,7 +105,7 @@ class LatentAttention(AttentionLayer):
 
     @property
     def cached_elements(self) -> int:
-        """Numbers that a cache keeps for each token: d_c + d_h^R."""
+        """Numbers per token in a cache: d_c + d_h^R."""
         return self.latent_dim + self.rope_dim
 
     @property
@@ -110,8 +114,8 @@ class LatentAttention(AttentionLayer):
         return f"rope_dim=0 (this layer has rope_dim={self.rope_dim})"
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [b, h, n, d_h + d_h^R]; the latent and the shared rotary key [b, 1, m, d_c + d_h^R] in the place of
-        the keys; no values."""
+        """Return queries [b, h, n, d_h + d_h^R], the latent with the shared rotary key [b, 1, m, d_c + d_h^R] as
+        keys, and empty values."""
         x = x if self.q_down is None else _normed(self.q_down(x), self.q_norm)
         q = split(self.q_proj(x), self.num_heads)
         c, k_r = self.kv_down(source).split((self.latent_dim, self.rope_dim), -1)
@@ -119,7 +123,7 @@ class LatentAttention(AttentionLayer):
         return q, latent, latent[..., :0]
 
     def apply_rope(self, q: Tensor, k: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """The last d_h^R channels of queries and latent with their positions."""
+        """Apply rotary positions to the last d_h^R channels of the queries and of the latent."""
         if self.rotary is None:
             return q, k
         q_c, q_r = q.split((self.head_dim, self.rope_dim), -1)
@@ -149,23 +153,19 @@ class LatentAttention(AttentionLayer):
         plain = m * d_c * (d_h + d_v) + n * m * (d_h + d_r + d_v)
         return n * d_c * (d_h + d_v) + n * m * (2 * d_c + d_r) < plain
 
-    def output(self, concat: Tensor) -> Tensor:
-        """Concat(head_1 … head_h) W^O."""
-        return self.o_proj(concat)
-
     def layout(self) -> Layout:
-        """Rows of W^Q with those of W^QR behind them, a matrix a head of W^UK and W^UV, and columns of W^O. The rotary
-        key is one for all heads, and the norms come before these maps."""
+        """Rows of W^Q, each followed by those of W^QR; one matrix per head of W^UK and W^UV; columns of W^O. All heads
+        share the rotary key, and the norms come before these maps."""
         parts = linear_parts("q", self.q_proj, 0, "query", self.head_dim + self.rope_dim)
         parts += [Part(letter, self, f"{letter}_up", 0, "query", 1) for letter in "kv"]
         layout = Layout(
             tuple(parts), rotary=self.rotary is not None, shared_key=self.rope_dim,
-            missing="" if self.kv_norm is None else "a norm stands between their factors",
+            missing="" if self.kv_norm is None else "their matrices are products with a norm between the factors",
         )  # fmt: skip
         return layout.into(self.o_proj, self.value_dim)
 
     def head_matrices(self) -> dict[str, Tensor]:
-        """As in `AttentionLayer`: what queries, keys and values are products of, multiplied (eqs. 9–19)."""
+        """As in `AttentionLayer`: the products of the down- and up-projections (eqs. 9–19)."""
         d_c, d_r, h = self.latent_dim, self.rope_dim, self.num_heads
         down_c, down_r = self.kv_down.weight.detach().split((d_c, d_r))  # [d_c, d_model], [d_h^R, d_model]
         q = self.q_proj.weight.detach()
@@ -190,11 +190,11 @@ class LatentAttention(AttentionLayer):
         query_latent_dim: int | None = None,
         latent_norm: bool = False,
     ) -> Counts:
-        """Keys and values of all heads from one vector c of size d_c, and one rotary key of size d_h^R for all: a token
-        caches d_c + d_h^R numbers (DeepSeek-V2, 2405.04434, §2.1).
+        """Keys and values of all heads come from one latent c of size d_c, with one rotary key of size d_h^R: the cache
+        holds d_c + d_h^R numbers per token (DeepSeek-V2, 2405.04434, §2.1).
 
-        A full pass unfolds c into each head's keys and values; a decoding step moves those matrices to the query and to
-        the output instead, and attends to c itself. latent_norm: a learned scale on c, and on the queries' vector.
+        A full pass computes each head's keys and values from c; a decoding step applies these matrices to the query and
+        the output, and attends to c itself. latent_norm: learned scales on c and on the latent of the queries.
         """
         d, h = d_model, num_heads
         d_h = divided(d, h) if head_dim is None else head_dim
@@ -234,38 +234,38 @@ class LatentAttention(AttentionLayer):
         down = self.kv_down(x)
         c, k_r = _normed(down[..., :d_c], self.kv_norm), down[..., d_c:]
         note(
-            "latent", c, "b n d_c", "C = X W_DKV", "one small latent for keys and values: it is kept",
+            "latent", c, "b n d_c", "C = X W_DKV", "one small latent for keys and values, which is cached",
             "键与值共用的隐向量，缓存的就是它",
         )  # fmt: skip
         if self.rotary is not None:
-            note("k_rope", k_r, "b n d_R", "K_R = X W_KR", "one key for positions, shared by all heads",
-                 "所有头共用的位置键")  # fmt: skip
+            note("k_rope", k_r, "b n d_R", "K_R = X W_KR", "one rotary key shared by all heads",
+                 "所有头共用的旋转位置键")  # fmt: skip
             k_r = self.rotary(k_r)
-            note("k_rope_rotated", k_r, "b n d_R", "rope(K_R)", "the position key is turned by its position",
-                 "位置键按位置旋转")  # fmt: skip
+            note("k_rope_rotated", k_r, "b n d_R", "rope(K_R)", "rotary positions are applied to this key",
+                 "对该键施加旋转位置编码")  # fmt: skip
             q = torch.cat((q[..., :d_h], self.rotary(q[..., d_h:])), -1)
             note("q_joined_rotated", q, "b h n d_h+d_R", "[Q_i ; rope(Q_i^R)]",
-                 "so is the position part of the queries",
-                 "查询的位置部分同样旋转")  # fmt: skip
+                 "rotary positions are applied to the position part of the queries",
+                 "对查询的位置部分同样施加旋转位置编码")  # fmt: skip
         k, v = torch.einsum("bmc,hdc->bhmd", c, self.k_up), torch.einsum("bmc,hvc->bhmv", c, self.v_up)
-        note("k_up", k, "b h m d_h", "K_i = C W_i^UK", "each head's keys, unfolded from the latent",
-             "由隐向量展开每个头的键")  # fmt: skip
-        note("v_up", v, "b h m d_v", "V_i = C W_i^UV", "each head's values, unfolded from the latent",
-             "由隐向量展开每个头的值")  # fmt: skip
+        note("k_up", k, "b h m d_h", "K_i = C W_i^UK", "the keys of each head, from the latent",
+             "由隐向量得到每个头的键")  # fmt: skip
+        note("v_up", v, "b h m d_v", "V_i = C W_i^UV", "the values of each head, from the latent",
+             "由隐向量得到每个头的值")  # fmt: skip
         if d_r:
             k = torch.cat((k, k_r[:, None].expand(-1, self.num_heads, -1, -1)), -1)
-            note("k_joined", k, "b h m d_h+d_R", "[K_i ; K_R]", "content key and position key side by side",
-                 "内容键与位置键并排")  # fmt: skip
+            note("k_joined", k, "b h m d_h+d_R", "[K_i ; K_R]", "content key and rotary key, concatenated",
+                 "内容键与旋转位置键拼接")  # fmt: skip
         scores = note(
             "scores_latent", q @ k.mT * (d_h + d_r) ** -0.5, "b h n m", "S = Q Kᵀ / √(d_h + d_R)",
-            "how well each query fits each key", "每个查询与每个键的匹配程度",
+            "how well each query matches each key", "每个查询与每个键的匹配程度",
         )  # fmt: skip
         queries = torch.einsum("bhnd,hdc->bhnc", q[..., :d_h], self.k_up)
         absorbed = (queries @ c[:, None].mT + q[..., d_h:] @ k_r[:, None].mT) * (d_h + d_r) ** -0.5
         note(
             "absorbed", absorbed, "b h n m", "(Q_i W_i^UKᵀ) Cᵀ",
-            "the same scores from the latent alone, W^UK moved to the queries: so it decodes",
-            "把 W^UK 并入查询，只用隐向量得到同样的分数：解码时就这样算",
+            "the same scores from the latent alone, with W^UK applied to the queries, as in decoding",
+            "将 W^UK 并入查询，仅用隐向量即得到同样的分数；解码时采用这种形式",
         )  # fmt: skip
         note.output(self, note.heads(note.weights(scores), v))
 

@@ -1,4 +1,4 @@
-"""What a design says of its heads: where their numbers lie, whether they depend on each other, what can be resized."""
+"""The heads of a design: their slices of each parameter, their coupling, and whether they can be resized."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,13 +11,13 @@ from headwise.errors import ConfigError
 
 @dataclass(frozen=True)
 class Part:
-    """Where heads lie in one parameter: head i is `width` entries of the axis, from `start + i · width` on.
+    """The slices of one parameter by head: head i has `width` entries of the axis, from `start + i · width` on.
 
     Attributes:
-        letter: "q", "k", "v" or "o" for the matrices and their biases; another for what else belongs to a head.
-        owner, name: the module that holds the parameter, and its name there. An `nn.ParameterList` has one entry a
-            head, and axis, width and start 0, 1 and 0.
-        heads: "query" or "key": of which heads there is one piece each.
+        letter: "q", "k", "v" or "o" for the matrices and their biases; another name for other parameters by head.
+        owner, name: the module that holds the parameter, and its attribute name. An `nn.ParameterList` has one entry
+            per head, with axis 0, width 1 and start 0.
+        heads: "query" or "key", the kind of heads it is sliced by.
     """
 
     letter: str
@@ -30,12 +30,12 @@ class Part:
 
     @property
     def tensor(self) -> Tensor | nn.ParameterList:
-        """The parameter as it is now."""
+        """The current parameter."""
         found: Tensor | nn.ParameterList = getattr(self.owner, self.name)
         return found
 
     def entries(self, head: int) -> slice:
-        """The entries of this head on the axis."""
+        """Return the slice of one head along the axis."""
         first = self.start + head * self.width
         return slice(first, first + self.width)
 
@@ -46,9 +46,9 @@ class Coupling:
 
     Attributes:
         at: the first step in which a head depends on the others: "scores"; "heads", the outputs that are concatenated;
-            "output", what is made of the concatenation. "" if they are independent: then y is a sum over heads, and
-            without a head it is what it was with this head's output at 0.
-        why: the reason in one sentence, for all who refuse such a design.
+            "output", the map after the concatenation. "" if they are independent: y is then a sum over heads, and
+            removing a head equals setting its output to 0.
+        why: the reason in one sentence, for error messages.
     """
 
     at: Literal["", "scores", "heads", "output"] = ""
@@ -60,14 +60,14 @@ INDEPENDENT = Coupling()
 
 @dataclass(frozen=True)
 class Resizing:
-    """Which numbers of heads of a module can change once it is made.
+    """Which numbers of heads of an existing module can change.
 
     Attributes:
         fixed: why its number of heads cannot change, in one sentence; "" if it can.
-        merges: whether it can have fewer key and value heads for the same query heads. q, k, v and o are then linear
-            maps, and their parts are rows of W_Q, W_K, W_V and columns of W_O.
-        unknown_rotary: why it is not known which channels of queries and keys rotary positions turn together, in one
-            sentence; "" if it is the pairs (t, t + d/2), or if there are no such positions.
+        merges: whether KV heads can be merged while the query heads stay. q, k, v and o are then linear maps, and
+            their parts are rows of W_Q, W_K, W_V and columns of W_O.
+        unknown_rotary: why it is not known which channel pairs of queries and keys rotary positions rotate, in one
+            sentence; "" if they are the pairs (t, t + d/2), or if there are no rotary positions.
     """
 
     fixed: str = ""
@@ -77,16 +77,16 @@ class Resizing:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each head's numbers lie in the parameters of a module.
+    """Which slices of the parameters of a module belong to which head.
 
     Attributes:
-        parts: one for each axis of a parameter that is laid out by heads. What is in no part is common to all heads.
-        output: the module that is called with Concat(head_1 … head_h) [..., n, h·d_v]; None if there is none.
-        norms: norms of each query and key head between W_Q, W_K and the product, the same for all heads.
+        parts: one for each parameter axis that is sliced by heads. Parameters in no part are shared by all heads.
+        output: the module that is called with Concat(head_1 … head_h) [..., n, h·d_v], or None.
+        norms: norms of queries and keys per head, with weights shared by all heads.
         rotary: whether queries and keys have rotary positions.
-        shared_key: the last so many channels of every query and key, beside `head_dim` of the layer, whose key is one
-            for all heads.
-        missing: why the heads have no matrices of their own, in one sentence; "" if they have.
+        shared_key: number of trailing channels of every query and key, beyond the layer's `head_dim`, whose key is
+            shared by all heads.
+        missing: why the heads have no matrices of their own, in one sentence; "" if they do.
     """
 
     parts: tuple[Part, ...] = ()
@@ -97,22 +97,22 @@ class Layout:
     missing: str = ""
 
     def more(self, parts: Iterable[Part]) -> "Layout":
-        """The same with further parts."""
+        """Return the layout with further parts."""
         return replace(self, parts=(*self.parts, *parts))
 
     def into(self, linear: nn.Module, value_dim: int, *, called: bool = True) -> "Layout":
-        """The same with W_O, whose inputs are the heads.
+        """Return the layout with W_O, whose inputs are the heads.
 
         Args:
-            linear: the linear map. called: whether it is called with the concatenation, and so is `output`.
+            linear: W_O. called: whether the module is called with the concatenation, which makes it `output`.
         """
         joined = self.more(linear_parts("o", linear, 1, "query", value_dim))
         return replace(joined, output=linear) if called else joined
 
 
 def linear_parts(letter: str, owner: nn.Module, axis: int, heads: str, width: int, start: int = 0) -> list[Part]:
-    """Weight and bias of a linear map whose inputs (axis 1) or outputs (axis 0) are the heads, in `nn.Linear`'s layout
-    [out, in]. The bias of a map that the heads go into belongs to no head."""
+    """Return the parts of a linear map whose inputs (axis 1) or outputs (axis 0) are the heads, in the layout [out, in]
+    of `nn.Linear`. The bias of a map with heads as inputs belongs to no head."""
     parts = [Part(letter, owner, "weight", axis, heads, width, start)]
     if axis == 0 and getattr(owner, "bias", None) is not None:
         parts.append(Part(letter, owner, "bias", 0, heads, width, start))
@@ -120,5 +120,5 @@ def linear_parts(letter: str, owner: nn.Module, axis: int, heads: str, width: in
 
 
 def no_layout(what: str, why: str) -> ConfigError:
-    """For parts and matrices that there are none of."""
-    return ConfigError(f"{what}: its heads have no matrices of their own to be read or cut: {why}")
+    """Return the error for heads without matrices of their own."""
+    return ConfigError(f"{what}: its heads have no matrices of their own: {why}")

@@ -1,4 +1,4 @@
-"""Mixture-of-head attention: a router a token, heads that are shared and heads that are chosen."""
+"""Mixture-of-head attention (MoH): shared heads, and heads that a router selects for each token."""
 
 from dataclasses import replace
 from typing import Any
@@ -25,14 +25,16 @@ class MixtureOfHeads(SparseHeadMixture):
     g_i = α_1 Softmax(W_s x)_i for the h_s shared heads, g_i = α_2 Softmax(W_r x)_i for the top k of the other h_r
     heads and 0 for the rest, [α_1, α_2] = Softmax(W_h x).
 
-    With `scaled` the weights average 1 instead of 1 / (h_s + k), so that a module made from a trained
-    `MultiHeadAttention` starts near it: 2·h_s·g_i for the shared heads, and 2·k·g_i / Σ of the chosen probabilities.
+    With `scaled` the weights average 1 instead of 1 / (h_s + k), so that a module converted from a
+    trained `MultiHeadAttention` starts close to it: 2·h_s·g_i for the shared heads, and 2·k·g_i / Σ of the selected
+    probabilities.
 
     Args:
         shared_heads: h_s, a quarter of the heads by default; the first ones.
         top_k: k, half of all heads by default.
         scaled: as above.
-        options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`; gates per token only.
+        d_model, num_heads, options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`; gates are
+            per token.
 
     Parameters: those of `MultiHeadAttention` and d_model·(h + 2) for the routers.
     Cost: as in `SparseHeadMixture` with per="token": queries, outputs and attention of h_s + k of h heads.
@@ -44,10 +46,10 @@ class MixtureOfHeads(SparseHeadMixture):
     outside_attend = SparseHeadMixture.outside_attend
     layout = SparseHeadMixture.layout
     notes = Notes(
-        summary=Words("heads that are shared by all tokens and heads that a token chooses", "常开的头与由词元选择的头"),
+        summary=Words("heads that all tokens share and heads that each token selects", "共享头与由词元选择的头"),
         use=Words(
-            "a few of many heads will do, beside some that are always on; it can be made from a trained module",
-            "除常开的头外每个词元只需几个头时用；可由训练好的模块改造而来",
+            "a few of many heads suffice beside some that are always active; it can be converted from a trained module",
+            "除共享头外每个词元只需几个头时用；可由训练好的模块转换而来",
         ),
         source="Jin et al. 2024, 2410.11842",
         parameters="MHA's + d·(h + 2)",
@@ -72,9 +74,9 @@ class MixtureOfHeads(SparseHeadMixture):
         num_heads = size("num_heads", num_heads)
         shared_heads = max(1, num_heads // 4) if shared_heads is None else size("shared_heads", shared_heads, 0)
         if num_heads > 1 and shared_heads < 1:
-            raise ConfigError(f"shared_heads={shared_heads}: expected at least 1; SparseHeadMixture needs none")
+            raise ConfigError(f"shared_heads={shared_heads}: expected at least 1; SparseHeadMixture supports 0")
         if options.get("per", "token") != "token":
-            raise ConfigError(f"per={options['per']!r}: MixtureOfHeads chooses for each token; see SparseHeadMixture")
+            raise ConfigError(f"per={options['per']!r}: MixtureOfHeads selects heads per token; see SparseHeadMixture")
         top_k = max(1, num_heads // 2) if top_k is None else top_k
         super().__init__(d_model, num_heads, shared_heads=shared_heads, top_k=top_k, **options)
         self.scaled = scaled
@@ -111,13 +113,13 @@ class MixtureOfHeads(SparseHeadMixture):
         return replace(mixture, parameters=parameters, used=mixture.met + more, per_query=per_query)
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`, without leaving anything out."""
+        """As in `AttentionLayer`, computed for all heads."""
         probabilities, chosen = self._noted_choice(x, "b n", note)
         shared, alpha = self.shared_gate(x).softmax(-1), self.balance(x).softmax(-1)
-        note("shared", shared, "b n h_shared", "softmax(X W_s)", "weights of the heads that are always on",
-             "常开的头的权重")  # fmt: skip
-        note("balance", alpha, "b n 2", "α = softmax(X W_h)", "how much for the shared heads and the chosen ones",
-             "常开头与被选头各占多少")  # fmt: skip
+        note("shared", shared, "b n h_shared", "softmax(X W_s)", "weights of the shared heads",
+             "共享头的权重")  # fmt: skip
+        note("balance", alpha, "b n 2", "α = softmax(X W_h)", "the shares of the shared and of the selected heads",
+             "共享头与被选头各占的比例")  # fmt: skip
         routed = probabilities * chosen[..., self.shared_heads :]
         if self.scaled:
             shared = 2 * self.shared_heads * shared
@@ -133,11 +135,11 @@ class MixtureOfHeads(SparseHeadMixture):
         top_k: int | None = None,
         router_std: float = 0.01,
     ) -> "MixtureOfHeads":
-        """A mixture that starts from a trained module, weights copied, `scaled=True`, to be trained on.
+        """Return a mixture with the weights of a trained module and `scaled=True`, for further training.
 
-        The shared heads are the first ones; put those first that should be always on. Routers start at zero, the one
-        that chooses at random with `router_std`, so that every token does not choose the same heads. With
-        router_std=0 and all heads chosen (top_k = h − shared_heads) it is the module's own function.
+        The first heads become the shared ones. Routers start at zero; the one that selects heads starts with random
+        weights of standard deviation `router_std`, so that tokens select different heads. With router_std=0 and all
+        heads selected (top_k = h − shared_heads) it computes the function of the module.
         """
         module = cls(
             other.d_model, other.num_heads, shared_heads=shared_heads, top_k=top_k, scaled=True,

@@ -1,4 +1,4 @@
-"""Multi-head attention with everything people turn on and off: grouped keys, cross attention, cache, map."""
+"""Multi-head attention: grouped-query and cross attention, rotary positions, QK-norm, caches and maps."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ class MultiHeadAttention(ProjectedLayer):
     """MultiHead(X, C) = Concat(head_1 … head_h) W_O,  head_i = softmax(Q_i K_iᵀ / √d_k) V_i.
 
     Q_i = X W_i^Q, K_i = C W_i^K, V_i = C W_i^V, with C = X unless a context is given (Vaswani et al. 2017, §3.2.2).
-    The matrices of all heads lie side by side in one projection each; `from_heads` and `per_head_weights`
-    convert to and from one matrix a head, which is the same function.
+    Each projection holds the matrices of all heads side by side; `from_heads` and `per_head_weights` convert from
+    and to one matrix per head, which is the same function.
 
     Args:
         d_model: width of x.
@@ -44,7 +44,7 @@ class MultiHeadAttention(ProjectedLayer):
         summary=Words("every head attends with queries, keys and values of its own", "每个头各有自己的查询、键和值"),
         use=Words(
             "the default; `num_kv_heads` makes it GQA, or MQA with 1, for long texts and large batches",
-            "总是首选；用 `num_kv_heads` 得到 GQA，取 1 则为 MQA，适合长文本与大批量",
+            "默认选择；用 `num_kv_heads` 得到 GQA，取 1 则为 MQA，适合长文本与大批量",
         ),
         source="Vaswani et al. 2017, 1706.03762; MQA: Shazeer 2019, 1911.02150; GQA: Ainslie et al. 2023, 2305.13245",
         parameters="d·h·d_k + d·h_kv·(d_k + d_v) + h·d_v·d",
@@ -95,10 +95,6 @@ class MultiHeadAttention(ProjectedLayer):
         )  # fmt: skip
         self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
 
-    def output(self, concat: Tensor) -> Tensor:
-        """Concat(head_1 … head_h) W_O."""
-        return self.o_proj(concat)
-
     def layout(self) -> Layout:
         """As in `ProjectedLayer`, and columns of W_O."""
         return super().layout().into(self.o_proj, self.value_dim)
@@ -143,8 +139,9 @@ class MultiHeadAttention(ProjectedLayer):
         note.output(self, note.attended(*note.projected(self, x)))
 
     def per_head_weights(self) -> dict[str, Tensor]:
-        """The matrices of each head: "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k], "v" [h_kv, context_dim,
-        d_v] and "o" [h, d_v, d_model], so that head_i's query is x @ q[i] and y = Σ_i head_i @ o[i]. Views."""
+        """Return the matrices of each head as views: "q" [h, d_model, d_k], "k" [h_kv, context_dim, d_k],
+        "v" [h_kv, context_dim, d_v] and "o" [h, d_v, d_model], so that head_i's query is x @ q[i] and
+        y = Σ_i head_i @ o[i]."""
         return {
             "q": self.q_proj.weight.view(self.num_heads, self.head_dim, self.d_model).mT,
             "k": self.k_proj.weight.view(self.num_kv_heads, self.head_dim, self.context_dim).mT,
@@ -154,7 +151,7 @@ class MultiHeadAttention(ProjectedLayer):
 
     @classmethod
     def from_heads(cls, q: Tensor, k: Tensor, v: Tensor, o: Tensor, **options: Any) -> "MultiHeadAttention":
-        """A module from one matrix a head, in the shapes of `per_head_weights`; options as in the constructor."""
+        """Return a module from one matrix per head, shapes as in `per_head_weights`; options as in the constructor."""
         for name, x in (("q", q), ("k", k), ("v", v), ("o", o)):
             if x.ndim != 3:
                 raise ShapeError(f"{name}: expected [heads, in, out], got shape {tuple(x.shape)}")
@@ -175,17 +172,17 @@ class MultiHeadAttention(ProjectedLayer):
 
     @classmethod
     def from_torch(cls, other: nn.MultiheadAttention) -> "MultiHeadAttention":
-        """The same function as an `nn.MultiheadAttention`, weights copied.
+        """Return a module that computes the same function as an `nn.MultiheadAttention`, with copied weights.
 
-        Ours is batch-first whatever `other.batch_first` says, and masks have True = may attend, the opposite of
-        its `attn_mask` and `key_padding_mask`.
+        The result is batch-first regardless of `other.batch_first`, and True in its masks means "may attend", the
+        opposite of `attn_mask` and `key_padding_mask`.
         """
         unlike = (other.bias_k is not None, "add_bias_kv"), (other.add_zero_attn, "add_zero_attn"), (
             other.kdim != other.vdim, "kdim different from vdim"
         )  # fmt: skip
         for present, name in unlike:
             if present:
-                raise ConfigError(f"nn.MultiheadAttention with {name} has no equal here")
+                raise ConfigError(f"nn.MultiheadAttention with {name} is not supported")
         bias = other.in_proj_bias is not None
         module = cls(
             other.embed_dim, other.num_heads, context_dim=other.kdim, bias=bias, dropout=other.dropout
@@ -207,13 +204,13 @@ class MultiHeadAttention(ProjectedLayer):
         return module.train(other.training)
 
     def to_torch(self) -> nn.MultiheadAttention:
-        """An `nn.MultiheadAttention(batch_first=True)` with the same weights and outputs; ConfigError if it cannot
-        express this module (grouped keys, other head sizes, rotary positions, QK-norm)."""
+        """Return an `nn.MultiheadAttention(batch_first=True)` with the same weights and outputs; ConfigError if it
+        cannot express this module (grouped keys, other head sizes, rotary positions, QK-norm)."""
         square = self.num_heads * self.head_dim == self.d_model and self.value_dim == self.head_dim
         if self.num_kv_heads != self.num_heads or not square or self.rotary or self.q_norm:
             raise ConfigError(
-                "nn.MultiheadAttention knows no grouped keys, no head_dim or value_dim of its own, no rotary "
-                "positions and no QK-norm; this module has one of them"
+                "nn.MultiheadAttention supports neither grouped keys, nor other values of head_dim and value_dim, nor "
+                "rotary positions, nor QK-norm; this module uses at least one of them"
             )
         bias = self.q_proj.bias is not None
         other = nn.MultiheadAttention(

@@ -1,4 +1,4 @@
-"""Head designs as people name them, with options that may come from a file or a command line.
+"""Head designs by name, with options from a file or a command line.
 
 >>> build("gqa", 64, 8, {"num_kv_heads": 2}).num_kv_heads
 2
@@ -15,24 +15,24 @@ from headwise.nn.checks import check_option, parameters_of
 from headwise.nn.notes import Preset
 from headwise.nn.registry import DESIGNS
 
-# What a file and a command line can write; options of other types are for Python alone.
+# Types of options that a file or a command line can give; others are available in Python only.
 EXPECTED = {
     int: "a whole number", int | None: "a whole number", float: "a number", bool: "true or false", str: "a word",
 }  # fmt: skip
 
 
 def names() -> tuple[str, ...]:
-    """All names: each design, and after it those that stand for it with some options given."""
+    """Return all names: each design, followed by its presets."""
     return tuple(_named())
 
 
 def design_of(name: str) -> type[AttentionLayer]:
-    """The design of that name; ConfigError with the nearest names if there is none."""
+    """Return the design of this name; ConfigError with the closest names if it is unknown."""
     return _found(name)[0]
 
 
 def preset_of(name: str) -> Preset | None:
-    """The options that a name stands for, None for the name of a design itself; ConfigError as `design_of`."""
+    """Return the preset of this name, or None for the name of a design itself; ConfigError as in `design_of`."""
     return _found(name)[1]
 
 
@@ -48,18 +48,18 @@ def _found(name: str) -> tuple[type[AttentionLayer], Preset | None]:
 def _named() -> dict[str, tuple[type[AttentionLayer], Preset | None]]:
     found: dict[str, tuple[type[AttentionLayer], Preset | None]] = {}
     for name, design in DESIGNS.items():
-        presets: tuple[Preset, ...] = vars(design).get("presets", ())  # those that it inherits are another design's
+        presets: tuple[Preset, ...] = vars(design).get("presets", ())  # inherited presets belong to another design
         found |= {name: (design, None), **{preset.name: (design, preset) for preset in presets}}
     return found
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """The options of a design and their defaults, without `d_model` and `num_heads`."""
+    """Return the options of a design and their defaults, without `d_model` and `num_heads`."""
     return {option: parameter.default for option, parameter in _parameters(design_of(name)).items()}
 
 
 def build(name: str, d_model: int, num_heads: int, options: Mapping[str, Any] | None = None) -> AttentionLayer:
-    """A design by name; ConfigError for an option that it does not take."""
+    """Build a design by name; ConfigError for an option that it does not support."""
     design, given = design_of(name), dict(options or {})
     known = _parameters(design)
     for option, value in given.items():
@@ -72,32 +72,34 @@ def build(name: str, d_model: int, num_heads: int, options: Mapping[str, Any] | 
 
 
 def _filled(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, and those that the name stands for."""
+    """Return the options with those of the preset."""
     for option, what in preset.needs.items():
         if given.get(option) is None:
-            raise ConfigError(f"{option}: {preset.name} needs it, {what}")
+            raise ConfigError(f"{option}: {preset.name} requires it, {what}")
     for option, value in preset.given.items():
         if given.get(option) not in (None, value):
-            raise ConfigError(f"{option}={given[option]}: {preset.name} has {value}; see {preset.instead} for more")
+            raise ConfigError(
+                f"{option}={given[option]}: {preset.name} has {value}; see {preset.instead} for other values"
+            )
     return {**given, **preset.given}
 
 
 def _parameters(design: type[AttentionLayer]) -> dict[str, inspect.Parameter]:
-    """Those of a design's options that it takes from a file or a command line."""
+    """Return the options that a file or a command line can give."""
     known = parameters_of(design)
     return {name: p for name, p in known.items() if p.annotation in EXPECTED and name not in design.refused_options}
 
 
 def _check_type(option: str, value: Any, kind: Any) -> None:
-    """Raise for a word where a number should be, and the like."""
-    wanted = kind if kind is not float else float | int
+    """Raise ConfigError for a value of the wrong type."""
+    accepted = kind if kind is not float else float | int
     is_flag = isinstance(value, bool) and kind is not bool  # Python's own booleans are numbers too
-    if is_flag or not isinstance(value, wanted):
+    if is_flag or not isinstance(value, accepted):
         raise ConfigError(f"{option}={value!r}: expected {EXPECTED[kind]}")
 
 
 def read_options(assigned: Iterable[str]) -> dict[str, Any]:
-    """Options written as NAME=VALUE, as on a command line; values are numbers, true, false, none, or words.
+    """Parse options written as NAME=VALUE; values are numbers, true, false, none, or words.
 
     >>> read_options(["top-k=2", "per=token", "renormalise=true"])
     {'top_k': 2, 'per': 'token', 'renormalise': True}

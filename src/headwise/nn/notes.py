@@ -1,4 +1,4 @@
-"""What documentation and reports say of a design, in English and in Chinese; and designs under other names."""
+"""Descriptions of designs for documentation and reports, in English and Chinese; and presets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ class Words(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Notes:
-    """What a design says of itself; every field is given, so that none is forgotten.
+    """The description of a design. Every field is required.
 
-    Letters of the formulas: d = d_model, h heads, h_kv key and value heads, d_k and d_v sizes of a key and a value;
-    "MHA" is the standard layer with the same sizes.
+    Letters in formulas: d = d_model, h heads, h_kv KV heads, d_k and d_v sizes of a key and a value; "MHA" is the
+    standard layer with the same sizes.
 
-    summary: what it is, in one line. use: when to use it. source: the paper that it is from.
-    parameters: how many, without biases and norms. work: multiply-adds beside MHA's. cache: numbers a token.
-    limits: what its constructor or its call refuses besides `takes_none_as`, and why.
-    map: what its attention map does not show; None where the weights of the map are all that acts on the values.
-    compared: how it is counted beside other designs, where `plan --designs` has to say so; None elsewhere.
-    form_of: the design whose function it computes in another form; None where it has a function of its own.
+    summary: what it is, in one line. use: when to use it. source: the paper.
+    parameters: their number, without biases and norms. work: multiply-adds compared with MHA. cache: numbers per token.
+    limits: what it does not support besides `takes_none_as`, and why.
+    map: what its attention map does not show; None if only the weights of the map act on the values.
+    compared: how `plan --designs` counts it, if that needs a remark; else None.
+    form_of: the design that computes the same function, if it is another form of one; else None.
     """
 
     summary: Words
@@ -57,10 +57,10 @@ _REQUIRED: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """A design under another name, which stands for some of its options.
+    """Another name of a design, with values of some of its options.
 
-    summary: what it is, in one line, with its source. given: options that the name stands for, and instead: what to
-    use for other values of them. needs: options that it requires, and what each of them is.
+    summary: what it is, in one line, with its source. given: the values of options. instead: the name to use for other
+    values of these options. needs: options that it requires, each with its meaning.
     """
 
     name: str

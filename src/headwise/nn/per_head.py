@@ -1,4 +1,4 @@
-"""One matrix a head, as textbooks write it: h small products instead of one large one."""
+"""Per-head attention: one matrix per head, as in textbooks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,10 +17,9 @@ from headwise.nn.steps import Steps
 class PerHeadAttention(MultiHeadForm):
     """y = Σ_i head_i W_i^O,  head_i = softmax(X W_i^Q (C W_i^K)ᵀ / √d_k) C W_i^V.
 
-    The same function and the same gradients as `MultiHeadAttention`, in the form in which the formula stands
-    in the paper: lists of matrices W_i^Q [d_model, d_k], W_i^K [context_dim, d_k], W_i^V [context_dim, d_v] and
-    W_i^O [d_v, d_model]. To read, to teach and to compare; the module with one large matrix is faster, as its
-    products are larger.
+    The same function and gradients as `MultiHeadAttention`, in the form of the paper: lists of matrices
+    W_i^Q [d_model, d_k], W_i^K [context_dim, d_k], W_i^V [context_dim, d_v] and W_i^O [d_v, d_model]. For reading,
+    teaching and comparison; `MultiHeadAttention` is faster, as its products are larger.
 
     Args:
         options: sizes, bias, dropout and rotary, as in `MultiHeadAttention`.
@@ -34,10 +33,10 @@ class PerHeadAttention(MultiHeadForm):
     outside_attend = ""
     layout = MultiHeadForm.layout
     notes = Notes(
-        summary=Words("multi-head attention with one matrix a head", "每个头一个矩阵的多头注意力"),
+        summary=Words("multi-head attention with one matrix per head", "每个头一个矩阵的多头注意力"),
         use=Words(
             "you want to read or change the matrix of one head; slower, as it computes h small products",
-            "阅读、讲解或修改某个头的矩阵时用；较慢，因为要做 h 次小乘积",
+            "要查看或修改某个头的矩阵时用；较慢，因为要做 h 次小乘积",
         ),
         source="Vaswani et al. 2017, 1706.03762, §3.2.2",
         parameters="MHA's",
@@ -58,7 +57,7 @@ class PerHeadAttention(MultiHeadForm):
         self.w_o = nn.ParameterList(drawn(d_v, d_model, inputs=h * d_v) for _ in range(h))
 
     def project(self, x: Tensor, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As in `AttentionLayer`, a head at a time."""
+        """As in `AttentionLayer`, one head at a time."""
         q = torch.stack([x @ w for w in self.w_q], 1)  # h times [b, n, d_k] -> [b, h, n, d_k]
         k = torch.stack([source @ w for w in self.w_k], 1)
         v = torch.stack([source @ w for w in self.w_v], 1)
@@ -72,7 +71,7 @@ class PerHeadAttention(MultiHeadForm):
 
     @staticmethod
     def costs(d_model: int, num_heads: int, **options: Any) -> Counts:
-        """One matrix a head instead of one for all: the function, and the counts, of `multi_head`."""
+        """One matrix per head instead of one for all: the same function and counts as `multi_head`."""
         return MultiHeadAttention.costs(d_model, num_heads, **options)
 
     def steps(self, x: Tensor, note: Steps) -> None:
@@ -80,13 +79,13 @@ class PerHeadAttention(MultiHeadForm):
         q = shifted(torch.stack([x @ w for w in self.w_q], 1), self.b_q)
         k = shifted(torch.stack([x @ w for w in self.w_k], 1), self.b_k)
         v = shifted(torch.stack([x @ w for w in self.w_v], 1), self.b_v)
-        note("q_each", q, "b h n d_k", "Q_i = X W_i^Q", "each head's queries, by a matrix of its own",
+        note("q_each", q, "b h n d_k", "Q_i = X W_i^Q", "each head's queries, with a matrix of its own",
              "每个头用自己的矩阵算出查询")  # fmt: skip
         note("k_each", k, "b h_kv n d_k", "K_i = X W_i^K", "each head's keys", "每个头的键")
         note("v_each", v, "b h_kv n d_v", "V_i = X W_i^V", "each head's values", "每个头的值")
         heads = note.attended(*note.apply_rope(self, q, k), v)
         terms = torch.stack([heads[:, i] @ w for i, w in enumerate(self.w_o)], 1)
-        note("terms", terms, "b h n d_model", "head_i W_i^O", "what each head adds to the output", "每个头对输出的贡献")
+        note("terms", terms, "b h n d_model", "head_i W_i^O", "what each head contributes to y", "每个头对输出的贡献")
         y = terms.sum(1) + (0 if self.b_o is None else self.b_o)
         note("output_sum", y, "b n d_model", "Y = Σ_i head_i W_i^O", "the heads are added up", "把各个头相加")
 

@@ -1,4 +1,4 @@
-"""Queries, keys and values of all heads by one linear map each: what most designs begin with."""
+"""The base of designs that project queries, keys and values with one linear map each."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from headwise.nn.layout import Layout, linear_parts
 
 
 class ProjectedLayer(AttentionLayer):
-    """Q_i = X W_i^Q, K_i = C W_i^K, V_i = C W_i^V, the matrices of all heads side by side in one map each.
+    """Q_i = X W_i^Q, K_i = C W_i^K, V_i = C W_i^V, with the matrices of all heads side by side in one map each.
 
     Args:
         bias: on the projections.
@@ -36,7 +36,7 @@ class ProjectedLayer(AttentionLayer):
         return normed(q, self.q_norm), normed(k, self.k_norm), v
 
     def layout(self) -> Layout:
-        """Rows of W_Q, W_K and W_V; a design adds what follows."""
+        """Rows of W_Q, W_K and W_V; designs add their other parameters."""
         norms = tuple(norm for norm in (self.q_norm, self.k_norm) if norm is not None)
         parts = (
             *linear_parts("q", self.q_proj, 0, "query", self.head_dim),
@@ -47,12 +47,12 @@ class ProjectedLayer(AttentionLayer):
 
 
 def normed(x: Tensor, norm: nn.RMSNorm | None) -> Tensor:
-    """x [b, h, n, d] after its norm, if there is one."""
-    # In the norm's own dtype: autocast narrows what the projections give, not the norm's weights.
+    """Apply a norm to x [b, h, n, d], or return x without one."""
+    # In the norm's own dtype: under autocast the projections return a narrower one.
     return x if norm is None else norm(x.to(norm.weight.dtype))
 
 
 def split(x: Tensor, heads: int) -> Tensor:
-    """[b, n, heads·d] to [b, heads, n, d]; no copy."""
+    """View [b, n, heads·d] as [b, heads, n, d]."""
     b, n, width = x.shape
     return x.view(b, n, heads, width // heads).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""One head as wide as the model: the baseline that several heads are compared with."""
+"""Single-head attention: one head as wide as the model, as a baseline."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from headwise.nn.steps import Steps
 class SingleHeadAttention(MultiHeadAttention):
     """y = softmax(X W^Q (C W^K)ᵀ / √d_model) C W^V W^O: `MultiHeadAttention` with h = 1 and d_k = d_model.
 
-    The baseline that several heads are compared with.
+    The baseline for comparisons with several heads.
 
     Args:
         d_model: width of x, and size of the head.
@@ -33,7 +33,7 @@ class SingleHeadAttention(MultiHeadAttention):
     layout = MultiHeadAttention.layout
     notes = Notes(
         summary=Words("one head as wide as the model", "一个与模型同宽的头"),
-        use=Words("you want a baseline with one head", "想知道多个头有何用处时用"),
+        use=Words("you want a baseline with one head", "需要单头基线时用"),
         source="Vaswani et al. 2017, 1706.03762, table 3 (A)",
         parameters="4·d²",
         work="the same; one softmax a pair instead of h",
@@ -46,7 +46,9 @@ class SingleHeadAttention(MultiHeadAttention):
 
     def __init__(self, d_model: int, num_heads: int = 1, **options: Any) -> None:
         if num_heads != 1:
-            raise ConfigError(f"num_heads={num_heads}: SingleHeadAttention has one; see MultiHeadAttention for more")
+            raise ConfigError(
+                f"num_heads={num_heads}: SingleHeadAttention has one head; see MultiHeadAttention for more"
+            )
         super().__init__(d_model, 1, **options)
 
     @staticmethod
@@ -55,15 +57,14 @@ class SingleHeadAttention(MultiHeadAttention):
         return MultiHeadAttention.costs(d_model, 1, **options)
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `MultiHeadAttention`."""
         super().steps(x, note)
 
     @classmethod
     def build(cls, d_model: int, num_heads: int = 1, **options: Any) -> "SingleHeadAttention":
-        """The single-head counterpart of a design with so many heads: the same width, one head.
+        """Return a single-head layer of width d_model; `num_heads` may be any whole number from 1.
 
-        So one size builds every design, as in a loop over `DESIGNS`, a `DecoderConfig` or a trace. num_heads may be
-        any whole number from 1; the constructor itself takes only 1.
+        The same sizes thus build every design, in a loop over `DESIGNS`, a `DecoderConfig` or a trace. The constructor
+        itself accepts only num_heads=1.
         """
         size("num_heads", num_heads)
         return super().build(d_model, 1, **options)

@@ -1,4 +1,4 @@
-"""Attention of chosen (query, head) pairs only: the arithmetic of the sparse mixtures of heads."""
+"""Attention of selected (query, head) pairs only, for sparse mixtures of heads."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +18,9 @@ from headwise.nn.positions import Rotary
 from headwise.nn.projected import normed, split
 from headwise.rule import Rule
 
-# Queries that stand this near to each other are masked together: a causal block then skips the keys after it.
-NEAR = 512
-TOGETHER = 0.75  # heads whose loads differ by less than this factor are computed in one call, padded to the largest
+# Queries are masked in blocks of about this many positions, so that a causal block skips the keys after it.
+BLOCK = 512
+SIMILAR = 0.75  # heads whose loads are within this factor are computed in one call, padded to the largest
 
 Result = tuple[Tensor, AttentionMap | None, Tensor | None]  # y, map, concat
 
@@ -40,9 +40,9 @@ class SparseCall:
 
 @dataclass(frozen=True)
 class Picks:
-    """Queries of some heads: `heads` [b, i], `positions` [b, i, c] among the n queries, and which of them count.
+    """Queries of some heads: `heads` [b, i], and `positions` [b, i, c] among the n queries.
 
-    A head with fewer than c queries repeats its last one, with `filled` False.
+    A head with fewer than c queries repeats its last one, with `filled` [b, i, c] False.
     """
 
     heads: Tensor
@@ -55,19 +55,19 @@ class Picks:
 
     @property
     def index(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Batch entry, head and position of what counts, each [filled.sum()]."""
+        """Batch entry, head and position of the filled places, each [filled.sum()]."""
         entry = torch.arange(len(self.heads), device=self.heads.device)[:, None, None]
         whole = entry, self.heads[..., None], self.positions
         entry, heads, positions = (x.expand_as(self.positions)[self.filled] for x in whole)
         return entry, heads, positions
 
 
-@eager  # which heads are computed is known only when it runs
+@eager  # the selected heads are known only at run time
 def by_sequence(call: SparseCall) -> Result:
-    """The same heads for every token of a sequence: their matrices are gathered, the others are not touched."""
+    """Compute the same heads for every token of a sequence, with gathered matrices."""
     layer, x = call.layer, call.x
     b, n, h = x.shape[0], x.shape[1], layer.num_heads
-    heads = call.gates.chosen[:, 0].nonzero()[:, 1].view(b, -1)  # [b, i], rising; as many in each row
+    heads = call.gates.chosen[:, 0].nonzero()[:, 1].view(b, -1)  # [b, i], increasing; equally many in each row
     q, k, v = (
         split(_gathered(linear, y, heads, h), heads.shape[1])
         for linear, y in ((layer.q_proj, x), (layer.k_proj, call.source), (layer.v_proj, call.source))
@@ -87,16 +87,16 @@ def by_sequence(call: SparseCall) -> Result:
     return y, extras.map(), extras.concat()
 
 
-@eager  # how many queries each head has is known only when it runs
+@eager  # the number of queries per head is known only at run time
 def by_token(call: SparseCall) -> Result:
-    """Every query its own heads: queries are grouped by head, heads with like loads are computed together."""
+    """Compute each query for its own heads: queries are grouped by head, and heads with similar loads share a call."""
     layer, x = call.layer, call.x
     b, n, h = x.shape[0], x.shape[1], layer.num_heads
     group, h_kv = h // layer.num_kv_heads, layer.num_kv_heads
-    loads = call.gates.chosen.sum(1).amax(0).tolist()  # of each head, in the entry that uses it most
+    loads = call.gates.chosen.sum(1).amax(0).tolist()  # of each head, in the batch entry that uses it most
     start = 0 if call.cache is None else call.cache.seen
     used = list(range(h_kv))
-    if call.cache is None:  # a cache must hold all keys: a later token may choose any head
+    if call.cache is None:  # a cache must hold all keys, as a later token may select any head
         used = [j for j in used if any(loads[j * group : (j + 1) * group])]
     k = normed(split(_of_heads(layer.k_proj, call.source, used, h_kv), len(used)), layer.k_norm)
     k = k if layer.rotary is None else layer.rotary(k, start)
@@ -117,7 +117,7 @@ def by_token(call: SparseCall) -> Result:
             [F.linear(x[entry, at[:, j]], w_q[i], None if b_q is None else b_q[i]) for j, i in enumerate(members)], 1
         )  # i times [b, c, d_k] -> [b, i, c, d_k]
         q = normed(q, layer.q_norm)
-        q = q if layer.rotary is None else _turned(layer.rotary, q, at + start)
+        q = q if layer.rotary is None else _rotate(layer.rotary, q, at + start)
         of = [used.index(i // group) for i in members]
         own = of == list(range(len(used)))
         out, parts = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
@@ -134,20 +134,20 @@ def by_token(call: SparseCall) -> Result:
 def _attend(
     call: SparseCall, grid: Grid, picks: Picks, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, list[AttentionMap]]:
-    """q [b, i, c, d] of the picks, with keys and values [b, i, m, d] of their heads: [b, i, c, d_v], and the maps of
-    its rows, block after block, if they are asked for."""
+    """Attend from q [b, i, c, d] to keys and values [b, i, m, d] of the same heads; return [b, i, c, d_v] and the maps
+    of its row blocks, none without `return_map`."""
     b, i, c, _ = q.shape
     mask = call.options["mask"] or Everything()
     mask.check(grid)
     q, k = q.to(v.dtype), k.to(v.dtype)
-    if picks.are_all(grid.n) and _is_alike_for_heads(mask, grid):
+    if picks.are_all(grid.n) and _is_same_for_all_heads(mask, grid):
         out, part = attend_to(q, k, v, **call.options)
         return out, [] if part is None else [part]
-    # Each head has queries of its own: heads become batch entries, and the mask knows where each row stands.
+    # Each head has queries of its own: heads become batch entries, and the mask maps rows to positions.
     q, k, v = (x.reshape(b * i, 1, *x.shape[2:]) for x in (q, k, v))
     options, blocks = dict(call.options), 1
     if mask != Everything():
-        blocks = max(1, min(c, grid.n // NEAR))
+        blocks = max(1, min(c, grid.n // BLOCK))
     outs, parts = [], []
     for rows in torch.arange(c, device="cpu").tensor_split(blocks):
         at = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -160,7 +160,7 @@ def _attend(
 
 
 class _Extras:
-    """The map and the concatenation of all h heads, put together from the parts that were computed."""
+    """The map and the concatenation of all h heads, assembled from the computed parts."""
 
     def __init__(self, call: SparseCall, grid: Grid, v: Tensor) -> None:
         self._call, self._grid = call, grid
@@ -173,17 +173,17 @@ class _Extras:
                 v.new_zeros(b, h, n, layer.head_dim),
                 v.new_zeros(b, layer.num_kv_heads, m, layer.head_dim),
             )
-            # A query of a head that it did not choose is like one that sees nothing: log-sum-exp −∞, weights 0.
+            # A head that a query did not select is fully masked for it: log-sum-exp −∞, weights 0.
             self._lse = torch.full((b, h, n), -torch.inf, dtype=wide, device=v.device)
         self._concat = v.new_zeros(b, n, h, layer.value_dim) if call.return_concat else None
 
     def add_keys(self, at: Any, k: Tensor) -> None:
-        """The keys of the heads at an index of [b, h_kv]."""
+        """Set the keys of the heads at an index of [b, h_kv]."""
         if self._call.options["return_map"]:
             self._k[at] = k.detach().to(self._k.dtype)
 
     def add(self, picks: Picks, out: Tensor, parts: list[AttentionMap]) -> None:
-        """The weighted output [b, i, c, d_v] of some heads, and the maps of their rows."""
+        """Set the weighted output [b, i, c, d_v] of some heads, and the maps of their rows."""
         entry, heads, positions = picks.index
         if parts:
             self._part = parts[0]
@@ -194,7 +194,7 @@ class _Extras:
             self._concat = self._concat.index_put((entry, positions, heads), out[picks.filled])
 
     def map(self) -> AttentionMap | None:
-        """[b, h, n, m]; only chosen pairs have weights."""
+        """Return the map [b, h, n, m]; only selected pairs have weights."""
         if self._part is None:
             return None
         b, h, n, _ = self._grid
@@ -208,23 +208,23 @@ class _Extras:
         )  # fmt: skip
 
     def concat(self) -> Tensor | None:
-        """[b, n, h·d_v]; zeros where a head was not chosen."""
+        """Return [b, n, h·d_v], zeros where a head was not selected."""
         return None if self._concat is None else self._concat.flatten(2)
 
 
-def _is_alike_for_heads(mask: Mask, grid: Grid) -> bool:
+def _is_same_for_all_heads(mask: Mask, grid: Grid) -> bool:
     first = torch.zeros(min(1, grid.n), dtype=torch.long, device="cpu")
     return mask.allowed(first, first[: grid.m], grid).shape[1] == 1
 
 
 def _heads_of(linear: nn.Linear, heads: int) -> tuple[Tensor, Tensor | None]:
-    """Weight [heads, d, in] and bias [heads, d] of each head. Views."""
+    """Return the weight [heads, d, in] and the bias [heads, d] of each head as views."""
     bias = None if linear.bias is None else linear.bias.view(heads, -1)
     return linear.weight.view(heads, -1, linear.in_features), bias
 
 
 def _of_heads(linear: nn.Linear, x: Tensor, which: list[int], heads: int) -> Tensor:
-    """linear(x) [b, n, len(which)·d] of some heads."""
+    """Return linear(x) [b, n, len(which)·d] of some heads."""
     if len(which) == heads:
         return linear(x)
     weight, bias = _heads_of(linear, heads)
@@ -232,18 +232,18 @@ def _of_heads(linear: nn.Linear, x: Tensor, which: list[int], heads: int) -> Ten
 
 
 def _gathered(linear: nn.Linear, x: Tensor, which: Tensor, heads: int) -> Tensor:
-    """linear(x) [b, n, i·d] of the heads `which` [b, i], others in each batch entry."""
+    """Return linear(x) [b, n, i·d] of the heads `which` [b, i], which differ between batch entries."""
     weight, bias = _heads_of(linear, heads)
     y = torch.bmm(x, weight[which].flatten(1, 2).mT)
     return y if bias is None else y + bias[which].flatten(1)[:, None].to(y.dtype)
 
 
 def _buckets(loads: list[int], full: int) -> list[list[int]]:
-    """Heads that are used at all, in groups of like loads; the always full ones by themselves."""
+    """Group the heads that are used by similar load; heads used by all queries form groups of their own."""
     buckets: list[list[int]] = []
     for i in sorted((i for i, load in enumerate(loads) if load > 0), key=lambda i: -loads[i]):
         first = loads[buckets[-1][0]] if buckets else 0
-        if buckets and loads[i] >= first * (1.0 if first == full else TOGETHER):
+        if buckets and loads[i] >= first * (1.0 if first == full else SIMILAR):
             buckets[-1].append(i)
         else:
             buckets.append([i])
@@ -251,21 +251,21 @@ def _buckets(loads: list[int], full: int) -> list[list[int]]:
 
 
 def _picks(chosen: Tensor, members: list[int], size: int) -> Picks:
-    """The queries that chose some heads, from chosen [b, n, h]: `size` places for each head."""
-    wanted = chosen[:, :, members].transpose(1, 2)  # [b, i, n]
-    order = (~wanted).to(torch.uint8).argsort(dim=-1, stable=True)[..., :size]  # chosen queries first, in order
-    count = wanted.sum(-1, keepdim=True)
+    """Return the queries that selected each of some heads, from chosen [b, n, h]: `size` places per head."""
+    selected = chosen[:, :, members].transpose(1, 2)  # [b, i, n]
+    order = (~selected).to(torch.uint8).argsort(dim=-1, stable=True)[..., :size]  # selected queries first, in order
+    count = selected.sum(-1, keepdim=True)
     place = torch.arange(size, device=chosen.device)
     positions = order.gather(-1, torch.minimum(place, (count - 1).clamp_min(0)))
     heads = torch.tensor(members, device=chosen.device).expand(len(chosen), -1)
     return Picks(heads, positions, place < count)
 
 
-def _turned(rotary: Rotary, x: Tensor, positions: Tensor) -> Tensor:
-    """x [b, i, c, d] turned as the rotary positions [b, i, c] say; `Rotary` itself knows only runs of positions."""
+def _rotate(rotary: Rotary, x: Tensor, positions: Tensor) -> Tensor:
+    """Apply rotary positions [b, i, c] to x [b, i, c, d]; `Rotary` itself supports consecutive positions only."""
     d = x.shape[-1]
     ones = (torch.arange(d, device=x.device) < d // 2).float()
-    table = rotary(ones.expand(int(positions.max()) + 1, d))  # (1, 0) turned: cosines and sines of every position
+    table = rotary(ones.expand(int(positions.max()) + 1, d))  # (1, 0) rotated: cosine and sine of every position
     cos, sin = table[positions].chunk(2, -1)
     one, two = x.float().chunk(2, -1)
     return torch.cat((one * cos - two * sin, two * cos + one * sin), -1).to(x.dtype)

@@ -1,4 +1,4 @@
-"""A few heads of many, chosen by a gate for each token or each sequence; the others are not computed."""
+"""A sparse mixture of heads: a gate selects a few heads per token or per sequence, and only these are computed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,25 +31,25 @@ UNCHOSEN = Words(
 class SparseHeadMixture(ProjectedLayer):
     """y = Σ_{i ∈ TopK(G(X))} Softmax(G(X))_i · head_i W_i^O, k ≪ h, with the gate G(X) = X W_G.
 
-    `per="token"`: every query chooses its own k heads. Only the queries of those heads are computed, grouped by head;
-    keys and values of the heads that any query chose. With a cache keys and values are computed for all heads, as a
-    later token may choose any: sparse over queries only, or the cache would have holes.
-    `per="sequence"`: the mean of X over the sequence chooses for all of it; queries, keys and values of k heads are
-    computed, from matrices gathered for each batch entry. The choice reads the whole sequence, so it lets a causal
-    model see its future through the gate, reads padding, and excludes a cache.
+    `per="token"`: k heads are selected for each query. Queries are computed for their selected heads only, grouped by
+    head; keys and values for heads that any query selected. With a cache, keys and values are computed for all heads,
+    since a later token may select any of them.
+    `per="sequence"`: the mean of X selects k heads for the whole sequence; queries, keys and values are computed for
+    these, with matrices gathered for each batch entry. The gate reads the whole sequence, so it leaks later tokens into
+    a causal model, includes padding, and rules out a cache.
 
-    It takes no score: a bias is laid out for all queries and heads, and only some are computed.
+    Scores are not supported: a bias is laid out for all queries and heads, and only some are computed.
 
     Args:
-        top_k: routed heads in use, a quarter of all by default.
+        top_k: routed heads per token or sequence, a quarter of all heads by default.
         per: "token" or "sequence".
-        shared_heads: heads that are always on with weight 1, the first ones; the gate chooses among the others.
-        renormalise: divide the weights of the chosen heads by their sum.
-        options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
+        shared_heads: number of first heads that are always selected, with weight 1; the gate selects among the others.
+        renormalise: divide the weights of the selected heads by their sum.
+        d_model, num_heads, options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention` and d_model·(h − shared_heads) for the gate.
     Cost: for each query, s + k instead of h heads of the query and output maps and of the attention; keys and values
-        of s + k heads (`per="sequence"`), or of all that are chosen by some token.
+        of s + k heads (`per="sequence"`), or of all heads that some token selected.
     Source: sparse gating as in Shazeer et al. 2017, 1701.06538, with heads as experts (Zhang et al. 2022, 2210.05144).
     """
 
@@ -58,7 +58,7 @@ class SparseHeadMixture(ProjectedLayer):
         "score": "a bias is laid out for all queries and heads, and only some are computed"
     }
     notes = Notes(
-        summary=Words("a gate chooses a few of many heads", "门控从许多头中选出几个"),
+        summary=Words("a gate selects a few of many heads", "门控从众多头中选出少数几个"),
         use=Words(
             "a few of many heads suffice for each token or sequence",
             "每个词元或每个序列只需许多头中的几个时用",
@@ -69,7 +69,7 @@ class SparseHeadMixture(ProjectedLayer):
         cache='MHA\'s; none with `per="sequence"`, which cannot decode',
         limits={
             'cache and fewer KV heads with `per="sequence"`': (
-                "its gate reads the whole sequence: a causal model would see its future, and padding is read too"
+                "its gate reads the whole sequence, including later tokens and padding"
             )
         },
         map=UNCHOSEN,
@@ -77,9 +77,9 @@ class SparseHeadMixture(ProjectedLayer):
         form_of=None,
     )
 
-    coupling = Coupling("heads", "its gate gives a token some of its heads only, chosen by comparing all of them")
+    coupling = Coupling("heads", "its gate selects some of the heads for each token by comparing all of them")
     resizing = Resizing()
-    outside_attend = "its gate chooses among heads, and each head attends from the tokens that chose it"
+    outside_attend = "its gate selects heads, and each head attends from the tokens that selected it"
 
     def __init__(
         self,
@@ -113,20 +113,20 @@ class SparseHeadMixture(ProjectedLayer):
     def forward(self, x: Tensor, context: Tensor | None = None, *, return_gates: bool = False, **options: Any) -> Any:
         """As in `AttentionLayer`; with return_gates also the `Gates`, last.
 
-        The map has all h heads; a query of a head that it did not choose has no weights there, like a query that
-        sees nothing. The concatenation holds the weighted heads, zeros where a head was not chosen.
+        The map has all h heads; where a query did not select a head, its row is that of a fully masked query. The
+        concatenation holds the weighted heads, and zeros where a head was not selected.
         """
         result = super().forward(x, context, **options)
         if not return_gates:
             return result
-        gates = self.route(x)  # once more: small beside the attention, and the same choice
+        gates = self.route(x)  # recomputed: cheap beside the attention, and the same selection
         return (*result, gates) if isinstance(result, tuple) else (result, gates)
 
     def compute(
         self, x: Tensor, source: Tensor, cache: Cache | None, options: dict[str, Any], return_concat: bool
     ) -> tuple[Tensor, Any, Any]:
-        """As in `AttentionLayer`, of the chosen heads."""
-        if not x.shape[0] * x.shape[1]:  # no query chooses a head, so there is nothing to leave out
+        """As in `AttentionLayer`, for the selected heads only."""
+        if not x.shape[0] * x.shape[1]:  # no queries, so nothing to select
             return super().compute(x, source, cache, options, return_concat)
         measures = options.pop("measures")
         call = SparseCall(self, x, source, self.route(x), cache, options, return_concat)
@@ -136,7 +136,7 @@ class SparseHeadMixture(ProjectedLayer):
         return y, amap, concat
 
     def route(self, x: Tensor) -> Gates:
-        """The choice for x [b, n, d_model]. In the gate's own precision: autocast would blur close choices."""
+        """Return the gates of x [b, n, d_model], computed in the gate's own precision, also under autocast."""
         with own_dtypes(x):
             logits = self.gate(self.routed_by(x))
             probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
@@ -147,16 +147,12 @@ class SparseHeadMixture(ProjectedLayer):
         return Gates(nn.functional.pad(weights, (self.shared_heads, 0), value=1.0), chosen, probabilities)
 
     def routed_by(self, x: Tensor) -> Tensor:
-        """What the gate reads: every token, or the mean of the sequence, [b, n or 1, d_model]."""
+        """Return the gate's input: every token, or the mean of the sequence, [b, n or 1, d_model]."""
         x = x.to(self.gate.weight.dtype)
         return x.mean(1, keepdim=True) if self.per == "sequence" else x
 
-    def output(self, concat: Tensor) -> Tensor:
-        """Concat of the weighted heads times W_O."""
-        return self.o_proj(concat)
-
     def layout(self) -> Layout:
-        """As in `ProjectedLayer`, and columns of W_O, which is not always called with the concatenation."""
+        """As in `ProjectedLayer`, and columns of W_O, which is not called with the concatenation."""
         return super().layout().into(self.o_proj, self.value_dim, called=False)
 
     @staticmethod
@@ -164,11 +160,11 @@ class SparseHeadMixture(ProjectedLayer):
         d_model: int, num_heads: int, *, top_k: int | None = None, per: str = "token", shared_heads: int = 0,
         **options: Any,
     ) -> Counts:  # fmt: skip
-        """A gate with d·(h − s) weights chooses k of the heads for each token, and s are always on: queries, attention
-        and output of s + k heads; keys and values of all, as any token may choose any head (heads as experts: Zhang et
+        """A gate with d·(h − s) weights selects k heads for each token, and s are always selected: queries, attention
+        and output of s + k heads; keys and values of all, as any token may select any head (heads as experts: Zhang et
         al. 2022, 2210.05144).
 
-        per: "token"; or "sequence", which needs no other keys, and has no cache.
+        per: "token"; or "sequence", which computes the keys of the selected heads only, and has no cache.
         """
         h = num_heads
         k = max(1, h // 4) if top_k is None else top_k
@@ -199,7 +195,7 @@ class SparseHeadMixture(ProjectedLayer):
         )  # fmt: skip
 
     def steps(self, x: Tensor, note: Steps) -> None:
-        """As in `AttentionLayer`, without leaving anything out."""
+        """As in `AttentionLayer`, computed for all heads."""
         read, tokens = x, "b n"
         if self.per == "sequence":
             tokens = "b 1"
@@ -213,22 +209,22 @@ class SparseHeadMixture(ProjectedLayer):
         self._noted_heads(x, torch.cat((shared, routed), -1), tokens, note)
 
     def _noted_choice(self, read: Tensor, tokens: str, note: Steps) -> tuple[Tensor, Tensor]:
-        """Probabilities of the routed heads, and which of all heads are in use."""
+        """Return the probabilities of the routed heads, and which of all heads are selected."""
         logits = self.gate(read)
-        note("gate_logits", logits, f"{tokens} h_routed", "G = X W_G", "a number for each head that may be chosen",
-             "每个可选的头一个数")  # fmt: skip
+        note("gate_logits", logits, f"{tokens} h_routed", "G = X W_G", "one number per head that may be selected",
+             "每个可选的头一个分数")  # fmt: skip
         probabilities = logits.softmax(-1)
-        note("probabilities", probabilities, f"{tokens} h_routed", "softmax(G)", "as probabilities", "化为概率")
+        note("probabilities", probabilities, f"{tokens} h_routed", "softmax(G)", "as probabilities", "归一化为概率")
         least = probabilities.sort(-1, descending=True).values[..., self.top_k - 1 : self.top_k]
         routed = (probabilities >= least).float()
         chosen = nn.functional.pad(routed, (self.shared_heads, 0), value=1.0)
-        note("chosen", chosen, f"{tokens} h", "TopK", "1 where a token uses the head; the rest is not computed",
-             "词元使用的头为 1；其余的头不计算")  # fmt: skip
+        note("chosen", chosen, f"{tokens} h", "TopK", "1 where the head is selected; the others are not computed",
+             "被选中的头为 1；其余的头不参与计算")  # fmt: skip
         return probabilities, chosen
 
     def _noted_heads(self, x: Tensor, gates: Tensor, tokens: str, note: Steps) -> None:
-        """All heads are computed here, to be seen; the call computes those that are chosen."""
-        note("gates", gates, f"{tokens} h", "g", "the weight of each head, 0 where it was not chosen",
+        """Note all heads; the call computes the selected ones only."""
+        note("gates", gates, f"{tokens} h", "g", "the weight of each head, 0 where it was not selected",
              "每个头的权重，未被选中为 0")  # fmt: skip
         heads = note.attended(*note.projected(self, x)) * gates.mT[..., None]
         note("weighted", heads, "b h n d_v", "H_i ← g_i H_i", "each head times its weight", "每个头乘以它的权重")
@@ -240,9 +236,7 @@ class SparseHeadMixture(ProjectedLayer):
         """As in `AttentionLayer`."""
         super().check(x, context, cache, mask, scores)
         if cache is not None and self.per == "sequence":
-            raise ConfigError(
-                "cache=… needs per='token': with per='sequence' the heads are chosen by the whole sequence"
-            )
+            raise ConfigError("cache: requires per='token'; with per='sequence' the whole sequence selects the heads")
 
     @property
     def reads_ahead(self) -> str:

@@ -1,4 +1,4 @@
-"""Heads that talk: learned maps over heads before and after the softmax."""
+"""Talking-heads attention: learned maps over heads before and after the softmax."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,18 +27,18 @@ class TalkingHeadsAttention(ProjectedLayer):
     """J_l = Q_l K_lᵀ / √d_k,  L_j = Σ_l J_l P_lj,  W_j = softmax(L_j),  U_i = Σ_j W_j R_ji,  head_i = U_i V_i.
 
     P ("logits_mix") and R ("weights_mix") are [h, h], the identity at the start, which is multi-head attention.
-    Masks hold after the first mix; no score is taken, as a bias means another thing on each side of it. A block of
-    query rows is computed at a time and again in the backward pass, so that memory is O(rows · m · h), whatever n is;
+    Masks apply after the first mix. Scores are not supported, as a bias differs in meaning before and after the mix.
+    Query rows are computed block by block and recomputed in the backward pass, so memory is O(rows · m · h) for any n;
     the result is exact.
 
-    The map (`return_map`) is that of the softmax weights W_j. An `AttentionMap` knows a weight as exp(q·k − lse), and
-    W_j is of that form: L_j is one product of the queries Σ_l P_lj Q_l, side by side for every key head, with all the
-    keys side by side, so it holds h_kv·d_k numbers a query and head. What the values see, U_i, is not of that form: a
-    sum of exponentials is not an exponential of a sum, and no single log-sum-exp normalises it. `mixed(tile)` makes
-    U of any tile of W.
+    The map (`return_map`) holds the softmax weights W_j. An `AttentionMap` stores a weight as exp(q·k − lse), and W_j
+    has that form: L_j is the product of the queries Σ_l P_lj Q_l, concatenated over the KV heads, with the concatenated
+    keys, which takes h_kv·d_k numbers per query and head. The weights applied to the values, U_i, do not have that
+    form: a sum of exponentials is not an exponential of a sum, and no single log-sum-exp normalizes it. `mixed(tile)`
+    computes U from any tile of W.
 
     Args:
-        options: sizes, bias, dropout (of U), rotary and qk_norm, as in `MultiHeadAttention`.
+        d_model, num_heads, options: sizes, bias, dropout (of U), rotary and qk_norm, as in `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention` and 2·h².
     Cost: that of `MultiHeadAttention` and 4·n·m·h² for the two mixes.
@@ -47,7 +47,7 @@ class TalkingHeadsAttention(ProjectedLayer):
 
     takes_score = False
     takes_none_as: ClassVar[Mapping[str, str]] = {
-        "score": "a bias means another thing before and after the heads are mixed"
+        "score": "a bias differs in meaning before and after the heads are mixed"
     }
     notes = Notes(
         summary=Words("learned maps over heads before and after the softmax", "softmax 前后各有一个头间的可学习映射"),
@@ -80,10 +80,6 @@ class TalkingHeadsAttention(ProjectedLayer):
         self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
         self.logits_mix = nn.Parameter(torch.eye(num_heads))
         self.weights_mix = nn.Parameter(torch.eye(num_heads))
-
-    def output(self, concat: Tensor) -> Tensor:
-        """Concat(head_1 … head_h) W_O."""
-        return self.o_proj(concat)
 
     def layout(self) -> Layout:
         """As in `ProjectedLayer`, rows and columns of both mixes, and columns of W_O."""
@@ -118,23 +114,24 @@ class TalkingHeadsAttention(ProjectedLayer):
     def check(
         self, x: Tensor, context: Tensor | None, cache: Cache | None, mask: Mask | None, scores: tuple[Score, ...] = ()
     ) -> None:
-        """As in `AttentionLayer`; a cache must keep the same tokens for all heads, as each head's logits are made of
-        every head's scores."""
+        """As in `AttentionLayer`; a cache must keep the same tokens for all heads, since the logits of each head depend
+        on the scores of all."""
         super().check(x, context, cache, mask, scores)
         if isinstance(cache, BudgetCache) and len(set(cache.windows)) > 1:
             raise ConfigError(
-                f"cache: TalkingHeadsAttention makes logits of every head's scores, but in {list(cache.windows)} the "
-                f"windows differ; use SlidingCache"
+                f"cache: TalkingHeadsAttention mixes the scores of all heads, which requires equal windows, got "
+                f"{list(cache.windows)}; use SlidingCache"
             )
 
     def mixed(self, tile: Tensor) -> Tensor:
-        """U [b, h, r, c], the weights that the values see, of any tile of W [b, h, r, c], such as `amap[:, :, :8]`."""
+        """Return U [b, h, r, c], the weights applied to the values, for a tile of W [b, h, r, c], such as
+        `amap[:, :, :8]`."""
         if tile.ndim != 4 or tile.shape[1] != self.num_heads:
             raise ShapeError(f"tile: expected [b, h={self.num_heads}, rows, cols], got shape {tuple(tile.shape)}")
         return _over_heads(tile, self.weights_mix.detach())
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Any]:
-        """As in `AttentionLayer`, a block of rows after the other."""
+        """As in `AttentionLayer`, one block of rows at a time."""
         mask, dropout_p = options["mask"] or Everything(), options["dropout_p"]
         b, h, n, d = q.shape
         rule = Rule(mask, d**-0.5, Grid(b, h, n, k.shape[2]))
@@ -157,32 +154,32 @@ class TalkingHeadsAttention(ProjectedLayer):
     def _block(
         self, q: Tensor, k: Tensor, v: Tensor, rule: Rule, rows: Span, dropout_p: float
     ) -> tuple[Tensor, Tensor]:
-        """Output [b, h, r, d_v] and log-sum-exp [b, h, r] of some rows, from the keys that any of them sees."""
-        seen = [cols for cols, _ in rule.tiles(rows)]
-        cols = Span(seen[0].start, seen[-1].stop) if seen else Span(0, 0)
+        """Return the output [b, h, r, d_v] and log-sum-exp [b, h, r] of some rows, from the keys visible to them."""
+        visible = [cols for cols, _ in rule.tiles(rows)]
+        cols = Span(visible[0].start, visible[-1].stop) if visible else Span(0, 0)
         r, c = slice(rows.start, rows.stop), slice(cols.start, cols.stop)
         mixes = self.logits_mix, self.weights_mix
         given = q[:, :, r], k[:, :, c], v[:, :, c], *mixes, rule, rows, cols, dropout_p
         if not torch.is_grad_enabled():
-            return _talk(*given)
-        return checkpoint(_talk, *given, use_reentrant=False, preserve_rng_state=dropout_p > 0)
+            return _attend_block(*given)
+        return checkpoint(_attend_block, *given, use_reentrant=False, preserve_rng_state=dropout_p > 0)
 
 
-def _talk(
+def _attend_block(
     q: Tensor, k: Tensor, v: Tensor, logits_mix: Tensor, weights_mix: Tensor, rule: Rule, rows: Span, cols: Span,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     allowed = rule.allowed(rows, cols, q.device)
-    dark = ~allowed.any(-1, keepdim=True)  # rows that see nothing
+    fully_masked = ~allowed.any(-1, keepdim=True)
     scores = _over_heads(raw_scores(q, k, rule.scale), logits_mix)
-    scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(dark, 0.0)
+    scores = scores.masked_fill(~allowed, -torch.inf).masked_fill(fully_masked, 0.0)
     weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
-    seen = F.dropout(_over_heads(weights, weights_mix), dropout_p)
-    lse = scores.detach().logsumexp(-1).masked_fill(dark[..., 0], -torch.inf)
-    return grouped(seen, v).to(q.dtype), lse
+    applied = F.dropout(_over_heads(weights, weights_mix), dropout_p)
+    lse = scores.detach().logsumexp(-1).masked_fill(fully_masked[..., 0], -torch.inf)
+    return grouped(applied, v).to(q.dtype), lse
 
 
 def _over_heads(tile: Tensor, mix: Tensor) -> Tensor:
-    """Σ_l tile_l mix_lj: [b, h, r, c]. In the tile's own precision, which autocast must not narrow."""
+    """Σ_l tile_l mix_lj: [b, h, r, c]. Computed in the tile's own precision, also under autocast."""
     with own_dtypes(tile):
         return torch.einsum("blrc,lj->bjrc", tile, mix.to(tile.dtype))

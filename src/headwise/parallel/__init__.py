@@ -12,32 +12,52 @@ backward pass. The loss is the sum of the ranks' losses. For replicated tensors 
 rank computes its share of the gradient.
 """
 
-from headwise.parallel.heads import clip_gradients, head_parallel_plan, parallelize_heads, whole_state
-from headwise.parallel.heads_gather import gather_map
-from headwise.parallel.heads_held import HeldHeads, held_heads
-from headwise.parallel.layout import Layout, shard, unshard
-from headwise.parallel.ring import ring_attend
-from headwise.parallel.ring_map import RingMap
-from headwise.parallel.sequence import SequenceParallel, sequence_parallel, sum_gradients
-from headwise.parallel.ulysses import ulysses_attend
-from headwise.parallel.ulysses_map import UlyssesMap
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "HeldHeads",
-    "Layout",
-    "RingMap",
-    "SequenceParallel",
-    "UlyssesMap",
-    "clip_gradients",
-    "gather_map",
-    "head_parallel_plan",
-    "held_heads",
-    "parallelize_heads",
-    "ring_attend",
-    "sequence_parallel",
-    "shard",
-    "sum_gradients",
-    "ulysses_attend",
-    "unshard",
-    "whole_state",
-]
+# Imported on first use: torch.distributed.tensor takes as long to import as PyTorch itself.
+_HOMES = {
+    "heads": ["clip_gradients", "head_parallel_plan", "parallelize_heads", "whole_state"],
+    "heads_gather": ["gather_map"],
+    "heads_held": ["HeldHeads", "held_heads"],
+    "layout": ["Layout", "shard", "unshard"],
+    "ring": ["ring_attend"],
+    "ring_map": ["RingMap"],
+    "sequence": ["SequenceParallel", "sequence_parallel", "sum_gradients"],
+    "ulysses": ["ulysses_attend"],
+    "ulysses_map": ["UlyssesMap"],
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
+
+if TYPE_CHECKING:
+    from headwise.parallel.heads import (
+        clip_gradients as clip_gradients,
+        head_parallel_plan as head_parallel_plan,
+        parallelize_heads as parallelize_heads,
+        whole_state as whole_state,
+    )
+    from headwise.parallel.heads_gather import gather_map as gather_map
+    from headwise.parallel.heads_held import HeldHeads as HeldHeads, held_heads as held_heads
+    from headwise.parallel.layout import Layout as Layout, shard as shard, unshard as unshard
+    from headwise.parallel.ring import ring_attend as ring_attend
+    from headwise.parallel.ring_map import RingMap as RingMap
+    from headwise.parallel.sequence import (
+        SequenceParallel as SequenceParallel,
+        sequence_parallel as sequence_parallel,
+        sum_gradients as sum_gradients,
+    )
+    from headwise.parallel.ulysses import ulysses_attend as ulysses_attend
+    from headwise.parallel.ulysses_map import UlyssesMap as UlyssesMap
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'headwise.parallel' has no attribute {name!r}")
+    value = getattr(import_module(f"headwise.parallel.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -88,7 +88,7 @@ def ring_attend(
             return_map=return_map, measures=measures, kernel=kernel,
         )  # fmt: skip
     who = members(group)
-    arguments, queries, keys, rule = agree(
+    wanted, queries, keys, rule = agree(
         who, "ring_attend", q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, measures
     )
     terms = rule.terms(compute(q[..., :0, :]))
@@ -96,7 +96,7 @@ def ring_attend(
     if dropout_p > 0 and learned:
         kernel = _with_dropout_and_biases(kernel)
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
-    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(arguments.measures, rule))
+    way = Way(rule, kernel, float(dropout_p), seed, wanted_of_kernels(wanted, rule))
     ring = _Ring(way, plan(queries, keys, way), who, terms.soft_cap)
     out, lse = _Attend.apply(q, k, v, ring, terms.n, terms.relative, terms.sinks, *terms.biases)
     if not return_map:
@@ -104,8 +104,8 @@ def ring_attend(
     amap = RingMap(
         q, k, v, lse, rule, ring.plan, who, kernels=ring.kernels, named=named(kernel), refusals=ring.refusals
     )  # fmt: skip
-    if arguments.measures:
-        amap.measured = amap.measured_by(ring.found, arguments.measures)
+    if wanted:
+        amap.measured = amap.measured_by(ring.found, wanted)
     return out, amap
 
 

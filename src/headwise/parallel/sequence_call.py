@@ -3,7 +3,6 @@
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,52 +22,12 @@ from headwise.stats import Measure, resolve
 HASHED = 1 << 20  # mask tensors with more numbers are compared between ranks by shape only
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of the call on one rank; the tensors are its part of the sequence."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Mask | None
-    scale: float | None
-    score: Score | Sequence[Score]
-    dropout_p: float
-    layout: str
-    kernel: str
-    return_map: bool
-    measures: Sequence[Measure]
-
-    def __post_init__(self) -> None:
-        """Check what can be checked on this rank alone."""
-        check_measures(self.measures, self.return_map)
-        check_layout(self.layout)
-        check_mask(self.mask)
-        grid = rule_of(self.q, self.k, self.v, None, self.scale, (), self.dropout_p).grid
-        # Sizes of scores are checked for the whole sequence; here only their types.
-        check_scores([score for score in _listed(self.score) if not isinstance(score, Score)], grid, self.q.device)
-
-    def facts(self) -> dict[str, int]:
-        """Everything that must be equal on all ranks: name of an argument → a number of at most 63 bits."""
-        scores = _listed(self.score)
-        b, h, _, d = self.q.shape
-        learning = torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v, *_tensors(scores)))
-        return {
-            "batch": b, "heads of q": h, "heads of k and v": self.k.shape[1], "head_dim of q and k": d,
-            "head_dim of v": self.v.shape[3], "dtype": DTYPES.index(self.q.dtype), "mask": _mask_code(self.mask),
-            "scale": 0 if self.scale is None else zlib.crc32(struct.pack("d", self.scale)),
-            "score": _code([repr(score) for score in scores]), "dropout_p": _code(self.dropout_p),
-            "layout": _code(self.layout), "return_map": int(self.return_map),
-            "measures": _code([measure.name for measure in self.measures]), "need of gradients": int(learning),
-        }  # fmt: skip
-
-
 def agree(
     who: Members, name: str, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None,
     score: Score | Sequence[Score], dropout_p: float, layout: str, kernel: str, return_map: bool,
     measures: Sequence[str | Measure],
-) -> tuple[Arguments, Layout, Layout, Rule]:  # fmt: skip
-    """Check the call on all ranks: returns its arguments here, the layouts of queries and keys, and the whole rule.
+) -> tuple[Sequence[Measure], Layout, Layout, Rule]:  # fmt: skip
+    """Check the call on all ranks: returns its measures, the layouts of queries and keys, and the whole rule.
 
     One collective of FACTS numbers per rank, on the device of q. It also reports ranks on which a check failed.
 
@@ -78,12 +37,28 @@ def agree(
         HeadwiseError: on every rank, for a wrong argument of any rank, or for arguments that differ.
     """
     own: Exception | None = None
-    arguments: Arguments | None = None
+    wanted: Sequence[Measure] = []
     facts: dict[str, int] = {}
     try:
         wanted = resolve(measures) if measures else []
-        arguments = Arguments(q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, wanted)
-        facts = {"failed": 0, "n": q.shape[2], "m": k.shape[2], **arguments.facts()}
+        check_measures(wanted, return_map)
+        check_layout(layout)
+        check_mask(mask)
+        grid = rule_of(q, k, v, None, scale, (), dropout_p).grid
+        scores = score if isinstance(score, Sequence) else (score,)
+        # Sizes of scores are checked for the whole sequence; here only their types.
+        check_scores([score for score in scores if not isinstance(score, Score)], grid, q.device)
+        inputs = (q, k, v, *(x for score in scores for x in vars(score).values() if isinstance(x, Tensor)))
+        facts = {
+            "failed": 0, "n": q.shape[2], "m": k.shape[2],
+            # Everything that must be equal on all ranks, as numbers of at most 63 bits.
+            "batch": q.shape[0], "heads of q": q.shape[1], "heads of k and v": k.shape[1],
+            "head_dim of q and k": q.shape[3], "head_dim of v": v.shape[3], "dtype": DTYPES.index(q.dtype),
+            "mask": _mask_code(mask), "scale": 0 if scale is None else zlib.crc32(struct.pack("d", scale)),
+            "score": _code([repr(score) for score in scores]), "dropout_p": _code(dropout_p), "layout": _code(layout),
+            "return_map": int(return_map), "measures": _code([measure.name for measure in wanted]),
+            "need of gradients": int(torch.is_grad_enabled() and any(x.requires_grad for x in inputs)),
+        }  # fmt: skip
     except Exception as error:  # of any type, as the other ranks must not wait for this one
         own = error
     everyone = _gathered(facts, who, device_of(who, q))
@@ -96,7 +71,6 @@ def agree(
         numbers = [row[index] for row in rows]
         if len(set(numbers)) > 1:
             raise _differ(name, fact, numbers)
-    assert arguments is not None
     queries, keys = (Layout(layout, sum(row[i] for row in rows), who.ranks) for i in (1, 2))
     check_held("q", [row[1] for row in rows], queries)
     check_held("k", [row[2] for row in rows], keys)
@@ -107,10 +81,10 @@ def agree(
     ]
     rule = rule_of(stand_ins[0], stand_ins[1], stand_ins[2], mask, scale, score, dropout_p)
     rule.mask.check(rule.grid)
-    return arguments, queries, keys, rule
+    return wanted, queries, keys, rule
 
 
-FACTS = 17  # numbers that are compared: whether the check failed, n, m, and those of Arguments.facts
+FACTS = 17  # numbers that are compared: whether the check failed, n, m, and those that must be equal
 
 
 def _gathered(facts: dict[str, int], who: Members, device: torch.device) -> list[list[int] | None]:
@@ -174,11 +148,3 @@ def _mask_code(mask: Mask | None) -> int:
         if x.numel() <= HASHED:
             code = zlib.crc32(x.detach().cpu().contiguous().numpy().tobytes(), code)
     return code
-
-
-def _listed(score: Score | Sequence[Score]) -> Sequence[Score]:
-    return score if isinstance(score, Sequence) else (score,)
-
-
-def _tensors(scores: Sequence[Score]) -> list[Tensor]:
-    return [x for score in scores for x in vars(score).values() if isinstance(x, Tensor)]

@@ -78,7 +78,7 @@ def ulysses_attend(
             return_map=return_map, measures=measures, kernel=kernel,
         )  # fmt: skip
     who = members(group)
-    arguments, queries, keys, rule = agree(
+    wanted, queries, keys, rule = agree(
         who, "ulysses_attend", q, k, v, mask, scale, score, dropout_p, layout, kernel, return_map, measures
     )
     of_ranks = shares(rule.grid.h, k.shape[1], who.ranks)
@@ -96,7 +96,7 @@ def ulysses_attend(
         if dropout_p > 0
         else 0
     )
-    statistics = statistics_for(arguments.measures, own_rule) if arguments.measures else ()
+    statistics = statistics_for(wanted, own_rule) if wanted else ()
     call = Call(q_own, k_own, v_own, own_rule, float(dropout_p), seed, statistics)
     (heads, lse, found), chosen, refusals = run(call, kernel)
     (out,) = ToRows.apply(Exchange(who, (of_queries,), (queries,)), heads)
@@ -108,8 +108,8 @@ def ulysses_attend(
         nonfinite_values=bad_values,
     )  # fmt: skip
     amap = UlyssesMap(own_map, own.queries, q, k, v, rule, who)
-    if arguments.measures:
-        amap.measured = amap.of_all_heads(own_map.measured_by(found, arguments.measures), arguments.measures)
+    if wanted:
+        amap.measured = amap.of_all_heads(own_map.measured_by(found, wanted), wanted)
     return out, amap
 
 

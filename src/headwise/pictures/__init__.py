@@ -1,1 +1,1 @@
-"""Small pictures without a library for them: colour maps, and matrices as PNG."""
+"""Small pictures without a drawing library: colour maps, and matrices as PNG."""

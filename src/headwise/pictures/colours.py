@@ -1,13 +1,13 @@
-"""The colour maps of every picture, computed in OKLCH so that equal steps of weight look equally far apart.
+"""The colour maps of every picture, computed in OKLCH so that equal steps of weight look equally large.
 
-Two of them: on light paper more weight is darker, on a dark page it is brighter; nothing is the page's own colour.
+Larger weights are darker on light pages and brighter on dark pages; zero has the colour of the page.
 Source: Ottosson 2020, "A perceptual color space for image processing" (OKLab).
 """
 
 import math
 from itertools import pairwise
 
-# (position, chroma, hue in degrees): lightness runs evenly between the ends, so the map is uniform in it.
+# (position, chroma, hue in degrees); lightness is linear between the ends.
 _LIGHT = (0.975, 0.27, [(0.0, 0.008, 95), (0.18, 0.06, 165), (0.42, 0.105, 215), (0.72, 0.155, 268), (1.0, 0.11, 292)])
 _DARK = (0.215, 0.965, [(0.0, 0.018, 285), (0.25, 0.13, 295), (0.5, 0.175, 350), (0.75, 0.155, 48), (1.0, 0.085, 100)])
 STOPS = 33
@@ -28,13 +28,13 @@ def _between(anchors: list[tuple[float, float, int]], at: float) -> tuple[float,
     for (x0, c0, h0), (x1, c1, h1) in pairwise(anchors):
         if at <= x1:
             part = (at - x0) / (x1 - x0)
-            turn = (h1 - h0 + 180) % 360 - 180
-            return c0 + (c1 - c0) * part, h0 + turn * part
+            difference = (h1 - h0 + 180) % 360 - 180
+            return c0 + (c1 - c0) * part, h0 + difference * part
     raise ValueError(at)
 
 
 def _hex(lightness: float, chroma: float, hue: float) -> str:
-    """The nearest colour of the sRGB gamut with that lightness and hue: chroma gives way."""
+    """The sRGB colour with that lightness and hue, with chroma reduced to fit into the gamut."""
     while True:
         rgb = _linear_rgb(lightness, chroma, hue)
         if chroma <= 0 or all(-1e-6 <= c <= 1 + 1e-6 for c in rgb):

@@ -1,4 +1,4 @@
-"""A few heads of an attention map as HTML for a notebook: small pictures, side by side."""
+"""A few heads of an attention map as HTML for notebooks: small pictures side by side."""
 
 from collections.abc import Sequence
 from html import escape
@@ -12,14 +12,14 @@ _LEAST = 12  # of the shorter one
 
 
 def maps_html(facts: str, maps: Sequence[tuple[str, np.ndarray]], note: str) -> str:
-    """Facts above, pictures of weights [rows, columns] with a name each, a note below."""
+    """Facts, pictures of weights [rows, columns] with their names, and a note."""
     figures = "".join(map(_figure, maps))
     row = f'<div style="display: flex; flex-wrap: wrap; gap: 10px; margin: 6px 0">{figures}</div>' if maps else ""
     return f"<div><div>{escape(facts)}</div>{row}<div><small>{escape(note)}</small></div></div>"
 
 
 def _figure(one: tuple[str, np.ndarray]) -> str:
-    """A head: the colour is the square root of a weight over its largest, which shows small weights too."""
+    """A head, coloured by the square root of the weight over the largest one, which shows small weights too."""
     name, weights = one
     weights = np.where(np.isfinite(weights), weights, 0.0)
     shares = np.sqrt(weights / (weights.max() or 1.0))

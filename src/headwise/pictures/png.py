@@ -1,4 +1,4 @@
-"""Matrices as PNG files of one pixel a number.
+"""Matrices as PNG files with one pixel per number.
 
 >>> import numpy as np
 >>> heat_png(np.eye(3))[:4]
@@ -18,19 +18,19 @@ SHADES = 256
 
 
 def heat_png(values: np.ndarray, theme: str = "light") -> bytes:
-    """A matrix [rows, columns] of numbers from 0 to 1 in the colours of every picture of weights; other numbers have
-    the colour of the nearer end, NaN that of 0."""
+    """A matrix [rows, columns] of numbers from 0 to 1 in the colours of attention weights. Numbers outside are clipped,
+    NaN has the colour of 0."""
     if values.ndim != 2 or not values.size:
         raise ValueError(f"values: shape {values.shape}, expected [rows, columns] with at least one of each")
     shades = (np.nan_to_num(values, nan=0.0).clip(0, 1) * (SHADES - 1)).round().astype(np.uint8)
-    lines = np.concatenate((np.zeros((len(shades), 1), np.uint8), shades), 1)  # each begins with its filter: none
-    size = struct.pack(">IIBBBBB", shades.shape[1], shades.shape[0], 8, 3, 0, 0, 0)  # 8 bits, of a palette
+    lines = np.concatenate((np.zeros((len(shades), 1), np.uint8), shades), 1)  # each row begins with its filter, none
+    size = struct.pack(">IIBBBBB", shades.shape[1], shades.shape[0], 8, 3, 0, 0, 0)  # 8 bits, with a palette
     parts = ((b"IHDR", size), (b"PLTE", _palette(theme)), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*part) for part in parts)
 
 
 def data_url(png: bytes) -> str:
-    """A picture as the address of an <img>."""
+    """A picture as the URL of an <img>."""
     return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 

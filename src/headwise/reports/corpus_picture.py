@@ -1,4 +1,4 @@
-"""Every measure of a sweep as a picture of layers × heads. Needs matplotlib."""
+"""Every measure of a corpus as a picture of layers × heads. Requires matplotlib."""
 
 import math
 from pathlib import Path
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MISSING = "#f1efe8"  # no such head, or nothing counted
-TICKS = 16  # numbers along an axis at most
+MISSING = "#f1efe8"  # no such head, or no value
+TICKS = 16  # numbers along an axis, at most
 
 
 def check_picture(path: Path) -> None:
-    """ConfigError if a picture cannot be written there."""
+    """Raise ConfigError if a picture cannot be written there."""
     figure_class()
     if path.suffix.lower() != ".png":
         raise ConfigError(f"png={str(path)!r}: expected a name that ends in .png")
@@ -32,8 +32,8 @@ def write_picture(found: CorpusMeasures, path: Path) -> Path:
 
 
 def measures_figure(found: CorpusMeasures) -> "Figure":
-    """A panel a measure, as a matplotlib figure: layers downwards, heads to the right, each panel with its own
-    scale."""
+    """A panel per measure, as a matplotlib figure: layers from top to bottom, heads from left to right, each panel with
+    its own scale."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list("headwise", stops("light")).with_extremes(bad=MISSING)

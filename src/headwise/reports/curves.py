@@ -1,8 +1,7 @@
-"""Lines over an axis, as plain data and as SVG that stands in a page: no script, no style of its own, a few kB.
+"""Line plots as plain data and as SVG for HTML pages: without scripts and styles, a few kB each.
 
-The colours are the page's: line i has the class `line-i`, ink and grid `ink` and `grid`, so that light, dark and print
-are the style sheet's business. (matplotlib's SVG is some 20 kB a figure, carries its colours in style attributes that
-a strict page refuses, and would make an extra necessary.)
+Colours are defined by the style sheet of the page: line i has the class `line-i`, axes and grid have `ink` and `grid`.
+(An SVG of matplotlib has some 20 kB and style attributes that a strict content security policy refuses.)
 
 >>> curve = Curve.of("work", "heads", "FLOPs", {"counted": {1: 8.0, 2: 8.0, 4: 8.0}}, log="x")
 >>> svg(curve).startswith("<svg")
@@ -26,7 +25,7 @@ RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Line:
-    """One line: a value for each x. reference: not measured, but what was claimed or follows from a formula."""
+    """One line: a value for each x. reference: whether it is claimed or computed by a formula instead of measured."""
 
     name: str
     y: tuple[float, ...]
@@ -37,10 +36,10 @@ class Line:
 class Curve:
     """Lines over one axis.
 
-    x_name, y_name: what the axes show, with units. x: numbers in rising order. log_x, log_y: logarithmic axes; a 0 on
-    one of them is drawn at its foot, marked as 0. Values that are not finite are left out.
+    x_name, y_name: labels of the axes, with units. x: numbers in ascending order. log_x, log_y: logarithmic axes, which
+    show 0 at their lower end. Non-finite values are omitted.
 
-    Raises ConfigError where lengths differ, x does not rise, or a logarithmic axis is given what is negative.
+    Raises ConfigError if lengths differ, x does not increase, or a value on a logarithmic axis is negative.
     """
 
     title: str
@@ -74,7 +73,7 @@ class Curve:
         cls, title: str, x_name: str, y_name: str, lines: Mapping[str, Mapping[Any, float]],
         reference: Mapping[str, Mapping[Any, float]] | None = None, *, log: str = "",
     ) -> "Curve":  # fmt: skip
-        """Lines as x → y, all with the same x. reference: those that were not measured. log: "x", "y", "xy" or ""."""
+        """A curve from lines x → y, all with the same x. reference: lines not measured. log: "x", "y", "xy" or ""."""
         every = [(name, line, False) for name, line in lines.items()]
         every += [(name, line, True) for name, line in (reference or {}).items()]
         x = tuple(sorted(every[0][1])) if every else ()
@@ -87,7 +86,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class _Axis:
-    """Where values stand: between `start` and `end` of the picture; `foot`, if zeros stand below a logarithmic axis."""
+    """The positions of values, between `start` and `end` of the picture."""
 
     low: float
     high: float
@@ -97,7 +96,7 @@ class _Axis:
     ticks: tuple[float, ...]
 
     def at(self, value: float) -> float:
-        """The place of a value."""
+        """The position of a value."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         if self.log and value <= 0:
             return self.start
@@ -107,12 +106,12 @@ class _Axis:
 
 
 def svg(curve: Curve) -> str:
-    """The lines as one <svg> element; names of the lines are the page's to show, as `legend` does."""
+    """The lines as one <svg> element; `legend` has their names."""
     values = [y for line in curve.lines for y in line.y if math.isfinite(y)]
     x = _axis(curve.x, curve.log_x, LEFT + 8, WIDTH - RIGHT, given=True)
     y = _axis(values or [0.0], curve.log_y, HEIGHT - BOTTOM, TOP)
     parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(_told(curve))}" '
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(_description(curve))}" '
         'fill="none" stroke="currentColor">'
     ]
     for value in y.ticks:
@@ -124,13 +123,13 @@ def svg(curve: Curve) -> str:
         parts.append(_text(x.at(value), HEIGHT - BOTTOM + 17, label(value), "middle"))
     parts.append(f'<path class="ink" d="M{LEFT} {HEIGHT - BOTTOM}H{WIDTH - RIGHT}"/>')
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, curve.x_name, "middle"))
-    for i, line in sorted(enumerate(curve.lines), key=lambda one: not one[1].reference):  # what was measured is on top
+    for i, line in sorted(enumerate(curve.lines), key=lambda one: not one[1].reference):  # measured lines on top
         parts += _drawn(i, line, curve, x, y)
     return "".join([*parts, "</svg>"])
 
 
 def legend(curve: Curve) -> str:
-    """The lines' names beside a sample of each, as an HTML list."""
+    """The names of the lines with a sample of each, as an HTML list."""
     items = [
         f'<li><svg viewBox="0 0 30 12" width="30" height="12" fill="none" stroke="currentColor" aria-hidden="true">'
         f'<path class="line-{i}{" reference" if line.reference else ""}" d="M1 6H29"/>'
@@ -141,7 +140,7 @@ def legend(curve: Curve) -> str:
 
 
 def label(value: float) -> str:
-    """A number beside an axis: 4,096, 0.02, 3·10⁻⁷."""
+    """A number for an axis: 4,096, 0.02, 3·10⁻⁷."""
     if value == 0:
         return "0"
     exponent = math.floor(math.log10(abs(value)) + 1e-9)
@@ -153,7 +152,7 @@ def label(value: float) -> str:
 
 
 def _drawn(i: int, line: Line, curve: Curve, x: _Axis, y: _Axis) -> list[str]:
-    """The path of a line, broken where there is no value, and a mark with its numbers at each point measured."""
+    """The path of a line, interrupted at missing values, and a mark with its numbers at each measured point."""
     path, marks, pen = [], [], "M"
     for a, b in zip(curve.x, line.y, strict=True):
         if not math.isfinite(b):
@@ -161,21 +160,21 @@ def _drawn(i: int, line: Line, curve: Curve, x: _Axis, y: _Axis) -> list[str]:
             continue
         path.append(f"{pen}{_n(x.at(a))} {_n(y.at(b))}")
         pen = "L"
-        told = html.escape(f"{line.name}: {label(a)} → {b:.4g}")
+        tip = html.escape(f"{line.name}: {label(a)} → {b:.4g}")
         if not line.reference and len(curve.x) <= 40:
-            marks.append(_mark(i, x.at(a), y.at(b), told))
+            marks.append(_mark(i, x.at(a), y.at(b), tip))
     return [f'<path class="line-{i}{" reference" if line.reference else ""}" d="{"".join(path)}"/>', *marks]
 
 
-def _mark(i: int, x: float, y: float, told: str = "") -> str:
-    """A form for each line, so that they differ in grey too."""
+def _mark(i: int, x: float, y: float, tip: str = "") -> str:
+    """A mark; lines have different shapes, which are distinct without colours."""
     forms = "M-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0", "M-3-3H3V3H-3Z", "M0-4L4 3H-4Z", "M0-4L4 0L0 4L-4 0Z"
-    title = f"<title>{told}</title>" if told else ""
+    title = f"<title>{tip}</title>" if tip else ""
     return f'<path class="mark-{i}" transform="translate({_n(x)} {_n(y)})" d="{forms[i % len(forms)]}">{title}</path>'
 
 
 def _axis(values: Sequence[float], log: bool, start: float, end: float, given: bool = False) -> _Axis:
-    """An axis over values. given: its ticks are the values themselves, where they are few and far apart."""
+    """An axis for these values. given: use the values themselves as ticks where they are few and far apart."""
     above = [v for v in values if v > 0] if log else list(values)
     low, high = (min(above), max(above)) if above else (1.0, 1.0)
     if not given:
@@ -192,10 +191,10 @@ def _axis(values: Sequence[float], log: bool, start: float, end: float, given: b
 
 
 def _rounded(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Ends of an axis that hold the values: from 0, or between the ticks around them."""
+    """The ends of an axis: from 0, or at the ticks around the values."""
     if log:
         if high / low < 1.5:
-            low, high = low / 1.5, high * 1.5  # a constant is a line in the middle
+            low, high = low / 1.5, high * 1.5  # a constant line is in the middle
         ticks = [f * 10.0**e for e in range(-330 + 22, 308) for f in (1, 2, 5)]
         tolerance = 1 + 1e-9
         return max(t for t in ticks if t <= low * tolerance), min(t for t in ticks if t >= high / tolerance)
@@ -205,7 +204,7 @@ def _rounded(low: float, high: float, log: bool) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, log: bool, whole: bool) -> tuple[float, ...]:
-    """Round numbers from low to high. whole: a linear axis has no fractions."""
+    """Round numbers from low to high. whole: integers only, on a linear axis."""
     if not log:
         step = max(_step(high - low), 1.0 if whole else 0.0)
         return tuple(i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1))
@@ -218,14 +217,14 @@ def _ticks(low: float, high: float, log: bool, whole: bool) -> tuple[float, ...]
 
 
 def _step(span: float) -> float:
-    """The round step that gives some five ticks."""
+    """A round step for about five ticks."""
     if span <= 0:
         return 0.5
     power = 10.0 ** math.floor(math.log10(span / 4))
     return next(f * power for f in (1, 2, 2.5, 5, 10) if span / (f * power) <= 5.5)
 
 
-def _told(curve: Curve) -> str:
+def _description(curve: Curve) -> str:
     lines = "; ".join(f"{line.name}: {line.y[0]:.4g} … {line.y[-1]:.4g}" for line in curve.lines)
     return f"{curve.title}. {curve.y_name} over {curve.x_name}, {label(curve.x[0])} … {label(curve.x[-1])}. {lines}"
 

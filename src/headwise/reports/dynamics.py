@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.analysis.head_roles.definitions import DEFINITIONS
 from headwise.analysis.history import NO_ROLE, HeadHistory
 from headwise.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The font that comes with headwise, so that Chinese is drawn properly whatever fonts a machine has."""
+"""The packaged font, which draws Chinese on machines without Chinese fonts."""
 
 import base64
 import io
@@ -7,20 +7,20 @@ from importlib.resources import files
 from pathlib import Path
 
 FAMILY = "Headwise Han"
-SIGNS = "␣↵⇥␍"  # what stands for a space, line break, tab and return
-# Wide in Chinese and narrow elsewhere; both fonts have them.
+SIGNS = "␣↵⇥␍"  # for a space, line break, tab and return
+# Wide in Chinese and narrow elsewhere; in both fonts.
 QUOTES = frozenset(map(ord, "—‘’“”…·"))
-MOST_GLYPHS = 3000  # a page with more characters leaves the rest to the machine's fonts
+MOST_GLYPHS = 3000  # of a page; further characters use the fonts of the machine
 
 
 def font_path() -> Path:
-    """Where the OpenType file lies."""
+    """The path of the OpenType file."""
     return Path(str(files("headwise.reports") / "fonts" / "HeadwiseHan.otf"))
 
 
 @cache
 def covered() -> frozenset[int]:
-    """The code points that the font draws."""
+    """The code points of the font."""
     from fontTools.ttLib import TTFont
 
     with TTFont(font_path(), lazy=True) as font:
@@ -28,10 +28,10 @@ def covered() -> frozenset[int]:
 
 
 def font_face(text: str) -> str:
-    """CSS @font-face rules with just the wide characters of `text` that the font has, and the signs.
+    """CSS @font-face rules with the wide characters of `text` that the font has, and the signs.
 
-    About 200 bytes a Han character. Where there are Han characters, quotation marks and dashes come along in a family
-    of their own, for the text alone: in an English sentence of the page they are to be narrow.
+    About 200 bytes per Han character. With Han characters, quotation marks and dashes are in a separate family for the
+    text only, because they are narrow in English sentences of the page.
     """
     points = set(map(ord, text)) & covered()
     wide = {p for p in points if p >= 0x2E80} | set(map(ord, SIGNS))
@@ -42,8 +42,8 @@ def font_face(text: str) -> str:
 
 
 def _rule(family: str, points: list[int], span: str) -> str:
-    """span: for which code points a browser takes the font. Without it, it would also take its blank for the width
-    that `ch` counts."""
+    """A font with some code points. span: the code points that a browser uses it for; without it, the blank of the font
+    would determine the unit `ch`."""
     from fontTools import subset
     from fontTools.ttLib import TTFont
 

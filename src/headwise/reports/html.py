@@ -31,7 +31,7 @@ SCRIPTS = (
 
 
 def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
-    """Write `report` to `path` and return it.
+    """Write `report` to `path`. Returns the path.
 
     Weights are stored in half precision (11 significant bits), scaled by a power of two for each head. `lang` is "en"
     or "zh". With `embed_font`, the page contains a font with its Chinese characters.

@@ -1,4 +1,4 @@
-"""A head × head matrix as a picture: heads that are alike stand side by side, in boxes. Needs matplotlib."""
+"""A head × head matrix as a picture, with similar heads side by side in boxes. Requires matplotlib."""
 
 import os
 from pathlib import Path
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ORDERS = ("layers", "alike")
-READABLE = 96  # heads that can stand as ticks along an axis
-ITSELF = "#b9b8b2"  # the diagonal, a grey that is on no scale
+READABLE = 96  # heads at most to label each one along an axis
+ITSELF = "#b9b8b2"  # the diagonal, a grey outside of the scale
 BELOW = ["#fdf3ea", "#f6c49b", "#dd8148", "#a84a1c", "#5f2508"]  # below 0, from small to large
 
 
@@ -36,9 +36,9 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
     """The matrix as a matplotlib figure.
 
     Args:
-        order: "alike" puts heads that are alike side by side, and a box around each group of at least two; "layers"
-            keeps them layer by layer, with lines between layers, the only order for a matrix that has a direction.
-        title: instead of what the matrix says of itself.
+        order: "alike" puts similar heads side by side, with a box around each group of at least two; "layers" sorts
+            by layer, with lines between layers, which is the only order for a directed matrix.
+        title: replaces the title of the matrix.
     """
     if order not in ORDERS:
         raise ConfigError(f"order={order!r}: expected one of {', '.join(ORDERS)}")
@@ -60,7 +60,8 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
     if directed:
         axes.set_ylabel("writes", color=MUTED, fontproperties=font(10))
     if size > 1:
-        _tell_diagonal(axes, directed)
+        label = f"{'reads   ·   ' if directed else ''}grey: each head with itself, not on the scale"
+        axes.set_xlabel(label, color=MUTED, fontproperties=font(10))
     colour_bar(figure, image, axes, similarity.unit)
     axes.set_title(drawable(title or similarity.title), loc="left", pad=10, color=INK, fontproperties=font(12))
     return figure
@@ -69,7 +70,7 @@ def matrix_figure(similarity: HeadSimilarity, *, order: str = "alike", title: st
 def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
-    # A head with itself says nothing and would set the scale: it is grey. Of one head alone nothing else is left.
+    # The diagonal is not informative and would determine the scale: it is grey, except for a single head.
     itself = np.eye(len(values), dtype=bool) & (len(values) > 1)
     others = values[~itself]
     low, high = min(0.0, float(others.min())), max(0.0, float(others.max()))
@@ -78,7 +79,7 @@ def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
         colours = LinearSegmentedColormap.from_list("headwise-signed", _signed())
         norm = Normalize(-end, end, clip=True)
     else:
-        # Divergence is small where heads are alike: darker is more alike in every picture.
+        # A divergence is small for similar heads; darker means more similar in every picture.
         scale = stops("light")[::-1] if similarity.small_is_alike else stops("light")
         colours = LinearSegmentedColormap.from_list("headwise", scale)
         norm = Normalize(0.0, high or 1.0, clip=True)
@@ -90,20 +91,15 @@ def _draw(axes: "Axes", values: np.ndarray, similarity: HeadSimilarity) -> Any:
     )
 
 
-def _tell_diagonal(axes: "Axes", directed: bool) -> None:
-    words = f"{'reads   ·   ' if directed else ''}grey: a head with itself, which is not on the scale"
-    axes.set_xlabel(words, color=MUTED, fontproperties=font(10))
-
-
 def _signed() -> list[tuple[float, str]]:
-    """Colours with their places from 0 to 1: 0 stands in the middle, at the lightest."""
+    """Colours with their positions from 0 to 1; the lightest, for 0, is in the middle."""
     above, below = stops("light"), BELOW[::-1]
     left = [(0.5 * k / len(below), colour) for k, colour in enumerate(below)]
     return left + [(0.5 + 0.5 * k / (len(above) - 1), colour) for k, colour in enumerate(above)]
 
 
 def _boxes(axes: "Axes", groups: list[list[str]], names: list[str]) -> None:
-    """A box around each group of at least two heads; in the order of the tree they stand together."""
+    """A box around each group of at least two heads, which are adjacent in the order of the tree."""
     from matplotlib.patches import Rectangle
 
     for group in groups:
@@ -129,7 +125,7 @@ def _ticks(axes: "Axes", names: list[str]) -> None:
             axis.set_tick_params(length=0, pad=3)
         axes.tick_params(axis="x", rotation=90)
         return
-    # Too many for all: every so many, so that about 24 are left.
+    # About 24 ticks where there is no room for all.
     step = -(-len(names) // 24)
     places = range(0, len(names), step)
     for axis in (axes.xaxis, axes.yaxis):

@@ -1,23 +1,23 @@
-"""Where a colour scale should end, and how to make a large map small without losing its thin lines."""
+"""The upper end of colour scales, and large maps reduced without losing thin lines."""
 
 import numpy as np
 
-# A colour range ends where the cells above it hold this share of a head's weight: the first rows, which have few
-# keys to look at, would else set the scale for all.
+# Cells above the end of a colour range have this share of a head's weight: otherwise the first rows, which have few
+# keys, would determine the scale.
 SATURATED = 0.05
 
 
 def halves(weights: np.ndarray) -> tuple[np.ndarray, int]:
-    """Weights >= 0 as float16 of weight * 2**shift, and the shift: small weights keep their eleven bits."""
+    """Weights >= 0 as float16 of weight * 2**shift, and the shift, so that small weights keep eleven bits."""
     most = float(weights.max())
     shift = 14 - int(np.ceil(np.log2(most))) if most > 0 else 0
     return np.ldexp(weights, shift).astype(np.float16), shift
 
 
 def colour_top(scaled: np.ndarray, shift: int) -> float:
-    """The weight above which the share `SATURATED` of all the weight lies, from what `halves` gives.
+    """The weight above which cells have the share `SATURATED` of all weight, from the result of `halves`.
 
-    Exact, in one pass without sorting: there are only 31,744 finite halves. 1 if all weights are zero.
+    Exact, by counting the 31,744 finite halves. 1 if all weights are zero.
     """
     counts = np.bincount(scaled.view(np.uint16).ravel(), minlength=1 << 16)[:0x7C00]
     weights = np.arange(0x7C00, dtype=np.uint16).view(np.float16).astype(np.float64)
@@ -29,7 +29,7 @@ def colour_top(scaled: np.ndarray, shift: int) -> float:
 
 
 def finite(maps: np.ndarray) -> np.ndarray:
-    """Weights as float32 with 0 for what is not finite; statistics and notes tell that there is such."""
+    """Weights as float32, with 0 for non-finite ones."""
     return np.nan_to_num(maps.astype(np.float32, copy=False), posinf=0.0, neginf=0.0).clip(min=0)
 
 

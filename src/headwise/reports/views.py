@@ -69,7 +69,7 @@ def view_of(name: str) -> View:
 
 
 def write_view(report: Report, name: str, path: str | os.PathLike[str], *, lang: str = "en") -> Path:
-    """Write a report by the view of that name, and return the path.
+    """Write a report by the view of that name, in the language `lang` ("en" or "zh"). Returns the path.
 
     Raises:
         ConfigError: for an unknown view or language. OSError: where the path cannot be written.

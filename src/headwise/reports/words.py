@@ -39,6 +39,7 @@ SHARED: dict[str, tuple[str, str]] = {
     "controls": ("Display options", "显示选项"),
     "order": ("Order", "排序"),
     "text": ("Text", "文本"),
+    "none": ("none", "无"),
 }
 # The report page.
 REPORT: dict[str, tuple[str, str]] = {
@@ -88,7 +89,7 @@ REPORT: dict[str, tuple[str, str]] = {
     ),
     "unpin": ("Unpin", "取消固定"),
     "looks_most": ("{what} attends most to", "{what} 最关注"),
-    "looked_most": ("Tokens that attend most to {what}", "最关注 {what} 的词元"),
+    "looked_most": ("{what} is attended most by", "最关注 {what} 的词元"),
     "numbers": ("Statistics of all heads", "全部头的统计量"),
     "numbers_hint": (
         "Measured on this text. Click a column header to sort, or a row to show that head.",
@@ -191,7 +192,6 @@ VIEWER: dict[str, tuple[str, str]] = {
     "largest": ("largest first", "从大到小"),
     "smallest": ("smallest first", "从小到大"),
     "statistic": ("Statistic", "统计量"),
-    "none": ("none", "无"),
     "statistic_bar": ("Bar below a map: {name}, {low} to {high} {unit}", "图下色条：{name}，{low} 至 {high} {unit}"),
     "previous_head": ("Previous head", "上一个头"),
     "next_head": ("Next head", "下一个头"),

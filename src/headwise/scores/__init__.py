@@ -1,15 +1,14 @@
-"""What changes a score between q·k and the softmax: soft caps, biases by distance, biases of your own, learned sinks.
+"""Score modifications before the softmax: soft caps, relative position biases, arbitrary biases, learned sinks.
 
     >>> import torch, headwise as hw
     >>> q, k, v = torch.randn(3, 1, 8, 100, 16)
     >>> out = hw.attend(q, k, v, mask=hw.Causal(), score=(hw.SoftCap(30.0), hw.ALiBi.standard(8)))
 
-They are objects in a tuple. Whatever its order, S_ij = cap(scale · q_i·k_j) + all biases, then the mask; a learned
-sink only enters the denominator. Their tensors may require gradients. What depends on the distance alone is kept as
-one number a distance, so only a `Bias` takes n×m memory: the caller's own.
+They are given as a tuple in any order: S_ij = cap(scale · q_i·k_j) + all biases, then the mask; learned sinks enter
+the denominator only. Their tensors may require gradients. Relative position biases hold one number per distance; only
+a `Bias` takes up to n×m memory, that of the caller's tensor.
 
-A score of your own is a class below `Score` in a file of its own, which says by `terms` what it is to kernels, and
-`register(Mine)`, which lets files have it.
+To define your own score, subclass `Score` with its `terms`, and call `register(Mine)`, which lets files contain it.
 """
 
 from headwise.fields import register
@@ -43,4 +42,4 @@ __all__ = [
 
 for _kind in (SoftCap, ALiBi, RelativeBias, Bias, SinkLogits):
     register(_kind)
-SCORES = Score.known  # by name: what files may hold
+SCORES = Score.known  # by name, for files

@@ -1,4 +1,4 @@
-"""Any bias, of the caller's own memory."""
+"""Arbitrary biases."""
 
 import torch
 from torch import Tensor
@@ -11,13 +11,13 @@ from headwise.scores.terms import Terms
 
 
 class Bias(Score):
-    """Any bias added to the scores, [b or 1, h or 1, n or 1, m or 1]; may require gradients.
+    """A bias added to the scores, [b or 1, h or 1, n or 1, m or 1]; may require gradients.
 
-    It is added where the mask allows. −∞ hides a key like a mask, but counts as allowed where keys are counted.
+    −∞ hides a key as a mask does, but the key still counts as allowed in measures.
     """
 
     repeats = True
-    placed = False  # its part is cut out
+    placed = False  # a part of the matrix has a slice of it
     holds = {"values": Array("bhnm")}
 
     def __init__(self, values: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Biases that depend on the distance of a query and a key alone: one number a distance."""
+"""Relative position biases: one number per distance."""
 
 import math
 from abc import abstractmethod
@@ -15,7 +15,7 @@ from headwise.scores.terms import Terms
 
 
 class Relative(Score, abstract=True):
-    """Base of biases that depend on the distance alone: a class declares what it holds, and `at`."""
+    """Base of biases that depend on distances only: a class declares `holds` and `at`."""
 
     repeats = True
     placed = True
@@ -26,7 +26,7 @@ class Relative(Score, abstract=True):
 
     @abstractmethod
     def at(self, offset: Tensor, dtype: torch.dtype) -> Tensor:
-        """The bias [h or 1, len(offset)] of keys that stand at position + offset, for integer offsets."""
+        """Return the bias [h or 1, len(offset)] of keys at position + offset, for integer offsets."""
 
     def terms(self, grid: Grid, like: Tensor) -> Terms:
         first = 1 - grid.n - grid.shift
@@ -34,13 +34,13 @@ class Relative(Score, abstract=True):
         if found.shape[0] not in (1, grid.h):
             raise ShapeError(
                 f"score={self!r}: biases of {found.shape[0]} heads, expected {grid.h} or 1; `holds` of "
-                f"{type(self).__name__} names the axis h of each tensor that has one"
+                f"{type(self).__name__} names the axis h of each tensor that has it"
             )
         return Terms(grid.n, relative=found)
 
 
 class ALiBi(Relative):
-    """−slope · |i − j|, one slope a head (Press et al. 2022, 2108.12409 §3); i is the query's position on the key axis.
+    """−slope · |i − j|, one slope per head (Press et al. 2022, 2108.12409 §3); i is the query position on the key axis.
 
     Args:
         slopes: [h] numbers or a floating tensor, which may require gradients.
@@ -54,8 +54,8 @@ class ALiBi(Relative):
 
     @classmethod
     def standard(cls, num_heads: int) -> "ALiBi":
-        """The paper's slopes: 2^(−8/h), 2^(−16/h), … 2^(−8) for h a power of two; for others those of the power of
-        two below, then every other one of the power above."""
+        """Return ALiBi with the paper's slopes: 2^(−8/h), 2^(−16/h), … 2^(−8) for h a power of two; otherwise those of
+        the next lower power of two, then every other one of the next higher."""
         if num_heads < 1:
             raise ConfigError(f"ALiBi.standard({num_heads}): expected at least one head")
         power = 1 << (num_heads.bit_length() - 1)
@@ -75,11 +75,11 @@ class ALiBi(Relative):
 
 
 class RelativeBias(Relative):
-    """A bias for each distance: values[:, j − i − first], the ends standing for all beyond (T5, 1910.10683 §2.1).
+    """A bias per distance: values[:, j − i − first], clamped to the ends (T5, 1910.10683 §2.1).
 
     Args:
         values: [h or 1, L] floating, may require gradients. values[:, t] is for keys at position + first + t.
-        first: the lowest offset key − position, mostly negative.
+        first: the lowest offset key − position, usually negative.
     """
 
     holds = {"values": Array("h*"), "first": Whole()}
@@ -106,15 +106,15 @@ class RelativeBias(Relative):
 
 
 def t5_bias(weight: Tensor, *, bidirectional: bool, max_distance: int = 128) -> RelativeBias:
-    """T5's bias from its embedding of distance buckets (Raffel et al. 2020, 1910.10683 §2.1).
+    """Return T5's bias from its embedding of distance buckets (Raffel et al. 2020, 1910.10683 §2.1).
 
-    Half of a direction's buckets are one distance each, the rest widen logarithmically up to max_distance, and
-    everything farther shares the last. T5 itself does not scale q·k: call `attend(…, scale=1.0)`.
+    Half of a direction's buckets hold one distance each, the others grow logarithmically up to max_distance, and
+    larger distances share the last. T5 does not scale q·k: call `attend(…, scale=1.0)`.
 
     Args:
         weight: [num_buckets, h], such as `relative_attention_bias.weight`; gradients flow to it.
-        bidirectional: encoders: half of the buckets are for keys after the query. Decoders: False, keys after
-            the query share the bucket of distance 0, for a causal mask to hide.
+        bidirectional: True for encoders: half of the buckets are for keys after the query. False for decoders: keys
+            after the query share the bucket of distance 0, and a causal mask hides them.
     """
     weight = check_floats("t5_bias(weight)", weight, 2)
     sides = 2 if bidirectional else 1
@@ -128,9 +128,11 @@ def t5_bias(weight: Tensor, *, bidirectional: bool, max_distance: int = 128) -> 
         )
     offset = torch.arange(-max_distance, max_distance + 1 if bidirectional else 1, device=weight.device)
     distance = offset.abs()
-    # In float32 and in this order: at a bucket's edge the rounding decides, and the weights were trained with this one.
+    # In float32 and in this order: rounding decides at the edges of buckets, and the weights were trained with it.
     wide = torch.log(distance.clamp_min(1).float() / exact) / math.log(max_distance / exact) * (buckets - exact)
     bucket = torch.where(distance < exact, distance, (exact + wide.long()).clamp_max(buckets - 1))
     bucket = bucket + (offset > 0) * buckets
-    floats = weight.to(torch.promote_types(weight.dtype, torch.float32))  # a bucket adds up gradients of many distances
+    floats = weight.to(
+        torch.promote_types(weight.dtype, torch.float32)
+    )  # a bucket accumulates gradients of many distances
     return RelativeBias(floats[bucket].mT, -max_distance)

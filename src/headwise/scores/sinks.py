@@ -1,4 +1,4 @@
-"""A learned weight that goes to no key."""
+"""Learned attention sinks."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from headwise.scores.terms import Terms
 
 
 class SinkLogits(Score):
-    """A learned logit a head that takes weight and gives no value (gpt-oss, 2508.10925; Miller 2023 with 0).
+    """A learned logit per head in the softmax denominator, without a value (gpt-oss, 2508.10925; Miller 2023 with 0).
 
-    p_ij = exp S_ij / (exp sink + Σ_j' exp S_ij'): rows sum to less than 1. The log-sum-exp holds the sink too, except
-    in rows that see nothing, where it stays −∞.
+    p_ij = exp S_ij / (exp sink + Σ_j' exp S_ij'): rows sum to less than 1. The log-sum-exp includes the sink, except
+    for fully masked queries, where it is −∞.
 
     Args:
         logits: [h] numbers or a floating tensor, which may require gradients.
@@ -37,7 +37,7 @@ class SinkLogits(Score):
         return Terms(grid.n, sinks=self.logits.to(like))
 
     def part(self, rows: Span, cols: Span, grid: Grid) -> None:
-        return None  # it is no column
+        return None  # it belongs to whole rows
 
     def __repr__(self) -> str:
         return f"SinkLogits(<{len(self.logits)}>)"

@@ -1,4 +1,4 @@
-"""Scores that saturate."""
+"""Soft caps."""
 
 import math
 from dataclasses import dataclass

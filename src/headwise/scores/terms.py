@@ -1,4 +1,4 @@
-"""What a score is to kernels: a few kinds of terms, which every kernel can compute."""
+"""Scores as terms that every kernel can compute."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Terms:
         n: queries.
         soft_cap: 0.0 for none.
         relative: [h or 1, n + m − 1] in the accumulating dtype, or None; entry j − i + n − 1 is added to S_ij.
-        biases: each [b or 1, h or 1, n or 1, m or 1]; apart, since their sum might be larger than any of them.
+        biases: each [b or 1, h or 1, n or 1, m or 1]; kept separate, as their sum may be larger than each of them.
         sinks: [h] in the accumulating dtype, or None.
     """
 
@@ -30,16 +30,16 @@ class Terms:
     sinks: Tensor | None = None
 
     def added(self, rows: Span, cols: Span) -> Iterator[Tensor]:
-        """What is added to a tile, each [b or 1, h or 1, r or 1, c or 1]."""
+        """Yield what is added to a tile, each [b or 1, h or 1, r or 1, c or 1]."""
         if self.relative is not None:
             strip = self.relative[:, self.strip(rows, cols)]
-            # Each row begins one entry before the one above it.
+            # Each row starts one entry before the row above it.
             yield strip.unfold(-1, cols.stop - cols.start, 1).flip(1)[None]
         for bias in self.biases:
             yield bias[cell(bias, rows, cols)]
 
     def added_at(self, i: Tensor, j: Tensor) -> Iterator[Tensor]:
-        """The same for any query and key indices, each [b or 1, h or 1, len(i) or 1, len(j) or 1]."""
+        """Yield the same for any query and key indices, each [b or 1, h or 1, len(i) or 1, len(j) or 1]."""
         if self.relative is not None:
             yield self.relative[:, j - i[:, None] + self.n - 1][None]
         for bias in self.biases:
@@ -47,28 +47,28 @@ class Terms:
             yield tall if bias.shape[3] == 1 else tall[..., j]
 
     def strip(self, rows: Span, cols: Span) -> slice:
-        """The entries of `relative` that a tile reads, those of its diagonals from the lowest left."""
+        """Return the entries of `relative` that a tile reads: its diagonals, from the lower left on."""
         return slice(cols.start - rows.stop + self.n, cols.stop - 1 - rows.start + self.n)
 
 
 def together(n: int, terms: Iterable[Terms]) -> Terms:
-    """The terms of several scores as those of one.
+    """Join the terms of several scores.
 
     Raises:
-        ConfigError: for two soft caps, which are no soft cap together.
+        ConfigError: for two soft caps, which do not combine to one.
     """
     given = list(terms)
     if len(given) == 1:
         return given[0]
     caps = [one.soft_cap for one in given if one.soft_cap]
     if len(caps) > 1:
-        raise ConfigError(f"score: soft caps of {caps[0]} and {caps[1]}, and only one has a meaning")
+        raise ConfigError(f"score: soft caps of {caps[0]} and {caps[1]}; expected at most one")
     return Terms(
         n,
         caps[0] if caps else 0.0,
         _all(torch.add, [one.relative for one in given]),
         tuple(bias for one in given for bias in one.biases),
-        _all(torch.logaddexp, [one.sinks for one in given]),  # their weights add up
+        _all(torch.logaddexp, [one.sinks for one in given]),  # their weights are added
     )
 
 
@@ -78,6 +78,6 @@ def _all(join: Callable[[Tensor, Tensor], Tensor], given: list[Tensor | None]) -
 
 
 def cell(bias: Tensor, rows: Span, cols: Span) -> tuple[slice, ...]:
-    """Where a tile lies in a bias [b or 1, h or 1, n or 1, m or 1]."""
+    """Return the index of a tile in a bias [b or 1, h or 1, n or 1, m or 1]."""
     sides = zip(bias.shape[2:], (rows, cols), strict=True)
     return slice(None), slice(None), *(slice(0, 1) if size == 1 else slice(*span) for size, span in sides)

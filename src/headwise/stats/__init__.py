@@ -30,7 +30,7 @@ from headwise.stats.normalizer import LearnedSinkMass, LogSumExp
 from headwise.stats.range_mass import LocalMass, NextMass, PreviousMass, RangeMass, SelfMass, SinkMass
 from headwise.stats.received import COLUMN_MASS, ReceivedMass
 from headwise.stats.registry import GIVEN, MEASURES, describe, known, of_tokens, register, resolve, shown_in
-from headwise.stats.statistic import MASS, Join, OfWeights, Part, Statistic
+from headwise.stats.statistic import MASS, Compiled, Join, OfWeights, Part, Statistic
 from headwise.stats.tokens import DuplicateMass, InductionMass, SameLabel
 from headwise.stats.top import TopKeys, TopKMass, TopWeights
 from headwise.stats.words import Chinese, Words
@@ -48,6 +48,7 @@ __all__ = [
     "SQUARES",
     "Chinese",
     "ClassMass",
+    "Compiled",
     "DistanceVariance",
     "DuplicateMass",
     "EffectiveKeys",

@@ -1,4 +1,4 @@
-"""What a measure is: a statistic of each head, reduced tile by tile, that adds up over batches and machines.
+"""Measures: statistics of each head, reduced tile by tile, which add up over batches and machines.
 
 A measure of your own is a few lines. For each row, add something up over the tiles of its keys:
 
@@ -33,11 +33,11 @@ from headwise.tiles import Tile
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What is known of the tokens of the keys.
+    """The tokens of the keys.
 
     Attributes:
         ids: integers [m] or [b, m]. pieces: the text of each token, a list of m for each batch entry.
-        special: boolean [1 or b, m], which of them are none of the text, such as [SEP].
+        special: boolean [1 or b, m], True for tokens that are not part of the text, such as [SEP].
     """
 
     ids: Tensor | None = None
@@ -103,15 +103,15 @@ class Measure(ABC):
 
     @abstractmethod
     def update(self, state: Any, tile: Tile) -> None:
-        """Take in a tile. Tiles come row block by row block; `tile.first` and `tile.last` mark its edges."""
+        """Add a tile. Tiles come row block by row block; `tile.first` and `tile.last` mark its edges."""
 
     def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        """What a kernel has to tell for `take`; None if only the tiles will do."""
+        """The statistics that `take` requires from a kernel; None if the measure can only be computed from tiles."""
         return None
 
     def take(self, state: Any, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
-        """Take in the whole matrix at once, by what a kernel told of it."""
-        raise NotImplementedError(f"{type(self).__name__} says what it needs but not what it makes of it")
+        """Add the whole matrix at once, from the statistics that a kernel computed."""
+        raise NotImplementedError(f"{type(self).__name__} defines `needs` but not `take`")
 
     def of_blocks(self) -> Mapping[str, Literal["sum", "max"]]:
         """How the states of blocks of queries, each with all keys, become that of the whole matrix: for each attribute
@@ -138,14 +138,13 @@ class RowState:
     total: Tensor
     count: Tensor
     current: Tensor | None = None
-    rows: Tensor | None = None  # [b, h, n], kept if asked for
+    rows: Tensor | None = None  # [b, h, n], if they are kept
 
 
 class RowMeasure(Measure, abstract=True):
     """A measure that has a value for each row (query): subclass it and give `partial`.
 
-    `reduce` says how rows become one number a head: their "mean", or their "max". Rows that see nothing are
-    not counted.
+    `reduce` is how rows become one number per head: "mean" or "max". Fully masked queries are not counted.
     """
 
     reduce: ClassVar[str] = "mean"
@@ -164,17 +163,17 @@ class RowMeasure(Measure, abstract=True):
         return total
 
     def counted(self, total: Tensor, lse: Tensor) -> Tensor:
-        """Which rows count, boolean [b, h, r]: those that see something, unless overridden."""
+        """Which rows count, boolean [b, h, r]: those that are not fully masked, unless overridden."""
         return lse != -torch.inf
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        """The joined partials of all rows, made of what a kernel told; goes with `needs`."""
-        raise NotImplementedError(f"{type(self).__name__} says what it needs but not what it makes of it")
+        """The joined partials of all rows, computed from the statistics in `needs`."""
+        raise NotImplementedError(f"{type(self).__name__} defines `needs` but not `from_rows`")
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor | None]:
-        """Values of all rows, [b, h, n], and which of them count, broadcasting to that; None: those that see something.
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor | None]:
+        """Values of all rows, [b, h, n], and which of them count, broadcasting to that; None: those not fully masked.
 
-        What `from_rows`, `value` and `counted` give; a measure says it by itself where it can be had with less work.
+        The result of `from_rows`, `value` and `counted`; a measure overrides it where it takes less work.
         """
         total = self.from_rows(found, lse, rule)
         usual = type(self).counted is RowMeasure.counted
@@ -200,7 +199,7 @@ class RowMeasure(Measure, abstract=True):
             state.current = None
 
     def take(self, state: RowState, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> None:
-        value, counted = self.told(found, lse, rule)
+        value, counted = self.row_values(found, lse, rule)
         self._add(state, value, counted, lse, 0)
 
     def _close(self, state: RowState, total: Tensor, lse: Tensor, first: int) -> None:
@@ -208,7 +207,7 @@ class RowMeasure(Measure, abstract=True):
         self._add(state, self.value(total, lse), self.counted(total, lse), lse, first)
 
     def _add(self, state: RowState, value: Tensor, counted: Tensor | None, lse: Tensor, first: int) -> None:
-        # A look at all rows costs less than masking each of them, but for a device that would have to be waited for.
+        # Checking all rows costs less than masking each of them, except on a device that has to be synchronised.
         every = value.device.type == "cpu"
         if counted is None:
             every = every and value.numel() > 0 and bool(lse.amin() > -torch.inf)
@@ -248,6 +247,11 @@ def row_measure(
 
     >>> import headwise as hw
     >>> even = hw.stats.row_measure("even_keys", lambda tile: tile.weights[..., tile.keys % 2 == 0].sum(-1))
+
+    Args:
+        name: of the measure. partial: as above. unit, range, source: shown by `headwise measures`.
+    Returns:
+        A `RowMeasure`, for `measures=` and `AttentionMap.measure`.
     """
     fields = {"name": name, "unit": unit, "range": range, "source": source, "__doc__": source or name}
     return type(name, (RowMeasure,), {**fields, "partial": lambda self, tile: partial(tile)})()

@@ -3,6 +3,7 @@
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from headwise.masks import Grid, Span
 from headwise.masks.given import as_given
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure, Tokens
-from headwise.stats.statistic import MASS, Statistic
+from headwise.stats.statistic import MASS, Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -27,6 +28,10 @@ class KeyWeights(Statistic):
     per = "query"
     joins = MASS
     placed = False
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return Compiled("key_weights", keys=self.weights.detach().float())
 
     def at(self, cols: Span) -> Statistic:
         return KeyWeights(self.weights[:, cols.start : cols.stop])
@@ -65,11 +70,11 @@ class ClassMass(RowMeasure):
     def of_tokens(cls, tokens: Sequence[str], kind: str = "punctuation") -> "ClassMass":
         """The class from the tokens' text: "punctuation" or "separator" (white space), by Unicode category.
 
-        A blank beside a sign, as in " ,", is no matter: what is all signs but for white space is punctuation.
+        White space beside a mark, as in " ,", is ignored: a token with only marks and white space is punctuation.
         """
-        if kind not in KINDS:
+        if kind not in OF_PIECES:
             raise ConfigError(f"ClassMass.of_tokens(kind={kind!r}): expected 'punctuation' or 'separator'")
-        return KINDS[kind](members(tokens, KINDS[kind]))
+        return OF_PIECES[kind](members(tokens, OF_PIECES[kind]))
 
     def start(self, grid: Grid, like: Tensor, keep_rows: bool = False):  # type: ignore[no-untyped-def]
         self._check(grid)
@@ -98,7 +103,7 @@ class ClassMass(RowMeasure):
 
 
 class OfPieces(ClassMass, abstract=True):
-    """A class of tokens that their text determines: `belongs` says of each piece whether it is in it. Special tokens
+    """A class of tokens that their text determines: `belongs` returns whether a piece is in it. Special tokens
     are in none."""
 
     chinese: ClassVar[Chinese | None] = None
@@ -158,7 +163,7 @@ class SpecialMass(ClassMass):
         return None if tokens.special is None or not bool(tokens.special.any()) else cls(tokens.special)
 
 
-KINDS: dict[str, type[OfPieces]] = {"punctuation": PunctuationMass, "separator": SeparatorMass}
+OF_PIECES: dict[str, type[OfPieces]] = {"punctuation": PunctuationMass, "separator": SeparatorMass}
 
 
 def members(pieces: Sequence[str], kind: type[OfPieces]) -> Tensor:

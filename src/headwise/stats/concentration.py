@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
-from headwise.stats.statistic import Join, OfWeights, Statistic
+from headwise.stats.statistic import Compiled, Join, OfWeights, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile, tops
 
@@ -27,8 +27,9 @@ class _AmongKeys(_Squares):
         return x
 
 
-SQUARES = OfWeights("squares", _Squares())  # Σ_j p²
-CONCENTRATION = OfWeights("concentration", _AmongKeys())  # Σ_j p² / (Σ_j p)², which no sink changes
+SQUARES = OfWeights("squares", _Squares(), compiled=Compiled("squares"))  # Σ_j p²
+# Σ_j p² / (Σ_j p)², which no sink changes
+CONCENTRATION = OfWeights("concentration", _AmongKeys(), compiled=Compiled("concentration"))
 
 
 class EffectiveKeys(RowMeasure):
@@ -65,7 +66,7 @@ class EffectiveKeys(RowMeasure):
         one = torch.ones_like(lse)
         return torch.stack((torch.zeros_like(lse), one, found[CONCENTRATION]), -1)
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         return found[CONCENTRATION].reciprocal(), None  # 0 only in rows that do not count
 
 

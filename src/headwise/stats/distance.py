@@ -1,4 +1,4 @@
-"""How far a head looks: the distance |position − key|, its mean and its variance."""
+"""How far a head attends: the distance |position − key|, its mean and its variance."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -8,11 +8,12 @@ from torch import Tensor
 
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
-from headwise.stats.statistic import Join, OfWeights, Part, Statistic
+from headwise.stats.statistic import Compiled, Join, OfWeights, Part, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile, tops
 
-DISTANCE = OfWeights("distance", placed=True)  # Σ_j p·|i − j|, i being the query's position on the key axis
+# Σ_j p·|i − j|, i being the query's position on the key axis
+DISTANCE = OfWeights("distance", placed=True, compiled=Compiled("distance"))
 
 
 class _Variance(Join):
@@ -32,7 +33,8 @@ class _Variance(Join):
         return x
 
 
-DISTANCE_VARIANCE = OfWeights("variance", _Variance(), placed=True)  # Σ_j p·(|i − j| − mean)² / Σ_j p
+# Σ_j p·(|i − j| − mean)² / Σ_j p
+DISTANCE_VARIANCE = OfWeights("variance", _Variance(), placed=True, compiled=Compiled("variance"))
 
 
 class MeanDistance(RowMeasure):
@@ -89,5 +91,5 @@ class DistanceVariance(RowMeasure):
         one, zero = torch.ones_like(lse), torch.zeros_like(lse)
         return torch.stack((zero, one, zero, found[DISTANCE_VARIANCE]), -1).double()
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         return found[DISTANCE_VARIANCE], None

@@ -24,7 +24,7 @@ class Measurements(Mapping[str, Tensor]):
     each head. Prints itself as a table; `table()` is the `HeadTable` of it.
 
     Attributes:
-        rows: name → [b, h, n], each query's own value, if `rows=True` was asked for (0 where not counted).
+        rows: name → [b, h, n], each query's own value, with `rows=True` (0 where not counted).
         nonfinite: [b, h], queries whose scores are NaN or infinite; the head's numbers are then not to be trusted.
         nonfinite_values: [b, h_kv], NaN and infinite entries of v, or None if there are none.
     """
@@ -134,7 +134,7 @@ def _column(value: Tensor, measure: Measure | None) -> HeadColumn:
 
 
 def statistics_for(measures: Sequence[Measure], rule: Rule) -> tuple[Statistic, ...]:
-    """What a kernel would have to tell for these measures, each once; those that need tiles ask for nothing."""
+    """The statistics that these measures need from a kernel, each once; measures computed from tiles need none."""
     return tuple(dict.fromkeys(statistic for m in measures for statistic in m.needs(rule) or ()))
 
 
@@ -147,14 +147,23 @@ def measure(
     rows: bool = False,
     found: Mapping[Statistic, Tensor] | None = None,
 ) -> Measurements:
-    """Reduce all wanted measures: those that can be made of `found`, what a kernel told of the rows, by that, and the
-    others in one pass over `tiles()`; see `AttentionMap.measure`."""
+    """Compute measures of a matrix of weights that is given by its tiles; `AttentionMap.measure` calls it.
+
+    Args:
+        tiles: makes the tiles of the matrix, row block by row block; called once if a measure requires tiles.
+        lse: [b, h, n], the log-sum-exp of each row. rule: what the scores are.
+        wanted: names of registered measures, or `Measure`s.
+        rows: also keep the value of each row, for measures that have one.
+        found: statistics that a kernel computed in its pass; a measure that they suffice for takes no tiles.
+    Returns:
+        The measures, name → [b, h].
+    """
     measures = resolve(wanted)
-    told: Mapping[Statistic, Tensor] = {} if found is None else found
-    known = {m.name for m in measures if found is not None and _is_told(m, told, rule)}
+    given: Mapping[Statistic, Tensor] = {} if found is None else found
+    known = {m.name for m in measures if found is not None and _computable(m, given, rule)}
     every, nonfinite = _look_at(lse)
     together = [] if rows or not lse.shape[-1] else [m for m in measures if m.name in known and goes_together(m)]
-    taken = take_together(together, told, lse, rule, every)
+    taken = take_together(together, given, lse, rule, every)
     states: list[Any] = []
     by_tiles = []
     for m in measures:
@@ -164,7 +173,7 @@ def measure(
         state = m.start(rule.grid, lse, keep_rows=rows) if isinstance(m, RowMeasure) else m.start(rule.grid, lse)
         states.append(state)
         if m.name in known:
-            m.take(state, told, lse, rule)
+            m.take(state, given, lse, rule)
         else:
             by_tiles.append((m, state))
     if by_tiles:
@@ -174,10 +183,10 @@ def measure(
     return Measurements(measures, states, nonfinite, {name: value for name, (_, value) in taken.items()})
 
 
-def _is_told(m: Measure, told: Mapping[Statistic, Tensor], rule: Rule) -> bool:
-    """Whether it can be made of what a kernel told."""
+def _computable(m: Measure, given: Mapping[Statistic, Tensor], rule: Rule) -> bool:
+    """Whether the measure can be computed from these statistics."""
     needed = m.needs(rule)
-    return needed is not None and all(statistic in told for statistic in needed)
+    return needed is not None and all(statistic in given for statistic in needed)
 
 
 def _look_at(lse: Tensor) -> tuple[bool, Tensor]:

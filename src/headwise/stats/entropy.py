@@ -9,7 +9,7 @@ from torch import Tensor
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.rows import allowed_keys, ranges
-from headwise.stats.statistic import Join, OfWeights, Statistic
+from headwise.stats.statistic import Compiled, Join, OfWeights, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -21,7 +21,7 @@ class _ChainRule(Join):
         return log_share.exp() * (x - log_share.masked_fill(log_share == -torch.inf, 0.0))
 
 
-ENTROPY = OfWeights("entropy", _ChainRule())  # −Σ_j p ln p
+ENTROPY = OfWeights("entropy", _ChainRule(), compiled=Compiled("entropy"))  # −Σ_j p ln p
 
 
 class Entropy(RowMeasure):
@@ -74,6 +74,6 @@ class NormalizedEntropy(RowMeasure):
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return torch.stack((found[ENTROPY], allowed_keys(rule, lse).expand(lse.shape)), -1)
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
         keys = allowed_keys(rule, lse)
         return found[ENTROPY] / keys.clamp_min(2).log(), keys >= 2

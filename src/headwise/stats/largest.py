@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
-from headwise.stats.statistic import Join, OfWeights, Part, Statistic
+from headwise.stats.statistic import Compiled, Join, OfWeights, Part, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -25,7 +25,7 @@ class _Largest(Join):
         return torch.maximum(one.of[statistic], other.of[statistic])
 
 
-LARGEST = OfWeights("largest", _Largest())  # max_j S_ij; −∞ for a fully masked query
+LARGEST = OfWeights("largest", _Largest(), compiled=Compiled("largest"))  # max_j S_ij; −∞ for a fully masked query
 
 
 class MaxLogit(RowMeasure):
@@ -56,7 +56,7 @@ class MaxLogit(RowMeasure):
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return found[LARGEST] - lse
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
         return found[LARGEST] - lse + lse, None  # NaN where a score is
 
 

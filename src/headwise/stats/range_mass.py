@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -12,9 +13,11 @@ from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.rows import ranges, sees_offset
-from headwise.stats.statistic import MASS, Statistic
+from headwise.stats.statistic import MASS, Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
+
+FARTHEST = 1 << 40  # no key is as far from any query; numbers near 2⁶³ would overflow
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,10 @@ class RangeMass(Statistic):
             object.__setattr__(self, attribute, value)
 
     @property
+    def compiled(self) -> Compiled:
+        return _compiled(self.start, self.stop, self.relative)
+
+    @property
     def placed(self) -> bool:  # type: ignore[override]
         return self.relative
 
@@ -48,6 +55,13 @@ class RangeMass(Statistic):
 
     def only(self, batch: int) -> Statistic:
         return self
+
+
+@lru_cache
+def _compiled(start: int, stop: int, relative: bool) -> Compiled:
+    """Once for each range: measures make their statistic anew for each call."""
+    first, last = (max(-FARTHEST, min(end, FARTHEST)) for end in (start, stop))
+    return Compiled("range_mass", (first, last, int(relative)))
 
 
 class LocalMass(RowMeasure):
@@ -82,7 +96,7 @@ class LocalMass(RowMeasure):
 class SinkMass(RowMeasure):
     """Σ p_ij over the first `count` keys (1 unless given), mean over queries: the attention sink.
 
-    A query that stands on a sink key is counted too. Source: Xiao et al. 2023 (StreamingLLM, 2309.17453).
+    A query at the position of a sink key is counted too. Source: Xiao et al. 2023 (StreamingLLM, 2309.17453).
     """
 
     name, unit, range = "sink_mass", "mass", "0 to 1"
@@ -123,10 +137,10 @@ class _Diagonal(RowMeasure, abstract=True):
         return (self._range(),) if ranges(rule) is not None else None
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        weight, eligible = self.told(found, lse, rule)
+        weight, eligible = self.row_values(found, lse, rule)
         return torch.stack((weight, eligible.to(weight.dtype).expand(weight.shape)), -1)
 
-    def told(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
+    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
         return found[self._range()], sees_offset(rule, self.offset, lse)
 
     def _range(self) -> RangeMass:

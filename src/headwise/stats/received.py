@@ -11,7 +11,7 @@ from headwise.masks import Grid, Span
 from headwise.rule import Rule
 from headwise.stats.base import Measure
 from headwise.stats.rows import queries_of_keys, ranges
-from headwise.stats.statistic import Statistic
+from headwise.stats.statistic import Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -22,6 +22,7 @@ class _ColumnMass(Statistic):
     per = "key"
     joins = None  # a row's part of it depends on the log-sum-exp over all keys
     placed = False
+    compiled = Compiled("column_mass", per="key")
 
     def at(self, cols: Span) -> Statistic:
         return self

@@ -107,7 +107,7 @@ def of_tokens(name: str, tokens: Tokens) -> Measure | None:
 
 
 def known(name: str) -> Any:
-    """The class of the measures of that name, or one of them, for what it says of itself; None for an unknown one."""
+    """The class of the measures of that name, or one of them, for its attributes; None for an unknown one."""
     return _known(name) if name in MEASURES or name in GIVEN else None
 
 

@@ -1,4 +1,4 @@
-"""What a rule alone says of the rows and keys of a matrix, without its weights: counts that measures divide by.
+"""Counts of rows and keys that follow from the rule alone, without the weights; measures divide by them.
 
 All are O(n) from the spans of the mask. A mask that also holds a boolean n×m has no such form; `ranges` is then None,
 and the measures that need it read the tiles.
@@ -70,7 +70,7 @@ def same_label(rule: Rule, keys: Tensor, queries: Tensor, ahead: int, like: Tens
 
 
 def row_mass(rule: Rule, lse: Tensor) -> Tensor:
-    """Σ_j p_ij, [b, h, n]: 1, or what a learned sink leaves; 0 for a query that sees nothing."""
+    """Σ_j p_ij, [b, h, n]: 1, or what a learned sink leaves; 0 for a fully masked query."""
     sees = (lse != -torch.inf).to(lse.dtype)
     return sees * (1.0 - learned_sink(rule, lse)).clamp_min(0.0)
 
@@ -83,5 +83,5 @@ def learned_sink(rule: Rule, lse: Tensor) -> Tensor:
 
 def _known(rule: Rule) -> Tensor:
     spans = ranges(rule)
-    assert spans is not None  # whoever asks has asked for `ranges` before
+    assert spans is not None  # callers check `ranges` first
     return spans

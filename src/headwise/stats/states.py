@@ -25,7 +25,7 @@ def tensors_of(state: Any) -> list[Tensor]:
 
 
 def with_tensors(state: Any, take: Callable[[Tensor], Tensor]) -> Any:
-    """A measure's state with what `take` makes of each tensor, asked in the order of `tensors_of`."""
+    """A measure's state with `take(x)` in place of each tensor x, in the order of `tensors_of`."""
     if isinstance(state, Tensor):
         return take(state)
     if isinstance(state, dict):
@@ -43,7 +43,7 @@ def side_by_side(measure: Measure, states: Sequence[Any], heads: Sequence[int]) 
     Args:
         heads: how many each state is of; their tensors [batch, heads, …] are laid beside one another.
     Raises:
-        ConfigError: if the measure then does not say of each head what it said before: it keeps its heads otherwise.
+        ConfigError: if the joined state gives other values: the measure stores its heads in another layout.
     """
     columns = zip(*(tensors_of(state) for state in states), strict=True)
     joined = (
@@ -51,7 +51,7 @@ def side_by_side(measure: Measure, states: Sequence[Any], heads: Sequence[int]) 
         for xs in columns
     )
     whole = with_tensors(states[0], lambda _: next(joined))
-    found, said = measure.finish(whole), torch.cat([measure.finish(state) for state in states], 1)
-    if found.shape != said.shape or not torch.equal(found.nan_to_num(), said.nan_to_num()):
+    found, expected = measure.finish(whole), torch.cat([measure.finish(state) for state in states], 1)
+    if found.shape != expected.shape or not torch.equal(found.nan_to_num(), expected.nan_to_num()):
         raise ConfigError(f"measure {measure.name!r} keeps its heads otherwise than as [batch, heads, …]")
     return whole

@@ -1,13 +1,13 @@
-"""What a statistic is: a number of each query, or of each key, that a kernel can add up in its pass over the keys.
+"""What a statistic is: a number of each query, or of each key, that a kernel can compute in its pass over the keys.
 
-A kernel that can compute one puts float32 under it (natural logarithms, weights before dropout, 0 for a fully masked
-query). Measures say which statistics they can be made of. A file of `headwise.stats` has a statistic, all that is known
-about it, and the measures made of it.
+Kernels return float32 (natural logarithms, weights before dropout, 0 for a fully masked query). Measures declare which
+statistics they can be computed from. A file of `headwise.stats` defines a statistic and the measures computed from it.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -17,11 +17,51 @@ from headwise.errors import check_declared
 from headwise.masks import Span
 
 
+@dataclass(frozen=True, eq=False)
+class Compiled:
+    """The function of the compiled kernels that computes a statistic, and its arguments.
+
+    Each kernel has a table of the functions that it has, by signature; a kernel without this one leaves the statistic
+    out of its result.
+
+    Attributes:
+        name: of the function.
+        numbers: its integer arguments.
+        keys, queries: its arguments with a value for each key [1 or b, m] and each query [1 or b, n], float32 or int32.
+        count: the size of the last axis of a result [b, h, n, count]. None: the result is [b, h, n], or [b, h, m] for a
+            statistic of keys.
+        dtype: of the result.
+        per: as of the statistic.
+    """
+
+    name: str
+    numbers: tuple[int, ...] = ()
+    keys: Tensor | None = None
+    queries: Tensor | None = None
+    count: int | None = None
+    dtype: torch.dtype = torch.float32
+    per: Literal["query", "key"] = "query"
+
+    @cached_property
+    def signature(self) -> str:
+        """Such as `"key_weights(float32[m]): float32[b, h, n]"`."""
+        arguments = ["int"] * len(self.numbers)
+        tensors = (self.keys, "m"), (self.queries, "n")
+        arguments += [f"{_name(x.dtype)}[{size}]" for x, size in tensors if x is not None]
+        arguments += ["count"] * (self.count is not None)
+        shape = ["b", "h", "m" if self.per == "key" else "n", *["count"] * (self.count is not None)]
+        return f"{self.name}({', '.join(arguments)}): {_name(self.dtype)}[{', '.join(shape)}]"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class Statistic:
     """A number per query, or per key.
 
-    A class declares everything that calls in parts and ring attention need to put the numbers of many blocks together;
-    nothing is assumed.
+    A class declares everything that calls in parts and ring attention need to combine the numbers of many blocks; there
+    are no defaults.
 
     Attributes:
         name: what it is called.
@@ -35,6 +75,12 @@ class Statistic:
     per: Literal["query", "key"]
     joins: "Join | None"
     placed: bool
+
+    @property
+    def compiled(self) -> Compiled | None:
+        """The function of the compiled kernels that computes it; None if there is none. Kernels read it in every call:
+        it is made once."""
+        return None
 
     def __init_subclass__(cls, *, abstract: bool = False, **options: Any) -> None:
         """`abstract`: the class leaves something for its own subclasses to declare."""
@@ -112,12 +158,16 @@ MASS = _Mass()  # Σ share · x: a sum of weights, or of weights times something
 
 @dataclass(frozen=True)
 class OfWeights(Statistic):
-    """A number per query that the weights of its row determine, whichever keys they are of."""
+    """A number per query that the weights of its row determine, whichever keys they are of.
+
+    name, joins, placed, compiled: the attributes of `Statistic`.
+    """
 
     name: str
     joins: Join | None = MASS
     per = "query"
     placed: bool = False
+    compiled: Compiled | None = field(default=None, compare=False)
 
     def at(self, cols: Span) -> Statistic | None:
         return self

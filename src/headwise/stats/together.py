@@ -1,5 +1,5 @@
-"""Measures of rows, all taken at once: each by itself is a few tensor operations, and a small call takes less time than
-some dozens of those."""
+"""Measures of rows, all computed together: one takes a few tensor operations, and dozens of those take longer than
+a small call."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from headwise.stats.statistic import Statistic
 
 
 def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:
-    """Whether it is begun, taken and finished as measures of rows are, so that others can be with it."""
+    """Whether it has the `start`, `take` and `finish` of `RowMeasure`, so that it can be computed with others."""
     kind = type(measure)
     return (
         isinstance(measure, RowMeasure)
@@ -27,10 +27,10 @@ def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:
 def take_together(
     measures: Sequence[RowMeasure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, every: bool
 ) -> dict[str, tuple[Callable[[], RowState], Tensor]]:
-    """State, made when it is asked for, and value of each, as `start`, `take` and `finish` give them one by one.
+    """The state, created on request, and the value of each, as `start`, `take` and `finish` return them one by one.
 
     Args:
-        every: whether each row is known to see something, and all scores to be finite.
+        every: whether no query is fully masked and all scores are finite.
     """
     result: dict[str, tuple[Callable[[], RowState], Tensor]] = {}
     seen = None if every else lse != -torch.inf
@@ -40,9 +40,9 @@ def take_together(
             continue
         values, counts = [], {}
         for i, measure in enumerate(here):
-            value, which = measure.told(found, lse, rule)
+            value, which = measure.row_values(found, lse, rule)
             which = seen if which is None else which
-            # A look costs less than a mask, but for a device that would have to be waited for.
+            # A check costs less than a mask, except on a device that has to be synchronised.
             if which is not None and not (which.device.type == "cpu" and bool(which.all())):
                 if not (every and measure.blank):
                     value = torch.where(which, value, -torch.inf if largest else 0.0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from headwise.masks.given import as_given
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure, Tokens
 from headwise.stats.rows import allowed_keys, ranges, same_label
-from headwise.stats.statistic import Statistic
+from headwise.stats.statistic import Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -32,6 +33,10 @@ class SameLabel(Statistic):
     per = "query"
     joins = None  # labels are of all queries, and a block of ring attention has some of them
     placed = True
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return Compiled("same_label", (self.ahead,), self.keys.int(), self.queries.int())
 
     def at(self, cols: Span) -> Statistic:
         return SameLabel(self.keys[:, cols.start : cols.stop], self.queries, self.ahead)

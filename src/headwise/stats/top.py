@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from headwise.errors import ConfigError
 from headwise.masks import Span
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
-from headwise.stats.statistic import Statistic
+from headwise.stats.statistic import Compiled, Statistic
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -37,12 +38,20 @@ class TopWeights(_Top):
 
     name = "top_weights"
 
+    @cached_property
+    def compiled(self) -> Compiled:
+        return Compiled(self.name, count=self.count)
+
 
 class TopKeys(_Top):
     """The keys of the `count` largest p_ij of a query, int64 [b, h, n, count]: largest first, the lower key first where
     scores are equal, −1 beyond what it may see."""
 
     name = "top_keys"
+
+    @cached_property
+    def compiled(self) -> Compiled:
+        return Compiled(self.name, count=self.count, dtype=torch.int64)
 
 
 class TopKMass(RowMeasure):

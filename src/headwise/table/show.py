@@ -1,6 +1,7 @@
 """Tables as text for terminals and as HTML for notebooks, and values as plain lists for JSON."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -38,6 +39,25 @@ def as_html(head: Sequence[str], body: Sequence[Sequence[str]], caption: str = "
     return f"<table>{top}<tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{rows}</table>" + "".join(
         f"<p>{escape(note)}</p>" for note in notes
     )
+
+
+class Printed(ABC):
+    """A result that prints itself as a title above a table of words, in terminals and notebooks."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """One line above the table."""
+
+    @abstractmethod
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and cells."""
+
+    def __repr__(self) -> str:
+        return f"{self.title}\n{as_text(*self.rows())}"
+
+    def _repr_html_(self) -> str:
+        return as_html(*self.rows(), self.title)
 
 
 def plain(x: np.ndarray) -> Any:

@@ -1,4 +1,4 @@
-"""A record of every head while a model runs: `watch`, what it finds, where it writes, and what can be done about it."""
+"""Statistics of every head while a model runs: `watch`, its alarms and writers, gate gradients, and QK-clip."""
 
 from headwise.telemetry.alarms import (
     Alarm,

@@ -1,4 +1,4 @@
-"""What is wrong with a head, told when it begins and not again until it has been over."""
+"""Alarms on the statistics of heads, reported once when they begin."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -15,20 +15,20 @@ Then = Literal["warn", "raise"] | Callable[["Finding"], Any]
 
 
 class AttentionWarning(UserWarning):
-    """What an alarm with then="warn" gives."""
+    """Issued by an alarm with then="warn"."""
 
 
 class AttentionAlarm(HeadwiseError):
-    """What an alarm with then="raise" raises, through the model's forward or `Record.step`."""
+    """Raised by an alarm with then="raise", through the model's forward or `Record.step`."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an alarm found in one step.
+    """The heads for which an alarm has begun in one step.
 
     Attributes:
-        alarm: which one. summary: all numbers of the step.
-        heads: (layer, head) of those for which it has begun in this step.
+        alarm: the alarm. summary: all numbers of the step.
+        heads: (layer, head) of each.
         message: the same in words, with the numbers.
     """
 
@@ -39,15 +39,15 @@ class Finding:
 
 
 class Alarm(ABC):
-    """Something to look for in every measured step.
+    """A condition that is checked in every measured step.
 
-    A head for which it has gone off is told once. It is told again only after the head has been well for a step, by a
-    margin: a value that trembles about a threshold gives one message.
+    A head is reported when the alarm goes off for it, and again only after it has recovered by a margin: a value that
+    fluctuates around the threshold gives one message.
 
     Args:
         then: "warn" (an `AttentionWarning`), "raise" (an `AttentionAlarm`), or a function of the `Finding`.
     Attributes:
-        needs: the measures that it looks at; `watch` adds those that are missing.
+        needs: the measures that it reads; `watch` adds those that are missing.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
@@ -59,21 +59,21 @@ class Alarm(ABC):
 
     @abstractmethod
     def off(self, summary: Summary) -> Tensor:
-        """For each row of the summary whether the alarm goes off, boolean [rows]."""
+        """Whether the alarm goes off for each row of the summary, boolean [rows]."""
 
     @abstractmethod
     def well(self, summary: Summary) -> Tensor:
-        """For each row whether it is well again, by the margin, boolean [rows]."""
+        """Whether each row has recovered by the margin, boolean [rows]."""
 
     @abstractmethod
     def says(self, summary: Summary, row: int) -> str:
-        """What is wrong with the head of that row."""
+        """The message for the head of that row."""
 
 
 class MaxLogitAlarm(Alarm):
     """The largest logit of a head is over `limit`: training may become unstable (Kimi K2, 2507.20534, clips at 100).
 
-    Over again only after it has been under `margin · limit`.
+    It has recovered under `margin · limit`.
     """
 
     needs = ("max_logit",)
@@ -95,7 +95,7 @@ class MaxLogitAlarm(Alarm):
 class EntropyAlarm(Alarm):
     """The mean entropy of a head's rows is under `floor` nats: entropy collapse (Zhai et al. 2023, 2303.06296).
 
-    Under again only after it has been over `floor / margin`.
+    It has recovered over `floor / margin`.
     """
 
     needs = ("entropy",)
@@ -115,7 +115,7 @@ class EntropyAlarm(Alarm):
 
 
 class SinkAlarm(Alarm):
-    """The first key has more than `share` of a head's weight: it has collapsed onto the attention sink."""
+    """The first key has more than `share` of a head's weight: the head has collapsed onto the attention sink."""
 
     needs = ("sink_mass",)
 
@@ -134,8 +134,8 @@ class SinkAlarm(Alarm):
 
 
 class DeadHeadAlarm(Alarm):
-    """A head that tells nothing: its rows are constant, the same weight on all keys they may see (entropy over
-    `constant` of its maximum), or have no mass, a learned sink having taken more than `taken` of it."""
+    """A head without information: its rows are uniform over the visible keys (entropy over `constant` of its maximum),
+    or have no mass, more than `taken` of it being in a learned sink."""
 
     needs = ("normalized_entropy", "learned_sink_mass")
 
@@ -180,25 +180,25 @@ class NonFiniteAlarm(Alarm):
 
 
 class Alarms:
-    """Alarms and the heads for which each has gone off."""
+    """Alarms, and the heads that each has reported."""
 
     def __init__(self, alarms: Iterable[Alarm]) -> None:
         self._alarms: list[tuple[Alarm, set[tuple[str, int]]]] = []
         self.add(alarms)
 
     def add(self, alarms: Iterable[Alarm]) -> None:
-        """Look for these too."""
+        """Add alarms."""
         self._alarms += [(alarm, set()) for alarm in alarms]
 
-    def look(self, summary: Summary) -> None:
-        """Tell what has begun in this step. What raises does so when all alarms have been looked at."""
+    def check(self, summary: Summary) -> None:
+        """Check all alarms, and report the heads for which one has begun; then raise the first error."""
         raised = None
-        for alarm, told in self._alarms:
-            told -= {summary.places[i] for i in _rows(alarm.well(summary))}
-            new = [i for i in _rows(alarm.off(summary)) if summary.places[i] not in told]
+        for alarm, reported in self._alarms:
+            reported -= {summary.places[i] for i in _rows(alarm.well(summary))}
+            new = [i for i in _rows(alarm.off(summary)) if summary.places[i] not in reported]
             if not new:
                 continue
-            told |= {summary.places[i] for i in new}
+            reported |= {summary.places[i] for i in new}
             heads = tuple(summary.places[i] for i in new)
             finding = Finding(alarm, summary, heads, _message(alarm, summary, new))
             if alarm.then == "warn":
@@ -216,12 +216,12 @@ def _rows(which: Tensor) -> list[int]:
 
 
 def _message(alarm: Alarm, summary: Summary, rows: list[int], most: int = 4) -> str:
-    said = []
+    messages = []
     for row in rows[:most]:
         layer, head = summary.places[row]
-        said.append(f"{layer or 'the model'} head {head}: {alarm.says(summary, row)}")
+        messages.append(f"{layer or 'the model'} head {head}: {alarm.says(summary, row)}")
     more = f"; and {len(rows) - most} more heads" if len(rows) > most else ""
-    return f"step {summary.step}: {'; '.join(said)}{more}"
+    return f"step {summary.step}: {'; '.join(messages)}{more}"
 
 
 def _positive(alarm: Alarm, name: str, value: float) -> float:

@@ -1,21 +1,21 @@
-"""QK-clip: weights of queries and keys made smaller where the largest logit of a head has grown too large.
+"""QK-clip: scales down the weights of queries and keys where the largest logit of a head is too large.
 
 After the optimiser's step, with S the largest logit of head i in that step's batch (Kimi K2, 2507.20534, §2.1):
 
     γ_i = min(1, τ / S_i),   1 where S_i ≤ 0
 
-and head i's logits are multiplied by γ_i. `QUERY` and `KEY` factors that do that, and nothing else:
+and the logits of head i are multiplied by γ_i, by these factors:
 
-    a head with keys of its own    √γ_i on the rows of W_q and W_k, and on their biases
-    grouped queries                √γ of the group's largest logit on the shared key, what is left of γ_i on each query:
-                                   query heads that are well are multiplied by the inverse, so that their logits stay
-    latent attention               √γ_i on what is up-projected, γ_i on the rotary part of the query: its key is shared
-                                   by all heads and stays
-    QK-norm                        the norms come after W_q and W_k and undo their size, so √γ goes on the weights (and
-                                   biases) of both norms, which all heads of a layer share: γ of its largest logit
+    one KV head per query head     √γ_i on the rows of W_q and W_k, and on their biases
+    grouped queries                √γ of the group's largest logit on the shared key, and the rest of γ_i on each query;
+                                   query heads within the limit get the inverse, so that their logits do not change
+    latent attention               √γ_i on the up-projections, γ_i on the rotary part of the query, whose key is shared
+                                   by all heads and does not change
+    QK-norm                        the norms come after W_q and W_k and undo their size, so √γ is applied to the weights
+                                   (and biases) of both norms, which all heads share: γ of the layer's largest logit
 
-Without biases, soft caps and the like on the scores, the largest logit on the same batch is then τ. Scores that are
-added to the product are not made smaller by it: the largest logit comes down, and nearer to τ with every step.
+Without biases, soft caps and the like on the scores, the largest logit on the same batch is then τ. Terms added to the
+product are not scaled: the largest logit then approaches τ over several steps.
 """
 
 from copy import deepcopy
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.func import functional_call
 
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
@@ -36,12 +36,12 @@ from headwise.telemetry.record import Record, Reduced
 
 @dataclass(frozen=True)
 class Clipped:
-    """What `qk_clip` changed.
+    """The result of `qk_clip`.
 
     Attributes:
         model: the model that was given, or its copy.
         step: of the record. tau: the limit.
-        heads: (layer, head, largest logit, γ) of every head whose logits were made smaller.
+        heads: (layer, head, largest logit, γ) of every head that was clipped.
     """
 
     model: nn.Module = field(repr=False, compare=False)
@@ -69,23 +69,25 @@ class Clipped:
 
 
 def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, copy: bool = False) -> Clipped:
-    """Make the queries and keys of heads smaller whose largest logit was over τ in the record's latest step.
+    """Scale down the queries and keys of heads whose largest logit was over τ in the record's latest step.
 
         loss.backward(); optimizer.step()
         record.step()                                  # with watch(model, steps="manual")
         hw.telemetry.qk_clip(model, record, tau=100.0)  # on many ranks: qk_clip(model, record.reduce(), tau=100.0)
 
-    The optimiser's state is unchanged. A step is used once: where `watch(every=N)` measures no
-    new one, a further call does nothing. See the module's docstring for what is multiplied by what.
+    The optimiser's state is unchanged. A step is used once: until `watch(every=N)` measures a new one, further calls
+    do nothing. The docstring of the module lists the factors.
 
     Args:
         model: any model with the watched modules in it. Weights may be sharded (FSDP2).
         record: with "max_logit" among its measures. Heads that it does not watch keep their logits.
         tau: the limit, above 0.
         copy: clip a deepcopy, the result's `.model`; the model itself is unchanged, and the step can be used again.
+    Returns:
+        `Clipped`: what was scaled, by how much.
     Raises:
-        ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be made
-            smaller head by head; nothing is changed then.
+        ConfigError: if max_logit is not measured, or naming watched layers whose queries and keys cannot be scaled head
+            by head; nothing is changed then.
     Source: Kimi Team 2025, 2507.20534, §2.1 (MuonClip).
     """
     if not tau > 0:
@@ -117,7 +119,7 @@ def qk_clip(model: nn.Module, record: Record | Reduced, tau: float = 100.0, *, c
 
 
 def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str, HeadSite]]:
-    """The watched layers with their sites, those of all ranks together; raises if one has none that can be clipped."""
+    """The watched layers with their sites, with the heads of all ranks; raises if one cannot be clipped."""
     names = {module: name for name, module in record.modules().items()}
     sites = {site.module: _whole(site) for site in find_heads(model)}
     refused = []
@@ -130,7 +132,7 @@ def _plans(model: nn.Module, record: Record, *, of_all: bool) -> list[tuple[str,
 
 
 def _whole(site: HeadSite) -> HeadSite:
-    """A site with all its heads, where this rank computes some of them; its weights are DTensors of the whole size."""
+    """A site with the heads of all ranks; its weights are DTensors of the whole size."""
     held = held_heads(site.module)
     return site if held is None else replace(site, num_heads=held.num_heads, num_kv_heads=held.num_kv_heads)
 
@@ -138,7 +140,7 @@ def _whole(site: HeadSite) -> HeadSite:
 def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
     """Why the queries and keys of a site cannot be clipped, or None."""
     if site is None:
-        return "it is not in the model, or where its queries and keys are made is not known"
+        return "it is not in the model, or its projections of queries and keys are unknown"
     if held_heads(site.module) is not None:
         if not of_all:
             return "its heads are spread over ranks, so all ranks have to clip alike: give record.reduce()"
@@ -150,14 +152,16 @@ def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
         letters = {part.letter for part in site.parts()}
     except ConfigError as error:
         return str(error)
-    return None if {"q", "k"} <= letters else "it has no W_q and W_k"
+    if not {"q", "k"} <= letters:
+        return "it has no W_q and W_k"
+    return next(filter(None, map(_refuse_norm, site.layout().norms)), None)
 
 
 def _clip(site: HeadSite, gamma: Tensor) -> None:
     layout = site.layout()
     if layout.norms:
         for norm in layout.norms:
-            _scale_norm(site, norm, float(gamma.min().sqrt()))
+            _scale_norm(norm, float(gamma.min().sqrt()))
         return
     shared = gamma.view(site.num_kv_heads, -1)  # [h_kv, queries of a key]
     key = shared.amin(-1).sqrt()
@@ -176,25 +180,39 @@ def _clip(site: HeadSite, gamma: Tensor) -> None:
             _multiply(tensor, _spread(tensor, part.axis, part.start, each.flatten()))
 
 
-def _scale_norm(site: HeadSite, norm: nn.Module, factor: float) -> None:
-    """Make a norm give `factor` times what it gave: its weight, or one more than it (Gemma), and its bias."""
-    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    if not isinstance(weight, Tensor):
-        raise ConfigError(f"qk_clip: {site.name}: the norm {type(norm).__name__} has no weight to make smaller")
+def _refuse_norm(norm: Any) -> str | None:
+    """Why the output of a norm cannot be scaled by its weight, or None."""
+    if not isinstance(getattr(norm, "weight", None), Tensor):
+        return f"its norm {type(norm).__name__} has no weight to scale"
+    return f"how its norm {type(norm).__name__} applies its weight is unknown" if _offset(norm) is None else None
+
+
+def _offset(norm: Any) -> float | None:
+    """What a norm adds to its weight: 0, or 1 as in Gemma; None if its output is neither."""
+    weight, bias = norm.weight.detach(), getattr(norm, "bias", None)
     probe = torch.linspace(-1.0, 2.0, weight.shape[-1], device=weight.device).to(weight.dtype)
-    before, kept = norm(probe) * factor, weight.clone()
-    if bias is not None:
-        _multiply(bias, torch.full(bias.shape, factor))
-    for more in (0.0, 1.0):
-        weight.copy_(((kept.double() + more) * factor - more).to(kept))
-        if torch.allclose(norm(probe), before, rtol=2e-2, atol=1e-3):
-            return
-    weight.copy_(kept)
-    raise ConfigError(f"qk_clip: {site.name}: what {type(norm).__name__} makes of its weight is not known")
+    with torch.no_grad():
+        half = norm(probe) * 0.5
+        for offset in (0.0, 1.0):
+            scaled = {"weight": ((weight.double() + offset) * 0.5 - offset).to(weight)}
+            if bias is not None:
+                scaled["bias"] = bias.detach() * 0.5
+            if torch.allclose(functional_call(norm, scaled, probe), half, rtol=2e-2, atol=1e-3):
+                return offset
+    return None
+
+
+def _scale_norm(norm: Any, factor: float) -> None:
+    """Scale the output of a norm that is not refused: its weight, or one more than it, and its bias."""
+    offset = _offset(norm)
+    assert offset is not None
+    norm.weight.copy_(((norm.weight.double() + offset) * factor - offset).to(norm.weight))
+    if getattr(norm, "bias", None) is not None:
+        _multiply(norm.bias, torch.full(norm.bias.shape, factor))
 
 
 def _spread(tensor: Tensor, axis: int, start: int, factors: Tensor) -> Tensor:
-    """Factors for the whole tensor: these along an axis, from `start` on, and 1 elsewhere."""
+    """Factors for the whole tensor: the given ones along an axis from `start`, and 1 elsewhere."""
     along = torch.ones(tensor.shape[axis], dtype=torch.float64)
     along[start : start + len(factors)] = factors
     shape = [1] * tensor.ndim
@@ -204,6 +222,8 @@ def _spread(tensor: Tensor, axis: int, start: int, factors: Tensor) -> Tensor:
 
 def _multiply(tensor: Tensor, factors: Tensor) -> None:
     """In place, in float64: a factor of bfloat16 would be off by half a percent."""
+    from torch.distributed.tensor import DTensor, distribute_tensor  # as slow to import as PyTorch itself
+
     factors = factors.to(tensor.device)
     if isinstance(tensor, DTensor):
         factors = distribute_tensor(factors.contiguous(), tensor.device_mesh, tensor.placements)

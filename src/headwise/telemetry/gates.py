@@ -1,4 +1,4 @@
-"""`gate_gradients(model)`: which heads matter to the loss, heard in the backward passes that training makes anyway.
+"""`gate_gradients(model)`: which heads matter to the loss, accumulated in the training backward pass.
 
     >>> import torch, headwise as hw
     >>> model = hw.MultiHeadAttention(24, 4)
@@ -8,7 +8,7 @@
     >>> [len(layer) for layer in gates.importance().column]
     [4]
 
-`gradient_importance` asks the same with passes of its own, over batches of your choice and with the model held still.
+`gradient_importance` computes the same with backward passes of its own, over given batches and with fixed weights.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from headwise.errors import ConfigError
 from headwise.events import subscribe
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.nn.base import AttentionLayer
-from headwise.telemetry.places import asked
+from headwise.telemetry.places import select
 
 Self = TypeVar("Self", bound="GateGradients")
 
@@ -33,37 +33,37 @@ PER = ("batch", "row", "token")
 
 
 def gate_gradients(model: nn.Module, *, layers: Iterable[int | str] | None = None) -> "GateGradients":
-    """The gradient of a factor ξ = 1 on every head's output, ∂L/∂ξ = Σ_t o_t·∂L/∂o_t, in each backward pass of a model
-    while it is trained; it listens within `with`, or from `start()` to `stop()`.
+    """Accumulate the gradient of a factor ξ = 1 on every head's output, ∂L/∂ξ = Σ_t o_t·∂L/∂o_t, in each backward pass
+    of a model; within `with`, or from `start()` to `stop()`.
 
-    The backward pass of attention makes o_t·∂L/∂o_t for itself, so nothing is computed twice and the gradients do not
-    change (kernels other than "cpu" make it once more: a product a number of the output). Both the forward and the
-    backward pass must lie within.
+    The backward pass of attention requires o_t·∂L/∂o_t anyway, so it comes at no extra cost and gradients do not change
+    (kernels other than "cpu" compute it again: one product for each number of the output). Both the forward and the
+    backward pass must be within.
 
     Args:
         model: as in `watch`: headwise's layers, nn.MultiheadAttention, models of transformers. Attention of the last
-            two is computed by headwise while it listens.
-        layers: names of attention modules (`*` stands for anything) or their indices; None for all.
+            two is computed by headwise meanwhile.
+        layers: names of attention modules (`*` matches anything) or their indices; None for all.
     Raises:
-        ConfigError: naming the argument, or the modules, if there is nothing to listen to.
+        ConfigError: naming the argument, or the modules, if no module is supported.
     Source: Michel et al. 2019, 1905.10650, eq. 2.
     """
-    return GateGradients(*asked(model, layers, "gate_gradients", _silent))
+    return GateGradients(*select(model, layers, "gate_gradients", _unsupported))
 
 
 class GateGradients:
-    """What was heard of every head; `gate_gradients` makes it.
+    """The gradients of every head's gate, as returned by `gate_gradients`.
 
-    With a loss scale (`torch.amp.GradScaler`) everything is multiplied by it; passes that are not finite are counted
-    in `skipped` and left out. In distributed training each process hears its own share of the batch.
+    A loss scale (`torch.amp.GradScaler`) multiplies all of them; passes that are not finite are counted in `skipped`
+    and excluded. In distributed training each process has the gradients of its own share of the batch.
 
     Attributes:
-        layers: names of the attention modules. unheard: name → why a module cannot be listened to.
-        passes: name → backward passes heard. skipped: name → those that were not finite.
+        layers: names of the attention modules. unwatched: name → why a module is not supported.
+        active: whether it is accumulating.
     """
 
-    def __init__(self, places: list[Place], targets: list[nn.Module], unheard: dict[str, str]) -> None:
-        self.layers, self.unheard = tuple(place.name for place in places), unheard
+    def __init__(self, places: list[Place], targets: list[nn.Module], unwatched: dict[str, str]) -> None:
+        self.layers, self.unwatched = tuple(place.name for place in places), unwatched
         self._places, self._targets = places, targets
         self._open = ExitStack()
         self.active = False
@@ -71,11 +71,11 @@ class GateGradients:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was heard."""
+        """Discard the gradients so far."""
         self._sums = {name: _Sums() for name in self.layers}
 
     def start(self: Self) -> Self:
-        """Listen from now on; what is heard adds to what was."""
+        """Accumulate from now on, in addition to the gradients so far."""
         if not self.active:
             self.active = True
             take_over(self._targets)
@@ -85,7 +85,7 @@ class GateGradients:
         return self
 
     def stop(self) -> None:
-        """Listen no longer, and leave the model as it was."""
+        """Stop accumulating, and restore the model."""
         self._open.close()
         self.active = False
 
@@ -97,28 +97,28 @@ class GateGradients:
 
     @property
     def passes(self) -> dict[str, int]:
-        """name → backward passes heard."""
+        """name → number of backward passes."""
         with self._lock:
             return {name: sums.finished().passes for name, sums in self._sums.items()}
 
     @property
     def skipped(self) -> dict[str, int]:
-        """name → backward passes left out, as they were not finite."""
+        """name → number of backward passes excluded because they were not finite."""
         with self._lock:
             return {name: sums.finished().skipped for name, sums in self._sums.items()}
 
     def importance(self, *, per: str = "batch", absolute: str = "each") -> HeadImportance:
-        """Of every head, by what was heard so far.
+        """The importance of every head, from the gradients so far.
 
         Args:
             per: "batch": E_x|∂L/∂ξ| over backward passes x. "row": x is a row of a batch instead, for losses that are
-                a mean over rows that weigh alike. "token": E_x Σ_t|o_t·∂L/∂o_t|, as `taylor_importance`.
+                a mean over rows of equal weight. "token": E_x Σ_t|o_t·∂L/∂o_t|, as `taylor_importance`.
             absolute: "each" for E_x|∂L/∂ξ|, "mean" for |E_x ∂L/∂ξ|; not with "token".
         Returns:
-            HeadImportance in the loss's unit, whose `loss` is NaN, as the loss itself is not heard. A layer that was
-            not heard has NaN.
+            HeadImportance in the loss's unit, whose `loss` is NaN, since the loss itself is unknown. A layer without a
+            backward pass has NaN.
         Raises:
-            ConfigError: for another word, or if nothing was heard.
+            ConfigError: for another value, or if there was no backward pass.
         """
         if per not in PER:
             raise ConfigError(f"per={per!r}: expected one of {', '.join(map(repr, PER))}")
@@ -126,20 +126,21 @@ class GateGradients:
             raise ConfigError(f"absolute={absolute!r}: expected 'each' or 'mean', and 'each' with per='token'")
         if not any(self.passes.values()):
             raise ConfigError(
-                "gate_gradients: nothing was heard; run the model and loss.backward() while it listens, with gradients"
+                "gate_gradients: no backward pass so far; run the model and loss.backward() within it, with gradients"
             )
         with self._lock:
-            found = [self._sums[place.name].told(place.module, per, absolute) for place in self._places]
+            found = [self._sums[place.name].mean(place.module, per, absolute) for place in self._places]
         method = {"batch": "E|dL/dξ|", "row": "E|dL/dξ|, by rows", "token": "E Σ|o·dL/do|"}[per]
         if absolute == "mean":
             method = method.replace("E|dL/dξ|", "|E dL/dξ|")
         values, errors = zip(*found, strict=True)
-        return HeadImportance.of(f"heard in training, {method}", "loss", self.layers, values, errors)
+        return HeadImportance.of(f"in training, {method}", "loss", self.layers, values, errors)
 
     def __repr__(self) -> str:
-        heard = max(self.passes.values(), default=0)
-        state = "listening" if self.active else "not listening"
-        return f"GateGradients({len(self.layers)} layers; {heard} backward passes heard; {state})"
+        passes = max(self.passes.values(), default=0)
+        return (
+            f"GateGradients({len(self.layers)} layers; {passes} backward passes; {'' if self.active else 'not '}active)"
+        )
 
     def _add(self, name: str, delta: Tensor) -> None:
         with self._lock, torch.no_grad():
@@ -147,35 +148,35 @@ class GateGradients:
 
 
 class _Sums:
-    """Of one layer, over backward passes: sums [3, h] of x, |x| and x² in float64, x being what `per` says."""
+    """The sums of one layer over backward passes: [3, h] of x, |x| and x² in float64, for the x of each `per`."""
 
     def __init__(self) -> None:
         self.passes, self.rows, self.skipped = 0, 0, 0
         self._sums: dict[str, Tensor] = {}
-        self._under_way: tuple[int, Tensor, Tensor] | None = None
+        self._pending: tuple[int, Tensor, Tensor] | None = None
 
     def add(self, delta: Tensor, task: int) -> None:
-        """δ [b, h, n] of one call; calls of one backward pass belong together."""
+        """Add δ [b, h, n] of one call; calls of one backward pass belong together."""
         delta = delta.double()
         rows, tokens = delta.sum(-1), delta.abs().sum((0, 2))
-        before = self._under_way
+        before = self._pending
         if before is not None and before[0] == task and before[1].shape == rows.shape:
             rows, tokens = before[1] + rows, before[2] + tokens
         else:
             self.finished()
-        self._under_way = task, rows, tokens
+        self._pending = task, rows, tokens
 
     def finished(self) -> "_Sums":
-        """With the backward pass that was under way."""
-        if self._under_way is None:
+        """Close the backward pass in progress, and return self."""
+        if self._pending is None:
             return self
-        _, rows, tokens = self._under_way
-        self._under_way = None
+        _, rows, tokens = self._pending
+        self._pending = None
         if not bool(torch.isfinite(rows).all()):
             self.skipped += 1
             return self
         self.passes, self.rows = self.passes + 1, self.rows + len(rows)
-        # The loss is a mean over rows: a row's own gradient is so many times its part.
+        # The loss is a mean over rows: a row's own gradient is its part times their number.
         each = {"batch": rows.sum(0)[None], "row": rows * len(rows), "token": tokens[None]}
         for per, x in each.items():
             new = torch.stack((x, x.abs(), x.square())).sum(1)
@@ -183,8 +184,8 @@ class _Sums:
             self._sums[per] = new if old is None else old + new
         return self
 
-    def told(self, module: nn.Module, per: str, absolute: str) -> tuple[np.ndarray, np.ndarray]:
-        """Values and their standard errors, [h]."""
+    def mean(self, module: nn.Module, per: str, absolute: str) -> tuple[np.ndarray, np.ndarray]:
+        """Means and their standard errors, [h]."""
         self.finished()
         if not self.passes:
             nothing = np.full(_heads(module), np.nan)
@@ -196,7 +197,7 @@ class _Sums:
         return np.abs(mean), spread
 
 
-def _silent(module: nn.Module) -> str:
+def _unsupported(module: nn.Module) -> str:
     """Why the gradients of a module's heads are not those of the outputs of one `attend`; "" if they are."""
     if isinstance(module, AttentionLayer) and module.coupling.at in ("scores", "heads"):
         return module.coupling.why
@@ -204,6 +205,6 @@ def _silent(module: nn.Module) -> str:
 
 
 def _heads(module: Any) -> int:
-    """Of an attention module that was never heard; 1 if it does not tell."""
+    """The number of heads of an attention module without a backward pass; 1 if unknown."""
     config = getattr(module, "config", None)
     return int(getattr(module, "num_heads", getattr(config, "num_attention_heads", 1)))

@@ -1,4 +1,4 @@
-"""The numbers of a record: those of the step under way, of the last one, of all, and the latest ones each by itself."""
+"""The numbers of a record: of the current step, of the last one, of all, and each of the latest ones."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,37 +9,37 @@ from headwise.telemetry.summary import History, Summary
 
 
 class Ledger:
-    """Its size depends on the number of heads and on `history`, not on how much has been seen.
+    """Accumulates steps. Its size depends on the number of heads and on `history` alone.
 
     Args:
-        names: of the measures. heads: which of each layer; None for all. history: how many steps are kept.
+        names: of the measures. heads: those of each layer to keep; None for all. history: steps to keep one by one.
     Attributes:
-        index: of the step under way. steps: how many have been measured.
+        index: of the current step. steps: number of measured steps.
         clipped: the step by which `qk_clip` last changed weights.
-        latest: the summary of the last one; last and total: what was added up in it and in all of them.
+        latest: the summary of the last step; last, total: the states of it and of all steps.
     """
 
     def __init__(self, names: tuple[str, ...], heads: Sequence[int] | None, history: int) -> None:
         self._names, self._heads = names, heads
         self._past: deque[Summary] = deque(maxlen=history)
         self._order: dict[str, range] = {}
-        self._under_way = Running()
+        self._current = Running()
         self.last, self.total = Running(), Running()
         self.index = self.steps = 0
         self.clipped: int | None = None
         self.latest = self._summary(self.last, 0, 0)
 
     def add(self, running: Running) -> None:
-        """Take what a forward gave into the step under way."""
+        """Add the states of a forward to the current step."""
         for name, layer in running.layers.items():
             self._order.setdefault(name, layer.heads)
             self._check(name, layer)
-            self._under_way.add(name, layer)
+            self._current.add(name, layer)
 
     def end_step(self) -> Summary | None:
-        """The summary of the step under way, and the next one begins; None if nothing was measured."""
-        step, index = self._under_way, self.index
-        self._under_way, self.index = Running(), index + 1
+        """End the current step and return its summary; None if nothing was measured."""
+        step, index = self._current, self.index
+        self._current, self.index = Running(), index + 1
         if not step.layers:
             return None
         self.last, self.steps = step, self.steps + 1
@@ -51,8 +51,8 @@ class Ledger:
 
     @property
     def pending(self) -> bool:
-        """Whether the step under way has numbers."""
-        return bool(self._under_way.layers)
+        """Whether the current step has numbers."""
+        return bool(self._current.layers)
 
     @property
     def totals(self) -> Summary:
@@ -71,7 +71,7 @@ class Ledger:
         return self.history.nbytes + sum({x.data_ptr(): x.nbytes for x in states}.values())
 
     def summarise(self, running: Running, steps: int, whole: Running) -> Summary:
-        """The numbers of something else that was added up, such as that of all ranks, with the heads of `whole`."""
+        """The summary of other states, such as those of all ranks, with the heads of `whole`."""
         order = self._order | {name: layer.heads for name, layer in whole.layers.items()}
         return self._summary(running, self.latest.step, steps, order)
 
@@ -84,10 +84,10 @@ class Ledger:
             raise ConfigError(f"heads={bad[0]}: {name or 'the model'} has the heads 0 to {layer.of - 1}")
         if layer.heads != self._order[name]:
             raise ConfigError(
-                f"{name or 'the model'} had {_told(self._order[name])} when it was first watched, and has "
-                f"{_told(layer.heads)} now; record.clear() begins anew"
+                f"{name or 'the model'} had {_listed(self._order[name])} when it was first watched, and has "
+                f"{_listed(layer.heads)} now; record.clear() discards the numbers so far"
             )
 
 
-def _told(heads: range) -> str:
+def _listed(heads: range) -> str:
     return f"{len(heads)} heads" + (f" from {heads.start} on" if heads.start else "")

@@ -1,4 +1,4 @@
-"""How a model is watched, checked once."""
+"""The options of `watch`, validated once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `watch`, but for the model and its layers.
+    """The arguments of `watch`, except for the model and its layers.
 
     Attributes:
         names: of the measures, in the order of `measures`.
@@ -37,7 +37,7 @@ def options(
     *, measures: Sequence[str | Measure] | None, every: int, heads: Sequence[int] | None, maps: str, history: int,
     steps: str, during: str, alarms: Sequence[Alarm],
 ) -> Options:  # fmt: skip
-    """The options, or a ConfigError that names the one that will not do."""
+    """The validated options; raises a ConfigError that names the invalid one."""
     for name, value in (("maps", maps), ("steps", steps), ("during", during)):
         if value not in _CHOICES[name]:
             raise ConfigError(f"{name}={value!r}: expected one of {', '.join(map(repr, _CHOICES[name]))}")

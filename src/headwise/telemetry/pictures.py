@@ -1,4 +1,4 @@
-"""What a record keeps of attention maps: all of them, as they are known, or small pictures."""
+"""Downsampled attention maps."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ SIZE = 64
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A map made small, at most 64 wide and high: each cell stands for a square of weights.
+    """A map downsampled to at most 64 × 64 cells, each a square of weights.
 
     Attributes:
-        mean, largest: [b, h, rows, columns]; a mean hides peaks, so there are both.
+        mean, largest: of each square, [b, h, rows, columns].
         shape: (b, h, n, m) of the map.
     """
 
@@ -28,5 +28,5 @@ class Picture:
 
 
 def picture(amap: AttentionMap) -> Picture:
-    """The map made small."""
+    """Downsample a map."""
     return Picture(amap.pool(SIZE), amap.pool(SIZE, "max"), amap.shape)

@@ -1,6 +1,7 @@
-"""Where the attention of a model can be watched."""
+"""The places of a model where attention can be watched."""
 
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
@@ -9,26 +10,26 @@ from headwise.errors import ConfigError
 from headwise.models.adapters.places import Place, find, nothing_found
 
 
-def asked(
+def select(
     model: nn.Module,
     layers: Iterable[int | str] | None,
     caller: str,
-    silent: Callable[[nn.Module], str] | None = None,
+    unsupported: Callable[[nn.Module], str] | None = None,
 ) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
-    """What a caller is to watch of a model, in the order of registration; whose attention headwise has to compute for
-    that (modules for `take_over`); and what cannot be watched, name → why.
+    """The modules of a model to watch, in the order of registration; the modules whose attention headwise must compute
+    for that (for `take_over`); and name → why a module cannot be watched.
 
     Args:
-        layers: names of attention modules (`*` stands for anything) or their indices; None for all.
-        caller: the function that was called, for errors. silent: why it can hear nothing of a module, or "".
+        layers: names of attention modules (`*` matches anything) or their indices; None for all.
+        caller: the function that was called, for errors. unsupported: why it does not support a module, or "".
     Raises:
-        ConfigError: naming the argument, or the modules, if there is nothing that can be watched.
+        ConfigError: naming the argument, or the modules, if none can be watched.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{caller}(model): expected an nn.Module, got {type(model).__name__}")
     places, targets, unwatched = find(model)
-    if silent is not None:
-        unwatched |= {place.name: why for place in places if (why := silent(place.module))}
+    if unsupported is not None:
+        unwatched |= {place.name: why for place in places if (why := unsupported(place.module))}
     places = [place for place in places if place.name not in unwatched]
     if not places:
         raise nothing_found(model, caller, "watched", unwatched)
@@ -39,33 +40,31 @@ def asked(
 
 
 def _select(places: list[Place], layers: Iterable[int | str] | None) -> list[Place]:
-    """The places of that index or name."""
+    """The places with these indices or names."""
     if layers is None:
         return places
-    wishes: list[Any] = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
-    if not wishes or any(isinstance(wish, bool) or not isinstance(wish, int | str) for wish in wishes):
+    wanted: list[Any] = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+    if not wanted or any(isinstance(one, bool) or not isinstance(one, int | str) for one in wanted):
         raise ConfigError(f"layers={layers!r}: expected names of attention modules or their indices; None for all")
     chosen: set[str] = set()
-    for wanted in wishes:
-        found = _matching(places, wanted)
+    for one in wanted:
+        found = _matching(places, one)
         if not found:
             names = ", ".join(place.name or "(the model)" for place in places[:6]) + ", …" * (len(places) > 6)
-            raise ConfigError(f"layers={wanted!r}: no such layer among the {len(places)} that can be watched: {names}")
+            raise ConfigError(f"layers={one!r}: no such layer among the {len(places)} that can be watched: {names}")
         chosen |= {place.name for place in found}
     return [place for place in places if place.name in chosen]
 
 
 def _matching(places: list[Place], wanted: int | str) -> list[Place]:
-    from fnmatch import fnmatchcase
-
     if isinstance(wanted, int):
         return [places[wanted]] if -len(places) <= wanted < len(places) else []
     return [place for place in places if fnmatchcase(place.name, wanted)]
 
 
 def entrances(model: nn.Module, places: list[Place]) -> dict[nn.Module, None]:
-    """Where a forward may begin: the model, its children, and models of transformers within it. Trainers and generation
-    call such parts by themselves."""
+    """The modules where a forward may begin: the model, its children, and models of transformers in it. Trainers and
+    generation call such parts directly."""
     watched = {place.module for place in places}
     parts = [*model.children(), *(part for part in model.modules() if hasattr(part, "set_attn_implementation"))]
     return dict.fromkeys([model, *(part for part in parts if not watched.isdisjoint(part.modules()))])

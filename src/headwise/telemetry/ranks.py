@@ -1,4 +1,4 @@
-"""The records of all ranks of a distributed run as one."""
+"""Merging the records of all ranks of a distributed run."""
 
 import zlib
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from headwise.telemetry.running import Layer, Running
 
 
 def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
-    """Each of them merged over the ranks, in their order, so that all ranks get the same bits. One collective for the
+    """Merge each over the ranks, in the order of the ranks, so that all ranks get the same bits. One collective for the
     sizes and one for the numbers.
 
     Raises:
@@ -24,7 +24,7 @@ def gathered(runnings: list[Running], group: Any = None) -> list[Running]:
             layers and heads.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigError("reduce(): torch.distributed is not initialised; record.latest and record.totals are all")
+        raise ConfigError("reduce(): torch.distributed is not initialised; use record.latest and record.totals")
     parts = [x for one in runnings for layer in one.layers.values() for x in (*layer.tensors(), _first(layer))]
     device = _device(group)
     flat = torch.cat(
@@ -57,7 +57,7 @@ def _device(group: Any) -> torch.device:
 
 
 def _joined(layers: Sequence[Layer]) -> Layer:
-    """A layer as all ranks saw it: what they say of the same heads merged, of different heads side by side."""
+    """A layer over all ranks: states of the same heads merged, those of different heads concatenated."""
     by_heads: dict[int, Layer] = {}
     for layer in layers:
         start = layer.heads.start
@@ -80,7 +80,7 @@ def _joined(layers: Sequence[Layer]) -> Layer:
 
 
 def _first(layer: Layer) -> Tensor:
-    """The number of the first of the heads that a rank has seen."""
+    """The number of the first head of a rank."""
     return torch.tensor([layer.heads.start], dtype=torch.float64)
 
 

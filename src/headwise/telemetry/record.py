@@ -1,4 +1,4 @@
-"""The record of a model's attention: what was seen, head by head, while it ran."""
+"""The record of a model's attention, head by head."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from headwise.errors import ConfigError
 from headwise.events import call_name, in_backward
-from headwise.files import atomic_path
+from headwise.files import write_text
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
@@ -34,14 +34,14 @@ Self = TypeVar("Self", bound="Record")
 
 
 class Record:
-    """Statistics of every watched head; `watch` makes it. Those of a layer are over all of its calls.
+    """Statistics of every watched head, as returned by `watch`; those of a layer are over all of its calls.
 
     Attributes:
-        model: the watched one. layers: names of the watched layers, as registered.
-        unwatched: name → why it cannot be watched.
-        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; a layer that
-            is called again in it has further ones under name#2, name#3, …
-        ledger: the numbers, for those who add them up further.
+        model: the watched model. layers: names of the watched layers, in the order of registration.
+        unwatched: name → why a module cannot be watched.
+        maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; repeated calls
+            of a layer are named name#2, name#3, …
+        ledger: the accumulated numbers.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Record:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all numbers, and count steps from 0 again."""
+        """Discard all numbers, and count steps from 0 again."""
         self.ledger = Ledger(self._how.names, self._how.heads, self._how.history)
 
     @property
     def active(self) -> bool:
-        """Whether it watches."""
+        """Whether it is watching."""
         return bool(self._handles)
 
     def start(self: Self) -> Self:
-        """Watch from now on; numbers add to those that are there."""
+        """Watch from now on, in addition to the numbers so far."""
         if self.active:
             return self
         take_over(self._targets)
@@ -82,7 +82,7 @@ class Record:
         return self
 
     def stop(self) -> None:
-        """Watch no longer, and leave the model as it was: its own attention, no hooks. A step under way ends."""
+        """Stop watching, end the current step, and restore the model: its own attention, no hooks."""
         if not self.active:
             return
         self._end_forward(keep=False)
@@ -102,9 +102,9 @@ class Record:
         self.stop()
 
     def step(self) -> Summary | None:
-        """End a step: what its forwards gave becomes `latest`, and goes to totals, history, writers and alarms.
+        """End a step: the numbers of its forwards become `latest` and enter totals, history, writers and alarms.
 
-        With steps="manual" it is for you to call, once the optimiser has stepped; else each forward calls it.
+        Call it after the optimiser's step if steps="manual"; otherwise each forward calls it.
 
         Returns:
             The summary, or None if nothing was measured in the step.
@@ -112,7 +112,7 @@ class Record:
         summary = self.ledger.end_step()
         if summary is not None:
             self._writers.write(summary)
-            self._alarms.look(summary)
+            self._alarms.check(summary)
         return summary
 
     @property
@@ -122,18 +122,18 @@ class Record:
 
     @property
     def totals(self) -> Summary:
-        """All measured steps since the first start or `clear`. A step in which a layer had NaN or infinity among its
-        scores is counted, and left out of that layer's numbers."""
+        """All measured steps since the first start or `clear`. If a layer had NaN or infinity among its scores, the
+        step is counted and excluded from that layer's numbers."""
         return self.ledger.totals
 
     @property
     def history(self) -> History:
-        """The latest measured steps, oldest first; as many as `watch(history=…)` says."""
+        """The latest measured steps, oldest first; at most `watch(history=…)`."""
         return self.ledger.history
 
     @property
     def nbytes(self) -> int:
-        """Bytes that all numbers take, whatever the number of steps; `maps` are not in it."""
+        """Size of all numbers in bytes, independent of the number of steps; without `maps`."""
         return self.ledger.nbytes
 
     def table(self) -> HeadTable:
@@ -141,7 +141,7 @@ class Record:
         return self.totals.table
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers for JSON: totals, latest, history, what is watched and what is not; None for NaN."""
+        """All numbers for JSON: totals, latest, history, watched and unwatched layers; None for NaN."""
         return {
             "layers": list(self.layers), "unwatched": dict(self.unwatched), "measures": list(self._how.names),
             "totals": self.totals.to_dict(), "latest": self.latest.to_dict(), "history": self.history.to_dict(),
@@ -149,16 +149,15 @@ class Record:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict()` as one JSON file, whole or not at all."""
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), allow_nan=False), encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), allow_nan=False))
 
     def write_to(self: Self, writer: Writer) -> Self:
-        """Give every measured step from now on to a writer too; one that fails is told of once, and goes on."""
+        """Write every measured step from now on; the first failure of a writer is reported as a warning."""
         self._writers.add(writer)
         return self
 
     def alarm(self: Self, *alarms: Alarm) -> Self:
-        """Look for these too from now on. ConfigError if one needs a measure that the record does not have."""
+        """Add alarms. ConfigError if one needs a measure that the record does not have."""
         for one in alarms:
             if missing := [name for name in one.needs if name not in self._how.names]:
                 raise ConfigError(
@@ -169,9 +168,9 @@ class Record:
         return self
 
     def reduce(self, group: Any = None) -> "Reduced":
-        """What all ranks of torch.distributed saw: their `latest` and `totals` merged, sums as sums and maxima as
-        maxima, the same on each; where ranks hold different heads of a layer (`parallelize_heads`), all its heads. To
-        be called by every rank, after the same step; the record stays that of this rank.
+        """Merge `latest` and `totals` of all ranks of torch.distributed, sums as sums and maxima as maxima; the result
+        is the same on each rank, and has all heads of a layer whose heads are split over ranks (`parallelize_heads`).
+        All ranks must call it after the same step; the record itself does not change.
 
         Args:
             group: of processes; None for all.
@@ -193,7 +192,7 @@ class Record:
 
     @eager
     def _before(self, module: nn.Module, args: Any) -> None:
-        """The model is called, or a part of it; by a call from outside a forward begins."""
+        """Runs before a call of the model or a part of it; an outermost call begins a forward."""
         if module not in self._entrances or in_backward():  # a copy of a watched model has the hooks too
             return
         self._depth += 1
@@ -207,7 +206,7 @@ class Record:
 
     @eager
     def _after(self, module: nn.Module, args: Any, result: Any) -> None:
-        """It is done, or has failed."""
+        """Runs after such a call, or after its failure."""
         if module not in self._entrances or in_backward() or not self._depth:
             return
         self._depth -= 1
@@ -252,11 +251,11 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """What all ranks saw together: means over all their rows, largest values of all.
+    """The numbers of all ranks: means over all rows, maxima over all ranks.
 
     Attributes:
         record: of this rank.
-        latest, totals: as in `Record`; they are the same on every rank.
+        latest, totals: as in `Record`, the same on every rank.
     """
 
     record: Record
@@ -264,5 +263,5 @@ class Reduced:
     totals: Summary
 
     def table(self) -> HeadTable:
-        """The totals."""
+        """The totals as a table."""
         return self.totals.table

@@ -1,4 +1,4 @@
-"""States of measures that grow with what is seen and not with how often: batches, forwards, steps and ranks add up."""
+"""Mergeable states of measures, of constant size: over batches, forwards, steps and ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,14 +16,14 @@ from headwise.stats.states import tensors_of
 
 @dataclass
 class Layer:
-    """What was added up of one layer.
+    """The states of one layer.
 
     Attributes:
         grid: the size of its latest attention matrix, for one batch entry.
-        measures: those that made the states.
-        states: one a measure, batches pooled.
+        measures: the measures of the states.
+        states: one for each measure, batches pooled.
         nonfinite: [4, heads] float64 counts, as in `Summary`.
-        heads: the numbers of these heads in the layer; of: how many it has, on all ranks together.
+        heads: the numbers of these heads in the layer; of: how many heads it has on all ranks together.
     """
 
     grid: Grid
@@ -34,23 +34,23 @@ class Layer:
     of: int
 
     def merged(self, other: "Layer") -> "Layer":
-        """Both together."""
+        """Merge two."""
         states = [m.merge(one, two) for m, one, two in zip(self.measures, self.states, other.states, strict=True)]
         nonfinite = self.nonfinite + other.nonfinite.to(self.nonfinite.device)
         return replace(self, grid=other.grid, states=states, nonfinite=nonfinite)
 
     def columns(self) -> Tensor:
-        """The finished measures and the counts side by side, [heads, measures + 4]."""
+        """The finished measures and the counts, [heads, measures + 4]."""
         values = [measure.finish(state)[0] for measure, state in zip(self.measures, self.states, strict=True)]
         return torch.stack([*values, *self.nonfinite.float()], -1)
 
     def tensors(self) -> list[Tensor]:
-        """Those that the states are made of."""
+        """All tensors of the states."""
         return [x for state in self.states for x in tensors_of(state)] + [self.nonfinite]
 
     def trusted(self) -> "Layer":
-        """The same if its numbers are to be trusted; without them, but with the counts, if there are NaN and infinity
-        among the scores: one such step would spoil a sum for good."""
+        """The same, with empty states if there are NaN or infinity among the scores, which would spoil a sum for
+        good."""
         if not bool(self.nonfinite[0].any()):
             return self
         like = torch.empty(0, device=self.nonfinite.device)
@@ -59,25 +59,25 @@ class Layer:
 
 @dataclass
 class Running:
-    """What was added up, layer by layer in the order of the first call."""
+    """The states of all layers, in the order of the first call."""
 
     layers: dict[str, Layer] = field(default_factory=dict)
 
     def add(self, name: str, layer: Layer) -> None:
-        """Take a call, or what another one added up, in."""
+        """Add the states of a layer."""
         before = self.layers.get(name)
         self.layers[name] = layer if before is None else before.merged(layer)
 
     def summary(
         self, names: tuple[str, ...], order: Mapping[str, range], heads: Sequence[int] | None
     ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...], Tensor, Tensor]:
-        """The last four fields of a `Summary`, by one transfer from the device a layer.
+        """The last four fields of a `Summary`, with one transfer from the device for each layer.
 
         Args:
             names: of the measures.
             order: the layers in the order of their rows, and the numbers of each one's heads; NaN for those that did
                 not run.
-            heads: which of each layer; None for all.
+            heads: those of each layer to keep; None for all.
         """
         places: list[tuple[str, int]] = []
         numbers, counts = [torch.empty(0, len(names))], [torch.empty(0, 4)]
@@ -93,9 +93,9 @@ class Running:
 
 
 def layer_of(call: AttentionCall, measures: Sequence[Measure]) -> Layer:
-    """What one call adds."""
+    """The states of one call."""
     measured, amap = call.measured, call.map
-    assert measured is not None  # a record always has measures
+    assert measured is not None  # a record has measures
     grid = replace(amap.rule.grid, b=1)
     states = [m.merge(m.start(grid, amap.lse), measured.states[m.name]) for m in measures]  # pools the batch
     heads = amap.shape[1]
@@ -112,5 +112,5 @@ def layer_of(call: AttentionCall, measures: Sequence[Measure]) -> Layer:
 
 
 def _bad(x: Tensor, heads: int) -> Tensor:
-    """NaN and infinite entries of each query head, [h]."""
+    """Count NaN and infinite entries of each query head, [h]."""
     return (~torch.isfinite(x)).sum((0, 2, 3)).repeat_interleave(heads // x.shape[1])

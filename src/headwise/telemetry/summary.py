@@ -1,4 +1,4 @@
-"""The numbers of every head of every layer, of one step or of many: what a record gives."""
+"""The statistics of all heads of one step or of many."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from headwise.stats import describe
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
 
-NONFINITE = ("rows", "queries", "keys", "values")  # what NaN and infinity are counted in, for each head
+NONFINITE = ("rows", "queries", "keys", "values")  # where NaN and infinity are counted, for each head
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,8 +22,8 @@ class Summary(Mapping[str, Tensor]):
     measure as [layers, heads] float32, NaN where a layer has no such head.
 
     Attributes:
-        step: the last step that is in it; steps: how many are.
-        places: (layer, head) of each row, in the order in which the layers are called.
+        step: the last of its steps; steps: their number.
+        places: (layer, head) of each row, in the order of the calls.
         names: of the measures.
         numbers: [rows, measures] float32 on the CPU; NaN where the head did not run.
         nonfinite: [rows, 4] counts of NaN and infinity: rows of scores, and entries of queries, keys and values.
@@ -53,7 +53,7 @@ class Summary(Mapping[str, Tensor]):
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers, in the order in which they are called."""
+        """Names of the layers, in the order of the calls."""
         return tuple(dict.fromkeys(layer for layer, _ in self.places))
 
     def column(self, name: str) -> Tensor:
@@ -75,8 +75,8 @@ class Summary(Mapping[str, Tensor]):
         return HeadTable.of_rows(columns, places, layers=self.layers, title=self._title(), about=about)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON: step, steps, and for each layer its heads and their measures; None for NaN and
-        infinity, and the counts of these where there are any."""
+        """Numbers for JSON: step, steps, and for each layer its heads and their measures; None for NaN and infinity,
+        whose counts are included where there are any."""
         layers: dict[str, Any] = {}
         for layer in self.layers:
             at = [i for i, (name, _) in enumerate(self.places) if name == layer]
@@ -107,7 +107,7 @@ class Summary(Mapping[str, Tensor]):
 
 
 def _column(name: str, values: Tensor) -> HeadColumn:
-    """The numbers of a measure, with its unit and what it is, where the measure is known by its name."""
+    """The column of a measure, with unit and description if its name is registered."""
     if (words := describe(name)) is None:
         return HeadColumn([values])
     return HeadColumn([values], unit=words.unit, description=words.summary, range=words.range)
@@ -141,7 +141,7 @@ class History(Sequence[Summary]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the numbers take."""
+        """Size of the numbers in bytes."""
         return sum(s.numbers.nbytes + s.nonfinite.nbytes for s in self._summaries)
 
     def to_dict(self) -> list[dict[str, Any]]:

@@ -1,7 +1,4 @@
-"""Records kept by trainers: callbacks for transformers' `Trainer` and for Lightning.
-
-Both watch the training steps of a run, forwards of one optimiser step taken together, and may clip.
-"""
+"""Callbacks for transformers' `Trainer` and for Lightning: they watch the optimiser steps of a run, and can clip."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,20 +15,20 @@ from headwise.telemetry.writers import Writer
 
 
 class TrainingRecord:
-    """What the callbacks of all trainers do: begin, end a step, end.
+    """The common part of the callbacks.
 
     Attributes:
-        record: of the run; None before it has begun.
+        record: of the run; None before it begins.
     """
 
     def __init__(self, tau: float | None, writers: Sequence[Writer], options: dict[str, Any]) -> None:
         if twice := {"steps", "during"} & options.keys():
-            raise ConfigError(f"{sorted(twice)[0]}: the trainer says where steps end; leave it out")
+            raise ConfigError(f"{sorted(twice)[0]}: the trainer determines where steps end; leave it out")
         self._tau, self._writers, self._options = tau, writers, options
         self.record: Record | None = None
 
     def begin(self, model: nn.Module) -> None:
-        """Watch the model; numbers of an earlier run go on."""
+        """Watch the model, in addition to the numbers of an earlier run on it."""
         if self.record is None or self.record.model is not model:
             self.record = watch(model, steps="manual", during="training", **self._options)
             for writer in self._writers:
@@ -39,7 +36,7 @@ class TrainingRecord:
         self.record.start()
 
     def end_step(self) -> None:
-        """The optimiser has stepped."""
+        """End a step after the optimiser's."""
         record = self.record
         if record is None or record.step() is None or self._tau is None:
             return
@@ -47,7 +44,7 @@ class TrainingRecord:
         qk_clip(record.model, record.reduce() if many else record, self._tau)
 
     def end(self) -> None:
-        """Training is over, or has failed."""
+        """End the record when training ends or fails."""
         if self.record is not None:
             self.record.stop()
         for writer in self._writers:
@@ -60,11 +57,11 @@ def trainer_callback(*, tau: float | None = None, writers: Sequence[Writer] = ()
     Args:
         tau: clip the queries and keys of heads whose largest logit is over it (`qk_clip`), after each measured step.
         writers: as for `Record.write_to`; closed when training ends.
-        options: those of `watch`, but for steps and during.
+        options: those of `watch`, except steps and during.
     Returns:
-        The callback; its `record` is the `Record` from the beginning of training on. Evaluation is not in it.
+        The callback; its `record` is the `Record` once training has begun. It excludes evaluation.
     Raises:
-        ConfigError: if transformers is not installed, or an option will not do.
+        ConfigError: if transformers is not installed, or an option is invalid.
     """
     try:
         from transformers import TrainerCallback
@@ -87,10 +84,10 @@ def trainer_callback(*, tau: float | None = None, writers: Sequence[Writer] = ()
 def lightning_callback(*, tau: float | None = None, writers: Sequence[Writer] = (), **options: Any) -> Any:
     """A `Callback` for Lightning: `Trainer(callbacks=[lightning_callback(every=10)])`; see `trainer_callback`.
 
-    The watched model is the `LightningModule`; layers have their names in it.
+    The watched model is the `LightningModule`; layers are named as in it.
 
     Raises:
-        ConfigError: if neither lightning nor pytorch_lightning is installed, or an option will not do.
+        ConfigError: if neither lightning nor pytorch_lightning is installed, or an option is invalid.
     """
 
     class HeadwiseCallback(TrainingRecord, _lightning()):  # type: ignore[misc]
@@ -99,7 +96,7 @@ def lightning_callback(*, tau: float | None = None, writers: Sequence[Writer] = 
             self.begin(pl_module)
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *rest: Any) -> None:
-            if trainer.global_step != self._stepped:  # not while gradients are gathered
+            if trainer.global_step != self._stepped:  # not while gradients accumulate
                 self._stepped = trainer.global_step
                 self.end_step()
 

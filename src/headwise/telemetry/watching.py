@@ -1,4 +1,4 @@
-"""`watch(model)`: what every head does while a model trains or answers."""
+"""`watch(model)`: statistics of every head while a model runs."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ from torch import nn
 from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm
 from headwise.telemetry.options import options
-from headwise.telemetry.places import asked
+from headwise.telemetry.places import select
 from headwise.telemetry.record import Record
 
 
@@ -24,7 +24,7 @@ def watch(
     during: str = "always",
     alarms: Sequence[Alarm] = (),
 ) -> Record:
-    """A record of the attention of a model, head by head; it watches within `with`, or from `start()` to `stop()`.
+    """Record the attention of a model, head by head; within `with`, or from `start()` to `stop()`.
 
     >>> import torch, headwise as hw
     >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False)
@@ -35,29 +35,30 @@ def watch(
     >>> record
     Record(2 layers; 1 of 1 steps measured; not watching)
 
-    While it watches, headwise computes the attention of models of transformers and of `nn.MultiheadAttention`, with the
-    statistics in the same pass; afterwards what was there before does. headwise's own layers are asked for them.
+    While it is active, headwise computes the attention of models of transformers and of `nn.MultiheadAttention`, as it
+    does that of its own layers, with the statistics in the same pass; afterwards the models are as before.
 
     Args:
-        model: the module that is called; calls of a part of it alone are not seen (watch that part).
-        measures: names (`headwise measures` lists them) and measures of your own; None for those whose class says that
-            `watch` shows them, the largest logit, the entropy and a few more. In self attention, padded queries are not
-            counted by measures of rows.
-        every: only the first, and then each so-manieth step is measured; the others cost next to nothing.
-        layers: names of attention modules (`*` stands for anything) or their indices; None for all.
-        heads: their numbers, in every layer; None for all. All are computed, these are kept.
+        model: the module that is called. Calls of a part deep inside it alone are not recorded: watch that part.
+        measures: names (`headwise measures` lists them) or measures of your own; None for the default ones: the largest
+            logit, the entropy and a few more. In self attention, measures of rows exclude padded queries.
+        every: measure the first and then every Nth step; the others cost next to nothing.
+        layers: names of attention modules (`*` matches anything) or their indices; None for all.
+        heads: numbers of the heads to keep, in every layer; None for all.
         maps: "lazy" keeps the `AttentionMap` of every call of the last measured forward (q, k and log-sum-exp), and
             "pooled" small pictures of them.
-        history: how many measured steps are kept one by one.
-        steps: "forward": each call of the model is a step. "manual": a step is what lies between two calls of
-            `record.step()`, such as the micro-batches of an optimiser's step; maxima are then taken over them.
-        during: "always", or only in "training" or "evaluation" mode; other calls are no steps.
-        alarms: what to look for in every measured step; the measures that they need are added.
+        history: the number of measured steps to keep one by one.
+        steps: "forward": each call of the model is a step. "manual": a step is all calls between two calls of
+            `record.step()`, such as the micro-batches of an optimiser's step; maxima are taken over all of them.
+        during: "always", or only in "training" or "evaluation" mode; other calls are not steps.
+        alarms: conditions to check in every measured step; the measures that they need are added.
+    Returns:
+        The `Record`: a context manager, with `start()` and `stop()` for other uses.
     Raises:
-        ConfigError: naming the argument, or the modules, if there is nothing that can be watched.
+        ConfigError: naming the argument, or the modules, if no module can be watched.
     """
     how = options(
         measures=measures, every=every, heads=heads, maps=maps, history=history, steps=steps, during=during,
         alarms=alarms,
     )  # fmt: skip
-    return Record(model, *asked(model, layers, "watch"), how)
+    return Record(model, *select(model, layers, "watch"), how)

@@ -1,4 +1,4 @@
-"""Where the numbers of each step go. A writer has a `target`, `write(summary)` and `close()`; that is all of it."""
+"""Writers of the numbers of each step: JSON lines, TensorBoard, Weights & Biases."""
 
 import json
 import os
@@ -12,26 +12,25 @@ from headwise.telemetry.summary import NONFINITE, Summary
 
 
 class Writer(Protocol):
-    """What `record.write_to` takes."""
+    """The interface of writers, for `record.write_to`."""
 
-    target: str  # what is written to, for messages
+    target: str  # where it writes, for messages
 
     def write(self, summary: Summary) -> None:
-        """Take in a step. What it raises is told once as a warning; training goes on."""
+        """Write a step. The first exception is reported as a warning; training continues."""
 
     def close(self) -> None:
-        """Write no more."""
+        """Release resources."""
 
 
 class JSONLines:
-    """One line of JSON a step, `Summary.to_dict()`, appended to a file.
+    """Append one line of JSON per step, `Summary.to_dict()`, to a file.
 
-    A line is there whole or not at all: it is written by one call, and what a full disk has left of it is taken away
-    again, so that the file can be read at any moment and after any crash. The file is opened for each line: it may be
-    moved away meanwhile.
+    A line is written whole or not at all: by one call, and a partial line on a full disk is removed again, so that the
+    file can be read at any time and after any crash. The file is opened for each line, and may be moved in between.
 
     Args:
-        path: of the file; its folder is made if it is missing.
+        path: of the file; its folder is created if it is missing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -61,7 +60,7 @@ class TensorBoard:
     """A curve for each measure, layer and head in TensorBoard: `max_logit/blocks.0.attention/3`.
 
     Args:
-        folder: for the events; or a `SummaryWriter` of yours, which is then not closed.
+        folder: for the events; or a `SummaryWriter`, which is then not closed.
     Raises:
         ConfigError: if tensorboard is not installed.
     """
@@ -88,12 +87,12 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A curve for each measure, layer and head in Weights & Biases, in the run that is under way or one of yours.
+    """A curve for each measure, layer and head in Weights & Biases, in the current run or the given one.
 
-    The steps are a curve of their own, `headwise/step`: a run has one count of steps, which is the trainer's.
+    Steps are a curve of their own, `headwise/step`, since the step count of a run belongs to the trainer.
 
     Raises:
-        ConfigError: if wandb is not installed, or no run has begun.
+        ConfigError: if wandb is not installed, or there is no run.
     """
 
     def __init__(self, run: Any = None) -> None:
@@ -111,8 +110,7 @@ class WeightsAndBiases:
 
 
 def scalars(summary: Summary) -> dict[str, float]:
-    """Every number under a name of its own, measure/layer/head; those of heads that did not run are left out, and so
-    are counts of 0."""
+    """measure/layer/head → number, without heads that did not run and without counts of 0."""
     found = {}
     for i, (layer, head) in enumerate(summary.places):
         for name, value in zip(summary.names, summary.numbers[i].tolist(), strict=True):
@@ -125,30 +123,30 @@ def scalars(summary: Summary) -> dict[str, float]:
 
 
 class Writers:
-    """The writers of a record; one that fails is told of once, and asked again at the next step."""
+    """The writers of a record. A failure is reported once per writer; it is called again at the next step."""
 
     def __init__(self) -> None:
         self._writers: list[Writer] = []
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
 
     def add(self, writer: Writer) -> None:
-        """One more."""
+        """Add a writer."""
         if not callable(getattr(writer, "write", None)):
             raise ConfigError(f"write_to: expected a writer such as JSONLines(path), got {type(writer).__name__}")
         self._writers.append(writer)
 
     def write(self, summary: Summary) -> None:
-        """Give a step to all of them."""
+        """Write a step to all of them."""
         for i, writer in enumerate(self._writers):
             try:
                 writer.write(summary)
-            except Exception as error:  # whatever it is, it is no reason to end a training run
-                if i not in self._told:
-                    self._told.add(i)
+            except Exception as error:  # no failure of a writer may end a training run
+                if i not in self._reported:
+                    self._reported.add(i)
                     target = getattr(writer, "target", type(writer).__name__)
                     warnings.warn(
                         f"step {summary.step} could not be written to {target}: {type(error).__name__}: {error}. The "
-                        f"run goes on; later failures of this writer are not told",
+                        f"run continues; later failures of this writer are not reported",
                         RuntimeWarning, stacklevel=2,
                     )  # fmt: skip
 

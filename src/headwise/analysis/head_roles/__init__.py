@@ -1,4 +1,4 @@
-"""What each head does on an input: whether it looks back by one, at the first token, along arcs, and so on.
+"""The roles of heads on an input: attention to the previous token, to the first one, along dependency arcs, and so on.
 
 >>> import torch, headwise as hw
 >>> q, k, v = torch.randn(3, 1, 4, 100, 16)
@@ -6,19 +6,16 @@
 >>> found = hw.analysis.roles(amap, tokens=torch.randint(0, 20, (100,)))
 >>> found["previous"].mass.shape, found["previous"].lift.shape          # [layers, heads]
 ((1, 4), (1, 4))
->>> found.labels(0, 3)                                                 # a random head plays none
+>>> found.labels(0, 3)                                                 # a random head has no role
 []
 """
 
-from headwise.analysis.head_roles.ask import roles
-from headwise.analysis.head_roles.choices import Choice
 from headwise.analysis.head_roles.conllu import Sentence, parse_conllu, read_conllu
-from headwise.analysis.head_roles.coreference import Mention
 from headwise.analysis.head_roles.definitions import DEFINITIONS, VERSION
+from headwise.analysis.head_roles.relations import Mention, Placed, place_words
 from headwise.analysis.head_roles.repeats import HeadScores, RepeatProbe, probe_induction
-from headwise.analysis.head_roles.result import Roles
-from headwise.analysis.head_roles.score import Label, RoleScore
-from headwise.analysis.head_roles.syntax import Placed, place_words
+from headwise.analysis.head_roles.result import Roles, roles
+from headwise.analysis.head_roles.score import Choice, Label, RoleScore
 
 __all__ = [
     "DEFINITIONS",

@@ -1,5 +1,8 @@
-"""From the maps of one input to the tallies of every role: one pass of the kernel a layer for what needs all of a row,
-and a few products a query for the rest."""
+"""From the maps of one input to the tallies of every role.
+
+What the mask and the tokens decide, such as which keys a role is about, is the same for all layers with one mask. The
+weights take one pass of the kernel a layer for statistics of whole rows, and a few products a query for the rest.
+"""
 
 from dataclasses import dataclass
 
@@ -7,14 +10,99 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.head_roles.definitions import LEFT
-from headwise.analysis.head_roles.matches import match_masses
-from headwise.analysis.head_roles.pairs import band, key_weights
+from headwise.analysis.head_roles.sight import Sight
 from headwise.analysis.head_roles.tally import Tally, stack, tally
-from headwise.analysis.head_roles.targets import MATCHES, NEIGHBOURS, Targets, Told
+from headwise.analysis.head_roles.weights import band, key_weights, match_counts, match_masses
 from headwise.map import AttentionMap
-from headwise.rule import compute
+from headwise.rule import Rule, compute
 from headwise.stats import ClassMass
 from headwise.stats.rows import row_mass
+
+MATCHES = {"duplicate": 0, "induction": 1}  # positions from the earlier equal token to the key
+NEIGHBOURS = {"previous": -1, "self": 0, "next": 1}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The checked arguments of `roles` about the tokens.
+
+    Attributes:
+        ids: [b or 1, m] or None; classes: name → boolean [b or 1, m]; reach, radius: in tokens.
+    """
+
+    ids: Tensor | None
+    classes: dict[str, Tensor]
+    reach: int
+    radius: int
+
+    @property
+    def wide(self) -> int:
+        """The largest offset from the diagonal at which weights are read."""
+        return max(1, self.reach, self.radius)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The keys of one role.
+
+    Attributes:
+        count: of them in sight of each query, [b or 1, h or 1, n].
+        has_first: whether the first key is one of them, boolean; without: whether the role has a score without it.
+    """
+
+    count: Tensor
+    has_first: Tensor
+    without: bool = True
+
+
+class Targets:
+    """The keys of all roles under one rule.
+
+    Attributes:
+        sight: the keys in sight of each query; sees: whether there is any; sees_first: whether the first key is one.
+        of: role → `Target`; seen: [b or 1, h or 1, n, 2·wide + 1], which neighbours are in sight.
+    """
+
+    def __init__(self, rule: Rule, inputs: Inputs) -> None:
+        n, m, shift = rule.grid.n, rule.grid.m, rule.grid.shift
+        self.sight = sight = Sight(rule)
+        self.first = sight.first.clamp_max(max(0, m - 1))  # [b or 1]
+        self.sees = sight.keys > 0
+        self.sees_first = sight.sees(self.first[:, None, None].expand(-1, n, -1))[..., 0]
+        position = torch.arange(n) + shift
+        near = position[:, None] + torch.arange(-inputs.wide, inputs.wide + 1)
+        self.seen = sight.sees(near[None])
+        self.is_first = (near[None] == self.first[:, None, None])[:, None] & self.seen
+        self.of = {"first": Target(self.sees_first.long(), self.sees_first, without=False)}
+        for name, offset in NEIGHBOURS.items():
+            at = inputs.wide + offset
+            self.of[name] = Target(self.seen[..., at].long(), self.is_first[..., at])
+        around = slice(inputs.wide - inputs.radius, inputs.wide + inputs.radius + 1)
+        self.of["local"] = Target(self.seen[..., around].sum(-1), self.is_first[..., around].any(-1))
+        for name, members in inputs.classes.items():
+            wide = max(len(members), len(self.first))
+            first_in = members.expand(wide, -1).gather(1, self.first.expand(wide)[:, None])
+            self.of[name] = Target(sight.count(members), first_in[:, None] & self.sees_first)
+        if inputs.ids is not None:
+            wide = max(len(inputs.ids), len(self.first))
+            ids, first = inputs.ids.expand(wide, -1), self.first.expand(wide)[:, None]
+            of_query = ids[:, position.clamp_min(0)]
+            for name, step in MATCHES.items():
+                same = ids.gather(1, (first - step).clamp_min(0)) == of_query
+                same &= (first >= step) & (first - step < position)
+                self.of[name] = Target(match_counts(inputs.ids, sight, step), same[:, None] & self.sees_first)
+
+    def eligible(self, name: str) -> tuple[Tensor, Tensor]:
+        """Which queries have a key of the role in sight, and the weight of a uniform head on such keys."""
+        count = self.of[name].count
+        return count > 0, count.double() / self.sight.keys.clamp_min(1)
+
+    def eligible_without_first(self, name: str) -> tuple[Tensor, Tensor]:
+        """`eligible` as if the first key did not exist."""
+        target = self.of[name]
+        count = target.count - target.has_first.long()
+        keys = self.sight.keys - self.sees_first.long()
+        return count > 0, count.double() / keys.clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -24,8 +112,8 @@ class Collected:
     Attributes:
         roles: by name; without_first: the same with weights renormalised without the first key.
         hits, near: rows whose largest weight is at an offset, and the weight there; each has one more axis, offsets.
-        rows: queries that see something; mass: what their weights sum to, less than 1 each with a learned sink.
-        entries: pairs that match for induction, None without tokens.
+        rows: queries with any key in sight; mass: the sum of their weights, less than 1 each with a learned sink.
+        entries: matching pairs for induction, None without tokens.
     """
 
     roles: dict[str, Tally]
@@ -37,16 +125,16 @@ class Collected:
     entries: Tally | None
 
 
-def collect(maps: list[AttentionMap], told: Told) -> Collected:
+def collect(maps: list[AttentionMap], inputs: Inputs) -> Collected:
     """The tallies of one input, a map for each layer."""
     known: list[tuple[AttentionMap, Targets]] = []
     layers = []
     for amap in maps:
         targets = next((t for a, t in known if a.mask == amap.mask and a.rule.grid == amap.rule.grid), None)
         if targets is None:
-            targets = Targets(amap.rule, told)
+            targets = Targets(amap.rule, inputs)
             known.append((amap, targets))
-        layers.append(_layer(amap, targets, told))
+        layers.append(_layer(amap, targets, inputs))
 
     def joined(name: str) -> Tally:
         return stack([getattr(layer, name) for layer in layers])
@@ -56,21 +144,21 @@ def collect(maps: list[AttentionMap], told: Told) -> Collected:
 
     return Collected(
         each("roles"), each("without_first"), joined("hits"), joined("near"), joined("rows"), joined("mass"),
-        joined("entries") if told.ids is not None else None,
+        joined("entries") if inputs.ids is not None else None,
     )  # fmt: skip
 
 
 @torch.no_grad()
-def _layer(amap: AttentionMap, targets: Targets, told: Told) -> Collected:
-    measured = [ClassMass(members, name) for name, members in told.classes.items()]
+def _layer(amap: AttentionMap, targets: Targets, inputs: Inputs) -> Collected:
+    measured = [ClassMass(members, name) for name, members in inputs.classes.items()]
     rows = amap.measure("entropy", "max_logit", *measured, rows=True).rows
     first = key_weights(amap, targets.sight, targets.first)
-    near, scores, seen = band(amap, targets.sight, told.wide)
-    at = {name: near[..., told.wide + offset] for name, offset in NEIGHBOURS.items()}
-    around = near[..., told.wide - told.radius : told.wide + told.radius + 1].sum(-1)
-    masses = {"first": first, **at, "local": around, **{name: rows[name] for name in told.classes}}
-    if told.ids is not None:
-        masses |= dict(zip(MATCHES, match_masses(amap, told.ids, targets.sight, list(MATCHES.values())), strict=True))
+    near, scores, seen = band(amap, targets.sight, inputs.wide)
+    at = {name: near[..., inputs.wide + offset] for name, offset in NEIGHBOURS.items()}
+    around = near[..., inputs.wide - inputs.radius : inputs.wide + inputs.radius + 1].sum(-1)
+    masses = {"first": first, **at, "local": around, **{name: rows[name] for name in inputs.classes}}
+    if inputs.ids is not None:
+        masses |= dict(zip(MATCHES, match_masses(amap, inputs.ids, targets.sight, list(MATCHES.values())), strict=True))
     found = {name: tally(mass, *targets.eligible(name)) for name, mass in masses.items()}
 
     one = torch.ones(1, 1, 1)
@@ -90,22 +178,22 @@ def _layer(amap: AttentionMap, targets: Targets, told: Told) -> Collected:
             left = (mass - first * target.has_first.to(first)) / rest.clamp_min(LEFT)
             without[name] = tally(left.clamp(0.0, 1.0), eligible.to(kept.device) & kept, uniform)
 
-    offsets = slice(told.wide - told.reach, told.wide + told.reach + 1)
+    offsets = slice(inputs.wide - inputs.reach, inputs.wide + inputs.reach + 1)
     seen = seen[..., offsets]
     share = (1.0 / keys.clamp_min(1))[..., None]
     hits = _hits(amap, rows["max_logit"], scores[..., offsets], seen)
     return Collected(
         found, without, tally(hits, seen, share), tally(near[..., offsets], seen, share),
         tally(torch.ones_like(first), sees, one), tally(whole, sees, one),
-        None if told.ids is None else _entries(targets, first),
+        None if inputs.ids is None else _entries(targets, first),
     )  # fmt: skip
 
 
 def _hits(amap: AttentionMap, largest: Tensor, scores: Tensor, seen: Tensor) -> Tensor:
-    """Rows whose largest weight is the one at an offset, [b, h, n, offsets] of 0 and 1. None counts where two of these
-    keys have it: no offset can be told then."""
+    """Rows whose largest weight is the one at an offset, [b, h, n, offsets] of 0 and 1. Rows in which two of these keys
+    have it count for neither."""
     seen = seen.to(scores.device)
-    # Both are sums of d products, in two orders, and kernels keep the largest beside the log-sum-exp, sinks included.
+    # Both are sums of d products in different orders, and kernels keep the largest beside the log-sum-exp with sinks.
     eps = 16 * torch.finfo(scores.dtype).eps
     q, k = compute(amap.q).norm(dim=-1), compute(amap.k).norm(dim=-1)
     longest = torch.where(torch.isfinite(k), k, 0.0).amax(-1, keepdim=True)

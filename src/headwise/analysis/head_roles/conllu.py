@@ -1,4 +1,4 @@
-"""Dependency trees from CoNLL-U files (universaldependencies.org/format.html): what syntax needs of them."""
+"""Dependency trees from CoNLL-U files (universaldependencies.org/format.html)."""
 
 import os
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ class Sentence:
 
     Attributes:
         words: the forms. heads: of each word, the index of its head in `words`, −1 for the root.
-        relations: of each word to its head, such as "nsubj" or "nmod:poss"; line: where it begins in its file, from 1.
+        relations: of each word to its head, such as "nsubj" or "nmod:poss"; line: its first line in the file, from 1.
     """
 
     words: tuple[str, ...]
@@ -26,13 +26,13 @@ class Sentence:
 
 
 def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
-    """The sentences of a CoNLL-U file, in order.
+    """Read the sentences of a CoNLL-U file.
 
-    Lines of multiword tokens (3-4) and of empty nodes (3.1) are passed over: arcs are between words.
+    Lines of multiword tokens (3-4) and of empty nodes (3.1) are skipped: arcs are between words.
 
     Raises:
-        TextError: if the file cannot be read, is not UTF-8, or holds a line that is not CoNLL-U or a tree that is none;
-            the message tells the line.
+        TextError: if the file cannot be read, is not UTF-8, or holds a line that is not CoNLL-U or arcs that are not a
+            tree; the message names the line.
     """
     name = str(path)
     try:
@@ -45,7 +45,7 @@ def read_conllu(path: str | os.PathLike[str]) -> list[Sentence]:
 
 
 def parse_conllu(lines: Iterable[str], name: str = "CoNLL-U") -> list[Sentence]:
-    """The same from lines; `name` is what errors call them."""
+    """Read sentences from lines; errors call them `name`."""
     sentences: list[Sentence] = []
     block: list[tuple[int, list[str]]] = []  # line number and columns of each word
     for number, line in enumerate([*lines, ""], 1):
@@ -57,14 +57,14 @@ def parse_conllu(lines: Iterable[str], name: str = "CoNLL-U") -> list[Sentence]:
         elif not line.startswith("#"):
             columns = line.split("\t")
             if len(columns) != COLUMNS:
-                hint = "; are they parted by spaces instead of tabs?" if len(columns) == 1 else ""
+                hint = "; are they separated by spaces instead of tabs?" if len(columns) == 1 else ""
                 raise TextError(f"{name}, line {number}: {len(columns)} columns, expected {COLUMNS}{hint}")
-            if not _passed_over(columns[0], number, name):
+            if not _is_skipped(columns[0], number, name):
                 block.append((number, columns))
     return sentences
 
 
-def _passed_over(identity: str, number: int, name: str) -> bool:
+def _is_skipped(identity: str, number: int, name: str) -> bool:
     """Whether the line is a multiword token or an empty node."""
     for sign in "-.":
         parts = identity.split(sign)

@@ -1,4 +1,4 @@
-"""What each role is, from which score on a head is said to play it, and who says so."""
+"""The roles: what is scored, the threshold from which a head plays the role, and the sources of both."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ from headwise.wording import Bilingual
 
 VERSION = "roles-1"  # of the definitions below; scores of different versions do not compare
 
-# A role must also lie this far up the way from a uniform head (0) to a perfect one (1): on a short text a uniform head
-# has much of its weight anywhere.
+# A score must also be at least this far between a uniform head (0) and a perfect one (1): on a short text a uniform
+# head has much weight on any key.
 EXCESS = 0.2
-# Left beside the first key: a row with less of its weight there says nothing of what the head does otherwise.
+# Least weight of a row on keys other than the first for the scores without the first key.
 LEFT = 0.01
 
 CLARK = "Clark et al. 2019, 1906.04341 §3"
@@ -24,11 +24,11 @@ class Definition:
     """A role.
 
     Attributes:
-        name: the role; word: how it is printed, in English and Chinese.
+        name: of the role; word: as printed, in English and Chinese.
         what: the score, per eligible row. unit: "mass" (share of a row's weight), "rows" (share of rows), "nats", or
-            "share" (of the largest entropy that there could be).
-        threshold: the least score of a head that plays it; source: of the role; limit: of the threshold.
-        given: the argument of `roles` that it needs, or "".
+            "share" (of the largest possible entropy).
+        threshold: the least score of a head that plays the role. source: of the role; limit: source of the threshold.
+        given: the argument of `roles` that it requires, or "".
     """
 
     name: str
@@ -41,7 +41,7 @@ class Definition:
     given: str = ""
 
     def holds(self, score: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-        """Whether a score (NaN: unknown) is enough, beside that of a uniform head; boolean."""
+        """Whether a score is enough, given that of a uniform head; boolean, False for NaN."""
         with np.errstate(invalid="ignore", divide="ignore"):
             enough = score >= self.threshold
             if self.unit in ("mass", "rows"):
@@ -56,8 +56,7 @@ DEFINITIONS: dict[str, Definition] = {
         Definition("self", Bilingual("itself", "自身"), "weight on the query's own key", 0.5, CLARK, CLARK),
         Definition("next", Bilingual("next", "后一词元"), "weight on the key after", 0.5, CLARK, CLARK),
         Definition(
-            "offset", Bilingual("offset", "固定偏移"),
-            "rows whose largest weight is at one and the same offset, the best one", 0.9, VOITA,
+            "offset", Bilingual("offset", "固定偏移"), "rows whose largest weight is at the best offset", 0.9, VOITA,
             VOITA, unit="rows",
         ),
         Definition(
@@ -84,12 +83,12 @@ DEFINITIONS: dict[str, Definition] = {
             "weight on punctuation", 0.6, CLARK, CLARK, given="pieces"
         ),
         Definition(
-            "duplicate", Bilingual("same token", "相同词元"), "weight on earlier places of the query's token", 0.5,
+            "duplicate", Bilingual("same token", "相同词元"), "weight on earlier occurrences of the query's token", 0.5,
             "Wang et al. 2022, 2211.00593", OURS, given="tokens",
         ),
         Definition(
             "induction", Bilingual("induction", "归纳"),
-            "weight on what followed earlier places of the query's token", 0.5,
+            "weight on the tokens after earlier occurrences of the query's token", 0.5,
             "Olsson et al. 2022, 2209.11895 (prefix matching)", OURS, given="tokens",
         ),
         Definition(
@@ -99,8 +98,7 @@ DEFINITIONS: dict[str, Definition] = {
     )
 }  # fmt: skip
 
-# Of syntax: how much better than its best fixed offset (or, of coreference, than the best simple rule) a head must be,
-# and on how many cases at least.
+# For relations: the least margin above the best simple rule, and the least number of cases.
 MARGIN = 0.1
 MARGIN_SOURCE = VOITA
 CASES = 20

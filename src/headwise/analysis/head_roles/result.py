@@ -1,36 +1,112 @@
-"""What `roles` gives: a score of every head for every role, and labels with their confidence."""
+"""`roles`: a score of every head for every role, and labels with their confidence."""
 
 import json
 import os
-from collections.abc import ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from headwise.analysis.head_roles import show
-from headwise.analysis.head_roles.choices import Choice
-from headwise.analysis.head_roles.collect import Collected
+from headwise.analysis.head_roles import printing
+from headwise.analysis.head_roles.collect import Collected, Inputs, collect
 from headwise.analysis.head_roles.definitions import DEFINITIONS, MARGIN, MARGIN_SOURCE, VERSION
-from headwise.analysis.head_roles.score import Label, RoleScore, label, of_tally
+from headwise.analysis.head_roles.relations import Mention, Placed, coreference, syntax
+from headwise.analysis.head_roles.score import Choice, Label, RoleScore, of_tally
+from headwise.analysis.head_roles.sight import Sight
 from headwise.analysis.head_roles.tally import Tally
-from headwise.errors import ConfigError, ShapeError
-from headwise.files import atomic_path
+from headwise.analysis.head_roles.tokens import classes_of, rare_keys, texts, token_ids
+from headwise.errors import ConfigError, DTypeError, ShapeError
+from headwise.files import write_text
+from headwise.map import AttentionMap
+from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
 
-SURE = 0.95  # of a label, unless another confidence is asked for
-# A head that looks at one neighbour looks nearby too: the weaker word is left out.
+
+def roles(
+    maps: AttentionMap | Sequence[AttentionMap],
+    *,
+    tokens: Any = None,
+    pieces: Any = None,
+    frequencies: Mapping[int, float] | Tensor | None = None,
+    arcs: Sequence[Placed] = (),
+    mentions: Sequence[Mention] = (),
+    reach: int = 8,
+    radius: int = 8,
+    rare: float = 0.05,
+) -> "Roles":
+    """Score every head for every role on this input, and label the heads with the roles that they play.
+
+    Memory is O(n): one pass of the kernel a layer for entropies and classes of keys, and a few products a query for the
+    rest. Queries and keys are one sequence; the queries are aligned to its end.
+
+    Args:
+        maps: one for each layer, all with the same size and number of heads.
+        tokens: integers [m] or [b, m], for repeats and induction.
+        pieces: the text of each token, a list of m strings or one list a batch entry, for separators and punctuation.
+        frequencies: of the tokens in some corpus, token → count or one number a token, for rare tokens; requires
+            `tokens`.
+        arcs: sentences with their trees, as `place_words` returns them, for syntax.
+        mentions: of entities, for coreference; with `pieces` or `tokens`, equal head words are another baseline.
+        reach: the best offset is searched in −reach … reach. radius: of nearby keys, in tokens.
+        rare: share of the keys that count as rare.
+    Returns:
+        `Roles`: role → `RoleScore` with arrays [layers, heads], and `labels(layer, head)`.
+    Raises:
+        ShapeError, DTypeError, ConfigError: naming the argument.
+    Source: Clark et al. 2019, 1906.04341; Voita et al. 2019, 1905.09418; Olsson et al. 2022, 2209.11895; Wang et al.
+    2022, 2211.00593; Gu et al. 2024, 2410.10781; of each threshold in `headwise.analysis.head_roles.DEFINITIONS`.
+    """
+    layers = _layers(maps)
+    b, _, _, m = layers[0].shape
+    for name, value in (("reach", reach), ("radius", radius)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{name}={value!r}: expected a whole number of tokens, at least 1")
+    ids = None if tokens is None else token_ids(tokens, b, m)
+    rows = None if pieces is None else texts(pieces, b, m)
+    classes = {} if rows is None else classes_of(rows)
+    if frequencies is not None:
+        if ids is None:
+            raise ConfigError("frequencies: requires tokens=, the integers that they are the frequencies of")
+        classes["rare"] = rare_keys(ids, Sight(layers[0].rule).seen(), frequencies, rare)
+    collected = collect(layers, Inputs(ids, classes, reach, radius))
+    heads = ids.tolist() if rows is None and ids is not None else rows
+    return Roles(
+        collected,
+        reach,
+        syntax(layers, list(arcs)) if arcs else {},
+        coreference(layers, list(mentions), heads) if mentions else None,
+    )
+
+
+def _layers(maps: AttentionMap | Sequence[AttentionMap]) -> list[AttentionMap]:
+    layers = [maps] if isinstance(maps, AttentionMap) else list(maps)
+    if not layers:
+        raise ConfigError("maps: got none; give the map of each layer, as attend(…, return_map=True) returns them")
+    for index, amap in enumerate(layers):
+        if not isinstance(amap, AttentionMap):
+            raise DTypeError(f"maps[{index}]: expected an AttentionMap, got {type(amap).__name__}")
+        if amap.shape != layers[0].shape:
+            raise ShapeError(f"maps[{index}]: {tuple(amap.shape)}, expected the {tuple(layers[0].shape)} of maps[0]")
+    if 0 in layers[0].shape:
+        raise ShapeError(f"maps: {tuple(layers[0].shape)} [batch, heads, queries, keys]; expected none of them 0")
+    return layers
+
+
+SURE = 0.95  # default confidence of labels
+# A head that attends to one neighbour also attends nearby: the weaker label is left out.
 IMPLIED = {"local": ("previous", "self", "next", "offset"), "even": ("broad",)}
 BESIDE = {-1: "previous", 0: "self", 1: "next"}
 
 
 class Roles(Mapping[str, RoleScore]):
-    """Roles of all heads on one input, or on several that were merged: role → `RoleScore`. Prints itself as a table.
+    """Roles of all heads on one input, or on several merged ones: role → `RoleScore`. Prints itself as a table.
 
     Attributes:
         shape: (layers, heads). version: of the definitions.
         syntax: "relation, direction" → `Choice`, {} without arcs; coreference: a `Choice`, None without mentions.
-        reach: offsets were looked for within ± so many.
+        reach: the range of the offsets that were searched.
     """
 
     version = VERSION
@@ -52,7 +128,7 @@ class Roles(Mapping[str, RoleScore]):
     def __len__(self) -> int:
         return len(self._scores)
 
-    # Those of `Mapping` would print all of the table.
+    # The views of `Mapping` would print the whole table.
     def keys(self) -> KeysView[str]:
         """Names of the roles."""
         return self._scores.keys()
@@ -62,29 +138,29 @@ class Roles(Mapping[str, RoleScore]):
         return self._scores.values()
 
     def items(self) -> ItemsView[str, RoleScore]:
-        """Both."""
+        """Names and scores."""
         return self._scores.items()
 
     @property
     def rows(self) -> int:
-        """Queries that see something, in the layer and head that has most of them."""
+        """Queries with any key in sight, in the layer and head that has most of them."""
         return int(self._collected.rows.total.sum(1).max())
 
     @property
     def olsson(self) -> np.ndarray:
-        """Prefix matching as the mean over all matching pairs (query, key), [layers, heads]: a perfect head gets 1 only
-        if every query has one match; 0.5 on a start token and 25 tokens said four times. NaN without tokens.
+        """Prefix matching as the mean over all matching pairs (query, key), [layers, heads]: a perfect head has 1 only
+        if every query has one match; 0.5 on a start token and 25 tokens repeated four times. NaN without tokens.
         Source: Olsson et al. 2022, 2209.11895."""
         return self._induction_over(self._collected.entries)
 
     @property
     def tl_mul(self) -> np.ndarray:
-        """Weight on matching keys over all weight, [layers, heads], as TransformerLens' head detector gives with
-        "mul": a perfect head gets the coverage. NaN without tokens."""
+        """Weight on matching keys over all weight, [layers, heads], as computed by TransformerLens' head detector
+        with "mul": a perfect head has the coverage. NaN without tokens."""
         return self._induction_over(self._collected.mass)
 
     def labels(self, layer: int, head: int, confidence: float = SURE) -> list[Label]:
-        """The roles of a head of which we are that sure, the clearest first; none if it plays none of them here."""
+        """The roles of a head with at least this confidence, the clearest first; [] if it plays none on this input."""
         if not (0 <= layer < self.shape[0] and 0 <= head < self.shape[1]):
             raise ShapeError(f"labels(layer={layer}, head={head}): there are {self.shape[0]} × {self.shape[1]} heads")
         if not 0.0 <= confidence <= 1.0:
@@ -92,7 +168,7 @@ class Roles(Mapping[str, RoleScore]):
         at, found = (layer, head), {}
         for name, score in self._scores.items():
             if score.holds[at] and score.confidence[at] >= confidence:
-                found[name] = label(score, at)
+                found[name] = score.label(at)
         if "offset" in found:
             offset = self["offset"].offset
             assert offset is not None
@@ -101,17 +177,17 @@ class Roles(Mapping[str, RoleScore]):
         for weaker, stronger in IMPLIED.items():
             if any(name in found for name in stronger):
                 found.pop(weaker, None)
-        return [*self._chosen(at, confidence), *sorted(found.values(), key=lambda x: -x.score / x.threshold)]
+        return [*self._related(at, confidence), *sorted(found.values(), key=lambda x: -x.score / x.threshold)]
 
     def merge(self, other: "Roles") -> "Roles":
-        """Both inputs as one, for a corpus: rows are pooled, exactly; stretches of rows are joined where there are more
-        than 256. Both must come from the same heads and the same arguments."""
+        """Both inputs as one, for a corpus: rows are pooled exactly; stretches of rows are joined if there are
+        more than 256. Both must have the same heads and arguments."""
         mine, theirs = self._collected, other._collected
         same = self.shape == other.shape and self.reach == other.reach and list(self) == list(other)
         if not same:
             raise ConfigError(
                 f"merge: {self.shape} heads with {', '.join(self)} within ±{self.reach}, and {other.shape} heads with "
-                f"{', '.join(other)} within ±{other.reach}; give inputs of one model, asked the same"
+                f"{', '.join(other)} within ±{other.reach}; give inputs of one model with the same arguments"
             )
         joined = {name: getattr(mine, name).merge(getattr(theirs, name)) for name in ("hits", "near", "rows", "mass")}
         for name in ("roles", "without_first"):
@@ -123,18 +199,27 @@ class Roles(Mapping[str, RoleScore]):
         coreference = one.merge(two) if one and two else one or two
         return Roles(Collected(**joined, entries=entries), self.reach, syntax, coreference)
 
-    def table(self, confidence: float = SURE) -> str:
-        """All heads: labels of that confidence, and the scores; under them what a uniform head would score."""
-        return show.table(self, *self._shown(confidence))
+    @property
+    def table(self) -> HeadTable:
+        """The scores of all roles with their intervals; offset_at is the best offset of the role "offset"."""
+        columns: dict[str, Any] = {name: score.column for name, score in self._scores.items()}
+        columns["offset_at"] = HeadColumn(self._scores["offset"].offset, unit="tokens")
+        about = {"version": self.version, "scope": "on this input", "rows": self.rows}
+        return HeadTable(columns, title="Roles of heads on this input", about=about)
+
+    def text(self, confidence: float = SURE) -> str:
+        """All heads as text: their labels with at least this confidence and their scores, above those of a uniform
+        head."""
+        return printing.text(self, *self._shown(confidence))
 
     def __repr__(self) -> str:
-        return self.table()
+        return self.text()
 
     def _repr_html_(self) -> str:
-        return show.html(self, *self._shown(SURE))
+        return printing.html(self, *self._shown(SURE))
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values for JSON; None for what is not known."""
+        """Everything as plain values for JSON; None for unknown ones."""
         layers, heads = (range(size) for size in self.shape)
         found: dict[str, Any] = {
             "version": self.version, "scope": "on this input", "shape": list(self.shape), "rows": self.rows,
@@ -149,22 +234,21 @@ class Roles(Mapping[str, RoleScore]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict` as JSON, whole or not at all."""
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False), encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False))
 
     def _shown(self, confidence: float) -> tuple[list[list[str]], list[str]]:
-        """Labels of each head, and what stands under a table."""
+        """The labels of each head, and the notes below a table."""
         layers, heads = self.shape
         words = [
             [", ".join(label.text for label in self.labels(i, j, confidence)) for j in range(heads)]
             for i in range(layers)
         ]  # fmt: skip
-        remarks = show.remarks(self.shape, self.rows, self.version, confidence)
-        return words, [*show.choices(self._asked), *remarks]
+        remarks = printing.remarks(self.shape, self.rows, self.version, confidence)
+        return words, [*printing.choices(self._choices), *remarks]
 
     @property
-    def _asked(self) -> dict[str, Choice]:
-        """Relations, and coreference if there are mentions."""
+    def _choices(self) -> dict[str, Choice]:
+        """The choices of all relations, and of coreference if mentions were given."""
         return self.syntax if self.coreference is None else {**self.syntax, "coreference": self.coreference}
 
     def _score(self, name: str) -> RoleScore:
@@ -172,7 +256,7 @@ class Roles(Mapping[str, RoleScore]):
         definition = DEFINITIONS[name]
         if name == "offset":
             share, weight = np.nan_to_num(c.hits.mean()[0], nan=-1.0), np.nan_to_num(c.near.mean()[0], nan=-1.0)
-            best = (share + 1e-6 * weight).argmax(-1)  # of equal shares, the one with more weight
+            best = (share + 1e-6 * weight).argmax(-1)  # of equal shares, the offset with more weight
             score = of_tally(definition, c.hits.at(best), c.rows)
             return replace(score, offset=best - self.reach, weight=c.near.at(best).mean()[0])
         score = of_tally(definition, c.roles[name], c.rows)
@@ -186,10 +270,10 @@ class Roles(Mapping[str, RoleScore]):
         with np.errstate(invalid="ignore", divide="ignore"):
             return self._collected.roles["induction"].total.sum(1) / per.total.sum(1)
 
-    def _chosen(self, at: tuple[int, int], confidence: float) -> list[Label]:
+    def _related(self, at: tuple[int, int], confidence: float) -> list[Label]:
         """Labels from arcs and mentions."""
         found = []
-        for name, choice in self._asked.items():
+        for name, choice in self._choices.items():
             if choice.better[at] and choice.confidence[at] >= confidence:
                 found.append(
                     Label(

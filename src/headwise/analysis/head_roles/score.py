@@ -1,17 +1,21 @@
-"""The score of every head for one role, and the label that it may earn."""
+"""The scores of every head for one role or relation, and the labels that heads earn by them."""
 
 import warnings
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from headwise.analysis.head_roles.definitions import Definition
-from headwise.analysis.head_roles.ranked import Ranked
-from headwise.analysis.head_roles.tally import Tally
+from headwise.analysis.head_roles.definitions import CASES, MARGIN, Definition
+from headwise.analysis.head_roles.tally import Tally, pooled
+from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import plain
 from headwise.wording import Bilingual
+
+LISTED = 8  # heads that are printed
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,10 @@ class Label:
     """A role that a head plays on this input.
 
     Attributes:
-        text: as it is printed, such as "offset −3", which has a Chinese version for a defined role; role: its
-            name in `Roles`.
-        score, threshold: what the head has and what it takes; confidence: share of the draws of a block bootstrap in
-            which it is still enough; source: of the threshold.
+        text: as printed, such as "offset −3", which has a Chinese version for a defined role; role: its name in
+            `Roles`.
+        score, threshold: of the head, and required; confidence: share of the draws of a block bootstrap that reach the
+            threshold; source: of the threshold.
     """
 
     text: str
@@ -36,18 +40,40 @@ class Label:
         return f"{self.text} {self.score:.2f}"
 
 
+class Scored(ABC):
+    """Scores of all heads. Prints the heads that score most, by the first column of its table."""
+
+    @property
+    @abstractmethod
+    def table(self) -> HeadTable:
+        """The scores, with a title."""
+
+    @property
+    def _top(self) -> HeadTable:
+        table = self.table
+        top = table.top(next(iter(table)), LISTED)
+        heads, more = len(table.places), len(table.places) - len(top.places)
+        left = f"; {more} of {heads} heads are not shown" if more and top.places else ""
+        return top.titled(f"{table.title}{left if top.places else f'; known for none of the {heads} heads'}")
+
+    def __repr__(self) -> str:
+        return repr(self._top)
+
+    def _repr_html_(self) -> str:
+        return self._top._repr_html_()
+
+
 @dataclass(frozen=True, repr=False)
-class RoleScore:
-    """One role's score of every head; arrays are [layers, heads], NaN where no row is eligible. Prints the heads that
-    score most.
+class RoleScore(Scored):
+    """The scores of every head for one role; arrays are [layers, heads], NaN where no row is eligible.
 
     Attributes:
-        definition: what it is, its unit and threshold.
-        mass: the score, mean over eligible rows (queries that may see at least one such key).
-        uniform: what a head would score that looks alike at all that it may see, mean over the same rows.
-        coverage: eligible rows over the rows that see something.
-        without_first: the same with weights renormalised without the first key, over the rows that keep at least 1 % of
-            their weight then; None where that has no meaning.
+        definition: the role, its unit and threshold.
+        mass: the score, mean over eligible rows (queries with at least one such key in sight).
+        uniform: the score of a head with equal weights on all keys in sight, mean over the same rows.
+        coverage: eligible rows over the rows with any key in sight.
+        without_first: the scores with weights renormalised without the first key, over the rows that then keep at least
+            1 % of their weight; None where this has no meaning.
         offset, weight: of the role "offset" alone: the best offset, and the mean weight there.
     """
 
@@ -68,16 +94,16 @@ class RoleScore:
 
     @cached_property
     def interval(self) -> tuple[np.ndarray, np.ndarray]:
-        """The middle 95 % of the score over the draws of a block bootstrap, two arrays."""
+        """Ends of the middle 95 % of the score over the draws of a block bootstrap."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a head without an eligible row: NaN, as it should be
+            warnings.simplefilter("ignore", RuntimeWarning)  # NaN for a head without an eligible row
             low, high = np.nanquantile(self._drawn[0], (0.025, 0.975), axis=0)
         return low, high
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """Share of the draws in which the score is enough for the role; a draw without eligible rows is not, and with
-        fewer than two stretches of rows nothing is sure (0)."""
+        """Share of the draws in which the score is enough for the role. Draws without eligible rows count as not
+        enough; 0 with fewer than two stretches of rows."""
         if self.tally.total.shape[1] < 2:
             return np.zeros(self.mass.shape)
         return self.definition.holds(*self._drawn).mean(0)
@@ -91,20 +117,32 @@ class RoleScore:
     def _drawn(self) -> tuple[np.ndarray, np.ndarray]:
         return self.tally.drawn()
 
-    def ranked(self) -> Ranked:
-        """The heads that score most, as what is printed."""
-        columns = {"score": self.mass, "uniform": self.uniform, "lift": self.lift, "rows": self.coverage}
-        if self.offset is not None:
-            columns |= {"offset": self.offset}
-        columns |= {"confidence": self.confidence}
+    @property
+    def column(self) -> HeadColumn:
+        """The score with its interval."""
         d = self.definition
-        return Ranked(f"{d.word}: {d.what} ({d.unit}); a head plays it from {d.threshold:g} on", columns)
+        return HeadColumn(self.mass, unit=d.unit, description=d.what, error=np.stack(self.interval, -1))
 
-    def __repr__(self) -> str:
-        return str(self.ranked())
+    @property
+    def table(self) -> HeadTable:
+        """The score with its interval, the baseline, the share of eligible rows, and the confidence."""
+        columns: dict[str, Any] = {
+            "score": self.column, "uniform": self.uniform, "lift": self.lift, "rows": self.coverage
+        }  # fmt: skip
+        if self.offset is not None:
+            columns["offset"] = self.offset
+        d = self.definition
+        title = f"{d.word}: {d.what} ({d.unit}); threshold {d.threshold:g}"
+        return HeadTable({**columns, "confidence": self.confidence}, title=title)
 
-    def _repr_html_(self) -> str:
-        return self.ranked().html()
+    def label(self, at: tuple[int, int]) -> Label:
+        """The label for the head at (layer, head)."""
+        d = self.definition
+        text = d.word
+        if self.offset is not None:
+            by = f"{int(self.offset[at]):+d}".replace("-", "−")
+            text = Bilingual(f"{d.word} {by}", f"{d.word.zh} {by}")
+        return Label(text, d.name, float(self.mass[at]), d.threshold, float(self.confidence[at]), d.limit)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; None where no row is eligible."""
@@ -126,18 +164,95 @@ class RoleScore:
 
 
 def of_tally(definition: Definition, tally: Tally, rows: Tally) -> RoleScore:
-    """The means of a tally; `rows` has all rows that see something."""
+    """The means of a tally; `rows` counts all rows with any key in sight."""
     mass, uniform = tally.mean()
     with np.errstate(invalid="ignore", divide="ignore"):
         coverage = tally.count.sum(1) / rows.total.sum(1)
     return RoleScore(definition, mass, uniform, coverage, tally)
 
 
-def label(score: RoleScore, at: tuple[int, int]) -> Label:
-    """The label that the head at (layer, head) earns by its score."""
-    d = score.definition
-    text = d.word
-    if score.offset is not None:
-        by = f"{int(score.offset[at]):+d}".replace("-", "−")
-        text = Bilingual(f"{d.word} {by}", f"{d.word.zh} {by}")
-    return Label(text, d.name, float(score.mass[at]), d.threshold, float(score.confidence[at]), d.limit)
+@dataclass(frozen=True, repr=False)
+class Choice(Scored):
+    """How often each head gives most weight to the right one of a few candidates, beside simple rules that use no
+    weights.
+
+    Attributes:
+        right: right answers [layers, groups, heads]; cases: [groups], cases with something to choose from; the
+            bootstrap draws groups, such as sentences.
+        total: the number of all cases, including those in which the right candidate is masked for the query.
+        rules: simple rules → the number of cases in which each is right.
+    """
+
+    right: np.ndarray
+    cases: np.ndarray
+    total: int
+    rules: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def accuracy(self) -> np.ndarray:
+        """Share of right answers [layers, heads]; NaN without cases."""
+        return self._tally.mean()[0]
+
+    @property
+    def count(self) -> int:
+        """The number of cases."""
+        return int(self.cases.sum())
+
+    @property
+    def coverage(self) -> float:
+        """Cases with something to choose from, over all cases."""
+        return self.count / self.total if self.total else float("nan")
+
+    @property
+    def rule(self) -> str:
+        """The best of the simple rules; "" if there is none."""
+        return max(self.rules, key=lambda name: self.rules[name], default="")
+
+    @property
+    def baseline(self) -> float:
+        """The accuracy of the best simple rule."""
+        return self.rules.get(self.rule, 0) / self.count if self.count else float("nan")
+
+    @cached_property
+    def confidence(self) -> np.ndarray:
+        """Share of the draws of a bootstrap over groups in which the head is better than the baseline by MARGIN;
+        [layers, heads], 0 for fewer than two groups."""
+        if len(self.cases) < 2:
+            return np.zeros_like(self.accuracy)
+        drawn, _ = self._tally.drawn()
+        with np.errstate(invalid="ignore"):
+            return (drawn >= self.baseline + MARGIN).mean(0)
+
+    @property
+    def better(self) -> np.ndarray:
+        """Heads better than the baseline by MARGIN, on CASES cases or more; boolean [layers, heads]."""
+        if self.count < CASES:
+            return np.zeros(self.accuracy.shape, bool)
+        return self.accuracy >= self.baseline + MARGIN
+
+    @property
+    def table(self) -> HeadTable:
+        """The share of right answers, and the confidence that it is above the baseline."""
+        rule = f"{self.rule or 'no rule'}: {self.baseline:.3f}" if self.count else "nothing to choose from"
+        title = f"share of right answers in {self.count} of {self.total} cases; {rule}"
+        return HeadTable({"right": self.accuracy, "confidence": self.confidence}, title=title)
+
+    @property
+    def _tally(self) -> Tally:
+        count = np.broadcast_to(self.cases[None, :, None], self.right.shape).astype(np.float64)
+        return Tally(self.right, count, np.zeros_like(self.right))
+
+    def merge(self, other: "Choice") -> "Choice":
+        """The answers on both inputs."""
+        right = np.concatenate((self.right, other.right), 1)
+        cases = np.concatenate((self.cases, other.cases))
+        rules = {name: self.rules.get(name, 0) + other.rules.get(name, 0) for name in {**self.rules, **other.rules}}
+        return Choice(pooled(right), pooled(cases[None])[0], self.total + other.total, rules)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; None for unknown ones."""
+        return {
+            "accuracy": plain(self.accuracy), "confidence": self.confidence.tolist(), "cases": self.count,
+            "coverage": self.coverage if self.total else None, "baseline": self.baseline if self.count else None,
+            "rule": self.rule,
+        }  # fmt: skip

@@ -1,7 +1,6 @@
-"""What each query may see, counted from the rule alone: who is eligible, and what a uniform head would give.
+"""The keys in sight of each query, counted from the rule alone: for eligible rows and uniform baselines.
 
-Where the mask is a few ranges of keys for each query, all counts are O(n); a mask that holds a boolean n×m is read a
-block of rows at a time.
+If the mask is a few ranges of keys for each query, all counts are O(n); a boolean n×m mask is read in blocks of rows.
 """
 
 from collections.abc import Callable
@@ -15,12 +14,12 @@ from headwise.rule import TILE_ELEMENTS, Rule
 
 
 class Sight:
-    """Counts of the keys that queries may see.
+    """Counts of the keys in sight of queries.
 
     Attributes:
-        spans: ranges of keys [b or 1, n, K, 2] on the CPU, or None if the mask has no such form.
-        keys: [b or 1, h or 1, n], how many keys each query may see.
-        first: [b or 1], the first key that any query of that batch entry may see; m if there is none.
+        spans: ranges of keys [b or 1, n, K, 2] on the CPU, or None if the mask is not made of ranges.
+        keys: [b or 1, h or 1, n], the number of keys in sight of each query.
+        first: [b or 1], the first key in sight of any query of the batch entry; m if there is none.
     All are int64, on the CPU.
     """
 
@@ -33,7 +32,7 @@ class Sight:
         self.first = torch.where(seen.any(-1), seen.int().argmax(-1), self.grid.m)
 
     def count(self, members: Tensor) -> Tensor:
-        """How many of the `members` (boolean [b or 1, m]) each query may see, [b or 1, h or 1, n]."""
+        """The number of `members` (boolean [b or 1, m]) in sight of each query, [b or 1, h or 1, n]."""
         members = members.cpu()
         if self.spans is None:
             return self.by_rows(lambda allowed, _: (allowed & members[:, None, None]).sum(-1))
@@ -44,8 +43,8 @@ class Sight:
         return (counts[..., 1] - counts[..., 0]).sum(-1)[:, None]
 
     def sees(self, keys: Tensor) -> Tensor:
-        """Whether each query may see each of its `keys` [b or 1, n, w]: boolean [b or 1, h or 1, n, w]. A key that is
-        not there is not seen."""
+        """Whether each of a query's `keys` [b or 1, n, w] is in sight, boolean [b or 1, h or 1, n, w]; False for keys
+        out of range."""
         keys = keys.cpu()
         there = ((keys >= 0) & (keys < self.grid.m))[:, None]
         if self.spans is not None:
@@ -61,7 +60,7 @@ class Sight:
         return self.by_rows(pick, axis=2) & there
 
     def seen(self) -> Tensor:
-        """Which keys any query may see, boolean [b or 1, m]."""
+        """Which keys are in sight of any query, boolean [b or 1, m]."""
         if self.spans is None:
             return self.by_rows(lambda allowed, _: allowed.any(2, keepdim=True), axis=2).any(2).any(1)
         ends = self.spans.flatten(1, 2)  # [b or 1, n · K, 2]
@@ -71,7 +70,7 @@ class Sight:
         return change.cumsum(1)[:, : self.grid.m] > 0
 
     def by_rows(self, read: Callable[[Tensor, slice], Tensor], axis: int = -1) -> Tensor:
-        """What `read` makes of the mask [b or 1, h or 1, r, m], a block of rows at a time, joined along `axis`."""
+        """Apply `read` to the mask [b or 1, h or 1, r, m] in blocks of rows, and join the results along `axis`."""
         b, h, n, m = self.grid
         height, cols = max(1, TILE_ELEMENTS // max(1, b * h * m)), torch.arange(m)
         parts = []

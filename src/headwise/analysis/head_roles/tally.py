@@ -1,7 +1,7 @@
-"""Sums over stretches of rows: enough for a mean, for joining inputs, and for saying how sure the mean is.
+"""Sums over stretches of rows: sufficient for means, for merging inputs, and for the confidence of the means.
 
-Confidence is that of a block bootstrap (Künsch 1989): stretches of consecutive rows, never of two sequences, are drawn
-anew with replacement, since rows beside each other are alike. It speaks of the rows of these inputs, of nothing else.
+Confidence is from a block bootstrap (Künsch 1989): stretches of consecutive rows of one sequence are resampled with
+replacement, since neighbouring rows are correlated. It concerns the rows of these inputs only.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-STRETCHES = 64  # an input is cut into about so many
-MOST = 256  # kept of several inputs together
+STRETCHES = 64  # about as many an input
+MOST = 256  # of several merged inputs
 DRAWS = 1000
 
 
@@ -23,7 +23,7 @@ class Tally:
     """Sums over the eligible rows of each stretch, float64 [layers, stretches, heads, …].
 
     Attributes:
-        total: of the score; count: eligible rows; uniform: of what a uniform head would score.
+        total: of the score; count: eligible rows; uniform: of the score of a uniform head.
     """
 
     total: np.ndarray
@@ -35,7 +35,7 @@ class Tally:
         return _mean(self.total.sum(1), self.uniform.sum(1), self.count.sum(1))
 
     def drawn(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same of each draw of the bootstrap, [draws, layers, heads, …]."""
+        """`mean` of each draw of the bootstrap, [draws, layers, heads, …]."""
         weights = _draws(self.total.shape[1])
         total, uniform, count = (
             np.tensordot(weights, x, axes=(1, 1)) for x in (self.total, self.uniform, self.count)
@@ -43,12 +43,12 @@ class Tally:
         return _mean(total, uniform, count)
 
     def at(self, index: np.ndarray) -> "Tally":
-        """Of a tally with one more axis, the entry `index` [layers, heads] of it."""
+        """For a tally with one more axis, the entry `index` [layers, heads] of that axis."""
         where = index[:, None, :, None]
         return Tally(*(np.take_along_axis(x, where, -1)[..., 0] for x in (self.total, self.count, self.uniform)))
 
     def merge(self, other: "Tally") -> "Tally":
-        """Of both inputs."""
+        """The tally of both inputs."""
         parts = zip((self.total, self.count, self.uniform), (other.total, other.count, other.uniform), strict=True)
         return Tally(*(pooled(np.concatenate(pair, 1)) for pair in parts))
 
@@ -59,8 +59,8 @@ def stack(layers: list[Tally]) -> Tally:
 
 
 def tally(score: Tensor, eligible: Tensor, uniform: Tensor) -> Tally:
-    """Sums of one layer. score: [b, h, n, …]; eligible and uniform broadcast to it; rows that are not eligible add
-    nothing."""
+    """Sums of one layer. score: [b, h, n, …]; eligible and uniform broadcast to it; rows that are not eligible
+    are left out."""
     uniform = uniform.expand(torch.broadcast_shapes(uniform.shape, eligible.shape)).masked_fill(~eligible, 0.0)
     total = by_stretch(score.masked_fill(~eligible.to(score.device), 0.0), score.shape)
     count, even = (np.broadcast_to(by_stretch(x, score.shape), total.shape) for x in (eligible, uniform))
@@ -68,7 +68,7 @@ def tally(score: Tensor, eligible: Tensor, uniform: Tensor) -> Tally:
 
 
 def by_stretch(rows: Tensor, shape: Sequence[int]) -> np.ndarray:
-    """Sums of [b or 1, h or 1, n, …] over stretches of rows, for a whole of `shape`: [1, b · stretches, h or 1, …]."""
+    """Sums of [b or 1, h or 1, n, …] over stretches of rows, broadcast to `shape`: [1, b · stretches, h or 1, …]."""
     b, _, n = shape[:3]
     length = min(n, max(1, -(-n * b // STRETCHES)))
     many = -(-n // length)
@@ -81,7 +81,7 @@ def by_stretch(rows: Tensor, shape: Sequence[int]) -> np.ndarray:
 
 
 def pooled(sums: np.ndarray) -> np.ndarray:
-    """At most MOST stretches: neighbours are added up."""
+    """Sums of at most MOST stretches: neighbouring ones are added."""
     while sums.shape[1] > MOST:
         if sums.shape[1] % 2:
             sums = np.concatenate((sums, np.zeros_like(sums[:, :1])), 1)
@@ -96,6 +96,6 @@ def _mean(total: np.ndarray, uniform: np.ndarray, count: np.ndarray) -> tuple[np
 
 @lru_cache(maxsize=8)
 def _draws(stretches: int) -> np.ndarray:
-    """How often each draw takes each stretch, [draws, stretches]; always the same, so that results repeat."""
+    """How often each draw contains each stretch, [draws, stretches]; seeded, so that results repeat."""
     share = np.full(stretches, 1.0 / max(1, stretches))
     return np.random.default_rng(0).multinomial(stretches, share, size=DRAWS).astype(np.float64)

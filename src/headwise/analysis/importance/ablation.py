@@ -1,15 +1,18 @@
-"""Importance by taking heads away: the loss with a head silenced, averaged out, or swapped, less the loss with it."""
+"""Importance by ablation: the loss with a head zeroed, averaged or resampled, minus the loss of the whole model."""
 
-from collections.abc import Iterable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
-from headwise.analysis.importance.removal import Removal, checked_heads
+from headwise.analysis.checks import head_name
+from headwise.analysis.importance.losses import Losses, LossFunction, called, checked_inputs, held_still, not_called
 from headwise.analysis.importance.values import Head, HeadImportance, from_samples
-from headwise.models.site import HeadSite
+from headwise.errors import ConfigError, ShapeError
+from headwise.models.site import Change, HeadSite
 from headwise.progress import Progress
 
 
@@ -25,29 +28,29 @@ def ablation_importance(
     sites: Sequence[HeadSite] | None = None,
     progress: Progress | None = None,
 ) -> HeadImportance:
-    """L(without h) − L of every head, one left out at a time; negative where the model does better without it.
+    """L(without h) − L for every head, one ablated at a time; negative where the model is better without it.
 
     Args:
-        model: any that `find_heads` knows; asked in eval mode, and left as it was.
-        batches: each is run once as it is, and once for every head (and draw).
-        loss_fn: (model, batch) to the batch's mean loss, a tensor of one number.
-        by: what a head's output becomes: "zero"; "mean", its mean over all tokens of the reference; "resample", its
-            output at the same position of another sequence of the batch, so that it says what a head says, but of
-            another text. Zeros may be nothing that the layers above have ever seen; the others are.
-        reference: batches whose tokens "mean" is taken over, `batches` by default; padding counts as it comes.
-        draws: of "resample": the mean over so many ways to pair the sequences of a batch. Draw r of batch i pairs them
-            along a random circle, seeded with seed + 1,000,003 · r + i, so that none is its own donor.
-        sites: those of `find_heads(model)` to ask for; all by default.
+        model: any that `find_heads` supports; it runs in eval mode and is unchanged afterwards.
+        batches: each runs once unchanged, and once for every head (and draw).
+        loss_fn: (model, batch) → the batch's mean loss, a tensor of one number.
+        by: the replacement of a head's output: "zero"; "mean", its mean over all tokens of the reference; "resample",
+            its output at the same position of another sequence of the batch. Zeros can be outside the distribution
+            that the layers above were trained on; the others are not.
+        reference: batches for the mean of "mean", `batches` by default; padding is included.
+        draws: of "resample": the number of pairings of the sequences of a batch that are averaged. Draw r of batch i
+            pairs them along a random cycle, seeded with seed + 1,000,003 · r + i, so that none is its own donor.
+        sites: of `find_heads(model)` to score; all by default.
         progress: called after each run of the model.
     Returns:
-        HeadImportance in the loss's unit. `samples` are the differences, batch by batch, and `errors` the standard
-        errors of their means: what all batches share cancels.
+        `HeadImportance` in the unit of the loss. `samples` are the paired differences of each batch; the errors of the
+        table are the standard errors of their means.
     Raises:
         ConfigError, ShapeError: naming the argument, or the layer and head whose loss is not finite.
     Source: zero: Michel et al. 2019, 1905.10650, §3; mean: Wang et al. 2022, 2211.00593, §2.1; resample: Chan et al.
         2022, causal scrubbing.
     """
-    kept, places = asked(model, batches, sites)
+    kept, places = checked_inputs(model, batches, sites)
     every = [(layer, head) for layer, site in enumerate(places) for head in range(site.num_heads)]
     removal = Removal(by, places, reference, draws, seed)
     losses = Losses(model, loss_fn, places, removal.runs(kept, len(every)), progress)
@@ -75,11 +78,15 @@ def losses_without(
     sites: Sequence[HeadSite] | None = None,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """The loss of each batch, [batches] float64, with the heads (layer, head) taken away together; none for none.
+    """The loss of each batch, [batches] float64, with all given heads (layer, head) ablated together.
 
-    Arguments and errors as in `ablation_importance`; layers are counted as `find_heads` (or `sites`) lists them.
+    Args:
+        heads: (layer, head) pairs.
+        model, batches, loss_fn, by, reference, draws, seed, sites, progress: as in `ablation_importance`.
+    Returns:
+        [batches] float64. Layers are numbered as in `find_heads` (or `sites`).
     """
-    kept, places = asked(model, batches, sites)
+    kept, places = checked_inputs(model, batches, sites)
     gone = checked_heads(heads, places)
     removal = Removal(by, places, reference, draws, seed)
     losses = Losses(model, loss_fn, places, removal.runs(kept, 1), progress)
@@ -89,4 +96,152 @@ def losses_without(
         for number, batch in enumerate(kept):
             removal.whole(losses, batch, number)
             found[number] = removal.without(losses, batch, number, gone)
+    return found
+
+
+WAYS = ("zero", "mean", "resample")
+
+
+class Removal:
+    """One way to ablate heads, with its state. Call `learn` first, and for each batch `whole` before `without`."""
+
+    def __init__(
+        self, by: str, sites: Sequence[HeadSite], reference: Iterable[Any] | None, draws: int, seed: int
+    ) -> None:
+        if by not in WAYS:
+            raise ConfigError(f"by={by!r}: expected one of {', '.join(map(repr, WAYS))}")
+        if reference is not None and by != "mean":
+            raise ConfigError(f"reference: is for by='mean', got by={by!r}")
+        if draws < 1 or (draws > 1 and by != "resample"):
+            raise ConfigError(f"draws={draws}: expected 1, or more with by='resample'")
+        self.by, self.sites, self.draws, self.seed = by, list(sites), draws, seed
+        self.reference = None if reference is None else list(reference)
+        if self.reference == []:
+            raise ConfigError("reference: got no batches; expected at least one")
+        self._means: list[Tensor] = []
+        self._clean: list[list[Tensor]] = []  # outputs of each call of each site in `whole`
+
+    def runs(self, batches: Sequence[Any], sets: int) -> int:
+        """The number of runs of the model for `sets` sets of heads."""
+        learning = len(self.reference or batches) if self.by == "mean" else 0
+        return learning + len(batches) * (1 + sets * self.draws)
+
+    def learn(self, losses: Losses, batches: Sequence[Any]) -> None:
+        """Compute the mean output of every head over all tokens of the reference."""
+        if self.by != "mean":
+            return
+        sums = [torch.zeros(site.num_heads * site.value_dim, dtype=torch.float64) for site in self.sites]
+        tokens = [0] * len(self.sites)
+
+        def adding(layer: int) -> Change:
+            def change(concat: Tensor) -> Tensor:
+                rows = concat.flatten(0, -2)
+                sums[layer] += rows.sum(0, dtype=torch.float64).cpu()
+                tokens[layer] += len(rows)
+                return concat
+
+            return change
+
+        changes = {layer: adding(layer) for layer in range(len(self.sites))}
+        for number, batch in enumerate(self.reference or batches):
+            losses.value(batch, number, changes, " of the reference" if self.reference else "")
+        for site, count in zip(self.sites, tokens, strict=True):
+            if not count:
+                raise not_called(site)
+        self._means = [total / count for total, count in zip(sums, tokens, strict=True)]
+
+    def whole(self, losses: Losses, batch: Any, number: int) -> float:
+        """The loss with all heads."""
+        self._clean = [[] for _ in self.sites]
+
+        def keeping(layer: int) -> Change:
+            def change(concat: Tensor) -> Tensor:
+                self._clean[layer].append(concat if self.by == "resample" else concat[:0])
+                return concat
+
+            return change
+
+        loss = losses.value(batch, number, {layer: keeping(layer) for layer in range(len(self.sites))})
+        for site, calls in zip(self.sites, self._clean, strict=True):
+            if not calls:
+                raise not_called(site)
+        return loss
+
+    def without(self, losses: Losses, batch: Any, number: int, heads: Sequence[Head]) -> float:
+        """The loss without these heads, averaged over the draws."""
+        removed: dict[int, list[int]] = {}
+        for layer, head in heads:
+            removed.setdefault(layer, []).append(head)
+        few = [called(self.sites, *head) for head in heads[:1]] + [f"{len(heads) - 1} more"] * (len(heads) > 1)
+        what = f" without {' and '.join(few)} (by={self.by!r})" if heads else ""
+        total = 0.0
+        for draw in range(self.draws):
+            seed = self.seed + 1_000_003 * draw + number
+            changes = {layer: self._change(layer, which, seed) for layer, which in removed.items()}
+            total += losses.value(batch, number, changes, what)
+        return total / self.draws
+
+    def _change(self, layer: int, heads: list[int], seed: int) -> Change:
+        site = self.sites[layer]
+        away = torch.zeros(site.num_heads, dtype=torch.bool)
+        away[heads] = True
+        mask = away.repeat_interleave(site.value_dim)
+        instead = self._instead(layer, seed)
+
+        def change(concat: Tensor) -> Tensor:
+            return torch.where(mask.to(concat.device), instead(concat), concat)
+
+        return change
+
+    def _instead(self, layer: int, seed: int) -> Callable[[Tensor], Tensor]:
+        """A function for one run that returns the replacement, broadcastable to the heads [..., n, h·d_v]."""
+        if self.by == "zero":
+            return lambda concat: concat.new_zeros(())
+        if self.by == "mean":
+            return lambda concat: self._means[layer].to(concat)
+        calls = iter(self._clean[layer])
+
+        def donated(concat: Tensor) -> Tensor:
+            clean = next(calls, None)
+            if clean is None or clean.shape != concat.shape:
+                raise ShapeError(
+                    f"by='resample': {self.sites[layer].name!r} was called differently the second time; loss_fn must "
+                    f"be deterministic"
+                )
+            if clean.ndim < 3 or len(clean) < 2:
+                raise ConfigError(
+                    f"batches: by='resample' swaps the sequences of a batch, but the heads of "
+                    f"{self.sites[layer].name!r} are {list(clean.shape)}, expected [sequences, tokens, h·d_v] with at "
+                    f"least 2 sequences"
+                )
+            return clean[donors(len(clean), seed).to(clean.device)]
+
+        return donated
+
+
+def donors(count: int, seed: int) -> Tensor:
+    """For each of `count` sequences another one, along a random cycle: each is a donor once, and none is its own."""
+    circle = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    found = torch.empty_like(circle)
+    found[circle] = circle.roll(-1)
+    return found
+
+
+def checked_heads(heads: Iterable[Head], sites: Sequence[HeadSite], name: str = "heads") -> list[Head]:
+    """The heads, checked to exist and to be given once."""
+    try:
+        found = [(operator.index(layer), operator.index(head)) for layer, head in heads]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}={heads!r}: expected pairs of whole numbers (layer, head)") from None
+    for at in found:
+        if not 0 <= at[0] < len(sites):
+            raise ConfigError(f"{name}: {head_name(*at)} does not exist; there are {len(sites)} layers, counted from 0")
+        count = sites[at[0]].num_heads
+        if not 0 <= at[1] < count:
+            raise ConfigError(
+                f"{name}: {head_name(*at)} does not exist; layer {at[0]} has {count} heads, counted from 0"
+            )
+    if len(set(found)) < len(found):
+        twice = next(head for i, head in enumerate(found) if head in found[:i])
+        raise ConfigError(f"{name}: {head_name(*twice)} is given twice")
     return found

@@ -1,4 +1,4 @@
-"""Whether methods agree on which heads matter: rank correlations, with what chance would make of them."""
+"""Whether methods agree on which heads matter: rank correlations, with intervals and p-values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ import numpy as np
 from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
 from headwise.table import HeadTable
-from headwise.table.show import as_html, as_text, plain
+from headwise.table.show import Printed, plain
 
 
-@dataclass(frozen=True)
-class Agreement:
+@dataclass(frozen=True, repr=False)
+class Agreement(Printed):
     """Spearman's ρ between methods, over heads.
 
     Attributes:
-        methods: names, k of them. heads: how many heads were ranked.
+        methods: k names. heads: the number of ranked heads.
         rho: [k, k]; NaN where a method gives all heads one value.
-        low, high: [k, k], bootstrap interval over heads, of the given confidence.
-        p: [k, k], share of random permutations of the heads with |ρ| as large, itself among them; 0 on the diagonal,
-            where there is nothing to ask.
+        low, high: [k, k], bootstrap interval over heads with the given confidence.
+        p: [k, k], share of random permutations of the heads with at least this |ρ|, including the identity; 0 on the
+            diagonal.
     """
 
     methods: tuple[str, ...]
@@ -38,7 +38,7 @@ class Agreement:
         matrices = {name: plain(getattr(self, name)) for name in ("rho", "low", "high", "p")}
         return {"methods": list(self.methods), "heads": self.heads, "confidence": self.confidence, **matrices}
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def rows(self) -> tuple[list[str], list[list[str]]]:
         """Header and cells, a row a pair of methods."""
         body = []
         for i, j in combinations(range(len(self.methods)), 2):
@@ -46,29 +46,26 @@ class Agreement:
             body.append([self.methods[i], self.methods[j], f"{self.rho[i, j]:+.3f}", interval, f"{self.p[i, j]:.2g}"])
         return ["method", "and", "ρ", f"{self.confidence:.0%} interval", "p"], body
 
-    def caption(self) -> str:
-        """What the table shows."""
+    @property
+    def title(self) -> str:
+        """One line: what the table shows."""
         return f"Spearman's rank correlation over {self.heads} heads; interval by bootstrap, p by permutation"
-
-    def __str__(self) -> str:
-        return f"{self.caption()}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), self.caption())
 
 
 def rank_agreement(
     importances: Sequence[HeadImportance] | HeadTable, *, resamples: int = 2000, confidence: float = 0.95, seed: int = 0
 ) -> Agreement:
-    """Spearman's rank correlation between every two of the methods.
+    """Spearman's rank correlation between every two methods.
 
-    ρ is Pearson's correlation of the ranks, equal values sharing their mean rank. The interval is the percentile
-    bootstrap over heads; p comes from permutations of the heads of one method.
+    ρ is Pearson's correlation of the ranks; equal values share their mean rank. The interval is a percentile bootstrap
+    over heads; p is from permutations of the heads of one method.
 
     Args:
-        importances: at least two, of the same heads; or a `HeadTable` whose columns are compared.
-        resamples: of the bootstrap, and permutations; drawn with `seed`.
+        importances: at least two of the same heads, or a `HeadTable` whose columns are compared.
+        resamples: the number of bootstrap samples and of permutations, drawn with `seed`.
         confidence: of the interval, between 0 and 1.
+    Returns:
+        An `Agreement` with ρ, interval and p of every two methods.
     Raises:
         ConfigError: naming the argument, or the method whose heads differ.
     Source: Spearman 1904; Efron & Tibshirani 1993, ch. 13 (percentiles) and 15 (permutations).
@@ -93,24 +90,24 @@ def rank_agreement(
     values = np.stack([np.concatenate(list(table[name])) for name, table in zip(methods, tables, strict=True)])
     heads = values.shape[1]
     if heads < 3:
-        raise ConfigError(f"importances: {heads} heads; ranks of fewer than 3 say nothing")
+        raise ConfigError(f"importances: {heads} heads; expected at least 3 to rank")
     ranked = ranks(values)
     rho = _correlations(ranked)
     generator = np.random.default_rng(seed)
     picked = [_correlations(ranks(values[:, generator.integers(heads, size=heads)])) for _ in range(resamples)]
     edges = (50 * (1 - confidence), 50 * (1 + confidence))
     low, high = _percentiles(np.stack(picked), edges)
-    beyond = np.ones_like(rho)
+    extreme = np.ones_like(rho)
     for _ in range(resamples):
         shuffled = ranked[:, generator.permutation(heads)]
-        beyond += np.abs(_correlations(ranked, shuffled)) >= np.abs(rho) - 1e-12
-    p = np.triu(np.where(np.isnan(rho), np.nan, beyond / (resamples + 1)), 1)
-    p = p + p.T  # one order of the two is enough: the other differs by the draw alone
+        extreme += np.abs(_correlations(ranked, shuffled)) >= np.abs(rho) - 1e-12
+    p = np.triu(np.where(np.isnan(rho), np.nan, extreme / (resamples + 1)), 1)
+    p = p + p.T  # one triangle is enough: the other differs by the random draw only
     return Agreement(methods, heads, rho, low, high, p, confidence)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks of every row of [k, heads], from 1; equal values share the mean of theirs."""
+    """Ranks of every row of [k, heads], from 1; equal values share their mean rank."""
     found = np.empty(values.shape)
     for row, into in zip(values, found, strict=True):
         _, place, counts = np.unique(row, return_inverse=True, return_counts=True)
@@ -119,7 +116,7 @@ def ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _correlations(one: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
-    """Pearson's, of every row [k, heads] with every row, [k, k]; NaN for a row of one value."""
+    """Pearson's correlation of all rows [k, heads] with all rows, [k, k]; NaN for constant rows."""
     first, second = (_unit(x) for x in (one, one if other is None else other))
     return np.clip(first @ second.T, -1.0, 1.0)
 
@@ -131,7 +128,7 @@ def _unit(rows: np.ndarray) -> np.ndarray:
 
 
 def _percentiles(samples: np.ndarray, edges: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Over the first axis, of the samples that are numbers; NaN where there are none."""
+    """Percentiles over the first axis, without NaN samples; NaN if all are."""
     k = samples.shape[1]
     low, high = np.full((k, k), np.nan), np.full((k, k), np.nan)
     for i, j in np.ndindex(k, k):

@@ -1,4 +1,4 @@
-"""The loss against the heads that are kept: whether an order of importance is better than chance."""
+"""The loss by the number of heads kept: whether an order of importance is better than chance."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from headwise.analysis.given import head_name
-from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
-from headwise.analysis.importance.removal import Removal, checked_heads
+from headwise.analysis.checks import head_name
+from headwise.analysis.importance.ablation import Removal, checked_heads
+from headwise.analysis.importance.losses import Losses, LossFunction, checked_inputs, held_still
 from headwise.analysis.importance.values import Head, HeadImportance, standard_error
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
 from headwise.progress import Progress
-from headwise.table.show import as_html, as_text
+from headwise.table.show import Printed
 
 
-@dataclass(frozen=True)
-class PruningCurve:
-    """Losses while heads go, in the order asked for and in random ones.
+@dataclass(frozen=True, repr=False)
+class PruningCurve(Printed):
+    """Losses while heads are removed, in the given order and in random orders.
 
     Attributes:
-        order: the heads, the first to go first. method: where the order came from. by: what they became.
-        removed: [points] heads gone, from 0. total: heads there are.
-        losses: [points, batches] in the order asked for; random_losses: [orders, points, batches] in random ones.
+        order: the heads in the order of their removal. method: source of the order. by: replacement of their outputs.
+        removed: [points], numbers of heads removed, from 0. total: the number of all heads.
+        losses: [points, batches] in the given order; random_losses: [orders, points, batches] in random ones.
     """
 
     order: tuple[Head, ...]
@@ -37,7 +37,7 @@ class PruningCurve:
 
     @property
     def kept(self) -> np.ndarray:
-        """[points] heads left."""
+        """[points], numbers of heads left."""
         return self.total - self.removed
 
     @property
@@ -47,7 +47,7 @@ class PruningCurve:
 
     @property
     def errors(self) -> np.ndarray:
-        """[points], standard error of the rise over the whole model's loss, batch by batch; NaN for one batch."""
+        """[points], standard error of the increase over the whole model's loss, paired by batch; NaN for one batch."""
         return standard_error((self.losses - self.losses[:1]).T)
 
     @property
@@ -57,7 +57,7 @@ class PruningCurve:
 
     @property
     def better(self) -> np.ndarray:
-        """[points] bool: less than the mean of the random orders. False at both ends, where all orders are one."""
+        """[points] bool: less than the mean of the random orders. False at both ends, where all orders agree."""
         return self._between & (self.loss < self.random.mean(0))
 
     @property
@@ -67,12 +67,12 @@ class PruningCurve:
 
     @property
     def better_everywhere(self) -> bool:
-        """Whether it is better than the mean random order at every point between the ends (and there is one)."""
+        """Whether it is better than the mean random order at all points between the ends; False without such points."""
         return bool(self._between.any() and self.better[self._between].all())
 
     def removable(self, rise: float = 0.01) -> int:
-        """The most heads that can go, in this order and at these points, before the loss is more than `rise` (0.01:
-        one hundredth) above the whole model's."""
+        """The largest number of heads, at these points, that can be removed in this order with the loss at most `rise`
+        (0.01 is 1 %) above that of the whole model."""
         over = np.flatnonzero(self.loss > self.loss[0] * (1 + rise))
         return int(self.removed[over[0] - 1] if len(over) else self.removed[-1])
 
@@ -91,9 +91,9 @@ class PruningCurve:
             "removable_at_1_percent": self.removable(),
         }  # fmt: skip
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Header and cells, a row a point."""
-        head = ["kept", "last to go", "loss", "rise", "±", "random", "least", "most", "better"]
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Header and cells, one row a point."""
+        head = ["kept", "last removed", "loss", "rise", "±", "random", "least", "most", "better"]
         body = []
         for i, gone in enumerate(self.removed):
             chance = self.random[:, i]
@@ -107,8 +107,9 @@ class PruningCurve:
             body.append([str(self.kept[i]), last, f"{self.loss[i]:.4f}", rise, error, *against])
         return head, body
 
-    def caption(self) -> str:
-        """What the table shows, and what comes of it."""
+    @property
+    def title(self) -> str:
+        """One line: what was removed, and how it compares with random orders."""
         count, points, gone = len(self.random_losses), int(self._between.sum()), self.removable()
         heads = f"all {gone} heads" if gone == self.total else f"{gone} of {self.total} heads"
         return (
@@ -116,12 +117,6 @@ class PruningCurve:
             f"loss less than 1 % up; better than the average random order at {int(self.better.sum())} of {points} "
             f"points, and than all of them at {int(self.better_than_all.sum())}"
         )
-
-    def __str__(self) -> str:
-        return f"{self.caption()}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), self.caption())
 
 
 def pruning_curve(
@@ -138,34 +133,35 @@ def pruning_curve(
     sites: Sequence[HeadSite] | None = None,
     progress: Progress | None = None,
 ) -> PruningCurve:
-    """The loss as heads are taken away one after the other, and the same in random orders.
+    """The loss as heads are removed one after the other, in the given order and in random orders.
 
-    Nothing is trained again in between, and the order is fixed beforehand, not made anew after each step. Judge it on
-    batches other than those that it was made on. Heads are masked, so an order, a random one too, may empty a layer,
-    which then gives its output bias alone; at the last point all are empty. `prune`, which takes heads out, leaves one.
+    The model is not trained in between, and the order is not updated after each step. Use other batches than those that
+    the order was computed on. Heads are masked, so any order can empty a layer, which then outputs its bias alone; at
+    the last point all are empty. `prune`, which deletes heads, leaves at least one.
 
     Args:
         model, batches, loss_fn, by, reference, sites, progress: as in `ablation_importance`.
-        order: a HeadImportance, of which the least important head goes first; or all heads (layer, head), the first
-            to go first.
-        points: numbers of heads removed at which the loss is asked for; every one from 0 to all by default. 0 is
-            always asked for.
-        random_orders: how many, order r drawn with seed + r. With by="resample" the donors are drawn with `seed`, the
-            same for all orders.
+        order: a `HeadImportance`, whose least important head is removed first, or all heads (layer, head) in the order
+            of removal.
+        points: numbers of heads removed at which the loss is computed; from 0 to all by default. 0 is always included.
+        random_orders: their number; order r is drawn with seed + r. With by="resample" the donors are drawn with
+            `seed`, the same for all orders.
+    Returns:
+        A `PruningCurve`.
     Raises:
         ConfigError, ShapeError: naming the argument, or the heads whose loss is not finite.
-    Source: Michel et al. 2019, 1905.10650, §4 (figure 3), with random orders beside it.
+    Source: Michel et al. 2019, 1905.10650, §4 (figure 3), compared with random orders.
     """
-    kept, places = asked(model, batches, sites)
+    kept, places = checked_inputs(model, batches, sites)
     gone = checked_heads(order.order() if isinstance(order, HeadImportance) else order, places, "order")
     total = sum(site.num_heads for site in places)
     if len(gone) != total:
-        raise ConfigError(f"order: {len(gone)} heads of {total}; expected all of them, the first to go first")
+        raise ConfigError(f"order: {len(gone)} heads of {total}; expected all of them, in the order of removal")
     wanted = sorted({0, *range(total + 1)} if points is None else {0, *points})
     if wanted[0] < 0 or wanted[-1] > total:
         raise ConfigError(f"points: expected numbers from 0 to {total} heads removed, got {wanted[0]} to {wanted[-1]}")
     if random_orders < 1:
-        raise ConfigError(f"random_orders={random_orders}: expected at least 1, to compare with")
+        raise ConfigError(f"random_orders={random_orders}: expected at least 1")
     orders = [gone]
     for r in range(random_orders):
         shuffled = np.random.default_rng(seed + r).permutation(total)
@@ -180,5 +176,5 @@ def pruning_curve(
             for o, heads in enumerate(orders):
                 for p, count in enumerate(wanted[1:], 1):
                     found[o, p, number] = removal.without(losses, batch, number, heads[:count])
-    method = order.method if isinstance(order, HeadImportance) else "an order that was given"
+    method = order.method if isinstance(order, HeadImportance) else "a given order"
     return PruningCurve(tuple(gone), method, by, np.array(wanted), total, found[0], found[1:])

@@ -1,10 +1,10 @@
-"""Gates that learn which heads to keep: a hard concrete variable on every head, and a price for each open one.
+"""Learn which heads to keep: a hard concrete gate on every head, and a price for each open one.
 
-A gate is drawn anew at each step, by a parameter log α a head and u ~ U(0, 1):
+A gate is sampled at each step from the parameter log α of the head and u ~ U(0, 1):
 
     s = σ((log u − log(1 − u) + log α) / β),   z = min(1, max(0, s (ζ − γ) + γ))
 
-z is 0 or 1 with a probability above 0 and differentiable between them. What is made small is the loss with all heads
+z is 0 or 1 with a probability above 0 and differentiable between them. The objective is the loss with all heads
 multiplied by their z, plus λ Σ P(z ≠ 0), where P(z ≠ 0) = σ(log α − β log(−γ/ζ)).
 """
 
@@ -18,18 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.importance.asking import Losses, LossFunction, asked, held_still
-from headwise.analysis.importance.removal import Removal
-from headwise.analysis.importance.values import Head, HeadImportance, by_layer
+from headwise.analysis.importance.ablation import Removal
+from headwise.analysis.importance.losses import Losses, LossFunction, checked_inputs, held_still
+from headwise.analysis.importance.values import Head, HeadImportance
 from headwise.errors import ConfigError
 from headwise.models.site import HeadSite
 from headwise.models.taps import scale_heads
 from headwise.progress import Progress
 from headwise.seeds import devices_of, seeded, step_seed
-from headwise.table.show import as_html, as_text, plain
+from headwise.table import HeadColumn, HeadTable
+from headwise.table.show import Printed
 
 KEPT = 0.5  # a head that is open less often is closed
-_EDGE = 1e-6  # u is kept from 0 and 1, where its logarithms end
+_EDGE = 1e-6  # distance of u from 0 and 1, for finite logarithms
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class HardConcrete:
     """The distribution of a gate: Louizos et al. 2018, 1712.01312, eqs. 10–12, with their values by default.
 
     Attributes:
-        temperature: β; smaller is closer to 0 or 1, with gradients that vary more.
+        temperature: β; smaller values are closer to 0 or 1, with gradients of higher variance.
         low, high: γ and ζ, the ends of the stretched interval, below 0 and above 1.
     """
 
@@ -52,12 +53,12 @@ class HardConcrete:
             raise ConfigError(f"low={self.low}, high={self.high}: expected low < 0 and high > 1")
 
     def draw(self, log_alpha: Tensor, uniform: Tensor) -> Tensor:
-        """z of each gate, of uniform numbers in (0, 1); differentiable in log α."""
+        """z of each gate from uniform numbers in (0, 1); differentiable in log α."""
         u = uniform.clamp(_EDGE, 1.0 - _EDGE)
         return self._stretched(((u.log() - (-u).log1p() + log_alpha) / self.temperature).sigmoid())
 
     def settled(self, log_alpha: Tensor) -> Tensor:
-        """The gate that stands for the drawn ones after training: min(1, max(0, σ(log α)(ζ − γ) + γ))."""
+        """The deterministic gate after training: min(1, max(0, σ(log α)(ζ − γ) + γ))."""
         return self._stretched(log_alpha.sigmoid())
 
     def open(self, log_alpha: Tensor) -> Tensor:
@@ -72,77 +73,74 @@ class HardConcrete:
         return (s * (self.high - self.low) + self.low).clamp(0.0, 1.0)
 
 
-@dataclass(frozen=True)
-class LearnedGates:
-    """Which heads a model was willing to pay for.
+@dataclass(frozen=True, repr=False)
+class LearnedGates(Printed):
+    """The gates of all heads after training.
 
     Attributes:
-        names: of the attention modules. penalty: λ, the price of an open head.
-        open: P(z ≠ 0) of each head, [heads] float64, one array a layer. log_alpha: the parameters, likewise.
-        gates: the settled gate of each head, 0 to 1.
-        history: [steps, 2]: loss of the step's batch with the drawn gates, and the heads that are open on average.
-        whole, without: [batches] loss with all heads, and with the closed ones masked and the others as they were.
+        table: "open", P(z ≠ 0) of each head; "log_alpha", the parameters; "gate", the settled gate, 0 to 1.
+        penalty: λ, the price of an open head.
+        history: [steps, 2]: loss of the step's batch with the drawn gates, and the expected number of open heads.
+        whole, without: [batches], loss with all heads, and with the closed ones masked and the others unchanged.
     """
 
-    names: tuple[str, ...]
+    table: HeadTable
     penalty: float
-    open: tuple[np.ndarray, ...]
-    log_alpha: tuple[np.ndarray, ...]
-    gates: tuple[np.ndarray, ...]
     history: np.ndarray
     whole: np.ndarray
     without: np.ndarray
 
     def kept(self, at_least: float = KEPT) -> list[Head]:
         """(layer, head) of the heads that are open with at least this probability."""
-        return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if p >= at_least]
+        return self._where(self.table.column("open") >= at_least)
 
     def removed(self, below: float = KEPT) -> list[Head]:
-        """(layer, head) of all other heads, those that are open with less than this probability: what `prune` takes.
+        """(layer, head) of the heads that are open with less than this probability, as `prune` takes them.
 
         hw.edit.prune(model, gates.removed())               # the heads that are not worth their price
         hw.edit.prune(model, gates.importance.order()[:2])  # the two that matter least
         """
-        return [(i, head) for i, row in enumerate(self.open) for head, p in enumerate(row) if not p >= below]
+        return self._where(~(self.table.column("open") >= below))
 
     @property
     def importance(self) -> HeadImportance:
-        """log α, which orders heads as P(z ≠ 0) does and does not saturate, beside the other methods."""
+        """log α as an importance: it orders heads as P(z ≠ 0) does, and does not saturate."""
         loss = float(self.whole.mean())
-        return HeadImportance.of("L0 gates", "log α", self.names, self.log_alpha, loss=loss)
+        values = [row.numpy() for row in self.table["log_alpha"]]
+        return HeadImportance.of("L0 gates", "log α", self.table.layers, values, loss=loss)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        rows = {name: [plain(row) for row in getattr(self, name)] for name in ("open", "log_alpha", "gates")}
         return {
-            "layers": list(self.names), "penalty": self.penalty, **rows, "kept": [list(head) for head in self.kept()],
+            **self.table.to_dict(), "penalty": self.penalty, "kept": [list(head) for head in self.kept()],
             "whole_loss": float(self.whole.mean()), "kept_loss": float(self.without.mean()),
             "history": self.history.tolist(),
         }  # fmt: skip
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def rows(self) -> tuple[list[str], list[list[str]]]:
         """Header and cells: P(z ≠ 0), a row a layer, a column a head; ● marks a head that is kept."""
-        kept, most = set(self.kept()), max(map(len, self.open))
+        kept, most = set(self.kept()), max(map(len, self.table.heads))
         body = [
-            [f"L{i} {name}".rstrip(), *(f"{p:.2f} {'●' if (i, h) in kept else '·'}" for h, p in enumerate(row))]
+            [
+                f"L{i} {name}".rstrip(),
+                *(f"{p:.2f} {'●' if (i, h) in kept else '·'}" for h, p in enumerate(row)),
+            ]
             + [""] * (most - len(row))
-            for i, (name, row) in enumerate(zip(self.names, self.open, strict=True))
+            for i, (name, row) in enumerate(zip(self.table.layers, map(Tensor.tolist, self.table["open"]), strict=True))
         ]
         return ["layer", *(f"H{head}" for head in range(most))], body
 
-    def caption(self) -> str:
-        """What the table shows, and what it costs."""
-        total = sum(map(len, self.open))
+    @property
+    def title(self) -> str:
+        """The price, the number of heads kept, and the losses."""
+        total = len(self.table.places)
         return (
             f"probability that a head is open, at a price of {self.penalty:g} a head; {len(self.kept())} of {total} "
             f"kept (●): loss {self.without.mean():.4f}, of the whole model {self.whole.mean():.4f}"
         )
 
-    def __str__(self) -> str:
-        return f"{self.caption()}\n{as_text(*self.table())}"
-
-    def _repr_html_(self) -> str:
-        return as_html(*self.table(), self.caption())
+    def _where(self, chosen: Tensor) -> list[Head]:
+        return list(self.table.select(where=chosen).places)
 
 
 def learn_gates(
@@ -160,26 +158,26 @@ def learn_gates(
     sites: Sequence[HeadSite] | None = None,
     progress: Progress | None = None,
 ) -> LearnedGates:
-    """Learn which heads are worth their price: loss + penalty · (heads open on average) is made small over the gates.
+    """Learn which heads are worth their price: minimise loss + penalty · (expected open heads) over gates of the heads.
 
     Args:
-        model: any that `find_heads` knows. Its weights stay as they are, and it is in eval mode; with `optimizer`
-            they are trained along, in the mode that the model is in.
-        batches: one a step, in an order drawn anew for each round.
+        model: any that `find_heads` supports. Its weights are unchanged, and it runs in eval mode; with `optimizer`
+            they are trained too, in the current mode of the model.
+        batches: one a step, shuffled for each round.
         loss_fn: (model, batch) to the batch's mean loss, a tensor of one number.
-        penalty: λ, in the loss's unit: a head is closed if it saves less than that. 0 keeps what does no harm.
+        penalty: λ, in the loss's unit: a head is closed if it reduces the loss by less. 0 keeps harmless heads.
         steps: of Adam on log α, with the learning rate `lr`.
-        start: P(z ≠ 0) of every head at the beginning.
+        start: initial P(z ≠ 0) of every head.
         gate: the distribution; β = 2/3, γ = −0.1, ζ = 1.1 by default (Louizos et al.). The code published with Voita
             et al. has β = 0.33.
-        optimizer: of the model's weights (or some of them), stepped with the gates; Voita et al. go on training so.
+        optimizer: of the model's weights (or some of them), stepped with the gates, as Voita et al. do.
         seed: of the drawn gates, of the order of the batches, and of the model's own dropout with `optimizer`.
-        sites: those of `find_heads(model)` to put gates on; all by default.
+        sites: of `find_heads(model)` that get gates; all by default.
         progress: called after each run of the model.
     Returns:
-        LearnedGates; `kept()` and `removed()` name the heads, `importance` stands beside other methods.
+        `LearnedGates`; `kept()` and `removed()` list heads, `importance` compares with other methods.
     Raises:
-        ConfigError, ShapeError: naming the argument, or the step at which the loss is not finite.
+        ConfigError, ShapeError: naming the argument, or the step with a non-finite loss.
     Source: Louizos et al. 2018, 1712.01312, §2.2; Voita et al. 2019, 1905.09418, §5 (one gate a head; they start from
         a trained model too).
     """
@@ -189,23 +187,25 @@ def learn_gates(
         raise ConfigError(f"steps={steps}, lr={lr}: expected at least 1, and more than 0")
     if not 0.0 < start < 1.0:
         raise ConfigError(f"start={start}: expected a probability between 0 and 1")
-    kept, places = asked(model, batches, sites)
+    kept, places = checked_inputs(model, batches, sites)
     losses = Losses(model, loss_fn, places, 1 + steps + 2 * len(kept), progress)
     removal = Removal("zero", places, None, 1, seed)
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     sizes = [site.num_heads for site in places]
     log_alpha = torch.full((sum(sizes),), gate.log_alpha(start), device=device, requires_grad=True)
     with held_still(model):
-        removal.whole(losses, kept[0], 0)  # what cannot be judged is told before the steps and not after them
+        removal.whole(losses, kept[0], 0)  # raises for unusable inputs before the steps
     with nullcontext() if optimizer is not None else held_still(model):
         history = _learn(losses, kept, log_alpha, sizes, penalty, steps, lr, gate, optimizer, seed)
     settled = log_alpha.detach()
-    opened, parameters, gates = (
-        by_layer(x.double().cpu().numpy(), places) for x in (gate.open(settled), settled, gate.settled(settled))
-    )
-    names = tuple(site.name for site in places)
+    columns = {
+        "open": HeadColumn(gate.open(settled).cpu().split(sizes), unit="probability", description="P(z ≠ 0)"),
+        "log_alpha": HeadColumn(settled.cpu().split(sizes), description="log α"),
+        "gate": HeadColumn(gate.settled(settled).cpu().split(sizes), range="0 to 1", description="settled gate"),
+    }
     whole, without = np.empty(len(kept)), np.empty(len(kept))
-    found = LearnedGates(names, penalty, opened, parameters, gates, history, whole, without)
+    table = HeadTable(columns, layers=[site.name for site in places], title="L0 gates")
+    found = LearnedGates(table, penalty, history, whole, without)
     closed = found.removed()
     with held_still(model):
         for number, batch in enumerate(kept):
@@ -226,7 +226,7 @@ def _learn(
     optimizer: torch.optim.Optimizer | None,
     seed: int,
 ) -> np.ndarray:
-    """The steps; log_alpha is changed in place. History as in `LearnedGates`."""
+    """Train log_alpha in place; return the history as in `LearnedGates`."""
     generator = torch.Generator().manual_seed(seed)
     adam = torch.optim.Adam([log_alpha], lr=lr)
     history = np.empty((steps, 2))

@@ -1,4 +1,4 @@
-"""Importance by one backward pass a batch: how the loss changes where a head's output becomes a little smaller.
+"""Importance by one backward pass a batch: how the loss changes when a head's output is scaled.
 
 The output o_t of a head at token t, [d_v], is multiplied by a mask ξ = 1. By the chain rule,
 
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.importance.asking import (
+from headwise.analysis.importance.losses import (
     Losses,
     LossFunction,
-    asked,
     called,
     changed,
+    checked_inputs,
     held_still,
     not_called,
 )
@@ -39,23 +39,23 @@ def gradient_importance(
     sites: Sequence[HeadSite] | None = None,
     progress: Progress | None = None,
 ) -> HeadImportance:
-    """|∂L/∂ξ_h| of every head, ξ_h a factor on its output that is 1.
+    """|∂L/∂ξ_h| for every head, with a factor ξ_h = 1 on its output.
 
     Args:
-        model: any that `find_heads` knows; asked in eval mode, and left as it was.
-        batches: gone through once; x below is one of them.
-        loss_fn: (model, batch) to the batch's mean loss, a tensor of one number.
-        absolute: "each" for E_x|∂L/∂ξ_h| (Michel's), "mean" for |E_x ∂L/∂ξ_h|: what pulls one way in one batch and
-            the other way in the next counts in the first and cancels in the second.
-        per: "batch", or "row": x is then a row of a batch. For losses that are a mean over rows that weigh alike (as
-            many tokens), of models that keep the batch as the first axis.
-        sites: those of `find_heads(model)` to ask for; all by default.
+        model: any that `find_heads` supports; it runs in eval mode and is unchanged afterwards.
+        batches: iterated once; x below is one of them.
+        loss_fn: (model, batch) → the batch's mean loss, a tensor of one number.
+        absolute: "each" for E_x|∂L/∂ξ_h| (Michel et al.), "mean" for |E_x ∂L/∂ξ_h|: gradients of opposite signs in
+            different batches add up in the first and cancel in the second.
+        per: "batch", or "row", for which x is a row of a batch. "row" requires a loss that is a mean over rows of equal
+            weight (as many tokens), and a model that keeps the batch as the first axis.
+        sites: of `find_heads(model)` to score; all by default.
         progress: called after each run of the model.
     Returns:
-        HeadImportance in the loss's unit; `normalised()` divides each layer by its norm, as Michel et al. do.
+        `HeadImportance` in the unit of the loss; `normalised()` divides each layer by its norm, as Michel et al. do.
         With "each", values depend on the size of x: the rows of a larger batch cancel more.
     Raises:
-        ConfigError, ShapeError: naming the argument, or the layer and head that gave a number that is not finite.
+        ConfigError, ShapeError: naming the argument, or the layer and head with a non-finite gradient.
     Source: Michel et al. 2019, 1905.10650, eq. 2.
     """
     if absolute not in ("each", "mean"):
@@ -65,7 +65,7 @@ def gradient_importance(
 
     def own(calls: list[list[Tensor]]) -> Tensor:
         rows = torch.cat([torch.stack(masks).sum(0).flatten(0, -2) for masks in calls], -1)  # [rows or 1, all heads]
-        return rows * len(rows)  # the loss is a mean over rows: a row's own gradient is so many times its part
+        return rows * len(rows)  # the loss is a mean over rows: undo the division
 
     signed, loss, places = _passes(model, batches, loss_fn, sites, per, own, progress)
     method = "gradient, E|dL/dξ|" if absolute == "each" else "gradient, |E dL/dξ|"
@@ -82,13 +82,16 @@ def taylor_importance(
     sites: Sequence[HeadSite] | None = None,
     progress: Progress | None = None,
 ) -> HeadImportance:
-    """E_x Σ_t |o_t · ∂L/∂o_t| of every head: first-order Taylor, a token at a time.
+    """E_x Σ_t |o_t · ∂L/∂o_t| for every head: the first-order Taylor estimate for each token.
 
-    |o_t · ∂L/∂o_t| estimates what the loss changes if the head is silent at token t alone. Without the absolute value
-    the sum is ∂L/∂ξ_h, so this is at least `gradient_importance(absolute="each")`, and equal to it where all tokens
-    pull one way: a head that helps some tokens and harms others as much is important here and not there.
+    |o_t · ∂L/∂o_t| estimates the change of the loss if the head is zeroed at token t alone. Without the absolute value
+    the sum is ∂L/∂ξ_h, so this is at least `gradient_importance(absolute="each")`, and equal if all tokens have the
+    same sign: a head that helps some tokens and harms others as much is important here but not there.
 
-    Arguments, result and errors as in `gradient_importance`.
+    Args:
+        model, batches, loss_fn, sites, progress: as in `gradient_importance`.
+    Returns:
+        HeadImportance in the loss's unit; errors as in `gradient_importance`.
     Source: Molchanov et al. 2017, 1611.06440, eqs. 6–8, with a head at a token in the place of an activation.
     """
 
@@ -108,9 +111,9 @@ def _passes(
     reduce: Callable[[list[list[Tensor]]], Tensor],
     progress: Progress | None,
 ) -> tuple[np.ndarray, float, list[HeadSite]]:
-    """What `reduce` makes of the gradients of all masks, for batch after batch [samples, all heads]; the mean loss;
-    the sites. A mask is [1, …, h], [rows, 1, …, h] or [rows, …, n, h] by the grain ("batch", "row", "token")."""
-    kept, places = asked(model, batches, sites)
+    """`reduce` applied to the gradients of all masks for each batch [samples, all heads], the mean loss, and the sites.
+    A mask is [1, …, h], [rows, 1, …, h] or [rows, …, n, h] for the grain "batch", "row" or "token"."""
+    kept, places = checked_inputs(model, batches, sites)
     losses = Losses(model, loss_fn, places, len(kept), progress)
     samples, total = [], 0.0
     with held_still(model), torch.enable_grad():
@@ -124,13 +127,13 @@ def _passes(
 
 
 def _masked(site: HeadSite, grain: str, masks: list[Tensor]) -> Change:
-    """Multiplies heads by ones, which are kept in `masks`, one tensor for each call of the site."""
+    """A change that multiplies heads by ones, appended to `masks` for each call of the site."""
 
     def change(concat: Tensor) -> Tensor:
         if grain == "row" and concat.ndim < 3:
-            raise ConfigError(f"per='row': the heads of {site.name!r} come without an axis of rows; use per='batch'")
-        apart = {"batch": 0, "row": 1, "token": concat.ndim - 1}[grain]  # axes that have masks of their own
-        shape = (*concat.shape[:apart], *[1] * (concat.ndim - 1 - apart), site.num_heads)
+            raise ConfigError(f"per='row': the heads of {site.name!r} have no axis of rows; use per='batch'")
+        own_axes = {"batch": 0, "row": 1, "token": concat.ndim - 1}[grain]  # axes with separate masks
+        shape = (*concat.shape[:own_axes], *[1] * (concat.ndim - 1 - own_axes), site.num_heads)
         mask = torch.ones(shape, dtype=concat.dtype, device=concat.device, requires_grad=True)
         masks.append(mask)
         return (concat.unflatten(-1, (site.num_heads, site.value_dim)) * mask[..., None]).flatten(-2)
@@ -139,14 +142,14 @@ def _masked(site: HeadSite, grain: str, masks: list[Tensor]) -> Change:
 
 
 def _gradients(loss: Tensor, masks: list[list[Tensor]], sites: list[HeadSite], number: int) -> list[list[Tensor]]:
-    """∂L/∂mask in float64, for each site a list of its calls; zeros where a head has no way to the loss."""
+    """∂L/∂mask in float64, a list of calls for each site; zeros where the loss does not depend on a head."""
     for site, calls in zip(sites, masks, strict=True):
         if not calls:
             raise not_called(site)
     if not loss.requires_grad:
         raise ConfigError(
             "loss_fn: its result has no gradient with respect to the heads; it must not run the model under "
-            "torch.no_grad(), nor detach what comes out"
+            "torch.no_grad(), nor detach its outputs"
         )
     each = [mask for calls in masks for mask in calls]
     parts = iter(torch.autograd.grad(loss, each, allow_unused=True, materialize_grads=True))

@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.models.site import HeadSite
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import grid, numbers
 
-Head = tuple[int, int]  # layer and head, counted from 0: places in what `find_heads` lists
-_MOST = 5  # heads that are named below a table
+Head = tuple[int, int]  # layer and head, counted from 0 as in `find_heads`
+_MOST = 5  # heads in the title
 
 
 @dataclass(frozen=True)
 class HeadImportance:
-    """How much each head matters to a loss, by one method: a `HeadTable`, and what is known of how it was found.
+    """How much each head matters to a loss, by one method: a `HeadTable` with its samples.
 
     Attributes:
-        table: one column, named after the method; larger is more important. Its layers are named as `find_heads` lists
-            them. Where values are means (of `samples`), it has their standard errors, NaN where there is but one.
-            `one.table.merge(other.table)` puts several methods side by side.
-        samples: [batches (or rows), heads of all layers] of which the values are the mean (or its absolute value).
-        loss: mean loss of the unchanged model; NaN if it is not known.
+        table: one column, named after the method; larger is more important. Its layers are named as in `find_heads`.
+            Means of `samples` have their standard errors, NaN for one sample. `one.table.merge(other.table)` puts
+            several methods side by side.
+        samples: [batches (or rows), heads of all layers]; the values are their mean (or its absolute value).
+        loss: mean loss of the unchanged model; NaN if unknown.
     """
 
     table: HeadTable
@@ -44,7 +44,7 @@ class HeadImportance:
         samples: np.ndarray | None = None,
         loss: float = float("nan"),
     ) -> "HeadImportance":
-        """Of values [heads], one array a layer; errors: the same for their standard errors."""
+        """Make one from values [heads] for each layer, with standard errors of the same shapes."""
         column = HeadColumn(values, unit=unit, description="Larger is more important.", error=errors)
         return cls(HeadTable({method: column}, layers=names), samples, loss)
 
@@ -60,22 +60,21 @@ class HeadImportance:
 
     @property
     def flat(self) -> np.ndarray:
-        """The values of all layers, one after the other."""
+        """The values of all layers, concatenated."""
         return self.column.flat.numpy().copy()
 
     def order(self) -> list[Head]:
-        """All heads, the least important first; equal ones as they stand in the model.
+        """All heads, the least important first; equal ones in the order of the model.
 
             hw.edit.prune(model, importance.order()[:2])        # the two that matter least
 
-        `prune` counts the layers of the whole model, as importance does if it was asked without `sites=`.
+        `prune` numbers the layers of the whole model, as importance does without `sites=`.
         """
         return list(self.table.sort(self.method, descending=False).places)
 
     def normalised(self) -> "HeadImportance":
-        """Each layer divided by the Euclidean norm of its values, so that layers compare (Michel et al. 2019, after
-        Molchanov et al. 2017); a layer of zeros stays one. The samples are left out: they are not those of the
-        quotients."""
+        """Each layer divided by the Euclidean norm of its values, so that layers are comparable (Michel et al. 2019,
+        after Molchanov et al. 2017); zeros are unchanged. Without samples, as they are not those of the quotients."""
         norms = [float(row.norm()) or 1.0 for row in self.column]
 
         def over(rows: Iterable[Tensor]) -> list[np.ndarray]:
@@ -92,8 +91,9 @@ class HeadImportance:
         loss = None if np.isnan(self.loss) else self.loss
         return {"method": self.method, "loss": loss, **self.table.to_dict()}
 
-    def caption(self) -> str:
-        """What the values are, and the largest of them with their standard errors."""
+    @property
+    def title(self) -> str:
+        """One line: the method, and the largest values with their standard errors."""
         top = self.table.top(self.method, _MOST)
         words = zip(top.places, numbers(top[self.method]), strict=True)
         loss = "" if np.isnan(self.loss) else f"; loss {self.loss:.4f}"
@@ -101,29 +101,29 @@ class HeadImportance:
         return f"{self.method} ({self.column.unit}{loss}); most: {most}"
 
     def __str__(self) -> str:
-        return f"{self.caption()}\n{grid(self.table.layers, self.table.heads, self.column)}"
+        return f"{self.title}\n{grid(self.table.layers, self.table.heads, self.column)}"
 
     def _repr_html_(self) -> str:
-        return self.table.titled(self.caption())._repr_html_()
+        return self.table.titled(self.title)._repr_html_()
 
 
 def from_samples(
     method: str, unit: str, sites: Sequence[HeadSite], samples: np.ndarray, loss: float, *, absolute: bool = False
 ) -> HeadImportance:
-    """Means of samples [count, heads of all layers] with their standard errors; with `absolute`, their absolute values
-    (the error of a mean is that of its absolute value too, where the mean is not near 0)."""
+    """Means of samples [count, heads of all layers] with their standard errors; with `absolute`, their absolute values,
+    whose errors are the same unless the mean is near 0."""
     mean = samples.mean(0)
     values, errors = by_layer(np.abs(mean) if absolute else mean, sites), by_layer(standard_error(samples), sites)
     return HeadImportance.of(method, unit, [site.name for site in sites], values, errors, samples=samples, loss=loss)
 
 
 def by_layer(flat: np.ndarray, sites: Sequence[HeadSite]) -> tuple[np.ndarray, ...]:
-    """Values of all heads, cut into layers."""
+    """Values of all heads, split into layers."""
     ends = np.cumsum([site.num_heads for site in sites])[:-1]
     return tuple(np.split(np.asarray(flat, dtype=np.float64), ends))
 
 
 def standard_error(samples: np.ndarray) -> np.ndarray:
-    """Of the mean over the first axis; NaN for one sample, which tells nothing of it."""
+    """Standard error of the mean over the first axis; NaN for one sample."""
     count = len(samples)
     return samples.std(0, ddof=1) / np.sqrt(count) if count > 1 else np.full(samples.shape[1:], np.nan)

@@ -20,17 +20,18 @@ class TensorView(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64)]
 
 
-class Range(ctypes.Structure):
-    """headwise_range"""
+class Argument(ctypes.Structure):
+    """headwise_argument"""
 
-    _fields_ = [("start", c_int64), ("stop", c_int64), ("relative", c_int32)]
+    _fields_ = [("data", c_void_p), ("batch", c_int64)]
 
 
-class Match(ctypes.Structure):
-    """headwise_match"""
+class Wanted(ctypes.Structure):
+    """headwise_wanted"""
 
     _fields_ = [
-        ("keys", c_void_p), ("queries", c_void_p), ("key_batch", c_int64), ("query_batch", c_int64), ("ahead", c_int64),
+        ("code", c_int32), ("count", c_int32), ("result", c_void_p), ("numbers", c_int64 * 3),
+        ("keys", Argument), ("queries", Argument),
     ]  # fmt: skip
 
 
@@ -58,15 +59,8 @@ class ForwardCall(ctypes.Structure):
         ("q", TensorView), ("k", TensorView), ("v", TensorView), ("out", TensorView),
         ("rule", RuleView),
         ("dropout", c_float), ("seed", c_uint64),
-        ("lse", c_void_p), ("largest", c_void_p), ("entropy", c_void_p), ("squares", c_void_p),
-        ("concentration", c_void_p), ("distance", c_void_p), ("variance", c_void_p),
-        ("range_count", c_int32), ("ranges", POINTER(Range)), ("range_mass", c_void_p),
-        ("class_count", c_int32), ("classes", c_void_p), ("class_stride", c_int64), ("class_batch", c_int64),
-        ("class_mass", c_void_p),
-        ("column_mass", c_void_p),
+        ("lse", c_void_p), ("wanted_count", c_int32), ("wanted", POINTER(Wanted)),
         ("key_scales", TensorView), ("value_scales", TensorView),
-        ("match_count", c_int32), ("matches", POINTER(Match)), ("match_mass", c_void_p),
-        ("top_count", c_int32), ("top_weights", c_void_p), ("top_keys", c_void_p),
     ]  # fmt: skip
 
 

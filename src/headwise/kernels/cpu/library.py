@@ -9,12 +9,13 @@ import ctypes
 import os
 import sys
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from headwise.errors import KernelError
 
-ABI = 9  # HEADWISE_ABI in native/headwise.h
+ABI = 10  # HEADWISE_ABI in native/headwise.h
 NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
 OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
 TARGET = "HEADWISE_TARGET"
@@ -32,6 +33,13 @@ class Library:
     def target(self) -> str | None:
         """The target in use, one of `TARGETS`; None if no library is loaded."""
         return None if self.handle is None else self.handle.headwise_target_name().decode()
+
+    @cached_property
+    def statistics(self) -> dict[str, int]:
+        """The codes of the statistics that it computes, by signature (`headwise.stats.Compiled`)."""
+        if self.handle is None:
+            return {}
+        return {name.decode(): code for code, name in enumerate(takewhile(bool, self.handle.headwise_statistics()))}
 
     def targets(self) -> list[str]:
         """The targets that were compiled in, in the order in which they are chosen."""
@@ -95,6 +103,7 @@ def load(path: Path) -> Library:
         return Library(path, None, f"it has interface {version}, and this headwise needs {ABI}: build it again")
     handle.headwise_target_name.restype = ctypes.c_char_p
     handle.headwise_targets.restype = handle.headwise_refusal.restype = ctypes.c_char_p
+    handle.headwise_statistics.restype = ctypes.POINTER(ctypes.c_char_p)
     handle.headwise_again.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4]
     handle.headwise_peak.restype = handle.headwise_bandwidth.restype = ctypes.c_double
     _share_threads(handle)

@@ -1,12 +1,13 @@
 """Calls of the compiled library: output, log-sum-exp and row statistics in one pass over the keys, and gradients.
 
-The C++ lies in `native/`; its first page of each file says how it works. It follows `torch.get_num_threads()`, runs
+The C++ is in `native/`; each file opens with how it works. It uses `torch.get_num_threads()`, runs
 on the threads that PyTorch has, and gives the same bits for any number of them.
 """
 
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, TypeGuard
 
 import torch
@@ -19,30 +20,10 @@ from headwise.kernels.cpu.library import library
 from headwise.kernels.quantized import QuantizedKV, Vectors
 from headwise.lowering import Lowered
 from headwise.rule import without_masked_queries
-from headwise.stats import (
-    COLUMN_MASS,
-    CONCENTRATION,
-    DISTANCE,
-    DISTANCE_VARIANCE,
-    ENTROPY,
-    LARGEST,
-    SQUARES,
-    KeyWeights,
-    RangeMass,
-    SameLabel,
-    Statistic,
-    TopKeys,
-    TopWeights,
-)
+from headwise.stats import Compiled, Statistic
 
-# Statistics with a place of their own in the call.
-FIELDS: dict[Statistic, str] = {
-    LARGEST: "largest", ENTROPY: "entropy", SQUARES: "squares", CONCENTRATION: "concentration", DISTANCE: "distance",
-    DISTANCE_VARIANCE: "variance",
-}  # fmt: skip
-
-LARGEST_TOP = 512  # weights that are kept of a row
-FARTHEST = 1 << 40  # no key is so far from any query; numbers near 2⁶³ would overflow
+MOST_NUMBERS = 512  # of a row, in one statistic
+ROW = "): float32[b, h, n]"  # in the signature of a statistic with one number for each query
 MOST_KEYS = 2**31 - 1
 ALMOST_ALL = 1.0 - 2.0**-24  # the largest share of dropped weights that is not 1 in the kernel's float32
 
@@ -73,7 +54,7 @@ def refusal(call: Call) -> str | None:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
-    """Output, log-sum-exp and those of the call's statistics that the kernel knows.
+    """Output, log-sum-exp and those of the call's statistics that the library computes.
 
     Raises:
         Declined: if a key or value is not finite and some query may not see it.
@@ -104,16 +85,11 @@ def _forward(
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     if scales is not None:
         request.key_scales, request.value_scales = map(binding.view, scales)
-    statistics, held = _ask(request, call)
+    statistics, held = _request_statistics(request, call)
     status = send("headwise_forward", request, call)
     del held
     if status == binding.FINITE:
         call.__dict__["values_finite"] = True  # as the property would find by a look at all of them
-    if request.top_count:
-        bad = lse.isnan()[..., None]
-        for statistic, x in statistics.items():
-            if isinstance(statistic, TopWeights | TopKeys):
-                x.masked_fill_(bad, torch.nan if isinstance(statistic, TopWeights) else -1)
     return None if status == binding.TOO_MANY_QUERIES else (out, lse, statistics)
 
 
@@ -206,58 +182,51 @@ def in_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()
 
 
-def _ask(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tensor], list[Tensor]]:
-    """Put the statistics into the request; also what has to outlive it."""
+def _request_statistics(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tensor], list[Any]]:
+    """Put the statistics that the library computes into the request; their results, and what has to outlive it."""
     b, h, n, m = call.rule.grid
-    found: dict[Statistic, Tensor] = {}
-    held: list[Tensor] = []
-    ranges = [s for s in call.statistics if isinstance(s, RangeMass)]
-    weights = [s for s in call.statistics if isinstance(s, KeyWeights)]
+    codes = library().statistics
+    chosen: list[tuple[int, Statistic, Compiled]] = []
     for statistic in call.statistics:
-        if field := FIELDS.get(statistic):
-            found[statistic] = floats(b, h, n)
-            setattr(request, field, found[statistic].data_ptr())
-        elif statistic == COLUMN_MASS and call.dropout_p == 0:
-            found[statistic] = floats(b, h, m)
-            request.column_mass = found[statistic].data_ptr()
-    if ranges:
-        masses = floats(len(ranges), b, h, n)
-        found.update(zip(ranges, masses, strict=True))
-        request.ranges = (binding.Range * len(ranges))(*map(_range, ranges))
-        request.range_count, request.range_mass = len(ranges), masses.data_ptr()
-    if weights:
-        masses = floats(len(weights), b, h, n)
-        found.update(zip(weights, masses, strict=True))
-        classes = torch.stack([s.weights.detach().float().expand(b, m) for s in weights]).contiguous()
-        held.append(classes)
-        request.class_count, request.classes, request.class_mass = len(weights), classes.data_ptr(), masses.data_ptr()
-        request.class_stride, request.class_batch = b * m, m
-    if matches := [s for s in call.statistics if isinstance(s, SameLabel)]:
-        masses = floats(len(matches), b, h, n)
-        found.update(zip(matches, masses, strict=True))
-        request.matches = (binding.Match * len(matches))(*(_match(s, held) for s in matches))
-        request.match_count, request.match_mass = len(matches), masses.data_ptr()
-    tops = [s for s in call.statistics if isinstance(s, TopWeights | TopKeys) and s.count <= LARGEST_TOP]
-    request.top_count = max((s.count for s in tops), default=0)
-    for kind, field, dtype in (TopWeights, "top_weights", torch.float32), (TopKeys, "top_keys", torch.int64):
-        if here := [s for s in tops if isinstance(s, kind)]:
-            largest = torch.empty(b, h, n, request.top_count, dtype=dtype, device="cpu")
-            setattr(request, field, largest.data_ptr())
-            found.update((s, largest[..., : s.count]) for s in here)
-            held.append(largest)
+        if (compiled := statistic.compiled) is None or (compiled.count or 0) > MOST_NUMBERS:
+            continue
+        if compiled.per == "key" and call.dropout_p > 0:  # the pass has only the weights after dropout by then
+            continue
+        if (code := codes.get(compiled.signature)) is not None:
+            chosen.append((code, statistic, compiled))
+    if not chosen:
+        return {}, []
+    chosen.sort(key=itemgetter(0))
+    rows = floats(sum(compiled.signature.endswith(ROW) for _, _, compiled in chosen), b, h, n)  # all such results
+    views, address, size = iter(rows.unbind()), rows.data_ptr(), b * h * n * 4
+    found: dict[Statistic, Tensor] = {}
+    held: list[Any] = []
+    entries: list[Any] = []
+    for code, statistic, compiled in chosen:
+        if compiled.signature.endswith(ROW):
+            found[statistic] = next(views)
+            entry: tuple[Any, ...] = code, 1, address, compiled.numbers
+            address += size
+        else:
+            shape = b, h, m if compiled.per == "key" else n, *(() if compiled.count is None else (compiled.count,))
+            found[statistic] = result = torch.empty(shape, dtype=compiled.dtype, device="cpu")
+            entry = code, compiled.count or 1, result.data_ptr(), compiled.numbers
+        if compiled.keys is not None or compiled.queries is not None:
+            entry += _argument(compiled.keys, b, m, held), _argument(compiled.queries, b, n, held)
+        entries.append(entry)
+    wanted = (binding.Wanted * len(entries))(*entries)
+    held.append(wanted)
+    request.wanted_count, request.wanted = len(entries), wanted
     return found, held
 
 
-def _range(statistic: RangeMass) -> binding.Range:
-    start, stop = (max(-FARTHEST, min(end, FARTHEST)) for end in (statistic.start, statistic.stop))
-    return binding.Range(start, stop, statistic.relative)
-
-
-def _match(statistic: SameLabel, held: list[Tensor]) -> binding.Match:
-    labels = [x.int().contiguous() for x in (statistic.keys, statistic.queries)]
-    held.extend(labels)
-    key_batch, query_batch = (x.stride(0) if len(x) > 1 else 0 for x in labels)
-    return binding.Match(*(x.data_ptr() for x in labels), key_batch, query_batch, statistic.ahead)
+def _argument(x: Tensor | None, b: int, size: int, held: list[Any]) -> tuple[int, int]:
+    """headwise_argument, from [1 or b, size]."""
+    if x is None:
+        return 0, 0
+    x = x.expand(b if len(x) > 1 else 1, size).contiguous()
+    held.append(x)
+    return x.data_ptr(), size if len(x) > 1 else 0
 
 
 def _has_memory(x: Vectors) -> bool:

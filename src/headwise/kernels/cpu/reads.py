@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import matrix
-from headwise.kernels.cpu.passes import LARGEST_TOP, forward, refusal, transposed
+from headwise.kernels.cpu.passes import MOST_NUMBERS, forward, refusal, transposed
 from headwise.kernels.reads import Matrix, Reads
 from headwise.pooling import Squares
 from headwise.progress import Progress
@@ -55,10 +55,10 @@ class CompiledReads(Reads):
         found: dict[Statistic, list[Tensor]] = {statistic: [] for statistic in wanted}
         for batch, one in _heads(of, progress):
             here = {statistic: statistic.only(batch) for statistic in wanted}
-            told = self.statistics(one, tuple(here.values()))
+            given = self.statistics(one, tuple(here.values()))
             for statistic in wanted:
-                if here[statistic] in told:
-                    found[statistic].append(told[here[statistic]])
+                if here[statistic] in given:
+                    found[statistic].append(given[here[statistic]])
         whole = {s: torch.cat(parts) for s, parts in found.items() if len(parts) == b * h}
         return {s: x.view(b, h, *x.shape[2:]) for s, x in whole.items()}
 
@@ -86,8 +86,8 @@ class CompiledReads(Reads):
         return _done(of, lambda call: matrix.diagonals(call, of.lse))
 
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
-        if count > LARGEST_TOP:
-            raise Declined(f"it keeps at most {LARGEST_TOP} weights of a row")
+        if count > MOST_NUMBERS:
+            raise Declined(f"it keeps at most {MOST_NUMBERS} weights of a row")
         wanted = TopWeights(count), TopKeys(count)
         found = self.statistics(of, wanted, progress)
         return found[wanted[0]], found[wanted[1]]

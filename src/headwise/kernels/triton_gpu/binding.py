@@ -2,72 +2,33 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from headwise.kernels.call import Call, Result
-from headwise.kernels.triton_gpu.launch import Problem, Wanted, backward, columns, forward
-from headwise.kernels.triton_gpu.sums import (
-    CONCENTRATED,
-    DISTANCE as DISTANCES,
-    ENTROPY as ENTROPIES,
-    LSE,
-    MAX,
-    SHARES,
-    SQUARED,
-    VARIANCE,
-)
+from headwise.kernels.triton_gpu.gradients import backward
+from headwise.kernels.triton_gpu.launch import columns, forward
+from headwise.kernels.triton_gpu.problem import Problem
+from headwise.kernels.triton_gpu.sums import LSE
+from headwise.kernels.triton_gpu.wanted import Wanted
 from headwise.lowering import Lowered
-from headwise.stats import (
-    COLUMN_MASS,
-    CONCENTRATION,
-    DISTANCE,
-    DISTANCE_VARIANCE,
-    ENTROPY,
-    LARGEST,
-    SQUARES,
-    KeyWeights,
-    RangeMass,
-    Statistic,
-)
-
-PLANES = {
-    LARGEST: MAX,
-    ENTROPY: ENTROPIES,
-    SQUARES: SQUARED,
-    CONCENTRATION: CONCENTRATED,
-    DISTANCE: DISTANCES,
-    DISTANCE_VARIANCE: VARIANCE,
-}  # where each is in the results of `forward`
 
 
 def attend(call: Call) -> Result:
-    """The result of a call that was not refused, with every statistic that the kernels know."""
+    """The result of a call that was not refused, with every statistic that the kernels compute."""
     problem = _detached(_problem(call))
-    asked = call.statistics
-    ranges = [statistic for statistic in asked if isinstance(statistic, RangeMass)]
-    weights = [statistic for statistic in asked if isinstance(statistic, KeyWeights)]
-    wanted = Wanted(
-        entropy=ENTROPY in asked,
-        squares=SQUARES in asked or CONCENTRATION in asked,
-        distance=DISTANCE in asked or DISTANCE_VARIANCE in asked,
-        ranges=tuple((part.start, part.stop, part.relative) for part in ranges),
-        classes=_classes(weights, call.q) if weights else None,
-        shift=call.rule.grid.shift,
-    )
+    wanted = Wanted.of(call.statistics, call.rule.grid)
     out, planes = forward(problem, wanted)
-    found: dict[Statistic, Tensor] = {part: planes[at] for part, at in PLANES.items() if part in asked}
-    found |= {part: planes[SHARES + at] for at, part in enumerate([*ranges, *weights])}
-    if COLUMN_MASS in asked:
-        found[COLUMN_MASS] = columns(problem, planes[LSE])
+    found = {statistic: planes[at] for statistic, at in wanted.planes.items()}
+    if wanted.columns:
+        found |= dict.fromkeys(wanted.columns, columns(problem, planes[LSE]))
     return Result(out, planes[LSE], found)
 
 
 def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
     """`Kernel.gradients`; several biases are one to the kernels, whose gradient each gets its part of."""
     of_relative, of_sinks, *of_biases = wanted
-    asked = of_relative, any(of_biases), of_sinks
-    found = backward(_detached(_problem(call)), out, lse, grad_out, score_gradients=asked)
+    requested = of_relative, any(of_biases), of_sinks
+    found = backward(_detached(_problem(call)), out, lse, grad_out, score_gradients=requested)
     biases = call.rule.terms(lse[..., :0]).biases
     parts = [
         found.bias.sum_to_size(bias.shape).to(bias.dtype) if want and found.bias is not None else None
@@ -77,7 +38,7 @@ def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Se
 
 
 def _lowered(call: Call) -> Lowered:
-    assert isinstance(call.lowered, Lowered)  # refuse() has asked
+    assert isinstance(call.lowered, Lowered)  # refuse() has checked
     return call.lowered
 
 
@@ -87,12 +48,6 @@ def _problem(call: Call) -> Problem:
         call.q, call.k, call.v, call.rule.scale, lowered.spans, lowered.dense, lowered.soft_cap,
         lowered.relative, lowered.bias, lowered.sinks, call.dropout_p, call.seed,
     )  # fmt: skip
-
-
-def _classes(weights: list[KeyWeights], q: Tensor) -> Tensor:
-    """[count, b or 1, m] float32, contiguous."""
-    parts = torch.broadcast_tensors(*(part.weights.detach().to(q.device, torch.float32) for part in weights))
-    return torch.stack(parts)
 
 
 def _detached(problem: Problem) -> Problem:

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import torch
 
-DECODE_QUERIES = 16  # at most so many queries count as decoding: they share the keys of their group, and keys are split
+DECODE_QUERIES = 16  # the most queries that count as decoding: they share the keys of their group, and keys are split
 SPLIT_KEYS = 512  # keys a split, at least
 PROGRAMS = 256  # about how many programs keep a large GPU busy
 

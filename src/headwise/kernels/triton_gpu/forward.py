@@ -17,11 +17,11 @@ def _step(
     queries, acc, top, total, tilt, squares, origin, first, second, masses,
     k, kj, kd, v, vj, vd, block, i, position, row, i_first, i_last,
     factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-    ranges, range_count, classes, class_stride, class_count, n, m,
+    batch, table, mass_count, weights, n, m,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr, DIST: tl.constexpr,
-    G: tl.constexpr, HAS_CLASSES: tl.constexpr, MASKED: tl.constexpr,
+    G: tl.constexpr, WEIGHTED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One block of keys for one block of queries."""
     j = block * BN + tl.arange(0, BN)
@@ -60,7 +60,7 @@ def _step(
     if G > 0:
         masses = block_masses(
             masses * decay[:, None], e, position, i_first, i_last, j, block * BN, block * BN + BN - 1, m,
-            ranges, range_count, classes, class_stride, class_count, G, HAS_CLASSES,
+            batch, table, mass_count, weights, G, WEIGHTED,
         )  # fmt: skip
     total = total * decay + here
     if DROP:
@@ -76,11 +76,11 @@ def attend_kernel(
     spans, spans_b, count, dense, dense_b, dense_h, dense_i, dense_j, sinks, seed, drop,
     full, full_b, full_count, mixed, mixed_b, mixed_count,
     out, results, partial, partial_out, row_blocks, row_count, chunk,
-    ranges, range_count, classes, classes_b, class_stride, class_count, shift,
+    table, mass_count, weights, shift,
     D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     HAS_SINKS: tl.constexpr, DROP: tl.constexpr, PRECISION: tl.constexpr, ENT: tl.constexpr, SQ: tl.constexpr,
-    DIST: tl.constexpr, G: tl.constexpr, HAS_CLASSES: tl.constexpr, FOLD: tl.constexpr, SPLIT: tl.constexpr,
+    DIST: tl.constexpr, G: tl.constexpr, WEIGHTED: tl.constexpr, FOLD: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """out [b, h, n, DV] and results [planes, b·h·n], or with SPLIT the partial sums of the range of keys."""
     which = row_blocks - 1 - tl.program_id(0) % row_blocks  # the last rows see most under a causal mask: they go first
@@ -118,8 +118,6 @@ def attend_kernel(
     if HAS_DENSE:
         dense += b64 * dense_b + head_2d.to(tl.int64) * dense_h
     spans += batch * spans_b
-    if HAS_CLASSES:
-        classes += batch * classes_b
     position = i + shift
     acc = tl.zeros([BM, DVP], tl.float32)
     top = tl.full([BM], -float("inf"), tl.float32)
@@ -143,8 +141,8 @@ def attend_kernel(
                 queries, acc, top, total, tilt, squares, origin, first, second, masses,
                 k, kj, kd, v, vj, vd, block, i[:, None], position, row[:, None], i_first, i_last,
                 factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-                ranges, range_count, classes, class_stride, class_count, n, m, D, DP, DV, DVP, BM, BN,
-                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, HAS_CLASSES, False,
+                batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
+                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, False,
             )  # fmt: skip
     mixed += batch * mixed_b + walk * mixed_count * 2
     for slot in range(mixed_count):
@@ -155,8 +153,8 @@ def attend_kernel(
                 queries, acc, top, total, tilt, squares, origin, first, second, masses,
                 k, kj, kd, v, vj, vd, block, i[:, None], position, row[:, None], i_first, i_last,
                 factor, cap2, rel, bias, bias_i, bias_j, spans, count, dense, dense_i, dense_j, seed, drop,
-                ranges, range_count, classes, class_stride, class_count, n, m, D, DP, DV, DVP, BM, BN,
-                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, HAS_CLASSES, True,
+                batch, table, mass_count, weights, n, m, D, DP, DV, DVP, BM, BN,
+                HAS_CAP, HAS_REL, HAS_BIAS, HAS_DENSE, DROP, PRECISION, ENT, SQ, DIST, G, WEIGHTED, True,
             )  # fmt: skip
     column = tl.arange(0, DVP)
     inside = live[:, None] & (column[None, :] < DV)
@@ -183,7 +181,7 @@ def attend_kernel(
             sink2 = tl.load(sinks + heads) * LOG2E
         scale = finish(
             results, row, live, row_count, top, total, tilt, squares, origin, first, second, masses,
-            range_count + class_count, sink2, HAS_SINKS, ENT, SQ, DIST, G,
+            mass_count, sink2, HAS_SINKS, ENT, SQ, DIST, G,
         )  # fmt: skip
         if DROP:
             scale = scale / (1.0 - drop)

@@ -1,4 +1,4 @@
-"""What a kernel sums up for each row beside the output, how two such sums join, and what is read from them.
+"""What a kernel accumulates for each row beside the output, how two such sums join, and the results.
 
 For a row with running maximum m (base 2) and e_j = 2^(s_j − m):
     total    Σ e                       lse = m + log₂ Σ e
@@ -17,6 +17,23 @@ from headwise.kernels.triton_gpu.tile import LN2
 # Planes of the buffer of partial sums, and of the buffer of results; masses follow from MASSES on.
 TOP, TOTAL, TILT, SQUARES, ORIGIN, FIRST, SECOND, MASSES = range(8)
 LSE, MAX, ENTROPY, SQUARED, CONCENTRATED, DISTANCE, VARIANCE, SHARES = range(8)
+RANGE, WEIGHTS = tl.constexpr(0), tl.constexpr(1)  # kinds of masses
+
+# The statistics that the kernels compute, by the signature of `headwise.stats.Compiled`: the planes of results that
+# `finish` writes, each with the flag of the kernels that accumulates its sums; kinds of masses; sums over the queries.
+FORMULAS = {
+    "largest(): float32[b, h, n]": (MAX, None),
+    "entropy(): float32[b, h, n]": (ENTROPY, "ENT"),
+    "squares(): float32[b, h, n]": (SQUARED, "SQ"),
+    "concentration(): float32[b, h, n]": (CONCENTRATED, "SQ"),
+    "distance(): float32[b, h, n]": (DISTANCE, "DIST"),
+    "variance(): float32[b, h, n]": (VARIANCE, "DIST"),
+}
+KINDS = {
+    "range_mass(int, int, int): float32[b, h, n]": RANGE.value,
+    "key_weights(float32[m]): float32[b, h, n]": WEIGHTS.value,
+}
+COLUMNS = "column_mass(): float32[b, h, m]"
 
 
 @triton.jit
@@ -47,26 +64,28 @@ def block_moments(e, total, position, j, middle):
 
 @triton.jit
 def block_masses(
-    masses, e, position, i_first, i_last, j, j_first, j_last, m, ranges, range_count,
-    classes, class_stride, class_count, G: tl.constexpr, HAS_CLASSES: tl.constexpr,
+    masses, e, position, i_first, i_last, j, j_first, j_last, m, batch, table, mass_count, weights,
+    G: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """`masses` [rows, G] with one block's share: mass on ranges of keys, then weighted by class.
+    """`masses` [rows, G] with one block's share, a column for each row of the table.
 
-    ranges: int32 [range_count, 3], start, stop, and 1 if they are relative to the position of the query.
-    classes: float32, class_count rows of m: the weight of each key in the class.
+    table: int32 [mass_count, 4], a kind of `KINDS` and its arguments. weights: float32, rows of m, used if WEIGHTED.
     """
     column = tl.arange(0, G)[None, :]
-    for r in range(range_count):
-        start, stop, relative = tl.load(ranges + r * 3), tl.load(ranges + r * 3 + 1), tl.load(ranges + r * 3 + 2)
-        if (j_first - relative * i_last < stop) & (j_last - relative * i_first >= start):
-            x = j[None, :] - relative * position[:, None]
-            hit = tl.sum(tl.where((x >= start) & (x < stop), e, 0.0), 1)
+    for r in range(mass_count):
+        at = table + r * 4
+        kind, a, b, c = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+        # Keys [a, b), relative to the position of the query if c is 1.
+        if (kind == RANGE) & (j_first - c * i_last < b) & (j_last - c * i_first >= a):
+            x = j[None, :] - c * position[:, None]
+            hit = tl.sum(tl.where((x >= a) & (x < b), e, 0.0), 1)
             masses += tl.where(column == r, hit[:, None], 0.0)
-    if HAS_CLASSES:
-        for c in range(class_count):
-            weight = tl.load(classes + c * class_stride + j, mask=j < m, other=0.0)
-            hit = tl.sum(e * weight[None, :], 1)
-            masses += tl.where(column == range_count + c, hit[:, None], 0.0)
+        if WEIGHTED:  # noqa: SIM102
+            if kind == WEIGHTS:  # row a of the weights, or with b = 1 a row for each batch entry from there
+                at_keys = weights + (a + b * batch).to(tl.int64) * m + j
+                weight = tl.load(at_keys, mask=j < m, other=0.0)
+                hit = tl.sum(e * weight[None, :], 1)
+                masses += tl.where(column == r, hit[:, None], 0.0)
     return masses
 
 
@@ -77,7 +96,7 @@ def finish(
 ):  # fmt: skip
     """Store each row's results in `out` [planes, row_count] and return the factor from e to weights.
 
-    A row that sees nothing has lse and maximum −∞, and 0 in all else.
+    A fully masked query has lse and maximum −∞, and 0 in all else.
     """
     dark = total == 0
     base = tl.where(top == -float("inf"), 0.0, top)

@@ -7,6 +7,7 @@ from headwise.errors import CheckpointError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
 from headwise.lm.loading.base import LoadedModel
 from headwise.lm.loading.decoder import DecoderModel
+from headwise.wording import Bilingual
 
 
 def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
@@ -26,7 +27,7 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
     """
     if path is None:
         decoder, tokenizer, _ = load_pretrained()
-        return DecoderModel(decoder, tokenizer, "embedded decoder")
+        return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"))
     folder = Path(path)
     if (folder / "config.json").is_file():
         # Imported here because decoders of headwise do not require transformers.

@@ -1,4 +1,4 @@
-// The chosen head's numbers, each among those of all heads.
+// The statistics of the selected head, each among those of all heads.
 
 function drawCard(box, layer, head) {
   if (!REPORT.statistics.length) return;
@@ -20,13 +20,10 @@ function drawCard(box, layer, head) {
   for (const draw of plots) draw();
 }
 
-// All heads as faint strokes from the least to the largest, this one as a strong one.
+// All heads as faint strokes from the smallest to the largest, the selected one as a strong stroke.
 function drawTicks(canvas, values, value) {
-  const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
-  canvas.width = width * ratio;
-  canvas.height = height * ratio;
-  const context = canvas.getContext("2d"), known = values.filter((v) => v !== null);
-  context.scale(ratio, ratio);
+  const width = canvas.clientWidth, height = canvas.clientHeight;
+  const context = fitCanvas(canvas), known = values.filter((v) => v !== null);
   const low = Math.min(...known), high = Math.max(...known);
   const stroke = (v, colour, thick, tall) => {
     const x = 3 + (high > low ? (v - low) / (high - low) : 0.5) * (width - 6);

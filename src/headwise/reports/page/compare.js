@@ -1,9 +1,9 @@
-// Heads beside heads: a matrix of how alike they are, and how much each one matters.
+// The comparison of heads: a matrix of similarities, and the importance of each head.
 
 const MOST_PAIRS = 12, MOST_RANKED = 6;
 const nameOf = (index) => fill(T.short_name, { layer: Math.floor(index / REPORT.heads), head: index % REPORT.heads });
 
-// From the ground through blue for what is large, through orange for what is below 0.
+// From the background to blue for large values, to orange for negative ones.
 function mixed(value, top) {
   const part = top > 0 ? Math.min(1, Math.abs(value) / top) : 0, ground = hex(css("--panel"));
   const ink = css(value < 0 ? "--looked" : "--looks").split(",").map(Number);
@@ -37,7 +37,7 @@ class Compare {
     if (this.method) this.weights();
   }
 
-  // 0 to 1: how alike, whatever the number means; the sign stays.
+  // The similarity, up to 1, for measures of similarity and of difference; the sign is kept.
   likeness(value) {
     if (value === null) return 0;
     return this.comparison.small ? 1 - Math.min(1, value / this.top) : value / this.top;
@@ -49,15 +49,12 @@ class Compare {
     this.at = byId("order").value === "alike" ? comparison.order : [...comparison.order].sort((a, b) => a - b);
     byId("comparison-says").textContent = comparison.description;
     canvas.setAttribute("aria-label", fill(T.alike_label, comparison));
-    const ratio = window.devicePixelRatio || 1, width = canvas.parentElement.clientWidth || 600;
+    const width = canvas.parentElement.clientWidth || 600;
     this.left = 58;
     this.cell = Math.max(3, Math.min(40, (width - this.left - 2) / size));
     const side = this.cell * size, height = side + this.left;
     canvas.style.height = `${height}px`;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round(height * ratio);
-    const context = canvas.getContext("2d");
-    context.scale(ratio, ratio);
+    const context = fitCanvas(canvas, width, height);
     for (let r = 0; r < size; r++) {
       for (let c = 0; c < size; c++) {
         const value = comparison.values[this.at[r]][this.at[c]];
@@ -73,11 +70,7 @@ class Compare {
     for (let i = 0; i < size; i += step) {
       const middle = (i + 0.5) * this.cell;
       context.fillText(nameOf(this.at[i]), this.left - 6, middle);
-      context.save();
-      context.translate(this.left + middle, side + 6);
-      context.rotate(-Math.PI / 2);
-      context.fillText(nameOf(this.at[i]), 0, 0);
-      context.restore();
+      writeUpwards(context, nameOf(this.at[i]), this.left + middle, side + 6);
     }
     const pairs = [];
     for (const i of comparison.order) for (const j of comparison.order) if (j < i && comparison.values[i][j] !== null) pairs.push([j, i, comparison.values[i][j]]);
@@ -120,10 +113,10 @@ class Compare {
       parts.push(make("span", { className: "axis side", textContent: fill(T.layer_short, { layer: l }) }));
       for (let h = 0; h < REPORT.heads; h++) {
         if (h >= REPORT.counts[l]) { parts.push(make("span")); continue; }
-        const value = method.values[l][h], [r, g, b] = mixed(value ?? 0, top);
+        const value = method.values[l][h], colour = mixed(value ?? 0, top);
         const cell = make("button", { type: "button", className: "weight-cell", textContent: fixed(value), title: `${fill(T.head_name, { layer: l, head: h })}: ${fixed(value)} ${method.unit}` });
-        cell.style.background = `rgb(${r}, ${g}, ${b})`;
-        cell.style.color = 0.3 * r + 0.59 * g + 0.11 * b > 128 ? "#1d1e26" : "#ffffff";
+        cell.style.background = `rgb(${colour})`;
+        cell.style.color = inkOn(colour);
         cell.addEventListener("click", () => this.go(l * REPORT.heads + h));
         parts.push(cell);
       }

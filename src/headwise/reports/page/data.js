@@ -6,7 +6,7 @@ const CACHE_BYTES = 400e6;  // decoded layers that are kept; the oldest go first
 
 const layers = new Map();
 
-// The two sides of a map: what looks, and what is looked at; one and the same but in cross attention.
+// The two sides of a map, queries and keys; the same object except in cross attention.
 for (const passage of REPORT.passages) {
   passage.q = { tokens: passage.tokens, cell: passage.cell, cells: passage.rows, special: new Set(passage.special) };
   passage.k = passage.keys ? { tokens: passage.keys, cell: passage.cell, cells: passage.columns, special: new Set(passage.special_keys) } : passage.q;
@@ -33,7 +33,7 @@ async function decode(base64, shifts) {
   const packed = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  // High bytes first, then low bytes: like stands beside like, and deflates better.
+  // High bytes first, then low bytes, which compresses better.
   const count = bytes.length / 2, each = count / shifts.length;
   const out = new Float32Array(count);
   for (let head = 0; head < shifts.length; head++) {

@@ -1,4 +1,7 @@
-// Making elements of the page, finding them, and putting words together.
+// Elements, words, canvases and keys: what both pages use.
+
+// (row, column) steps of the arrow keys.
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
 
 function fill(words, values) {
   return words.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? values[name] : whole));
@@ -16,6 +19,47 @@ function setTheme(name, keep) {
   document.documentElement.dataset.theme = name;
   if (keep) try { localStorage.setItem("headwise-theme", name); } catch { /* a private window keeps nothing */ }
 }
+
+// Call `change(theme)` when the reader or the system changes the theme.
+function watchTheme(change) {
+  byId("theme").addEventListener("click", () => {
+    setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark", true);
+    change();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => {
+    setTheme(event.matches ? "dark" : "light", false);
+    change();
+  });
+}
+
+// Fit a canvas to a size in css pixels, by default its own; its context, scaled to css pixels.
+function fitCanvas(canvas, width = canvas.clientWidth, height = canvas.clientHeight) {
+  const ratio = window.devicePixelRatio || 1, context = canvas.getContext("2d");
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+}
+
+// Write a text from bottom to top, at (x, y).
+function writeUpwards(context, text, x, y, room) {
+  context.save();
+  context.translate(x, y);
+  context.rotate(-Math.PI / 2);
+  context.fillText(text, 0, 0, room);
+  context.restore();
+}
+
+// Black or white, whichever is readable on this colour.
+const inkOn = ([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 140 ? "#1d1e26" : "#ffffff");
+
+// An observer that calls `paint(element)` for what comes into view, and keeps `element.visible`.
+const watchVisible = (paint, options = { rootMargin: "200px" }) => new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    target.visible = isIntersecting;
+    if (isIntersecting) paint(target);
+  }
+}, options);
 
 // Offer a canvas as a PNG file.
 function download(canvas, name) {

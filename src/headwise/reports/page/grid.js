@@ -32,12 +32,7 @@ class Grid {
     }
     box.replaceChildren(...parts);
     box.addEventListener("keydown", (event) => this.key(event));
-    this.watch = new IntersectionObserver((entries) => {
-      for (const entry of entries) {
-        entry.target.visible = entry.isIntersecting;
-        if (entry.isIntersecting) this.paint(entry.target);
-      }
-    }, { rootMargin: "200px" });
+    this.watch = watchVisible((thumb) => this.paint(thumb));
     for (const thumb of this.thumbs) this.watch.observe(thumb);
     this.legend(legend);
   }
@@ -68,7 +63,7 @@ class Grid {
     list.replaceChildren(...items);
   }
 
-  // Draw again with these settings: at once what is in view, the rest when it comes; layers that the passage has.
+  // Draw with these settings what is in view, and the rest when it comes into view; only the layers of the passage.
   show(settings) {
     this.settings = settings;
     this.rows.forEach((row, l) => { for (const part of row) part.hidden = !settings.passage.layers.includes(l); });
@@ -100,7 +95,7 @@ class Grid {
   }
 
   key(event) {
-    const [down, right] = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key] ?? [];
+    const [down, right] = ARROWS[event.key] ?? [];
     const { layer, head } = event.target;
     if (down === undefined || layer === undefined) return;
     event.preventDefault();

@@ -4,7 +4,7 @@ const PLOT_LIMIT = 680;  // css pixels along a side
 const LABEL_FONT = 15;
 
 class HeatMap {
-  // `seen(cell)` is told the cell under the pointer (or null), `chosen(cell)` a click, `zoomed(view)` a drag.
+  // Calls `seen(cell)` with the cell under the pointer (or null), `chosen(cell)` on a click, `zoomed(view)` on a drag.
   constructor(box, base, over, { seen, chosen, zoomed }) {
     Object.assign(this, { box, base, over, seen, chosen, zoomed, drag: null, cursor: null });
     over.addEventListener("pointermove", (event) => this.move(event));
@@ -46,12 +46,7 @@ class HeatMap {
     this.left += Math.max(0, (width - this.left - 8 - this.width) / 2);
     this.top0 = 4;
     box.style.height = `${Math.ceil(this.height + this.bottom + this.top0)}px`;
-    const ratio = window.devicePixelRatio || 1;
-    for (const canvas of [this.base, this.over]) {
-      canvas.width = Math.round(box.clientWidth * ratio);
-      canvas.height = Math.round(box.clientHeight * ratio);
-      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
-    }
+    for (const canvas of [this.base, this.over]) fitCanvas(canvas, box.clientWidth, box.clientHeight);
   }
 
   draw() {
@@ -77,8 +72,8 @@ class HeatMap {
     for (let i = view.r0; i < view.r1; i++) {
       for (let j = view.c0; j < view.c1; j++) {
         if (passage.causal && j > i) continue;
-        const weight = map[i * passage.columns + j], [r, g, b] = colourAt(place(weight, this.top, this.scale));
-        context.fillStyle = 0.3 * r + 0.59 * g + 0.11 * b > 140 ? "#1d1e26" : "#ffffff";
+        const weight = map[i * passage.columns + j];
+        context.fillStyle = inkOn(colourAt(place(weight, this.top, this.scale)));
         context.fillText(weight.toFixed(2), this.left + (j - view.c0 + 0.5) * cell, this.top0 + (i - view.r0 + 0.5) * cell);
       }
     }
@@ -97,12 +92,8 @@ class HeatMap {
     for (const j of this.ticks(view.c0, view.c1)) {
       const x = left + (j - view.c0 + 0.5) * cell;
       if (this.lettered && this.turned) {
-        context.save();
-        context.translate(x, below + 6);
-        context.rotate(-Math.PI / 2);
         context.textAlign = "right";
-        context.fillText(this.label(j, this.passage.k), 0, 0, 100);
-        context.restore();
+        writeUpwards(context, this.label(j, this.passage.k), x, below + 6, 100);
       } else {
         context.textAlign = "center";
         context.fillText(this.label(j, this.passage.k), x, below + 6 + size / 2, this.lettered ? Math.max(cell * 1.1, 10) : 80);
@@ -112,11 +103,7 @@ class HeatMap {
     context.font = `12px ${css("--ui")}`;
     context.textAlign = "center";
     context.fillText(T.key_axis, left + width / 2, below + this.bottom - 9);
-    context.save();
-    context.translate(left - (this.lettered ? this.labelWidth(context) : 40) - 14, top0 + height / 2);
-    context.rotate(-Math.PI / 2);
-    context.fillText(T.query_axis, 0, 0);
-    context.restore();
+    writeUpwards(context, T.query_axis, left - (this.lettered ? this.labelWidth(context) : 40) - 14, top0 + height / 2);
   }
 
   labelWidth(context) {
@@ -136,7 +123,7 @@ class HeatMap {
     return this.lettered ? clipped(named(side.tokens[cell]), 14) : String(cell * side.cell);
   }
 
-  // All cells when there is room for characters, else about seven round token positions.
+  // All cells if there is room for characters, otherwise about seven round token positions.
   ticks(from, to) {
     if (this.lettered) return Array.from({ length: to - from }, (_, i) => from + i);
     const { cell } = this.passage;
@@ -189,7 +176,7 @@ class HeatMap {
   }
 
   key(event) {
-    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const step = ARROWS[event.key];
     if (!this.map || (!step && event.key !== "Enter")) return;
     event.preventDefault();
     const { view } = this;

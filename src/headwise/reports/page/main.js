@@ -1,10 +1,10 @@
-// The page: what is chosen, and which parts hear of it.
+// The page: its state, and the updates of its parts.
 
 const state = { tab: "maps", passage: 0, layer: 0, head: 0, sentence: -1, kind: "mean", scale: "sqrt", range: "own", view: null };
 let pinned = null;      // the unit that stays
 let pointed = null;     // the unit under the pointer
 let current = null;     // the map on show
-let told = [];          // what the tip was made of
+let shownTip = [];      // what the tip was made of
 let turn = 0;
 
 const passage = () => REPORT.passages[state.passage];
@@ -87,11 +87,11 @@ async function refresh() {
   drawBar(byId("bar"), top, state.scale, top < most && trimmed(top) !== trimmed(most));
   byId("bar").setAttribute("aria-label", fill(T.bar_label, { top: fixed(top) }));
   drawCard(byId("card"), state.layer, state.head);
-  tell();
+  showUnit();
 }
 
-// Tint the text for the unit that is pointed at or pinned.
-function tell() {
+// Tint the text for the unit under the pointer or pinned.
+function showUnit() {
   const unit = pinned ?? pointed, place0 = passage();
   if (!current || !place0.q.spans) return;
   const shares = unit && exchange(current, place0, unit, state.kind);
@@ -115,37 +115,37 @@ function tell() {
 
 function pin(unit) {
   pinned = pinned === unit ? null : unit;
-  tell();
+  showUnit();
   remember();
 }
 
-// Within a cell that is told already, only the tip moves.
+// Within the same cell, only the tip moves.
 function onCell(cell) {
   const tip = byId("tip"), place0 = passage(), now = [current, pinned, state.view, cell?.r, cell?.c];
-  if (cell && !tip.hidden && now.every((part, i) => part === told[i])) { beside(tip, cell.x, cell.y); return; }
-  told = now;
+  if (cell && !tip.hidden && now.every((part, i) => part === shownTip[i])) { beside(tip, cell.x, cell.y); return; }
+  shownTip = now;
   pointed = cell ? unitAt(place0.q, cell.r) : null;
-  tell();
+  showUnit();
   tip.hidden = !cell;
   if (!cell) return;
   const weight = current[cell.r * place0.columns + cell.c], masked = place0.causal && cell.c > cell.r;
-  const said = (word, side, at) => {
+  const described = (word, side, at) => {
     const text = side.tokens.slice(at * side.cell, (at + 1) * side.cell).join("");
     const name = side.cell > 1 ? `“${clipped(shown(text), 22)}”` : named(text) + (UNSEEN.test(text) || text.length > 1 ? "" : "  ");
     return [make("em", { textContent: word }), make("b", { textContent: name }, make("em", { textContent: ` ${tokenRange(side, at, at + 1)}` }))];
   };
-  const pair = make("div", { className: "pair" }, ...said(T.query, place0.q, cell.r), ...said(T.key, place0.k, cell.c));
+  const pair = make("div", { className: "pair" }, ...described(T.query, place0.q, cell.r), ...described(T.key, place0.k, cell.c));
   for (const b of pair.querySelectorAll("b em")) b.style.fontWeight = 400;
   const note = masked ? T.masked : place0.cell > 1 ? T[`${state.kind}_of`] : T.weight;
   tip.replaceChildren(pair, make("div", { className: "weight" }, fixed(weight), make("small", { textContent: note })));
   beside(tip, cell.x, cell.y);
 }
 
-// With one character pinned, pointing at another tells what they give each other.
+// With one character pinned, hovering over another shows the weights between them.
 function onUnit(unit, event) {
   const tip = byId("tip");
   pointed = unit;
-  if (!pinned) { tell(); return; }
+  if (!pinned) { showUnit(); return; }
   const place0 = passage();
   tip.hidden = !unit || unit === pinned || (place0.keys && unit.side === pinned.side);
   if (tip.hidden) return;
@@ -214,7 +214,7 @@ function controls() {
   byId("unzoom").addEventListener("click", () => { byId("sentence").value = "-1"; openSentence(-1); });
   byId("unpin").addEventListener("click", () => pin(pinned));
   byId("save").addEventListener("click", savePicture);
-  byId("theme").addEventListener("click", () => changeTheme(theme() === "dark" ? "light" : "dark", true));
+  watchTheme(() => { if (passage().q.spans) openTab(state.tab); });
   for (const [id, of] of [["strip", "q"], ["strip-keys", "k"]]) {
     const strip = byId(id), unitUnder = (event) => {
       const span = event.target.closest?.("[data-unit]");
@@ -249,12 +249,7 @@ function walk(event, side) {
   const next = units[Math.min(units.length - 1, Math.max(0, at ? at.index + step : 0))];
   if (pinned) pinned = next; else pointed = next;
   side.spans[next.index].scrollIntoView({ block: "nearest" });
-  tell();
-}
-
-function changeTheme(name, keep) {
-  setTheme(name, keep);
-  if (passage().q.spans) openTab(state.tab);
+  showUnit();
 }
 
 function savePicture() {
@@ -303,7 +298,6 @@ function fail(error) {
 
 function start() {
   if (typeof DecompressionStream === "undefined") { fail(new Error("DecompressionStream")); return; }
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => changeTheme(event.matches ? "dark" : "light", false));
   byId("facts").replaceChildren(...REPORT.facts.map(([name, value]) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }))));
   byId("notes-panel").hidden = !REPORT.notes.length;
   byId("notes").replaceChildren(...REPORT.notes.map((note) => make("li", { textContent: note })));

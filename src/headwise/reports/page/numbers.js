@@ -1,6 +1,6 @@
-// Numbers as people read them, and as halves keep them.
+// Numbers for readers, and half-precision numbers.
 
-// All 65,536 half-precision numbers, so that decoding is one look-up.
+// All 65,536 half-precision numbers, for decoding by a table.
 const HALVES = (() => {
   const table = new Float32Array(65536);
   for (let i = 0; i < 65536; i++) {

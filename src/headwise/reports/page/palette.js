@@ -16,10 +16,10 @@ function table(stops) {
 const theme = () => document.documentElement.dataset.theme;
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Where a scale begins, unless a page lets its reader say.
+// The lower end of a scale by default.
 const bottom = (top, scale) => (scale === "log" ? top / 10 ** LOG_DECADES : 0);
 
-// Where a weight stands between 0 and 1 on the scale from `low` to `top`.
+// The position of a weight, 0 to 1, on the scale from `low` to `top`.
 function place(weight, top, scale, low = bottom(top, scale)) {
   if (weight <= low || top <= low) return 0;
   if (weight >= top) return 1;
@@ -28,7 +28,7 @@ function place(weight, top, scale, low = bottom(top, scale)) {
   return scale === "sqrt" ? Math.sqrt(part) : part;
 }
 
-// The weight that stands there: the inverse of `place`.
+// The weight at a position: the inverse of `place`.
 function weightAt(at, top, scale, low = bottom(top, scale)) {
   if (scale === "log") return low * (top / low) ** at;
   return low + (top - low) * (scale === "sqrt" ? at * at : at);
@@ -38,14 +38,9 @@ const colourAt = (at) => TABLES[theme()][Math.round(255 * Math.min(1, Math.max(0
 
 const hex = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 
-// The bar below a picture; `cut`: there are weights above its end.
+// The colour bar below a picture; `cut`: whether there are weights above its end.
 function drawBar(canvas, top, scale, cut, low) {
-  const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
-  canvas.width = width * ratio;
-  canvas.height = height * ratio;
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  paintBar(context, { left: 14, right: width - 26, y: 0 }, top, scale, cut, low);
+  paintBar(fitCanvas(canvas), { left: 14, right: canvas.clientWidth - 26, y: 0 }, top, scale, cut, low);
 }
 
 function paintBar(context, { left, right, y }, top, scale, cut, low = bottom(top, scale)) {

@@ -1,4 +1,4 @@
-// Every head with every number: a click on a column sorts, a click on a row shows that head.
+// The table of all heads: a click on a column sorts it, a click on a row shows that head.
 
 class Numbers {
   constructor(table, choose) {
@@ -61,7 +61,7 @@ class Numbers {
     const sign = this.down ? -1 : 1;
     this.rows.sort((a, b) => {
       const x = column.value(a.layer, a.head), y = column.value(b.layer, b.head);
-      const lost = (x === null || x === "") - (y === null || y === "");  // what has no value stands last
+      const lost = (x === null || x === "") - (y === null || y === "");  // missing values come last
       const order = typeof x === "string" ? x.localeCompare(y) : x - y;
       return lost || sign * order || a.layer - b.layer || a.head - b.head;
     });
@@ -77,7 +77,7 @@ class Numbers {
   }
 }
 
-// As many decimals as the largest number of the column needs for three digits, so that points stand in line.
+// The same number of decimals for the whole column: three digits for its largest number.
 function decimals(value, [low, high]) {
   if (value === null) return "–";
   const most = Math.max(Math.abs(low), Math.abs(high));

@@ -1,4 +1,4 @@
-// The text: whole characters from tokens, signs for what cannot be seen, and the strip with its two tints.
+// The text: whole characters from tokens, visible signs, and the strip with its two tints.
 
 // Ends of the characters as people see them: an emoji of many code points is one.
 function graphemeEnds(text) {
@@ -76,7 +76,7 @@ function fillUnit(span, text) {
   const flush = () => { if (plain) span.append(plain); plain = ""; };
   const letters = [...text];
   letters.forEach((c, i) => {
-    // One blank between words is seen for what it is.
+    // A single blank between words needs no sign.
     const between = c === " " && text.trim() && letters[i - 1] !== " " && letters[i + 1] !== " ";
     if (!(c in SIGNS) || between) { plain += c; return; }
     flush();
@@ -89,7 +89,7 @@ function fillUnit(span, text) {
   return last === "\n" ? [make("br")] : last in SIGNS ? [make("wbr")] : [];
 }
 
-// Where a unit looks and who looks at it, per unit of the other side: means over its queries, sums over its keys
+// The weights of a unit on each unit of the other side, and those on it: means over queries, sums over keys
 // (maxima for peaks). In cross attention a unit does one of both alone.
 function exchange(map, passage, unit, kind) {
   const keys = unitsOf(passage.k), queries = unitsOf(passage.q), n = passage.columns;
@@ -133,7 +133,7 @@ function tint(a, b) {
   return `linear-gradient(${looks} 50%, ${looked} 50%)`;  // both ways: looks above, looked at below
 }
 
-// The largest shares; what is less than a thousandth of the top is nothing to speak of.
+// The largest shares, without those below a thousandth of the top.
 function topList(title, colour, shares, top, units, count) {
   const order = [...units.keys()].filter((i) => shares[i] > top / 1000).sort((x, y) => shares[y] - shares[x]).slice(0, count);
   const items = order.map((i) => {
@@ -142,5 +142,6 @@ function topList(title, colour, shares, top, units, count) {
     bar.style.width = `${(100 * shares[i]) / top}%`;
     return make("li", {}, make("b", { textContent: clipped(unitName(units[i]), 10) }), bar, make("span", { textContent: fixed(shares[i]) }));
   });
-  return make("div", {}, make("h3", { textContent: title }), make("ol", {}, ...items));
+  const list = items.length ? make("ol", {}, ...items) : make("p", { className: "hint", textContent: T.none });
+  return make("div", {}, make("h3", { textContent: title }), list);
 }

@@ -1,4 +1,4 @@
-// Before anything is drawn: dark or light, as the reader's system or last choice has it.
+// Sets the theme before anything is drawn: the last choice, otherwise that of the system.
 {
   let kept = null;
   try { kept = localStorage.getItem("headwise-theme"); } catch { /* a private window keeps nothing */ }

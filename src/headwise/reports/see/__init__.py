@@ -1,4 +1,4 @@
-"""The main job: what every head of a model looks at in a text, as a report."""
+"""Reports of what every head of a model attends to in a text."""
 
 from headwise.reports.see.front import see as see
 from headwise.reports.see.passages import sentences as sentences

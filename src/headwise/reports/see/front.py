@@ -1,4 +1,4 @@
-"""`see`: the main job as one call, on a text and a loaded model, or on the inputs of any model."""
+"""`see`: the report of a text and a loaded model, or of the inputs of any model, in one call."""
 
 import os
 from collections.abc import Mapping
@@ -62,6 +62,8 @@ def see(
         cells: longer texts are pooled to this many cells; no n×n tensor is made.
         lang: language of the page and the pictures, "en" or "zh".
         progress: called with (what, done, of) as the work proceeds.
+    Returns:
+        The `Report`.
     Raises:
         ConfigError: naming the argument. TextError: if the text is empty, or longer than the model can read.
         CheckpointError: if there is no model at the path.

@@ -34,8 +34,10 @@ def look_at(
     found = subject.look(reading.ids)
     progress("reading", 1, 1)
     maps, places = list(found.maps.values()), Places(subject.heads)
-    asked = wanted(known_of(reading), causal=subject.causal)
-    results = [amap.measure(*asked, progress=part(progress, "measuring", i, len(maps))) for i, amap in enumerate(maps)]
+    measures = wanted(known_of(reading), causal=subject.causal)
+    results = [
+        amap.measure(*measures, progress=part(progress, "measuring", i, len(maps))) for i, amap in enumerate(maps)
+    ]
     shown = passage(title, maps, 0, (side_of(reading), None), places, cells, progress)
     progress("roles", 0, 1)
     played = _roles(maps, reading)
@@ -61,7 +63,7 @@ def look_at(
 
 
 def known_of(reading: TokenizedText) -> Tokens:
-    """What is known of a text's tokens."""
+    """The tokens of a text, for measures."""
     return Tokens(reading.ids, [reading.pieces], torch.tensor([reading.special]))
 
 

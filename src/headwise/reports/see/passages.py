@@ -1,4 +1,4 @@
-"""Maps and the tokens that they are of, as passages of a report."""
+"""Maps and their tokens as passages of a report."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from headwise.reports.see.places import Places
 from headwise.telemetry.pictures import SIZE, Picture
 
 REDUCES = "mean", "max"
-CLOSERS = "”’」』\"'"  # go with the sentence that they end
+CLOSERS = "”’」』\"'"  # belong to the sentence that they end
 
 
 @dataclass(frozen=True)
 class Side:
-    """What stands along one side of a map.
+    """The tokens along one side of a map.
 
     Attributes:
-        words: what to show for each token; units: token ranges that are shown as one; special: what is no text.
+        words: the text of each token. units: token ranges that are shown as one. special: tokens outside of the text.
     """
 
     words: list[str]
@@ -28,7 +28,7 @@ class Side:
     special: list[bool]
 
     def cut(self, exact: bool) -> tuple[list[str], list[int]]:
-        """What stands at each cell, and which of that is no text: units where cells are exact, else tokens."""
+        """The text of each cell (units if cells are exact, tokens otherwise) and the indices of special ones."""
         ranges = self.units if exact else [(i, i + 1) for i in range(len(self.words))]
         shown = ["".join(self.words[a:b]) for a, b in ranges]
         return shown, [i for i, (a, b) in enumerate(ranges) if all(self.special[a:b])]
@@ -38,12 +38,12 @@ def passage(
     title: str, maps: Sequence[AttentionMap], entry: int, sides: tuple[Side, Side | None], places: Places, cells: int,
     progress: Progress | None, layers: Sequence[int] = (), first: tuple[int, int] = (0, 0),
 ) -> Passage:  # fmt: skip
-    """The maps of one batch entry: exact weights up to `cells` tokens, else mean and largest of so many cells.
+    """The maps of one batch entry: exact weights up to `cells` tokens, otherwise mean and maximum in `cells` cells.
 
     Args:
-        sides: of the queries, and of the keys where those are another text.
-        places: the heads of these maps. layers: which of the report's they are, () for all.
-        first: the query and the key at which the sides begin, where maps are exact.
+        sides: of the queries, and of the keys in cross attention.
+        places: the heads of these maps. layers: their indices in the report, () for all.
+        first: the query and the key at which the sides begin, for exact maps.
     """
     queries, keys = sides
     n, m = len(queries.words), len((keys or queries).words)
@@ -64,7 +64,7 @@ def picture_passage(
     title: str, pictures: Sequence[Picture], entry: int, sides: tuple[Side, Side | None], places: Places,
     layers: Sequence[int] = (),
 ) -> Passage:  # fmt: skip
-    """The same from pictures of maps; arguments as in `passage`."""
+    """A passage from pictures of maps; arguments as in `passage`."""
     means = places.stacked([picture.mean[entry].cpu().numpy() for picture in pictures], 0.0)
     peaks = places.stacked([picture.largest[entry].cpu().numpy() for picture in pictures], 0.0)
     cell = -(-max(pictures[0].shape[2:]) // SIZE)
@@ -76,7 +76,7 @@ def picture_passage(
 def _pooled(
     maps: Sequence[AttentionMap], entry: int, places: Places, cells: int, reduce: str, progress: Progress | None
 ) -> np.ndarray:
-    """[layers, heads, P, Q] at most `cells` wide and high."""
+    """[layers, heads, P, Q], with P and Q at most `cells`."""
     pictures = []
     for i, amap in enumerate(maps):
         one = [amap] if amap.shape[0] == 1 else [amap.head(entry, head) for head in range(amap.shape[1])]
@@ -87,8 +87,8 @@ def _pooled(
 
 
 def sentences(tokens: list[str], special: Collection[int] = ()) -> list[tuple[int, int]]:
-    """Token ranges of the sentences; ends are 。！？!?… or a full stop before white space, and line ends. Special
-    tokens at the end go with the last."""
+    """Token ranges of the sentences, which end at 。！？!?…, a full stop before white space, or a line end; special
+    tokens at the end belong to the last one."""
     ends, start = [], 0
     for i, token in enumerate(tokens):
         after = tokens[i + 1] if i + 1 < len(tokens) else "\n"
@@ -119,8 +119,8 @@ def _passage(
 
 
 def _by_units(weights: np.ndarray, queries: Side, keys: Side) -> np.ndarray:
-    """[layers, heads, units, units]: what a unit gives is the mean over its tokens, what it gets the sum, so that rows
-    still sum to one."""
+    """[layers, heads, units, units]: the mean over the queries and the sum over the keys of a unit, so that rows sum to
+    one."""
     if len(keys.units) < weights.shape[3]:
         weights = np.add.reduceat(weights, [start for start, _ in keys.units], axis=3)
     if len(queries.units) < weights.shape[2]:

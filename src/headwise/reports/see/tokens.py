@@ -1,4 +1,4 @@
-"""The tokens of watched maps, as their owner tells them: ids and a tokenizer, or their text."""
+"""The tokens of watched maps, from ids with a tokenizer, or from their text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.analysis.head_roles.given import is_marker
+from headwise.analysis.head_roles.tokens import is_marker
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.lm.loading.characters import readable
 from headwise.lm.loading.tokenized import units_of
@@ -21,8 +21,8 @@ class Text:
 
     Attributes:
         ids: [b or 1, m], None if only their text is known.
-        pieces: of each entry, what each token says; words: the same with blanks between words. None if only ids are.
-        special: of each entry, which tokens are none of the text.
+        pieces: the text of the tokens of each entry. words: the same with blanks between words. None without text.
+        special: of each entry, which tokens are not part of the text.
     """
 
     ids: Tensor | None
@@ -32,16 +32,16 @@ class Text:
 
     @property
     def length(self) -> int:
-        """Tokens of an entry."""
+        """The number of tokens of an entry."""
         return len(self.special[0])
 
     @property
     def entries(self) -> int:
-        """Entries of the batch; one may stand for all."""
+        """The number of entries; one may apply to the whole batch."""
         return len(self.special)
 
     def side(self, entry: int, tokens: range) -> Side:
-        """Some of an entry's tokens, as a side of a map."""
+        """A range of an entry's tokens as a side of a map."""
         at = entry if self.entries > 1 else 0
         special = [self.special[at][i] for i in tokens]
         if self.words is None or self.pieces is None:
@@ -52,17 +52,17 @@ class Text:
 
 
 def numbered(tokens: range) -> Side:
-    """Places that nobody says anything of: their numbers."""
+    """Positions without known tokens, shown as numbers."""
     names = [str(i) for i in tokens]
     return Side(names, units_of(names), [True] * len(names))
 
 
 def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any) -> Text | None:
-    """What the arguments `tokens` and `pieces` of that name tell; None if they tell nothing.
+    """The tokens given by the arguments `tokens` and `pieces`; None if both are None.
 
     Args:
-        name: "" or "decoder_", in front of the arguments' names, for messages.
-        tokenizer: of transformers or of headwise, which makes pieces of tokens.
+        name: "" or "decoder_", the prefix of the arguments' names in messages.
+        tokenizer: of transformers or headwise, to convert tokens to pieces.
     """
     if tokens is None and pieces is None:
         return None
@@ -94,7 +94,7 @@ def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any) -> Text | None:
 
 
 def _written(ids: Tensor | None, raw: list[list[str]], special: list[list[bool]], blanks: bool = False) -> Text:
-    """`blanks`: words stand apart, though no token says so, as with WordPiece."""
+    """blanks: whether blanks separate words although no token contains them, as with WordPiece."""
     blanks = blanks or any(token.startswith("##") for row in raw for token in row)
     pieces = [readable(row, marks) for row, marks in zip(raw, special, strict=True)]
     words = [_spaced(*rows) for rows in zip(raw, pieces, special, strict=True)] if blanks else pieces
@@ -102,7 +102,7 @@ def _written(ids: Tensor | None, raw: list[list[str]], special: list[list[bool]]
 
 
 def _spaced(raw: Sequence[str], pieces: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Pieces with the blanks between words that WordPiece leaves out."""
+    """Pieces with blanks between words, which WordPiece omits."""
     words = []
     for i, (token, piece) in enumerate(zip(raw, pieces, strict=True)):
         begins = i == 0 or special[i - 1] or special[i] or token.startswith("##") or not piece[:1].isalnum()

@@ -28,6 +28,7 @@ from headwise.reports.viewer.session import Session, TooLong
 from headwise.reports.viewer.text import Text
 from headwise.reports.viewer.tiles import Unwanted, Wanted, rectangle, tile_spans
 from headwise.reports.viewer.workers import Kept, Workers
+from headwise.wording import in_language
 
 THREADS = max(1, (os.cpu_count() or 2) // 2)  # for tiles, each of which is computed on several cores
 QUEUE = 256  # waiting requests for tiles
@@ -83,8 +84,9 @@ class _Api:
         subject, limits, present = self.session.subject, self.session.limits, self.session.present
         layers = [{"name": n, "heads": h} for n, h in zip(subject.layers, subject.heads, strict=True)]
         return JSONResponse({
-            "name": subject.name, "kind": subject.kind, "about": subject.about, "context": subject.context,
-            "causal": subject.causal, "layers": layers, "text": None if present is None else present.id,
+            "name": subject.name, "zh": in_language(subject.name, "zh"), "kind": subject.kind, "about": subject.about,
+            "context": subject.context, "causal": subject.causal, "layers": layers,
+            "text": None if present is None else present.id,
             "limits": {"characters": limits.characters, "tokens": limits.tokens, "why": limits.why},
         })  # fmt: skip
 

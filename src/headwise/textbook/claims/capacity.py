@@ -22,7 +22,7 @@ KEYS = 4096
     source="§5.3, h against d_k; Bhojanapalli et al. 2020, 2002.07028",
 )
 def d_k_bounds_rank() -> list[Check]:
-    """The softmax of them has full rank nevertheless."""
+    """Their softmax has full rank nevertheless."""
     found = []
     for d in (1, 2, 5):
         scores = normal(61, d, seed=1) @ normal(61, d, seed=2).mT
@@ -38,8 +38,8 @@ def d_k_bounds_rank() -> list[Check]:
     expected=Verdict.FAILS,
 )
 def d_k_bounds_information() -> list[Check | Curve]:
-    """d_k bounds the rank of the scores, not information: with d_k = 2 and keys on a circle each of 4096 queries picks
-    a key of its own.
+    """d_k bounds the rank of the scores, not the information: with d_k = 2 and keys on a circle, each of 4096 queries
+    selects its own key.
     """
     amap = _circle(KEYS)
     weights, keys = amap.topk(1)
@@ -53,7 +53,7 @@ def d_k_bounds_information() -> list[Check | Curve]:
     return [
         at_most("bits per row at d_k = 2", measured[KEYS], 2.0),
         equal("queries of 4096 with a key of their own", own, KEYS).control(),
-        at_least("least weight on that key", float(weights.min()), 0.99).control(),
+        at_least("smallest weight on that key", float(weights.min()), 0.99).control(),
         equal("rank of the scores, 512 of them", _rank(_circle(512).q[0, 0] @ _circle(512).k[0, 0].mT), 2).control(),
         Curve.of(title, "keys n", "bits", {"measured": measured}, claimed, log="x"),
     ]
@@ -66,8 +66,8 @@ def d_k_bounds_information() -> list[Check | Curve]:
     expected=Verdict.CONDITIONS,
 )
 def head_output_is_limited() -> list[Check | Curve]:
-    """Limited in directions: each trained head adds to d_v of d_model dimensions, and few of them carry most. Not in
-    bits: a head with d_v = 1 that attends to its own token distinguishes 4096 of them.
+    """Limited in directions: each trained head adds to d_v of d_model dimensions, and a few of them carry most of the
+    energy. Not limited in bits: a head with d_v = 1 that attends to its own token distinguishes 4096 of them.
     """
     model = trained()
     ranks, energy = [], []
@@ -83,14 +83,14 @@ def head_output_is_limited() -> list[Check | Curve]:
     size = (1, 2, 4, 8, 16, d_v)
     lines = {
         "mean of all heads": {r: float(shares[:, r - 1].mean()) for r in size},
-        "the narrowest head": {r: float(shares[:, r - 1].max()) for r in size},
-        "the widest": {r: float(shares[:, r - 1].min()) for r in size},
+        "the head with the fewest directions": {r: float(shares[:, r - 1].max()) for r in size},
+        "the head with the most directions": {r: float(shares[:, r - 1].min()) for r in size},
     }
     return [
-        at_most(f"largest rank of what a trained head adds, of {whole} dimensions", max(ranks), d_v),
+        at_most(f"largest rank of the output of a trained head, of {whole} dimensions", max(ranks), d_v),
         at_most("tokens of 4096 distinguished with d_v = 1", _distinguished(KEYS), 2).beyond(),
-        at_least("rank of the layer's sum over that of a head", _rank_of_sum(model) / d_v, 2.0).control(),
-        Curve.of(f"What trained heads add, of {d_v} directions each", "directions", "share of energy", lines, log="x"),
+        at_least("rank of the layer's output relative to that of a head", _rank_of_sum(model) / d_v, 2.0).control(),
+        Curve.of(f"Output of trained heads, {d_v} directions each", "directions", "share of energy", lines, log="x"),
     ]
 
 
@@ -101,8 +101,8 @@ def head_output_is_limited() -> list[Check | Curve]:
     expected=Verdict.CONDITIONS,
 )
 def one_head_every_pattern() -> list[Check | Curve]:
-    """d_k ≥ n is enough and n − 2 is not; but n − 1 is enough too, as the softmax forgets a constant in each row: what
-    counts is the rank of ln P with its rows centred.
+    """d_k ≥ n is sufficient and n − 2 is not, but n − 1 is sufficient too, because the softmax does not depend on a
+    constant in each row: the rank of ln P with centred rows decides.
     """
     n = 17
     p = torch.softmax(2.0 * normal(n, n), -1)
@@ -113,7 +113,7 @@ def one_head_every_pattern() -> list[Check | Curve]:
     return [
         at_most("n = 17, d_k = 17: error of P", errors[n], 1e-10),
         at_least("d_k = 15: error with the closest scores of that rank", errors[n - 2], 1e-3),
-        at_least("least rank of scores that give P", _rank(centred), n - 1),
+        at_least("lowest rank of scores that give P", _rank(centred), n - 1),
         at_least("d_k = 16: error of P", errors[n - 1], 1e-3).beyond(),
         Curve.of("Error of a matrix P made with scores of rank d_k, n = 17", "d_k", "largest error", lines, log="y"),
     ]
@@ -126,8 +126,9 @@ def one_head_every_pattern() -> list[Check | Curve]:
     expected=Verdict.CONDITIONS,
 )
 def many_heads_beat_one() -> list[Check]:
-    """y_i = x_{i−1} − x_{i+1} takes two heads: one head gives an average times one matrix, and the average of equal
-    tokens leaves nothing to subtract. Heads with a common W^V W^O are one, as a mean of patterns is a pattern.
+    """y_i = x_{i−1} − x_{i+1} requires two heads: one head gives an average times one matrix, which is 0 for equal
+    tokens only if the matrix is 0. Heads with a common W^V W^O are equivalent to one head, because a mean of patterns
+    is a pattern.
     """
     n, d = 9, 4
     x = torch.cat((normal(12, n, d), normal(12, 1, d, seed=1).expand(-1, n, -1)))  # half of them constant
@@ -136,7 +137,7 @@ def many_heads_beat_one() -> list[Check]:
     two = _attended(shifts[1], x) - _attended(shifts[0], x)  # W^V W^O = 1 and −1
     return [
         same("two heads, error on x_{i−1} − x_{i+1}", two, target, 1e-10),
-        at_least("best single head, share of it missed", _one_head_misses(x, target), 0.2),
+        at_least("best single head, share missed", _one_head_misses(x, target), 0.2),
         at_least("heads with one W^V W^O, share that one head misses", _merged(x), 1e-6).beyond(),
     ]
 
@@ -147,8 +148,8 @@ def many_heads_beat_one() -> list[Check]:
     source="5.3.16",
 )
 def basis_functions() -> list[Check | Curve]:
-    """Least squares from the concatenated heads to the output leaves nothing and finds W_O again; the basis itself
-    moves with X.
+    """Least squares from the concatenated heads to the output has no residual and recovers W_O; the basis itself
+    depends on X.
     """
     module, x = multi_head(), normal(5, 11, 12, seed=5)
     y, concat = module(x, return_concat=True)
@@ -157,11 +158,11 @@ def basis_functions() -> list[Check | Curve]:
     of_x = torch.linalg.lstsq(x.flatten(0, 1), out).solution  # the layer is not linear in X
     left = {heads: _missed_by_fit(phi[:, : 4 * heads], out) for heads in (1, 2, 3)}
     return [
-        same("what the fit misses", phi @ fit, out, 1e-10),
+        same("error of the fit", phi @ fit, out, 1e-10),
         same("W_O found, error", fit, module.o_proj.weight.mT, 1e-8),
         at_least("missed by a fit on X itself", difference(x.flatten(0, 1) @ of_x, out), 0.01).control(),
         at_least("missed by a fit on two of the heads", left[2], 0.01).control(),
-        Curve.of("Output of three heads fitted by least squares", "heads that the fit may use", "share missed", {
+        Curve.of("Output of three heads fitted by least squares", "heads available to the fit", "share missed", {
             "linear in the heads": left}, log="y"),
     ]  # fmt: skip
 

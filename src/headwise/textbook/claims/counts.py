@@ -32,10 +32,10 @@ HEADS = 1, 2, 3, 6, 12, 24, 48, 96
     expected=Verdict.CONDITIONS,
 )
 def four_d_squared() -> list[Check | Curve]:
-    """Only with h·d_k = h·d_v = d_model, no bias (+ 4·d_model) and no shared keys and values."""
+    """Only with h·d_k = h·d_v = d_model, without bias (+ 4·d_model) and without shared keys and values."""
     d, target = 48, 4 * 48**2
     others: dict[str, dict[str, Any]] = {
-        "with bias": {"bias": True}, "two key heads for eight": {"num_kv_heads": 2}, "head_dim 16 instead of 6": {
+        "with bias": {"bias": True}, "two KV heads for eight": {"num_kv_heads": 2}, "head_dim 16 instead of 6": {
             "head_dim": 16},
     }  # fmt: skip
     heads = 1, 2, 4, 8, 16, 48
@@ -43,7 +43,7 @@ def four_d_squared() -> list[Check | Curve]:
     lines = {
         "no bias": sizes,
         "with bias": {h: _size(standard(d, h, bias=True)) for h in heads},
-        "one key and value head (MQA)": {h: _size(standard(d, h, num_kv_heads=1)) for h in heads},
+        "one KV head (MQA)": {h: _size(standard(d, h, num_kv_heads=1)) for h in heads},
     }
     return [
         *(equal(f"h = {h}", sizes[h], target) for h in (1, 2, 8, 48)),
@@ -58,7 +58,7 @@ def four_d_squared() -> list[Check | Curve]:
     source="ch. 11; Radford et al. 2019",
 )
 def gpt_2_small_layer() -> list[Check]:
-    """4·768², and 3,072 more with the biases that GPT-2 has."""
+    """4·768², and 3,072 more with the biases of GPT-2."""
     with torch.device("meta"):
         plain, biased = standard(768, 12), standard(768, 12, bias=True)
     return [
@@ -74,7 +74,7 @@ def gpt_2_small_layer() -> list[Check]:
     expected=Verdict.CONDITIONS,
 )
 def head_size_table() -> list[Check]:
-    """True of the models in the texts; a choice and no law: others set d_k apart from h."""
+    """True for the models in the texts, but not required: other models choose d_k independently of h."""
     known = [
         "transformer-base", "transformer-big", "bert-base", "bert-large", "gpt-2-small", "gpt-2-medium", "gpt-2-large",
         "gpt-2-xl", "gpt-3", "llama-7b", "llama-2-70b", "llama-3-8b", "mistral-7b",
@@ -93,8 +93,8 @@ def head_size_table() -> list[Check]:
     expected=Verdict.FAILS,
 )
 def splitting_lowers_cost() -> list[Check | Curve]:
-    """That is one head; h of them add up to the same, and the softmax has h times more to do. Time is drawn and not
-    judged, as it is the machine's: it does not fall either.
+    """That is the cost of one head; all h heads together cost the same, and h times as much in the softmax. Time
+    depends on the machine, so it is plotted but not judged; it does not decrease either.
     """
     one = _attention_flops(64, 32, 1)
     ratios = {h: _attention_flops(64, 32, h) / one for h in (1, 2, 4, 8, 16, 32)}
@@ -105,16 +105,16 @@ def splitting_lowers_cost() -> list[Check | Curve]:
     large = [_stages(4096, 1024, h) for h in (1, 16)]
     exps = [sum(stage.exponentials for stage in stages) for stages in large]
     return [
-        *(equal(f"FLOPs with {h} heads over those with one", ratios[h], 1 / h, 0.01) for h in (2, 4, 8)),
-        equal("exponentials with 16 over 1", exps[1] / exps[0], 1 / 16, 0.01),
+        *(equal(f"FLOPs with {h} heads relative to one", ratios[h], 1 / h, 0.01) for h in (2, 4, 8)),
+        equal("exponentials with 16 heads relative to one", exps[1] / exps[0], 1 / 16, 0.01),
         equal("FLOPs at n = 4096, d = 1024, h = 16, by formula", _pair_flops(large[1]), 6.87e10 / 16, 0.001),
         equal("FLOPs at n = 4096, d = 1024, h = 1", _pair_flops(large[0]), 6.87e10, 0.001).control(),
         Curve.of("Work of attention, relative to one head", "heads h", "times that of one head", {
             "FLOPs, counted": ratios, "exponentials of the softmax": exponentials,
         }, {"FLOPs, as claimed": {h: 1 / h for h in ratios}}, log="xy"),
         Curve.of(
-            f"Time of attention, n = {N:,}, d_model = {D}, float32, one thread", "heads h", "ms, least of several runs",
-            times, {"as claimed, of PyTorch's": claimed}, log="xy",
+            f"Time of attention, n = {N:,}, d_model = {D}, float32, one thread", "heads h",
+            "ms, minimum of several runs", times, {"as claimed, of PyTorch's": claimed}, log="xy",
         ),
     ]  # fmt: skip
 
@@ -125,7 +125,7 @@ def splitting_lowers_cost() -> list[Check | Curve]:
     source="§5.3; ch. 11",
 )
 def complexity() -> list[Check | Curve]:
-    """4·n²·d for scores and weighted sum and 8·n·d² for the projections, counted while a layer runs."""
+    """4·n²·d for scores and weighted sum, and 8·n·d² for the projections, counted on a running layer."""
     sizes = (16, 24, 1), (16, 24, 6), (32, 24, 6), (64, 24, 2), (64, 48, 2)
     return [
         equal(f"FLOPs at n = {n}, d = {d}, h = {h}", _layer_flops(n, d, h), 4 * n * n * d + 8 * n * d * d)
@@ -139,7 +139,7 @@ def complexity() -> list[Check | Curve]:
     source="5.3.15; Shazeer 2019, 1911.02150",
 )
 def mqa_parameters() -> list[Check | Curve]:
-    """Counted on modules of three sizes, W_O left out."""
+    """Counted on modules of three sizes, without W_O."""
     found: list[Check | Curve] = []
     for d, h in (48, 8), (96, 4), (60, 12):
         shared, full = standard(d, h, num_kv_heads=1), standard(d, h)

@@ -37,7 +37,7 @@ def attention_formula() -> list[Check]:
     source="5.3.2–5.3.4; Vaswani et al. 2017, §3.2.2",
 )
 def multi_head_formula() -> list[Check]:
-    """The layer against the formula, a head at a time."""
+    """The layer compared with the formula, one head at a time."""
     module, x = multi_head(), normal(2, 7, 12, seed=5)
     w = module.per_head_weights()
     heads = [formula_of(x @ w["q"][i], x @ w["k"][i], x @ w["v"][i]) for i in range(3)]
@@ -50,7 +50,7 @@ def multi_head_formula() -> list[Check]:
     source="ch. 11, implementation",
 )
 def splitting() -> list[Check]:
-    """Head i is columns i·d_k … (i+1)·d_k; the split is a view, only merging after the transpose copies."""
+    """Head i is columns i·d_k … (i+1)·d_k; the split is a view, and only merging after the transpose copies."""
     x = normal(2, 7, 12)
     split = x.view(2, 7, 3, 4).transpose(1, 2)
     columns = torch.stack([x[..., 4 * i : 4 * i + 4] for i in range(3)], 1)
@@ -67,7 +67,7 @@ def splitting() -> list[Check]:
     source="§5.3, ch. 11",
 )
 def per_head_projection() -> list[Check]:
-    """W^Q = [W_1^Q | … | W_h^Q]: outputs agree, and so do the gradients, matrix by matrix."""
+    """W^Q = [W_1^Q | … | W_h^Q]: outputs and gradients agree, matrix by matrix."""
     return _equals_multi_head("per_head")
 
 
@@ -100,7 +100,7 @@ def output_sums_heads() -> list[Check]:
     source="ch. 11, comparison of A with A W_O",
 )
 def output_mixes_heads() -> list[Check]:
-    """Each head's values are doubled in turn, and the channels counted that change."""
+    """The values of each head are doubled in turn, and the channels that change are counted."""
     module, x = multi_head(), normal(1, 7, 12, seed=5)
     y, concat = module(x, return_concat=True)
     before, after = [], []
@@ -124,7 +124,7 @@ def output_mixes_heads() -> list[Check]:
     source="§5.3, symmetry of heads",
 )
 def heads_have_no_order() -> list[Check]:
-    """Three heads in another order; control: without moving the rows of W_O it is another layer."""
+    """Three heads in another order; control: without moving the rows of W_O, the layer differs."""
     module, x, order = multi_head(), normal(2, 7, 12, seed=5), [2, 0, 1]
     weights = {name: w.detach() for name, w in module.per_head_weights().items()}
     moved = {name: w[order] for name, w in weights.items()}
@@ -144,7 +144,7 @@ def heads_have_no_order() -> list[Check]:
     source="§5.3, information flow; Vaswani et al. 2017, table 1",
 )
 def one_step_path() -> list[Check]:
-    """∂y_i/∂x_j vanishes for no pair; a causal mask forbids j > i, as it should."""
+    """∂y_i/∂x_j vanishes for no pair; a causal mask excludes j > i, as it should."""
     module, x = multi_head(), normal(1, 7, 12, seed=5)
     reach = [
         torch.autograd.functional.jacobian(lambda t, m=mask: module(t, mask=m)[0].sum(-1), x)[:, 0].abs().sum(-1) > 0

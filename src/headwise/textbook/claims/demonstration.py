@@ -27,8 +27,9 @@ SENTENCES = [part for part in PASSAGE.replace("？", "。").replace("！", "。"
     slow=True,
 )
 def demo_learns_attention() -> list[Check | Curve]:
-    """It trains as described. But padding is not masked and takes weight; the target moves with the embedding; and the
-    loss is lower if each character attends only to itself: the maps show what is in the way, not what has been found.
+    """It trains as described. But padding is not masked and receives weight, the target changes with the embedding,
+    and the loss is lower if each character attends only to itself: the maps show what hinders the reconstruction, not
+    what has been found.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "sentences.txt"
@@ -45,12 +46,12 @@ def demo_learns_attention() -> list[Check | Curve]:
         "each character attends only to itself": {at + 1: to_itself[at] for at in epochs},
     }
     return [
-        at_most("share of the loss that is left", last / first, 0.5),
+        at_most("remaining share of the loss", last / first, 0.5),
         at_most("weight of characters on padding", float(padding[0].mean()), 0.01).suggested(),
-        at_most("way that the target moves, of its length", moved, 0.01).suggested(),
-        at_least("loss if each character attends only to itself, over that", alone / left, 1.0).suggested(),
-        at_most("weight on padding where it is masked", float(padding[1].max()), 0.0).control(),
-        at_most("share of the loss left, trained here", left, 0.5).control(),
+        at_most("relative change of the target", moved, 0.01).suggested(),
+        at_least("loss if each character attends only to itself, relative to that", alone / left, 1.0).suggested(),
+        at_most("weight on padding if it is masked", float(padding[1].max()), 0.0).control(),
+        at_most("remaining share of the loss, trained here", left, 0.5).control(),
         Curve.of("Loss of the demonstration", "epoch", "mean squared error", lines),
     ]
 

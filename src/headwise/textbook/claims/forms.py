@@ -19,7 +19,7 @@ from headwise.textbook.claims.samples import layer, multi_head, normal, standard
     source="5.3.9; Vaswani et al. 2017, §3.1; Ba et al. 2016, 1607.06450",
 )
 def residual_norm() -> list[Check]:
-    """With gain 1 and shift 0, and up to ε in the denominator. It does not hold of X + MultiHead(LayerNorm(X))."""
+    """With gain 1 and shift 0, up to ε in the denominator. It does not hold for X + MultiHead(LayerNorm(X))."""
     module, x, norm = multi_head(), 50.0 * normal(2, 7, 12, seed=5), nn.LayerNorm(12, eps=0.0).double()
     y, before = norm(x + module(x)).detach(), (x + module(norm(x))).detach()
     return [
@@ -36,8 +36,8 @@ def residual_norm() -> list[Check]:
     expected=Verdict.FAILS,
 )
 def block_diagonal() -> list[Check]:
-    """Each W_i^Q is d×d_k and reads all of X: Q = X [W_1 | … | W_h]. The block-diagonal layer is another one, with h
-    times fewer weights for Q, K and V.
+    """Each W_i^Q is d×d_k and reads all of X: Q = X [W_1 | … | W_h]. The block-diagonal layer is a different one, with
+    h times fewer weights in Q, K and V.
     """
     d, h = 12, 3
     standard, sliced = layer("multi_head", d, h), layer("block_diagonal", d, h)
@@ -58,7 +58,7 @@ def block_diagonal() -> list[Check]:
     source="5.3.12; Shazeer et al. 2017, 1701.06538; Zhang et al. 2022, 2210.05144",
 )
 def sparse_heads() -> list[Check]:
-    """Equal to the sum written out over all heads. Keys and values are needed of every head that any token chose."""
+    """Equal to the sum written out over all heads. Keys and values are needed for every head that any token selects."""
     module, x = layer("sparse_mixture", 12, 6, top_k=2), normal(2, 7, 12, seed=5)
     y, gates = module(x, return_gates=True)
     heads = formula_of(*module.project(x, x))  # all six, [b, h, n, d_k]
@@ -69,9 +69,9 @@ def sparse_heads() -> list[Check]:
     dense, few = counts_of("multi_head", sizes), counts_of("sparse_mixture", {**sizes, "top_k": 2})
     return [
         same("error", y, module.o_proj(weighted.transpose(1, 2).flatten(2))),
-        equal("heads a token uses", float(gates.chosen.sum(-1).double().mean()), 2),
+        equal("heads used per token", float(gates.chosen.sum(-1).double().mean()), 2),
         equal("scores computed, of those of all heads", few.scores / dense.scores, 2 / 6, 1e-12),
-        at_least("sum of the weights given to the others", float(g[~chosen].detach().sum()), 0.1).control(),
+        at_least("sum of the gate weights of the others", float(g[~chosen].detach().sum()), 0.1).control(),
     ]
 
 
@@ -82,8 +82,8 @@ def sparse_heads() -> list[Check]:
     expected=Verdict.CONDITIONS,
 )
 def heads_as_experts() -> list[Check]:
-    """Multi-head attention is the mixture in which every expert is chosen with one constant weight; a gate that reads
-    the token is what it lacks.
+    """Multi-head attention is a mixture in which every expert has the same constant weight; it has no gate that reads
+    the token.
     """
     module, x = layer("sparse_mixture", 12, 6, top_k=6), normal(2, 7, 12, seed=5)
     dense = standard(12, 6).double()
@@ -102,7 +102,7 @@ def heads_as_experts() -> list[Check]:
     source="5.3.13",
 )
 def grouped_heads() -> list[Check]:
-    """The layer against the formula; which channels a group reads, by its Jacobian."""
+    """The layer compared with the formula; the channels that a group reads, from its Jacobian."""
     module, x = layer("grouped_mlp", 12, 6, num_groups=2), normal(2, 7, 12, seed=5)
     y, concat = module(x, return_concat=True)
     groups = [concat[..., 6 * j : 6 * j + 6] @ module.w_groups[j] for j in range(2)]

@@ -19,7 +19,7 @@ from headwise.textbook.claims.samples import layer, multi_head, normal
     source="follows from p = exp(s − LSE)",
 )
 def entropy_without_weights() -> list[Check]:
-    """Additive biases need a term of their own, Σ p·bias."""
+    """Additive biases require another term, Σ p·bias."""
     q, k, _ = _qkv()
     pk, amap = attend(q, k, k, return_map=True)
     entropy = amap.lse - amap.rule.scale * (q * pk).sum(-1)
@@ -45,7 +45,7 @@ def effective_keys_from_lse() -> list[Check]:
     source="dV = Pᵀ dO",
 )
 def received_mass_gradient() -> list[Check]:
-    """The column sums of P, three ways."""
+    """The column sums of P, computed in three ways."""
     q, k, v = _qkv()
     v.requires_grad_()
     out, amap = attend(q, k, v, return_map=True)
@@ -64,7 +64,7 @@ def received_mass_gradient() -> list[Check]:
     source="Milakov & Gimelshein 2018, 1805.02867",
 )
 def lse_bounds_maximum() -> list[Check]:
-    """Both bounds are reached, by equal scores and by a single one, with one and the same LSE."""
+    """Both bounds are attained, by equal scores and by a single large one, with the same LSE."""
     q, k, v = _qkv()
     lse = attend(q, k, v, return_map=True)[1].lse
     largest = (q @ k.mT * q.shape[-1] ** -0.5).amax(-1)
@@ -72,8 +72,8 @@ def lse_bounds_maximum() -> list[Check]:
     flat, peak = torch.zeros(m, dtype=torch.float64), torch.full((m,), -1e3, dtype=torch.float64)
     peak[0] = math.log(m)
     return [
-        at_least("least of LSE − max", float((lse - largest).min()), 0.0),
-        at_most("largest of LSE − ln m − max", float((lse - math.log(m) - largest).max()), 0.0),
+        at_least("smallest LSE − max", float((lse - largest).min()), 0.0),
+        at_most("largest LSE − ln m − max", float((lse - math.log(m) - largest).max()), 0.0),
         equal("two rows of LSE", float(peak.logsumexp(0)), float(flat.logsumexp(0)), 1e-12),
         equal("whose maxima differ by", float(peak.max() - flat.max()), math.log(m), 1e-12),
     ]
@@ -85,7 +85,7 @@ def lse_bounds_maximum() -> list[Check]:
     source="Michel et al. 2019, 1905.10650",
 )
 def importance_from_gradient() -> list[Check]:
-    """The derivative by a gate on each head, and the sum over dO ∘ O."""
+    """The derivative with respect to a gate on each head, compared with the sum over dO ∘ O."""
     module, x, target = multi_head(), normal(2, 7, 12, seed=5), normal(2, 7, 12, seed=6)
     gates = torch.ones(3, dtype=torch.float64, requires_grad=True)
     heads = module.attention(*module.project(x, x))[0]  # [b, h, n, d_v]
@@ -101,7 +101,7 @@ def importance_from_gradient() -> list[Check]:
     source="Milakov & Gimelshein 2018, 1805.02867; ring attention, 2310.01889",
 )
 def key_blocks_merge_exactly() -> list[Check]:
-    """So keys can be split over blocks, cores and machines."""
+    """Keys can therefore be split over blocks, cores and machines."""
     q, k, v = _qkv()
     parts = [attend(q, k[:, :, a:z], v[:, :, a:z], return_map=True) for a, z in ((0, 3), (3, 4), (4, 13))]
     lse = torch.stack([amap.lse for _, amap in parts]).logsumexp(0)
@@ -115,7 +115,7 @@ def key_blocks_merge_exactly() -> list[Check]:
     source="Abnar & Zuidema 2020, 2005.00928 (rollout)",
 )
 def weights_are_an_operator() -> list[Check]:
-    """With products alone: P X, Pᵀ X, four layers of rollout, all singular values."""
+    """Computed from products alone: P X, Pᵀ X, four layers of rollout, all singular values."""
     q, k = normal(1, 1, 13, 5, seed=1), normal(1, 1, 13, 5, seed=2)
     amap: AttentionMap = attend(q, k, k, return_map=True)[1]
     p, x = _weights(q, k)[0, 0], normal(13, 3, seed=4)
@@ -141,7 +141,7 @@ def weights_are_an_operator() -> list[Check]:
     source="torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
 )
 def torch_tells_lse() -> list[Check]:
-    """A private operator: its result is checked here, as in the tests."""
+    """A private operator; its result is checked here and in the tests."""
     q, k, _ = _qkv()
     v = normal(*k.shape, seed=8)
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)
@@ -158,7 +158,7 @@ def torch_tells_lse() -> list[Check]:
     source="follows from the softmax",
 )
 def key_bias_does_nothing() -> list[Check]:
-    """A bias on the queries does change it. So one d of the 4·d biases is idle."""
+    """A bias on the queries does change it. One d of the 4·d biases has therefore no effect."""
     module, x = layer("multi_head", 12, 3, bias=True), normal(2, 7, 12, seed=5)
     before = module(x)
     moved = {}
@@ -179,7 +179,7 @@ def key_bias_does_nothing() -> list[Check]:
     source="Zhai et al. 2023, 2303.06296",
 )
 def entropy_has_a_floor() -> list[Check | Curve]:
-    """And the bound is tight: one score high and the others alike reach it. Growing weights let entropy collapse."""
+    """The bound is tight: it is attained by one large score and equal others. Growing weights let entropy collapse."""
     margins, reached = [], []
     for t, sigma in (5, 1.0), (64, 4.0), (64, 12.0):
         rows = normal(500, t, seed=t)
@@ -189,7 +189,7 @@ def entropy_has_a_floor() -> list[Check | Curve]:
         margins.append(float(_row_entropy(rows).min()) - _floor(t, sigma))
         reached.append(abs(float(_row_entropy(sigma * peak / peak.norm())) - _floor(t, sigma)))
     return [
-        at_least("least entropy above the bound, 1500 random rows", min(margins), 0.0),
+        at_least("smallest entropy minus the bound, 1500 random rows", min(margins), 0.0),
         at_most("distance of the extreme row from it", max(reached), 1e-12),
         _floor_curve(64, (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)),
     ]

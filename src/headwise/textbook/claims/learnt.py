@@ -25,7 +25,7 @@ Head = tuple[int, int]  # layer, and head in it
     source="§5.3, symmetry of heads and random initialisation",
 )
 def equal_heads_stay_equal() -> list[Check | Curve]:
-    """Two heads learn from a layer of two others, 300 steps of Adam."""
+    """Two heads are trained on the outputs of another layer of two heads, 300 steps of Adam."""
     apart = {noise: _apart_in_training(noise) for noise in (0.0, 1e-6, 1e-3)}
     steps = (*range(0, 300, 15), 300)
     lines = {
@@ -34,8 +34,8 @@ def equal_heads_stay_equal() -> list[Check | Curve]:
     }
     return [
         at_most("distance of equal heads after training", apart[0.0][-1], 1e-9),
-        at_least("after noise of 1e-6 at the start, in terms of it", apart[1e-6][-1] / 1e-6, 1000),
-        Curve.of("Two heads in training", "step", "distance over their size", lines, log="y"),
+        at_least("after noise of 1e-6 at the start, relative to it", apart[1e-6][-1] / 1e-6, 1000),
+        Curve.of("Two heads in training", "step", "relative distance", lines, log="y"),
     ]
 
 
@@ -46,8 +46,8 @@ def equal_heads_stay_equal() -> list[Check | Curve]:
     expected=Verdict.CONDITIONS,
 )
 def heads_have_subspaces() -> list[Check]:
-    """Of the trained queries' matrices. If “of its own” means that subspaces do not overlap, then no: some directions
-    are read by several heads.
+    """For the query matrices of a trained model. If “of its own” means that subspaces do not overlap, it is false: some
+    directions are read by several heads.
     """
     d = trained().decoder.config.d_model
     ranks, overlaps, size = [], [], 0
@@ -59,8 +59,8 @@ def heads_have_subspaces() -> list[Check]:
         angles = torch.linalg.svdvals(bases[:, None].mT @ bases)[..., 0]  # cosine of the least principal angle, [h, h]
         overlaps.append(float(angles[~torch.eye(len(w), dtype=torch.bool)].max()))
     return [
-        equal("least rank of a head's W^Q", min(r for r, _ in ranks), size),
-        equal("least rank of a layer's", min(r for _, r in ranks), d),
+        equal("smallest rank of a head's W^Q", min(r for r, _ in ranks), size),
+        equal("smallest rank of a layer's", min(r for _, r in ranks), d),
         at_most("largest cosine between directions of two heads", max(overlaps), 0.1).beyond(),
     ]
 
@@ -72,8 +72,8 @@ def heads_have_subspaces() -> list[Check]:
     expected=Verdict.MISLEADING,
 )
 def outputs_are_dissimilar() -> list[Check | Curve]:
-    """It is low, and lower than before training. But ρ compares numbers in bases that mean nothing to one another:
-    turning V and W_O of a head by any rotation changes no output, and ρ at will.
+    """It is low, and lower than before training. But ρ compares numbers in unrelated bases: rotating V and W_O of a
+    head changes no output, but changes ρ arbitrarily.
     """
     before, after, changes = [], [], []  # a number for each layer
     for i, heads in enumerate(trained().heads):
@@ -95,9 +95,9 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
     }
     return [
         at_most("mean |ρ| of two heads of a layer", mean, 0.1),
-        at_least("before training, over that", mean_fresh / mean, 1.2),
-        at_most("the same of the same layer in other bases", mean_turned, 0.1).suggested(),
-        at_most("what that changes in the output", max(changes), 1e-12).control(),
+        at_least("before training, relative to that", mean_fresh / mean, 1.2),
+        at_most("the same for the same layer in other bases", mean_turned, 0.1).suggested(),
+        at_most("change of the output", max(changes), 1e-12).control(),
         Curve.of("Cosine of two heads' outputs, mean of all pairs", "layer", "mean |ρ|", lines),
     ]
 
@@ -110,8 +110,8 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
     slow=True,
 )
 def heads_have_kinds() -> list[Check]:
-    """Some do, clearly; most of ours are of none of these kinds. Syntactic, semantic and coreference heads need
-    annotated texts and are not judged here.
+    """Some heads are clearly of these kinds; most heads of our model are not. Syntactic, semantic and coreference heads
+    require annotated texts and are not judged here.
     """
     model = trained()
     probe = probe_repeats(
@@ -125,8 +125,8 @@ def heads_have_kinds() -> list[Check]:
     kinds |= to_signs > 0.5
     return [
         at_least("previous character, weight of the best head", float(probe.previous.mass.max()), 0.9),
-        at_least("after an equal one (induction), over chance", float(probe.induction.lift.max()), 10),
-        at_least("punctuation, over its share of the text", float(to_signs.max()) / share, 2),
+        at_least("after an equal one (induction), relative to chance", float(probe.induction.lift.max()), 10),
+        at_least("punctuation, relative to its share of the text", float(to_signs.max()) / share, 2),
         at_least("share of heads of any of these kinds", float(kinds.double().mean()), 0.5).beyond(),
     ]
 
@@ -139,8 +139,8 @@ def heads_have_kinds() -> list[Check]:
     slow=True,
 )
 def heads_can_be_pruned() -> list[Check | Curve]:
-    """Those that were chosen for it: by one half of the passage, measured on the other, mean of both ways. Not any
-    heads, and not all. Nothing was trained again afterwards.
+    """If the heads are selected: on one half of the passage, measured on the other, mean of both directions. Not any
+    heads, and not all. Nothing was trained afterwards.
     """
     model = trained()
     every = [(i, head) for i in range(len(model.heads)) for head in range(model.decoder.config.num_heads)]
@@ -148,7 +148,8 @@ def heads_can_be_pruned() -> list[Check | Curve]:
     few, middle = len(every) // 8, len(model.losses) // 2
     halves = slice(None, middle), slice(middle, None)
     counts = sorted({0, 1, 2, few, *range(2 * few, len(every), few), len(every)})
-    lost: dict[str, dict[int, float]] = {"idlest first": {}, "in the order of the layers": {}, "busiest first": {}}
+    orders = "least important first", "in the order of the layers", "most important first"
+    lost: dict[str, dict[int, float]] = {order: {} for order in orders}
     for count in counts:
         both = dict.fromkeys(lost, 0.0)
         for chosen_on, measured_on in (halves, halves[::-1]):
@@ -158,10 +159,14 @@ def heads_can_be_pruned() -> list[Check | Curve]:
         for name, total in both.items():
             lost[name][count] = total / 2
     return [
-        at_most(f"loss added without the {few} idlest of {len(every)} heads, share", lost["idlest first"][few], 0.05),
-        at_most(f"without the {few} busiest", lost["busiest first"][few], 0.05).beyond(),
-        at_most("without any", _lost(losses_without(model, every), model.losses), 0.05).beyond(),
-        Curve.of("Heads taken out of the trained model", "heads taken out", "loss added, share", lost),
+        at_most(
+            f"relative loss increase without the {few} least important of {len(every)} heads",
+            lost["least important first"][few],
+            0.05,
+        ),
+        at_most(f"without the {few} most important", lost["most important first"][few], 0.05).beyond(),
+        at_most("without all", _lost(losses_without(model, every), model.losses), 0.05).beyond(),
+        Curve.of("Heads removed from the trained model", "heads removed", "relative loss increase", lost),
     ]
 
 

@@ -38,7 +38,7 @@ def score_memory() -> list[Check | Curve]:
     stored = {h: weights(h) for h in (1, 2, 4, 8, 16, 32)}
     lines = {"weights, stored": stored, "blockwise: log-sum-exps": {h: blockwise(h) for h in stored}}
     return [
-        *(equal(f"h = {h}: memory of the weights over one head's", stored[h] / stored[1], 1) for h in (2, 8, 32)),
+        *(equal(f"h = {h}: memory of the weights relative to one head", stored[h] / stored[1], 1) for h in (2, 8, 32)),
         equal("bytes of one head's", stored[1], 8 * 128 * 128).control(),
         Curve.of("Memory beside q, k, v and the output, n = 128, d_model = 32, float64", "heads h", "bytes", lines, {
             "as claimed": dict.fromkeys(stored, stored[1])}, log="xy"),
@@ -52,7 +52,7 @@ def score_memory() -> list[Check | Curve]:
     expected=Verdict.CONDITIONS,
 )
 def memory_n_squared() -> list[Check | Curve]:
-    """Where the weights are stored. Blockwise, the log-sum-exp of each row is enough: O(n·(h + d)) (Dao et al. 2022,
+    """If the weights are stored. Blockwise, the log-sum-exp of each row is sufficient: O(n·(h + d)) (Dao et al. 2022,
     2205.14135).
     """
 
@@ -77,7 +77,7 @@ def memory_n_squared() -> list[Check | Curve]:
     source="ch. 11; Milakov & Gimelshein 2018, 1805.02867; Dao et al. 2022, 2205.14135",
 )
 def blockwise_is_exact() -> list[Check]:
-    """To rounding; the difference is that of adding in another order."""
+    """Up to rounding, because sums are computed in another order."""
     q, k, v = (normal(1, 2, 701, 16, seed=s) for s in range(3))
     truth = attend(q, k, v, mask=Causal(), kernel="reference")
     single = [attend(*(x.float() for x in (q, k, v)), mask=Causal(), kernel=name) for name in ("torch_blocks", "auto")]
@@ -94,7 +94,7 @@ def blockwise_is_exact() -> list[Check]:
     source="ch. 11, mixed precision",
 )
 def mixed_precision() -> list[Check]:
-    """What is lost is the rounding of inputs and output, 8 bits of mantissa in bfloat16."""
+    """The error is that of rounding inputs and output to the 8 bits of mantissa of bfloat16."""
     q, k, v = (normal(1, 2, 307, 32, seed=s).bfloat16() for s in range(3))
     truth = attend(*(x.double() for x in (q, k, v)), kernel="reference")
     error = (attend(q, k, v).double() - truth).norm() / truth.norm()
@@ -102,7 +102,7 @@ def mixed_precision() -> list[Check]:
     worse = (summed.double() - truth).norm() / truth.norm()
     return [
         at_most("error in bfloat16", float(error), 6e-3),
-        at_least("error with the softmax in bfloat16, over it", float(worse / error), 1.2).control(),
+        at_least("error with the softmax in bfloat16, relative to it", float(worse / error), 1.2).control(),
     ]
 
 
@@ -112,14 +112,14 @@ def mixed_precision() -> list[Check]:
     source="§5.3; ch. 11",
 )
 def kv_cache() -> list[Check]:
-    """2·n·d_model numbers a layer; a token at a time gives what one pass gives."""
+    """2·n·d_model numbers per layer; decoding token by token gives the outputs of one pass."""
     module, x, cache = layer("multi_head", 24, 4), normal(2, 11, 24, seed=5), KVCache()
     with torch.no_grad():
         steps = [module(x[:, t : t + 1], mask=Causal(), cache=cache) for t in range(11)]
         whole = module(x, mask=Causal())
     return [
         same("error of a token at a time", torch.cat(steps, 1), whole),
-        equal("numbers kept for a token", cache.nbytes / 8 / 2 / 11, 2 * 24),
+        equal("numbers cached per token", cache.nbytes / 8 / 2 / 11, 2 * 24),
     ]
 
 
@@ -130,7 +130,7 @@ def kv_cache() -> list[Check]:
     source="5.3.15; Ainslie et al. 2023, 2305.13245",
 )
 def shared_keys_cache() -> list[Check | Curve]:
-    """Measured on caches in use; heads that already share their keys and values lose nothing by it."""
+    """Measured on caches; heads with equal keys and values lose nothing by sharing them."""
     x = normal(1, 7, 48, seed=5)
     sizes = {}
     for groups in (1, 2, 4, 8):
@@ -140,12 +140,12 @@ def shared_keys_cache() -> list[Check | Curve]:
     few = layer("multi_head", 48, 8, num_kv_heads=2)
     w = few.per_head_weights()
     copied = {**w, "k": w["k"].repeat_interleave(4, 0), "v": w["v"].repeat_interleave(4, 0)}
-    tokens = {"kept for a token, h = 8": {groups: size / 7 for groups, size in sizes.items()}}
+    tokens = {"cached, h = 8": {groups: size / 7 for groups, size in sizes.items()}}
     return [
-        equal("cache with 8 key heads over 2", sizes[8] / sizes[2], 4),
-        equal("over 1", sizes[8] / sizes[1], 8),
-        same("GQA and MHA with its key heads repeated differ by", few(x), type(few).from_heads(**copied)(x)),
-        Curve.of("Cache of a layer, d_model = 48, float64", "key and value heads g", "bytes a token", tokens, log="x"),
+        equal("cache with 8 KV heads relative to 2", sizes[8] / sizes[2], 4),
+        equal("relative to 1", sizes[8] / sizes[1], 8),
+        same("difference between GQA and MHA with repeated KV heads", few(x), type(few).from_heads(**copied)(x)),
+        Curve.of("Cache of a layer, d_model = 48, float64", "KV heads g", "bytes per token", tokens, log="x"),
     ]
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headwise.errors import ConfigError
-from headwise.files import atomic_path
+from headwise.files import write_text
 from headwise.reports.claims_page import claims_page
 from headwise.textbook.claims.claim import Finding
 from headwise.textbook.claims.show import by_group, summary
@@ -25,8 +25,7 @@ def write_page(findings: Sequence[Finding], path: str | os.PathLike[str]) -> Pat
     """
     if Path(path).is_dir():
         raise ConfigError(f"{os.fspath(path)!r} is a folder; expected a file name, such as claims.html")
-    with atomic_path(path) as temporary:
-        temporary.write_text(to_html(findings), encoding="utf-8")
+    write_text(path, to_html(findings))
     return Path(path)
 
 

@@ -21,7 +21,7 @@ from headwise.textbook.claims.samples import normal
     source="§5.3, relation to convolution; Cordonnier et al. 2020, 1911.03584, theorem 1",
 )
 def attention_is_convolution() -> list[Check]:
-    """To rounding, with dilation, groups and zero padding; what is added is that the places can move."""
+    """Up to rounding, with dilation, groups and zero padding. Unlike in a convolution, the offsets can change."""
     with seeded(0):
         one = nn.Conv1d(4, 6, 3, padding=2, dilation=2, groups=2).double()
         two = nn.Conv2d(3, 5, (3, 5), padding=(1, 2)).double()
@@ -40,7 +40,7 @@ def attention_is_convolution() -> list[Check]:
     source="Cordonnier et al. 2020, 1911.03584, theorem 1",
 )
 def convolution_is_a_limit() -> list[Check | Curve]:
-    """A 3×3 kernel, away from the border: four neighbours at distance 1 take e^{−α} each."""
+    """A 3×3 kernel, away from the border: four neighbours at distance 1 get e^{−α} each."""
     with seeded(0):
         conv = nn.Conv2d(3, 2, 3, padding=1, bias=False).double()
     image = normal(1, 3, 9, 9)

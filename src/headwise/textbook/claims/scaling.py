@@ -20,8 +20,8 @@ SIZES = 1, 4, 16, 64, 256, 1024
     expected=Verdict.CONDITIONS,
 )
 def scaling_keeps_variance() -> list[Check | Curve]:
-    """Of independent entries of variance 1, as at the start of training. Trained queries and keys are not: in our
-    model the scaled scores of heads spread far from 1.
+    """For independent entries of variance 1, as at the start of training. Trained queries and keys are not independent:
+    in our model the variance of the scaled scores of heads is far from 1.
     """
     found, plain, scaled = [], {}, {}
     for d in SIZES:
@@ -52,7 +52,7 @@ def scaling_keeps_gradients() -> list[Check | Curve]:
         plain[d], scaled[d] = _slope(dots), _slope(dots / math.sqrt(d))
     lines = {"without the factor": plain, "with 1/√d_k": scaled}
     return [
-        at_most("gradient at d_k = 1024 over 16, without the factor", plain[1024] / plain[16], 0.5),
+        at_most("gradient at d_k = 1024 relative to 16, without the factor", plain[1024] / plain[16], 0.5),
         equal("with it", scaled[1024] / scaled[16], 1, 0.1),
         Curve.of("Gradient of the softmax, 64 keys", "d_k", "mean ‖∂p/∂s‖", lines, log="x"),
     ]

@@ -26,14 +26,14 @@ layers or on the trained model that comes with headwise, and judged by what was 
 `headwise claims --all --markdown`; `headwise claims --html claims.html` makes a page of it, with plots. `headwise
 claims` runs the quick ones, `--only ID` a single one; the command fails if a verdict is no longer the expected one.
 
-A check is a number beside what it should be: ✓ it is so, ✗ it is not. The verdict follows from the checks:
+A check compares a number with its expected value: ✓ it holds, ✗ it does not. The verdict follows from the checks:
 
 - **holds**: all checks hold.
-- **holds under conditions**: it holds where it is meant, and fails beyond.
+- **holds under conditions**: it holds within its conditions, and fails outside of them.
 - **does not hold**: no check holds.
 - **faithful but misleading**: what it states is true, what it suggests is not.
 
-Some claims also have controls, checks that the measurement could have come out otherwise. They are not shown.
+Some claims also have controls, which check that the measurement can fail. They are not shown.
 Errors are the largest difference over the largest entry, in float64 unless stated otherwise. "5.3.1" and "§5.3" are a
 mathematical treatment of multi-head attention, "ch. 11" a chapter of a textbook on Transformers; the other sources are
 named."""

@@ -20,9 +20,9 @@ STEPS = 300
     expected=Verdict.CONDITIONS,
 )
 def low_rank_bottleneck() -> list[Check | Curve]:
-    """A head is trained to copy one of 12 tokens for each, given their places. With d_k = 1 all scores of a row rise
-    or fall along one line, so only two keys can be the largest. But a few numbers are enough for sharp patterns,
-    which need not be any matrix P.
+    """A head is trained to copy one of 12 tokens to each position, from the positions alone. With d_k = 1 all scores
+    of a row increase or decrease along one line, so only two keys can have the largest. But a few dimensions are
+    sufficient for sharp patterns; an arbitrary matrix P is not required.
     """
     missed = {d: _copying_missed(d) for d in (1, 2, 3, 4, 12)}
     return [
@@ -41,8 +41,9 @@ def low_rank_bottleneck() -> list[Check | Curve]:
     expected=Verdict.CONDITIONS,
 )
 def more_heads_learn_more() -> list[Check | Curve]:
-    """Layers of d_model = 32 are trained on y_i = x_π(i) − x_σ(i), with new x at each step: two places to look at for
-    each of 16 tokens. One head misses half of it, two find both; 32 heads with d_k = 1 miss it again.
+    """Layers of d_model = 32 are trained on y_i = x_π(i) − x_σ(i), with new x at each step: each of 16 tokens must
+    attend to two positions. One head misses half of the target, two heads find all of it, and 32 heads with d_k = 1
+    miss it again.
     """
     missed = {h: _trained_missed(h) for h in (1, 2, 4, 8, 16, 32)}
     steps = (*range(0, STEPS, 25), STEPS)

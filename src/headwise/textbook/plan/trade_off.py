@@ -7,7 +7,6 @@ from typing import Any
 from headwise.costs import Work, attention_stages, cache_bytes, score_bytes
 from headwise.errors import ConfigError
 from headwise.nn.counts import counts_of
-from headwise.reports.trade_off import write_trade_off
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled
 
 COLUMNS = (
@@ -48,6 +47,8 @@ def trade_off(d_model: int, work: Work) -> Plan:
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
     """Plot the table of `trade_off` as a PNG: memory and work over h, both axes logarithmic. Requires matplotlib."""
+    from headwise.reports.trade_off import write_trade_off  # imports reports and models
+
     table = plan.table("trade_off")
     columns = {column.key or column.name: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     write_trade_off(columns, path, title=f"{plan.title}, {plan.facts[0][1]}", scaled=scaled)

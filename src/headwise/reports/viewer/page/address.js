@@ -22,7 +22,7 @@ function writeAddress() {
   if (hash !== location.hash) try { history.replaceState(null, "", hash); } catch { /* too often, or not allowed */ }
 }
 
-// What the address asks for; what makes no sense is left out.
+// The view in the address, without invalid values.
 function recall() {
   const kept = new URLSearchParams(location.hash.slice(1)), out = { text: kept.get("text") };
   for (const name of ["layer", "head", "x", "y", "zoom", "low", "top", "row", "col"]) {

@@ -1,11 +1,11 @@
-// Both axes: positions from afar, the tokens themselves from near; marks where a search has hits.
+// Both axes: positions, or tokens when zoomed in, and marks for matches of a search.
 
 const LETTERED = 11;    // css pixels a token from which on it is written out
 const GUTTER = { left: 78, bottom: 62, top: 6, right: 8 };
 const WORDS = { left: 122, bottom: 88, top: 6, right: 8 };
-const NARROW = { left: 58, bottom: 56, top: 6, right: 4 };
+const NARROW = { left: 66, bottom: 62, top: 6, right: 4 };
 
-// As much of a label as there is room for.
+// A label, clipped to the room.
 function fitted(context, label, room) {
   while (label.length > 1 && context.measureText(label).width > room) label = clipped(label, [...label].length - 1);
   return label;
@@ -30,11 +30,7 @@ class Axes {
     context.font = `12px ${css("--ui")}`;
     context.textAlign = "center";
     context.fillText(T.key_axis, plot.left + plot.width / 2, plot.top + plot.height + this.gutter.bottom - 8, plot.width);
-    context.save();
-    context.translate(9, plot.top + plot.height / 2);
-    context.rotate(-Math.PI / 2);
-    context.fillText(T.query_axis, 0, 0, plot.height);
-    context.restore();
+    writeUpwards(context, T.query_axis, 9, plot.top + plot.height / 2, plot.height);
   }
 
   get gutter() { return this.narrow ? NARROW : this.pieces.wordy ? WORDS : GUTTER; }
@@ -62,12 +58,8 @@ class Axes {
       const x = camera.px(i + 0.5);
       if (x < plot.left || x > plot.left + plot.width) return;
       if (turned) {
-        context.save();
-        context.translate(x, edge + 5);
-        context.rotate(-Math.PI / 2);
         context.textAlign = "right";
-        context.fillText(fitted(context, label, room), 0, 0);
-        context.restore();
+        writeUpwards(context, fitted(context, label, room), x, edge + 5);
       } else {
         context.textAlign = "center";
         context.fillText(label, x, edge + 5 + size / 2);

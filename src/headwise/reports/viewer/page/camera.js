@@ -1,4 +1,4 @@
-// Where the reader looks: the token at the centre of the plot, and how many pixels a token takes.
+// The part of the map in view: the token at the centre of the plot, and the pixels per token.
 
 const CLOSEST = 96;     // css pixels a token at most
 const GLIDE = 70;       // ms; a zoom by wheel or key covers most of its way in that time
@@ -22,7 +22,7 @@ class Camera {
     this.hold();
   }
 
-  // Stay with the map: its middle when all of it is seen, no farther than its edges else.
+  // Keep the map in view: centred if all of it fits, otherwise within its edges.
   hold() {
     this.zoom = Math.min(CLOSEST, Math.max(this.whole, this.zoom));
     for (const [axis, size] of [["x", this.plot.width], ["y", this.plot.height]]) {
@@ -49,7 +49,7 @@ class Camera {
 
   pan(dx, dy) { this.to({ x: this.x - dx / this.zoom, y: this.y - dy / this.zoom }); }
 
-  // Zoom by a factor at once; what is at (px, py) stays there.
+  // Zoom by a factor at once; the point at (px, py) stays in place.
   zoomAt(px, py, factor) {
     const x = this.tx(px), y = this.ty(py), { plot } = this;
     const zoom = Math.min(CLOSEST, Math.max(this.whole, this.zoom * factor));
@@ -63,7 +63,7 @@ class Camera {
     this.goal = { zoom, px, py };
   }
 
-  // One frame of gliding, `ms` after the last; whether there is more to come.
+  // One frame of the animation, `ms` after the last; returns whether it continues.
   step(ms) {
     if (!this.goal) return false;
     const { zoom, px, py } = this.goal, way = Math.log(zoom / this.zoom), part = 1 - Math.exp(-ms / GLIDE);

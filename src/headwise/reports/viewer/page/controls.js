@@ -3,7 +3,7 @@
 const FLOOR = -8;       // decades: a range begins and ends between 1e-8 and 1
 
 class Controls {
-  // `changed(what)` is told what the reader changed: {reduce}, {scale}, or {low, top, auto}.
+  // Calls `changed({reduce})`, `changed({scale})` or `changed({low, top, auto})`.
   constructor(changed) {
     this.changed = changed;
     for (const id of ["reduce", "reduce-all"]) byId(id).addEventListener("change", (event) => changed({ reduce: event.target.value }));

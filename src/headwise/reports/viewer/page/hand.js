@@ -1,10 +1,10 @@
-// The reader's hand on the map: drag, wheel, pinch, click, double click.
+// Pointer input on the map: drag, wheel, pinch, click, double click.
 
 const STILL = 4;        // css pixels; a press that moves less is a click
 const NOTCH = 1.6;      // a wheel's notch zooms by about this factor
 
 class Hand {
-  // `seen(point)` is told where a mouse hovers (null: nowhere), `chosen(point)` where it was clicked.
+  // Calls `seen(point)` while the mouse hovers (null when it leaves), `chosen(point)` on a click.
   constructor(over, plot, { seen, chosen }) {
     Object.assign(this, { over, plot, seen, chosen, held: new Map() });
     over.addEventListener("pointerdown", (event) => this.press(event));

@@ -6,12 +6,7 @@ class Heads {
   constructor(box, choose) {
     Object.assign(this, { box, choose, thumbs: [], statistic: "", order: "layer", range: "own" });
     box.addEventListener("keydown", (event) => this.key(event));
-    this.watch = new IntersectionObserver((entries) => {
-      for (const { target, isIntersecting } of entries) {
-        target.visible = isIntersecting;
-        if (isIntersecting) this.paint(target);
-      }
-    }, { rootMargin: "200px" });
+    this.watch = watchVisible((thumb) => this.paint(thumb));
   }
 
   open(model, text) {
@@ -55,7 +50,7 @@ class Heads {
     this.scaled();
   }
 
-  // Each head's own range on the scale of the day.
+  // Each head's own range on the current scale.
   scaled() {
     const { maps } = this, whole = maps && { r0: 0, r1: maps.rows, c0: 0, c1: maps.cols };
     this.ranges = maps && Array.from({ length: maps.count }, (_, i) => rangeOf(sampled(maps, whole, CELLS * CELLS, i), this.scale));
@@ -159,13 +154,13 @@ class Heads {
 
   // Arrow keys walk over the grid as it is arranged.
   key(event) {
-    const { thumbs } = this, from = thumbs.indexOf(event.target), step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-    if (!step || from < 0) return;
+    const { thumbs } = this, from = thumbs.indexOf(event.target), [down, right] = ARROWS[event.key] ?? [];
+    if (down === undefined || from < 0) return;
     event.preventDefault();
     const here = event.target.getBoundingClientRect();
     const far = (thumb) => {
-      const box = thumb.getBoundingClientRect(), along = step[0] * (box.left - here.left) + step[1] * (box.top - here.top);
-      const aside = Math.abs(step[0] ? box.top - here.top : box.left - here.left);
+      const box = thumb.getBoundingClientRect(), along = right * (box.left - here.left) + down * (box.top - here.top);
+      const aside = Math.abs(right ? box.top - here.top : box.left - here.left);
       return along > 1 && aside < here.width / 2 ? along : Infinity;
     };
     const next = thumbs.reduce((best, thumb) => (far(thumb) < far(best) ? thumb : best), event.target);

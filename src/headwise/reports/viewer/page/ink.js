@@ -50,7 +50,7 @@ class Ink {
     return table;
   }
 
-  // Paint one of the maps into a canvas of its own size; nothing where nothing is allowed.
+  // Paint one of the maps into a canvas of its own size; fully masked cells stay transparent.
   paint(map, canvas, index = 0) {
     const { rows, cols, bits } = map, table = this.table(map), from = index * rows * cols;
     if (canvas.width !== cols) canvas.width = cols;

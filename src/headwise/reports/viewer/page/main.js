@@ -1,4 +1,4 @@
-// The page: what is chosen, and which parts hear of it.
+// The page: its state, and the updates of its parts.
 
 const state = { layer: null, head: null, reduce: "mean", scale: "log", low: undefined, top: 1, auto: true };
 let model = null, text = null;
@@ -39,12 +39,12 @@ async function openText(found) {
   await fetchSmall();
 }
 
-// Whether there is such a head, but it is not drawn yet.
+// Whether the head exists but is not drawn yet.
 function isComing({ layer, head }) {
   return head < model.layers[layer]?.heads && !heads.has(layer, head);
 }
 
-// A newer text takes its place: nothing of it is asked for any more.
+// A newer text replaces it: stop its requests.
 function leaveText() {
   plot.hide();
   pieces.leave?.abort();
@@ -60,7 +60,7 @@ async function moreHeads(found) {
   await fetchSmall();
 }
 
-// The small maps of all heads; asked again when the pooling changes.
+// The small maps of all heads; requested again when the pooling changes.
 async function fetchSmall() {
   const { id } = text, { reduce } = state;
   try {
@@ -137,7 +137,7 @@ function change(what) {
   if (state.layer !== null) showHead();
 }
 
-// The range follows the view, but not for every trifle.
+// An automatic range follows the view, except for small changes.
 function onRange({ low, top }) {
   const near = (a, b) => a === b || Math.abs(Math.log(a / b)) < 0.04;
   if (!state.auto || (near(top, state.top) && near(low, state.low))) return;
@@ -195,11 +195,11 @@ function fit() {
 
 // Arrow keys move the map, or the cursor that Enter has set.
 function onMapKey(event) {
-  const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key], { camera } = plot;
+  const step = ARROWS[event.key], { camera } = plot;
   if (event.ctrlKey || event.metaKey || event.altKey || !plot.shows) return;
   if (step && plot.pinned) {
     const { cell } = plot.level(), by = cell * (event.shiftKey ? 10 : 1), inside = (i) => Math.min(camera.n - 1, Math.max(0, i));
-    const cursor = { row: inside(plot.cursor.row + by * step[1]), col: inside(plot.cursor.col + by * step[0]) };
+    const cursor = { row: inside(plot.cursor.row + by * step[0]), col: inside(plot.cursor.col + by * step[1]) };
     const x = camera.px(cursor.col), y = camera.py(cursor.row), { left, top, width, height } = camera.plot;
     if (x < left || x > left + width - camera.zoom) camera.to({ x: cursor.col + 0.5 });
     if (y < top || y > top + height - camera.zoom) camera.to({ y: cursor.row + 0.5 });
@@ -208,7 +208,7 @@ function onMapKey(event) {
     byId("spoken").textContent = readout.sentence();
   } else if (step) {
     const far = (event.shiftKey ? 0.8 : 0.12) * Math.min(camera.plot.width, camera.plot.height);
-    camera.pan(-far * step[0], -far * step[1]);
+    camera.pan(-far * step[1], -far * step[0]);
     plot.draw();
   } else if (event.key === "Enter" && !plot.pinned) {
     const { view } = { view: camera.view() };
@@ -218,7 +218,7 @@ function onMapKey(event) {
   event.preventDefault();
 }
 
-// Keys that work wherever no text is being typed.
+// Keys that work outside of text fields.
 function onKey(event) {
   const typing = event.target.closest?.("input:not([type=range],[type=checkbox]), textarea, select");
   if (event.key === "Escape" && event.target.id === "query") { byId("map").focus(); return; }
@@ -237,7 +237,7 @@ function onKey(event) {
 function savePicture() {
   const { cell } = plot.level(), { r0, r1, c0, c1 } = plot.camera.view(), whole = (from, to) => `${grouped(Math.floor(from))}–${grouped(Math.ceil(to) - 1)}`;
   const says = `${byId("level").textContent} · ${T.query} ${whole(r0, r1)} · ${T.key} ${whole(c0, c1)} · ${T[state.scale]}`;
-  const picture = pictureOf(plot, { title: `${clipped(inLine(text.title || ""), 60)} — ${fill(T.head_name, state)}`, says, foot: `headwise · ${model.name} · ${inTokens(text.n)}` });
+  const picture = pictureOf(plot, { title: `${clipped(inLine(text.title || ""), 60)} — ${fill(T.head_name, state)}`, says, foot: `headwise · ${modelName()} · ${inTokens(text.n)}` });
   download(picture, `layer${state.layer}-head${state.head}-${cell === 1 ? "exact" : state.reduce + cell}.png`);
 }
 
@@ -271,8 +271,7 @@ async function fetchFont() {
   } catch { /* the machine's own fonts will do */ }
 }
 
-function changeTheme(name, keep) {
-  setTheme(name, keep);
+function themed() {
   plot.hatch = null;
   if (!text) return;
   heads.arrange();
@@ -280,16 +279,18 @@ function changeTheme(name, keep) {
   plot.draw();
 }
 
+const modelName = () => said({ text: model.name, zh: model.zh });
+
 function tellText() {
   byId("reading-title").textContent = byId("reading-title").title = text.title || text.id;
-  byId("reading-facts").textContent = `${model.name} · ${inTokens(text.n)}`;
+  byId("reading-facts").textContent = `${modelName()} · ${inTokens(text.n)}`;
   byId("notes").replaceChildren(...(text.notes ?? []).map((note) => make("li", { textContent: said(note) })));
 }
 
 function tellModel() {
   if (!model) return;
   const total = heads.total(model);
-  byId("model").textContent = fill(T.model_facts, { name: model.name, layers: model.layers.length, heads: total });
+  byId("model").textContent = fill(T.model_facts, { name: modelName(), layers: model.layers.length, heads: total });
   byId("model").title = model.context ? fill(T.trained, { n: grouped(model.context) }) : "";
   reading.count();
 }
@@ -305,14 +306,13 @@ function listen() {
   on("keys", () => byId("keys").setAttribute("aria-expanded", String(!(byId("map-help").hidden = !byId("map-help").hidden))));
   on("link", copyLink);
   on("save", savePicture);
-  on("theme", () => changeTheme(theme() === "dark" ? "light" : "dark", true));
+  watchTheme(themed);
   on("language", () => speak(language === "en" ? "zh" : "en", true));
   byId("statistic").addEventListener("change", (event) => { heads.statistic = event.target.value; heads.arrange(); });
   byId("order").addEventListener("change", (event) => { heads.order = event.target.value; heads.arrange(); });
   byId("heads-range").addEventListener("change", (event) => { heads.range = event.target.value; heads.draw(); });
   byId("map").addEventListener("keydown", onMapKey);
   document.addEventListener("keydown", onKey);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => changeTheme(event.matches ? "dark" : "light", false));
   addEventListener("stage", () => plot.layout());
   addEventListener("popstate", () => { const kept = recall(); if (kept.text === text?.id) { if (kept.layer === undefined) closeHead(); else restore(kept); } });
   addEventListener("language", () => { tellModel(); reading.tell(); if (!text) return; tellText(); heads.names(); heads.arrange(); controls.show(state); search.words(); if (state.layer !== null) showHead(); });

@@ -1,4 +1,4 @@
-// The text, a token at a time, fetched in stretches when it is first looked at.
+// The tokens of the text, fetched in stretches when they are first shown.
 
 const STRETCH = 1024;   // tokens a request
 const STRETCHES = 200;  // kept
@@ -22,8 +22,8 @@ class Pieces {
     return this.stretch(Math.floor(i / STRETCH))?.[i % STRETCH];
   }
 
-  // The text of [from, to), or null while a part of it is on its way; with what stands between tokens, if the server
-  // tells it: at the beginning too where the text goes on from an earlier token.
+  // The text of [from, to), or null while a part of it is on its way; with the text between tokens, also
+  // at the beginning if it continues from an earlier token.
   between(from, to, goesOn = false) {
     let text = "";
     for (let i = Math.max(0, from); i < Math.min(this.n, to); i++) {
@@ -34,7 +34,7 @@ class Pieces {
     return text;
   }
 
-  // What stands between a token and the one before.
+  // The text between a token and the one before.
   ahead(i) {
     return i < this.n && this.at(i) !== undefined ? this.kept.get(Math.floor(i / STRETCH)).ahead?.[i % STRETCH] ?? "" : "";
   }

@@ -1,11 +1,11 @@
-// The map on its canvas: only what is in view, from the tiles that are here; coarser ones until finer ones arrive.
+// The map on its canvas: only what is in view, from the loaded tiles, coarser ones until finer ones arrive.
 
 const NUMBERED = 44;    // css pixels a token from which on a cell has its weight written in
 const SETTLED = 140;    // ms without a movement until the range follows the view
 const SAMPLES = 40000;  // weights that an automatic range looks at
 
 class Plot {
-  // `changed` hears of every new view, `ranged(range)` of a range that follows it.
+  // Calls `changed()` for every new view, `ranged(range)` for an automatic range.
   constructor(box, base, over, { tiles, pieces, changed, ranged }) {
     Object.assign(this, { box, base, over, tiles, pieces, changed, ranged, shows: null, frame: 0, cursor: null });
     this.camera = new Camera();
@@ -31,18 +31,14 @@ class Plot {
     this.axes.narrow = narrow;
     const { left, bottom, top, right } = this.axes.gutter;
     camera.plot = { left, top, width: Math.max(40, width - left - right), height: Math.max(40, height - top - bottom) };
-    for (const canvas of [this.base, this.over]) {
-      canvas.width = Math.round(width * ratio);
-      canvas.height = Math.round(height * ratio);
-      canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
-    }
+    for (const canvas of [this.base, this.over]) fitCanvas(canvas, width, height);
     this.ratio = ratio;
     if (whole) camera.fit(); else camera.hold();
     this.hatch = null;
     this.drawNow(performance.now());
   }
 
-  // Draw in the next frame, however often this is asked.
+  // Draw in the next frame, once for any number of calls.
   draw() {
     if (!this.frame) this.frame = requestAnimationFrame((now) => this.drawNow(now));
   }
@@ -91,7 +87,7 @@ class Plot {
     return out;
   }
 
-  // Ask for what is missing, nearest to the centre first; nothing for parts that a coarser tile tells to be empty.
+  // Request missing tiles, nearest to the centre first, except those that a coarser tile shows to be empty.
   wanted() {
     const { camera, shows, tiles } = this, missing = [];
     // On the way to another level, its tiles are those to wait for.
@@ -111,7 +107,7 @@ class Plot {
     tiles.want(missing);
   }
 
-  // The nearest coarser tile that is here and holds this part.
+  // The nearest loaded coarser tile that contains this part.
   above({ cell, row, col }) {
     for (let up = 2; cell * up <= this.shows.coarsest; up *= 2) {
       const tile = this.tiles.get(this.name(cell * up, Math.floor(row / up), Math.floor(col / up)));
@@ -120,7 +116,7 @@ class Plot {
     return null;
   }
 
-  // The finer tiles of the next level that are here, for a view that has just zoomed out.
+  // The finer tiles of the next level that are loaded, after zooming out.
   below({ cell, row, col }) {
     if (cell === 1) return [];
     return [0, 1, 2, 3].map((i) => this.tiles.get(this.name(cell / 2, 2 * row + (i >> 1), 2 * col + (i & 1)))).filter(Boolean);
@@ -164,7 +160,7 @@ class Plot {
     context.strokeRect(plot.left - 0.5, plot.top - 0.5, plot.width + 1, plot.height + 1);
   }
 
-  // What stands for a tile on its way: a coarser tile, else finer ones over the head's small map.
+  // The replacement of a tile that is loading: a coarser tile, otherwise finer ones over the small map.
   instead(context, part, piece, ink, edge) {
     const tile = this.above(part);
     context.save();
@@ -205,15 +201,14 @@ class Plot {
         const weight = this.weightIn(r, c, 1);
         const x = camera.px(c + 0.5), y = camera.py(r + 0.5);
         if (weight === undefined || Number.isNaN(weight) || x - 1.3 * size < plot.left || x + 1.3 * size > plot.left + plot.width) continue;
-        const [red, green, blue] = colourAt(place(weight, shows.top, shows.scale, shows.low));
-        context.fillStyle = 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#1d1e26" : "#ffffff";
+        context.fillStyle = inkOn(colourAt(place(weight, shows.top, shows.scale, shows.low)));
         const label = weight === 0 ? "0" : weight >= 0.005 ? weight.toFixed(2) : weight.toExponential(0);
         context.fillText(label, x, y);
       }
     }
   }
 
-  // The weight of a cell of a level: NaN where nothing is allowed, undefined while it is on its way.
+  // The weight of a cell of a level: NaN where it is masked, undefined while it is loading.
   weightIn(r, c, cell) {
     const name = this.name(cell, Math.floor(r / SIDE), Math.floor(c / SIDE)), tile = this.tiles.get(name);
     if (tile) return valueOf(tile, (r % SIDE) * tile.cols + (c % SIDE));
@@ -228,7 +223,7 @@ class Plot {
     return x >= 0 && y >= 0 && x < camera.n && y < camera.n ? { row: y, col: x } : null;
   }
 
-  // What is told of the cell that holds the token pair (row, col).
+  // The cell of the token pair (row, col) and its weight.
   read({ row, col }) {
     const { cell } = this.level(), r = Math.floor(row / cell), c = Math.floor(col / cell);
     return { r, c, cell, weight: this.weightIn(r, c, cell) };
@@ -292,7 +287,7 @@ function covering(tile, { cell, r0, r1, c0, c1 }) {
   };
 }
 
-// Fine slanted lines: nothing is allowed here.
+// The pattern of masked areas.
 const hatchSize = (ratio) => Math.round(8 * ratio);
 function hatching(context, ratio) {
   const size = hatchSize(ratio), canvas = make("canvas", { width: size, height: size }), pen = canvas.getContext("2d");

@@ -3,8 +3,8 @@
 const TITLE = 28;       // characters of a text's beginning that name it
 
 class Reading {
-  // `ready(text)` is told the server's account of a text as soon as the first heads are drawn, `more(text)` when there are
-  // more of them, `left()` when a newer text takes its place.
+  // Calls `ready(text)` with the state of a text once its first heads are drawn, `more(text)` for further heads, and
+  // `left()` when a newer text replaces it.
   constructor({ ready, more, left }) {
     Object.assign(this, { ready, more, left, id: null, open: false, name: "", account: {} });
     byId("form").addEventListener("submit", (event) => { event.preventDefault(); this.submit(); });
@@ -40,7 +40,7 @@ class Reading {
     return n;
   }
 
-  // Show the form, or the text that is being looked at.
+  // Show the form, or the current text.
   ask(asking) {
     byId("entry").hidden = !asking;
     for (const id of ["reading", "another"]) byId(id).hidden = asking;
@@ -115,7 +115,7 @@ class Reading {
     if (this.leave?.signal === signal) byId("progress").hidden = true;
   }
 
-  // Ask how far it is until all of it is there; its heads are shown as they come.
+  // Poll the state until it is complete, and show heads as they are drawn.
   async follow(id, signal) {
     Object.assign(this, { id, shown: null });
     for (let wait = 120, drawn = 0; ; wait = Math.min(drawn ? 2000 : 500, wait * 1.3)) {

@@ -20,7 +20,7 @@ class Readout {
     this.tell(name, [make("div", { className: "weight" }, number, make("small", { textContent: note })), make("dl", {}, ...sides.flatMap((side) => side.parts))]);
   }
 
-  // What a number stands for at this level.
+  // The meaning of a number at this level.
   note(cell) {
     return cell === 1 ? T.weight : fill(this.plot.shows.reduce === "max" ? T.max_of : T.mean_of, { c: cell });
   }

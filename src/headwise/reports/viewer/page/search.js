@@ -1,4 +1,4 @@
-// A word of the text: where it stands, its marks on both axes, from one place to the next.
+// Search in the text: the list of matches, and moving from one to the next.
 
 const MOST = 500;       // places of a search
 
@@ -9,12 +9,7 @@ class Search {
     byId("after").addEventListener("click", () => this.step(1));
     byId("before").addEventListener("click", () => this.step(-1));
     byId("query").addEventListener("input", () => { if (!byId("query").value) this.clear(); });
-    this.watch = new IntersectionObserver((entries) => {
-      for (const { target, isIntersecting } of entries) {
-        target.visible = isIntersecting;
-        if (isIntersecting) this.context(target);
-      }
-    }, { root: byId("hits"), rootMargin: "80px" });
+    this.watch = watchVisible((button) => this.context(button), { root: byId("hits"), rootMargin: "80px" });
   }
 
   open(text) {

@@ -1,4 +1,4 @@
-// Tiles of the map on show: which are here, which are on their way, and which are not worth a request any more.
+// Tiles of the map: those loaded, those loading, and those not worth a request.
 
 const SIDE = 256;       // cells a tile's side
 const AT_ONCE = 6;      // requests on their way
@@ -19,7 +19,7 @@ class Tiles {
     this.refused.clear();
   }
 
-  // Whoever wanted these tiles has gone.
+  // Stop all requests.
   leave() {
     this.wanted = [];
     for (const request of this.way.values()) request.abort();
@@ -85,7 +85,7 @@ class Tiles {
     return tile.canvas;
   }
 
-  // Whether a coarser tile already tells that nothing is allowed in this part of it, [r0, r1) × [c0, c1) of its cells.
+  // Whether a coarser tile shows that this part of it is fully masked, [r0, r1) × [c0, c1) of its cells.
   isBlank(name, tile, { r0, r1, c0, c1 }) {
     if (this.blank.has(name)) return true;
     for (let r = r0; r < r1; r++) for (let c = c0; c < c1; c++) if (!isNothing(tile.bits[r * tile.cols + c])) return false;

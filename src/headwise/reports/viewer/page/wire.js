@@ -1,4 +1,4 @@
-// Talking to the server: the token, patience where it is busy or away, and maps as they travel.
+// Requests to the server: the token, retries while it is busy or unreachable, and encoded maps.
 
 const TOKEN = new URLSearchParams(location.search).get("token") ?? "";
 const PATIENCE = 8;  // how often a busy server is asked again
@@ -75,7 +75,7 @@ async function refusal(response) {
 
 const askJSON = async (path, options) => (await ask(path, options)).json();
 
-// Show what was refused; a request that was aborted on purpose is nothing to speak of.
+// Show an error, except for requests that were aborted on purpose.
 function complain(error) {
   if (error?.name === "AbortError") return;
   say("alert", error?.sentence ?? String(error?.message ?? error));

@@ -23,7 +23,7 @@ function speak(name, keep) {
   dispatchEvent(new Event("language"));
 }
 
-// What the reader chose in this tab, else what the server was asked for, else the browser's own.
+// The language chosen in this tab, otherwise that of the command, otherwise that of the browser.
 function firstLanguage() {
   let kept = null;
   try { kept = sessionStorage.getItem("headwise-language"); } catch { /* a private window keeps nothing */ }

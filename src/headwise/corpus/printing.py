@@ -1,4 +1,4 @@
-"""A sweep's numbers in a terminal: what was measured, each measure over the heads, and the first heads."""
+"""The result of a sweep in a terminal: the facts, each measure over the heads, and the first heads."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ SHOWN = 12  # heads
 
 
 def check_sort(sort: str | None, names: Sequence[str]) -> None:
-    """ConfigError if the heads cannot be sorted by that."""
+    """Raise ConfigError if the heads cannot be sorted by this name."""
     if sort is not None and sort not in names:
         raise ConfigError(f"sort={sort!r}: expected one of the measures, {', '.join(names)}")
 
@@ -21,10 +21,10 @@ def check_sort(sort: str | None, names: Sequence[str]) -> None:
 def print_measures(
     found: CorpusMeasures, console: Console, *, sort: str | None = None, seconds: float | None = None
 ) -> None:
-    """Facts, a line a measure, and a line each for the first heads, with as many measures as there is room for.
+    """Print facts, a line a measure, and a line each for the first heads, with as many measures as fit.
 
     Args:
-        sort: a measure whose largest values stand first; by layer and head if None. seconds: that it took.
+        sort: the measure to sort by, largest first; by layer and head if None. seconds: the duration.
     """
     about, total = found.about, found.total
     took = "" if seconds is None else f", in {duration(seconds)}"
@@ -56,7 +56,7 @@ def print_measures(
 
 
 def _fitting(head: list[str], body: list[list[str]], width: int, sort: str | None) -> list[int]:
-    """The columns that fit: layer and head, then the measure that is sorted by, then the others in their order."""
+    """The columns that fit: layer, head, the measure that is sorted by, then the others in their order."""
     widths = [max(map(len, column)) + 2 for column in zip(head, *body, strict=True)]
     order = sorted(range(2, len(head)), key=lambda i: head[i] != sort)
     taken, room = [0, 1], width + 2 - widths[0] - widths[1]
@@ -79,9 +79,9 @@ def _print_troubles(found: CorpusMeasures, console: Console) -> None:
     if not found.total.troubles:
         return
     console.print()
-    said = f"NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it."
+    message = f"NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it."
     if not rows:
-        said = "NaN or infinity among the values of a head; its weights are well, and nothing was left out."
-    console.print(Text(said, style="bold red"))
+        message = "NaN or infinity among the values of a head; its weights are finite, and nothing was left out."
+    console.print(Text(message, style="bold red"))
     for trouble in found.total.troubles:
         console.print(Text(f"  {trouble}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What the caller tells of the tokens, checked and turned into classes of keys."""
+"""The tokens of an input as the caller gives them: checked, and grouped into classes of keys."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,12 +12,12 @@ from headwise.stats import ClassMass
 
 # [CLS], [SEP], <s>, </s>, <pad>, <|endoftext|>, <extra_id_0>
 MARKER = re.compile(r"\[[A-Z]+\]|<\|[^|]+\|>|</?[A-Za-z_]+\d*>")
-# How tokenizers write white space inside a piece.
+# White space as tokenizers write it inside a piece.
 BLANKS = str.maketrans({"Ġ": " ", "▁": " ", "Ċ": "\n"})
 
 
 def token_ids(tokens: Any, b: int, m: int) -> Tensor:
-    """Integer tokens [b or 1, m]."""
+    """Check integer tokens; return them as [b or 1, m]."""
     ids = torch.as_tensor(tokens)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise DTypeError(f"tokens: expected integers [{m}] or [{b}, {m}], got {ids.dtype}")
@@ -28,7 +28,7 @@ def token_ids(tokens: Any, b: int, m: int) -> Tensor:
 
 
 def texts(pieces: Any, b: int, m: int) -> list[list[str]]:
-    """The text of each token, one list or one for each batch entry."""
+    """Check the texts of the tokens; return one list, or one for each batch entry."""
     rows = [pieces] if all(isinstance(piece, str) for piece in pieces) else list(pieces)
     for row in rows:
         if not isinstance(row, Sequence) or not all(isinstance(piece, str) for piece in row):
@@ -41,17 +41,17 @@ def texts(pieces: Any, b: int, m: int) -> list[list[str]]:
 
 
 def plain(piece: str) -> str:
-    """A piece as it stands in the text: a tokenizer's signs for blanks and for going on (##) taken away."""
+    """A piece as written in the text, without a tokenizer's signs for blanks and for continuation (##)."""
     text = piece.translate(BLANKS)
     return text[2:] if text.startswith("##") and len(text) > 2 else text
 
 
 def is_marker(piece: str) -> bool:
-    """Whether the piece is none of the text, such as [SEP] or <|endoftext|>."""
+    """Whether the piece is a marker outside the text, such as [SEP] or <|endoftext|>."""
     return MARKER.fullmatch(piece) is not None
 
 
-def classes(pieces: Sequence[Sequence[str]]) -> dict[str, Tensor]:
+def classes_of(pieces: Sequence[Sequence[str]]) -> dict[str, Tensor]:
     """Boolean [b or 1, m] for separators (white space and markers) and for punctuation."""
     found: dict[str, list[Tensor]] = {"separator": [], "punctuation": []}
     for row in pieces:
@@ -64,10 +64,11 @@ def classes(pieces: Sequence[Sequence[str]]) -> dict[str, Tensor]:
     return {name: torch.stack(rows) for name, rows in found.items()}
 
 
-def rare(ids: Tensor, seen: Tensor, frequencies: Mapping[int, float] | Tensor, share: float) -> Tensor:
-    """The keys of the least frequent tokens, boolean [b or 1, m]: of the keys that are seen at all [b or 1, m], as many
-    tokens as it takes to make up `share`, at least one. In a sentence of 20 or fewer, at 0.05, that is the rarest token
-    (Voita et al. 2019)."""
+def rare_keys(ids: Tensor, seen: Tensor, frequencies: Mapping[int, float] | Tensor, share: float) -> Tensor:
+    """The keys of the least frequent tokens, boolean [b or 1, m].
+
+    Of the keys in sight of any query (`seen`, [b or 1, m]), the rarest tokens are taken until they make up `share`, at
+    least one. In a sentence of 20 or fewer tokens, at 0.05, that is the rarest token (Voita et al. 2019)."""
     if not 0.0 < share < 1.0:
         raise ConfigError(f"rare={share}: expected a share of the keys, more than 0 and less than 1")
     wide = max(len(ids), len(seen))

@@ -1,6 +1,6 @@
-"""What comparisons of heads are given, checked once: maps, outputs and weights of all layers, and the heads' names.
+"""Checks of the maps, outputs and weights of all layers that comparisons of heads take, and the names of heads.
 
-Everything is plain data. `outputs` are one [b, h, n, d_v] a layer, before the output projection; `weights` one
+All are plain data. `outputs` are one [b, h, n, d_v] a layer, before the output projection; `weights` one
 dictionary a layer with "q" [h, d_model, d_k], "k" [h_kv, d_model, d_k], "v" [h_kv, d_model, d_v] and
 "o" [h, d_v, d_model], such that x @ q[i] is head i's query.
 """
@@ -24,12 +24,12 @@ def head_name(layer: int, head: int) -> str:
 
 
 def head_names(counts: Sequence[int], letter: str = "H") -> tuple[str, ...]:
-    """L0H0, L0H1, …: layer by layer, `counts` heads each."""
+    """L0H0, L0H1, … for `counts` heads a layer."""
     return tuple(f"L{layer}{letter}{head}" for layer, count in enumerate(counts) for head in range(count))
 
 
 def checked_maps(maps: Sequence[AttentionMap] | AttentionMap, *, square: bool = False) -> list[AttentionMap]:
-    """Maps of all layers: of one batch and one size, with finite scores.
+    """The maps of all layers, checked to have one batch, one size and finite scores.
 
     Raises:
         ShapeError, DTypeError, ConfigError: naming the layer.
@@ -61,7 +61,7 @@ def checked_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
     """Head outputs of all layers as [h, tokens, d_v] float32 (float64 for float64), batch entries one after another.
 
     Raises:
-        ShapeError, DTypeError, ConfigError: naming the layer; infinite numbers and NaN are told, not carried on.
+        ShapeError, DTypeError, ConfigError: naming the layer; also for NaN and infinity.
     """
     if isinstance(outputs, Tensor):
         raise DTypeError("outputs: got one tensor, expected a list with one [b, h, n, d_v] for each layer")
@@ -90,7 +90,7 @@ def checked_outputs(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def checked_weights(weights: Sequence[Weights], sides: str) -> dict[str, list[Tensor]]:
-    """The projections named by the letters of `sides`, each a list over layers, float32 (float64 for float64).
+    """The projections named by the letters of `sides`, each as a list over layers in float32 (float64 for float64).
 
     Raises:
         ShapeError, DTypeError, ConfigError: naming the layer and the projection.
@@ -136,7 +136,7 @@ def counts(layers: Sequence[Tensor]) -> list[int]:
 
 
 def _alike(name: str, layers: list[Tensor]) -> list[Tensor]:
-    """All in the widest dtype among them. Raises DeviceError if they lie on different devices."""
+    """The layers in the widest dtype among them. DeviceError if they are on different devices."""
     for x in layers:
         if x.device != layers[0].device:
             raise DeviceError(f"{name}: some are on {x.device}, some on {layers[0].device}; move them to one device")

@@ -4,22 +4,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from headwise.analysis.given import head_name
-from headwise.analysis.head_roles.choices import Choice
-from headwise.analysis.head_roles.score import RoleScore
+from headwise.analysis.checks import head_name
+from headwise.analysis.head_roles.score import Choice, RoleScore
 from headwise.analysis.head_roles.tally import DRAWS
 from headwise.table.show import as_html
 
 SHORT = {"separator": "sep.", "punctuation": "punct.", "duplicate": "same", "induction": "induct.", "local": "nearby"}
-FEWEST = 10  # cases of which a best head is told
-NAMED = 6  # relations with fewer, by name
+FEWEST = 10  # cases from which a best head is named
+NAMED = 6  # relations with fewer cases that are named
 
 
 Words = Sequence[Sequence[str]]  # [layers][heads], the labels of each head
 
 
-def table(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -> str:
-    """A line for each head, and the notes under it; see `Roles.table`."""
+def text(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -> str:
+    """A line for each head with the notes below; see `Roles.text`."""
     head, body, below = _cells(scores, words)
     widths = [max(map(len, column)) for column in zip(head, *body, *below, strict=True)]
     lines = []
@@ -34,16 +33,16 @@ def table(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -
 
 
 def html(scores: Mapping[str, RoleScore], words: Words, notes: Sequence[str]) -> str:
-    """The same for a notebook."""
+    """The table as HTML for a notebook."""
     head, body, below = _cells(scores, words)
     return as_html(head, [*body, *below], notes=notes)
 
 
-def choices(asked: Mapping[str, Choice]) -> list[str]:
-    """For each relation, and for coreference, the head that is right most often, or how many are; none where there
-    are fewer than FEWEST cases, of which any head may be right by chance."""
+def choices(found: Mapping[str, Choice]) -> list[str]:
+    """One line for each relation and for coreference, with the head that is right most often, or the number of tied
+    heads. Relations with fewer than FEWEST cases, in which a head can be right by chance, share one line."""
     lines, few = [], []
-    for name, choice in sorted(asked.items(), key=lambda item: -item[1].count):
+    for name, choice in sorted(found.items(), key=lambda item: -item[1].count):
         if choice.count >= FEWEST:
             lines.append(
                 f"{name}: {_winner(choice)} of {choice.count} cases on this input; {choice.rule or 'no rule'} in "
@@ -67,12 +66,12 @@ def _winner(choice: Choice) -> str:
 
 
 def remarks(shape: tuple[int, int], rows: int, version: str, confidence: float) -> list[str]:
-    """What to know when reading the table."""
+    """Notes on how to read the table."""
     return [
         f"{shape[0]} × {shape[1]} heads on this input of {rows:,} rows; definitions {version}.",
         f"A label is a score over its threshold, in {confidence:.0%} or more of {DRAWS} draws of a block bootstrap; "
         f"· is none.",
-        "Weights say where a head looks, not what it is for.",
+        "Weights show where a head attends, not what it is for.",
     ]
 
 

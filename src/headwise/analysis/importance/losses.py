@@ -1,4 +1,4 @@
-"""A model that is asked and not changed: held still, run on batches, its losses checked."""
+"""Run a model on batches without changing it, and check its losses."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,59 +8,58 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.analysis.given import head_name
+from headwise.analysis.checks import head_name
 from headwise.errors import ConfigError, ShapeError
 from headwise.models.find import find_heads
 from headwise.models.site import Change, HeadSite
 from headwise.models.taps import record_heads
 from headwise.progress import Progress
 
-LossFunction = Callable[[nn.Module, Any], Tensor]  # (model, batch) to the batch's mean loss, one number
+LossFunction = Callable[[nn.Module, Any], Tensor]  # (model, batch) → the batch's mean loss, one number
 RUNNING = "running the model"  # what is reported to `progress=`
 
 
 @contextmanager
 def held_still(model: nn.Module) -> Iterator[None]:
-    """While open, the model is in eval mode and its weights want no gradient; then every module and weight is as it
-    was."""
+    """Context in which the model is in eval mode without gradients of its weights; restores all modules and weights."""
     modes = [(module, module.training) for module in model.modules()]
-    wanted = [(weight, weight.requires_grad) for weight in model.parameters()]
+    required = [(weight, weight.requires_grad) for weight in model.parameters()]
     try:
         model.eval()
-        for weight, _ in wanted:
+        for weight, _ in required:
             weight.requires_grad_(False)
         yield
     finally:
         for module, mode in modes:
             module.training = mode
-        for weight, want in wanted:
-            weight.requires_grad_(want)
+        for weight, before in required:
+            weight.requires_grad_(before)
 
 
 @contextmanager
 def changed(sites: Sequence[HeadSite], changes: dict[int, Change]) -> Iterator[None]:
-    """While open, changes[i] stands between the heads of sites[i] and their output projection."""
+    """Context in which changes[i] is applied between the heads of sites[i] and their output projection."""
     with ExitStack() as stack:
         for layer, change in changes.items():
             stack.enter_context(sites[layer].anatomy.tapped(sites[layer], change))
         yield
 
 
-def asked(
+def checked_inputs(
     model: nn.Module, batches: Iterable[Any], sites: Sequence[HeadSite] | None
 ) -> tuple[list[Any], list[HeadSite]]:
-    """The batches, kept, as they are gone through many times; and the places of the heads, all by default."""
+    """The batches as a list, since they are iterated several times, and the sites of the heads, all by default."""
     kept = list(batches)
     if not kept:
-        raise ConfigError("batches: there are none; expected at least one")
+        raise ConfigError("batches: got none; expected at least one")
     places = list(find_heads(model) if sites is None else sites)
     if not places:
-        raise ConfigError("sites: there are none; leave it out to ask for all heads that the model has")
+        raise ConfigError("sites: got none; leave it out for all heads of the model")
     return kept, places
 
 
 class Losses:
-    """Losses of a model on batches, each of them one finite number, or an error that says where it is not."""
+    """Losses of a model on batches, each one finite number; otherwise an error names the head that is not finite."""
 
     def __init__(
         self, model: nn.Module, loss_fn: LossFunction, sites: Sequence[HeadSite], total: int, progress: Progress | None
@@ -73,11 +72,13 @@ class Losses:
         loss = self.loss_fn(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            raise ShapeError(f"loss_fn: gave {what} for batch {number}; expected a tensor of one number, the mean loss")
+            raise ShapeError(
+                f"loss_fn: returned {what} for batch {number}; expected a tensor of one number, the mean loss"
+            )
         if not math.isfinite(float(loss.detach())):
             where = with_what or self._culprit(batch)
             raise ConfigError(
-                f"loss_fn: gave {float(loss.detach())} for batch {number}{where}; expected a finite number"
+                f"loss_fn: returned {float(loss.detach())} for batch {number}{where}; expected a finite number"
             )
         self.done += 1
         if self.progress is not None:
@@ -90,7 +91,7 @@ class Losses:
             return float(self.of(batch, number, with_what))
 
     def _culprit(self, batch: Any) -> str:
-        """Words for the first head whose output is not finite."""
+        """The first head whose output is not finite, in words."""
         with torch.no_grad(), record_heads(self.sites) as outputs:
             self.loss_fn(self.model, batch)
         for layer, output in enumerate(outputs):
@@ -102,12 +103,12 @@ class Losses:
 
 
 def called(sites: Sequence[HeadSite], layer: int, head: int) -> str:
-    """A head, and the module that it is in."""
+    """The name of a head with its module."""
     return f"{head_name(layer, head)} ({sites[layer].name!r})"
 
 
 def not_called(site: HeadSite) -> ConfigError:
-    """For a place that the model passes by."""
+    """The error for a site that the model does not call."""
     return ConfigError(
-        f"sites: {site.name!r} is never called by loss_fn, so nothing can be said of its heads; give sites= without it"
+        f"sites: {site.name!r} is never called by loss_fn, so its heads cannot be scored; give sites= without it"
     )

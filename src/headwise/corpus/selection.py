@@ -1,4 +1,4 @@
-"""The measures of a sweep by their names, and the heads that are kept."""
+"""The measures and heads of a sweep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.corpus.moments import OfRows, OfWindows, varied
-from headwise.corpus.windows import Window
+from headwise.corpus.windows import TextWindow
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel
 from headwise.stats import GIVEN, Measure, Tokens, known, of_tokens
@@ -16,14 +16,14 @@ NOTHING = Tokens(torch.zeros(1, 0, dtype=torch.long), [[]], torch.zeros(1, 0, dt
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Which measures, by name."""
+class Selection:
+    """The measures of a sweep, by name."""
 
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> "Asked":
-        """ConfigError for an unknown one, with those that are near, or for one that is named twice."""
+    def of(cls, names: Sequence[str]) -> "Selection":
+        """Raise ConfigError for an unknown name, with similar ones, and for a name that is given twice."""
         if isinstance(names, str):
             names = [names]
         for name in names:
@@ -35,11 +35,11 @@ class Asked:
         return cls(tuple(names))
 
     def known(self) -> tuple[OfRows | OfWindows, ...]:
-        """Each by name, for its unit and what it is over, made for no tokens."""
+        """The measures made for no tokens, for their names, units and what they are per."""
         return tuple(varied(_made(name, NOTHING)) for name in self.names)
 
-    def measures(self, ids: Tensor, batch: Sequence[Window]) -> list[OfRows | OfWindows]:
-        """Those for a batch of windows, whose ids are [b, n]; padding has no text."""
+    def measures(self, ids: Tensor, batch: Sequence[TextWindow]) -> list[OfRows | OfWindows]:
+        """The measures for a batch of windows with ids [b, n]; padding has no text."""
         width = ids.shape[1]
         special = torch.zeros(ids.shape, dtype=torch.bool)
         for i, window in enumerate(batch):
@@ -50,12 +50,11 @@ class Asked:
 
 
 def _made(name: str, tokens: Tokens) -> Measure:
-    """The measure of that name for these tokens. Raises ConfigError for one that a corpus cannot have."""
+    """The measure of that name for these tokens. ConfigError if it requires more than a corpus provides."""
     if known(name) is not None and of_tokens(name, NOTHING) is None:
         possible = [other for other in GIVEN if of_tokens(other, NOTHING) is not None]
         raise ConfigError(
-            f"measures: {name!r} requires {GIVEN[name].requires}; those that a corpus has the tokens for are "
-            f"{', '.join(possible)}"
+            f"measures: {name!r} requires {GIVEN[name].requires}; a corpus supports {', '.join(possible)}"
         )
     try:
         found = of_tokens(name, tokens)
@@ -67,30 +66,30 @@ def _made(name: str, tokens: Tokens) -> Measure:
 
 @dataclass(frozen=True)
 class Head:
-    """layer: its number in forward order; name: of the attention module; head: its number."""
+    """A head: the number of its layer in forward order, the name of the attention module, and its own number."""
 
     layer: int
     name: str
     head: int
 
 
-def chosen(subject: LoadedModel, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
-    """The heads that are kept: of these layers, with these numbers; None for all.
+def chosen(loaded: LoadedModel, layers: Sequence[int] | None, heads: Sequence[int] | None) -> list[Head]:
+    """The heads of these layers with these numbers; None for all.
 
     Raises:
         ConfigError: for a layer or a head that the model does not have, or if none is left.
     """
-    count, most = len(subject.layers), max(subject.heads)
+    count, most = len(loaded.layers), max(loaded.heads)
     for what, wanted, there in (("layers", layers, count), ("heads", heads, most)):
         for number in wanted or ():
             if not 0 <= number < there:
-                raise ConfigError(f"{what}: {number} does not exist in {subject.name}; expected 0 to {there - 1}")
+                raise ConfigError(f"{what}: {number} does not exist in {loaded.name}; expected 0 to {there - 1}")
     kept = [
         Head(i, name, head)
-        for i, (name, width) in enumerate(zip(subject.layers, subject.heads, strict=True))
+        for i, (name, width) in enumerate(zip(loaded.layers, loaded.heads, strict=True))
         for head in range(width)
         if (layers is None or i in layers) and (heads is None or head in heads)
     ]
     if not kept:
-        raise ConfigError(f"layers={layers}, heads={heads}: selects no head of {subject.name}")
+        raise ConfigError(f"layers={layers}, heads={heads}: selects no head of {loaded.name}")
     return kept

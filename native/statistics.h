@@ -1,0 +1,292 @@
+// The statistics that a forward pass computes beside its output. Each is a struct here and a line of `Statistics`, below them.
+// Its KIND has the signature by which a class in src/headwise/stats requests it, and says which of these it is:
+//
+//   FORMULA           of(row): a formula of the sums that the pass has of every row
+//   MASS_OF_WEIGHTS   a sum of its own for each row, Σ p over some keys or Σ p·w: add(…) returns what a stretch of keys adds to
+//                     it. It reads the weights p where they are at hand and exact, which takes less time than to make them again
+//   MASS_OF_LOGITS    the same, made from the logits
+//   COLUMNS           Σ p over the queries, for each key
+//   BEST              of(row, i): something of the i-th largest weight of a row
+
+enum Sort { FORMULA, MASS_OF_WEIGHTS, MASS_OF_LOGITS, COLUMNS, BEST, SORTS };
+
+// What the pass has to add up for a statistic beside Σ p: Σ p·log p and Σ p²; the moments of the distance. NEEDS_BLOCKS: it is
+// computed for blocks of queries, and not in decoding.
+enum { NEEDS_SPREAD = 1, NEEDS_REACH = 2, NEEDS_BLOCKS = 4 };
+
+struct Kind {
+  const char* signature;
+  Sort sort;
+  int needs;
+};
+
+// The sums of a row over all its keys.
+struct Sums {
+  float top, largest, centre, total, entropy, squares, first, second;
+};
+
+// A row that is done.
+struct Row : Sums {
+  float inverse;      // turns an unnormalised p into a weight: 0 if the row sees nothing, NaN if its query is not finite
+  float log_inverse;  // its natural logarithm
+  float log_sum;      // the row's log-sum-exp
+  float offset;       // the mean distance, counted from the centre; square: of the distance from the centre, the mean
+  float square;
+  bool broken;        // the query is not finite
+};
+
+// What a stretch of keys is to a query: its logits times `factor`, less `top`, are log2 of p; `weights` are p itself, or NULL if
+// those at hand are rounded, dropped, or not made yet.
+struct Seen {
+  const Stretch& row;
+  float factor, top;
+  const float* weights;
+  int64_t batch, query, keys;
+
+  Floats p(int64_t i) const { return exp2(load(row.logits + i) * factor - top); }
+};
+
+template <typename T> INLINE const T* of_batch(const headwise_argument& x, int64_t batch) {
+  return (const T*)x.data + batch * x.batch;
+}
+
+// The largest score of a row.
+struct Largest {
+  static constexpr Kind KIND = {"largest(): float32[b, h, n]", FORMULA, 0};
+  static float of(const Row& row) { return (float)(row.largest * LN2); }
+};
+
+// -Σ p ln p, where -ln p = -ln 2 · (z - top) - ln(inverse).
+struct Entropy {
+  static constexpr Kind KIND = {"entropy(): float32[b, h, n]", FORMULA, NEEDS_SPREAD};
+  static float of(const Row& row) {
+    const float entropy = row.inverse * (float)(-LN2 * row.entropy) -
+                          (row.inverse == 0.0f ? 0.0f : row.total * row.inverse * row.log_inverse);
+    return entropy < 0.0f ? 0.0f : entropy;
+  }
+};
+
+// Σ p².
+struct Squares {
+  static constexpr Kind KIND = {"squares(): float32[b, h, n]", FORMULA, NEEDS_SPREAD};
+  static float of(const Row& row) { return row.squares * row.inverse * row.inverse; }
+};
+
+// Σ p² / (Σ p)², of the unnormalised p: beside a sink that takes almost all, those of the weights would be lost.
+struct Concentration {
+  static constexpr Kind KIND = {"concentration(): float32[b, h, n]", FORMULA, NEEDS_SPREAD};
+  static float of(const Row& row) {
+    const float even = row.total == 0.0f ? 0.0f : row.squares / (row.total * row.total);
+    return row.broken ? __builtin_nanf("") : even;
+  }
+};
+
+// Σ p·|position - key|.
+struct Distance {
+  static constexpr Kind KIND = {"distance(): float32[b, h, n]", FORMULA, NEEDS_REACH};
+  static float of(const Row& row) { return (row.centre + row.offset) * row.total * row.inverse; }
+};
+
+// The variance of the distance among the keys.
+struct Variance {
+  static constexpr Kind KIND = {"variance(): float32[b, h, n]", FORMULA, NEEDS_REACH};
+  static float of(const Row& row) {
+    const float variance = row.square - row.offset * row.offset;
+    return variance < 0.0f ? 0.0f : variance;
+  }
+};
+
+// Σ p over the keys [start, stop), counted from the query's position or from key 0. Arguments: start, stop,
+// whether from the query.
+struct RangeMass {
+  static constexpr Kind KIND = {"range_mass(int, int, int): float32[b, h, n]", MASS_OF_WEIGHTS, 0};
+  INLINE float add(const headwise_wanted& wanted, const Seen& seen) {
+    const Stretch& row = seen.row;
+    const int64_t base = row.key - (wanted.numbers[2] ? row.position : 0);
+    const int64_t start = most(wanted.numbers[0] - base, row.from), stop = least(wanted.numbers[1] - base, row.to);
+    if (start >= stop) return 0.0f;
+    return seen.weights ? of_weights(seen.weights, start, stop) : of_logits(seen, start, stop);
+  }
+
+ private:
+  INLINE float of_logits(const Seen& seen, int64_t start, int64_t stop) {
+    Floats found = all(0.0f);
+    const Floats lane = ramp();
+    for (int64_t i = start / W * W; i < stop; i += W) {
+      const Ints inside = (lane >= (float)(start - i)) & (lane < (float)(stop - i));
+      found += choose(inside, seen.p(i), all(0.0f));
+    }
+    return sum(found);
+  }
+  static float of_weights(const float* weights, int64_t start, int64_t stop) {
+    if (stop - start == 1) return weights[start];
+    Floats found = all(0.0f);
+    const Floats lane = ramp();
+    for (int64_t i = start / W * W; i < stop; i += W) {
+      const Ints inside = (lane >= (float)(start - i)) & (lane < (float)(stop - i));
+      found += (Floats)((Ints)load(weights + i) & inside);
+    }
+    return sum(found);
+  }
+};
+
+// Σ p·w. Argument: w.
+struct KeyWeights {
+  static constexpr Kind KIND = {"key_weights(float32[m]): float32[b, h, n]", MASS_OF_LOGITS, 0};
+  INLINE float add(const headwise_wanted& wanted, const Seen& seen) {
+    const Stretch& row = seen.row;
+    const float* weights = of_batch<float>(wanted.keys, seen.batch) + row.key;
+    Floats found = all(0.0f);
+    for (int64_t i = row.from; i < row.to; i += W) found += seen.p(i) * read(weights + i, seen.keys - row.key - i);
+    return sum(found);
+  }
+};
+
+// Σ p over the keys before position + ahead that have the query's label; -1 is no label. Arguments: ahead, the labels.
+struct SameLabel {
+  static constexpr Kind KIND = {"same_label(int, int32[m], int32[n]): float32[b, h, n]", MASS_OF_LOGITS, NEEDS_BLOCKS};
+  INLINE float add(const headwise_wanted& wanted, const Seen& seen) {
+    const Stretch& row = seen.row;
+    const int32_t label = of_batch<int32_t>(wanted.queries, seen.batch)[seen.query];
+    if (label < 0) return 0.0f;
+    const int32_t* labels = of_batch<int32_t>(wanted.keys, seen.batch) + row.key;
+    const int64_t stop = least(least(row.to, seen.keys - row.key), row.position + wanted.numbers[0] - row.key);
+    Floats found = all(0.0f);
+    for (int64_t j = row.from; j < stop; j += W) {
+      Ints here = (Ints)all(0.0f) - 1;
+      if (j + W <= stop) {
+        __builtin_memcpy(&here, labels + j, sizeof here);
+      } else {
+        for (int lane = 0; lane < W && j + lane < stop; lane++) here[lane] = labels[j + lane];
+      }
+      const Ints same = here == label;
+      if (any(same)) found += choose(same, seen.p(j), all(0.0f));
+    }
+    return sum(found);
+  }
+};
+
+// Σ p over the queries.
+struct ColumnMass {
+  static constexpr Kind KIND = {"column_mass(): float32[b, h, m]", COLUMNS, NEEDS_BLOCKS};
+};
+
+// The `count` largest weights of a row, the largest first, and 0 where it sees no more keys.
+struct TopWeights {
+  static constexpr Kind KIND = {"top_weights(count): float32[b, h, n, count]", BEST, NEEDS_BLOCKS};
+  static float of(const BestRow& row, int64_t i) {
+    if (row.broken) return __builtin_nanf("");
+    if (i >= row.found) return 0.0f;
+    const float logit = logit_of(row.list[i]);
+    volatile float rounded = logit * row.factor;
+    // As weights are made: in double the product is exact, as it is where it is multiplied and subtracted at once.
+    const float depth =
+        __builtin_fabsf(row.top) > FUSED ? rounded - row.top : (float)((double)logit * row.factor - row.top);
+    return exp2(all(depth))[0] * row.inverse;
+  }
+};
+
+// Their keys, of equal ones the lower first, int64; -1 where the row sees no more.
+struct TopKeys {
+  static constexpr Kind KIND = {"top_keys(count): int64[b, h, n, count]", BEST, NEEDS_BLOCKS};
+  static int64_t of(const BestRow& row, int64_t i) { return i < row.found && !row.broken ? key_of(row.list[i]) : -1; }
+};
+
+template <typename... All> struct List {
+  static constexpr Kind KINDS[] = {All::KIND...};
+  static constexpr const char* SIGNATURES[] = {All::KIND.signature..., nullptr};
+
+  // each(One()) for the statistic with this code.
+  template <typename Each> INLINE void find(int code, const Each& each) {
+    int at = 0;
+    (void)((at++ == code && (each(All()), true)) || ...);
+  }
+
+  static constexpr bool sorted() {
+    for (int i = 1; KINDS + i < KINDS + sizeof...(All); i++)
+      if (KINDS[i].sort < KINDS[i - 1].sort) return false;
+    return true;
+  }
+};
+
+// A statistic's code is its place here.
+typedef List<
+    Largest,
+    Entropy,
+    Squares,
+    Concentration,
+    Distance,
+    Variance,
+    RangeMass,
+    KeyWeights,
+    SameLabel,
+    ColumnMass,
+    TopWeights,
+    TopKeys>
+    Statistics;
+static_assert(Statistics::sorted(), "those of a sort lie together");
+
+// What a call wants, by sort, resolved once for all rows.
+struct Wanted {
+  const headwise_wanted* of[SORTS];
+  int count[SORTS];
+  int needs;
+  int64_t longest;   // list of BEST
+
+  explicit Wanted(const headwise_forward_call& call) : of{}, count{}, needs(0), longest(0) {
+    for (int i = 0; i < call.wanted_count; i++) {
+      const headwise_wanted& wanted = call.wanted[i];
+      const Kind& kind = Statistics::KINDS[wanted.code];
+      if (!count[kind.sort]++) of[kind.sort] = &wanted;
+      needs |= kind.needs;
+      if (kind.sort == BEST) longest = most(longest, wanted.count);
+    }
+  }
+
+  // Masses lie together, those of weights first.
+  int masses() const { return count[MASS_OF_WEIGHTS] + count[MASS_OF_LOGITS]; }
+
+  // What a stretch adds to the masses of row r, before its logits become weights, and after it if these are `exact`.
+  __attribute__((always_inline)) void add_before(const Seen& seen, bool exact, Rows& rows, int r) const {
+    const int of_weights = count[MASS_OF_WEIGHTS];
+    if (count[MASS_OF_LOGITS]) add<MASS_OF_LOGITS>(seen, rows.masses + of_weights * BLOCK_ROWS + r);
+    if (of_weights && !exact) add<MASS_OF_WEIGHTS>(seen, rows.masses + r);
+  }
+  __attribute__((always_inline)) void add_after(const Seen& seen, bool exact, Rows& rows, int r) const {
+    if (exact && count[MASS_OF_WEIGHTS]) add<MASS_OF_WEIGHTS>(seen, rows.masses + r);
+  }
+
+  // The results of rows that are done, the first of them row `at` of [b, h, n]; the masses of a row are `stride` apart, and
+  // `inverse` turns them into weights.
+  __attribute__((noinline)) void finish(const Row* rows, const float* inverse, int row_count, const float* masses,
+                                        int64_t stride, int64_t at) const {
+    for (int i = 0; i < count[FORMULA]; i++)
+      Statistics::find(of[FORMULA][i].code, [&](auto one) __attribute__((always_inline)) {
+        float* to = (float*)of[FORMULA][i].result + at;
+        if constexpr (decltype(one)::KIND.sort == FORMULA)
+          for (int r = 0; r < row_count; r++) to[r] = decltype(one)::of(rows[r]);
+      });
+    for (int sort = MASS_OF_WEIGHTS; sort <= MASS_OF_LOGITS; sort++)
+      for (int i = 0; i < count[sort]; i++, masses += stride)
+        for (int r = 0; r < row_count; r++) ((float*)of[sort][i].result)[at + r] = masses[r] * inverse[r];
+  }
+
+  void finish(const BestRow& row, int64_t at) const {
+    for (int i = 0; i < count[BEST]; i++)
+      Statistics::find(of[BEST][i].code, [&](auto one) __attribute__((always_inline)) {
+        const headwise_wanted& wanted = of[BEST][i];
+        if constexpr (decltype(one)::KIND.sort == BEST) {
+          auto* to = (decltype(decltype(one)::of(row, 0))*)wanted.result + at * wanted.count;
+          for (int64_t j = 0; j < wanted.count; j++) to[j] = decltype(one)::of(row, j);
+        }
+      });
+  }
+
+ private:
+  template <Sort SORT> __attribute__((noinline)) void add(const Seen& seen, float* sums) const {
+    for (int i = 0; i < count[SORT]; i++)
+      Statistics::find(of[SORT][i].code, [&](auto one) __attribute__((always_inline)) {
+        if constexpr (decltype(one)::KIND.sort == SORT) sums[i * BLOCK_ROWS] += decltype(one)::add(of[SORT][i], seen);
+      });
+  }
+};

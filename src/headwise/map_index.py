@@ -1,0 +1,31 @@
+"""Indices of an attention map as NumPy has them."""
+
+from typing import Any
+
+from headwise.errors import ShapeError
+
+
+def parts(index: Any) -> list[Any]:
+    """The index of each of the four axes, `...` and missing ones as full slices."""
+    found = list(index) if isinstance(index, tuple) else [index]
+    if found.count(Ellipsis) > 1 or len(found) - found.count(Ellipsis) > 4:
+        raise ShapeError(f"amap[{index}]: at most four indices, [batch, head, queries, keys]")
+    if Ellipsis in found:
+        at = found.index(Ellipsis)
+        found[at : at + 1] = [slice(None)] * (4 - (len(found) - 1))
+    return found + [slice(None)] * (4 - len(found))
+
+
+def ranges(index: list[Any], shape: tuple[int, ...]) -> list[range]:
+    """The places on each axis that its index, of `parts`, selects."""
+    found = []
+    for name, size, part in zip(("batch", "head", "query", "key"), shape, index, strict=True):
+        if isinstance(part, slice):
+            found.append(range(*part.indices(size)))
+        elif isinstance(part, int) and not isinstance(part, bool):
+            if not -size <= part < size:
+                raise IndexError(f"amap: {name} {part} is out of range for {size}")
+            found.append(range(part % size, part % size + 1))
+        else:
+            raise ShapeError(f"amap: {name} index {part!r}; expected an integer or a slice")
+    return found
