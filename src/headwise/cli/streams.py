@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from headwise.errors import TextError
-from headwise.lm.text_files import decoded
 
 STREAM = "-"  # the name of standard input and standard output
 
@@ -62,6 +61,8 @@ def stdin_bytes(option: str) -> bytes:
 
 def stdin_text(option: str) -> str:
     """The text on standard input, in UTF-8. TextError as `stdin_bytes`, and for other encodings."""
+    from headwise.lm.text_files import decoded
+
     return decoded(stdin_bytes(option), "standard input")
 
 
