@@ -68,7 +68,7 @@ def see(
         console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:
-            console.print(in_language(message(code, **values), lang), highlight=False)
+            console.print(in_language(message(code, **values), lang), highlight=False, soft_wrap=True)
 
         with written(out) as page:
             write_report(report, page, lang=lang)
