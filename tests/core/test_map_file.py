@@ -177,7 +177,7 @@ FORGED: dict[str, tuple[Any, str]] = {
     "q of whole numbers": (_tensor("q", torch.Tensor.int), "q: dtype torch.int32"),
     "q of three dimensions": (_tensor("q", lambda x: x[0]), "q: expected"),
     "no lse": (lambda tensors, header: tensors.pop("lse"), "'lse' is missing"),
-    "a tensor too many": (lambda tensors, header: tensors.update(more=torch.zeros(2)), "'more' belongs to no mask or score"),
+    "a tensor too many": (lambda tensors, header: tensors.update(more=torch.zeros(2)), "'more' belongs to no mask"),
     "counts as floats": (_tensor("nonfinite_values", torch.Tensor.float), "nonfinite_values: torch.float32"),
     "too few counts": (_tensor("nonfinite_values", lambda x: x[:, :1]), "nonfinite_values"),
     "a count below 0": (_tensor("nonfinite_values", torch.Tensor.neg), "must be >= 0"),

@@ -124,12 +124,12 @@ def test_gradients_go_the_whole_way() -> None:
 def test_a_kernel_that_is_named_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
     attend(q, k, v, mask=Window(3))
-    with use_kernel("torch_fused"), pytest.raises(KernelError, match="knows no mask"):
+    with use_kernel("torch_fused"), pytest.raises(KernelError, match="supports no mask"):
         attend(q, k, v, mask=Window(3))
-    with pytest.raises(KernelError, match="knows no mask"):
+    with pytest.raises(KernelError, match="supports no mask"):
         attend(q, k, v, mask=Window(3), kernel="torch_fused")
     monkeypatch.setenv("HEADWISE_KERNEL", "torch_fused")
-    with pytest.raises(KernelError, match="knows no mask"):
+    with pytest.raises(KernelError, match="supports no mask"):
         attend(q, k, v, mask=Window(3))
 
 
@@ -155,7 +155,7 @@ def test_torch_func_and_graphs_go_their_own_way() -> None:
 
 
 def test_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quick, "KINDS", 5)
+    monkeypatch.setattr(quick, "KEPT", 5)
     for m in range(1, 20):
         q, k, v = qkv(1, 1, 1, 1, m, 4, 4)
         attend(q, k, v)

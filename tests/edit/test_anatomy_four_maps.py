@@ -154,7 +154,7 @@ def test_headwise_computes_what_is_left(name: str) -> None:
 def test_layers_of_t5_share_a_bias_and_lose_no_head() -> None:
     model, _ = made("t5")
     for i in range(6):
-        with pytest.raises(ConfigError, match=r"layers of T5Attention hand on one relative bias.*scale_heads"):
+        with pytest.raises(ConfigError, match=r"layers of T5Attention share one relative bias.*scale_heads"):
             prune(model, {i: [0]})
     assert {part.name for part in find_heads(model)[0].parts() if part.letter == "bias"} == {"weight"}
 

@@ -88,6 +88,6 @@ def test_other_models_are_refused() -> None:
     model = hf_model("llama")
     for site in find_heads(model):
         site.module.config.rope_parameters["partial_rotary_factor"] = 0.5
-    with pytest.raises(ConfigError, match="which channels LlamaAttention turns together is not known"):
+    with pytest.raises(ConfigError, match="which channels LlamaAttention rotates together is unknown"):
         merge_kv(model, 1, "svd")
     assert merge_kv(model, 1, "mean", copy=True).parameters_after < sum(p.numel() for p in model.parameters())

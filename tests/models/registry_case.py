@@ -92,7 +92,7 @@ def nudged(model: nn.Module, seed: int) -> Iterator[None]:
 @contextmanager
 def switched(model: Any) -> Iterator[Any]:
     """The model with headwise's attention, and then with its own again."""
-    switching.turn(model)
+    switching.convert(model)
     try:
         yield model
     finally:
@@ -101,8 +101,8 @@ def switched(model: Any) -> Iterator[Any]:
 
 def restore(model: Any) -> None:
     """The model with its own attention again, if it has it no longer."""
-    if switching.was_turned(model):
-        switching.turn_back(model)
+    if switching.was_converted(model):
+        switching.restore(model)
 
 
 @contextmanager

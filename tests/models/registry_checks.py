@@ -85,7 +85,7 @@ def _examined(model_type: str) -> dict[str, Any]:
     if not case.attention:
         return {**row, "status": "no attention"}
     try:
-        switching.turn(case.model)
+        switching.convert(case.model)
     except HeadwiseError as error:
         try:
             of_outputs.unchanged(case)

@@ -1,4 +1,4 @@
-"""`attach(model)`: the attention of a model computed by headwise, until it is detached."""
+"""`attach(model)`: compute the attention of a model with headwise until it is detached."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import nn
 from headwise.errors import ConfigError
 from headwise.models.adapters.places import find, give_back, nothing_found, take_over, taken_anew
 
-_attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules that a handle holds
+_attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
 
 def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
@@ -24,15 +24,15 @@ def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
     ('layers.0.self_attn', 'layers.1.self_attn')
     >>> handle.detach()
 
-    or, for a while:
+    or as a context manager:
 
     >>> with hw.attach(model):
     ...     y = model(torch.randn(7, 3, 16))
 
     Modules, parameters, hooks and state dict stay the same objects, so optimizers continue as before, and outputs are
     equal to rounding. `nn.MultiheadAttention` gets another class; in models of transformers every configuration gets
-    attn_implementation="headwise". headwise's own layers need nothing. A copy of an attached model is attached too;
-    attach it to get a handle of its own. docs/models.md says which models are tested, and what differs.
+    attn_implementation="headwise". headwise's own layers need no attachment. A copy of an attached model is attached
+    too; attach it to get a handle of its own. docs/models.md lists the tested models and the differences.
 
     Args:
         model: any module that contains `nn.MultiheadAttention`, models of transformers (>= 5) or headwise's layers.
@@ -45,7 +45,7 @@ def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
             The model is unchanged then.
     Warns:
         UserWarning: if some of the attention modules cannot be attached, such as image encoders that compute their
-            attention by themselves.
+            attention themselves.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"attach(model): expected an nn.Module, got {type(model).__name__}")
@@ -73,7 +73,7 @@ def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
 
 
 class Attachment:
-    """A model whose attention headwise computes; `attach` makes it. It is a context manager that detaches at its end.
+    """The handle of a model whose attention headwise computes, as returned by `attach`; a context manager.
 
     Attributes:
         model: the model that was given, or its copy.

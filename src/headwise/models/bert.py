@@ -1,4 +1,4 @@
-"""BERT and what is built like it in transformers: RoBERTa, ELECTRA, XLM-R, CamemBERT …"""
+"""BERT and models of the same structure in transformers: RoBERTa, ELECTRA, XLM-R, CamemBERT …"""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from headwise.nn.layout import Layout, Resizing, linear_parts
 
 
 class BertKind(Kind):
-    """A module with a child that has query, key and value maps, and an `output.dense` beside it. The place is the
-    child, `….attention.self`."""
+    """A module with a child `self` that has query, key and value maps, and an `output.dense`. The site is the child,
+    `….attention.self`."""
 
     name = "bert"
     about = "BERT-like models of transformers (query, key, value, output.dense)"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`; module is the one that holds both."""
+        """As in `Kind`; module is the parent of both."""
         inner, dense = getattr(module, "self", None), getattr(getattr(module, "output", None), "dense", None)
         if not isinstance(inner, nn.Module) or not isinstance(dense, nn.Module):
             return None

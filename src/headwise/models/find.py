@@ -1,4 +1,4 @@
-"""All kinds of attention modules that are known, and a model searched for them."""
+"""The registry of kinds of attention modules, and the search of a model for them."""
 
 from torch import nn
 
@@ -18,7 +18,7 @@ KINDS: list[Kind] = [
 
 
 def register(kind: Kind) -> Kind:
-    """Make another kind of attention modules known; it is tried after those that are. Returns it.
+    """Register a kind of attention modules, to be tried after the others. Returns it.
 
     Raises:
         ConfigError: if it is no `Kind`, or another one has its name.
@@ -32,13 +32,13 @@ def register(kind: Kind) -> Kind:
 
 
 def find_heads(model: nn.Module) -> list[HeadSite]:
-    """Every attention module of a model whose heads are known, in the order in which the modules are registered.
+    """Every attention module of a model whose kind is registered, in the order of registration in the model.
 
     >>> import headwise as hw
     >>> [site.name for site in find_heads(hw.TransformerBlock(hw.MultiHeadAttention(16, 4), d_ff=32))]
     ['attention']
 
-    Known by class or by structure; transformers is not imported. A module that stands in the model twice is listed
+    They are recognised by class or by structure; transformers is not imported. A module that occurs twice is listed
     once.
 
     Raises:

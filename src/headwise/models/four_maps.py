@@ -1,4 +1,4 @@
-"""Modules of transformers that hold four linear maps of one width, for queries, keys, values and the output."""
+"""Modules of transformers with four linear maps of one width, for queries, keys, values and the output."""
 
 from inspect import signature
 from typing import Any, ClassVar
@@ -10,10 +10,10 @@ from headwise.nn.layout import Layout, Part, Resizing, linear_parts
 
 
 class FourMapsKind(Kind):
-    """A module with four such maps and the size of a head; as many key heads as query heads.
+    """A module with four such maps and an attribute for the head size; one KV head per query head.
 
     Attributes:
-        maps: what the maps are called, those of queries, keys, values and the output. size: the size of a head.
+        maps: names of the maps of queries, keys, values and the output. size: name of the attribute.
     """
 
     maps: ClassVar[tuple[str, str, str, str]]
@@ -43,7 +43,7 @@ class FourMapsKind(Kind):
 
 
 class BartKind(FourMapsKind):
-    """BART and what is built like it: Whisper, mBART, Marian, Pegasus, OPT, CLIP, SigLIP, wav2vec 2.0 …"""
+    """BART and models of the same structure: Whisper, mBART, Marian, Pegasus, OPT, CLIP, SigLIP, wav2vec 2.0 …"""
 
     name = "bart"
     about = "BART-like models of transformers, Whisper, OPT and CLIP among them (q_proj, k_proj, v_proj, out_proj)"
@@ -56,7 +56,7 @@ class BartKind(FourMapsKind):
 
 
 class ViTKind(FourMapsKind):
-    """ViT: maps called as in Llama, but a key head for every query head."""
+    """ViT: maps named as in Llama, with one KV head per query head."""
 
     name = "vit"
     about = "ViT-like models of transformers (q_proj, k_proj, v_proj, o_proj, num_attention_heads)"
@@ -64,7 +64,7 @@ class ViTKind(FourMapsKind):
     size = "head_dim"
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """As in `Kind`; what has groups of heads is of the kind "llama", and headwise's own has another name for h."""
+        """As in `Kind`; modules with groups of heads are "llama", and headwise's own have no such attribute."""
         if hasattr(module, "num_key_value_groups") or not isinstance(getattr(module, "num_attention_heads", None), int):
             return None
         return super().site(name, module)
@@ -88,7 +88,7 @@ class DistilBertKind(FourMapsKind):
 
 
 class T5Kind(FourMapsKind):
-    """T5 and what is built like it: mT5, UMT5, Switch Transformers … Their relative biases have a column a head."""
+    """T5 and models of the same structure: mT5, UMT5, Switch Transformers … Relative biases have a column per head."""
 
     name = "t5"
     about = "T5-like models of transformers (q, k, v, o, key_value_proj_dim)"
@@ -96,7 +96,7 @@ class T5Kind(FourMapsKind):
     size = "key_value_proj_dim"
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`; letter "bias" for the relative bias, where the module has one."""
+        """As in `Kind`; the letter of a relative bias is "bias"."""
         bias = getattr(site.module, "relative_attention_bias", None)
         own = [] if not isinstance(bias, nn.Module) else [Part("bias", bias, "weight", 1, "query", 1)]
         return super().layout(site).more(own)
@@ -107,7 +107,7 @@ class T5Kind(FourMapsKind):
         if "position_bias" not in signature(name.forward).parameters:
             return Resizing()
         return Resizing(
-            f"the layers of {name.__name__} hand on one relative bias [1, heads, n, m], so that none can hold fewer "
+            f"the layers of {name.__name__} share one relative bias [1, heads, n, m], so that none can have fewer "
             f"heads than the others. Mask them instead: headwise.models.scale_heads(find_heads(model), gates), with "
             f"0 for a head"
         )

@@ -1,4 +1,4 @@
-"""GPT-2 of transformers: weights lie [in, out], and queries, keys and values in one packed map."""
+"""GPT-2 of transformers: weights are [in, out], with queries, keys and values in one packed map."""
 
 from typing import Any
 

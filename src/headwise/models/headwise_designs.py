@@ -1,4 +1,4 @@
-"""Our own head designs, which say by themselves where their heads are."""
+"""headwise's head designs, which describe their own layout."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ class HeadwiseKind(Kind):
         return _layer(site).layout()
 
     def resizing(self, site: HeadSite) -> Resizing:
-        """As in `Kind`. A class that does not describe itself is refused: its base may be wrong about it."""
+        """As in `Kind`. A class that does not describe itself is refused: the description of its base may be wrong."""
         kind = type(_layer(site))
         if not kind.is_described():
             known = ", ".join(each.__name__ for each in DESIGNS.values() if _can_lose_heads(each))
@@ -61,7 +61,7 @@ class HeadwiseKind(Kind):
 
     @contextmanager
     def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
-        """As in `Kind`; where no module takes the concatenation, the layer's own steps are asked for it."""
+        """As in `Kind`; where no module is called with the concatenation, `compute` of the layer is replaced."""
         if site.output is not None:
             with super().tapped(site, change):
                 yield

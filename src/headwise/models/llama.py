@@ -1,4 +1,4 @@
-"""Llama and what is built like it in transformers: Mistral, Qwen2 and 3, Gemma 1 to 3, …"""
+"""Llama and models of the same structure in transformers: Mistral, Qwen2 and 3, Gemma 1 to 3, …"""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from headwise.models.site import HeadSite, Kind, features, norms_of, put_sizes
 from headwise.nn.layout import Layout, Resizing, linear_parts
 
 MAPS = ("q_proj", "k_proj", "v_proj", "o_proj")
-# Attention modules that turn the pairs (t, t + d/2) of all channels.
+# Attention modules that rotate the pairs (t, t + d/2) of all channels.
 HALF_SPLIT = ("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2", "Gemma3")
 
 
@@ -45,11 +45,11 @@ class LlamaKind(Kind):
         """As in `Kind`."""
         config: Any = getattr(site.module, "config", None)
         rope = getattr(config, "rope_parameters", None) or {}
-        share_turned = getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
+        rotated = getattr(config, "partial_rotary_factor", None) or rope.get("partial_rotary_factor") or 1.0
         name = type(site.module).__name__
-        if name in {f"{each}Attention" for each in HALF_SPLIT} and share_turned == 1.0:
+        if name in {f"{each}Attention" for each in HALF_SPLIT} and rotated == 1.0:
             return Resizing(merges=True)
-        unknown = f"which channels {name} turns together is not known; known: {', '.join(HALF_SPLIT)}"
+        unknown = f"which channels {name} rotates together is unknown; known: {', '.join(HALF_SPLIT)}"
         return Resizing(merges=True, unknown_rotary=unknown)
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:

@@ -1,4 +1,4 @@
-"""What is known of a place with heads: its sizes, its matrices, and where each head's numbers lie in them."""
+"""An attention module and its heads: sizes, matrices, and the location of each head in them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,12 +20,12 @@ class HeadSite:
     Attributes:
         name: the attention module's qualified name, such as "blocks.0.attention"; "" for the model itself.
         module: the attention module.
-        kind: what made it, such as "headwise", "torch", "bert", "gpt2", "llama", "bart", "vit", "distilbert",
+        kind: such as "headwise", "torch", "bert", "gpt2", "llama", "bart", "vit", "distilbert",
             "t5".
-        num_heads, num_kv_heads: query heads, and key and value heads.
-        head_dim, value_dim: size of a query and key, and of a value.
+        num_heads, num_kv_heads: query heads and KV heads.
+        head_dim, value_dim: sizes of queries and keys, and of values.
         output: the projection whose input is Concat(head_1 … head_h) [..., n, h·d_v]. None where no module is called
-            with it (some of headwise's own designs); `scale_heads` and `record_heads` work there all the same.
+            with it (some of headwise's own designs); `scale_heads` and `record_heads` work there too.
             "torch": `nn.MultiheadAttention` reads the weight of its out_proj and never calls it, so hooks on it do
             nothing.
     """
@@ -50,11 +50,11 @@ class HeadSite:
         return self.anatomy.weights(self)
 
     def layout(self) -> Layout:
-        """Where the heads lie in the module's parameters, and what comes between them."""
+        """The location of the heads in the module's parameters, and the operations between them."""
         return self.anatomy.layout(self)
 
     def parts(self) -> list[Part]:
-        """Where the heads lie in each parameter that is laid out by heads. ConfigError where there is no layout."""
+        """The parts of parameters that are laid out by heads. ConfigError if there is no layout."""
         layout = self.layout()
         if not layout.parts:
             raise no_layout(type(self.module).__name__, layout.missing)
@@ -62,16 +62,16 @@ class HeadSite:
 
 
 class Kind:
-    """One kind of attention modules: how they are found, where their heads lie, and what can be changed in them.
-    Registered in `find.KINDS`.
+    """One kind of attention modules: how to find them, the layout of their heads, and how to resize them. Registered in
+    `find.KINDS`.
 
     Attributes:
-        name: what `HeadSite.kind` says. about: for the list of what is known.
-        by_class: whether the modules are known by class, so that parameters that are in no part of their layout are
-            common to all heads. In modules that are known by structure alone, such a parameter may belong to heads.
+        name: the value of `HeadSite.kind`. about: a description for error messages.
+        by_class: whether the modules are recognised by class, so that parameters outside of their layout are
+            common to all heads. In modules recognised by structure, such a parameter may belong to heads.
         merged: which modules of this kind can share keys and values, for messages; "" if none can.
     Raises:
-        ConfigError: for a kind that does not say one of them, when it is made.
+        ConfigError: on construction, for a kind that does not define one of them.
     """
 
     name: ClassVar[str]
@@ -81,8 +81,8 @@ class Kind:
 
     def __init__(self) -> None:
         check_declared(type(self), Kind, {
-            "name": "what HeadSite.kind says",
-            "about": "the kind in words, for the list of what is known",
+            "name": "the value of HeadSite.kind",
+            "about": "a description of the kind, for error messages",
             "site": "the HeadSite of a module, or None if it is of another kind",
             "layout": "where each head's numbers lie in each parameter",
             "resizing": "which numbers of heads can change, or why not",
@@ -90,7 +90,7 @@ class Kind:
         })  # fmt: skip
 
     def site(self, name: str, module: nn.Module) -> HeadSite | None:
-        """The place, if this module is of this kind; known by its structure, so that no library is imported."""
+        """The site, if this module is of this kind; recognised by structure, so that no library is imported."""
         raise NotImplementedError
 
     def layout(self, site: HeadSite) -> Layout:
@@ -102,7 +102,7 @@ class Kind:
         raise NotImplementedError
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
-        """Set the sizes that the module's code reads, of parameters that have so many heads already."""
+        """Set the sizes that the module's code reads, for parameters that already have this number of heads."""
         raise NotImplementedError
 
     def weights(self, site: HeadSite) -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ class Kind:
         for part in site.parts():
             x = part.tensor
             if not isinstance(x, Tensor | nn.ParameterList):
-                what = f"{site.name}: {type(part.owner).__name__}.{part.name} is no tensor"
+                what = f"{site.name}: {type(part.owner).__name__}.{part.name} is not a tensor"
                 raise no_layout(what, "a quantised module; load the model unquantised")
             if isinstance(x, Tensor) and not x.is_floating_point():
                 raise no_layout(f"{site.name}: {part.name} is {x.dtype}", "quantised weights; load them unquantised")
@@ -122,13 +122,13 @@ class Kind:
                 piece = x.detach().narrow(part.axis, part.start, count * part.width)
                 heads = piece.unflatten(part.axis, (count, part.width)).movedim(part.axis, 0)
                 # Heads first: [h, d, d_model] of a row layout, [h, d_model, d] of a column layout, "o" the other way.
-                turned = (part.axis == 0) == (part.letter != "o")
-                found[part.letter] = heads.mT if turned else heads
+                transposed = (part.axis == 0) == (part.letter != "o")
+                found[part.letter] = heads.mT if transposed else heads
         return found
 
     @contextmanager
     def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
-        """While open, `change` stands between Concat(head_1 … head_h) and the output projection."""
+        """Within it, `change` is applied to Concat(head_1 … head_h) before the output projection."""
         assert site.output is not None
 
         def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -142,8 +142,8 @@ class Kind:
 
 
 def features(linear: object, axis: int) -> int | None:
-    """Outputs (axis 0) or inputs (axis 1) of a linear map, None for what is none. Quantised maps say them too, though
-    their weights are laid out otherwise."""
+    """Outputs (axis 0) or inputs (axis 1) of a linear map, None for another object. Quantised maps have them too,
+    though their weights have another layout."""
     size = getattr(linear, "out_features" if axis == 0 else "in_features", None)
     return size if isinstance(size, int) else None
 
@@ -155,7 +155,7 @@ def norms_of(module: nn.Module) -> tuple[nn.Module, ...]:
 
 
 def put_sizes(module: nn.Module, **sizes: int) -> None:
-    """Set those of these attributes that the module has."""
+    """Set those of the attributes that the module has."""
     for name, value in sizes.items():
         if hasattr(module, name):
             setattr(module, name, value)

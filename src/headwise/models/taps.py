@@ -1,4 +1,4 @@
-"""Heads scaled and recorded while a model runs, between Concat(head_1 … head_h) and the output projection."""
+"""Scaling and recording heads while a model runs, before the output projection."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,11 +12,11 @@ from headwise.models.site import Change, HeadSite
 
 @contextmanager
 def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> Iterator[None]:
-    """While open, every head's output is multiplied by its gate, before the output projection.
+    """Within it, every head's output is multiplied by its gate before the output projection.
 
     Args:
-        sites: as `find_heads` gives them, or some of them.
-        gates: one tensor [h] a site, for all batch entries and tokens; it may require a gradient. 0 masks a head.
+        sites: from `find_heads`.
+        gates: one tensor [h] per site, for all batch entries and tokens; it may require a gradient. 0 masks a head.
     Raises:
         ShapeError: naming the site whose gates do not fit.
     """
@@ -42,14 +42,15 @@ def scale_heads(sites: Sequence[HeadSite], gates: Sequence[Tensor] | Tensor) -> 
 
 @contextmanager
 def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
-    """While open, what every head gives to the output projection is kept: yields a list, one [b, h, n, d_v] a site.
+    """Within it, record the output of every head before the output projection: yields a list with one tensor
+    [b, h, n, d_v] per site.
 
-    Entry i is that of the latest call of `sites[i]`, with its gradient, and [0, h, 0, d_v] before the first. Places
-    of two axes are counted row by row; a call without a batch has b = 1.
+    Entry i is that of the latest call of `sites[i]`, with its graph, and [0, h, 0, d_v] before the first. Positions on
+    two axes are flattened row by row; a call without a batch has b = 1.
     """
     heads = [torch.empty(0, site.num_heads, 0, site.value_dim) for site in sites]
 
-    def kept(i: int, site: HeadSite) -> Change:
+    def recorded(i: int, site: HeadSite) -> Change:
         def change(concat: Tensor) -> Tensor:
             rows = concat[None] if concat.ndim == 2 else concat.flatten(1, -2)  # [b, n, h·d_v]
             heads[i] = rows.unflatten(-1, (site.num_heads, site.value_dim)).transpose(1, 2)
@@ -59,5 +60,5 @@ def record_heads(sites: Sequence[HeadSite]) -> Iterator[list[Tensor]]:
 
     with ExitStack() as stack:
         for i, site in enumerate(sites):
-            stack.enter_context(site.anatomy.tapped(site, kept(i, site)))
+            stack.enter_context(site.anatomy.tapped(site, recorded(i, site)))
         yield heads

@@ -1,4 +1,4 @@
-"""PyTorch's own `nn.MultiheadAttention`, also inside `nn.TransformerEncoderLayer` and its like."""
+"""`nn.MultiheadAttention`, also inside `nn.TransformerEncoderLayer` and similar modules."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,8 +25,8 @@ class TorchKind(Kind):
         return HeadSite(name, module, self.name, h, h, d, d, module.out_proj, self)
 
     def layout(self, site: HeadSite) -> Layout:
-        """As in `Kind`: q, k and v lie one after the other in in_proj_weight, or in three of their own; the key and the
-        value that add_bias_kv appends have a slice for each head."""
+        """As in `Kind`: q, k and v are in in_proj_weight, or have separate weights; the keys and values of
+        add_bias_kv have a slice for each head."""
         module = site.module
         assert isinstance(module, nn.MultiheadAttention)
         d, width = module.head_dim, module.embed_dim
@@ -42,7 +42,7 @@ class TorchKind(Kind):
     def resizing(self, site: HeadSite) -> Resizing:
         """As in `Kind`."""
         return Resizing(
-            "nn.MultiheadAttention requires num_heads · head_dim = embed_dim, so it cannot hold fewer heads. Mask them "
+            "nn.MultiheadAttention requires num_heads · head_dim = embed_dim, so it cannot have fewer heads. Mask them "
             "instead: headwise.models.scale_heads(find_heads(model), gates), with 0 for a head. Where your own code "
             "calls the module, prune(headwise.MultiHeadAttention.from_torch(module), […]) is called layer(x, mask=…) "
             "in its place; nn.TransformerEncoderLayer and its like cannot call it"
@@ -50,12 +50,12 @@ class TorchKind(Kind):
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         """Never called: its sizes are fixed."""
-        raise TypeError("nn.MultiheadAttention has heads of a fixed number")
+        raise TypeError("the number of heads of nn.MultiheadAttention is fixed")
 
     @contextmanager
     def tapped(self, site: HeadSite, change: Change) -> Iterator[None]:
-        """As in `Kind`. The module calls no output projection, and fused paths call not even the module: these are
-        turned off, and while the heads are computed the identity stands in the place of W_O."""
+        """As in `Kind`. The module does not call its output projection, and fused paths do not even call the module:
+        these are disabled, and W_O is replaced by the identity while the heads are computed."""
         module = site.module
         assert isinstance(module, nn.MultiheadAttention)
         before, own = module.forward, vars(module).get("forward")
@@ -83,7 +83,7 @@ class TorchKind(Kind):
 
 @contextmanager
 def _identity(linear: nn.Linear) -> Iterator[None]:
-    """The map as the identity, which an output projection of h·d_v = d_model can be."""
+    """Replace an output projection, where h·d_v = d_model, by the identity."""
     held = dict(linear._parameters)
     eye = torch.eye(linear.in_features, dtype=linear.weight.dtype, device=linear.weight.device)
     linear._parameters.update(weight=nn.Parameter(eye, requires_grad=False), bias=None)

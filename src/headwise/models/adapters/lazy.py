@@ -1,8 +1,8 @@
-"""Tensors that are made when they are first used: they stand for n×m matrices that mostly nobody looks at.
+"""Tensors that are computed on first use, for n×m matrices that are mostly never read.
 
 A `LazyTensor` is a `torch.Tensor` with shape, dtype and device, and no memory. The first torch function that reads its
-numbers makes the whole tensor, keeps it, and works on that; so every function gives what it gives for the dense tensor,
-in-place ones included. `len`, `shape`, `dtype`, `device` and their like make nothing.
+values computes the dense tensor, which is stored and used from then on; so every function returns what it returns for
+the dense tensor, in-place ones included. `len`, `shape`, `dtype`, `device` and the like compute nothing.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-# What is known without the numbers.
+# Known without the values.
 _ATTRIBUTES = "shape", "dtype", "device", "ndim", "layout", "is_nested", "is_sparse", "is_cuda", "is_cpu"
 _KNOWN: frozenset[Any] = frozenset({
     *(getattr(Tensor, name).__get__ for name in _ATTRIBUTES),
@@ -23,26 +23,26 @@ _KNOWN: frozenset[Any] = frozenset({
 
 
 class LazyTensor(Tensor):
-    """Base of tensors that are made when they are first used; a subclass says how in `make`."""
+    """Base of tensors that are computed by `make` on first use."""
 
     _made: Tensor | None = None
 
     @staticmethod
     def empty_shell(cls: type["LazyTensor"], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
-        """A tensor of that class and shape that holds no numbers."""
+        """A tensor of that class and shape without values."""
         return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
 
     @abstractmethod
     def make(self) -> Tensor:
-        """The whole tensor."""
+        """Compute the dense tensor."""
 
     @property
     def made(self) -> bool:
-        """Whether the whole tensor has been made."""
+        """Whether the dense tensor has been computed."""
         return self._made is not None
 
     def dense(self) -> Tensor:
-        """The whole tensor, made once and kept."""
+        """The dense tensor, computed once."""
         if self._made is None:
             self._made = self.make()
         return self._made
@@ -63,7 +63,7 @@ class LazyTensor(Tensor):
         return func(*tree_map(_dense, args), **tree_map(_dense, kwargs or {}))
 
     def __hash__(self) -> int:
-        return id(self)  # Tensor's own would make the numbers and give the place of those
+        return id(self)  # Tensor's own would compute the dense tensor and return its id
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         state = "made" if self.made else "not made yet"
@@ -72,7 +72,7 @@ class LazyTensor(Tensor):
     @property
     @abstractmethod
     def origin(self) -> str:
-        """What it is made of, in words."""
+        """Its source, for repr."""
 
 
 def _dense(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The attention of a model that headwise can compute, module by module, and who computes it now."""
+"""The attention modules of a model that headwise can compute, and converting them."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ class Place:
 
 
 def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]]:
-    """The attention modules that headwise computes or can compute, in the order of registration; the modules to take
-    over for that (`take_over`); and those that it cannot compute, name → why."""
+    """The attention modules that headwise computes or can compute, in the order of registration; the modules to convert
+    for that (for `take_over`); and name → why a module cannot be computed."""
     roots, refused = _transformers_models(model)
     places: list[Place] = []
     unwatched = dict(refused)
@@ -52,38 +52,38 @@ def find(model: nn.Module) -> tuple[list[Place], list[nn.Module], dict[str, str]
     return places, targets, unwatched
 
 
-# How many handles and records need headwise to compute a module, and the modules that were turned over for them.
+# The number of handles and records that need a module converted, and the modules converted for them.
 _users: "WeakKeyDictionary[nn.Module, int]" = WeakKeyDictionary()
-_turned: "WeakSet[nn.Module]" = WeakSet()
+_converted: "WeakSet[nn.Module]" = WeakSet()
 
 
 def take_over(targets: Sequence[nn.Module], *, adopt: bool = False) -> None:
-    """Let headwise compute these until as many calls of `give_back`.
+    """Convert modules to headwise until as many calls of `give_back`.
 
     Args:
-        adopt: take those that are copies of modules taken over as taken over now, so that `give_back` puts back what
-            computed the originals.
+        adopt: treat copies of converted modules as converted now, so that `give_back` restores what computed the
+            originals.
     """
     for target in targets:
         family = _family(target)
         if not _users.get(target):
             if not _ours(target):
-                family.turn(target)
-                _turned.add(target)
-            elif adopt and family.was_turned(target):
-                _turned.add(target)
+                family.convert(target)
+                _converted.add(target)
+            elif adopt and family.was_converted(target):
+                _converted.add(target)
         _users[target] = _users.get(target, 0) + 1
 
 
 def give_back(targets: Sequence[nn.Module]) -> None:
-    """Put back what computed them before, unless someone else still needs it, or the user had them so."""
+    """Restore modules that no other handle or record needs, unless the user converted them."""
     for target in targets:
         _users[target] -= 1
         if not _users[target]:
             del _users[target]
-            if target in _turned:
-                _turned.discard(target)
-                _family(target).turn_back(target)
+            if target in _converted:
+                _converted.discard(target)
+                _family(target).restore(target)
 
 
 def _family(target: nn.Module) -> Any:
@@ -92,7 +92,7 @@ def _family(target: nn.Module) -> Any:
 
 def taken_anew(target: nn.Module) -> bool:
     """Whether `take_over(adopt=True)` would change or adopt it."""
-    return not _ours(target) or _family(target).was_turned(target)
+    return not _ours(target) or _family(target).was_converted(target)
 
 
 def _ours(target: Any) -> bool:
@@ -110,9 +110,9 @@ def _kind(module: nn.Module, inside: dict[nn.Module, nn.Module]) -> str | None:
 
 
 def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, str]]:
-    """The outermost models of transformers that headwise can compute, and why not the others."""
+    """The outermost models of transformers that headwise can compute, and name → why not the others."""
     if "transformers" not in sys.modules:
-        return [], {}  # then the model is none of its
+        return [], {}  # then the model is not from it
     from transformers import PreTrainedModel
 
     roots: list[nn.Module] = []
@@ -125,8 +125,8 @@ def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, s
                 continue  # there is no attention in it
             try:
                 if not _ours(module):
-                    switching.turn(module)
-                    switching.turn_back(module)
+                    switching.convert(module)
+                    switching.restore(module)
                 roots.append(module)
             except ConfigError as error:
                 refused[name] = str(error)
@@ -134,6 +134,6 @@ def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, s
 
 
 def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str, str]) -> ConfigError:
-    """The error of `caller` for a model of which nothing can be `done`."""
+    """The error of `caller` for a model without a module that can be `done`, such as "attached"."""
     why = "".join(f"; {name or 'the model'}: {reason}" for name, reason in islice(refused.items(), 4))
     return ConfigError(f"{caller}(model): {type(model).__name__} has no attention that can be {done} ({KNOWN}){why}")

@@ -1,5 +1,5 @@
-"""`nn.MultiheadAttention`, computed by headwise: the same constructor, call and parameters, and weights that cost
-nothing until somebody looks at them.
+"""`nn.MultiheadAttention`, computed by headwise: the same constructor, call and parameters, and weights that are
+computed on first use.
 
     >>> import torch, headwise as hw
     >>> model = torch.nn.Transformer(16, 4, 1, 1, 32, batch_first=True)
@@ -9,19 +9,18 @@ nothing until somebody looks at them.
     >>> attention = model.encoder.layers[0].self_attn
     >>> x = torch.randn(1, 3, 16)
     >>> with torch.no_grad():
-    ...     y, weights = attention(x, x, x)                   # weights are a tensor to whoever uses them
+    ...     y, weights = attention(x, x, x)                   # weights are a tensor
     >>> weights.made, weights[0, 2].shape, weights.made
     (False, torch.Size([3]), False)
-    >>> weights.map.shape                                     # and an AttentionMap
+    >>> weights.map.shape                                     # with an AttentionMap
     (1, 4, 3, 3)
     >>> handle.detach()
 
-What differs from PyTorch's: a fully masked query gives zeros (before the output projection), not NaN; the weights that
-are returned are those before dropout, as `headwise.models.adapters.weights.AttentionWeights` says; hooks
-on `out_proj` are called; an `is_causal` hint that contradicts `attn_mask` does no harm, for the mask decides;
-`is_causal=True` needs no mask; floating masks may have any dtype; there is no second path for inference, so
-`headwise.models.observe` sees every call; errors are `HeadwiseError`s; and `torch.jit.script` is not supported. The
-table in docs/models.md has all of it.
+Differences from PyTorch: a fully masked query gives zeros (before the output projection), not NaN; returned weights are
+those before dropout (`headwise.models.adapters.weights.AttentionWeights`); hooks on `out_proj` are called; an
+`is_causal` hint that contradicts `attn_mask` is ignored; `is_causal=True` requires no mask; floating masks may have any
+dtype; there is no second path for inference, so `headwise.models.observe` receives every call; errors are
+`HeadwiseError`s; `torch.jit.script` is not supported. docs/models.md has the full table.
 """
 
 from typing import Any
@@ -38,14 +37,14 @@ from headwise.publishing import attended
 from headwise.rule import Rule
 from headwise.scores import Score
 
-_TURNED = "_headwise_turned"
+_CONVERTED = "_headwise_converted"
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` computed by headwise: constructor, call, masks (True = ignore), defaults and state dict
     are PyTorch's, `add_bias_kv`, `add_zero_attn`, kdim, vdim and nested inputs included.
 
-    See the module's docstring for what differs. `headwise.attach` turns those of a model into this class.
+    The module's docstring lists the differences. `headwise.attach` converts those of a model to this class.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return out, weights
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        """Raise if the inputs do not fit this module or each other; whether they are batched."""
+        """Raise if the inputs do not fit this module or each other; returns whether they are batched."""
         widths = {"query": self.embed_dim, "key": self.kdim, "value": self.vdim}
         for (name, width), x in zip(widths.items(), (query, key, value), strict=True):
             if x.ndim not in (2, 3) or x.ndim != query.ndim or x.shape[-1] != width:
@@ -156,7 +155,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return query.ndim == 3
 
     def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q [b, h, n, d], k and v [b, h, m, d]; keys of the module's own come before the given ones."""
+        """q [b, h, n, d], k and v [b, h, m, d]; the module's own keys come before the given ones."""
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         if self.in_proj_weight is None:
             weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
@@ -173,8 +172,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q, k, v
 
     def _with_own_keys(self, x: Tensor, bias: Tensor | None, seq: int) -> Tensor:
-        """Keys or values with those of add_bias_kv and add_zero_attn before them: their order is nothing to attention,
-        and so queries still stand at the end of the keys."""
+        """Prepend the keys or values of add_bias_kv and add_zero_attn: their order does not matter to attention, and
+        queries remain aligned to the end of the keys."""
         shape = list(x.shape)
         shape[seq] = 1
         own = [] if bias is None else [bias.to(x.dtype).expand(shape)]
@@ -184,7 +183,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _masks(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, is_causal: bool, q: Tensor, m: int, before: int
     ) -> tuple[Mask | None, tuple[Score, ...]]:
-        """What each query may see, and what is added to its scores."""
+        """The mask, and the terms added to the scores."""
         b, h, n, _ = q.shape
         found: list[Mask | None] = []
         scores: tuple[Score, ...] = ()
@@ -208,8 +207,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif is_causal:
             if n != m:
                 raise ConfigError(
-                    f"is_causal=True without attn_mask: {n} queries and {m} keys may stand beside each other in more "
-                    f"than one way; give attn_mask"
+                    f"is_causal=True without attn_mask: the alignment of {n} queries and {m} keys is "
+                    f"ambiguous; give attn_mask"
                 )
             found.append(Causal() | Sinks(before) if before else Causal())
         return both(*found), scores
@@ -217,7 +216,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def _of_nested(
         self, query: Tensor, key: Tensor, value: Tensor, masked: bool, need_weights: bool, averaged: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Sequences of different lengths in one nested tensor [N, *, E]: padded, computed, and nested again."""
+        """Attend in a nested tensor [N, *, E]: pad it, compute, and nest the result."""
         if query is not key or key is not value or masked:
             raise ConfigError(
                 "nested inputs: only self attention without attn_mask, key_padding_mask and is_causal is defined for "
@@ -236,39 +235,39 @@ class MultiheadAttention(nn.MultiheadAttention):
         return torch.nested.as_nested_tensor(rows, layout=query.layout), weights
 
 
-def turn(module: nn.MultiheadAttention) -> None:
-    """Let headwise compute a plain `nn.MultiheadAttention`, in place.
+def convert(module: nn.MultiheadAttention) -> None:
+    """Convert a plain `nn.MultiheadAttention` to headwise, in place.
 
-    The module stays the object that it is, and so do its parameters, hooks and state dict: only its class changes, to
-    `MultiheadAttention`. `nn.TransformerEncoder` and `nn.Transformer` keep from their fused inference path, which would
-    pass it by.
+    The module, its parameters, hooks and state dict remain the same objects: only its class changes, to
+    `MultiheadAttention`. `nn.TransformerEncoder` and `nn.Transformer` no longer use their fused inference path, which
+    would bypass it.
     """
     module.__class__ = MultiheadAttention
-    module.__dict__[_TURNED] = True
+    module.__dict__[_CONVERTED] = True
     _keep_fused_path_away(module)
 
 
-def turn_back(module: nn.MultiheadAttention) -> None:
-    """Undo `turn`."""
+def restore(module: nn.MultiheadAttention) -> None:
+    """Undo `convert`."""
     module.__class__ = nn.MultiheadAttention
-    del module.__dict__[_TURNED]
+    del module.__dict__[_CONVERTED]
     for key, hook in list(module._forward_hooks.items()):
         if hook is _nothing:
             del module._forward_hooks[key]
 
 
-def was_turned(module: nn.MultiheadAttention) -> bool:
-    """Whether `turn` was called for it, or for the module that it is a copy of."""
-    return _TURNED in module.__dict__
+def was_converted(module: nn.MultiheadAttention) -> bool:
+    """Whether `convert` was called on it or on the module that it is a copy of."""
+    return _CONVERTED in module.__dict__
 
 
 def _keep_fused_path_away(module: nn.Module) -> None:
-    """`nn.TransformerEncoderLayer` computes all of itself from its parameters, unless a module in it has a hook."""
+    """Register a hook: `nn.TransformerEncoderLayer` uses its fused path unless a module in it has one."""
     module.register_forward_hook(_nothing)
 
 
 def _nothing(module: nn.Module, inputs: Any, output: Any) -> None:
-    """A hook that only is there."""
+    """A hook without effect."""
 
 
 def _expect(name: str, mask: Tensor, shapes: tuple[tuple[int, ...], ...]) -> None:

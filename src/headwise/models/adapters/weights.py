@@ -1,4 +1,4 @@
-"""Attention weights as other libraries return them: a tensor to its users, an `AttentionMap` until they touch it."""
+"""Attention weights as other libraries return them: a tensor, computed from an `AttentionMap` on first use."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from headwise.rule import Rule
 
 
 class AttentionWeights(LazyTensor):
-    """Weights [b, h, n, m] (averaged: [b, n, m]; of an unbatched call: without b) that nobody has paid for yet.
+    """Weights [b, h, n, m] (averaged: [b, n, m]; of an unbatched call: without b), computed on first use.
 
-    It is a `torch.Tensor`: any torch function, NumPy and `.tolist()` work, and give what they give for the dense
-    tensor. Before it is first touched it takes O(n) memory. An index of integers and slices, `weights[0, 3, 10:20]`,
-    computes that tile alone; anything else makes the whole n×m tensor once and keeps it, as the other library would
-    have from the start. Where gradients were recorded in the call, they flow through it to queries, keys and biases,
-    and then the first touch that autograd records makes all of it, in float64.
+    It is a `torch.Tensor`: any torch function, NumPy and `.tolist()` work, and return what they return for the dense
+    tensor. Before its first use it takes O(n) memory. An index of integers and slices, `weights[0, 3, 10:20]`, computes
+    that tile alone; anything else computes the n×m tensor once and stores it, as the other library would have done in
+    the call. If the call recorded gradients, they flow through it to queries, keys and biases; the first use that
+    autograd records then computes all of it, in float64.
 
     Weights are those before dropout, and rows of fully masked queries are 0, where PyTorch's are NaN. With a learned
     sink (`s_aux` of gpt-oss and others), rows sum to less than 1, by as much as the sink takes, as in gpt-oss's own
@@ -53,7 +53,7 @@ class AttentionWeights(LazyTensor):
         Args:
             dtype: of the weights as a tensor.
             averaged: over heads. batched: False drops the batch axis.
-            appended: how many of the map's first keys the caller expects last.
+            appended: number of the map's first keys that the caller expects last.
             graph: queries, keys and rule with their graph, where weights must be differentiable.
         """
         self.map = amap
@@ -104,7 +104,7 @@ class AttentionWeights(LazyTensor):
         return (weights if self._batched else weights[0]).to(self.dtype)
 
     def _tile_of(self, index: Any) -> list[Any] | None:
-        """The index as one into the map, [batch, head, query, key], if it is a tile; None if only all of it will do."""
+        """The index into the map, [batch, head, query, key], if it is a tile; None if the dense tensor is required."""
         parts = list(index) if isinstance(index, tuple) else [index]
         plain = all(
             type(part) is int or (isinstance(part, slice) and _is_forward(part)) or part is ... for part in parts
@@ -113,7 +113,7 @@ class AttentionWeights(LazyTensor):
         if self.made or graph or self._appended or not plain or parts.count(...) > 1:
             return None
         if len(parts) - parts.count(...) > self.ndim:
-            return None  # the dense tensor knows how to say so
+            return None  # the dense tensor raises the error
         if ... not in parts:
             parts.append(...)
         at = parts.index(...)

@@ -15,13 +15,13 @@ from headwise.publishing import attended
 from headwise.rule import Rule
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
-# What models pass on beside what is computed with: none of it changes the attention of one call. Positions are in the
-# queries and keys already, and packed sequences in the mask.
+# Arguments that do not change the attention of a call: positions are in the queries and keys already, and packed
+# sequences in the mask.
 HARMLESS = frozenset({
     "cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "output_hidden_states",
     "output_router_logits", "position_ids", "return_dict", "use_cache",
 })  # fmt: skip
-# Where FlashAttention is told of packed sequences.
+# FlashAttention's arguments for packed sequences.
 PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
 
 
@@ -40,22 +40,22 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention by the interface of transformers' `AttentionInterface`.
+    """Attention, by transformers' `AttentionInterface`.
 
     Args:
         query: [b, h, n, d]; key, value: [b, h_kv, m, d], not repeated for grouped queries.
         attention_mask: a `MaskTensor`; or a boolean (True = may attend) or floating (added) [b or 1, h or 1, n or 1, m]
-            of the user's own, or of a model that computed with its mask; or None for every key, as in
+            from the user, or from a model that computed with its mask; or None for every key, as in
             attn_implementation="eager".
-        dropout: share of weights dropped; models give 0 when they do not train.
-        softcap: Gemma 2's cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
+        dropout: share of weights dropped; models pass 0 outside of training.
+        softcap: Gemma 2's soft cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
         position_bias: [b or 1, h or 1, n, m], added to the scores (T5).
     Returns:
         [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call asks for attentions, else None;
         with s_aux their rows sum to less than 1, by the share of the sink.
     Raises:
-        ConfigError: for an argument that is not known, by name: it might change what is computed; and for is_causal
-            and sliding_window that contradict a missing mask.
+        ConfigError: naming an unknown argument, which might change the result; and for is_causal and sliding_window
+            that contradict a missing mask.
     """
     _refuse_unknown(module, kwargs)
     b, h, n, _ = query.shape
@@ -99,8 +99,8 @@ def attention_forward(
 
 
 def _to_itself(module: nn.Module, mask: Mask | None, n: int, m: int) -> bool:
-    """Whether queries and keys are one sequence, as far as the call tells: only then one may be before the other; and
-    what is part of a decoder and not causal looks at the encoder."""
+    """Whether queries and keys are one sequence, as far as the call shows: causal attention is, and attention of a
+    decoder that is not causal reads the encoder."""
     if mask_is_causal(mask):
         return True
     crosses = getattr(module, "is_cross_attention", False) or "cross" in type(module).__name__.lower()
@@ -113,32 +113,32 @@ def _refuse_unknown(module: nn.Module, kwargs: dict[str, Any]) -> None:
             known = "softcap, s_aux, sliding_window, position_bias, cu_seq_lens_q and cu_seq_lens_k"
             raise ConfigError(
                 f"{type(module).__name__} calls its attention with {name}=…, which attn_implementation='headwise' does "
-                f"not know and might have to reckon with; it knows {known}. Use attn_implementation='eager' for this "
+                f"not support; it supports {known}. Use attn_implementation='eager' for this "
                 f"model: detach() the handle of headwise.attach(model)"
             )
 
 
 def _is_of(mask: MaskTensor, b: int, n: int, m: int) -> bool:
-    """Whether a mask was made for this call and holds what it was made with."""
+    """Whether a mask was made for this call and has not been changed."""
     return not mask.changed and (mask.shape[0], mask.shape[2], mask.shape[3]) == (b, n, m)
 
 
 def _refuse_contradictions(
     module: nn.Module, n: int, m: int, is_causal: bool | None, sliding_window: int | None
 ) -> None:
-    """Raise if a call without a mask says of itself that it hides keys."""
-    said = "is_causal=True" if is_causal and n > 1 else None
+    """Raise if a call without a mask claims to hide keys."""
+    claim = "is_causal=True" if is_causal and n > 1 else None
     if sliding_window is not None and m > sliding_window:
-        said = f"sliding_window={sliding_window}"
-    if said is not None:
+        claim = f"sliding_window={sliding_window}"
+    if claim is not None:
         raise ConfigError(
-            f"{type(module).__name__} calls its attention with {said} and no mask, for {n} queries and {m} keys: "
+            f"{type(module).__name__} calls its attention with {claim} and no mask, for {n} queries and {m} keys: "
             f"transformers' eager attention hides no key then, and its others do. Give the model a 4-D attention_mask"
         )
 
 
 def _of_module(module: nn.Module, m: int, is_causal: bool | None, sliding_window: int | None) -> Mask | None:
-    """What FlashAttention takes from the module where sequences are packed and there is no mask."""
+    """The mask that FlashAttention derives from the module for packed sequences without a mask."""
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         _refuse_contradictions(module, m, m, None, sliding_window)
         return None
@@ -146,7 +146,7 @@ def _of_module(module: nn.Module, m: int, is_causal: bool | None, sliding_window
 
 
 def _of_tensor(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
-    """A 4-D mask that a user or a model made, as it is."""
+    """A 4-D mask from a user or a model."""
     if not isinstance(given, Tensor) or (given.dtype != torch.bool and not given.is_floating_point()):
         came = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise DTypeError(f"attention_mask: expected a boolean or floating tensor, got {came}")
@@ -156,7 +156,7 @@ def _of_tensor(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | Non
     ):
         raise ShapeError(
             f"attention_mask: {type(module).__name__} passed shape {tuple(given.shape)}, expected [{b} or 1, {h} "
-            f"or 1, {n} or 1, {m}]; a model that makes no mask of its padding ignores it, and headwise will not"
+            f"or 1, {n} or 1, {m}]; a model that passes a 2-D padding mask on would ignore it, which headwise does not"
         )
     if given.dtype == torch.bool:
         return of_boolean(given.expand(-1, -1, n, -1)), ()
@@ -165,7 +165,7 @@ def _of_tensor(module: nn.Module, given: Tensor, grid: Grid) -> tuple[Mask | Non
 
 
 def _of_packed(kwargs: dict[str, Any], b: int, n: int, m: int) -> Mask:
-    """Sequences one after the other in one batch entry, as FlashAttention is told of them."""
+    """The mask of packed sequences in one batch entry, by FlashAttention's arguments."""
     ends, key_ends = kwargs.get("cu_seq_lens_q"), kwargs.get("cu_seq_lens_k")
     if ends is None or key_ends is None or not torch.equal(ends, key_ends) or b != 1 or n != m or int(ends[-1]) != m:
         raise ConfigError(
@@ -176,8 +176,8 @@ def _of_packed(kwargs: dict[str, Any], b: int, n: int, m: int) -> Mask:
 
 
 def _attentions_wanted(kwargs: dict[str, Any]) -> bool:
-    """Whether the caller of the model asked for attentions: some models say so, for others transformers keeps a list
-    of what to catch."""
+    """Whether the caller of the model requested attentions: by an argument, or for other models by transformers' list
+    of outputs to capture."""
     if kwargs.get("output_attentions"):
         return True
     collector = getattr(sys.modules.get("transformers.utils.output_capturing"), "_active_collector", None)

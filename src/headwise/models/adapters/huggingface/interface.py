@@ -1,4 +1,4 @@
-"""Which modules of a transformers model take their attention from outside, and which compute it by themselves."""
+"""Which modules of a transformers model use its attention interface, and which compute attention themselves."""
 
 import inspect
 from collections.abc import Collection
@@ -9,14 +9,14 @@ _INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
 def calls_interface(module: nn.Module) -> bool:
-    """Whether a module looks up in transformers' `AttentionInterface` who computes its attention."""
+    """Whether a module looks up its attention function in transformers' `AttentionInterface`."""
     names = getattr(getattr(inspect.unwrap(type(module).forward), "__code__", None), "co_names", ())
-    # The interface is a mapping: whoever uses getattr finds none of its entries there, and keeps what it has.
+    # The interface is a mapping: modules that use getattr find no entry of it, and keep their own function.
     return _INTERFACE in names and ("get_interface" in names or "getattr" not in names)
 
 
 def left_out(model: nn.Module, known: Collection[str]) -> dict[str, str]:
-    """Modules that are attention by name, hold weights, and lie neither in nor around known ones: name → class."""
+    """Modules that are attention by name, have weights, and neither contain nor belong to known ones: name → class."""
     found: dict[str, str] = {}
     for name, module in model.named_modules():
         kind = type(module)

@@ -1,4 +1,4 @@
-"""Where transformers is imported: only when it is needed, since it takes seconds, and may not be there."""
+"""Importing transformers when it is needed, since that takes seconds and it may not be installed."""
 
 from importlib import import_module
 from typing import Any
@@ -10,7 +10,7 @@ def library(name: str) -> Any:
     """The module `transformers.name`.
 
     Raises:
-        ConfigError: if transformers is not installed, or too old to take attention from outside.
+        ConfigError: if transformers is not installed, or too old for an attention interface.
     """
     try:
         return import_module(f"transformers.{name}")

@@ -1,4 +1,4 @@
-"""A mask on its way from where transformers makes it to where attention is computed, through the model's own code."""
+"""A mask passed through a model's own code, from transformers' mask function to the attention function."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +13,12 @@ from headwise.models.adapters.lazy import LazyTensor
 class MaskTensor(LazyTensor):
     """The floating [b, 1, n, m] that attn_implementation="eager" adds to scores, 0 = may attend, as a headwise `Mask`.
 
-    A model that only passes it on pays nothing: no n×m memory. One that computes with it gets the tensor that its own
-    attention would have got, made then, and every result is an ordinary tensor.
+    It takes no n×m memory while a model only passes it on. A model that computes with it gets the tensor that eager
+    attention would get, computed then; every result is an ordinary tensor.
 
     Attributes:
-        mask: over the first `keys` of the m keys; None for everything. No query sees those beyond, which a cache of a
-            fixed size has not filled yet.
+        mask: over the first `keys` of the m keys; None for everything. The rest, unfilled entries of a cache of fixed
+            size, are hidden from all queries.
     """
 
     mask: Mask | None
@@ -49,18 +49,18 @@ class MaskTensor(LazyTensor):
         """
         Args:
             shape: b, n, m.
-            eager: makes the whole tensor.
+            eager: computes the dense tensor.
         """
         self.mask, self.keys, self._eager = mask, keys, eager
         self._version_made = 0
 
     @property
     def changed(self) -> bool:
-        """Whether it was written to, so that `mask` no longer says what it holds."""
+        """Whether it was written to, so that `mask` no longer describes it."""
         return self._made is not None and self._made._version != self._version_made
 
     def make(self) -> Tensor:
-        with torch.inference_mode(False):  # tensors of inference mode do not count what is written to them
+        with torch.inference_mode(False):  # tensors of inference mode have no version counter
             made = self._eager()
         self._version_made = made._version
         return made
@@ -69,7 +69,7 @@ class MaskTensor(LazyTensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is Tensor.to and isinstance(args[0], MaskTensor):  # what moves a model's inputs calls it on every one
+        if func is Tensor.to and isinstance(args[0], MaskTensor):  # called by code that moves all inputs of a model
             small = torch.empty(0, dtype=args[0].dtype, device=args[0].device)
             if small.to(*args[1:], **(kwargs or {})) is small:
                 return args[0]

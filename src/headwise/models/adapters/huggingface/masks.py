@@ -27,18 +27,18 @@ def make_mask(
     dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> MaskTensor | None:
-    """What each query may see, by the interface of transformers' `AttentionMaskInterface`.
+    """The mask of a call, by transformers' `AttentionMaskInterface`.
 
     Args:
-        q_offset, kv_offset: where the queries and the keys begin on the axis that mask_function counts on.
+        q_offset, kv_offset: the positions of the first query and the first key for mask_function.
         mask_function: (batch, head, query, key) indices to booleans.
-        attention_mask: [batch, keys ever seen], True where a token stands, or None.
-        dtype: of the mask that the model sees.
-        kwargs: what other implementations are told, such as when they may leave a mask out.
+        attention_mask: [batch, all keys so far], True for tokens, or None.
+        dtype: of the mask that the model gets.
+        kwargs: further arguments of the interface, such as when a mask may be omitted.
     Returns:
-        [batch, 1, q_length, kv_length], to the model the mask of attn_implementation="eager"; None where that is None.
-        A function that is not one of transformers' own is evaluated to a boolean of that size, as their own
-        implementations do with every function.
+        [batch, 1, q_length, kv_length], for the model the mask of attn_implementation="eager"; None where that is None.
+        A function that is not one of transformers' own is evaluated to a boolean of that size, as transformers does
+        with every function.
     """
     theirs = library("masking_utils")
     function = theirs.causal_mask_function if mask_function is None else mask_function
@@ -48,22 +48,22 @@ def make_mask(
     )  # fmt: skip
     if kwargs.get("allow_is_bidirectional_skip") and _leaves_out(eager):
         return None
-    # Queries of headwise stand at the end of the keys: those beyond are a fixed cache's empty places.
+    # Queries are aligned to the end of the keys: keys beyond are unfilled entries of a fixed cache.
     keys = q_length + int(q_offset) - kv_offset
     shape = batch_size, q_length, kv_length
     real = None
     if attention_mask is not None:
-        # A mask that ends before the keys says that nothing stands there yet.
+        # Keys beyond the end of the mask are unfilled.
         missing = max(0, kv_offset + kv_length - attention_mask.shape[-1])
         real = pad(attention_mask.bool(), (0, missing))[:, kv_offset : kv_offset + kv_length].expand(batch_size, -1)
     try:
         mask: Mask | None = read(function, Place(kv_offset, min(keys, kv_length)))
         if mask == Everything():
-            mask, keys = None, kv_length  # wherever the queries stand
+            mask, keys = None, kv_length  # for any alignment of the queries
         elif keys > kv_length or (keys < kv_length and not is_causal(mask)):
-            raise Unknown("queries that stand elsewhere than at the end of the keys")
+            raise Unknown("queries that are not aligned to the end of the keys")
     except Unknown:
-        # The padding is said apart, so that what a user's function says stays one boolean for all of the batch.
+        # Padding is a separate mask, so that the user's function stays one boolean for the whole batch.
         index = _indices(batch_size, q_length, kv_length, int(q_offset), kv_offset, device)
         mask, keys = of_boolean(_evaluate(function, index, theirs, bool(kwargs.get("use_vmap")))), kv_length
     if real is not None:
@@ -76,7 +76,7 @@ class _Read(Exception):
 
 
 def _leaves_out(eager: Callable[..., Tensor | None]) -> bool:
-    """Whether eager attention goes without a mask: transformers decides so before it calls any mask function."""
+    """Whether eager attention omits the mask: transformers decides that before it calls any mask function."""
 
     def read(*index: Tensor) -> Tensor:
         raise _Read
@@ -97,7 +97,7 @@ def _indices(b: int, n: int, m: int, q_offset: int, kv_offset: int, device: Any)
 
 
 def _evaluate(function: MaskFunction, index: tuple[Tensor, ...], theirs: Any, one_by_one: bool) -> Tensor:
-    """The boolean [b, 1, n, m] of a function; `one_by_one` for those that may not know of broadcasting."""
+    """The boolean [b, 1, n, m] of a function; `one_by_one` for functions that may not support broadcasting."""
     if not one_by_one:
         cells = function(*(i[(None,) * at + (slice(None),) + (None,) * (3 - at)] for at, i in enumerate(index)))
         return cells.expand(len(index[0]), 1, len(index[2]), len(index[3]))

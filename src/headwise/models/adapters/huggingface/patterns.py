@@ -1,9 +1,9 @@
-"""What transformers' mask functions mean, read from the functions themselves.
+"""Transformers' mask functions as headwise masks, recognised by their code objects.
 
-transformers says which keys a query may see by closures over (batch, head, query, key) indices, made by a few makers
-and joined by `and_masks` and `or_masks`. A closure made by a maker has the maker's code object, and its free variables
-hold the numbers; so it is known exactly, or not at all. Each maker is tried on a small matrix before it is believed:
-one that has come to mean something else in another version is as unknown as a function of the user's own.
+transformers defines masks by closures over (batch, head, query, key) indices, created by a few factories and combined
+by `and_masks` and `or_masks`. A closure has the code object of its factory, and its free variables hold the parameters;
+so it is recognised exactly, or not at all. Each factory is verified on a small matrix first: one that has changed in
+another version is treated like a function of the user's own.
 """
 
 from collections.abc import Callable
@@ -22,22 +22,22 @@ MaskFunction = Callable[..., Tensor]
 
 
 class Unknown(Exception):
-    """A mask function of which only its values are known."""
+    """Raised for a mask function that is not recognised."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the keys of a call lie on the axis that mask functions count on: [offset, offset + keys)."""
+    """The positions of the keys of a call for mask functions: [offset, offset + keys)."""
 
     offset: int
     keys: int
 
 
 def read(function: MaskFunction, place: Place) -> Mask:
-    """The mask over these keys that a function means, for queries that stand at their end.
+    """The mask of a function over these keys, for queries aligned to their end.
 
     Raises:
-        Unknown: if that cannot be said.
+        Unknown: if the function is not recognised.
     """
     makers = _makers()
     code = getattr(function, "__code__", None)
@@ -59,7 +59,7 @@ def _read_and(free: dict[str, Any], place: Place) -> Mask:
     packed = [f for f in functions if _is(f, "packed_sequence_mask_function")]
     moved = [f for f in functions if _is(f, "remap_positions_for_packed_sequence")]
     if moved:
-        # Inside one sequence, positions differ as indices do; where sequences keep apart, that is all there is to it.
+        # Within a sequence, positions differ as indices do, so for separate sequences indices are sufficient.
         if len(packed) != 1 or len(moved) != 1:
             raise Unknown("positions of packed sequences without the sequences")
         ids, inner = _free(packed[0])["packed_sequence_mask"], _free(moved[0])
@@ -76,7 +76,7 @@ def _read_or(free: dict[str, Any], place: Place) -> Mask:
 
 
 def _read_window(free: dict[str, Any], place: Place) -> Mask:
-    return Window(free["sliding_window"], right=place.keys)  # it says nothing of keys after the query
+    return Window(free["sliding_window"], right=place.keys)  # it does not restrict keys after the query
 
 
 def _read_both_sides(free: dict[str, Any], place: Place) -> Mask:
@@ -99,7 +99,7 @@ def _documents(ids: Tensor, place: Place) -> Mask:
 
 
 Reader = Callable[[dict[str, Any], Place], Mask]
-# Maker → its arguments for the trial, and who reads what it makes. Makers without arguments are the functions.
+# Factory → its arguments for verification, and the reader of its closures. Without arguments: the function itself.
 _READERS: dict[str, tuple[Callable[[], tuple[Any, ...]] | None, Reader]] = {
     "causal_mask_function": (None, lambda free, place: Causal()),
     "bidirectional_mask_function": (None, lambda free, place: Everything()),
@@ -113,13 +113,13 @@ _JOINS: dict[str, Reader] = {"and_masks": _read_and, "or_masks": _read_or}
 
 @lru_cache(maxsize=1)
 def _makers() -> dict[Any, Reader]:
-    """Code object → who reads the closures that have it; only of makers that mean what is thought."""
+    """Code object → reader of the closures that have it, for verified factories."""
     theirs = library("masking_utils")
     makers: dict[Any, Reader] = {}
     for name, (arguments, reader) in _READERS.items():
         maker = getattr(theirs, name, None)
         function = maker if arguments is None or maker is None else maker(*arguments())
-        if function is not None and _means(function, reader):
+        if function is not None and _agrees(function, reader):
             makers[function.__code__] = reader
     for name, reader in _JOINS.items():
         maker = getattr(theirs, name, None)
@@ -128,8 +128,8 @@ def _makers() -> dict[Any, Reader]:
     return makers
 
 
-def _means(function: Any, reader: Reader) -> bool:
-    """Whether a function and what is read from it allow the same cells of a small matrix."""
+def _agrees(function: Any, reader: Reader) -> bool:
+    """Whether a function and its mask allow the same cells of a small matrix."""
     size = 7
     i = torch.arange(size)
     try:

@@ -1,4 +1,4 @@
-"""Turning models of transformers to headwise, and back."""
+"""Converting transformers models to headwise, and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,35 +13,35 @@ from headwise.models.adapters.huggingface.library import library
 from headwise.models.adapters.huggingface.masks import make_mask
 
 NAME = "headwise"
-_BEFORE = "_headwise_before"  # on a model that was turned: its configurations and what each of them said
+_BEFORE = "_headwise_before"  # on a converted model: its configurations with their former implementation
 
 
 def install() -> None:
-    """Let transformers know attn_implementation="headwise", for models that are loaded by that name.
+    """Register attn_implementation="headwise" with transformers: the attention and its masks.
 
-    It is registered with both: attention, and how masks are made for it. Calling it again changes nothing.
+    Calling it again changes nothing.
 
     Raises:
         ConfigError: if transformers is not installed: `pip install 'transformers>=5'`.
     """
-    # torch.compile cannot look into masks that are read from closures; it compiles what lies between.
+    # torch.compile cannot trace masks that are read from closures; it compiles the code between.
     library("modeling_utils").AttentionInterface.register(NAME, torch.compiler.disable(attention_forward))
     library("masking_utils").AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask))
 
 
 def left(model: nn.Module) -> dict[str, str]:
-    """The attention modules of a transformers model that `turn` leaves as they are: name → class."""
+    """The attention modules of a transformers model that `convert` does not change: name → class."""
     return left_out(model, [name for name, module in model.named_modules() if calls_interface(module)])
 
 
-def turn(model: Any) -> None:
-    """Let headwise compute the attention of a loaded transformers model, all its parts included, in place.
+def convert(model: Any) -> None:
+    """Convert a transformers model with all its parts to headwise, in place.
 
-    Modules in it that compute their attention by themselves, as some image encoders do, continue to do so.
+    Modules that compute their attention themselves, as some image encoders do, do not change.
 
     Raises:
-        ConfigError: if a part of it ignores attn_implementation or none of it takes its attention from outside (named;
-            nothing is changed then), or if transformers is too old.
+        ConfigError: naming a part that ignores attn_implementation, or if no part uses the attention interface (nothing
+            is changed then), or if transformers is too old.
     """
     pretrained = library("modeling_utils").PreTrainedModel
     parts = [part for part in model.modules() if isinstance(part, pretrained)]
@@ -61,29 +61,29 @@ def turn(model: Any) -> None:
     own = [module.config for module in model.modules() if calls_interface(module)]
     before = [(config, config._attn_implementation_internal) for config in _configs(own, model, parts)]
     model.set_attn_implementation(NAME)
-    for config in own:  # some modules have a copy of their model's, which the model does not know of
+    for config in own:  # some modules have a copy of their model's configuration
         config._attn_implementation_internal = NAME
     object.__setattr__(model, _BEFORE, before)
     stayed = sorted({type(part).__name__ for part in parts if part.config._attn_implementation != NAME})
     if stayed:
-        turn_back(model)
+        restore(model)
         raise ConfigError(f"{', '.join(stayed)} did not take attn_implementation='headwise'")
 
 
-def turn_back(model: Any) -> None:
-    """Put back what computed the attention of a model before `turn`, part by part."""
+def restore(model: Any) -> None:
+    """Restore the attention implementations from before `convert`, part by part."""
     for config, implementation in model.__dict__[_BEFORE]:
         config._attn_implementation_internal = implementation
     object.__delattr__(model, _BEFORE)
 
 
-def was_turned(model: Any) -> bool:
-    """Whether `turn` was called for it, or for the model that it is a copy of."""
+def was_converted(model: Any) -> bool:
+    """Whether `convert` was called on it or on the model that it is a copy of."""
     return _BEFORE in model.__dict__
 
 
 def _configs(own: list[Any], model: Any, parts: list[Any]) -> list[Any]:
-    """Every configuration that says how attention is computed, each once: those of modules, of models and of parts."""
+    """Every configuration with an attention implementation, each once: of modules, models and parts."""
     found: dict[int, Any] = {}
     waiting = [*own, *(part.config for part in (model, *parts))]
     while waiting:
@@ -95,7 +95,7 @@ def _configs(own: list[Any], model: Any, parts: list[Any]) -> list[Any]:
 
 
 def _listed(found: Mapping[str, str]) -> str:
-    """Modules by class, with the name of the first of each."""
+    """Format modules by class, with the name of the first of each."""
     names: dict[str, list[str]] = {}
     for name, kind in found.items():
         names.setdefault(kind, []).append(name or "the model itself")
