@@ -166,9 +166,9 @@ def _nested(depth: int) -> str:
 
 
 FORGED: dict[str, tuple[Any, str]] = {
-    "lse of other numbers": (_tensor("lse", lambda x: torch.zeros(1, 1, 1, dtype=torch.uint8)), "lse: torch.uint8"),
+    "lse of other numbers": (_tensor("lse", lambda x: torch.zeros(1, 1, 1, dtype=torch.uint8)), "lse: got torch.uint8"),
     "short lse": (_tensor("lse", lambda x: x[:, :, 1:]), "lse: .*expected torch.float32"),
-    "lse in half precision": (_tensor("lse", torch.Tensor.half), "lse: torch.float16"),
+    "lse in half precision": (_tensor("lse", torch.Tensor.half), "lse: got torch.float16"),
     "k in another dtype": (_tensor("k", torch.Tensor.half), "k is torch.float16, but q is torch.float32"),
     "k without one KV head": (_tensor("k", lambda x: x[:, :2].repeat(1, 2, 1, 1)), "not a multiple of the 4 heads"),
     "k of another head_dim": (_tensor("k", lambda x: x[..., 1:]), "k: shape .* does not match q"),
@@ -178,7 +178,7 @@ FORGED: dict[str, tuple[Any, str]] = {
     "q of three dimensions": (_tensor("q", lambda x: x[0]), "q: expected"),
     "no lse": (lambda tensors, header: tensors.pop("lse"), "'lse' is missing"),
     "a tensor too many": (lambda tensors, header: tensors.update(more=torch.zeros(2)), "'more' belongs to no mask"),
-    "counts as floats": (_tensor("nonfinite_values", torch.Tensor.float), "nonfinite_values: torch.float32"),
+    "counts as floats": (_tensor("nonfinite_values", torch.Tensor.float), "nonfinite_values: got torch.float32"),
     "too few counts": (_tensor("nonfinite_values", lambda x: x[:, :1]), "nonfinite_values"),
     "a count below 0": (_tensor("nonfinite_values", torch.Tensor.neg), "must be >= 0"),
     "too few sinks": (_tensor_of("SinkLogits", lambda x: x[1:]), "5 logits for 6 heads"),

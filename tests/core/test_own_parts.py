@@ -144,7 +144,7 @@ def test_a_map_with_them_is_saved_and_loaded(tmp_path: Path) -> None:
     assert type(again.rule.scores[0]) is Fading
     del Mask.known["Chunks"]
     try:
-        with pytest.raises(CheckpointError, match="unknown mask 'Chunks'; one of another package"):
+        with pytest.raises(CheckpointError, match="unknown mask 'Chunks'; if another package"):
             hw.AttentionMap.load(tmp_path / "map")
         with pytest.raises(CheckpointError, match=r"a mask of type Chunks cannot be saved; register\(…\)"):
             amap.save(tmp_path / "again")
