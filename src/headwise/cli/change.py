@@ -12,10 +12,11 @@ import typer
 
 from headwise.cli.job import carry_out, is_done, is_wanted, job_of, opened, print_tables, save_json
 from headwise.cli.options import Model, check_file, progress_bar
+from headwise.cli.streams import is_stream, read_from
 from headwise.errors import ConfigError
 from headwise.outputs import taken
 
-File = Annotated[Path, typer.Option(help="UTF-8 text file: one part is used to decide, another to evaluate.")]
+File = Annotated[Path, typer.Option(help="UTF-8 text file, or -: one part is used to decide, another to evaluate.")]
 Context = Annotated[int | None, typer.Option(help="Tokens per window; default: the context length of the model.")]
 Windows = Annotated[int, typer.Option(help="Windows used to decide; four times as many are used to evaluate.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the new checkpoint.")]
@@ -65,6 +66,7 @@ def prune(
     if heads is not None and (by is not None or png is not None):
         raise ConfigError("--heads cannot be combined with --by or --png: the heads are given, so no curve is computed")
     check_file("--json", json, "pruned.json")
+    _check_answer(file, yes=yes or dry_run)
     check_file("--png", png, "curve.png")
     if png is not None:
         figure_class()  # raises if matplotlib is missing, before any long computation
@@ -116,6 +118,7 @@ def convert(
     from headwise.compress import plan_conversion
 
     check_file("--json", json, "converted.json")
+    _check_answer(file, yes=yes or dry_run)
     options = {"num_kv_heads": num_kv_heads, "method": method, "heal": heal, "lr": lr, "seed": seed}
     with opened("convert", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
         if is_done(job, json):
@@ -155,6 +158,7 @@ def budget(
     from headwise.compress.made import KEY
 
     check_file("--json", json, "budget_plan.json")
+    _check_answer(file, yes=yes or dry_run)
     if not dry_run:
         check_file("--out", out, "budget.json")
     source = open_source(model)
@@ -162,8 +166,9 @@ def budget(
     target = beside / "budget.json" if out is None else out
     wanted = _lengths(lengths)
     options = {"window": window, "sinks": sinks, "threshold": threshold, "lengths": wanted}
-    with nullcontext() if dry_run else taken(target, "--out"):
-        job = job_of("budget", options, source, file, target, context, windows)
+    lock = nullcontext() if dry_run else taken(target, "--out")
+    with read_from(file, "--file") as text, lock:
+        job = job_of("budget", options, source, text, target, context, windows)
         finished = job.finished and not (force or dry_run)
         job = replace(job, finished=finished)
         if not (dry_run or finished) and target.exists() and (not force or target.resolve() == source.file.resolve()):
@@ -193,6 +198,12 @@ def budget(
             f"\nWrote the budget to [bold]{target}[/bold]. Use it: headwise write{option} --budget {target}",
             highlight=False,
         )
+
+
+def _check_answer(file: Path, *, yes: bool) -> None:
+    """Raise if the text comes from standard input, which then cannot also answer the question whether to write."""
+    if is_stream(file) and not yes:
+        raise ConfigError("--file '-': standard input holds the text and cannot confirm; add --yes, or --dry-run")
 
 
 def _share(option: str, text: str | None) -> float | None:

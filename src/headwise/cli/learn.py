@@ -1,6 +1,7 @@
 """The commands train and write."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.cli.options import Model, load, progress_bar, stop
+from headwise.cli.streams import STREAM, is_read, read_from, stdin_text, typed
 from headwise.errors import ConfigError, TextError
 
 
 def train(
-    files: Annotated[list[Path], typer.Argument(help="UTF-8 text files.")],
+    files: Annotated[list[Path], typer.Argument(help="UTF-8 text files; - is standard input.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint and the log.")],
     experiment: Annotated[
         str | None,
@@ -86,16 +88,16 @@ def train(
         else:
             console.print(f"Resumed after step {since.step} of {since.steps}, {ago}.", markup=False, highlight=False)
 
-    try:
+    with ExitStack() as ending:
+        ending.callback(stop, bar)
+        texts = [ending.enter_context(read_from(file, "FILES")) for file in files]
         outcome = run(
-            files, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            texts, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
             d_ff=d_ff, design=design, options=read_options(options or []), order=order, context=context,
             dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup, weight_decay=weight_decay,
             repeat_share=repeat_share, seed=seed, eval_every=eval_every, precision=precision, init=init,
             save_seconds=save_seconds, resume=not fresh, resumed=resumed, watch=watch, watch_heads=watch_heads,
         )  # fmt: skip
-    finally:
-        stop(bar)
     for name, loss in outcome.heldout.items():
         console.print(f"held-out loss, {name}: {loss:.4f} nats per token", highlight=False)
     if watch_heads:
@@ -109,7 +111,7 @@ def train(
 
 
 def write(
-    prompt: Annotated[str, typer.Option(help="Start of the text.")] = "话说",
+    prompt: Annotated[str, typer.Option(help="Start of the text; - reads it from standard input.")] = "话说",
     length: Annotated[int, typer.Option(help="Characters to generate.")] = 200,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0 always takes the most likely character.")
@@ -125,6 +127,7 @@ def write(
     """Generate text with a model, one character at a time."""
     from headwise.lm.generate import write as compose
 
+    prompt = stdin_text("--prompt").removesuffix("\n") if prompt == STREAM else typed(prompt)
     decoder, tokenizer, _ = load(model)
     kept = None
     if budget is not None:
@@ -136,6 +139,8 @@ def write(
     )
     sys.stdout.write(prompt)
     for piece in pieces:
+        if not is_read():
+            break
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
@@ -164,9 +169,9 @@ def _experiment(name: str, files: list[Path], out: Path, seed: int, console: Con
         raise ConfigError(f"--experiment {name!r}: expected 'reconstruct'")
     if len(files) != 1:
         raise TextError(f"--experiment reconstruct: expected one file of sentences, got {len(files)}")
-    with taken(out / "report.html", "--out"):
+    with taken(out / "report.html", "--out"), read_from(files[0], "FILES") as text:
         with progress_bar() as progress:
-            report = reconstruct(files[0], seed=seed, progress=progress)
+            report = reconstruct(text, seed=seed, progress=progress)
         write_report(report, out / "report.html")
     for fact, value in report.facts:
         console.print(f"{fact}: {value}", highlight=False)

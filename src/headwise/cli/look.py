@@ -1,5 +1,6 @@
 """The commands see, trace and measures."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 from rich.console import Console
 
 from headwise.cli.options import AnyModel, check_file, progress_bar
+from headwise.cli.streams import STREAM, is_stream, stdin_text, typed, written
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable, taken
 
@@ -14,10 +16,12 @@ WIDE = 110  # terminal columns from which on all columns of the list of measures
 
 
 def see(
-    text: Annotated[str | None, typer.Argument(help="The text; default: a passage of Water Margin.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from a UTF-8 file.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The text, or - for standard input; default: a passage of Water Margin.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from a UTF-8 file; - is standard input.")] = None,
     model: AnyModel = None,
-    out: Annotated[Path, typer.Option(help="HTML report to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="HTML report to write; - is standard output.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(help="Also write PNG heat maps to this folder.")] = None,
     views: Annotated[
         list[str] | None, typer.Option("--view", help="Also write another view: --view NAME=PATH; repeatable.")
@@ -29,6 +33,7 @@ def see(
     lang: Annotated[str, typer.Option(help="Language of the report: en or zh.")] = "en",
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
+    from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
     from headwise.reports.html import write_report
     from headwise.reports.messages import message
@@ -40,7 +45,7 @@ def see(
     check_language(lang)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both")
-    check_file("--out", out, "report.html")
+    check_file("--out", out, "report.html", stream=True)
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
@@ -50,18 +55,25 @@ def see(
         if not path:
             raise ConfigError(f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}")
         check_writable(path, "--view", folder=view.folder)
-    with taken(out, "--out"):
+    title = ""
+    if text == STREAM or is_stream(file):
+        text = stdin_text("TEXT" if file is None else "--file")
+    elif file is not None:
+        text, title = read_text(file), file.name
+    elif text is not None:
+        text = typed(text)
+    with nullcontext() if is_stream(out) else taken(out, "--out"):
         with progress_bar() as progress:
-            report = report_on(text, model, file=file, cells=cells, progress=progress)
-        console = Console()
-        print_report(report, console, sort=sort, lang=lang)
+            report = report_on(text, model, title=title, cells=cells, progress=progress)
+        console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:
-            console.print(in_language(message(code, **values), lang), highlight=False)
+            console.print(in_language(message(code, **values), lang), highlight=False, soft_wrap=True)
 
-        write_report(report, out, lang=lang)
-        console.print()
-        say("wrote_report", path=str(out))
+        with written(out) as page:
+            write_report(report, page, lang=lang)
+        if not is_stream(out):
+            say("wrote_report", path=str(out))
         for name, _, path in others:
             write_view(report, name, path, lang=lang)
             say("wrote_view", name=name, path=path)
@@ -71,6 +83,8 @@ def see(
             with progress_bar() as progress:
                 pictures = write_pngs(report, png, progress=progress, lang=lang)
             say("wrote_pictures", count=len(pictures), path=str(png))
+        console.print()
+        print_report(report, console, sort=sort, lang=lang)
 
 
 def trace(

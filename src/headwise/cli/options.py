@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headwise.cli.streams import is_stream
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable
 
@@ -22,10 +23,12 @@ AnyModel = Annotated[
 ]
 
 
-def check_file(option: str, path: Path | None, example: str) -> None:
-    """Raise before any long computation if an output file cannot be written."""
-    if path is None:
+def check_file(option: str, path: Path | None, example: str, *, stream: bool = False) -> None:
+    """Raise before any long computation if an output file cannot be written. stream: whether it may be `-`."""
+    if path is None or (stream and is_stream(path)):
         return
+    if is_stream(path):
+        raise ConfigError(f"{option} '-': this output cannot go to standard output; expected a file, such as {example}")
     if os.path.isdir(path):
         raise ConfigError(f"{option} {str(path)!r}: is a folder; expected a file name, such as {example}")
     check_writable(path, option)
@@ -40,10 +43,11 @@ def load(model: Path | None) -> Any:
 
 @contextmanager
 def progress_bar() -> Iterator[Any]:
-    """A bar, as the `progress=` of a call. It appears with the first report, so that an earlier error is printed alone,
-    and disappears at the end."""
+    """A bar in a terminal, as the `progress=` of a call. It appears with the first report, so that an earlier error is
+    printed alone, and disappears at the end."""
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = bar.add_task("", total=None)
 
     def progress(what: str, done: int, of: int) -> None:
