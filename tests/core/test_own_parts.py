@@ -146,7 +146,7 @@ def test_a_map_with_them_is_saved_and_loaded(tmp_path: Path) -> None:
     try:
         with pytest.raises(CheckpointError, match="unknown mask 'Chunks'; if another package"):
             hw.AttentionMap.load(tmp_path / "map")
-        with pytest.raises(CheckpointError, match=r"a mask of type Chunks cannot be saved; register\(…\)"):
+        with pytest.raises(CheckpointError, match=r"a mask of type Chunks cannot be saved; .*masks.register"):
             amap.save(tmp_path / "again")
     finally:
         register(Chunks)
