@@ -44,12 +44,11 @@ class Attention:
     weights: Callable[[], Tensor] | None
 
     def check(self, out: Tensor, amap: AttentionMap, *, every: bool) -> float:
-        """The largest difference of a row of weights, or of the output where there are no weights, relative to the
+        """The largest difference of a row of the output, where there was no dropout, or of the weights, relative to the
         row. Rows of fully masked queries are not compared.
 
         Args:
-            every: compare the weights of all rows; else the output, which is quicker, or, where there was dropout, the
-                weights of some rows.
+            every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
         Raises:
             Lost: if it is more than rounding explains.
         """
@@ -59,9 +58,9 @@ class Attention:
         unit = torch.finfo(self.dtype).eps / 2
         allowed = FLOOR[self.dtype] + unit * (1 + size) * (16 if self.dtype.itemsize > 2 else 4)
         worst = 0.0
-        if self.weights is None or not (every or self.dropout_p):
+        if not self.dropout_p or self.weights is None:
             worst = _difference(out, self.out, seen)
-        else:
+        if self.weights is not None and (every or self.dropout_p):
             b, h, n, m = amap.shape
             weights = self.weights()
             step = max(1, (1 << 20) // max(1, b * h * m))
