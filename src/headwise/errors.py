@@ -54,7 +54,7 @@ def unknown_name(argument: str, value: object, known: Iterable[str]) -> ConfigEr
     close = get_close_matches(str(value), names, n=3, cutoff=0.5)
     meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     between = " " if argument.startswith("--") else "="
-    return ConfigError(f"{argument}{between}{value!r}: {meant}expected one of {', '.join(names)}")
+    return ConfigError(f"{argument}{between}{value!r}: {meant}expected one of {', '.join(map(repr, names))}")
 
 
 def not_installed(what: str, *packages: str) -> ConfigError:

@@ -20,7 +20,7 @@ WRITE = ["write", "--model", "absent"]
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([*SEE, "--sort", "entropi"], ["sort='entropi'", "did you mean 'entropy'", "expected one of entropy, "]),
+        ([*SEE, "--sort", "entropi"], ["sort='entropi'", "did you mean 'entropy'", "expected one of 'entropy', "]),
         ([*SEE, "--lang", "xx"], ["lang='xx'", "'en' or 'zh'"]),
         ([*SEE, "--view", "htlm=x"], ["view='htlm'", "html"]),
         (["view", "--model", "absent", "--port", "65537"], ["--port 65537", "0 to 65535"]),
