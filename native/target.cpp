@@ -14,6 +14,9 @@
 #include "target.h"
 
 namespace headwise {
+
+extern const Target target_avx512;
+
 namespace HEADWISE_TARGET {
 
 #include "simd.h"
@@ -37,18 +40,17 @@ namespace HEADWISE_TARGET {
 #include "diagonals.h"
 #include "peak.h"
 
-}  // namespace HEADWISE_TARGET
-
 #if HEADWISE_DOT
 // What is not of bfloat16 is computed with the same instructions as in avx512, so it is compiled there alone.
-extern const Target target_avx512;
 template <auto HERE, auto THERE, typename Call> static int of_dtype(const Call& call) {
   return call.dtype == HEADWISE_BFLOAT16 ? HERE(call) : (target_avx512.*THERE)(call);
 }
-#define HEADWISE_STEP(step) of_dtype<HEADWISE_TARGET::step, &Target::step>
+#define HEADWISE_STEP(step) HEADWISE_TARGET::of_dtype<HEADWISE_TARGET::step, &Target::step>
 #else
 #define HEADWISE_STEP(step) HEADWISE_TARGET::step
 #endif
+
+}  // namespace HEADWISE_TARGET
 
 extern const Target HEADWISE_TARGET_OBJECT;
 const Target HEADWISE_TARGET_OBJECT = {

@@ -1,7 +1,8 @@
 """A recognised call: its queries, keys, values and rule, and the comparison of its result with the code's own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import log
 
 import torch
@@ -27,7 +28,7 @@ class Attention:
         q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached.
         scale, mask, scores, dropout_p: as in `attend`.
         dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
-        out: the code's result, [b, h, n, d_v]. weights: its weights [b, h, n, m], or None if it had none.
+        out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
     """
 
     q: Tensor
@@ -40,14 +41,14 @@ class Attention:
     dtype: torch.dtype
     to_itself: bool
     out: Tensor
-    weights: Tensor | None
+    weights: Callable[[], Tensor] | None
 
     def check(self, out: Tensor, amap: AttentionMap, *, every: bool) -> float:
-        """The largest difference of a row of weights, or of the output where there are no weights, relative to the
+        """The largest difference of a row of the output, where there was no dropout, or of the weights, relative to the
         row. Rows of fully masked queries are not compared.
 
         Args:
-            every: compare the weights of all rows; else the output, which is quicker, where there was no dropout.
+            every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
         Raises:
             Lost: if it is more than rounding explains.
         """
@@ -57,19 +58,18 @@ class Attention:
         unit = torch.finfo(self.dtype).eps / 2
         allowed = FLOOR[self.dtype] + unit * (1 + size) * (16 if self.dtype.itemsize > 2 else 4)
         worst = 0.0
-        if not self.dropout_p and (self.weights is None or not every):
+        if not self.dropout_p or self.weights is None:
             worst = _difference(out, self.out, seen)
-        elif self.weights is not None:
+        if self.weights is not None and (every or self.dropout_p):
             b, h, n, m = amap.shape
+            weights = self.weights()
             step = max(1, (1 << 20) // max(1, b * h * m))
             for start in range(0, n, step) if every else (0,):
                 rows = slice(start, start + step)
-                mine, theirs = amap[:, :, rows], self.weights[:, :, rows].to(amap.lse.dtype)
+                mine, theirs = amap[:, :, rows], weights[:, :, rows].to(amap.lse.dtype)
                 if self.dropout_p:
                     mine, theirs = mine * (theirs != 0), theirs * (1 - self.dropout_p)
                 worst = max(worst, _difference(mine, theirs, seen[:, :, rows]))
-        else:
-            raise Lost("its dropout is part of a fused function, so that its weights cannot be compared")
         if not worst <= allowed:
             raise Lost(f"its result differs from that of attention by {worst:.2g}, more than {allowed:.2g}")
         return worst
@@ -128,7 +128,7 @@ def assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> 
         scores.append(SinkLogits(_sink(x.sink[0], x, axes)))
     q, k, v = (one.detach().to(dtype) for one in (q, k, v))
     k, v = _grouped(k, v)
-    matrix = None if weights.is_meta else axes.matrix(weights, x.layout)
+    matrix = None if weights.is_meta else partial(axes.matrix, weights, x.layout)
     return Attention(
         q,
         k,
@@ -176,9 +176,10 @@ def _difference(mine: Tensor, theirs: Tensor, rows: Tensor) -> float:
 def _grouped(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values [b, h, m, d] without repeated heads, if consecutive ones are equal."""
     h = k.shape[1]
+    first = (k[:, :, :1], v[:, :, :1])
     for group in range(h, 1, -1):
         if h % group == 0 and all(
-            bool((x.unflatten(1, (-1, group)) == x[:, ::group].unsqueeze(2)).all()) for x in (k, v)
+            bool((x.unflatten(1, (-1, group)) == x[:, ::group].unsqueeze(2)).all()) for x in (*first, k, v)
         ):
             return k[:, ::group], v[:, ::group]
     return k, v

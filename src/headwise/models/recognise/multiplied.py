@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.models.recognise.axes import are_of, own_dims
@@ -65,6 +66,11 @@ def fused(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tenso
     if q.ndim < 2:
         return
     both = seen.known(q), seen.known(k)
+    plain = out
+    if given.get("dropout_p"):  # without it, for the comparison
+        rest = {name: value for name, value in given.items() if name not in (*names[:3], "dropout_p")}
+        with torch.no_grad():
+            plain = F.scaled_dot_product_attention(q, k, v, **rest)
     if given.get("enable_gqa"):
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     first = contraction("matmul", (q, k.mT), {})
@@ -86,7 +92,7 @@ def fused(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tenso
     product = Product(first, tuple(shape), out.dtype, record.modules, record.line, both, False)
     record.keys = whole(product.shape).dims[-1]
     found = Followed("weights", here, None, product, tuple(steps), record, dropout_p=given.get("dropout_p") or 0.0)
-    seen.on_values(second, found, 0, 1, out)
+    seen.on_values(second, found, 0, 1, plain)
 
 
 def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:

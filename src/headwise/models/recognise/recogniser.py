@@ -38,13 +38,14 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     calls = _Calls(model)
     with torch.no_grad(), Following(calls.seen):
         output = model(*args, **kwargs)
+    calls.seen.forget()
     if not calls.found:
-        raise _nothing(model, calls)
+        raise nothing(model, calls.seen, "recognise")
     found = tuple(
         Recognised(name, a.q, a.k, a.v, a.scale, a.mask, a.scores, a.dropout_p, amap, error, line)
         for name, (_, a, amap, error, line) in zip(named([one[0] for one in calls.found]), calls.found, strict=True)
     )
-    return Recognition(found, calls.left(), output)
+    return Recognition(found, not_followed(calls.seen), output)
 
 
 class _Calls:
@@ -64,25 +65,14 @@ class _Calls:
         try:
             with own_dtypes(out):
                 attention = assembled(product, x, at, side, out)
-                mine, amap = computed(attention)
-                error = attention.check(mine, amap, every=True)
+                a = attention
+                mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+                error = a.check(mine, amap, every=True)
         except (Lost, HeadwiseError) as reason:
             record.reason = explained(x, str(reason))
             return
         record.done = True
         self.found.append(("" if place is None else place[1], attention, amap, error, user_line()))
-
-    def left(self) -> tuple[NotFollowed, ...]:
-        """What was seen and is no attention, or is not followed."""
-        return not_followed(self.seen)
-
-
-def computed(attention: Attention, **options: Any) -> tuple[Tensor, AttentionMap]:
-    """The call, computed by headwise without dropout."""
-    return attend(
-        attention.q, attention.k, attention.v, mask=attention.mask, scale=attention.scale, score=attention.scores,
-        return_map=True, **options,
-    )  # fmt: skip
 
 
 def explained(x: Followed, reason: str) -> str:
@@ -97,14 +87,15 @@ def not_followed(seen: Tracked) -> tuple[NotFollowed, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _nothing(model: nn.Module, calls: _Calls) -> ConfigError:
-    left = [f"{one.name or 'the model'}: {one.reason} ({short(one.line)})" for one in calls.left()[:4]]
-    products = calls.seen.products
+def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
+    """The error of `caller` for a model without attention: what was looked for, and what came nearest."""
+    left = [f"{one.name or 'the model'}: {one.reason} ({short(one.line)})" for one in not_followed(seen)[:4]]
+    products = seen.products
     nearest = "; ".join(left) or (
         f"{products} product{'s' * (products != 1)} of two tensors without a softmax" if products else
         "no softmax, and no product of two tensors that the model computed"
     )  # fmt: skip
     return ConfigError(
-        f"recognise(model): no attention in {type(model).__name__}; looked for F.scaled_dot_product_attention, "
+        f"{caller}(model): no attention in {type(model).__name__}; looked for F.scaled_dot_product_attention, "
         f"nn.MultiheadAttention, and softmax of a product of queries and keys, multiplied by values; nearest: {nearest}"
     )

@@ -25,8 +25,8 @@ class Recognised:
         mask: as a headwise mask; None if every key is visible. scores: soft cap, biases, learned sinks.
         dropout_p: of the weights.
         map: the weights, before dropout.
-        error: the largest relative difference between a row of the map and of the code's own weights; of the outputs,
-            where a fused function made no weights.
+        error: the largest relative difference between a row of the map and of the code's own weights, where it made
+            any, and between rows of the outputs, where there was no dropout.
         line: file:line of the code that multiplies weights and values.
     """
 

@@ -48,10 +48,9 @@ class Tracked:
 
         known[key] = (weakref.ref(x, forget), what)
 
-    def clear(self) -> None:
-        """Forget everything."""
+    def forget(self) -> None:
+        """Forget all tensors."""
         self._known.clear()
-        self.softmaxes, self.near, self.products = [], [], 0
 
     def lose(self, x: Followed, reason: str, out: Tensor | None = None) -> None:
         """What is made of x, such as `out`, is not followed any more."""
