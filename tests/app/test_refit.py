@@ -339,7 +339,7 @@ def test_a_budget_that_keeps_all_writes_what_no_budget_writes(headwise, model_fo
         (["prune", "--share", "0.05"], ["--share 0.05", "none"]),
         (["prune", "--share", "many"], ["--share 'many'", "25%"]),
         (["prune", "--max-loss", "-1%"], ["--max-loss -0.01"]),
-        (["prune", "--remove", "1", "--by", "magic"], ["--by 'magic'", "ablation, gradient, taylor, gates"]),
+        (["prune", "--remove", "1", "--by", "magic"], ["--by 'magic'", "'ablation', 'gradient', 'taylor', 'gates'"]),
         (["prune", "--remove", "1", "--out", "full"], ["'full'", "not empty", "--force"]),
         (["prune", "--remove", "1", "--out", "short.txt"], ["short.txt", "is a file"]),
         (["prune", "--remove", "1", "--model", "nowhere"], ["nowhere", "does not exist"]),
