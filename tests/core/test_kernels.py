@@ -263,7 +263,7 @@ def test_autos_choice_and_every_refusal_is_told() -> None:
     assert "no mask but Causal()" in amap.refusals["torch_fused"]
     with pytest.raises(KernelError, match="value size 5 differs from the key size 8"):
         attend(q, k, v[..., :5], kernel="torch_fused")
-    with pytest.raises(KernelError, match="no dropout"):
+    with pytest.raises(KernelError, match="not support dropout"):
         attend(q, k, v, dropout_p=0.5, kernel="reference")
     with pytest.raises(ConfigError, match=r"'fast'.*torch_blocks"):
         attend(q, k, v, kernel="fast")
