@@ -81,6 +81,7 @@ def x():
 def check(call, name, expected, weights):
     heads, kv_heads, scale, mask, scores = expected
     assert call.name == name
+    assert call.traced
     assert (call.num_heads, call.num_kv_heads) == (heads, kv_heads)
     assert scale is None or call.scale == pytest.approx(scale)
     assert repr(call.mask).startswith(mask)
@@ -179,6 +180,38 @@ def test_what_is_not_followed_is_listed_beside_what_is(x):
     assert lines[1].split()[:4] == ["0", "3", "3", "5"]
     assert lines[2].startswith("not followed: 2: softmax of the output of a layer")
     assert found._repr_html_().count("<tr>") == 2
+
+
+def test_heads_are_a_guess_where_no_layer_made_them(x):
+    class Free(nn.Module):
+        def forward(self, x):
+            x = x.clone().view(B, N, H, D).permute(0, 2, 1, 3)
+            return (x @ x.mT).softmax(-1) @ x
+
+    (call,) = found = hw.models.recognise(Free(), x)
+    assert not call.traced
+    assert call.num_heads == H
+    assert repr(found).splitlines()[1].split()[2] == "3?"
+
+
+def test_heads_folded_into_the_batch_are_found_by_the_keys_where_queries_are_selected(x):
+    class Selected(ways.Way):
+        def forward(self, x):
+            q, k, v = (y.reshape(B * H, N, D) for y in self.heads(x))
+            q = q[torch.arange(B * H)[:, None], torch.tensor([3, 1])]
+            weights = torch.softmax(q @ k.mT / 2, -1)
+            self.weights = weights.view(B, H, 2, N)
+            return weights @ v
+
+    model = model_of(Selected())
+    (call,) = hw.models.recognise(model, x)
+    check(call, "blocks.0.attn", (H, H, 0.5, NONE, ""), model.blocks[0]["attn"].weights)
+    assert call.traced
+
+
+def test_attention_that_headwise_computes_is_not_looked_for(x):
+    with pytest.raises(ConfigError, match="headwise computes the attention of this model; use watch or observe"):
+        hw.models.recognise(hw.MultiHeadAttention(E, H), x.float())
 
 
 def test_dropout_in_training_is_recognised_and_the_map_is_before_it(x):

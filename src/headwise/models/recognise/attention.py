@@ -27,6 +27,7 @@ class Attention:
     Attributes:
         q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached.
         scale, mask, scores, dropout_p: as in `attend`.
+        traced: whether batch and heads are known from the layer that made queries or keys.
         dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
         out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
     """
@@ -38,6 +39,7 @@ class Attention:
     mask: Mask | None
     scores: tuple[Score, ...]
     dropout_p: float
+    traced: bool
     dtype: torch.dtype
     to_itself: bool
     out: Tensor
@@ -133,10 +135,11 @@ def assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> 
         q,
         k,
         v,
-        scale,
+        float(scale),
         changes.mask(axes),
         tuple(scores),
         x.dropout_p,
+        axes.traced,
         min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
         _one_source(product),
         result,

@@ -16,14 +16,15 @@ class Axes:
     """The axes of a product [..., n, m] as batch, heads, queries and keys.
 
     Each dimension of the product is divided into atoms (size, stride), as finely as any layout divides it. Heads are
-    the parts of a dimension of features: a layer's output that was split into heads. Where the queries cannot be traced
-    back to a layer, the last of two or more leading dimensions holds the heads.
+    the parts of a dimension of features: a layer's output that was split into heads. Where neither queries nor keys can
+    be traced back to a layer, the last of two or more leading dimensions holds the heads.
 
     Args:
         queries: the operand of the product that holds them. keys: the factors of the softmax's dimension.
         layouts: that divide the axes.
     Attributes:
         groups: the atoms of batch, heads, queries and keys. sizes: b, h, n, m.
+        traced: whether batch and heads are known from a layer.
     """
 
     def __init__(self, product: Product, queries: int, keys: Sequence[Factor], layouts: Iterable[Layout]) -> None:
@@ -33,7 +34,12 @@ class Axes:
         self._dims: list[tuple[Factor, ...]] = list(one.dims)
         out = product.of.out
         layouts = list(layouts)
-        traced = {letter: _heads(letter, letters, product, queries) for letter in out}
+        softmaxed = [out[i] for i, dim in enumerate(one.dims) if dim and _within(dim, keys)]
+        traced = {}
+        for letter in out:
+            of_queries = _heads(letter, letters, product, queries)
+            of_keys = _heads(letter, others, product, 1 - queries) if letter not in softmaxed else None
+            traced[letter] = of_keys if of_queries is None else of_queries
         cuts = [{1, size} for size in product.shape]
         for i, dim in enumerate(self._dims):
             for size, stride in dim:
@@ -49,16 +55,15 @@ class Axes:
                     cuts[i].add(inner)
         self._atoms = [_divided(dim, cut) for dim, cut in zip(self._dims, cuts, strict=True)]
         self.groups: list[list[Factor]] = [[], [], [], []]
-        of_keys = [out[i] for i, dim in enumerate(one.dims) if dim and _within(dim, keys)]
         lone = [letter for letter in out if letter not in others]
-        leading = [letter for letter in out if letter not in of_keys and letter not in lone]
-        known = any(traced[letter] is not None for letter in out)
+        leading = [letter for letter in out if letter not in softmaxed and letter not in lone]
+        self.traced = any(traced[letter] is not None for letter in leading)
         for i, letter in enumerate(out):
-            if letter in of_keys:
+            if letter in softmaxed:
                 self.groups[3] += self._atoms[i]
                 continue
             inside = traced[letter]
-            if known:
+            if self.traced:
                 marks = self._marks(i, inside)
                 lead = 2 if letter in lone else 0
                 for atom, head in zip(self._atoms[i], marks, strict=True):
@@ -159,10 +164,10 @@ def _divided(dim: Sequence[Factor], cuts: Iterable[int]) -> list[Factor]:
     return atoms[::-1]
 
 
-def _heads(letter: str, letters: str, product: Product, queries: int) -> list[tuple[int, bool]] | None:
-    """The parts of a dimension of the queries, outer first, and whether each holds heads; None if it cannot be traced
+def _heads(letter: str, letters: str, product: Product, side: int) -> list[tuple[int, bool]] | None:
+    """The parts of a dimension of one operand, outer first, and whether each holds heads; None if it cannot be traced
     back to a layer."""
-    x: Followed | None = product.inputs[queries]
+    x: Followed | None = product.inputs[side]
     if letter not in letters or x is None or x.origin is None or x.lost:
         return None
     origin = x.origin

@@ -142,6 +142,8 @@ def softmaxed(
             what = f"softmax of the output of a layer ({x.origin.made_by}), as in a classifier, router or gate"
         else:
             what = "softmax of what is not a product of queries and keys, as in additive attention"
+            if isinstance(dim, int) and out.shape[dim] == 1:
+                what = "softmax of single numbers, which is always 1"
         record = seen.record(out, what)
         seen.remember(out, Followed(stage, whole(tuple(out.shape)), softmax=record, lost=what))
         return

@@ -10,7 +10,7 @@ from torch import Tensor
 from headwise.models.recognise.axes import are_of, own_dims
 from headwise.models.recognise.followed import Followed, Origin, Product, Softmax, Step, learned
 from headwise.models.recognise.frames import modules_in_call, user_line
-from headwise.models.recognise.layout import Factor, merged, whole
+from headwise.models.recognise.layout import Factor, Layout, merged, whole
 from headwise.models.recognise.products import Contraction, contraction
 from headwise.models.recognise.tracked import Tracked, weak
 
@@ -65,13 +65,14 @@ def fused(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tenso
     record = seen.record(out, "F.scaled_dot_product_attention")
     if q.ndim < 2:
         return
-    both = seen.known(q), seen.known(k)
+    both = seen.known(q), _transposed(seen.known(k))
     plain = out
     if given.get("dropout_p"):  # without it, for the comparison
         rest = {name: value for name, value in given.items() if name not in (*names[:3], "dropout_p")}
         with torch.no_grad():
             plain = F.scaled_dot_product_attention(q, k, v, **rest)
     if given.get("enable_gqa"):
+        both = both[0], None
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     first = contraction("matmul", (q, k.mT), {})
     shape = (*out.shape[:-1], k.shape[-2])
@@ -133,6 +134,14 @@ def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) ->
             "two products without a softmax between them, as in linear attention"
         )  # fmt: skip
         seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), found.left.dtype, reason=what))
+
+
+def _transposed(x: Followed | None) -> Followed | None:
+    """The same with the last two dimensions exchanged."""
+    if x is None:
+        return None
+    *leading, rows, cols = x.layout.dims
+    return x.but(layout=Layout((*leading, cols, rows), x.layout.offset))
 
 
 def _summed(found: Contraction, x: Followed, at: int) -> tuple[Factor, ...]:

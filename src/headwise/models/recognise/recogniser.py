@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from headwise.attention import attend
 from headwise.errors import ConfigError, HeadwiseError
 from headwise.map import AttentionMap
+from headwise.models.adapters.torch import MultiheadAttention
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import Followed, Lost, Softmax
 from headwise.models.recognise.following import Following
@@ -15,6 +16,7 @@ from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named, short
 from headwise.models.recognise.tracked import Tracked
+from headwise.nn.base import AttentionLayer
 from headwise.rule import own_dtypes
 
 
@@ -42,7 +44,7 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not calls.found:
         raise nothing(model, calls.seen, "recognise")
     found = tuple(
-        Recognised(name, a.q, a.k, a.v, a.scale, a.mask, a.scores, a.dropout_p, amap, error, line)
+        Recognised(name, a.q, a.k, a.v, a.scale, a.mask, a.scores, a.dropout_p, a.traced, amap, error, line)
         for name, (_, a, amap, error, line) in zip(named([one[0] for one in calls.found]), calls.found, strict=True)
     )
     return Recognition(found, not_followed(calls.seen), output)
@@ -89,6 +91,8 @@ def not_followed(seen: Tracked) -> tuple[NotFollowed, ...]:
 
 def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
     """The error of `caller` for a model without attention: what was looked for, and what came nearest."""
+    if any(isinstance(module, AttentionLayer | MultiheadAttention) for module in model.modules()):
+        return ConfigError(f"{caller}(model): headwise computes the attention of this model; use watch or observe")
     left = [f"{one.name or 'the model'}: {one.reason} ({short(one.line)})" for one in not_followed(seen)[:4]]
     products = seen.products
     nearest = "; ".join(left) or (

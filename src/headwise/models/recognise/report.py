@@ -24,6 +24,8 @@ class Recognised:
         scale: factor on q·k, wherever the code applies it.
         mask: as a headwise mask; None if every key is visible. scores: soft cap, biases, learned sinks.
         dropout_p: of the weights.
+        traced: whether it is known which axis holds heads, because queries or keys were traced back to a layer whose
+            output was split. If not, heads are the last of two or more leading axes, and the table has a question mark.
         map: the weights, before dropout.
         error: the largest relative difference between a row of the map and of the code's own weights, where it made
             any, and between rows of the outputs, where there was no dropout.
@@ -38,6 +40,7 @@ class Recognised:
     mask: Mask | None
     scores: tuple[Score, ...]
     dropout_p: float
+    traced: bool
     map: AttentionMap
     error: float
     line: str
@@ -119,7 +122,8 @@ def _row(call: Recognised) -> list[str]:
     _, h, n, m = call.map.shape
     scores = ", ".join(map(repr, call.scores)) or "–"
     return [
-        call.name or "(the model)", str(h), str(call.num_kv_heads), str(n), str(m), str(call.q.shape[3]),
+        call.name or "(the model)", str(h) + "?" * (not call.traced), str(call.num_kv_heads), str(n), str(m),
+        str(call.q.shape[3]),
         f"{call.scale:.4g}", "none" if call.mask is None else repr(call.mask), scores, f"{call.dropout_p:g}",
         f"{call.error:.1g}",
     ]  # fmt: skip
