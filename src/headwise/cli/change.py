@@ -58,11 +58,12 @@ def prune(
     json: Json = None,
 ) -> None:
     """Remove attention heads: named ones or the least important. Shows the loss curve."""
-    from headwise.compress.pruning import Choice, plan_pruning
+    from headwise.compress.pruning import Choice, check_options, plan_pruning
     from headwise.reports.figure import figure_class
     from headwise.reports.pruning import write_pruning
 
     choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))
+    check_options(by or "ablation", orders, penalty, gate_steps)
     if heads is not None and (by is not None or png is not None):
         raise ConfigError("--heads cannot be combined with --by or --png: the heads are given, so no curve is computed")
     check_file("--json", json, "pruned.json")
@@ -116,7 +117,9 @@ def convert(
 ) -> None:
     """Convert MHA to GQA or MQA by merging KV heads, for a smaller cache."""
     from headwise.compress import plan_conversion
+    from headwise.compress.converting import check_options
 
+    check_options(num_kv_heads, method)
     check_file("--json", json, "converted.json")
     _check_answer(file, yes=yes or dry_run)
     options = {"num_kv_heads": num_kv_heads, "method": method, "heal": heal, "lr": lr, "seed": seed}
@@ -155,8 +158,13 @@ def budget(
 ) -> None:
     """Find the heads that can use a short KV cache; the result is a file for `headwise write --budget`."""
     from headwise.compress import Candidate, judge, open_source, plan_budget, read_budget, save_budget
+    from headwise.compress.budgeting import check_options
     from headwise.compress.made import KEY
+    from headwise.compress.texts import check_windows
 
+    wanted = _lengths(lengths)
+    check_options(window, sinks, threshold, wanted)
+    check_windows(context, windows)
     check_file("--json", json, "budget_plan.json")
     _check_answer(file, yes=yes or dry_run)
     if not dry_run:
@@ -164,7 +172,6 @@ def budget(
     source = open_source(model)
     beside = Path() if model is None else source.file.parent
     target = beside / "budget.json" if out is None else out
-    wanted = _lengths(lengths)
     options = {"window": window, "sinks": sinks, "threshold": threshold, "lengths": wanted}
     lock = nullcontext() if dry_run else taken(target, "--out")
     with read_from(file, "--file") as text, lock:

@@ -125,15 +125,16 @@ def write(
     model: Model = None,
 ) -> None:
     """Generate text with a model, one character at a time."""
-    from headwise.lm.generate import write as compose
+    from headwise.lm.generate import check_sampling, write as compose
 
     prompt = stdin_text("--prompt").removesuffix("\n") if prompt == STREAM else typed(prompt)
-    decoder, tokenizer, _ = load(model)
+    check_sampling(prompt, length, temperature, top_k, top_p)
     kept = None
     if budget is not None:
         from headwise.compress import read_budget
 
         kept = read_budget(budget)
+    decoder, tokenizer, _ = load(model)
     pieces = compose(
         decoder, tokenizer, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, budget=kept
     )

@@ -33,16 +33,21 @@ def see(
     lang: Annotated[str, typer.Option(help="Language of the report: en or zh.")] = "en",
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
+    from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
     from headwise.reports.html import write_report
     from headwise.reports.messages import message
     from headwise.reports.see import see as report_on
+    from headwise.reports.see.front import SAMPLE
+    from headwise.reports.see.look import known_of
+    from headwise.reports.see.numbers import check_sort, wanted
     from headwise.reports.terminal import print_report
     from headwise.reports.views import view_of, write_view
     from headwise.wording import check_language, in_language
 
     check_language(lang)
+    check_sort(sort)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both")
     check_file("--out", out, "report.html", stream=True)
@@ -64,7 +69,11 @@ def see(
         text = typed(text)
     with nullcontext() if is_stream(out) else taken(out, "--out"):
         with progress_bar() as progress:
-            report = report_on(text, model, title=title, cells=cells, progress=progress)
+            loaded = load_model(model)
+            if sort is not None:  # which statistics there are depends on the model
+                reading = loaded.read(SAMPLE if text is None else text)
+                check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
+            report = report_on(text, loaded, title=title, cells=cells, progress=progress)
         console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:

@@ -18,7 +18,8 @@ Model = Annotated[Path | None, typer.Option(help="Checkpoint folder or file; def
 AnyModel = Annotated[
     Path | None,
     typer.Option(
-        help="A headwise checkpoint, or a folder of a Hugging Face transformers model; default: the embedded model.",
+        help="A headwise checkpoint, a folder of a Hugging Face transformers model, its name in the local hub cache, or"
+        " minilm; default: the embedded model.",
     ),
 ]
 

@@ -27,10 +27,12 @@ def view(
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.viewer import serve
+    from headwise.reports.viewer.server import check_serving
     from headwise.wording import check_language
 
     if lang is not None:
         check_language(lang)
+    check_serving(port)
     console = Console(highlight=False, soft_wrap=True)
     text = stdin_text("--file") if is_stream(file) else None if file is None else read_text(file)
 
