@@ -209,6 +209,29 @@ def test_heads_folded_into_the_batch_are_found_by_the_keys_where_queries_are_sel
     assert call.traced
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_not_followed_and_do_no_harm(x):
+    class Nested(nn.Module):
+        def forward(self, x):
+            q = torch.nested.nested_tensor([x[0, :3], x[1]], layout=torch.jagged).view(2, -1, H, D).transpose(1, 2)
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2)
+
+    found = hw.models.recognise(nn.Sequential(ways.DividedByTensor(), Nested()).double(), x)
+    assert [(one.name, one.reason) for one in found.not_followed] == [("1", "nested tensors")]
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_compiled_model_is_recognised_and_stays_compiled(outside, x):
+    attention = ways.DividedByTensor()
+    model = nn.Sequential(torch.compile(attention, backend="eager")).double()
+    if outside:
+        model = torch.compile(model[0]._orig_mod, backend="eager")
+    expected = model(x)
+    (call,) = hw.models.recognise(model, x)
+    torch.testing.assert_close(call.map[:], attention.weights, rtol=1e-9, atol=1e-11)
+    assert torch.equal(model(x), expected)
+
+
 def test_attention_that_headwise_computes_is_not_looked_for(x):
     with pytest.raises(ConfigError, match="headwise computes the attention of this model; use watch or observe"):
         hw.models.recognise(hw.MultiHeadAttention(E, H), x.float())

@@ -17,6 +17,15 @@ class Lost(Exception):
     """Why a call is not followed, in words for the user."""
 
 
+# What analysing a tensor of an unexpected kind may raise, such as a nested one. It must not disturb the model.
+UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def unexpected(error: Exception) -> str:
+    """Such an error as a reason."""
+    return f"it cannot be analysed ({type(error).__name__}: {(str(error) or '-').splitlines()[0]})"
+
+
 @dataclass(frozen=True)
 class Origin:
     """The tensor that a view is traced back to.

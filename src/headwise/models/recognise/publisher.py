@@ -14,7 +14,7 @@ from headwise.events import in_backward, subscribed
 from headwise.map import AttentionMap
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import Followed, Lost
-from headwise.models.recognise.following import Following
+from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained
@@ -53,11 +53,8 @@ def recognising(modules: Mapping[nn.Module, str]) -> Iterator[Tracked]:
             record.reason = explained(x, str(reason))
 
     seen = Tracked(modules, on_values)
-    try:
-        with Following(seen):
-            yield seen
-    finally:
-        seen.forget()
+    with following(seen):
+        yield seen
 
 
 def _checked(attention: Attention, *given: Tensor, return_map: bool = True, **options: Any) -> tuple[

@@ -11,7 +11,7 @@ from headwise.map import AttentionMap
 from headwise.models.adapters.torch import MultiheadAttention
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import Followed, Lost, Softmax
-from headwise.models.recognise.following import Following
+from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named, short
@@ -38,9 +38,8 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"recognise(model): expected an nn.Module, got {type(model).__name__}")
     calls = _Calls(model)
-    with torch.no_grad(), Following(calls.seen):
+    with torch.no_grad(), following(calls.seen):
         output = model(*args, **kwargs)
-    calls.seen.forget()
     if not calls.found:
         raise nothing(model, calls.seen, "recognise")
     found = tuple(
