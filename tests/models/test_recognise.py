@@ -11,6 +11,7 @@ from ways import B, D, E, H, N
 
 import headwise as hw
 from headwise.errors import ConfigError
+from headwise.models.recognise.masks import named_mask
 
 HALF = D**-0.5
 CAUSAL, NONE = "Causal()", "None"
@@ -218,6 +219,35 @@ def test_nested_tensors_are_not_followed_and_do_no_harm(x):
 
     found = hw.models.recognise(nn.Sequential(ways.DividedByTensor(), Nested()).double(), x)
     assert [(one.name, one.reason) for one in found.not_followed] == [("1", "nested tensors")]
+
+
+def test_a_module_of_torchscript_is_named(x):
+    scripted = torch.jit.trace(ways.VisionTransformer().eval(), torch.randn(B, N, E))
+    found = hw.models.recognise(nn.Sequential(ways.DividedByTensor(), scripted), x.float())
+    assert [one.name for one in found.not_followed] == ["1"]
+    assert "compiled by TorchScript" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("mask", "n", "m"),
+    [
+        (hw.Causal(), 5, 7),
+        (hw.Causal() & hw.masks.Window(3), 7, 7),
+        (hw.masks.Window(2, 3), 5, 7),
+        (hw.masks.Window(7, 2), 5, 7),
+        (hw.Causal() & hw.Lengths([7, 3]), 5, 7),
+        (hw.Lengths([4, 6], side="right"), 5, 7),
+        (hw.Lengths([2, 5]), 7, 5),
+    ],
+    ids=repr,
+)
+def test_a_boolean_gets_the_name_of_its_mask(mask, n, m):
+    dense = mask.to_dense(n, m, batch=B)
+    named = named_mask(dense, (B, H, n, m))
+    assert repr(named) == repr(mask)
+    other = dense.clone()
+    other[0, 0, 3, 1] ^= True
+    assert named_mask(other, (B, H, n, m)).boolean is not None
 
 
 @pytest.mark.parametrize("outside", [True, False])

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from headwise.errors import HeadwiseError
 from headwise.models.recognise.layout import Layout
 from headwise.models.recognise.products import Contraction
 
@@ -23,6 +24,8 @@ UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError,
 
 def unexpected(error: Exception) -> str:
     """Such an error as a reason."""
+    if isinstance(error, HeadwiseError):
+        return str(error)
     return f"it cannot be analysed ({type(error).__name__}: {(str(error) or '-').splitlines()[0]})"
 
 
