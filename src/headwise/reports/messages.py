@@ -28,7 +28,8 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{choices:,.0f} equally likely tokens; on text like its training text it is at most {most:.2f} nats "
         "({usual:,.0f} tokens). What the heads do here may not be what they do on text that the model knows.",
         "每词元 {loss:.2f} 奈特的损失相当于在 {choices:,.0f} 个等可能的词元中猜测；"
-        "在与训练文本同类的文本上至多为 {most:.2f} 奈特（{usual:,.0f} 个词元）。各头在这段文本上的行为未必与在模型熟悉的文本上相同。",
+        "在与训练文本同类的文本上至多为 {most:.2f} 奈特（{usual:,.0f} 个词元）。"
+        "各头在这段文本上的行为未必与在模型熟悉的文本上相同。",
     ),
     "fact_loss": ("{loss:.2f} nats per token", "每词元 {loss:.2f} 奈特"),
     "title_cross": ("cross attention, {queries} tokens at {keys}", "交叉注意力：{queries} 个词元对 {keys} 个词元"),
