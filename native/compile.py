@@ -1,12 +1,12 @@
-"""Compile the kernels into the source tree, only what changed: `make native`, and every editable install.
+"""Compile the kernels into the source tree, incrementally: `make native`, and every editable install.
 
     python native/compile.py                  # into src/headwise/kernels/cpu/
-    python native/compile.py --if-possible    # content without CMake or a compiler, not with an error in the code
-    python native/compile.py --background     # return at once; the library appears when it is complete
-    python native/compile.py --target avx2    # portable and this one alone: sooner, while a kernel is written
+    python native/compile.py --if-possible    # succeeds without CMake or a compiler, but not if compilation fails
+    python native/compile.py --background     # returns at once; the library appears when it is complete
+    python native/compile.py --target avx2    # only portable and this target: faster, for development
     python native/compile.py --sanitize       # into build/sanitize/, with AddressSanitizer and UBSan
 
-Wheels do not come through here: scikit-build-core runs CMake for them.
+Wheels do not use this script: scikit-build-core runs CMake for them.
 """
 
 import argparse
@@ -27,15 +27,15 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class CannotBuild(Exception):
-    """What is missing on this machine."""
+    """A tool for building is missing on this machine."""
 
 
 TARGETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
 
 def build_in_place(target: str | None = None) -> None:
-    """Compile in build/native, and put the library beside the Python that loads it; of portable and one target alone
-    in a folder of their own."""
+    """Compile in build/native and install the library next to the Python module that loads it. With `target`, compile
+    only portable and this target, in a separate folder."""
     folder = ROOT / "build" / ("native" if target is None else f"native-{target}")
     with one_at_a_time():
         cmake = compile_in(folder, *([] if target is None else [f"-DHEADWISE_TARGETS=portable;{target}"]))
@@ -73,11 +73,11 @@ def start_in_background() -> None:
 
 
 def compile_in(folder: Path, *options: str) -> str:
-    """Configure and compile; CMake's path.
+    """Configure and compile. Returns the path of CMake.
 
     Raises:
         CannotBuild: if there is no CMake or no compiler.
-        subprocess.CalledProcessError: if CMake or the compiler fails; what they said has been shown.
+        subprocess.CalledProcessError: if CMake or the compiler fails; their output has been printed.
     """
     cmake, make = tools()
     if not (folder / "CMakeCache.txt").exists():
@@ -90,7 +90,7 @@ def compile_in(folder: Path, *options: str) -> str:
     try:
         run(*configure)
     except subprocess.CalledProcessError:
-        # What an older CMake, another tool or another folder left behind may be all that is wrong.
+        # A stale cache of an older CMake, another tool or another folder may be the cause: retry without it.
         if not (folder / "CMakeCache.txt").exists():
             raise
         shutil.rmtree(folder)
@@ -110,7 +110,7 @@ def tools() -> tuple[str, str]:
 
 
 def best_target() -> str:
-    """The best target that this CPU runs, as far as Linux tells."""
+    """The best target that this CPU supports, from /proc/cpuinfo; "portable" where that is missing."""
     cpuinfo = Path("/proc/cpuinfo")
     flags = cpuinfo.read_text(encoding="utf-8").split() if cpuinfo.exists() else []
     known = {"avx512_bf16": "avx512bf16", "avx512bw": "avx512", "avx2": "avx2"}
@@ -118,12 +118,12 @@ def best_target() -> str:
 
 
 def tool(name: str) -> str | None:
-    """A program's path, on PATH or beside this Python (the dev extra brings CMake and Ninja there)."""
+    """A program's path, on PATH or next to this Python (where the dev extra installs CMake and Ninja)."""
     return shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
 
 
 def run(*command: str) -> None:
-    """Run quietly; show what it said if it fails."""
+    """Run a command; print its output only if it fails."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace")
     if done.returncode:
         sys.stderr.write(done.stdout)
@@ -131,16 +131,16 @@ def run(*command: str) -> None:
 
 
 def main() -> int:
-    """The exit code: 1 if it could not be built."""
+    """Returns the exit code: 1 if the kernels could not be built."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--if-possible", action="store_true", help="succeed without CMake or a compiler")
     parser.add_argument("--background", action="store_true", help="build in another process; succeed at once")
     parser.add_argument("--sanitize", action="store_true", help="build into build/sanitize, with sanitizers")
-    parser.add_argument("--target", choices=TARGETS, help="compile portable and this target alone")
+    parser.add_argument("--target", choices=TARGETS, help="compile only portable and this target")
     options = parser.parse_args()
     try:
         if options.sanitize:
-            best = best_target()  # and portable: all that the tests can run here, twice as soon
+            best = best_target()  # with portable, all that the tests run, in half the time
             tiles = ";amx" if best == "avx512bf16" else ""  # emulated
             compile_in(
                 ROOT / "build" / "sanitize", "-DHEADWISE_SANITIZE=ON", "-DHEADWISE_EMULATE_TILES=ON",

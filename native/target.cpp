@@ -1,13 +1,13 @@
-// The kernels, compiled once for each level of instructions; HEADWISE_TARGET_<NAME> says which. Nothing here may use inline
-// functions of the standard library: the linker keeps one copy of those, and it could be one that this CPU cannot run.
+// The kernels, compiled once for each target; HEADWISE_TARGET_<NAME> selects it. Code here must not use inline functions of
+// the standard library: the linker keeps one copy of each, which could be compiled for instructions this CPU does not have.
 #include <stdint.h>
 #if HEADWISE_EMULATE
-#include "emulate.h"  // AVX-512 made of AVX2, for tests
+#include "emulate.h"  // AVX-512 emulated with AVX2, for tests
 #elif defined(__x86_64__)
 #include <immintrin.h>
 #endif
 #if HEADWISE_EMULATE_TILES
-#include "emulate_tiles.h"  // AMX made of any vectors, likewise
+#include "emulate_tiles.h"  // AMX emulated in C, likewise
 #endif
 
 #include "headwise.h"
@@ -41,7 +41,7 @@ namespace HEADWISE_TARGET {
 #include "peak.h"
 
 #if HEADWISE_DOT
-// What is not of bfloat16 is computed with the same instructions as in avx512, so it is compiled there alone.
+// Code for other dtypes than bfloat16 has the same instructions as in avx512, so it is compiled only there.
 template <auto HERE, auto THERE, typename Call> static int of_dtype(const Call& call) {
   return call.dtype == HEADWISE_BFLOAT16 ? HERE(call) : (target_avx512.*THERE)(call);
 }

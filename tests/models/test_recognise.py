@@ -11,6 +11,7 @@ from ways import B, D, E, H, N
 
 import headwise as hw
 from headwise.errors import ConfigError
+from headwise.models.recognise.masks import named_mask
 
 HALF = D**-0.5
 CAUSAL, NONE = "Causal()", "None"
@@ -207,6 +208,58 @@ def test_heads_folded_into_the_batch_are_found_by_the_keys_where_queries_are_sel
     (call,) = hw.models.recognise(model, x)
     check(call, "blocks.0.attn", (H, H, 0.5, NONE, ""), model.blocks[0]["attn"].weights)
     assert call.traced
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensors_are_not_followed_and_do_no_harm(x):
+    class Nested(nn.Module):
+        def forward(self, x):
+            q = torch.nested.nested_tensor([x[0, :3], x[1]], layout=torch.jagged).view(2, -1, H, D).transpose(1, 2)
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2)
+
+    found = hw.models.recognise(nn.Sequential(ways.DividedByTensor(), Nested()).double(), x)
+    assert [(one.name, one.reason) for one in found.not_followed] == [("1", "nested tensors")]
+
+
+def test_a_module_of_torchscript_is_named(x):
+    scripted = torch.jit.trace(ways.VisionTransformer().eval(), torch.randn(B, N, E))
+    found = hw.models.recognise(nn.Sequential(ways.DividedByTensor(), scripted), x.float())
+    assert [one.name for one in found.not_followed] == ["1"]
+    assert "compiled by TorchScript" in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("mask", "n", "m"),
+    [
+        (hw.Causal(), 5, 7),
+        (hw.Causal() & hw.masks.Window(3), 7, 7),
+        (hw.masks.Window(2, 3), 5, 7),
+        (hw.masks.Window(7, 2), 5, 7),
+        (hw.Causal() & hw.Lengths([7, 3]), 5, 7),
+        (hw.Lengths([4, 6], side="right"), 5, 7),
+        (hw.Lengths([2, 5]), 7, 5),
+    ],
+    ids=repr,
+)
+def test_a_boolean_gets_the_name_of_its_mask(mask, n, m):
+    dense = mask.to_dense(n, m, batch=B)
+    named = named_mask(dense, (B, H, n, m))
+    assert repr(named) == repr(mask)
+    other = dense.clone()
+    other[0, 0, 3, 1] ^= True
+    assert named_mask(other, (B, H, n, m)).boolean is not None
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_a_compiled_model_is_recognised_and_stays_compiled(outside, x):
+    attention = ways.DividedByTensor()
+    model = nn.Sequential(torch.compile(attention, backend="eager")).double()
+    if outside:
+        model = torch.compile(model[0]._orig_mod, backend="eager")
+    expected = model(x)
+    (call,) = hw.models.recognise(model, x)
+    torch.testing.assert_close(call.map[:], attention.weights, rtol=1e-9, atol=1e-11)
+    assert torch.equal(model(x), expected)
 
 
 def test_attention_that_headwise_computes_is_not_looked_for(x):

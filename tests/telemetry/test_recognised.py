@@ -110,6 +110,29 @@ def test_autocast_and_inference_mode(mode, x):
     assert not bool(record.latest["entropy"].isnan().any())
 
 
+@pytest.mark.parametrize("inside", [True, False])
+@torch.no_grad()
+def test_a_compiled_model_is_watched(inside, x):
+    model = model_of().eval()
+    expected = model(x)
+    compiled = torch.compile(model, backend="eager")
+    if inside:
+        compiled = nn.Sequential(*(torch.compile(block, backend="eager") for block in model))
+    with hw.watch(compiled, measures=["entropy"]) as record:
+        torch.testing.assert_close(compiled(x), expected)
+    assert [name.replace("_orig_mod.", "") for name in record.layers] == ["0.attn", "1.attn"]
+    torch.testing.assert_close(compiled(x), expected)
+
+
+def test_a_report_is_made_of_a_record(x, tmp_path):
+    model = model_of()
+    with hw.watch(model, maps="lazy") as record:
+        model(x)
+    report = hw.report(record, tmp_path / "report.html")
+    assert "2 layers, 6 heads" in repr(report)
+    assert "0.attn" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_queries_that_are_padding_are_not_counted(x):
     class Padded(nn.Module):
         def __init__(self):

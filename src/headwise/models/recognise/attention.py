@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.map import AttentionMap
 from headwise.masks import Causal, Mask
 from headwise.models.recognise.axes import Axes, Dim
-from headwise.models.recognise.followed import Followed, Lost, Product, learned
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.scores import Changes
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
@@ -78,6 +78,14 @@ class Attention:
 
 
 def assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
+    """The attention of a product of weights and values, as `_assembled`, whose unexpected errors are reasons too."""
+    try:
+        return _assembled(pv, x, at, side, out)
+    except UNEXPECTED as error:
+        raise Lost(unexpected(error)) from error
+
+
+def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
     """The attention of a product of weights and values.
 
     Args:

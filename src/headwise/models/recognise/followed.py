@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from headwise.errors import HeadwiseError
 from headwise.models.recognise.layout import Layout
 from headwise.models.recognise.products import Contraction
 
@@ -15,6 +16,17 @@ Stage = Literal["input", "scores", "exp", "total", "log", "weights", "other"]
 
 class Lost(Exception):
     """Why a call is not followed, in words for the user."""
+
+
+# What analysing a tensor of an unexpected kind may raise, such as a nested one. It must not disturb the model.
+UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def unexpected(error: Exception) -> str:
+    """Such an error as a reason."""
+    if isinstance(error, HeadwiseError):
+        return str(error)
+    return f"it cannot be analysed ({type(error).__name__}: {(str(error) or '-').splitlines()[0]})"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """The mode that sees every function of PyTorch while a model runs."""
 
+import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from headwise.models.recognise.chains import chosen, joined, pointwise, softmaxed, viewed
-from headwise.models.recognise.followed import Followed, Origin
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Origin, unexpected
 from headwise.models.recognise.functions import IGNORED, LAYERS, SAME, SELECTS, SOFTMAX, VIEWS
 from headwise.models.recognise.layout import whole
 from headwise.models.recognise.multiplied import fused, multiplied
@@ -44,8 +47,25 @@ class Following(TorchFunctionMode):
                 return _OPENED(*args, **kwargs)
         out = func(*args, **kwargs)
         if name not in IGNORED and (isinstance(out, Tensor) or name in VIEWS or name in SELECTS):
-            _see(self.seen, func, name, args, kwargs, out)
+            seen = self.seen
+            try:
+                _see(seen, func, name, args, kwargs, out)
+            except UNEXPECTED as error:
+                seen.record(out, f"{name}: {unexpected(error)}")
+            while seen.ready:  # what subscribers raise is raised through the model
+                seen.on_values(*seen.ready.pop())
         return out
+
+
+@contextmanager
+def following(seen: Tracked) -> Iterator[None]:
+    """Within it, tensors are followed. Compiled models run uncompiled, so that their functions are seen."""
+    compiles = "torch._dynamo" in sys.modules
+    try:
+        with torch.compiler.set_stance("force_eager") if compiles else nullcontext(), Following(seen):
+            yield
+    finally:
+        seen.forget()
 
 
 def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:

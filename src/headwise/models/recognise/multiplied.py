@@ -63,7 +63,8 @@ def fused(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tenso
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k, v = (given[name] for name in names[:3])
     record = seen.record(out, "F.scaled_dot_product_attention")
-    if q.ndim < 2:
+    if q.is_nested:
+        record.reason = "nested tensors"
         return
     both = seen.known(q), _transposed(seen.known(k))
     plain = out
@@ -93,7 +94,7 @@ def fused(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tenso
     product = Product(first, tuple(shape), out.dtype, record.modules, record.line, both, False)
     record.keys = whole(product.shape).dims[-1]
     found = Followed("weights", here, None, product, tuple(steps), record, dropout_p=given.get("dropout_p") or 0.0)
-    seen.on_values(second, found, 0, 1, plain)
+    seen.ready.append((second, found, 0, 1, plain))
 
 
 def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:
@@ -122,7 +123,7 @@ def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: T
             f"mixing of heads"
         )  # fmt: skip
     else:
-        seen.on_values(found, x, at, sides[0], out)
+        seen.ready.append((found, x, at, sides[0], out))
 
 
 def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) -> None:

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend_to
-from headwise.errors import HeadwiseError
 from headwise.events import in_backward, subscribed
 from headwise.map import AttentionMap
 from headwise.models.recognise.attention import Attention, assembled, names
-from headwise.models.recognise.followed import Followed, Lost
-from headwise.models.recognise.following import Following
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
+from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained
@@ -53,11 +52,8 @@ def recognising(modules: Mapping[nn.Module, str]) -> Iterator[Tracked]:
             record.reason = explained(x, str(reason))
 
     seen = Tracked(modules, on_values)
-    try:
-        with Following(seen):
-            yield seen
-    finally:
-        seen.forget()
+    with following(seen):
+        yield seen
 
 
 def _checked(attention: Attention, *given: Tensor, return_map: bool = True, **options: Any) -> tuple[
@@ -66,7 +62,7 @@ def _checked(attention: Attention, *given: Tensor, return_map: bool = True, **op
     """`attend_to`, compared with the code; Lost if it differs, or is no call of `attend`."""
     try:
         out, amap = attend_to(*given, return_map=True, **options)
-    except HeadwiseError as reason:
-        raise Lost(str(reason)) from None
-    attention.check(out, amap, every=False)
+        attention.check(out, amap, every=False)
+    except UNEXPECTED as error:
+        raise Lost(unexpected(error)) from error
     return out, amap

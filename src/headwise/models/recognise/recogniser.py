@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend
-from headwise.errors import ConfigError, HeadwiseError
+from headwise.errors import ConfigError
 from headwise.map import AttentionMap
 from headwise.models.adapters.torch import MultiheadAttention
 from headwise.models.recognise.attention import Attention, assembled, names
-from headwise.models.recognise.followed import Followed, Lost, Softmax
-from headwise.models.recognise.following import Following
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Softmax, unexpected
+from headwise.models.recognise.following import following
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.products import Contraction
-from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named, short
+from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named
 from headwise.models.recognise.tracked import Tracked
 from headwise.nn.base import AttentionLayer
 from headwise.rule import own_dtypes
@@ -38,9 +38,8 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"recognise(model): expected an nn.Module, got {type(model).__name__}")
     calls = _Calls(model)
-    with torch.no_grad(), Following(calls.seen):
+    with torch.no_grad(), following(calls.seen):
         output = model(*args, **kwargs)
-    calls.seen.forget()
     if not calls.found:
         raise nothing(model, calls.seen, "recognise")
     found = tuple(
@@ -70,8 +69,8 @@ class _Calls:
                 a = attention
                 mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
                 error = a.check(mine, amap, every=True)
-        except (Lost, HeadwiseError) as reason:
-            record.reason = explained(x, str(reason))
+        except (Lost, *UNEXPECTED) as error:
+            record.reason = explained(x, str(error) if isinstance(error, Lost) else unexpected(error))
             return
         record.done = True
         self.found.append(("" if place is None else place[1], attention, amap, error, user_line()))
@@ -86,6 +85,9 @@ def not_followed(seen: Tracked) -> tuple[NotFollowed, ...]:
     """Softmaxes of which no attention came, and what else is close to attention."""
     left: list[Softmax] = [*(one for one in seen.softmaxes if not one.done), *seen.near]
     found = [NotFollowed(seen.modules[one.modules[0]] if one.modules else "", one.reason, one.line) for one in left]
+    opaque = [name for module, name in seen.modules.items() if isinstance(module, torch.jit.ScriptModule)]
+    outer = [name for name in opaque if name.rpartition(".")[0] not in opaque or not name]
+    found += [NotFollowed(name, "compiled by TorchScript, so that its functions are not seen", "") for name in outer]
     return tuple(dict.fromkeys(found))
 
 
@@ -93,7 +95,7 @@ def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
     """The error of `caller` for a model without attention: what was looked for, and what came nearest."""
     if any(isinstance(module, AttentionLayer | MultiheadAttention) for module in model.modules()):
         return ConfigError(f"{caller}(model): headwise computes the attention of this model; use watch or observe")
-    left = [f"{one.name or 'the model'}: {one.reason} ({short(one.line)})" for one in not_followed(seen)[:4]]
+    left = [str(one) for one in not_followed(seen)[:4]]
     products = seen.products
     nearest = "; ".join(left) or (
         f"{products} product{'s' * (products != 1)} of two tensors without a softmax" if products else

@@ -72,6 +72,10 @@ class NotFollowed:
     reason: str
     line: str
 
+    def __str__(self) -> str:
+        place = f" ({Path(self.line).name})" if self.line else ""
+        return f"{self.name or '(the model)'}: {self.reason}{place}"
+
 
 @dataclass(frozen=True, eq=False)
 class Recognition(Sequence[Recognised]):
@@ -111,8 +115,7 @@ class Recognition(Sequence[Recognised]):
         return as_html(_HEAD, [_row(call) for call in self.calls], notes=self._notes())
 
     def _notes(self) -> list[str]:
-        return [f"not followed: {one.name or '(the model)'}: {one.reason} ({short(one.line)})"
-                for one in self.not_followed]  # fmt: skip
+        return [f"not followed: {one}" for one in self.not_followed]
 
 
 _HEAD = ["module", "heads", "KV heads", "queries", "keys", "head_dim", "scale", "mask", "scores", "dropout", "error"]
@@ -127,11 +130,6 @@ def _row(call: Recognised) -> list[str]:
         f"{call.scale:.4g}", "none" if call.mask is None else repr(call.mask), scores, f"{call.dropout_p:g}",
         f"{call.error:.1g}",
     ]  # fmt: skip
-
-
-def short(line: str) -> str:
-    """file:line without the folder."""
-    return Path(line).name
 
 
 def named(names: Sequence[str]) -> list[str]:

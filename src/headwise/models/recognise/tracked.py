@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headwise.models.recognise.followed import Followed, Softmax
@@ -22,7 +23,7 @@ class Tracked:
         modules: whose calls are followed, and their names. on_values: as above.
     Attributes:
         softmaxes: those seen. near: other things that are close to attention. products: of two tensors that the model
-            computed, counted.
+            computed, counted. ready: arguments of the next calls of on_values.
     """
 
     def __init__(self, modules: Mapping[nn.Module, str], on_values: OnValues) -> None:
@@ -30,6 +31,7 @@ class Tracked:
         self.softmaxes: list[Softmax] = []
         self.near: list[Softmax] = []
         self.products = 0
+        self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
         self._known: dict[int, tuple[Callable[[], Any], Followed]] = {}
 
     def known(self, x: Any) -> Followed | None:
@@ -61,7 +63,7 @@ class Tracked:
 
     def record(self, out: Tensor, reason: str = "") -> Softmax:
         """A softmax whose result is `out`, and why it is no attention, if that is known."""
-        record = Softmax(modules_in_call(self.modules), user_line(), out.dtype)
+        record = Softmax(modules_in_call(self.modules), user_line(), getattr(out, "dtype", torch.float32))
         if reason:
             record.reason = reason
         self.softmaxes.append(record)
