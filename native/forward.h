@@ -3,9 +3,9 @@
 //                     keys →
 //              ┌──────────┬──────────┬──────────┐
 //   queries    │ QKᵀ → S  │          │ (skipped │   S [BLOCK_ROWS × BLOCK_KEYS] stays in the L2 cache:
-//     48   →   │ p = 2^(S − top)     │  if no   │   1. logits: panels of keys against ROWS queries in registers
-//              │ O += p V │   next   │   query  │   2. the rows' softmax and statistics, p over S
-//              │          │          │  sees it)│   3. p times the panels of values, added to O
+//     48   →   │ p = 2^(S − top)     │ if fully │   1. logits: panels of keys against ROWS queries in registers
+//              │ O += p V │   next   │ masked)  │   2. the rows' softmax and statistics, p over S
+//              │          │          │          │   3. p times the panels of values, added to O
 //              └──────────┴──────────┴──────────┘
 //
 // A mask costs time only at its boundaries: ROWS queries skip the keys that are masked for all of them, and -inf is only

@@ -78,8 +78,10 @@ class QuantizedKV:
         """Upper bound of |decoded() − x| for the x given to `of`, float64 [b, h, m, d]: half a step plus the rounding
         of float32 and of the dtype."""
         largest = _over(self.scales.double(), self.parts).expand(self.shape) * LEVELS
-        own = max(torch.finfo(torch.float32).eps, torch.finfo(self.dtype).eps)
-        return largest / (2 * LEVELS) + largest * own + LEVELS * 1e-45
+        dtype = torch.finfo(self.dtype)
+        own = max(torch.finfo(torch.float32).eps, dtype.eps)
+        subnormal = dtype.smallest_normal * dtype.eps  # the spacing of the dtype's subnormal numbers
+        return largest / (2 * LEVELS) + largest * own + LEVELS * 1e-45 + subnormal
 
     def to(self, dtype: torch.dtype) -> "QuantizedKV":
         """The same quantized vectors with another `dtype`."""
