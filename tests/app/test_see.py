@@ -90,7 +90,7 @@ def test_long_text_is_pooled_mean_and_largest(model: Model) -> None:
     np.testing.assert_allclose(passage.peaks, squares.max((3, 5)), atol=1e-6)
     allowed = np.tril(np.ones((65, 65))).reshape(13, 5, 13, 5).sum((1, 3))
     np.testing.assert_allclose(passage.maps, squares.sum((3, 5)) / np.maximum(allowed, 1), atol=1e-6)
-    assert any("24 tokens at a time" in note for note in report.notes)
+    assert any("24 tokens at a time" in value for name, value in report.facts if name == "caution")
 
 
 def test_pooled_text_keeps_every_character(model: Model) -> None:
