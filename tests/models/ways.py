@@ -484,7 +484,7 @@ class HeadsInWeights(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (torch.einsum("bnd,hde->bhne", x, w) for w in (self.wq, self.wk, self.wv))
-        scores = torch.einsum("bhid,bhjd->bhij", q, k) * D**-0.5
+        scores = torch.einsum("bhid,bhjd->bhij", q * D**-0.5, k)
         self.weights = torch.special.softmax(scores, dim=-1)
         return torch.einsum("bhne,hed->bnd", torch.einsum("bhij,bhjd->bhid", self.weights, v), self.wo)
 

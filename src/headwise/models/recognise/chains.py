@@ -61,16 +61,12 @@ def pointwise(
             seen.lose(x, f"its result goes through {name} at {user_line()}")
         return
     if x.stage == "input":
-        number = other
-        if isinstance(other, Tensor) and other.ndim == 0 and other.device.type == "cpu":
-            number = float(other)
-        scaled = isinstance(number, int | float) and number and kind in ("mul", "div") and not swapped
-        factor = x.factor * (number if kind == "mul" else 1 / number) if scaled else 1.0
-        seen.remember(out, x.but(factor=factor))
+        factor = _factor(x.factor, kind, other, swapped)
+        seen.remember(out, x if factor == x.factor else x.but(factor=factor))
         return
     step = None if x.stage != "scores" else steps_of(kind, x.layout, other, kwargs, args, swapped)
     if step is not None:
-        changed = x.but(steps=(*x.steps, *step), factor=1.0)
+        changed = x.but(steps=(*x.steps, *step), factor=_factor(x.factor, kind, other, swapped))
     elif x.stage == "scores" and kind == "exp":
         changed = x.but(stage="exp")
     elif x.stage == "log" and kind == "exp":
@@ -93,6 +89,17 @@ def pointwise(
     else:
         changed = x.but(lost=x.lost or f"{name} of scores at {user_line()}")
     seen.remember(out, changed)
+
+
+def _factor(before: float, kind: str, other: Any, swapped: bool) -> float:
+    """The number by which a tensor was multiplied, after another function; 1 after any but a multiplication."""
+    if kind not in ("mul", "div") or swapped:
+        return 1.0
+    if isinstance(other, Tensor) and other.ndim == 0 and other.device.type == "cpu":
+        other = float(other)
+    if not isinstance(other, int | float) or not other:
+        return 1.0
+    return before * (other if kind == "mul" else 1 / other)
 
 
 def chosen(seen: Tracked, args: Sequence[Any], out: Any) -> None:
