@@ -52,9 +52,7 @@ def test_claims_say_how_long_they_take(headwise: Command) -> None:
     assert headwise("claims", "--only", "four-d-squared").err == ""
 
 
-def test_all_claims_are_estimated_before_the_first(
-    headwise: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_all_claims_are_estimated_before_the_first(headwise: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
