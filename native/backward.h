@@ -102,7 +102,7 @@ template <typename T> struct Backward {
     }
   }
 
-  // Indices of the tasks of a wave's groups.
+  // Batch entry and KV head of a group of the wave.
   int64_t batch_of(int64_t group) const { return first_batch + group / learned.wave_kvs; }
   int64_t kv_of(int64_t group) const { return first_kv + group % learned.wave_kvs; }
 

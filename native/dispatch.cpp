@@ -68,7 +68,7 @@ const char* tiles_refused() {
 }
 #endif
 
-// In order of preference: by measured speed, not by the newest instruction. On Intel's CPUs vdpbf16ps runs at half the rate
+// In order of preference: by the speed they reach, not by the newest instruction. On Intel's CPUs vdpbf16ps runs at half the rate
 // of float32, so without tiles bfloat16 is converted; on AMD's it runs at twice that rate.
 const Candidate* candidates() {
   static Candidate list[6];
