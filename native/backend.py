@@ -7,6 +7,7 @@ second checkout on PYTHONPATH would be ignored; this backend adds a path instead
 
 import base64
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -18,10 +19,13 @@ from scikit_build_core.build import *  # noqa: F403
 from compile import ROOT, CannotBuild, build_in_place
 
 PATH_FILE = "headwise.pth"
+LATER = os.environ.get("HEADWISE_COMPILE") == "later"  # by native/compile.py, as the Makefile does
 
 
 def get_requires_for_build_editable(config_settings: dict | None = None) -> list[str]:
-    """CMake and Ninja, if the system lacks them: the same as for a wheel."""
+    """CMake and Ninja, if the system lacks them: the same as for a wheel. Nothing if the kernels are compiled later."""
+    if LATER:
+        return []
     return skbuild.get_requires_for_build_wheel(config_settings)
 
 
@@ -30,7 +34,8 @@ def build_editable(
 ) -> str:
     """Compile the kernels, or continue without them; then install a path to src."""
     try:
-        build_in_place()
+        if not LATER:
+            build_in_place()
     except (CannotBuild, OSError, subprocess.CalledProcessError) as reason:
         sys.stderr.write(f"headwise is installed without its compiled kernels: {reason}\n")
     name = skbuild.build_editable(wheel_directory, config_settings, metadata_directory)

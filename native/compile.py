@@ -2,6 +2,7 @@
 
     python native/compile.py                  # into src/headwise/kernels/cpu/
     python native/compile.py --if-possible    # succeeds without CMake or a compiler, but not if compilation fails
+    python native/compile.py --background     # returns at once; the library appears when it is complete
     python native/compile.py --target avx2    # only portable and this target: faster, for development
     python native/compile.py --sanitize       # into build/sanitize/, with AddressSanitizer and UBSan
 
@@ -13,7 +14,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,8 +37,39 @@ def build_in_place(target: str | None = None) -> None:
     """Compile in build/native and install the library next to the Python module that loads it. With `target`, compile
     only portable and this target, in a separate folder."""
     folder = ROOT / "build" / ("native" if target is None else f"native-{target}")
-    cmake = compile_in(folder, *([] if target is None else [f"-DHEADWISE_TARGETS=portable;{target}"]))
-    run(cmake, "--install", str(folder), "--prefix", str(ROOT / "src"))
+    with one_at_a_time():
+        cmake = compile_in(folder, *([] if target is None else [f"-DHEADWISE_TARGETS=portable;{target}"]))
+        made = folder / "installed"
+        run(cmake, "--install", str(folder), "--prefix", str(made))
+        for file in [path for path in made.rglob("*") if path.is_file()]:
+            os.replace(file, ROOT / "src" / file.relative_to(made))  # whole: another process may be loading it
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Wait for another build in this folder, such as one in the background, to end."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with open(ROOT / "build" / "compile.lock", "w") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def start_in_background() -> None:
+    """Build in a process that outlives this one, at low priority. CannotBuild as `compile_in`."""
+    tools()
+    log = ROOT / "build" / "compile.log"
+    log.parent.mkdir(exist_ok=True)
+    with open(log, "a", encoding="utf-8") as output:
+        nice = ["nice"] if shutil.which("nice") else []
+        subprocess.Popen(
+            [*nice, sys.executable, __file__, "--if-possible"], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
+    sys.stderr.write(
+        f"Compiling the CPU kernels in the background, about two minutes; until then headwise uses PyTorch's. "
+        f"Messages: {log.relative_to(ROOT)}\n"
+    )
 
 
 def compile_in(folder: Path, *options: str) -> str:
@@ -40,11 +79,9 @@ def compile_in(folder: Path, *options: str) -> str:
         CannotBuild: if there is no CMake or no compiler.
         subprocess.CalledProcessError: if CMake or the compiler fails; their output has been printed.
     """
-    cmake, make = tool("cmake"), tool("ninja") or tool("make")
-    if cmake is None or make is None:
-        raise CannotBuild(f"there is no {'CMake' if cmake is None else 'Ninja and no make'}")
-    if not (os.environ.get("CXX") or any(map(shutil.which, ("c++", "g++", "clang++")))):
-        raise CannotBuild("there is no C++ compiler (c++, g++ or clang++)")
+    cmake, make = tools()
+    if not (folder / "CMakeCache.txt").exists():
+        sys.stderr.write("Compiling the CPU kernels, once: about two minutes.\n")
     generator = "Ninja" if Path(make).stem == "ninja" else "Unix Makefiles"
     configure = [
         cmake, "-S", str(ROOT), "-B", str(folder), "-G", generator, f"-DCMAKE_MAKE_PROGRAM={make}",
@@ -60,6 +97,16 @@ def compile_in(folder: Path, *options: str) -> str:
         run(*configure)
     run(cmake, "--build", str(folder), "--parallel")
     return cmake
+
+
+def tools() -> tuple[str, str]:
+    """Paths of CMake and of Ninja or make; CannotBuild if one of them or the compiler is missing."""
+    cmake, make = tool("cmake"), tool("ninja") or tool("make")
+    if cmake is None or make is None:
+        raise CannotBuild(f"there is no {'CMake' if cmake is None else 'Ninja and no make'}")
+    if not (os.environ.get("CXX") or any(map(shutil.which, ("c++", "g++", "clang++")))):
+        raise CannotBuild("there is no C++ compiler (c++, g++ or clang++)")
+    return cmake, make
 
 
 def best_target() -> str:
@@ -87,6 +134,7 @@ def main() -> int:
     """Returns the exit code: 1 if the kernels could not be built."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--if-possible", action="store_true", help="succeed without CMake or a compiler")
+    parser.add_argument("--background", action="store_true", help="build in another process; succeed at once")
     parser.add_argument("--sanitize", action="store_true", help="build into build/sanitize, with sanitizers")
     parser.add_argument("--target", choices=TARGETS, help="compile only portable and this target")
     options = parser.parse_args()
@@ -98,11 +146,13 @@ def main() -> int:
                 ROOT / "build" / "sanitize", "-DHEADWISE_SANITIZE=ON", "-DHEADWISE_EMULATE_TILES=ON",
                 f"-DHEADWISE_TARGETS=portable;{best}{tiles}",
             )  # fmt: skip
+        elif options.background:
+            start_in_background()
         else:
             build_in_place(options.target)
     except CannotBuild as missing:
         sys.stderr.write(f"the compiled kernels are not built: {missing}\n")
-        return 0 if options.if_possible else 1
+        return 0 if options.if_possible or options.background else 1
     except subprocess.CalledProcessError as error:
         sys.stderr.write(f"{error}\n")
         return 1

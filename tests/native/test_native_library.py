@@ -146,7 +146,7 @@ def used_target(**more: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(("options", "code"), [([], 1), (["--if-possible"], 0)])
+@pytest.mark.parametrize(("options", "code"), [([], 1), (["--if-possible"], 0), (["--background"], 0)])
 def test_compiling_without_a_compiler_is_told(options: list[str], code: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(tmp_path)}
     command = [sys.executable, str(ROOT / "native" / "compile.py"), *options]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.options import check_file, progress_bar
+from headwise.cli.options import Estimate, check_file, progress_bar
 from headwise.cli.streams import is_stream, written
 from headwise.errors import ConfigError
 
@@ -88,9 +88,14 @@ def claims(
     if only and every:
         raise ConfigError("give --only or --all, not both")
     check_file("--html", html, "claims.html", stream=not (as_json or markdown))
+    from headwise.table.show import duration
     from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
+    from headwise.textbook.claims.claim import expected_seconds
 
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
+    if (seconds := expected_seconds(wanted)) >= Estimate.LONG:
+        left = f"{len(wanted)} claims take about {duration(seconds)} on an idle machine; --only ID tests one."
+        Console(stderr=True).print(left, highlight=False)
     with progress_bar() as progress:
         found = run(wanted, progress)
     if as_json or markdown:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.options import Model, load, progress_bar, stop
+from headwise.cli.options import Estimate, Model, load, progress_bar, stop
 from headwise.cli.streams import STREAM, is_read, read_from, stdin_text, typed
 from headwise.errors import ConfigError, TextError
 
@@ -73,7 +73,10 @@ def train(
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
     task = bar.add_task("training", total=steps, note="")
 
+    estimate = Estimate()
+
     def watch(done: TrainingStep) -> None:
+        estimate("training", done.step, done.steps)
         bar.start()  # with the first step, so that an earlier error is printed alone
         held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
         note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"

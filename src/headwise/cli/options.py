@@ -1,7 +1,8 @@
 """Shared by all commands: the option --model, checks of output files, and the progress bar."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,11 +45,14 @@ def load(model: Path | None) -> Any:
 
 @contextmanager
 def progress_bar() -> Iterator[Any]:
-    """A bar in a terminal, as the `progress=` of a call. It appears with the first report, so that an earlier error is
-    printed alone, and disappears at the end."""
+    """A bar, as the `progress=` of a call. It appears with the first report, so that an earlier error is printed alone,
+    and disappears at the end. Where there is no terminal, `Estimate` prints a line for what takes long."""
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    if not console.is_terminal:
+        yield Estimate()
+        return
+    bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("", total=None)
 
     def progress(what: str, done: int, of: int) -> None:
@@ -59,6 +63,39 @@ def progress_bar() -> Iterator[Any]:
         yield progress
     finally:
         stop(bar)
+
+
+class Estimate:
+    """A `progress=` callback that prints how long each part of the work will take, once that is known to be long.
+
+    Args:
+        clock: seconds, as `time.monotonic`.
+    """
+
+    AFTER, LONG = 3.0, 10.0  # seconds before a part is estimated, and those left that are worth a line
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._of, self._first, self._printed = clock, -1, (0.0, 0), False
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        """Called with the work done, and how much there is."""
+        now = self._clock()
+        if of != self._of or done < self._first[1]:  # another part
+            self._of, self._first, self._printed = of, (now, done), False
+        since, before = self._first
+        if self._printed or done <= before or now - since < self.AFTER:
+            return
+        left = (now - since) / (done - before) * (of - done)
+        self._printed = True
+        if left >= self.LONG:
+            print_left(what, left)
+
+
+def print_left(what: str, seconds: float) -> None:
+    """Print to standard error how much time is left."""
+    from headwise.table.show import duration
+
+    Console(stderr=True).print(f"{what}: about {duration(seconds)} left", markup=False, highlight=False)
 
 
 def stop(bar: Progress) -> None:

@@ -28,8 +28,8 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
         ConfigError: if transformers is required but not installed.
     """
     if path is None:
-        decoder, tokenizer, _ = load_pretrained()
-        return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"))
+        decoder, tokenizer, info = load_pretrained()
+        return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"), info)
     folder = find_model(path)
     name = Path(path).name  # not that of a snapshot
     if (folder / "config.json").is_file():
@@ -40,12 +40,12 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():
         raise CheckpointError(_nothing_in(folder))
     try:
-        decoder, tokenizer, _ = load_checkpoint(folder)
+        decoder, tokenizer, info = load_checkpoint(folder)
     except CheckpointError as error:
         if folder.is_dir() and "not of the format" in str(error):
             raise CheckpointError(f"{error}; a transformers folder requires config.json") from None
         raise
-    return DecoderModel(decoder, tokenizer, name)
+    return DecoderModel(decoder, tokenizer, name, info)
 
 
 def _nothing_in(folder: Path) -> str:
