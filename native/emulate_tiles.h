@@ -1,7 +1,7 @@
-// The tiles of AMX in C, so that the target `amx` runs on a CPU without them, slowly. The order and the rounding follow Intel's
-// Software Developer's Manual, volume 2, TDPBF16PS: products of even and of odd numbers are summed apart, each from zero, by
-// fused multiply-adds that neither take nor give denormal numbers, and then both sums are added to C. As there, tiles that are
-// not configured end the program.
+// The tiles of AMX in C, so that the target `amx` runs, slowly, on a CPU without them. The order and the rounding follow
+// Intel's Software Developer's Manual, volume 2, TDPBF16PS: products of even and of odd elements are summed separately from
+// zero, by fused multiply-adds that flush denormal inputs and outputs, and then both sums are added to C. As on hardware,
+// using tiles that are not configured terminates the program.
 #pragma once
 #include <immintrin.h>
 #include <stdint.h>
@@ -47,7 +47,7 @@ TILE TileRow no_denormals(TileRow x) {
   const TileInts normal = ((TileBits)x & 0x7f800000u) != 0;
   return (TileRow)((TileBits)x & ((TileBits)normal | 0x80000000u));
 }
-// Of 16 pairs of bfloat16, the first or the second of each.
+// The first or the second element of each of 16 pairs of bfloat16.
 TILE TileRow even(TileBits pairs) { return no_denormals((TileRow)(pairs << 16)); }
 TILE TileRow odd(TileBits pairs) { return no_denormals((TileRow)(pairs & 0xffff0000u)); }
 

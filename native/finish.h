@@ -1,4 +1,4 @@
-// A row's sums made into its results.
+// Computes a row's results from its sums.
 
 template <bool SPREAD, bool REACH> INLINE Sums sums_of(const Rows& rows, int r) {
   Sums sums = {rows.top[r], rows.largest[r], rows.centre[r], sum(rows.total[r]), 0.0f, 0.0f, 0.0f, 0.0f};
@@ -7,7 +7,7 @@ template <bool SPREAD, bool REACH> INLINE Sums sums_of(const Rows& rows, int r) 
   return sums;
 }
 
-// The row of a head when all its keys are added up, and what its sums are divided by.
+// The finished row of a head, from the sums over all its keys.
 template <bool SPREAD, bool REACH>
 static Row row_of(const headwise_forward_call& call, int64_t head, const Sums& sums, bool broken) {
   Row row;
@@ -38,7 +38,7 @@ static Row row_of(const headwise_forward_call& call, int64_t head, const Sums& s
   return row;
 }
 
-// A row that sees nothing (scale 0) is 0, even if NaN values were multiplied with its zeros.
+// The row of a fully masked query (scale 0) is 0, even if NaN values were multiplied by its zeros.
 template <typename T> INLINE void write_row(T* out, const float* sums, float scale, int64_t width) {
   const int64_t whole = width / W * W;
   if (scale == 0.0f) {

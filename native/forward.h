@@ -3,30 +3,30 @@
 //                     keys →
 //              ┌──────────┬──────────┬──────────┐
 //   queries    │ QKᵀ → S  │          │ (skipped │   S [BLOCK_ROWS × BLOCK_KEYS] stays in the L2 cache:
-//     48   →   │ p = 2^(S − top)     │  if no   │   1. logits: panels of keys against ROWS queries in registers
-//              │ O += p V │   next   │   query  │   2. the rows' softmax and statistics, p over S
-//              │          │          │  sees it)│   3. p times the panels of values, added to O
+//     48   →   │ p = 2^(S − top)     │ if fully │   1. logits: panels of keys against ROWS queries in registers
+//              │ O += p V │   next   │ masked)  │   2. the rows' softmax and statistics, p over S
+//              │          │          │          │   3. p times the panels of values, added to O
 //              └──────────┴──────────┴──────────┘
 //
-// Masks only cost where they cut: ROWS queries skip the keys that none of them sees, and only rows that see a part of a
-// block have -inf written over the rest.
+// A mask costs time only at its boundaries: ROWS queries skip the keys that are masked for all of them, and -inf is only
+// written in rows that are partially masked in a block.
 //
-// Key mass (column sums) needs no second QKᵀ: p of all blocks is kept for the 48 rows in a strip, each block with the top
-// it was made with; when the rows are done their scales are known, and one weighted sum over the strip's rows adds
-// them to the columns. A chunk of query blocks has columns of its own, and chunks are added up in order, so the bits
+// Column sums require no second QKᵀ: the strip stores p of all blocks for the 48 rows, each block with the top that it
+// was computed with. When the rows are finished their scales are known, and one weighted sum over the strip's rows adds
+// them to the columns. Each chunk of query blocks has its own columns, and chunks are added up in order, so the bits
 // do not depend on the number of threads.
 
-// Keys that p·V takes at a time: so that a panel of values stays in L1.
+// Keys per step of p·V, so that a panel of values stays in L1.
 constexpr int VALUE_STEPS = 16384 / (4 * PANEL);
 
-// Sizes that all blocks of a call share.
+// Sizes common to all blocks of a call.
 struct Shape {
   int64_t words;     // of a query or key
   int64_t width;     // d_v, padded to panels
-  int64_t height;    // m, padded to panels: keys that are packed
-  int64_t key_bytes, value_bytes;  // of one key head, packed
+  int64_t height;    // m, padded to panels: packed keys
+  int64_t key_bytes, value_bytes;  // of one KV head, packed
   int64_t query_blocks, key_blocks;
-  int64_t chunks;    // that the query blocks of a head are dealt to when columns are summed
+  int64_t chunks;    // into which the query blocks of a head are divided when columns are summed
   int64_t strip;     // row length of the strip, 0 without columns
 };
 
@@ -44,7 +44,7 @@ template <bool DOT> static Shape shape_of(const headwise_forward_call& call, con
   return s;
 }
 
-// Memory of one thread.
+// Buffers of one thread.
 struct Scratch {
   Rows rows;
   Floats fold[BLOCK_ROWS];
@@ -80,18 +80,18 @@ static int64_t lay_out(const Wanted& wanted, const Shape& s, char* memory, Scrat
   return arena.next - memory;
 }
 
-// How logits relate to the products: what queries are multiplied with when they are loaded, and the rest.
+// The factors from products to logits: `query` multiplies queries when they are loaded, `factor` the products.
 struct Scaling {
   float query, factor;
   bool flip;     // bfloat16 queries are not multiplied, but may be negated
-  bool adjusted; // by soft cap or biases
+  bool adjusted; // there is a soft cap or a bias
 };
 template <bool DOT> static Scaling scaling_of(const headwise_rule& rule) {
   Scaling s;
   s.adjusted = rule.soft_cap > 0 || rule.relative || rule.bias;
   const float scale = s.adjusted ? rule.scale : rule.scale * LOG2E;
   s.flip = DOT && scale < 0;
-  s.query = DOT ? (scale == 0.0f ? 0.0f : 1.0f) : scale;  // a factor of 0 would make NaN of a masked -inf
+  s.query = DOT ? (scale == 0.0f ? 0.0f : 1.0f) : scale;  // a factor of 0 would turn a masked -inf into NaN
   s.factor = DOT && scale != 0.0f ? (s.flip ? -scale : scale) : 1.0f;
   return s;
 }
@@ -125,7 +125,7 @@ static void load_queries(const T* q, int64_t stride, int rows, int64_t d, const 
 }
 
 template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
-  static constexpr int ROWS = GROUP<DOT>;  // that a product takes
+  static constexpr int ROWS = GROUP<DOT>;  // per product
   static constexpr int KEYS = KEYS_AT_ONCE<DOT>;
 
   const headwise_forward_call& call;
@@ -165,7 +165,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
         continue;
       }
       logits(from, count, parts, keys, t);
-      // Columns are sums of p in float32: the bfloat16 of DOT, that the product reads, are in place of the logits.
+      // Columns are sums of p in float32; with DOT, the bfloat16 p for the product overwrite the logits.
       float* weights = shape.strip && !DOT ? t.strip + from : t.logits;
       const int64_t stride = shape.strip && !DOT ? shape.strip : STRIDE;
       for (int r = 0; r < count; r++) {
@@ -180,7 +180,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
   }
 
  private:
-  // 1. S = QKᵀ, and the largest of each row lane by lane.
+  // 1. S = QKᵀ, and the maximum of each row per lane.
   void logits(int64_t from, int count, const Hull* parts, const float* keys, Scratch& t) const {
     for (int r = 0; r < count; r++) t.fold[r] = all(NOTHING);
     Hull whole = parts[0];
@@ -257,7 +257,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
         }
   }
 
-  // The rows' results; scale[r] turns an unnormalised p of the last top into a weight.
+  // The rows' results; scale[r] turns an unnormalized p of the last top into a weight.
   void finish(int64_t batch, int64_t head, int64_t query, int count, Scratch& t, float* scale) const {
     const float keep = 1.0f / (1.0f - call.dropout);
     const int64_t at = (batch * call.h + head) * call.n + query;
@@ -278,7 +278,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     wanted.finish(rows, scale, count, t.rows.masses, BLOCK_ROWS, at);
   }
 
-  // What the rows of the strip give to each key.
+  // Adds the weights in the rows of the strip to the columns.
   void columns(int64_t batch, int64_t query, int count, const Hull& seen, const float* scale, Scratch& t) const {
     for (int64_t from = seen.first / BLOCK_KEYS * BLOCK_KEYS; from < seen.last; from += BLOCK_KEYS) {
       const int64_t to = least(from + BLOCK_KEYS, call.m);
@@ -293,7 +293,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
           factors[r] = r < rows && then != NOTHING ? exp2(all(then - t.rows.top[at])) * scale[at] : all(0.0f);
         }
         for (int64_t c = part.first / W * W; c < part.last; c += W) {
-          Floats received = all(0.0f);  // by a few rows first, as sums of stretches are kept apart
+          Floats received = all(0.0f);  // a few rows first: short partial sums lose less to rounding
           for (int r = 0; r < rows; r++) {
             const float* row = t.strip + (g * ROWS + r) * shape.strip;
             received += factors[r] * load(row + c);

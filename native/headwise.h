@@ -1,9 +1,9 @@
-// The C interface of headwise's compiled attention kernels: plain pointers and sizes, nothing of PyTorch.
+// The C interface of headwise's compiled attention kernels: plain pointers and sizes, independent of PyTorch.
 //
 // Shapes: q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], out [b, h, n, d_v]; the last axis is contiguous,
-// the others have strides in elements. Query head i reads key head i / (h / h_kv). Query i stands at position
-// i + rule.shift of the keys, mostly m - n. Results named "rows" are float32 [b, h, n], contiguous. Python mirrors the structures in
-// src/headwise/kernels/cpu/binding.py; HEADWISE_ABI changes whenever one of them does.
+// the others have strides in elements. Query head i reads KV head i / (h / h_kv). Query i has position i + rule.shift on
+// the key axis; the shift is usually m - n. Python mirrors the structures in src/headwise/kernels/cpu/binding.py;
+// HEADWISE_ABI changes whenever one of them does.
 #pragma once
 #include <stdint.h>
 
@@ -21,13 +21,13 @@ extern "C" {
 
 enum { HEADWISE_FLOAT32 = 0, HEADWISE_BFLOAT16 = 1, HEADWISE_FLOAT16 = 2 };
 
-// What a call returns.
+// Status codes of a call.
 enum {
   HEADWISE_DONE = 0,
   HEADWISE_NO_MEMORY = 1,
-  HEADWISE_NOT_FINITE = 2,  // a key or value is NaN or infinite, and some query may not see it: nothing was computed
-  HEADWISE_TOO_MANY_QUERIES = 3,  // for keys of eight bits: more than 48 of one key head, or statistics that decoding does not compute
-  HEADWISE_FINITE = 4,  // done, and every key and value is finite; HEADWISE_DONE says nothing of that
+  HEADWISE_NOT_FINITE = 2,  // a key or value that is masked for some query is NaN or infinite: nothing was computed
+  HEADWISE_TOO_MANY_QUERIES = 3,  // quantized keys, and over 48 queries per KV head or statistics that decoding lacks
+  HEADWISE_FINITE = 4,  // done, and every key and value is finite; HEADWISE_DONE does not imply this
 };
 
 typedef struct {
@@ -41,25 +41,25 @@ typedef struct {
   int64_t batch;           // stride in elements; 0 if all batch entries share it
 } headwise_argument;
 
-// One statistic that a forward call is to compute: a function in headwise_statistics(), whose signature says which of these
-// arguments it has and what its result is.
+// One statistic requested from a forward call: a function in headwise_statistics(), whose signature defines which of these
+// arguments it has and its result.
 
 typedef struct {
-  int32_t code;            // its index there
+  int32_t code;            // its index in headwise_statistics()
   int32_t count;
   void* result;            // contiguous
   int64_t numbers[3];
   headwise_argument keys, queries;
 } headwise_wanted;
 
-// What a score is: scale * q.k, then the soft cap, then what is added, then the mask.
+// The definition of a score: scale * q.k, then the soft cap, then relative and bias, then the mask.
 typedef struct {
   int64_t shift;           // position of query 0 on the key axis
   float scale, soft_cap;   // soft_cap 0: none; else cap * tanh(score / cap)
   const int32_t* spans;    // [b or 1, n, span_count, 2]: half-open ranges of keys, sorted, disjoint; empty ones last
   int64_t span_batch;      // stride in int32; 0 if all batch entries share them
   int32_t span_count;
-  const uint8_t* dense;    // NULL, or what must hold besides the spans; last axis contiguous
+  const uint8_t* dense;    // NULL, or a boolean mask in addition to the spans; last axis contiguous
   int64_t dense_batch, dense_head, dense_row;
   const float* relative;   // NULL, or [h or 1, n + m - 1]: added to score (i, j) at index j - i + n - 1
   int64_t relative_head;
@@ -72,20 +72,19 @@ typedef struct {
   int32_t dtype;           // of q, k, v and out
   int32_t threads;
   int64_t b, h, h_kv, n, m, d, d_v;
-  headwise_tensor q, k, v, out;  // v and out are not touched if d_v is 0
+  headwise_tensor q, k, v, out;  // v and out are not accessed if d_v is 0
   headwise_rule rule;
-  float dropout;           // share of the weights that is dropped; statistics are of the weights before that
+  float dropout;           // probability of dropping a weight; statistics are of the weights before dropout
   uint64_t seed;
-  float* lse;              // [b, h, n]: natural log, -inf where a query sees nothing; NULL if it is not wanted
+  float* lse;              // [b, h, n]: natural log, -inf for fully masked queries; NULL if not requested
   int32_t wanted_count;
   const headwise_wanted* wanted;  // sorted by code
-  // With data: k and v are int8, and the numbers that they stand for are those times these, float32 [b, h_kv, m].
+  // Not NULL: k and v are int8, and their values are those times these scales, float32 [b, h_kv, m].
   headwise_tensor key_scales, value_scales;
 } headwise_forward_call;
 
-// The gradients of q, k and v from that of out; all of them float32, bfloat16 or float16 as `dtype` says, with strides.
-// With grad_q.data NULL only that of v, which is the transposed weights times grad_out; k, out and delta are then not used
-// but for the weights.
+// The gradients of q, k and v from that of out; all of them have type `dtype` and strides. With grad_q.data NULL only that
+// of v, which is the transposed weights times grad_out; v, out and delta are then not accessed.
 typedef struct {
   int32_t dtype;
   int32_t threads;
@@ -96,7 +95,7 @@ typedef struct {
   uint64_t seed;
   const float* lse;        // [b, h, n], from the forward call
   float* delta;            // [b, h, n]: sum(grad_out * out), also a head's importance (Michel et al. 2019) when summed
-  // The gradients of what the rule adds, float32; NULL if not wanted. Strides are 0 where one number serves all.
+  // The gradients of the rule's terms, float32; NULL if not requested. Strides are 0 along broadcast axes.
   float* grad_relative;    // [h or 1, n + m - 1], contiguous
   int64_t grad_relative_head;
   float* grad_bias;        // [b or 1, h or 1, n or 1, m or 1], the last axis contiguous
@@ -104,7 +103,7 @@ typedef struct {
   float* grad_sinks;       // [h]
 } headwise_backward_call;
 
-// Weights in squares of cell × cell, those at the lower and right edge smaller: what a mask allows nothing of is 0.
+// Weights pooled over squares of cell × cell, smaller ones at the lower and right edge; fully masked squares are 0.
 typedef struct {
   int32_t dtype;
   int32_t threads;
@@ -113,11 +112,11 @@ typedef struct {
   headwise_rule rule;
   const float* lse;        // [b, h, n]
   int64_t cell;
-  float *mean, *largest;   // [b, h, ceil(n / cell), ceil(m / cell)], or NULL; the mean is over what is allowed
-  int64_t* allowed;        // likewise: how many cells of the matrix are
+  float *mean, *largest;   // [b, h, ceil(n / cell), ceil(m / cell)], or NULL; the mean is over the unmasked pairs
+  int64_t* allowed;        // likewise: the number of unmasked pairs
 } headwise_pool_call;
 
-// Weights added up along the diagonals.
+// Sums of the weights along diagonals.
 typedef struct {
   int32_t dtype;
   int32_t threads;
@@ -125,42 +124,43 @@ typedef struct {
   headwise_tensor q, k;
   headwise_rule rule;
   const float* lse;        // [b, h, n]
-  float* mass;             // [b, h, n + m - 1]; query i and key j lie on diagonal j - i + n - 1
+  float* mass;             // [b, h, n + m - 1]; query i and key j are on diagonal j - i + n - 1
 } headwise_diagonals_call;
 
-// out, log-sum-exp and statistics.
+// Output, log-sum-exp and statistics.
 HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
 
-// A call like another one: its shapes, strides and rule, these tensors, and no result but out.
+// A call with the shapes, strides and rule of `like`, these tensors, and no result but out.
 HEADWISE_EXPORT int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out);
 
 // The gradients; the same bits for any number of threads.
 HEADWISE_EXPORT int headwise_backward(const headwise_backward_call* call);
 
-// The picture, or with cells of 1 the weights.
+// The pooled weights, or with cell 1 the weights.
 HEADWISE_EXPORT int headwise_pool(const headwise_pool_call* call);
 
-// The mass of each distance.
+// The sum of the weights on each diagonal.
 HEADWISE_EXPORT int headwise_diagonals(const headwise_diagonals_call* call);
 
-// The version of this interface, the target in use ("amx", "avx512bf16", "avx512", "avx2", "portable"), and all that were
-// compiled in, comma-separated, in the order in which they are chosen. HEADWISE_TARGET in the environment names another one.
+// The version of this interface, the target in use ("amx", "avx512bf16", "avx512", "avx2", "portable"), and all compiled
+// targets, comma-separated, in order of preference. The environment variable HEADWISE_TARGET selects another one.
 HEADWISE_EXPORT int headwise_abi_version(void);
 HEADWISE_EXPORT const char* headwise_target_name(void);
 HEADWISE_EXPORT const char* headwise_targets(void);
-// Why a target that was compiled in does not run here, or "" if it does; NULL if it was not compiled in.
+// The reason why a compiled target does not run here, or "" if it does; NULL if it was not compiled.
 HEADWISE_EXPORT const char* headwise_refusal(const char* name);
-// The statistics that headwise_forward computes, in the order of their codes; NULL ends the list. Signatures such as
+// The signatures of the statistics that headwise_forward supports, in the order of their codes, ending with NULL: such as
 // "key_weights(float32[m]): float32[b, h, n]" or "top_keys(count): int64[b, h, n, count]"; `int` is one of `numbers`.
 HEADWISE_EXPORT const char* const* headwise_statistics(void);
-// 0, or 1 if the CPU cannot run it or it was not compiled in.
+// Returns 0, or 1 if the CPU cannot run the target or it was not compiled.
 HEADWISE_EXPORT int headwise_set_target(const char* name);
 
-// Run parallel regions on an OpenMP runtime that is there already (GOMP_parallel of the library that PyTorch
-// loaded), so that two pools of threads do not fight; NULL: on threads of our own.
+// Run parallel regions on an OpenMP runtime that is already loaded (GOMP_parallel of PyTorch's library), so that two
+// thread pools do not compete for the cores; NULL: on threads of our own.
 HEADWISE_EXPORT void headwise_set_openmp(void (*gomp_parallel)(void (*)(void*), void*, unsigned, unsigned));
 
-// What this machine can do: multiply-adds (counted as two) a second for a dtype, bytes read from memory a second.
+// Peak performance of this machine: operations per second for a dtype (a multiply-add counts as two), bytes read from
+// memory per second.
 HEADWISE_EXPORT double headwise_peak(int dtype, int threads);
 HEADWISE_EXPORT double headwise_bandwidth(int threads);
 

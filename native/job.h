@@ -1,6 +1,6 @@
-// A job whose tasks need nothing but memory of their thread: how it is done, and for which dtype it is compiled.
+// Runs a job whose tasks are independent and only need buffers of their thread, compiled for each dtype.
 
-// All tasks of a job with `lay_out`, `scratch`, `queue` and `work`, as Pool and Diagonals are.
+// Runs all tasks of a job that has `lay_out`, `scratch`, `queue` and `work`, such as Pool and Diagonals.
 template <typename Job> static int do_all(Job& job, int64_t tasks) {
   const int threads = (int)least(job.call.threads, most(1, tasks));
   typename Job::Memory unused;
@@ -15,7 +15,7 @@ template <typename Job> static int do_all(Job& job, int64_t tasks) {
 template <template <typename> class Job, typename Call> static int by_dtype(const Call& call) {
   if (call.dtype == HEADWISE_BFLOAT16) return Job<Brain>(call).go();
 #if HEADWISE_DOT
-  return HEADWISE_DONE;  // never: see target.cpp
+  return HEADWISE_DONE;  // unreachable: see target.cpp
 #else
   if (call.dtype == HEADWISE_FLOAT16) return Job<Half>(call).go();
   return Job<float>(call).go();

@@ -1,20 +1,20 @@
-// Gradients of what is added to the scores: dS, summed over all scores that read the same number.
+// Gradients of the terms added to the scores: dS, summed over all scores that read the same number.
 //
-//   relative   diagonals: a block of queries and keys sums its own, and adds them to the copy of its task and head
-//   bias       with a number for each key: at its own place, since no two tasks of a wave have a place in common
-//              with one for all keys: a sum for each row and chunk of keys
+//   relative   diagonals: each block of queries and keys is summed and added to the copy of its task and head
+//   bias       with a number for each key: added in place, since no two tasks of a wave share an entry
+//              broadcast over keys: a sum for each row and chunk of keys
 //   sinks      a key whose value is 0: dS = p · (0 − δ)
 //
-// Copies and sums are added up in one order, whatever thread made them; float32 sums of a block come first, so that
-// long ones stay exact.
+// Copies and sums are added up in a fixed order, independent of threads; first the float32 sums of a block, so that
+// long sums stay accurate.
 
-constexpr int GRAD_ROWS = 96, GRAD_KEYS = 128;  // a block of the backward pass
+constexpr int GRAD_ROWS = 96, GRAD_KEYS = 128;  // queries and keys of a block of the backward pass
 
 struct Learned {
   const headwise_backward_call& call;
   const int64_t heads_a_group;
   bool by_key;                        // there is a bias, and it has a number for each key
-  int64_t wave_batches, wave_kvs;     // batch entries and key heads whose tasks run together
+  int64_t wave_batches, wave_kvs;     // batch entries and KV heads whose tasks run in parallel
   int64_t diagonals;                  // of a head, padded
   float* copies;                      // [groups of a wave, chunks, heads of a group][diagonals]
   float* row_sums;                    // [chunks, b, h, n]
@@ -50,7 +50,7 @@ struct Learned {
   }
   bool shares_rows() const { return by_key && !call.grad_bias_row && call.n > 1; }
 
-  // x [count] += more; what lies beyond is not touched.
+  // x [count] += more; memory beyond is not accessed.
   static void add(float* x, const float* more, int64_t count) {
     for (int64_t i = 0; i < count; i += W) write(x + i, read(x + i, count - i) + read(more + i, count - i), count - i);
   }
@@ -60,7 +60,7 @@ struct Learned {
     if (shares_rows()) __builtin_memset(block.keys, 0, GRAD_KEYS * 4);
   }
 
-  // Takes dS of row r of the block, whose keys begin at `from`: block.scores [first, last).
+  // Adds dS of row r of the block, whose keys begin at `from`: block.scores [first, last).
   void row(int64_t batch, int64_t head, int64_t query, int r, int64_t chunk, int64_t from, int64_t first, int64_t last,
            const Block& block) const {
     const float* scores = block.scores;
@@ -79,17 +79,17 @@ struct Learned {
     }
   }
 
-  // The block's own sums go to where those of its task are; its queries begin at `query`.
+  // Adds the block's sums to those of its task; its queries begin at `query`.
   void end(int64_t batch, int64_t head, int64_t query, int64_t from, float* copy, const Block& block) const {
     if (call.grad_relative) {
-      const int64_t at = from - query + call.n - GRAD_ROWS;  // of the strip's first number
+      const int64_t at = from - query + call.n - GRAD_ROWS;  // index of the strip's first number
       const int64_t skip = most(0, -at), size = least(STRIP, call.n + call.m - 1 - at);
       add(copy + at + skip, block.diagonals + skip, size - skip);
     }
     if (shares_rows()) add(bias_at(batch, head, 0) + from, block.keys, least(GRAD_KEYS, call.m - from));
   }
 
-  // Of a task of the wave and one of its heads.
+  // The copy of a task of the wave and one of its heads.
   float* copy_of(int64_t group, int64_t chunk, int64_t chunks, int64_t g) const {
     if (!call.grad_relative) return nullptr;
     return copies + ((group * chunks + chunk) * heads_a_group + g) * diagonals;
@@ -105,7 +105,7 @@ struct Learned {
     for (int64_t i = 0; i < b * h * n; i++) __builtin_memset(bias_at(i / n / h, i / n % h, i % n), 0, (size_t)m * 4);
   }
 
-  // The copies of a wave whose first key head is `kv`.
+  // Adds up the copies of a wave whose first KV head is `kv`.
   void add_copies(int64_t kv, int64_t chunks) const {
     for (int64_t group = 0; group < wave_batches * wave_kvs; group++)
       for (int64_t chunk = 0; chunk < chunks; chunk++)
@@ -138,7 +138,7 @@ struct Learned {
         const int64_t at = (batch * call.h + head) * call.n;
         Floats taken = all(0.0f);
         for (int64_t i = 0; i < call.n; i += W) {
-          // Rows that see nothing (and what lies beyond the last row) give the sink no weight.
+          // The sink has no weight in fully masked rows, and beyond the last row.
           const Floats lse = read(call.lse + at + i, call.n - i), delta = read(call.delta + at + i, call.n - i);
           const Floats p = exp2((sink - lse) * LOG2E);
           taken += choose((lse == NOTHING) | (ramp() >= (float)(call.n - i)), all(0.0f), p * delta);

@@ -3,9 +3,9 @@
 //   keys:    panels of PANEL keys, each [word][PANEL]: one row of a panel is the same word of all its keys
 //   values:  panels of PANEL columns, each [key][PANEL]
 //
-// A word is 4 bytes: a float32, or, where the CPU multiplies bfloat16 itself (DOT), two of them that are neighbours
-// along the axis that a product sums over: two features of a key, the same feature of two keys. Keys and values are
-// padded with zeros to full panels and full vectors, so no product needs a remainder.
+// A word is 4 bytes: a float32, or, if the CPU multiplies bfloat16 (DOT), two bfloat16 that are neighbours along the axis
+// that a product sums over: two features of a key, or the same feature of two keys. Keys and values are padded with zeros
+// to full panels and vectors, so that no product has a remainder.
 
 // W numbers as float32; only the first `count` are read, the others are 0.
 INLINE Floats read(const float* x, int64_t count) {
@@ -18,7 +18,7 @@ INLINE Floats read(const float* x, int64_t count) {
 struct Brain { uint16_t bits; };
 struct Half { uint16_t bits; };
 
-// Whether products of a dtype are of pairs of its numbers as they are.
+// Whether products of a dtype use pairs of its numbers without conversion.
 template <typename T> constexpr bool DOTS = false;
 #if HEADWISE_DOT
 template <> constexpr bool DOTS<Brain> = true;
@@ -108,7 +108,7 @@ INLINE Words narrowed(Floats v) {
   return (Words)_mm512_cvtepu16_epi32(bits);
 }
 #else
-INLINE Words narrowed(Floats v) { return (Words)v >> 16; }  // for what is compiled and never runs
+INLINE Words narrowed(Floats v) { return (Words)v >> 16; }  // compiled, but never runs
 #endif
 INLINE void write(Half* x, Floats v, int64_t count) {
 #if HEADWISE_AVX512
@@ -124,8 +124,8 @@ INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 INLINE int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
 INLINE int64_t padded(int64_t size, int64_t block) { return blocks(size, block) * block; }
 
-// What a product of two blocks takes: rows of A, words of the axis that it sums over, and keys of those words. The words are
-// padded with zeros to whole steps.
+// Sizes of a product of two blocks: rows of A, words per step of the axis that it sums over, and keys in those words. The
+// words are padded with zeros to whole steps.
 template <bool DOT> constexpr bool TILED = DOT && HEADWISE_TILES;
 template <bool DOT> constexpr int GROUP = TILED<DOT> ? 16 : ROWS;
 template <bool DOT> constexpr int STEP = TILED<DOT> ? 16 : 1;
@@ -135,7 +135,7 @@ template <bool DOT> constexpr int KEYS_AT_ONCE = TILED<DOT> ? STEP<DOT> * KEYS_A
 // Words of a vector of `size` numbers.
 template <bool DOT> INLINE int64_t words_of(int64_t size) { return padded(blocks(size, KEYS_A_WORD<DOT>), STEP<DOT>); }
 
-// a0 b0 a1 b1 …: the lower, the upper halves of two vectors, interleaved.
+// a0 b0 a1 b1 …: the lower or upper halves of two vectors, interleaved.
 template <int... I> struct Indices {};
 template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
 template <int... I> struct Count<0, I...> { typedef Indices<I...> list; };
@@ -143,7 +143,7 @@ template <int FROM, int... I> INLINE Floats interleave(Floats a, Floats b, Indic
   return __builtin_shufflevector(a, b, (FROM + I / 2 + (I % 2) * W)...);
 }
 
-// Rows become columns, in place. Each round interleaves row i with row i + W/2; log2(W) rounds transpose.
+// Transposes in place. Each round interleaves row i with row i + W/2; log2(W) rounds transpose.
 INLINE void transpose(Floats (&rows)[W]) {
   typedef typename Count<W>::list List;
 #pragma GCC unroll 4
@@ -159,7 +159,7 @@ INLINE void transpose(Floats (&rows)[W]) {
   }
 }
 
-// Words of one row from word `c` on: numbers converted to float32, or pairs of bfloat16 as they lie in memory.
+// Words of one row from word `c` on: numbers converted to float32, or pairs of bfloat16 as stored.
 template <bool DOT, typename T> INLINE Floats words(const T* row, int64_t c, int64_t size) {
   if (!DOT) return read(row + c, size - c);
   const int64_t left = size - 2 * c;
@@ -169,7 +169,7 @@ template <bool DOT, typename T> INLINE Floats words(const T* row, int64_t c, int
   return load((const float*)pad);
 }
 
-// The same where there are full vectors of them, and how many words of a row are.
+// The same for full vectors, and the number of words of a row in full vectors.
 template <bool DOT, typename T> INLINE Floats whole_word(const T* row, int64_t c) {
   return DOT ? load((const float*)(row + 2 * c)) : read(row + c, W);
 }
@@ -180,8 +180,8 @@ template <bool DOT> INLINE Ints not_finite_words(Floats x) {
   return not_finite((Floats)((Words)x << 16)) | not_finite((Floats)((Words)x & 0xffff0000u));
 }
 
-// One panel of keys, [word][PANEL], from `rows` rows (the rest are zeros). Lanes of `check` that met a NaN or an infinity
-// are set.
+// One panel of keys, [word][PANEL], from `rows` rows (the others are zeros). Sets the lanes of `check` in which a NaN or
+// an infinity occurs.
 template <bool DOT, typename T>
 static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Ints& check) {
   const int64_t size = words_of<DOT>(d), whole = whole_words<DOT>(d);

@@ -1,4 +1,4 @@
-// What the machine can do, measured with the instructions that the kernels use.
+// Peak performance of the machine, measured with the instructions that the kernels use.
 
 #if defined(__aarch64__)
 #define HIDE(x) asm volatile("" : "+w"(x))
@@ -39,7 +39,7 @@ static void multiply_all(void* context, int) {
   multiply<false>(peak);
 }
 
-// Best of a few rounds, in operations a second; a multiply-add is two.
+// The maximum of a few rounds, in operations per second; a multiply-add counts as two.
 static double peak(int dtype, int threads) {
   bool dot = false;
 #if HEADWISE_DOT
@@ -79,7 +79,7 @@ static void read_all(void* context, int) {
   (void)keep;
 }
 
-// Bytes a second that are read from memory well beyond the caches; 0 if there is not enough of it.
+// Bytes per second read from a buffer much larger than the caches; 0 if memory is insufficient.
 static double bandwidth(int threads) {
   const int64_t size = 128 << 20;  // floats: 512 MB
   float* memory = (float*)borrow((size_t)size * 4);

@@ -1,9 +1,8 @@
-// Weights in squares of cell × cell: a picture of the matrix, or of a rectangle of it, and with cells of 1 the weights
-// themselves.
+// Weights pooled over squares of cell × cell: a picture of the matrix or of a rectangle of it, or with cell 1 the weights.
 //
-// A task (a rectangle of weights.h) is some rows of squares times some columns of squares. What a few queries give to a row of
-// squares is added up over the queries first, into one number a key, then over the keys of each square; the largest
-// likewise. Squares keep their sums in float64: one may hold 10^9 weights.
+// A task (a rectangle of weights.h) is some rows of squares times some columns of squares. The weights of a few queries in a
+// row of squares are summed over the queries first, into one number per key, then over the keys of each square; likewise
+// the maximum. The sums of squares are float64: a square may have 10^9 weights.
 
 template <typename T> struct Pool {
   typedef Weights<headwise_pool_call, T> Source;
@@ -11,7 +10,7 @@ template <typename T> struct Pool {
   const headwise_pool_call& call;
   const int64_t height, width;         // in squares
   const int64_t task_rows, task_cols;  // in squares
-  const int64_t rows_at_once;          // of squares, those of one block of queries
+  const int64_t rows_at_once;          // rows of squares in one block of queries
   const Source source;
   int64_t scratch_bytes;
   char* scratch;
@@ -19,7 +18,7 @@ template <typename T> struct Pool {
 
   struct Memory {
     typename Source::Memory source;
-    float *line, *peaks;  // sums and largest over a few queries, a number a key
+    float *line, *peaks;  // sums and maxima over a few queries, one number per key
     double* sums;         // [rows_at_once][task_cols], as are the next two
     float* tops;
     int64_t* allowed;
@@ -30,7 +29,7 @@ template <typename T> struct Pool {
         task_rows(squares(least(2048, most(256, call.n / 16)), height)), task_cols(squares(1024, width)),
         rows_at_once(squares(BLOCK_ROWS, height)), source(call, least(task_cols * call.cell, call.m)), queue{0} {}
 
-  // Squares that make up so many queries or keys, at least one and at most all.
+  // The number of squares that span about `cells` queries or keys, at least one and at most all.
   int64_t squares(int64_t cells, int64_t all) const { return least(most(1, cells / call.cell), most(1, all)); }
 
   int64_t lay_out(char* memory, Memory* m) const {
@@ -50,7 +49,7 @@ template <typename T> struct Pool {
     lay_out(scratch + worker * scratch_bytes, &m);
     const int64_t high = blocks(height, task_rows), wide = blocks(width, task_cols);
     for (int64_t task; (task = queue.take()) < call.b * call.h * high * wide;) {
-      // The last rows first, since under a causal mask those see most keys.
+      // The last rows first, since under a causal mask they have the most keys.
       const int64_t row = (high - 1 - task / wide % high) * task_rows, col = task % wide * task_cols;
       source.turn_to(m.source, task / (high * wide), col * call.cell, least(call.m, (col + task_cols) * call.cell));
       const int64_t last = least(height, row + task_rows);
@@ -63,7 +62,7 @@ template <typename T> struct Pool {
     }
   }
 
-  // Squares of one weight.
+  // Squares of one weight: cell 1.
   void copy(int64_t query, int count, Memory& m) const {
     const int64_t begin = m.source.begin, end = m.source.end;
     float* to = call.mean + (m.source.head * call.n + query) * call.m;
@@ -100,7 +99,7 @@ template <typename T> struct Pool {
 
   static float largest_of(float a, float b) { return b > a ? b : a; }
 
-  // The weights of a few queries in one row of squares; a square of the matrix is kept `offset` places on.
+  // The weights of a few queries in one row of squares; a square is stored `offset` places later.
   void add(const float* p, int rows, int64_t key, int64_t keys, int64_t offset, Memory& m) const {
     for (int64_t i = 0; i < keys; i += W) {
       Floats sum = load(p + i), top = sum;
@@ -134,11 +133,11 @@ template <typename T> struct Pool {
     }
   }
 
-  // The cells that are allowed, counted into a row of squares from column `col` on.
+  // Adds the number of unmasked pairs to a row of squares from column `col` on.
   void count(int64_t row, int64_t col, int64_t cols, int64_t* allowed, Memory& m) const {
     const headwise_rule& rule = call.rule;
     const int64_t batch = m.source.head / call.h, begin = m.source.begin, end = m.source.end;
-    int64_t whole = 0;  // queries that see all of the keys
+    int64_t whole = 0;  // queries that attend to all of the keys
     for (int64_t query = row * call.cell; query < least(call.n, (row + 1) * call.cell); query++) {
       if (sees_all(call, batch, query, begin, end)) {
         whole++;

@@ -1,7 +1,7 @@
 // The two products of attention, in blocks that stay in registers.
 //
-// C [R × PANEL] = or += A [R × steps] · B [steps × PANEL]. The accumulators (R · VECTORS of them) live in registers for all
-// the steps; each step loads VECTORS vectors of B and broadcasts R numbers of A:
+// C [R × PANEL] = or += A [R × steps] · B [steps × PANEL]. The R · VECTORS accumulators stay in registers for all steps;
+// each step loads VECTORS vectors of B and broadcasts R numbers of A:
 //
 //                    B  ┌────┬────┐ one row: PANEL floats
 //                       └────┴────┘
@@ -9,8 +9,8 @@
 //        R rows  │ │    │ acc│ acc│  R × VECTORS vectors
 //                └─┘    └────┴────┘
 //
-// With 6 × 2 (AVX2) or 6 × 4 (AVX-512) accumulators there are enough of them to hide the latency of a multiply-add, and
-// few enough loads that those do not limit it.
+// 6 × 2 (AVX2) or 6 × 4 (AVX-512) accumulators are enough to hide the latency of a multiply-add, with few enough loads
+// not to be limited by them.
 
 template <bool DOT> INLINE Floats multiply_add(Floats c, Floats a, Floats b) {
 #if HEADWISE_DOT
@@ -19,8 +19,7 @@ template <bool DOT> INLINE Floats multiply_add(Floats c, Floats a, Floats b) {
   return c + a * b;
 }
 
-// ADD: to what C holds. FOLD: take the larger of top[row] and the new numbers, lane by lane. TURNED: A is stored by columns,
-// so that the product is with its transpose.
+// ADD: add to C. FOLD: top[row] = max(top[row], new numbers), per lane. TURNED: A is stored by columns (transposed).
 template <bool DOT, int R, bool ADD, bool FOLD, bool TURNED>
 static void register_block(const float* __restrict a, int64_t lda, const float* __restrict b, float* __restrict c,
                            int64_t ldc, int64_t steps, Floats* __restrict top) {

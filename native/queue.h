@@ -1,4 +1,4 @@
-// What threads share: the next task, and whether something went wrong.
+// State shared by threads: the next task, and whether an error occurred.
 
 struct Flag {
   int32_t value;
@@ -10,7 +10,7 @@ struct Queue {
   int64_t take() { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); }
 };
 
-// Runs job->STEP(worker) on all threads at once, its queue begun anew.
+// Resets the job's queue and runs job->STEP(worker) on all threads.
 template <auto STEP, typename Job> static void on_all(Job* job, int threads) {
   job->queue.next = 0;
   parallel(threads, [](void* self, int worker) { (((Job*)self)->*STEP)(worker); }, job);

@@ -1,11 +1,11 @@
-// What a score is, row by row: soft cap, biases and mask, as src/headwise/rule.py says.
+// The definition of a score, row by row: soft cap, biases and mask, as in src/headwise/rule.py.
 
-// Call is headwise_forward_call or headwise_backward_call: what they share has the same names.
+// Call is headwise_forward_call or headwise_backward_call, whose common members have the same names.
 template <typename Call> INLINE const int32_t* spans_of(const Call& call, int64_t batch, int64_t query) {
   return call.rule.spans + batch * call.rule.span_batch + query * call.rule.span_count * 2;
 }
 
-// The keys [first, last) that any of `count` queries sees something of, between `from` and `to`; first = last if none.
+// The range [first, last) within [from, to) of keys that any of `count` queries attends to; first = last if empty.
 struct Hull {
   int64_t first, last;
 };
@@ -24,7 +24,7 @@ template <typename Call> static Hull hull(const Call& call, int64_t batch, int64
   return h;
 }
 
-// True if the query sees every key of [from, to).
+// Whether the query attends to every key of [from, to).
 template <typename Call> INLINE bool sees_all(const Call& call, int64_t batch, int64_t query, int64_t from, int64_t to) {
   if (call.rule.dense) return false;
   const int32_t* span = spans_of(call, batch, query);
@@ -33,7 +33,7 @@ template <typename Call> INLINE bool sees_all(const Call& call, int64_t batch, i
   return false;
 }
 
-// Whether a query sees one key.
+// Whether a query attends to one key.
 template <typename Call> static bool sees(const Call& call, int64_t batch, int64_t head, int64_t query, int64_t key) {
   const headwise_rule& rule = call.rule;
   if (rule.dense && key < call.m && !rule.dense[batch * rule.dense_batch + head * rule.dense_head + query * rule.dense_row + key])
@@ -50,7 +50,7 @@ INLINE void fill(float* s, int64_t from, int64_t to) {
   for (; from < to; from++) s[from] = NOTHING;
 }
 
-// -inf in place of the logits that the query may not see.
+// Sets the logits of masked keys to -inf.
 template <typename Call> static void hide(const Call& call, int64_t batch, int64_t head, int64_t query, const Stretch& row) {
   int64_t open = row.from;
   const int32_t* span = spans_of(call, batch, query);
@@ -68,7 +68,7 @@ template <typename Call> static void hide(const Call& call, int64_t batch, int64
   for (int64_t i = row.from; i < end; i++) row.logits[i] = may[i] ? row.logits[i] : NOTHING;
 }
 
-// Soft cap and biases; logits come in as scale · q·k / factor and leave in units of ln 2.
+// Soft cap and biases; converts logits from scale · q·k / factor to units of ln 2.
 template <typename Call> static void adjust(const Call& call, int64_t batch, int64_t head, int64_t query, const Stretch& row,
                    float factor) {
   const headwise_rule& rule = call.rule;
@@ -91,12 +91,12 @@ template <typename Call> static void adjust(const Call& call, int64_t batch, int
   }
 }
 
-// What is dropped of a row, the same in both passes.
+// The dropout pattern of a row, the same in both passes.
 template <typename Call> static Dropout dropout_of(const Call& call, int64_t batch, int64_t head, int64_t query) {
   return {row_seed(call.seed, batch * call.h + head, query), (uint32_t)(call.dropout * 4294967296.0)};
 }
 
-// True if every query sees every key.
+// Whether every query attends to every key.
 template <typename Call> static bool everything_is_seen(const Call& call) {
   if (call.rule.dense) return false;
   const int64_t batches = call.rule.span_batch ? call.b : 1;

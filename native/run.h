@@ -1,12 +1,12 @@
-// Sharing a call among threads.
+// Distributes a call over threads.
 //
-// Keys and values are packed once for each key head. With many small heads a thread packs a head and does all its queries
-// (LOCAL: no waiting, the copy stays in its cache); else all threads pack, then take blocks of queries from one queue,
-// wave after wave of heads so that the copies stay bounded.
+// Keys and values are packed once for each KV head. With many small heads a thread packs a head and processes all its queries
+// (LOCAL: no waiting, the copy stays in its cache); else all threads pack, then take blocks of queries from one queue, in
+// waves of heads so that the copies stay bounded.
 
 constexpr int64_t LOCAL_BYTES = 512 << 10;
 constexpr int64_t WAVE_BYTES = 64 << 20;
-constexpr int64_t A_THREADS_WORK = 1 << 18;  // multiply-adds: fewer take less time than a thread does to start
+constexpr int64_t A_THREADS_WORK = 1 << 18;  // multiply-adds: fewer take less time than starting a thread
 
 template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
   typedef Forward<DOT, T, SPREAD, REACH> Blocks;
@@ -28,14 +28,14 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Run {
     return *t;
   }
 
-  // Whether to go on after packing.
+  // Whether to continue after packing.
   bool finite(Ints check) {
     if (any(check)) broken.raise();
     return !(all_finite_needed && any(check));
   }
   bool stopped() const { return all_finite_needed && broken.value; }
 
-  // One chunk of one head's query blocks: chunk, chunk + chunks, … last first, since those see most keys.
+  // One chunk of one head's query blocks: chunk, chunk + chunks, … last first, since they have the most keys.
   void chunk(int64_t batch, int64_t head, int64_t index, const char* packed_head, Scratch& t) {
     const Shape& s = forward.shape;
     const headwise_forward_call& call = forward.call;
@@ -158,7 +158,7 @@ template <bool DOT, typename T> static int run(const headwise_forward_call& call
 static int forward(const headwise_forward_call& call) {
   if (call.dtype == HEADWISE_BFLOAT16) return run<DOTS<Brain>, Brain>(call);
 #if HEADWISE_DOT
-  return HEADWISE_DONE;  // never: see target.cpp
+  return HEADWISE_DONE;  // unreachable: see target.cpp
 #else
   if (call.dtype == HEADWISE_FLOAT16) return run<false, Half>(call);
   return run<false, float>(call);

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `make sanitize`: the compiled kernels' tests, on a build with AddressSanitizer and UndefinedBehaviorSanitizer that
-# ends the process at the first wrong address or undefined operation. More arguments go to pytest.
+# `make sanitize`: runs the tests of the compiled kernels on a build with AddressSanitizer and UndefinedBehaviorSanitizer,
+# which terminate the process at the first error. Arguments are passed to pytest.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-.venv/bin/python}
@@ -8,16 +8,16 @@ python=${PYTHON:-.venv/bin/python}
 "$python" native/compile.py --sanitize
 library=$PWD/build/sanitize/libheadwise.so
 
-# Python was not linked with the sanitizer, so its runtime is preloaded, and libstdc++ with it, in which it looks for
+# Python is not linked with the sanitizer, so its runtime is preloaded, together with libstdc++, in which it intercepts
 # the exceptions that PyTorch throws.
 runtime=$(ldd "$library" | awk '$1 ~ /asan/ && $3 ~ /^\// { print $3 }')
 standard=$(ldd "$library" | awk '$1 ~ /libstdc\+\+/ && $3 ~ /^\// { print $3 }')
 if [ -z "$runtime" ]; then
-  echo "the runtime of AddressSanitizer is not found; ldd $library says what is missing" >&2
+  echo "the runtime of AddressSanitizer was not found; ldd $library shows what is missing" >&2
   exit 1
 fi
-# PyTorch and Python keep memory until they end, so leaks are not looked for. The tests run two targets: portable, and the one
-# with most code of its own (amx runs that of avx512 for float32). HEADWISE_TEST_TARGETS=avx512bf16 runs another one.
+# PyTorch and Python keep memory until they exit, so leak detection is off. The tests run two targets: portable, and the one
+# with the most code (amx runs that of avx512 for float32). HEADWISE_TEST_TARGETS=avx512bf16 runs another one.
 best=$("$python" -c "import sys; sys.path.insert(0, 'native'); import compile; print(compile.best_target())")
 [ "$best" = avx512bf16 ] && best=amx
 export HEADWISE_TEST_TARGETS=${HEADWISE_TEST_TARGETS:-portable,$best}

@@ -1,7 +1,7 @@
-// Vectors of float32, as wide as the target has them, and the few operations that need its own instructions.
+// Vectors of float32 of the target's width, and the few operations that need its intrinsics.
 //
-// Arithmetic is written with the compiler's vector extensions (a * b + c becomes a fused multiply-add), so it is the
-// same text for every target, and NEON comes for free.
+// Arithmetic uses the compiler's vector extensions (a * b + c becomes a fused multiply-add), so the code is the same for
+// every target, including NEON.
 
 #if HEADWISE_AVX512
 constexpr int W = 16;        // lanes
@@ -52,7 +52,7 @@ INLINE Floats ramp() {
   return v;
 }
 
-// The larger; if either is NaN, `b`.
+// The maximum; `b` if either is NaN.
 INLINE Floats larger(Floats a, Floats b) {
 #if HEADWISE_AVX512
   return _mm512_max_ps(a, b);
@@ -65,7 +65,7 @@ INLINE Floats larger(Floats a, Floats b) {
 #endif
 }
 
-// The smaller; if either is NaN, `b`.
+// The minimum; `b` if either is NaN.
 INLINE Floats smaller(Floats a, Floats b) {
 #if HEADWISE_AVX512
   return _mm512_min_ps(a, b);
@@ -83,10 +83,10 @@ INLINE Floats magnitude(Floats x) { return (Floats)((Words)x & 0x7fffffffu); }
 // All ones in the lanes that are NaN or infinite.
 INLINE Ints not_finite(Floats x) { return ((Ints)x & 0x7fffffff) > 0x7f7fffff; }
 
-// `x` where the mask (all ones or zeros) holds, else `y`.
+// `x` where the mask (all ones or zeros) is set, else `y`.
 INLINE Floats choose(Ints mask, Floats x, Floats y) { return (Floats)(((Ints)x & mask) | ((Ints)y & ~mask)); }
 
-// Sums and maxima over the lanes, halving the vector: one order of adding, whatever the compiler.
+// Sums and maxima over the lanes, halving the vector: the order of additions does not depend on the compiler.
 INLINE float sum(Floats v) {
 #if HEADWISE_AVX512
   return _mm512_reduce_add_ps(v);
@@ -123,13 +123,13 @@ INLINE unsigned bits(Ints mask) {
 }
 INLINE bool any(Ints mask) { return bits(mask) != 0; }
 
-// 2^x for x <= 0: exactly 0 for -inf and whatever is below -127, NaN for NaN. A polynomial for the fraction whose
-// constant is exactly 1 (largest relative error 1e-7), and the exponent added to the bits: at
-// -127 the bits of 1.0 less 127 exponents are those of 0.
+// 2^x for x <= 0: exactly 0 below -127 and for -inf, NaN for NaN. A polynomial for the fraction whose
+// constant is exactly 1 (largest relative error 1e-7); the exponent is added to the bits: at -127, the bits of 1.0 minus
+// 127 exponents are those of 0.
 INLINE Floats not_below(Floats x) { return larger(all(-127.0f), x); }
 INLINE Floats exp2(Floats x, bool clamped = false) {
   if (!clamped) x = not_below(x);
-  const Floats magic = all(12582912.0f);  // 1.5 · 2^23: the sum is rounded to a whole number
+  const Floats magic = all(12582912.0f);  // 1.5 · 2^23: the sum is rounded to an integer
   const Floats t = x + magic, f = x - (t - magic);
   Floats p = all(0.0013264720f);
   p = p * f + 0.009671513f;
@@ -140,11 +140,11 @@ INLINE Floats exp2(Floats x, bool clamped = false) {
   return (Floats)((Ints)p + ((Ints)t << 23));
 }
 
-// The same to 3e-6 in fewer operations: an instruction each cuts the exponent off and puts it back. Below -126 the result is
-// denormal, and 0 below -149.
+// The same with relative error 3e-6 in fewer operations: one instruction splits off the exponent, one restores it. Below
+// -126 the result is denormal, and 0 below -149.
 #if HEADWISE_DOT
 INLINE Floats exp2_scaled(Floats x) {
-  const Floats f = _mm512_reduce_ps(x, 1);  // less the next lower whole number
+  const Floats f = _mm512_reduce_ps(x, 1);  // x - floor(x)
   Floats p = all(0.013425155f);
   p = p * f + 0.052245375f;
   p = p * f + 0.24127856f;
@@ -153,14 +153,14 @@ INLINE Floats exp2_scaled(Floats x) {
   return _mm512_scalef_ps(p, x);
 }
 #else
-INLINE Floats exp2_scaled(Floats x) { return exp2(x); }  // for what is compiled and never runs
+INLINE Floats exp2_scaled(Floats x) { return exp2(x); }  // compiled, but never runs
 #endif
 
-// A weight again, from its logit and its row's log-sum-exp, both in units of ln 2. Of the largest logit it is no more than 1;
-// where logits are so large that their own rounding is, what was computed in another order could exceed that.
+// Recomputes a weight from its logit and its row's log-sum-exp, both in units of ln 2. It is clamped to 1, which logits
+// computed in another order could exceed if they are so large that their rounding errors are.
 INLINE Floats weight_of(Floats logits, float lse) { return exp2(smaller(all(0.0f), logits - lse)); }
 
-// Brain floats are the upper half of a float32; rounding is to nearest even, and a NaN stays one.
+// Brain floats are the upper half of a float32; rounding is to nearest even, and NaN is kept.
 INLINE float widen(uint16_t x) {
   uint32_t bits = (uint32_t)x << 16;
   float v;

@@ -1,33 +1,32 @@
-// The online softmax of a few rows over one block of keys after another (Milakov & Gimelshein 2018), and what it tells
-// about the rows on the way.
+// The online softmax of a few rows over successive blocks of keys (Milakov & Gimelshein 2018), and the sums for statistics
+// that it accumulates.
 //
-// For each row: `top` is the largest logit so far, or little below, `total` the sum of p = 2^(z - top), z being logits in
-// units of ln 2.
-// Sums are kept per lane and added up at the end; when the top rises, what was summed is scaled down. With them:
+// For each row, `top` is the largest logit so far, or slightly less, and `total` the sum of p = 2^(z - top), where z are
+// logits in units of ln 2. Sums are per lane and added up at the end; when the top rises, they are rescaled. The others:
 //
 //   entropy              Σ p·(z - top)
 //   effective keys       Σ p², and Σ p
 //   distance, variance   Σ p·w and Σ p·w², w = |position - key| - centre, where the centre is the distance of the key
-//                        whose logit became the top: so that a head that looks 50,000 keys back with a spread of two still
-//                        has a variance
-//   mass on ranges       Σ p over a few keys, read where a block holds some of them
+//                        whose logit became the top, so that the variance is accurate for a head that attends 50,000 keys
+//                        back with a spread of two
+//   mass on ranges       Σ p over a few keys, computed in the blocks that contain them
 
-constexpr int BLOCK_ROWS = 48;                        // queries that are worked on together
-constexpr int BLOCK_KEYS = W == 16 ? 512 : 256;       // keys whose logits they keep: BLOCK_ROWS rows of them stay in L2
-// Row length in memory: a power of two would put all rows into the same few sets of the L1 cache.
+constexpr int BLOCK_ROWS = 48;                        // queries that are processed together
+constexpr int BLOCK_KEYS = W == 16 ? 512 : 256;       // keys of a block of logits: BLOCK_ROWS rows of them stay in L2
+// Row length in memory: a power of two would map all rows to the same few sets of the L1 cache.
 constexpr int STRIDE = BLOCK_KEYS + 16;
 constexpr float LOG2E = 1.44269504088896340736f;
 constexpr double LN2 = 0.69314718055994530942;
 #define NOTHING (-__builtin_inff())
-// Up to this size the top of a row may be rounded where its logits, multiplied and subtracted at once, are not: they differ by 2
-// at most then. Beyond it weights would overflow, so that logits are rounded first, as the top is.
+// Up to this size the top of a row may be rounded although its logits, computed by fused multiply-subtract, are not: they
+// differ by at most 2. Beyond it weights would overflow, so that logits are rounded first, like the top.
 constexpr float FUSED = 67108864.0f;
 
 struct Rows {
   float top[BLOCK_ROWS], largest[BLOCK_ROWS], centre[BLOCK_ROWS];
   Floats total[BLOCK_ROWS], entropy[BLOCK_ROWS], squares[BLOCK_ROWS], first[BLOCK_ROWS], second[BLOCK_ROWS];
   float* masses;            // [count][BLOCK_ROWS], of the call's statistics
-  bool broken[BLOCK_ROWS];  // the query holds a NaN or an infinity
+  bool broken[BLOCK_ROWS];  // the query has a NaN or an infinity
 };
 
 static void clear_rows(Rows& rows, int count, int mass_count) {
@@ -39,7 +38,7 @@ static void clear_rows(Rows& rows, int count, int mass_count) {
   __builtin_memset(rows.masses, 0, (size_t)mass_count * BLOCK_ROWS * 4);
 }
 
-// One row's part of a block: logits s[from, to), from and to multiples of W counted from the block's first key.
+// One row's part of a block: logits s[from, to), where from and to are multiples of W, counted from the block's first key.
 struct Stretch {
   float* logits;
   int64_t from, to;
@@ -47,7 +46,7 @@ struct Stretch {
   int64_t position;  // of the query
 };
 
-// tanh, to the rounding of its argument.
+// tanh to float32 precision.
 INLINE Floats tanh(Floats x) {
   const Floats size = magnitude(x);
   const Floats t = exp2(size * (-2.0f * LOG2E));
@@ -64,7 +63,7 @@ INLINE Floats tanh(Floats x) {
   return (Floats)((Words)value | ((Words)x & 0x80000000u));
 }
 
-// 32 random bits for each of W keys from `key` on: the finaliser of MurmurHash3 on a counter.
+// 32 random bits for each of the W keys starting at `key`: the finalizer of MurmurHash3 on a counter.
 INLINE Words noise(uint32_t row_seed, int64_t key) {
   Words x;
   for (int i = 0; i < W; i++) x[i] = (uint32_t)i;
@@ -97,8 +96,8 @@ INLINE float largest(const float* s, int64_t from, int64_t to) {
   return maximum(larger(a, b));
 }
 
-// The distance |position - key| of the first key whose logit is `value`. All are looked at, 32 keys at a time: leaving at the
-// first one would be a branch that nothing foretells.
+// The distance |position - key| of the first key whose logit is `value`. All keys are compared, 32 at a time: stopping at
+// the first match would be an unpredictable branch.
 INLINE float distance_of(const Stretch& row, float value) {
   constexpr int AT_ONCE = 32;
   const Floats wanted = all(value);
@@ -117,8 +116,8 @@ INLINE float distance_of(const Stretch& row, float value) {
   return (float)(far < 0 ? -far : far);
 }
 
-// Whether the top of row r has to be raised for a stretch whose largest logit is `value`. A little above it is no matter: then
-// some p are above 1, and no sum has to be scaled. More would leave the centre behind.
+// Whether the top of row r must be raised for a stretch whose largest logit is `value`. Logits may exceed the top slightly:
+// some p are then above 1, and no sum needs rescaling. A larger excess would leave the centre behind.
 INLINE bool rises(Rows& rows, int r, float value) {
   constexpr float ABOVE = 4.0f;
   if (!(value > rows.largest[r])) return false;
@@ -126,12 +125,12 @@ INLINE bool rises(Rows& rows, int r, float value) {
   return value > rows.top[r] + ABOVE;
 }
 
-// Raises the top of row r to `value`, scaling what was summed so far, and the row of `out` (width floats).
+// Raises the top of row r to `value` and rescales its sums and the row of `out` (width floats).
 template <bool SPREAD, bool REACH>
 static void raise(Rows& rows, int r, float value, float centre, int mass_count, float* out, int64_t width) {
   const float before = rows.top[r];
   rows.top[r] = value;
-  if (before == NOTHING) {  // nothing was summed
+  if (before == NOTHING) {  // nothing has been summed
     rows.centre[r] = centre;
     return;
   }
@@ -151,10 +150,10 @@ static void raise(Rows& rows, int r, float value, float centre, int mass_count, 
   for (int64_t c = 0; c < width; c += W) store(out + c, load(out + c) * scale);
 }
 
-enum Side { BEFORE, AFTER, AROUND };  // where the keys of a stretch lie, seen from the query
+enum Side { BEFORE, AFTER, AROUND };  // the position of a stretch's keys relative to the query
 
-// What a stretch adds to the sums of row r beside the total: of its p, and z where SPREAD. Two vectors at a time, each with sums
-// of its own, since one sum could take a vector no sooner than every fourth cycle.
+// Adds a stretch to the sums of row r other than the total: from its p, and z if SPREAD. Two vectors at a time with separate
+// sums, since the latency of an addition is four cycles.
 template <bool SPREAD, bool REACH, int SIDE>
 static void add_up(Rows& rows, int r, const Stretch& row, const float* p, const Floats* z) {
   Floats entropy[2], squares[2], first[2], second[2];
@@ -188,29 +187,29 @@ static void add_up(Rows& rows, int r, const Stretch& row, const float* p, const 
   if (REACH) rows.first[r] += first[0] + first[1], rows.second[r] += second[0] + second[1];
 }
 
-// Weights of one stretch: p (0 where dropped) to `weights`: float32, or bfloat16 for DOT; and the sums of row r. The other sums
-// follow in a loop of their own: beside the exponentials they would wait for them in the scheduler, and fill it. KEEP: p before
-// it was rounded or dropped, to `kept`.
+// Computes the weights of one stretch: p (0 where dropped) to `weights`, float32, or bfloat16 for DOT; and the sums of row r.
+// The other sums are computed in a separate loop: next to the exponentials they would wait for them in the scheduler and
+// fill it. KEEP: stores p before rounding and dropout in `kept`.
 template <bool DOT, bool SPREAD, bool REACH, bool DROP, bool KEEP>
 static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout, float* kept) {
   constexpr bool EXACT = !DOT && !DROP;
-  constexpr bool APART = !EXACT && !KEEP && (SPREAD || REACH);  // p is wanted below, and nobody else has it
+  constexpr bool APART = !EXACT && !KEEP && (SPREAD || REACH);  // p is used below and not stored elsewhere
   constexpr int VECTORS_OF_ALL = BLOCK_KEYS / W;
   Floats depths[SPREAD ? VECTORS_OF_ALL : 1], exact[APART ? VECTORS_OF_ALL : 1];
   const Floats top = all(rows.top[r] == NOTHING ? 0.0f : rows.top[r]);
-  // The stretch is summed apart: adding one number to a long sum thousands of times rounds the same way each time.
+  // The stretch has a separate sum: rounding errors of adding to a long sum thousands of times would accumulate.
   Floats total = all(0.0f);
-  // Copies, since the stores below could be to anything.
+  // Copies, since the compiler must assume that the stores below alias them.
   const float* logits = row.logits;
   const int64_t key = row.key, from = row.from, to = row.to;
 #pragma GCC unroll 2
   for (int64_t i = from; i < to; i += W) {
     const Floats s = load(logits + i);
-    const Floats depth = (DOT ? s * factor : s) - top;  // others have a factor of 1
+    const Floats depth = (DOT ? s * factor : s) - top;  // without DOT the factor is 1
     const Floats z = DOT && !SPREAD ? depth : not_below(depth);
     Floats p = DOT ? exp2_scaled(depth) : exp2(z, true);
     total += p;
-    if (SPREAD) depths[(i - from) / W] = z;  // finite: it is multiplied with p, which is 0 for -inf
+    if (SPREAD) depths[(i - from) / W] = z;  // finite, as it is multiplied by p, which is 0 for -inf
     if (APART) exact[(i - from) / W] = p;
     if (KEEP) store(kept + i, p);
     if (DROP) p = choose(noise(dropout.seed, key + i) >= dropout.threshold, p, all(0.0f));
@@ -228,7 +227,7 @@ static void weigh(Rows& rows, int r, const Stretch& row, float factor, void* wei
   add_up<SPREAD, REACH, AROUND>(rows, r, row, p, depths);
 }
 
-// `kept`: NULL, or where p goes that `weights` have rounded: only asked for with DOT and without dropout.
+// `kept`: NULL, or the output for p before rounding: only with DOT and without dropout.
 template <bool DOT, bool SPREAD, bool REACH>
 INLINE void weigh(Rows& rows, int r, const Stretch& row, float factor, void* weights, Dropout dropout,
                   float* kept = nullptr) {

@@ -1,17 +1,17 @@
-// The statistics that a forward pass computes beside its output. Each is a struct here and a line of `Statistics`, below them.
-// Its KIND has the signature by which a class in src/headwise/stats requests it, and says which of these it is:
+// The statistics that a forward pass computes in addition to its output. Each is a struct here and a line of `Statistics`
+// below. Its KIND has the signature by which a class in src/headwise/stats requests it, and its sort:
 //
-//   FORMULA           of(row): a formula of the sums that the pass has of every row
-//   MASS_OF_WEIGHTS   a sum of its own for each row, Σ p over some keys or Σ p·w: add(…) returns what a stretch of keys adds to
-//                     it. It reads the weights p where they are at hand and exact, which takes less time than to make them again
-//   MASS_OF_LOGITS    the same, made from the logits
+//   FORMULA           of(row): a formula of the sums that the pass computes for every row
+//   MASS_OF_WEIGHTS   an additional sum for each row, Σ p over some keys or Σ p·w: add(…) returns the share of a stretch of
+//                     keys. It reads the weights p if exact ones are available, which is faster than recomputing them
+//   MASS_OF_LOGITS    the same, computed from the logits
 //   COLUMNS           Σ p over the queries, for each key
-//   BEST              of(row, i): something of the i-th largest weight of a row
+//   BEST              of(row, i): a property of the i-th largest weight of a row
 
 enum Sort { FORMULA, MASS_OF_WEIGHTS, MASS_OF_LOGITS, COLUMNS, BEST, SORTS };
 
-// What the pass has to add up for a statistic beside Σ p: Σ p·log p and Σ p²; the moments of the distance. NEEDS_BLOCKS: it is
-// computed for blocks of queries, and not in decoding.
+// The sums that a statistic requires besides Σ p: Σ p·log p and Σ p²; the moments of the distance. NEEDS_BLOCKS: it is
+// computed for blocks of queries, but not in decoding.
 enum { NEEDS_SPREAD = 1, NEEDS_REACH = 2, NEEDS_BLOCKS = 4 };
 
 struct Kind {
@@ -25,18 +25,18 @@ struct Sums {
   float top, largest, centre, total, entropy, squares, first, second;
 };
 
-// A row that is done.
+// A finished row.
 struct Row : Sums {
-  float inverse;      // turns an unnormalised p into a weight: 0 if the row sees nothing, NaN if its query is not finite
+  float inverse;      // factor from an unnormalized p to a weight: 0 for a fully masked query, NaN if the query is not finite
   float log_inverse;  // its natural logarithm
   float log_sum;      // the row's log-sum-exp
-  float offset;       // the mean distance, counted from the centre; square: of the distance from the centre, the mean
+  float offset;       // the mean distance from the centre; square: the mean of its square
   float square;
   bool broken;        // the query is not finite
 };
 
-// What a stretch of keys is to a query: its logits times `factor`, less `top`, are log2 of p; `weights` are p itself, or NULL if
-// those at hand are rounded, dropped, or not made yet.
+// A stretch of keys of a query: log2 of p is its logits times `factor` minus `top`; `weights` are p, or NULL if they are
+// rounded, dropped, or not computed yet.
 struct Seen {
   const Stretch& row;
   float factor, top;
@@ -72,7 +72,7 @@ struct Squares {
   static float of(const Row& row) { return row.squares * row.inverse * row.inverse; }
 };
 
-// Σ p² / (Σ p)², of the unnormalised p: beside a sink that takes almost all, those of the weights would be lost.
+// Σ p² / (Σ p)², of the unnormalized p: with a sink that takes almost all the weight, the weights would underflow.
 struct Concentration {
   static constexpr Kind KIND = {"concentration(): float32[b, h, n]", FORMULA, NEEDS_SPREAD};
   static float of(const Row& row) {
@@ -87,7 +87,7 @@ struct Distance {
   static float of(const Row& row) { return (row.centre + row.offset) * row.total * row.inverse; }
 };
 
-// The variance of the distance among the keys.
+// The variance of the distance over the keys, without the sink.
 struct Variance {
   static constexpr Kind KIND = {"variance(): float32[b, h, n]", FORMULA, NEEDS_REACH};
   static float of(const Row& row) {
@@ -142,7 +142,7 @@ struct KeyWeights {
   }
 };
 
-// Σ p over the keys before position + ahead that have the query's label; -1 is no label. Arguments: ahead, the labels.
+// Σ p over the keys before position + ahead that have the query's label; -1: no label. Arguments: ahead, the labels.
 struct SameLabel {
   static constexpr Kind KIND = {"same_label(int, int32[m], int32[n]): float32[b, h, n]", MASS_OF_LOGITS, NEEDS_BLOCKS};
   INLINE float add(const headwise_wanted& wanted, const Seen& seen) {
@@ -171,7 +171,7 @@ struct ColumnMass {
   static constexpr Kind KIND = {"column_mass(): float32[b, h, m]", COLUMNS, NEEDS_BLOCKS};
 };
 
-// The `count` largest weights of a row, the largest first, and 0 where it sees no more keys.
+// The `count` largest weights of a row, largest first, padded with 0 if it has fewer keys.
 struct TopWeights {
   static constexpr Kind KIND = {"top_weights(count): float32[b, h, n, count]", BEST, NEEDS_BLOCKS};
   static float of(const BestRow& row, int64_t i) {
@@ -179,14 +179,14 @@ struct TopWeights {
     if (i >= row.found) return 0.0f;
     const float logit = logit_of(row.list[i]);
     volatile float rounded = logit * row.factor;
-    // As weights are made: in double the product is exact, as it is where it is multiplied and subtracted at once.
+    // The same as for weights: in double the product is exact, as in a fused multiply-subtract.
     const float depth =
         __builtin_fabsf(row.top) > FUSED ? rounded - row.top : (float)((double)logit * row.factor - row.top);
     return exp2(all(depth))[0] * row.inverse;
   }
 };
 
-// Their keys, of equal ones the lower first, int64; -1 where the row sees no more.
+// Their keys, int64, of equal weights the lower key first; padded with -1.
 struct TopKeys {
   static constexpr Kind KIND = {"top_keys(count): int64[b, h, n, count]", BEST, NEEDS_BLOCKS};
   static int64_t of(const BestRow& row, int64_t i) { return i < row.found && !row.broken ? key_of(row.list[i]) : -1; }
@@ -196,7 +196,7 @@ template <typename... All> struct List {
   static constexpr Kind KINDS[] = {All::KIND...};
   static constexpr const char* SIGNATURES[] = {All::KIND.signature..., nullptr};
 
-  // each(One()) for the statistic with this code.
+  // Calls each(One()) for the statistic with this code.
   template <typename Each> INLINE void find(int code, const Each& each) {
     int at = 0;
     (void)((at++ == code && (each(All()), true)) || ...);
@@ -209,7 +209,7 @@ template <typename... All> struct List {
   }
 };
 
-// A statistic's code is its place here.
+// A statistic's code is its index here.
 typedef List<
     Largest,
     Entropy,
@@ -226,7 +226,7 @@ typedef List<
     Statistics;
 static_assert(Statistics::sorted(), "those of a sort lie together");
 
-// What a call wants, by sort, resolved once for all rows.
+// The statistics that a call requests, by sort, resolved once for all rows.
 struct Wanted {
   const headwise_wanted* of[SORTS];
   int count[SORTS];
@@ -243,10 +243,10 @@ struct Wanted {
     }
   }
 
-  // Masses lie together, those of weights first.
+  // Masses are contiguous, those of weights first.
   int masses() const { return count[MASS_OF_WEIGHTS] + count[MASS_OF_LOGITS]; }
 
-  // What a stretch adds to the masses of row r, before its logits become weights, and after it if these are `exact`.
+  // Add a stretch to the masses of row r, before its logits become weights, and after that if these are `exact`.
   __attribute__((always_inline)) void add_before(const Seen& seen, bool exact, Rows& rows, int r) const {
     const int of_weights = count[MASS_OF_WEIGHTS];
     if (count[MASS_OF_LOGITS]) add<MASS_OF_LOGITS>(seen, rows.masses + of_weights * BLOCK_ROWS + r);
@@ -256,8 +256,8 @@ struct Wanted {
     if (exact && count[MASS_OF_WEIGHTS]) add<MASS_OF_WEIGHTS>(seen, rows.masses + r);
   }
 
-  // The results of rows that are done, the first of them row `at` of [b, h, n]; the masses of a row are `stride` apart, and
-  // `inverse` turns them into weights.
+  // Writes the results of finished rows, starting at row `at` of [b, h, n]; the masses of a row are `stride` apart, and
+  // `inverse` normalizes them.
   __attribute__((noinline)) void finish(const Row* rows, const float* inverse, int row_count, const float* masses,
                                         int64_t stride, int64_t at) const {
     for (int i = 0; i < count[FORMULA]; i++)

@@ -1,19 +1,22 @@
-// The kernels, compiled once for each level of instructions; HEADWISE_TARGET_<NAME> says which. Nothing here may use inline
-// functions of the standard library: the linker keeps one copy of those, and it could be one that this CPU cannot run.
+// The kernels, compiled once for each target; HEADWISE_TARGET_<NAME> selects it. Code here must not use inline functions of
+// the standard library: the linker keeps one copy of each, which could be compiled for instructions this CPU does not have.
 #include <stdint.h>
 #if HEADWISE_EMULATE
-#include "emulate.h"  // AVX-512 made of AVX2, for tests
+#include "emulate.h"  // AVX-512 emulated with AVX2, for tests
 #elif defined(__x86_64__)
 #include <immintrin.h>
 #endif
 #if HEADWISE_EMULATE_TILES
-#include "emulate_tiles.h"  // AMX made of any vectors, likewise
+#include "emulate_tiles.h"  // AMX emulated in C, likewise
 #endif
 
 #include "headwise.h"
 #include "target.h"
 
 namespace headwise {
+
+extern const Target target_avx512;
+
 namespace HEADWISE_TARGET {
 
 #include "simd.h"
@@ -37,18 +40,17 @@ namespace HEADWISE_TARGET {
 #include "diagonals.h"
 #include "peak.h"
 
-}  // namespace HEADWISE_TARGET
-
 #if HEADWISE_DOT
-// What is not of bfloat16 is computed with the same instructions as in avx512, so it is compiled there alone.
-extern const Target target_avx512;
+// Code for other dtypes than bfloat16 has the same instructions as in avx512, so it is compiled only there.
 template <auto HERE, auto THERE, typename Call> static int of_dtype(const Call& call) {
   return call.dtype == HEADWISE_BFLOAT16 ? HERE(call) : (target_avx512.*THERE)(call);
 }
-#define HEADWISE_STEP(step) of_dtype<HEADWISE_TARGET::step, &Target::step>
+#define HEADWISE_STEP(step) HEADWISE_TARGET::of_dtype<HEADWISE_TARGET::step, &Target::step>
 #else
 #define HEADWISE_STEP(step) HEADWISE_TARGET::step
 #endif
+
+}  // namespace HEADWISE_TARGET
 
 extern const Target HEADWISE_TARGET_OBJECT;
 const Target HEADWISE_TARGET_OBJECT = {

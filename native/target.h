@@ -1,11 +1,11 @@
-// What a target (one compilation of target.cpp) offers, and what it gets from dispatch.cpp.
+// The interface between a target (one compilation of target.cpp) and dispatch.cpp.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
 #include "headwise.h"
 
-// What a target has: vectors of AVX-512, products of bfloat16 (DOT), and tiles for them.
+// Features of a target: vectors of AVX-512, products of bfloat16 (DOT), and tiles for them.
 #if HEADWISE_TARGET_AMX
 #define HEADWISE_TILES 1
 #else
@@ -57,11 +57,11 @@ struct Target {
   double (*bandwidth)(int threads);
 };
 
-// Runs work(context, worker) on `threads` workers 0 … threads - 1 at once, and waits for all.
+// Runs work(context, worker) on workers 0 … threads - 1 in parallel, and waits for all.
 typedef void (*Work)(void* context, int worker);
 void parallel(int threads, Work work, void* context);
 
-// Memory aligned to 64 bytes, kept for the next call; null if there is none.
+// Memory aligned to 64 bytes, reused by the next call; null if out of memory.
 char* borrow(size_t bytes);
 void give_back(char* memory);
 

@@ -1,7 +1,7 @@
-// Tiles (Intel AMX): eight registers of 16 rows of 64 bytes, and an instruction that multiplies two of them, pairs of
-// bfloat16, and adds the product to a third, of float32.
+// Tiles (Intel AMX): eight registers of 16 rows of 64 bytes, and an instruction that multiplies two tiles of bfloat16 pairs
+// and adds the product to a third one of float32.
 //
-// A product takes 16 rows of A and one panel of B at once: four accumulators, one tile of A and three of B.
+// A product computes 16 rows of A and one panel of B at a time: four accumulators, one tile of A and three of B.
 //
 //                              B  ┌────┬────┬────┬────┐ 16 words of a panel: [word][PANEL], as packed
 //                                 │ 5  │ 6  │ 7  │ 5  │
@@ -53,7 +53,7 @@ template <bool ADD> INLINE void sixteen_rows(const float* a, int64_t lda, const 
   _tile_stored(3, c + 48, ldc * 4);
 }
 
-// The same for `rows` rows of C. All 16 rows of A are read: those beyond are memory, and what they hold does not matter.
+// The same for `rows` rows of C. All 16 rows of A are read: those beyond must be readable, but may have any content.
 template <bool ADD, bool FOLD>
 static void tile_product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps,
                          Floats* top) {
@@ -73,7 +73,7 @@ static void tile_product(int rows, const float* a, int64_t lda, const float* b, 
 }
 #endif
 
-// A thread's tiles while it works on products of DOT; another thread, or other code, has its own.
+// Configures a thread's tiles while it computes products of DOT; other threads and other code have their own.
 template <bool DOT> struct Tiles {
 #if HEADWISE_TILES
   Tiles() {

@@ -1,11 +1,11 @@
 // The largest weights of each row and their keys, found in the pass.
 //
-// A key is one number: its logit in the upper 32 bits, in an order that unsigned numbers have, and below it its place counted
-// from the end. So all keys differ, and the lower one of two equal logits is the larger number.
+// A key is encoded as one number: its logit in the upper 32 bits, in an encoding with the order of unsigned numbers, and in
+// the lower bits its index counted from the end. So all numbers differ, and of equal logits the lower key has the larger.
 //
-//   logits of a block →   those above the limit →   a list of each row   →   cut to the best when it is long;
-//                         (mostly none: one look        (unsorted)           the last of them is the limit
-//                          at the block's largest)
+//   logits of a block →   those above the limit →   a list for each row  →   cut to the best when it is long;
+//                         (mostly none: a check         (unsorted)           the last of them is the limit
+//                          of the block's maximum)
 
 typedef uint64_t Ranked;
 
@@ -25,9 +25,9 @@ INLINE float logit_of(Ranked r) {
 }
 INLINE int64_t key_of(Ranked r) { return (int64_t)(0xffffffffu - (uint32_t)r); }
 
-// Puts larger ones before smaller ones: all of [0, i] are at least all of (i, count), and i is returned.
+// Partitions so that all of [0, i] are at least all of (i, count), and returns i.
 static int64_t split(Ranked* x, int64_t count) {
-  const Ranked a = x[0], b = x[(count - 1) / 2], c = x[count - 1];  // never the last of two: that would split nothing off
+  const Ranked a = x[0], b = x[(count - 1) / 2], c = x[count - 1];  // never the last of two, which would leave one side empty
   const Ranked middle = a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
   for (int64_t i = -1, j = count;;) {
     do i++;
@@ -41,7 +41,7 @@ static int64_t split(Ranked* x, int64_t count) {
   }
 }
 
-// The `wanted` largest come first, in any order.
+// Moves the `wanted` largest to the front, in any order.
 static void bring_forward(Ranked* x, int64_t count, int64_t wanted) {
   while (count > 1) {
     const int64_t left = split(x, count) + 1;
@@ -56,7 +56,7 @@ static void bring_forward(Ranked* x, int64_t count, int64_t wanted) {
   }
 }
 
-// Largest first.
+// Sorts, largest first.
 static void put_in_order(Ranked* x, int64_t count) {
   while (count > 16) {
     const int64_t left = split(x, count) + 1;
@@ -76,14 +76,14 @@ struct BestRow {
   const Ranked* list;  // the largest first
   int64_t found;
   float factor, top, inverse;
-  bool broken;         // the log-sum-exp is NaN, and no order is to be trusted
+  bool broken;         // the log-sum-exp is NaN, so the order is undefined
 };
 
 struct Best {
   int64_t wanted, room;
   Ranked* list;  // [BLOCK_ROWS][room]
   int32_t count[BLOCK_ROWS];
-  float limit[BLOCK_ROWS];  // logits at or below it are of no use
+  float limit[BLOCK_ROWS];  // logits at or below it are discarded
 
   static int64_t room_for(int64_t wanted) { return wanted ? long_list(wanted) + BLOCK_KEYS + W : 0; }
   static int64_t long_list(int64_t wanted) { return 2 * wanted + 64; }
@@ -92,7 +92,7 @@ struct Best {
     for (int r = 0; r < rows; r++) count[r] = 0, limit[r] = NOTHING;
   }
 
-  // A stretch of row r, after those before it; `top` is at least its largest logit.
+  // Adds the next stretch of row r; `top` is at least its largest logit.
   void take(int r, const Stretch& s, float top) {
     if (top <= limit[r]) return;
     Ranked* x = list + r * room;
@@ -115,7 +115,7 @@ struct Best {
     count[r] = found;
   }
 
-  // Row r when all its keys are taken.
+  // Returns row r after all its keys have been added.
   BestRow finish(int r, float factor, float top, float inverse, bool broken) {
     Ranked* x = list + r * room;
     int64_t found = count[r];

@@ -1,16 +1,16 @@
-// Weights made again from q, k and the log-sum-exp: p = 2^(z - lse), z being logits in units of ln 2. Pictures, tiles and
-// diagonals are made of them.
+// Weights recomputed from q, k and the log-sum-exp: p = 2^(z - lse), where z are logits in units of ln 2. Pictures, tiles
+// and sums along diagonals are computed from them.
 //
-// The matrix is cut into rectangles that know nothing of one another, so threads never wait and the bits do not depend on
-// their number. A rectangle packs its keys by itself, where it first sees them:
+// The matrix is divided into independent rectangles, so threads never wait and the bits do not depend on their number. A
+// rectangle packs its own keys when it first reads them:
 //
-//                 a stripe of keys →                 some 1,000 keys, packed: they stay in the L2 cache
+//                 a stripe of keys →                 about 1,000 packed keys, which stay in the L2 cache
 //              ┌────────┬────────┬──────
-//   queries    │ QKᵀ, p │        │            BLOCK_ROWS × BLOCK_KEYS weights at a time, given row by row to
-//      ↓       ├────────┼────────┼──────      whoever asked for them
+//   queries    │ QKᵀ, p │        │            BLOCK_ROWS × BLOCK_KEYS weights at a time, passed row by row to
+//      ↓       ├────────┼────────┼──────      the callback
 //              │        │        │
 //
-// Packing costs a key what some ten queries cost it; a rectangle has hundreds.
+// Packing a key takes as long as about ten queries; a rectangle has hundreds.
 
 template <typename Call, typename T> struct Weights {
   static constexpr bool DOT = DOTS<T>;
@@ -18,14 +18,14 @@ template <typename Call, typename T> struct Weights {
 
   const Call& call;
   const Scaling scaling;
-  const int64_t stripe;  // keys at most
+  const int64_t stripe;  // the most keys of a rectangle
   const int64_t words;   // of a query or key
 
   struct Memory {
     float *queries, *logits, *keys;
     bool *packed;  // for each block of keys
     bool *broken;
-    int64_t head, begin, end;  // of the stripe; the head is counted through batch entries
+    int64_t head, begin, end;  // of the stripe; heads are numbered across batch entries
   };
 
   Weights(const Call& call, int64_t stripe) : call(call), scaling(scaling_of<DOT>(call.rule)), stripe(stripe), words(words_of<DOT>(call.d)) {}
@@ -47,7 +47,7 @@ template <typename Call, typename T> struct Weights {
   }
 
   // The weights of queries on the keys [low, high) of the stripe: each(r, rows, key, p, keys) for the rows from r on, `keys`
-  // weights each from that key on, STRIDE apart; what no call is made for is 0.
+  // weights each from that key on, STRIDE apart; weights without a call are 0.
   template <typename Each>
   void block(Memory& m, int64_t query, int count, int64_t low, int64_t high, const Each& each) const {
     const int64_t batch = m.head / call.h;
@@ -94,9 +94,9 @@ template <typename Call, typename T> struct Weights {
     }
     if (!sees_all(call, batch, query + r, from + s.from, from + s.to)) hide(call, batch, head, query + r, s);
     const float lse = call.lse[m.head * call.n + query + r];
-    const float base = lse == NOTHING ? -NOTHING : lse * LOG2E;  // a row that sees nothing has weights 0
+    const float base = lse == NOTHING ? -NOTHING : lse * LOG2E;  // a fully masked query has weights 0
     for (int64_t i = s.from; i < s.to; i += W) store(s.logits + i, weight_of(load(s.logits + i) * factor, base));
-    if (lse != lse)  // what is hidden is 0 in such a row too
+    if (lse != lse)  // masked weights are 0 in such a row too
       for (int64_t i = s.from; i < s.to; i++)
         if (!sees(call, batch, head, query + r, from + i)) s.logits[i] = 0.0f;
   }

@@ -1,12 +1,12 @@
-"""Copying from context needs two layers: train attention-only models on repeated random tokens, and look into them.
+"""Copying from context needs two layers: train attention-only models on repeated random tokens and analyze their heads.
 
     python scripts/induction_study.py --seeds 5
 
-A sequence is random tokens, no token twice, said over and over at a random period. Two layers learn to copy: a head of
-the first looks at the previous token, and one of the second at the token after an earlier place of the present one
-(Elhage et al. 2021; Olsson et al. 2022, 2209.11895). One layer cannot put the two together. Prints, for each seed, the
-loss in the first and in the second copy, the heads that were found by their attention alone, and the loss in the second
-copy without those of each kind, and without all others.
+A sequence repeats distinct random tokens with a random period. Two layers learn to copy: a head in the first attends to
+the previous token, and one in the second to the token that followed an earlier occurrence of the current token (Elhage
+et al. 2021; Olsson et al. 2022, 2209.11895). A single layer cannot combine the two. Prints, for each seed, the loss in
+the first and in the second copy, the heads found from their attention alone, and the loss in the second copy with the
+heads of each kind, and with all other heads, ablated.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from headwise.nn.multi_head import MultiHeadAttention
 from headwise.stats import InductionMass
 
 VOCAB, LONGEST, SHORTEST = 64, 32, 8
-FOUND = 0.3  # weight on the key in question, from which a head counts as one of that kind
+FOUND = 0.3  # the least mean weight on the key in question for a head of that kind
 
 
 class AttentionOnly(nn.Module):
@@ -45,7 +45,7 @@ class AttentionOnly(nn.Module):
         return self.run(ids)[0]
 
     def run(self, ids: Tensor, maps: bool = False) -> tuple[Tensor, list[AttentionMap]]:
-        """The same, and the layers' maps if asked for."""
+        """The logits, and the layers' maps if requested."""
         x, found = self.embedding(ids), []
         for norm, layer in zip(self.norms, self.layers, strict=True):
             y = layer(norm(x), mask=Causal(), return_map=maps)
@@ -57,14 +57,14 @@ class AttentionOnly(nn.Module):
 
 
 def sequences(count: int, shortest: int, longest: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """[count, 2·longest] tokens that repeat themselves, and the period of each [count, 1]."""
+    """Repeating tokens [count, 2·longest], and the period of each sequence [count, 1]."""
     tokens = torch.rand(count, VOCAB, generator=generator).argsort(1)
     period = torch.randint(shortest, longest + 1, (count, 1), generator=generator)
     return tokens.gather(1, torch.arange(2 * longest) % period), period
 
 
 def trained(layers: int, seed: int, steps: int) -> AttentionOnly:
-    """A model after `steps` batches of 32."""
+    """Return a model trained on `steps` batches of 32."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AttentionOnly(layers)
@@ -83,20 +83,20 @@ def trained(layers: int, seed: int, steps: int) -> AttentionOnly:
 
 
 def first_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """Nats a token within the first of two copies; its first token, which nothing foretells, is left out."""
+    """Nats per token in the first of two copies, without its first token, which is not predicted."""
     half = ids.shape[1] // 2
     return F.cross_entropy(model(ids[:, : half - 1]).mT, ids[:, 1:half])
 
 
 def second_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """Nats a token within the second copy, from its second token on."""
+    """Nats per token in the second copy, from its second token on."""
     half = ids.shape[1] // 2
     return F.cross_entropy(model(ids[:, :-1])[:, half:].mT, ids[:, half + 1 :])
 
 
 @dataclass(frozen=True)
 class Study:
-    """One model: losses, heads by their attention [layers, heads], and losses of the second copy without heads."""
+    """One model: losses, heads by their attention [layers, heads], and losses of the second copy with heads ablated."""
 
     layers: int
     seed: int
@@ -113,7 +113,7 @@ class Study:
 
 
 def study(layers: int, seed: int, steps: int) -> Study:
-    """Train, find the heads by what they look at, take them away."""
+    """Train a model, find heads from their attention, and ablate them."""
     begun = time.perf_counter()
     model = trained(layers, seed, steps)
     seconds = time.perf_counter() - begun
@@ -122,12 +122,12 @@ def study(layers: int, seed: int, steps: int) -> Study:
     with torch.no_grad():
         ids = torch.cat(batches)
         _, maps = model.run(ids, maps=True)
-        told = [amap.measure("previous_mass", InductionMass(ids)) for amap in maps]
+        measured = [amap.measure("previous_mass", InductionMass(ids)) for amap in maps]
         previous, induction = (
-            torch.stack([t[name].mean(0) for t in told]) for name in ("previous_mass", "induction_mass")
+            torch.stack([t[name].mean(0) for t in measured]) for name in ("previous_mass", "induction_mass")
         )
         first = sum(float(first_loss(model, b)) for b in batches) / len(batches)
-    # Copying needs the one below the other: previous-token heads in any layer but the last, induction heads above.
+    # Copying composes heads across layers: previous-token heads in any layer but the last, induction heads above.
     early = [(i, h) for i, h in _above(previous) if i < layers - 1]
     late = [(i, h) for i, h in _above(induction) if i > 0]
     others = [(i, h) for i in range(layers) for h in range(previous.shape[1]) if (i, h) not in early + late]
@@ -151,7 +151,7 @@ def _heads(heads: list[Head], mass: Tensor) -> str:
 
 
 def row(one: Study) -> str:
-    """A study as a row of the table."""
+    """Format a study as a row of the table."""
     numbers = (one.first, one.second, one.without_previous, one.without_induction, one.without_others)
     cells = [str(one.layers), str(one.seed), *(f"{x:.3f}" for x in numbers), f"{one.seconds:.0f} s"]
     heads = [_heads(one.previous, one.previous_mass), _heads(one.induction, one.induction_mass)]
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=800)
     args = parser.parse_args()
-    print(f"A token by chance: {math.log(VOCAB):.3f} nats. Losses without heads are those of the second copy.\n")
+    print(f"Loss by chance: {math.log(VOCAB):.3f} nats per token. Losses without heads are those of the second copy.\n")
     print(
         "| layers | seed | first copy | second copy | without previous-token heads | without induction heads | "
         "without all others | training | previous token | induction |\n" + "| ---: " * 8 + "| --- | --- |"

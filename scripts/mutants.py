@@ -1,12 +1,12 @@
-"""Defects put into the library one by one, to see whether the tests notice.
+"""Mutation testing: apply small defects to the library one by one and check that the tests fail.
 
-    python scripts/mutants.py                        # all: those of `make test`, then those of `make test-all`
-    python scripts/mutants.py --only masks           # those of files whose path holds a word
-    python scripts/mutants.py --tests ../other/tests # by another suite
+    python scripts/mutants.py                        # run the tests of `make test`, then those of `make test-all`
+    python scripts/mutants.py --only masks           # only mutants of files whose path contains a word
+    python scripts/mutants.py --tests ../other/tests # run another test suite
 
-Each is a small change of a line, as a slip of the hand would make it, in a copy of the library. The test files that
-concern it run until the first failure. A line a mutant says which tests killed it, or that it is alive; what is alive
-is a test that is missing, or a change that changes nothing. On one core that takes about twenty minutes.
+Each mutant changes one line in a copy of the library, like a typing error. Its test files run until the first failure.
+One line per mutant reports which tests killed it, or that it is alive: then a test is missing, or the change has no
+effect. On one core this takes about twenty minutes.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = "not thorough and not slow and not bench and not wheel"
 ALL = "not slow and not bench and not wheel"
-PATIENCE = 600.0  # seconds for the tests of one mutant
+TIMEOUT = 600.0  # seconds for the tests of one mutant
 
 
 class Mutant(NamedTuple):
-    """path: in src/headwise; old: found there once, and replaced by new; tests: files in tests/."""
+    """path: in src/headwise; old: text that occurs there once, replaced by new; tests: files in tests/."""
 
     path: str
     old: str
@@ -103,7 +103,7 @@ MUTANTS = [
         ("kernels/torch_blocks.py", KERNELS, [
             ("total = total.mul_(keep).add_(weights.sum(-1))", "total = total.add_(weights.sum(-1))"),
             ("base = new_top.masked_fill(new_top == -torch.inf, 0.0)", "base = new_top"),
-            ("mixed, top = mixed.mul_(keep[..., None]), torch.where(dark, top, base)", "mixed, top = mixed.mul_(keep[..., None]), base"),
+            ("mixed, top = mixed.mul_(keep[..., None]), torch.where(empty, top, base)", "mixed, top = mixed.mul_(keep[..., None]), base"),
             ("delta = (d_out * compute(out[:, :, r])).sum(-1, keepdim=True)", "delta = d_out.sum(-1, keepdim=True)"),
             ("            d_scores.mul_(call.rule.scale)\n", ""),
             ("d_weights = drop(grouped(d_out, values.mT), rows, cols)", "d_weights = grouped(d_out, values.mT)"),
@@ -206,11 +206,11 @@ MUTANTS = [
 
 
 def main() -> int:
-    """The exit code: how many are alive or not found."""
+    """Returns the exit code: the number of mutants that are alive or whose text was not found."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", help="mutants of files whose path holds this, or by number: 3,17")
-    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="the folder of the suite")
-    parser.add_argument("--all", action="store_true", help="all tests at once, and not those of `make test` before")
+    parser.add_argument("--only", default="", help="only mutants of files whose path contains this, or by number: 3,17")
+    parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="the folder of the test suite")
+    parser.add_argument("--all", action="store_true", help="run all tests at once, not those of `make test` first")
     options = parser.parse_args()
     numbers = {int(part) for part in options.only.split(",")} if options.only[:1].isdigit() else None
     chosen = [
@@ -218,7 +218,7 @@ def main() -> int:
     ]
     wrong = [one for _, one in chosen if _times(one) != 1]
     for one in wrong:
-        sys.stdout.write(f"not there once: {one.path}: {one.old!r}\n")
+        sys.stdout.write(f"does not occur exactly once: {one.path}: {one.old!r}\n")
     found: dict[str, list[int]] = {"killed": [], "killed by thorough tests": [], "alive": []}
     with tempfile.TemporaryDirectory(prefix="mutants") as scratch:
         library = Path(scratch) / "headwise"
@@ -227,8 +227,8 @@ def main() -> int:
         _preload()
         every = sorted({name for _, one in chosen for name in one.tests.split()})
         if chosen and not _passes(every, ALL, options.tests, scratch):
-            said = (Path(scratch) / "said.txt").read_text(encoding="utf-8", errors="replace")
-            sys.stdout.write(f"{said[-4000:]}\nthe tests fail without a mutant\n")
+            output = (Path(scratch) / "output.txt").read_text(encoding="utf-8", errors="replace")
+            sys.stdout.write(f"{output[-4000:]}\nthe tests fail without a mutant\n")
             return 1
         for number, one in chosen:
             if one in wrong:
@@ -238,28 +238,28 @@ def main() -> int:
             path.write_text(whole.replace(one.old, one.new), encoding="utf-8")
             names = one.tests.split()
             if not options.all and not _passes(names, QUICK, options.tests, scratch):
-                said = "killed"
+                outcome = "killed"
             elif not _passes(names, ALL, options.tests, scratch):
-                said = "killed" if options.all else "killed by thorough tests"
+                outcome = "killed" if options.all else "killed by thorough tests"
             else:
-                said = "alive"
+                outcome = "alive"
             path.write_text(whole, encoding="utf-8")
-            found[said].append(number)
+            found[outcome].append(number)
             seconds = time.monotonic() - begun
-            sys.stdout.write(f"{number:3} {said:24} {seconds:5.1f} s  {one.path}: {one.new.strip()[:70]!r}\n")
+            sys.stdout.write(f"{number:3} {outcome:24} {seconds:5.1f} s  {one.path}: {one.new.strip()[:70]!r}\n")
             sys.stdout.flush()
-    sys.stdout.write("; ".join(f"{len(numbers)} {said}" for said, numbers in found.items()) + "\n")
+    sys.stdout.write("; ".join(f"{len(numbers)} {outcome}" for outcome, numbers in found.items()) + "\n")
     return len(found["alive"]) + len(wrong)
 
 
 def _times(one: Mutant) -> int:
-    """How often the text that it replaces is in its file."""
+    """How often the text that it replaces occurs in its file."""
     path = ROOT / "src/headwise" / one.path
     return path.read_text(encoding="utf-8").count(one.old) if path.exists() else 0
 
 
 def _preload() -> None:
-    """What each run of the tests imports and no mutant changes, once."""
+    """Import once the packages that every test run needs and no mutant changes."""
     import pytest
     import torch
 
@@ -268,7 +268,7 @@ def _preload() -> None:
 
 
 def _passes(names: list[str], marks: str, tests: Path, scratch: str) -> bool:
-    """Run test files in a process of its own, in which the library is the one in the scratch folder."""
+    """Run test files in a forked process that imports the library from the scratch folder; whether they pass."""
     child = os.fork()
     if child == 0:
         try:
@@ -276,13 +276,13 @@ def _passes(names: list[str], marks: str, tests: Path, scratch: str) -> bool:
         finally:
             traceback.print_exc()
             os._exit(3)
-    until = time.monotonic() + PATIENCE
+    until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
-            if code in (3, 4, 5):  # of pytest: it is broken, what it was given is not there, or holds no test
-                raise SystemExit((Path(scratch) / "said.txt").read_text(encoding="utf-8", errors="replace"))
+            if code in (3, 4, 5):  # of pytest: internal error, usage error, no tests collected
+                raise SystemExit((Path(scratch) / "output.txt").read_text(encoding="utf-8", errors="replace"))
             return code == 0
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
@@ -291,15 +291,15 @@ def _passes(names: list[str], marks: str, tests: Path, scratch: str) -> bool:
 
 
 def _run(names: list[str], marks: str, tests: Path, scratch: Path) -> int:
-    """The exit code of pytest."""
+    """Run pytest and return its exit code."""
     import pytest
 
-    os.setsid()  # with the processes that tests start
+    os.setsid()  # so that the processes that tests start can be killed, too
     sys.path.insert(0, str(scratch))
     os.chdir(tests.parent)
-    with open(scratch / "said.txt", "w") as said:
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
+    with open(scratch / "output.txt", "w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=same-examples", "-m", marks]
     return int(pytest.main([*options, *(str(tests / name) for name in names)]))
 

@@ -1,11 +1,11 @@
-"""How exact attention is in half precision: errors against float64, as the Markdown tables of docs/precision.md.
+"""Accuracy of attention in half precision: errors against float64, as the Markdown tables of docs/precision.md.
 
-    python scripts/precision.py            the tables of the page, some minutes
-    python scripts/precision.py --quick    the same at small sizes, some seconds
+    python scripts/precision.py            the tables of the page, a few minutes
+    python scripts/precision.py --quick    the same at small sizes, a few seconds
 
 Every number is a median over seeds. ‖·‖ is the relative Frobenius error ‖x − x64‖ / ‖x64‖, max the largest absolute
-error. `attend` alone is compared with float64 on the inputs as they are after rounding, so that what is shown is the
-kernel's own error; layers with float64 weights and inputs, so that the rounding of these counts.
+error. `attend` alone is compared with float64 on the rounded inputs, which isolates the kernel's own error; layers are
+compared with float64 weights and inputs, which includes the rounding of these.
 """
 
 import argparse
@@ -28,10 +28,10 @@ from headwise.kernels import KERNELS
 
 NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 OURS = tuple(name for name in KERNELS if name in ("cpu", "torch_fused", "torch_blocks"))
-PEER = "PyTorch"  # its scaled_dot_product_attention, and its layers
+PEER = "PyTorch"  # scaled_dot_product_attention and PyTorch's layers
 HEADS, HEAD_DIM = 2, 64
 FACTORS = (1, 30)  # on the logits
-LIVELY = 3.0  # on W^Q as it is drawn, so that the logits of a layer have a spread of some 1, as those of `attend` alone
+LIVELY = 3.0  # factor on the initial W^Q, so that the logits of a layer have a spread of about 1, as for `attend` alone
 OUTPUTS = ("out ‖·‖", "out max", "dq ‖·‖", "dk ‖·‖", "dv ‖·‖")
 STATISTICS = ("LSE", "entropy", "max logit")
 LAYER = ("out ‖·‖", "out max", "dx ‖·‖", "dW ‖·‖", *(f"{name} max" for name in STATISTICS))
@@ -39,19 +39,19 @@ LAYER = ("out ‖·‖", "out max", "dx ‖·‖", "dW ‖·‖", *(f"{name} max
 
 @dataclass(frozen=True)
 class Mode:
-    """The dtype of inputs and weights, and that of autocast, if it is on."""
+    """The dtype of inputs and weights, and that of autocast, if enabled."""
 
     dtype: torch.dtype
     autocast: torch.dtype | None = None
 
     @property
     def name(self) -> str:
-        """Such as "bfloat16" and "autocast bfloat16"."""
+        """For example "bfloat16" or "autocast bfloat16"."""
         return NAMES[self.dtype] if self.autocast is None else f"autocast {NAMES[self.autocast]}"
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Autocast, as this mode has it."""
+        """Context manager for this mode's autocast."""
         with torch.autocast("cpu", self.autocast or torch.bfloat16, enabled=self.autocast is not None):
             yield
 
@@ -89,7 +89,7 @@ def normal(*shape: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Truth:
-    """What float64 says: output, gradients of q, k and v for a given gradient of the output, statistics of rows."""
+    """float64 results: output, gradients of q, k and v for a given gradient of the output, statistics of rows."""
 
     out: Tensor
     gradients: tuple[Tensor, ...]
@@ -97,7 +97,7 @@ class Truth:
 
 
 def in_float64(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor) -> Truth:
-    """The formula as it stands."""
+    """Evaluate the formula in float64."""
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     scores = leaves[0] @ leaves[1].mT / math.sqrt(q.shape[-1])
     p = torch.softmax(scores, -1)
@@ -108,7 +108,7 @@ def in_float64(q: Tensor, k: Tensor, v: Tensor, d_out: Tensor) -> Truth:
 
 @functools.cache
 def case(dtype: torch.dtype, n: int, factor: float, seed: int) -> tuple[tuple[Tensor, ...], Truth]:
-    """q, k, v and a gradient of the output in a dtype, and what float64 makes of them; the same for every kernel."""
+    """q, k, v and a gradient of the output in a dtype, and their float64 results; the same for every kernel."""
     q, *others = (normal(1, HEADS, n, HEAD_DIM, seed=4 * seed + i) for i in range(4))
     inputs = tuple(x.to(dtype) for x in (factor * q, *others))
     return inputs, in_float64(*inputs)
@@ -116,17 +116,17 @@ def case(dtype: torch.dtype, n: int, factor: float, seed: int) -> tuple[tuple[Te
 
 @functools.cache
 def attend_errors(kernel: str, mode: Mode, n: int, factor: float, seed: int) -> Errors:
-    """Errors of one call, and of its gradients; raises KernelError where the kernel refuses it."""
+    """Errors of one call and of its gradients; raises KernelError if the kernel refuses it."""
     (*inputs, d_out), truth = case(mode.dtype, n, factor, seed)
     leaves = [x.detach().requires_grad_() for x in inputs]
     with mode.on():
         if kernel == PEER:
             out = nn.functional.scaled_dot_product_attention(*leaves)
-            # It tells no statistics; beside it stand those of the scores as the formula has them, in the same dtype.
+            # It returns no statistics; those of the plain formula in the same dtype are shown for comparison.
             rows = _rows((leaves[0] @ leaves[1].mT / math.sqrt(HEAD_DIM)).detach())
         else:
             out, amap = attend(*leaves, kernel=kernel, return_map=True)
-            reader = "auto" if kernel == "torch_fused" else kernel  # it gives no statistics
+            reader = "auto" if kernel == "torch_fused" else kernel  # it does not compute statistics
             found = amap.using(reader).measure("entropy", "max_logit", rows=True).rows
             rows = {"LSE": amap.lse, "entropy": found["entropy"], "max logit": found["max_logit"]}
             assert all(x.dtype == torch.float32 for x in rows.values()), "statistics are float32 in every dtype"
@@ -148,7 +148,7 @@ def _rows(scores: Tensor) -> dict[str, Tensor]:
 
 
 def layer_errors(kind: str, maker: str, mode: Mode, n: int, factor: float, seed: int) -> Errors:
-    """Errors of a layer's output and gradients against its own float64 copy; of headwise's, those of its map too."""
+    """Errors of a layer's output and gradients against its own float64 copy; for headwise, also those of its map."""
     torch.manual_seed(seed)
     attention = MultiHeadAttention(HEADS * HEAD_DIM, HEADS, bias=True)
     with torch.no_grad():
@@ -165,12 +165,12 @@ def layer_errors(kind: str, maker: str, mode: Mode, n: int, factor: float, seed:
 
 
 def block_of(attention: MultiHeadAttention) -> TransformerBlock:
-    """The block that PyTorch's encoder layer is too."""
+    """The equivalent of PyTorch's encoder layer."""
     return TransformerBlock(attention, 4 * attention.d_model, norm="layer", bias=True)
 
 
 class Peer(nn.Module):
-    """PyTorch's own layer with the weights of one of headwise's."""
+    """PyTorch's layer with the weights of one of headwise's."""
 
     def __init__(self, ours: MultiHeadAttention | TransformerBlock) -> None:
         super().__init__()
@@ -191,14 +191,14 @@ class Peer(nn.Module):
         self.layer = block
 
     def forward(self, x: Tensor) -> Tensor:
-        """Self-attention, and no weights asked for, so that PyTorch may take its fused kernel."""
+        """Self-attention without weights, so that PyTorch can use its fused kernel."""
         if isinstance(self.layer, nn.MultiheadAttention):
             return self.layer(x, x, x, need_weights=False)[0]
         return self.layer(x)
 
 
 def _run(layer: nn.Module, x: Tensor, d_out: Tensor, mode: Mode) -> dict[str, Tensor]:
-    """Output, gradients and, of headwise's layers, statistics of the rows."""
+    """Output, gradients and, for headwise's layers, statistics of the rows."""
     x = x.requires_grad_()
     with mode.on():
         if isinstance(layer, Peer):
@@ -216,13 +216,13 @@ def _run(layer: nn.Module, x: Tensor, d_out: Tensor, mode: Mode) -> dict[str, Te
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows in Markdown."""
+    """Format rows as a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def of_attend(n: int, seeds: int) -> tuple[list[str], list[str], list[str]]:
-    """Outputs and gradients, statistics, and what was refused, all at one n."""
+    """Tables of outputs with gradients, and of statistics, and the refused calls, at one n."""
     outputs, rows, refused = [], [], []
     for factor in FACTORS:
         for mode in MODES:
@@ -245,7 +245,7 @@ def of_attend(n: int, seeds: int) -> tuple[list[str], list[str], list[str]]:
 
 
 def over_lengths(lengths: Sequence[int], seeds: int) -> list[str]:
-    """The output's error over n, ordinary logits."""
+    """Table of the output's error over n, for ordinary logits."""
     rows = []
     for mode in MODES:
         for kernel in (*OURS, PEER):
@@ -258,7 +258,7 @@ def over_lengths(lengths: Sequence[int], seeds: int) -> list[str]:
 
 
 def of_layers(n: int, seeds: int) -> list[str]:
-    """Whole layers beside PyTorch's."""
+    """Table of whole layers compared with PyTorch's."""
     rows = []
     for kind in ("MultiHeadAttention", "TransformerBlock"):
         for factor in FACTORS:

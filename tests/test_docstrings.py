@@ -102,7 +102,6 @@ KNOWN: dict[str, set[str]] = {
     "scores.t5_bias": {"Raises ConfigError"},
     "stats.Chinese": {"about", "label"},
     "stats.Words": {"range", "unit"},
-    "stats.measure": {"Returns", "lse", "rule"},
     "stats.resolve": {"Raises ConfigError"},
     "telemetry.DeadHeadAlarm": {"margin", "then"},
     "telemetry.EntropyAlarm": {"then"},

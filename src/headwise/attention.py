@@ -1,4 +1,4 @@
-"""`attend`, the entry point of attention."""
+"""`attend`, the entry point to attention."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -53,34 +53,35 @@ def attend(
 
     Args:
         q: [b, h, n, d] float32, bfloat16, float16 or float64. Logits and softmax are float32 (float64 for float64).
-        k, v: [b, h_kv, m, d] and [b, h_kv, m, d_v], q's dtype and device. h must be a multiple of h_kv: query
+        k, v: [b, h_kv, m, d] and [b, h_kv, m, d_v], in q's dtype and on its device. h must be a multiple of h_kv: query
             head i reads KV head i // (h / h_kv), and keys are never repeated in memory (GQA, MQA). They may be
-            `QuantizedKV` of that dtype, as stored by a cache.
+            `QuantizedKV` of that dtype, as caches store them.
         mask: which keys each query may attend to, such as `Causal() & Window(128)`; None for all. Queries are aligned
-            to the *end* of the keys (bottom-right) when there are fewer of them, as decoding needs. Or a tensor, as in
+            to the *end* of the keys (bottom-right) if n < m, as in decoding. Or a tensor, as in
             `F.scaled_dot_product_attention`, broadcastable to [b, h, n, m]: boolean (True = may attend), or floating
-            and added to the scores like a `Bias`, with gradients, where −∞ hides a key.
-        is_causal: a query may attend only to keys up to its own position, in addition to `mask`; the same as
+            point and added to the scores like a `Bias`, with gradients, where −∞ masks a key.
+        is_causal: in addition to `mask`, a query may attend only to keys up to its own position; the same as
             `Causal()`. With n < m it is aligned bottom-right, where `F.scaled_dot_product_attention` is aligned
             top-left; n > m raises.
         scale: factor on q·k; 1/√d by default.
-        score: other changes of the scores, such as `(SoftCap(30.0), ALiBi.standard(h))`, in any order: scores are
+        score: other changes to the scores, such as `(SoftCap(30.0), ALiBi.standard(h))`, in any order: scores are
             capped, then biased, then masked, and learned sinks enter the denominator.
-        dropout_p: share of the weights dropped at random (by torch's default generator). The map holds the
-            weights before dropout.
+        dropout_p: probability of dropping a weight (with torch's default generator). The map has the weights before
+            dropout.
         return_map: also return the `AttentionMap`: O(n) memory, detached from the graph.
-        measures: names or `Measure`s to reduce in the same pass, for `map.measured`; they require `return_map=True`.
-        kernel: "auto", or the name of one ("torch_fused", "torch_blocks", "reference"), which then runs or raises, and
-            reads the map as it computed it.
+        measures: names or `Measure`s to compute in the same pass, stored in `map.measured`; requires `return_map=True`.
+        kernel: "auto", or the name of a kernel ("torch_fused", "torch_blocks", "reference"), which then runs or raises,
+            for this call and for reads of the map.
     Returns:
         [b, h, n, d_v] in q's dtype, differentiable in q, k, v and the tensors of `score`; with `return_map`, also the
-        `AttentionMap`. A fully masked query gets zeros.
+        `AttentionMap`. The output of a fully masked query is 0.
     Raises:
-        ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument and what was expected.
+        ShapeError, DTypeError, DeviceError, ConfigError, KernelError: naming the argument, its value and what is
+            expected.
     Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
     """
     if is_causal or isinstance(mask, Tensor):
-        mask, score = _given_as_in_torch(q, k, v, mask, is_causal, score)
+        mask, score = _torch_arguments(q, k, v, mask, is_causal, score)
     graph = in_graph()
     plain = not (return_map or measures or graph) and dropout_p == 0 and score == ()
     if plain and (done := again(q, k, v, mask, scale, kernel)) is not None:
@@ -104,12 +105,12 @@ def attend(
     rule.mask.check(rule.grid)
     if has_no_numbers(q):
         if measures:
-            raise ConfigError(f"measures=… requires numbers, and q has none: it is on {q.device}, or a FakeTensor")
+            raise ConfigError(f"measures=… requires data, but q has none: it is on {q.device}, or a FakeTensor")
         return _without_numbers(shapes, q, decoded(k), decoded(v), rule, float(dropout_p), return_map, kernel)
-    # The seed comes from torch's generator, so that torch.manual_seed() repeats a run.
+    # The seed comes from torch's generator, so that torch.manual_seed() makes runs reproducible.
     seed = int(torch.randint(1 << 40, (), device="cpu")) if dropout_p > 0 else 0
     dtype = q.dtype
-    if return_map and isinstance(k, QuantizedKV):  # so that the map has the keys that were computed with
+    if return_map and isinstance(k, QuantizedKV):  # the map then has the keys used in the computation
         wide = torch.promote_types(dtype, torch.float32)
         q, k, v = q.to(wide), k.to(wide), v.to(wide)
     statistics = statistics_for(wanted, rule) if wanted else ()
@@ -130,16 +131,16 @@ def attend(
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:
-    """`attend`, always with a map beside the output, which is None if it was not requested."""
+    """`attend`, but always returns an output and a map, which is None if it was not requested."""
     if return_map:
         return attend(q, k, v, return_map=True, **options)
     return attend(q, k, v, **options), None
 
 
-def _given_as_in_torch(
+def _torch_arguments(
     q: Tensor, k: Vectors, v: Vectors, mask: Mask | Tensor | None, is_causal: bool, score: Score | Sequence[Score]
 ) -> tuple[Mask | None, Score | Sequence[Score]]:
-    """`mask=<tensor>` and `is_causal=True` as a mask and scores."""
+    """Convert `mask=<tensor>` and `is_causal=True` to a mask and scores."""
     if isinstance(mask, Tensor):
         _check_tensors(q, k, v)
         b, h, n, _ = q.shape
@@ -157,8 +158,8 @@ def _without_numbers(
     made: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float,
     return_map: bool, kernel: str,
 ) -> Tensor | tuple[Tensor, AttentionMap]:  # fmt: skip
-    """A call without values: as an operator of a graph that is being recorded, or on tensors that have only shapes. Its
-    kernel is chosen when the graph runs."""
+    """A call without data: recorded as an operator of a graph (`record`), or shapes only (`shapes`). The kernel is
+    chosen when the graph runs."""
     out, lse = made(q, k, v, rule, dropout_p, kernel)
     if not return_map:
         return out
@@ -166,7 +167,7 @@ def _without_numbers(
 
 
 def nonfinite(v: Tensor) -> Tensor:
-    """Count NaN and infinite entries of v [b, h_kv, m, d_v] for each head: [b, h_kv]."""
+    """The number of NaN and infinite entries of v [b, h_kv, m, d_v] per head: [b, h_kv]."""
     return (~torch.isfinite(v.detach())).sum((-1, -2))
 
 
@@ -174,13 +175,13 @@ def rule_of(
     q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, score: Score | Sequence[Score],
     dropout_p: float, graph: bool = False,
 ) -> Rule:  # fmt: skip
-    """The rule of the arguments, validated except for the data of the mask. In a graph sizes may be symbolic."""
+    """Validate the arguments, except for the mask's data, and return their rule. In a graph, sizes may be symbolic."""
     _check_tensors(q, k, v)
     b, h, n, d = q.shape
     m = k.shape[2]
     check_mask(mask)
     if d == 0 and scale is None:
-        raise ShapeError("q: head_dim is 0, so the default scale 1/√d does not exist; give scale=")
+        raise ShapeError("q: head_dim is 0, so the default scale 1/√d is undefined; pass scale=")
     if scale is not None and not math.isfinite(scale):
         raise ConfigError(f"scale={scale}: expected a finite number")
     if not 0.0 <= dropout_p < 1.0:
@@ -202,12 +203,12 @@ def _check_tensors(q: Tensor, k: Vectors, v: Vectors) -> None:
 
 @lru_cache(maxsize=64)
 def _plain_rule(mask: Mask, scale: float, b: int, h: int, n: int, m: int) -> Rule:
-    """Cached for similar calls, such as those of a model's layers: creating a rule takes longer than a small call."""
+    """Cached for repeated calls, such as those of a model's layers: a small call takes less time than creating it."""
     return Rule(mask, scale, Grid(b, h, n, m))
 
 
 def check_mask(mask: object) -> None:
-    """Raise if this is not a mask; whether it fits is checked later, with the grid."""
+    """Raise DTypeError if this is not a mask; whether it matches the sizes is checked later."""
     if mask is not None and not isinstance(mask, Mask):
-        hint = "; here a boolean tensor (True = may attend) needs Dense(…)" if isinstance(mask, Tensor) else ""
+        hint = "; wrap a boolean tensor (True = may attend) in Dense(…)" if isinstance(mask, Tensor) else ""
         raise DTypeError(f"mask: expected a headwise mask such as Causal(), got {type(mask).__name__}{hint}")

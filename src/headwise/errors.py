@@ -1,7 +1,8 @@
 """The exceptions of headwise; all are subclasses of `HeadwiseError` with a one-line message."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 __all__ = [
     "CheckpointError",
@@ -45,6 +46,15 @@ class TextError(HeadwiseError):
 
 class CheckpointError(HeadwiseError):
     """A file that is missing, damaged, of another type or model, or cannot be written."""
+
+
+def unknown_name(argument: str, value: object, known: Iterable[str]) -> ConfigError:
+    """The error for a value that is none of the known names; the message gives the closest ones, if any, and all."""
+    names = list(known)
+    close = get_close_matches(str(value), names, n=3, cutoff=0.5)
+    meant = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
+    between = " " if argument.startswith("--") else "="
+    return ConfigError(f"{argument}{between}{value!r}: {meant}expected one of {', '.join(map(repr, names))}")
 
 
 def not_installed(what: str, *packages: str) -> ConfigError:

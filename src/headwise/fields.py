@@ -1,14 +1,14 @@
-"""What an object holds, said once; its files, its graphs and its parts follow from that.
+"""Declarations of the fields of masks and scores, from which serialization, graphs and sharding are derived.
 
-A class below `Described` declares `holds`: a field for each argument of its constructor, under whose name the value is
-an attribute too. An array names its axes: b, h, n and m are batch entries, heads, queries and keys, of size 1 where one
-entry stands for all; other letters are axes of its own.
+A subclass of `Described` declares `holds`: a field for each argument of its constructor, which is also an attribute of
+that name. An array names its axes: b, h, n and m are batch entries, heads, queries and keys, of size 1 where they are
+broadcast; other letters are axes of its own.
 
     class Bias(Score):
         holds = {"values": Array("bhnm")}
 
-So one batch entry, some heads, or a rectangle has its share of each array (`cut`), ranks put theirs together
-(`joined`), and `write` and `read` make plain values of the object and the object of them.
+From it, `cut` slices the object to some batch entries, heads or a rectangle, `joined` gathers the parts of all ranks,
+and `write` and `read` serialize the object to plain values and back.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,10 +21,12 @@ from torch import Tensor
 from headwise.contents import Entry, each, number, whole, word
 from headwise.errors import CheckpointError, ConfigError, ShapeError
 
-DEEPEST = 200  # objects inside objects
+DEEPEST = 200  # the deepest nesting of objects
 Thing = TypeVar("Thing", bound="Described")
-Put = Callable[[Tensor], Any]  # keeps a tensor, and returns a plain value that stands for it
-Take = Callable[[Any, str], Tensor]  # the tensor that a plain value stands for, at a place of the file
+Put = Callable[[Tensor], Any]  # stores a tensor and returns a plain value that refers to it
+Take = Callable[
+    [Any, str], Tensor
+]  # returns the tensor that a plain value refers to; the string is its place, for errors
 
 
 class Section(NamedTuple):
@@ -39,27 +41,27 @@ Cuts = Mapping[str, Section]  # by the letter of the axis
 
 
 class Described:
-    """Base of what declares what it holds."""
+    """Base class of objects that declare their fields."""
 
-    # None: it holds what is no field; it then has no place in files and graphs.
+    # None: it has values that no field describes; it then cannot be part of files and graphs.
     holds: ClassVar[Mapping[str, "Field"] | None]
-    known: ClassVar[dict[str, Any]]  # the classes of its kind that files and graphs may name
-    called: ClassVar[str]  # what its kind is called in messages
+    known: ClassVar[dict[str, Any]]  # the registered classes of its kind, which files and graphs may name
+    called: ClassVar[str]  # the name of its kind in messages
 
     def cut(self, cuts: Cuts) -> Any:
-        """This as some entries of some axes have it; itself if nothing that it holds has those axes."""
+        """The object restricted to some entries of some axes; itself if none of its fields has those axes."""
         return self._changed(lambda field, name, x: field.cut(x, cuts, f"{type(self).__name__}({name})"))
 
     def joined(self, axis: str, size: int, join: Callable[[Tensor, int], Tensor]) -> Any:
-        """What the parts of all ranks are together, the inverse of `cut`.
+        """The object of all ranks together, the inverse of `cut`.
 
         Args:
-            size: of the axis in this part. join: a tensor of this part and those of the others, along a dimension.
+            size: size of the axis in this part. join: gathers a tensor from all parts along a dimension.
         """
         return self._changed(lambda field, _, x: field.joined(x, axis, size, join))
 
     def mapped(self: Thing, change: Callable[[Tensor], Tensor]) -> Thing:
-        """This with each of its tensors changed."""
+        """The object with `change` applied to each of its tensors."""
         return self._changed(lambda field, _, x: field.mapped(x, change))
 
     def _changed(self: Thing, change: Callable[["Field", str, Any], Any]) -> Thing:
@@ -73,23 +75,23 @@ class Described:
 
 
 def register(kind: type[Thing]) -> type[Thing]:
-    """Let files and graphs name a class, so that its objects can be saved and be part of a graph.
+    """Register a class, so that its objects can be saved and be part of a graph.
 
     Raises:
-        ConfigError: if it is no such class, holds what is no field, or another class has its name.
+        ConfigError: if it is not a `Described` class, its `holds` is None, or its name is taken.
     """
     if not (isinstance(kind, type) and issubclass(kind, Described)):
         raise ConfigError(f"register({kind!r}): expected a class of Mask or Score")
     name = kind.__name__
     if kind.holds is None:
-        raise ConfigError(f"{kind.called} {name}: holds=None, so it cannot be written; declare its fields")
+        raise ConfigError(f"{kind.called} {name}: holds is None, so it cannot be saved; declare its fields")
     if kind.known.setdefault(name, kind) is not kind:
-        raise ConfigError(f"{kind.called} {name}: {kind.known[name].__module__} has one of that name already")
+        raise ConfigError(f"{kind.called} {name}: {kind.known[name].__module__} already registers this name")
     return kind
 
 
 def unregistered(thing: Described) -> Described | None:
-    """The first object in it, or itself, that cannot be written: of a class that was not registered."""
+    """The first object in it, or itself, whose class is not registered; None if there is none."""
     for one in inside(thing):
         if one.known.get(type(one).__name__) is not type(one):
             return one
@@ -97,7 +99,7 @@ def unregistered(thing: Described) -> Described | None:
 
 
 def inside(thing: Described) -> list[Described]:
-    """The object and all that are in it."""
+    """The object and all objects nested in it."""
     found = [thing]
     for name, field in (thing.holds or {}).items():
         if isinstance(field, Inner):
@@ -106,9 +108,9 @@ def inside(thing: Described) -> list[Described]:
 
 
 def write(thing: Described, put: Put, deepest: int = DEEPEST) -> dict[str, Any]:
-    """An object that `unregistered` finds nothing in, as plain values; its tensors are given to `put`."""
+    """Serialize an object of registered classes to plain values; `put` stores its tensors."""
     if not deepest:
-        raise CheckpointError(f"more than {DEEPEST} {thing.called}s inside one another cannot be written")
+        raise CheckpointError(f"{thing.called}s nested more than {DEEPEST} deep cannot be saved")
     code: dict[str, Any] = {"kind": type(thing).__name__}
     for name, field in (thing.holds or {}).items():
         code[name] = field.write(getattr(thing, name), put, deepest - 1)
@@ -116,54 +118,54 @@ def write(thing: Described, put: Put, deepest: int = DEEPEST) -> dict[str, Any]:
 
 
 def read(kind: Any, code: Any, at: str, take: Take, deepest: int = DEEPEST) -> Any:
-    """The object of a class below `kind` that `write` was given.
+    """Deserialize what `write` returned for an object of a subclass of `kind`.
 
     Args:
-        at: where the code stands, for messages.
+        at: the place of the code, for messages.
     Raises:
-        HeadwiseError: if it is no such code, or its values are none that the class takes.
+        HeadwiseError: if the code or its values are invalid.
     """
     if not deepest:
-        raise CheckpointError(f"more than {DEEPEST} {kind.called}s inside one another")
+        raise CheckpointError(f"{kind.called}s nested more than {DEEPEST} deep")
     entry = Entry(code, at)
     name = entry.word("kind")
     found = kind.known.get(name)
     if found is None:
-        raise CheckpointError(f"unknown {kind.called} {name!r}; one of another package is known once that is imported")
+        raise CheckpointError(f"unknown {kind.called} {name!r}; if another package defines it, import that package")
     if more := [key for key in entry if key != "kind" and key not in found.holds]:
-        raise CheckpointError(f"{at}.{more[0]}: a {name} holds no such value")
+        raise CheckpointError(f"{at}.{more[0]}: {name} has no such field")
     held = {key: field.read(entry.raw(key), f"{at}.{key}", take, deepest - 1) for key, field in found.holds.items()}
     return found(**held)
 
 
 class Field:
-    """One value that an object holds. Unless overridden it is plain, and the same in all parts."""
+    """One value of an object. Unless overridden it is a plain value, and the same in all parts."""
 
-    plain = True  # it is no tensor and has no parts
+    plain = True  # not a tensor, and the same in all parts
 
     def write(self, value: Any, put: Put, deepest: int) -> Any:
-        """The value as a plain one."""
+        """Serialize the value."""
         return value
 
     def read(self, code: Any, at: str, take: Take, deepest: int) -> Any:
-        """The value again; raises CheckpointError for what is none."""
+        """Deserialize a value; raises CheckpointError if it is invalid."""
         raise NotImplementedError
 
     def cut(self, value: Any, cuts: Cuts, name: str) -> Any:
-        """What some entries of some axes have of it."""
+        """The value restricted to some entries of some axes."""
         return value
 
     def joined(self, value: Any, axis: str, size: int, join: Callable[[Tensor, int], Tensor]) -> Any:
-        """What the parts of all ranks are together."""
+        """The value of all ranks together."""
         return value
 
     def mapped(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-        """The value with its tensors changed."""
+        """The value with `change` applied to its tensors."""
         return value
 
 
 class Whole(Field):
-    """A whole number."""
+    """An integer."""
 
     def write(self, value: Any, put: Put, deepest: int) -> Any:
         return value if isinstance(value, torch.SymInt) else int(value)
@@ -194,7 +196,7 @@ class Array(Field):
     """A tensor.
 
     Attributes:
-        axes: a letter for each dimension; of several dimensions any may have size 1, one entry for all.
+        axes: a letter for each dimension; if there are several, any of them may have size 1 (broadcast).
         optional: whether it may be None.
     """
 
@@ -213,9 +215,9 @@ class Array(Field):
         for axis, (start, stop, of) in cuts.items():
             at = self.axes.find(axis)
             if value is None or at < 0 or (value.shape[at] == 1 < value.ndim):
-                continue  # there is none, or one entry for all
+                continue  # no such axis, or it is broadcast
             if value.shape[at] != of:
-                raise ShapeError(f"{name}: shape {tuple(value.shape)}, of which dimension {at} should be {of}")
+                raise ShapeError(f"{name}: got shape {tuple(value.shape)}, expected size {of} in dimension {at}")
             if (start, stop) != (0, of):
                 found = found.narrow(at, start, stop - start)
         return found
@@ -230,7 +232,7 @@ class Array(Field):
 
 @dataclass(frozen=True)
 class Counts(Field):
-    """A tuple of counts, one for each entry of an axis; None among them for no limit."""
+    """A tuple of counts, one for each entry of an axis; an entry of None means no limit."""
 
     axis: str
     plain = False
@@ -246,7 +248,7 @@ class Counts(Field):
             return value
         start, stop, of = cuts[self.axis]
         if len(value) != of:
-            raise ShapeError(f"{name}: {len(value)} entries; expected {of}")
+            raise ShapeError(f"{name}: got {len(value)} entries, expected {of}")
         return value if (start, stop) == (0, of) else value[start:stop]
 
     def joined(self, value: Any, axis: str, size: int, join: Callable[[Tensor, int], Tensor]) -> Any:
@@ -258,7 +260,7 @@ class Counts(Field):
 
 @dataclass(frozen=True)
 class Inner(Field):
-    """An object of the same kind or another."""
+    """A nested object of the same or another kind."""
 
     kind: Any
     plain = False

@@ -1,4 +1,4 @@
-"""The attention matrix that is never stored, yet used as a matrix.
+"""The attention matrix as an object that computes its entries on demand.
 
     >>> import torch, headwise as hw
     >>> q, k, v = torch.randn(3, 1, 4, 1000, 32)
@@ -12,7 +12,7 @@
     >>> sorted(amap.measure("entropy", "sink_mass"))          # and is measured in one pass
     ['entropy', 'sink_mass']
 
-It holds q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memory (Dao et al. 2022).
+It stores q, k and each row's log-sum-exp: p_ij = exp(S_ij − lse_i), O(n) memory (Dao et al. 2022).
 """
 
 import os
@@ -40,22 +40,22 @@ from headwise.tiles import Tile
 if TYPE_CHECKING:
     from scipy.sparse.linalg import LinearOperator
 
-DENSE_LIMIT = 1 << 26  # weights that to_dense() makes unasked: 256 MB in float32
+DENSE_LIMIT = 1 << 26  # the most weights that to_dense() returns without force=True: 256 MB in float32
 
 
 class AttentionMap:
-    """Attention weights of all batches and heads, [b, h, n, m], known by q, k and the log-sum-exp.
+    """Attention weights of all batch entries and heads, [b, h, n, m], computed from q, k and the log-sum-exp.
 
-    Everything read from it is detached, float32 (float64 for float64 inputs) and exact to the rounding of the
-    logits. Weights are those before dropout.
+    All results are detached, float32 (float64 for float64 inputs) and exact up to the rounding of the logits. Weights
+    are those before dropout.
 
     Attributes:
-        q, k: [b, h, n, d] and [b, h_kv, m, d], as they were given (no copy), in float32 if the keys came in eight bits
-            (they are kept so until they are read); lse: [b, h, n].
-        rule: mask, scale and size; kernel: which one computed it; refusals: why faster ones did not.
-        named: the kernel that was named for the call. It then reads the map too, or raises KernelError. "auto" if none
-            was: any that can reads the map, or the one that `use_kernel` or HEADWISE_KERNEL names at the time.
-        read_by: which kernel read it last, by what was read: "weights", "tiles", "statistics", "times" and others.
+        q, k: [b, h, n, d] and [b, h_kv, m, d], the tensors given to `attend` (no copy), in float32 if the keys were
+            quantized (they are dequantized when they are first read); lse: [b, h, n].
+        rule: mask, scale and sizes; kernel: the kernel that computed it; refusals: why faster kernels did not.
+        named: the kernel named in the call, which then also reads the map, or raises KernelError. "auto": the fastest
+            kernel that supports a read, or the one that `use_kernel` or HEADWISE_KERNEL names at that time.
+        read_by: the kernel of the last read of each kind: "weights", "tiles", "statistics", "times" and others.
         measured: the `Measurements` that `attend(..., measures=…)` requested, or None.
         nonfinite_values: [b, h_kv] count of NaN and infinite entries of v, or None if there are none.
     """
@@ -92,21 +92,21 @@ class AttentionMap:
 
     @property
     def mask(self) -> Mask:
-        """What each query may see."""
+        """The mask of the call."""
         return self.rule.mask
 
     @reading
     def __getitem__(self, index: Any) -> Tensor:
         """Exact weights of a tile: `amap[b, h, i0:i1, j0:j1]`, with integers, slices and `...` as in NumPy.
 
-        Only these rows and columns are computed; a missing index means all of that axis.
+        Only these rows and columns are computed. An omitted index selects the whole axis.
         """
         parts = map_index.parts(index)
         tile: Tensor = self._read("weights", *map_index.ranges(parts, self.shape))
         return tile.squeeze(tuple(axis for axis, part in enumerate(parts) if isinstance(part, int)))
 
     def row(self, i: int) -> Tensor:
-        """The weights of query i, [b, h, m]. Negative i counts from the end."""
+        """The weights of query i, [b, h, m]. A negative i counts from the end."""
         return self[:, :, i, :]
 
     @reading
@@ -127,9 +127,9 @@ class AttentionMap:
         """Per-head statistics, all in one pass over the tiles: name → [b, h].
 
         Args:
-            wanted: names (`headwise measures` lists them) and measures of your own.
-            rows: also keep every query's own value, as `.rows[name]` [b, h, n].
-            progress: called with the rows done and the rows in all (`headwise.progress`).
+            wanted: names (`headwise measures` lists them) and `Measure` objects.
+            rows: also keep the value of each query, as `.rows[name]` [b, h, n].
+            progress: called with the number of rows done and in total (`headwise.progress`).
         """
         return self.measured_by(None, resolve(wanted), rows=rows, progress=progress)
 
@@ -142,14 +142,14 @@ class AttentionMap:
         rows: bool = False,
         progress: Progress | None = None,
     ) -> Measurements:
-        """As `measure`, but with statistics of the rows that a kernel has given already; None for none as yet."""
+        """Like `measure`, but uses the statistics that a kernel has already computed; None if there are none."""
 
         def tiles() -> Iterator[Tile]:
             streamed: Iterator[Tile] = self._read("tiles", progress)
             return streamed
 
         missing = tuple(s for s in statistics_for(wanted, self.rule) if found is None or s not in found)
-        # What no kernel gave with the output, others would not give now; but a kernel that is named has no others.
+        # Statistics missing from the output's kernel are not requested again, unless one kernel is named for all reads.
         if missing and (found is None or kernel_of(self.named) != "auto"):
             found = {**(found or {}), **self._read("statistics", missing, progress)}
         result = measure(tiles, self.lse, self.rule, wanted, rows=rows, found=found)
@@ -160,7 +160,7 @@ class AttentionMap:
     def pool(self, size: int, reduce: str = "mean", *, progress: Progress | None = None) -> Tensor:
         """A picture at most `size` wide and high: [b, h, ⌈n/cell⌉, ⌈m/cell⌉] with cell = ⌈max(n, m)/size⌉.
 
-        "mean" is over the allowed cells of each square, "max" keeps peaks that a mean hides.
+        "mean" averages the unmasked pairs of each square; "max" keeps peaks that a mean would hide.
         """
         cell = pooling.cell_for(size, reduce, *self.shape[2:])
         found: Squares = self._read("squares", cell, progress)
@@ -170,10 +170,10 @@ class AttentionMap:
     def pooled(
         self, rows: range | slice, cols: range | slice, cell: int, *, progress: Progress | None = None
     ) -> Squares:
-        """A rectangle in squares of `cell` × `cell`, counted from its first row and column.
+        """A rectangle pooled over squares of `cell` × `cell`, starting at its first row and column.
 
-        Mean weight, largest weight and how many cells are allowed, each [b, h, ⌈rows/cell⌉, ⌈cols/cell⌉]; where none
-        is allowed, all three are 0. One head alone: `amap.head(b, h).pooled(…)`.
+        Returns mean weight, largest weight and number of unmasked pairs, each [b, h, ⌈rows/cell⌉, ⌈cols/cell⌉]; all are
+        0 if every pair is masked. For a single head use `amap.head(b, h).pooled(…)`.
 
             >>> import torch, headwise as hw
             >>> q, k, v = torch.randn(3, 1, 4, 1000, 32)
@@ -191,8 +191,8 @@ class AttentionMap:
 
     @reading
     def topk(self, k: int, *, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
-        """The k largest weights of each row and their keys, both [b, h, n, k], largest first and the lower key first
-        where scores are equal; weight 0 and key −1 beyond what the row may see, NaN and −1 where it is no number."""
+        """The k largest weights of each row and their keys, both [b, h, n, k], largest first; of equal scores the lower
+        key comes first. Masked entries have weight 0 and key −1; rows that are NaN have weight NaN and key −1."""
         if not 1 <= k <= self.shape[3]:
             raise ConfigError(f"topk(k={k}): expected 1 <= k <= {self.shape[3]}, the number of keys")
         found: tuple[Tensor, Tensor] = self._read("top", k, progress)
@@ -200,29 +200,30 @@ class AttentionMap:
 
     @reading
     def received(self) -> Tensor:
-        """Column mass Σ_i p_ij, what each key receives: [b, h, m]; sums to the queries that see something."""
+        """Column mass Σ_i p_ij, the weight that each key receives: [b, h, m]; without a learned sink it sums to the
+        number of queries that are not fully masked."""
         mass: Tensor = self._read("received")
         return mass
 
     @reading
     def diagonals(self) -> tuple[Tensor, Tensor]:
         """Mean weight by relative distance: offsets (key − position, ascending) [n + m − 1] and means
-        [b, h, n + m − 1] over the allowed cells of each diagonal; 0 where none is."""
+        [b, h, n + m − 1] over the unmasked pairs of each diagonal; 0 if all are masked."""
         return pooling.diagonal_means(*self._matrix, self._read("diagonals"))
 
     def to_dense(self, *, force: bool = False) -> Tensor:
-        """All weights, [b, h, n, m]. Refuses above 2²⁶ of them (256 MB in float32) unless `force=True`."""
+        """All weights, [b, h, n, m]. Raises ConfigError above 2²⁶ weights (256 MB in float32) unless `force=True`."""
         b, h, n, m = self.shape
         if b * h * n * m > DENSE_LIMIT and not force:
             raise ConfigError(
                 f"to_dense(): {b}×{h}×{n}×{m} weights would take {b * h * n * m * 4 / 1e9:.1f} GB; index a tile, "
-                f"pool() it, or say to_dense(force=True)"
+                f"pool() it, or use to_dense(force=True)"
             )
         return self[:]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the map as safetensors (q, k, log-sum-exp, mask, scale, scores): O(n) bytes, whole or not at all.
-        CheckpointError if the file cannot be written, or the mask or a score is of a class of your own."""
+        """Write the map as safetensors (q, k, log-sum-exp, mask, scale, scores): O(n) bytes, atomically. Raises
+        CheckpointError if the file cannot be written, or the class of the mask or of a score is not registered."""
         tensors = {"q": self.q, "k": self.k, "lse": self.lse}
         if self.nonfinite_values is not None:
             tensors["nonfinite_values"] = self.nonfinite_values
@@ -230,21 +231,20 @@ class AttentionMap:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "AttentionMap":
-        """Read what `save` wrote. CheckpointError if the file is missing, something else, or not bit for bit what was
-        written.
+        """Load a map that `save` wrote. Raises CheckpointError if the file is missing, of another format or damaged.
 
-        `kernel` says which one computed it; the machine that loads it may have others, so any of them reads it.
+        `kernel` is the kernel that computed it. `named` is "auto", because this machine may have other kernels.
         """
         tensors, rule, kernel = map_file.load(path)
         q, k, lse = (tensors[name] for name in ("q", "k", "lse"))
         return cls(q, k, lse, rule, kernel=kernel, nonfinite_values=tensors.get("nonfinite_values"))
 
     def as_linear_operator(self, batch: int = 0, head: int = 0) -> "LinearOperator":
-        """One head as a SciPy `LinearOperator` of shape (n, m): randomised SVD and eigenvalues without n×m."""
+        """One head as a SciPy `LinearOperator` of shape (n, m), for randomized SVD and eigenvalues without n×m."""
         return linear_operator(self.head(batch, head))
 
     def head(self, batch: int, head: int) -> "AttentionMap":
-        """The map of one batch entry and head alone, shape (1, 1, n, m); no copy."""
+        """The map of one batch entry and head, shape (1, 1, n, m); no copy."""
         b, h = self.shape[:2]
         if not (0 <= batch < b and 0 <= head < h):
             raise ShapeError(f"head(batch={batch}, head={head}): the map has {b} batch entries and {h} heads")
@@ -252,8 +252,8 @@ class AttentionMap:
         return AttentionMap(*one, kernel=self.kernel, named=self.named, refusals=self.refusals)
 
     def using(self, kernel: str) -> "AttentionMap":
-        """The same map, read by this kernel, which runs or raises as one that is named for a call; "auto": by any
-        that can. No copy.
+        """Return the same map with another kernel for its reads, which run with it or raise; "auto": the fastest that
+        supports a read. No copy.
 
         Raises ConfigError if there is no kernel of that name."""
         check_name(kernel)
@@ -267,7 +267,7 @@ class AttentionMap:
         scores = "".join(f", {score!r}" for score in self.rule.scores)
         return (
             f"AttentionMap({b} × {h} heads, {n} queries × {m} keys, {self.rule.mask!r}{scores}, kernel {self.kernel}; "
-            f"{size / 1e6:.1f} MB held, {b * h * n * m * 4 / 1e6:.1f} MB if it were dense)"
+            f"{size / 1e6:.1f} MB stored, {b * h * n * m * 4 / 1e6:.1f} MB if dense)"
         )
 
     @reading
@@ -275,7 +275,7 @@ class AttentionMap:
         shown = 0 if has_no_numbers(self.lse) else pooling.shown_heads(*self.shape)
         try:
             maps = [(f"head {i}", self.head(0, i).pool(pooling.SHOWN_CELLS)[0, 0].cpu().numpy()) for i in range(shown)]
-        except KernelError as error:  # the kernel that was named makes no pictures
+        except KernelError as error:  # the named kernel does not support pictures
             return maps_html(repr(self), [], str(error))
         return maps_html(repr(self), maps, pooling.shown_note(*self.shape, shown))
 
@@ -286,7 +286,7 @@ class AttentionMap:
     def _read(self, what: str, *given: Any, of: Matrix | None = None) -> Any:
         """The result of the method `what` of `kernels.reads.Reads` for this map, or for a part of it."""
         if has_no_numbers(self.lse):
-            raise KernelError(f"this map has no numbers to read: it is on {self.lse.device}, or of FakeTensors")
+            raise KernelError(f"this map has no data to read: it is on {self.lse.device}, or consists of FakeTensors")
         found, name = read(what, self._matrix if of is None else of, *given, kernel=self.named)
         self.read_by[what] = name
         return found

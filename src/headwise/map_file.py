@@ -19,15 +19,15 @@ from headwise.tensor_files import read_tensors, write_tensors
 FORMAT = "headwise-map-5"
 NAMES = ("q", "k", "lse")
 COUNTS = "nonfinite_values"
-TENSOR, BOOLEAN = "tensor.", "boolean."  # begin the names of the tensors of masks and scores
+TENSOR, BOOLEAN = "tensor.", "boolean."  # prefixes of the names of the tensors of masks and scores
 
 
 def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, kernel: str) -> None:
-    """Write q, k, lse and perhaps nonfinite_values with their rule; the file appears whole or not at all.
+    """Write q, k, lse and optionally nonfinite_values with their rule, atomically.
 
     Raises:
-        CheckpointError: if the file cannot be written, or a mask or a score is of a class that was not registered.
-        ShapeError, DTypeError, ConfigError: if the tensors and the rule do not fit each other.
+        CheckpointError: if the file cannot be written, or the class of a mask or score is not registered.
+        ShapeError, DTypeError, ConfigError: if the tensors and the rule do not match.
     """
     _check(tensors, rule)
     tensors = dict(tensors)
@@ -43,11 +43,11 @@ def save(path: str | os.PathLike[str], tensors: dict[str, Tensor], rule: Rule, k
 
 
 def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:
-    """What `save` was given.
+    """Read tensors, rule and kernel that `save` wrote.
 
     Raises:
-        CheckpointError: naming the file, if it is missing, damaged or something else, or its contents do not fit
-            together.
+        CheckpointError: naming the file, if it is missing, damaged or of another format, or its contents are
+            inconsistent.
     """
     with reading(path, "attention map"):
         tensors, header = read_tensors(path, FORMAT)
@@ -66,29 +66,29 @@ def load(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], Rule, str]:
         rule = Rule(mask, scale, Grid(b, h, n, given["k"].shape[2], first), tuple(scores))
         _check(given, rule)
         if tensors:
-            raise CheckpointError(f"tensor {next(iter(tensors))!r} belongs to no mask and no score")
+            raise CheckpointError(f"tensor {next(iter(tensors))!r} belongs to no mask or score")
         return given, rule, text.word("kernel")
 
 
 def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
-    """Raise if the tensors and the rule are not those of one map."""
+    """Raise if the tensors and the rule do not match."""
     q, k, lse = (tensors[name] for name in NAMES)
     check_vectors(q, k)
     if tuple(rule.grid) != (*q.shape[:3], k.shape[2]):
         raise ShapeError(
-            f"rule: made for {tuple(rule.grid)} (b, h, n, m), but q is {tuple(q.shape)}, k {tuple(k.shape)}"
+            f"rule: its sizes (b, h, n, m) are {tuple(rule.grid)}, but q is {tuple(q.shape)} and k {tuple(k.shape)}"
         )
     wide = torch.promote_types(q.dtype, torch.float32)
     if lse.shape != q.shape[:3] or lse.dtype != wide:
-        raise ShapeError(f"lse: {lse.dtype} {tuple(lse.shape)}; expected {wide} {tuple(q.shape[:3])} as q has rows")
+        raise ShapeError(f"lse: got {lse.dtype} {tuple(lse.shape)}, expected {wide} {tuple(q.shape[:3])}")
     counts = tensors.get(COUNTS)
     if counts is not None:
         if counts.shape != k.shape[:2] or counts.dtype != torch.int64:
             raise DTypeError(
-                f"{COUNTS}: {counts.dtype} {tuple(counts.shape)}; expected torch.int64 {tuple(k.shape[:2])}"
+                f"{COUNTS}: got {counts.dtype} {tuple(counts.shape)}, expected torch.int64 {tuple(k.shape[:2])}"
             )
         if bool((counts < 0).any()):
-            raise ConfigError(f"{COUNTS}: a count below 0")
+            raise ConfigError(f"{COUNTS}: counts must be >= 0")
     if not math.isfinite(rule.scale):
         raise ConfigError(f"scale={rule.scale}: expected a finite number")
     rule.mask.check(rule.grid)
@@ -96,19 +96,19 @@ def _check(tensors: dict[str, Tensor], rule: Rule) -> None:
 
 
 class _Store:
-    """The tensors of masks and scores among those of a file: each goes by its name there, and belongs to one."""
+    """The tensors of masks and scores in a file, by name; each belongs to one field."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
 
     def put(self, x: Tensor) -> str:
-        """Join a tensor to those of the file, and return its name there. Booleans are bytes in a file."""
+        """Add a tensor to those of the file and return its name. Booleans are stored as bytes."""
         name = f"{BOOLEAN if x.dtype == torch.bool else TENSOR}{len(self.tensors)}"
         self.tensors[name] = x.to(torch.uint8) if x.dtype == torch.bool else x
         return name
 
     def take(self, code: Any, at: str) -> Tensor:
-        """The tensor of a name."""
+        """Remove and return the tensor of a name."""
         name = word(code, at)
         if not name.startswith((BOOLEAN, TENSOR)) or name not in self.tensors:
             raise CheckpointError(f"{at}: tensor {name!r} is missing, or belongs to two masks or scores")
@@ -121,10 +121,10 @@ class _Store:
 
 
 def _code(thing: Described, store: _Store) -> dict[str, Any]:
-    """A mask or a score as a file has it. CheckpointError for a class that was not registered."""
+    """Serialize a mask or a score; raises CheckpointError if its class is not registered."""
     if (other := unregistered(thing)) is not None:
         raise CheckpointError(
-            f"a {other.called} of type {type(other).__name__} cannot be saved; register(…) its class in "
-            f"headwise.{other.called}s if it says what it holds"
+            f"a {other.called} of type {type(other).__name__} cannot be saved; declare its fields in `holds` and "
+            f"register the class with headwise.{other.called}s.register"
         )
     return write(thing, store.put)

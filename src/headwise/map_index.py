@@ -1,4 +1,4 @@
-"""Indices of an attention map as NumPy has them."""
+"""Indexing of attention maps, as in NumPy."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ from headwise.errors import ShapeError
 
 
 def parts(index: Any) -> list[Any]:
-    """The index of each of the four axes, `...` and missing ones as full slices."""
+    """The index of each of the four axes; `...` and omitted indices become full slices."""
     found = list(index) if isinstance(index, tuple) else [index]
     if found.count(Ellipsis) > 1 or len(found) - found.count(Ellipsis) > 4:
-        raise ShapeError(f"amap[{index}]: at most four indices, [batch, head, queries, keys]")
+        raise ShapeError(f"amap[{index}]: expected at most four indices, [batch, head, queries, keys]")
     if Ellipsis in found:
         at = found.index(Ellipsis)
         found[at : at + 1] = [slice(None)] * (4 - (len(found) - 1))
@@ -17,7 +17,7 @@ def parts(index: Any) -> list[Any]:
 
 
 def ranges(index: list[Any], shape: tuple[int, ...]) -> list[range]:
-    """The places on each axis that its index, of `parts`, selects."""
+    """The range that each index returned by `parts` selects on its axis."""
     found = []
     for name, size, part in zip(("batch", "head", "query", "key"), shape, index, strict=True):
         if isinstance(part, slice):
@@ -27,5 +27,5 @@ def ranges(index: list[Any], shape: tuple[int, ...]) -> list[range]:
                 raise IndexError(f"amap: {name} {part} is out of range for {size}")
             found.append(range(part % size, part % size + 1))
         else:
-            raise ShapeError(f"amap: {name} index {part!r}; expected an integer or a slice")
+            raise ShapeError(f"amap: expected an integer or a slice as {name} index, got {part!r}")
     return found

@@ -32,7 +32,7 @@ Map = TypeVar("Map", bound=Readable)
 
 
 def reading(method: Method) -> Method:
-    """Decorates a method that reads a map: without autograd, and without autocast, which would narrow the products."""
+    """Decorator for methods that read a map: disables autograd, and autocast, which would lower the precision."""
 
     @wraps(method)
     def wrapped(self: Any, *args: Any, **options: Any) -> Any:
@@ -43,7 +43,7 @@ def reading(method: Method) -> Method:
 
 
 def operand(x: Tensor, amap: Readable, size: int, what: str) -> Tensor:
-    """x [size, e] or [b, h or h_kv, size, e] in the map's dtype as [b, 1 or h or h_kv, size, e]."""
+    """Convert x [size, e] or [b, h or h_kv, size, e] to the map's dtype and [b, 1 or h or h_kv, size, e]."""
     b, h = amap.shape[:2]
     given = tuple(x.shape)
     x = x.detach().to(amap.lse)
@@ -56,7 +56,7 @@ def operand(x: Tensor, amap: Readable, size: int, what: str) -> Tensor:
 
 
 class TransposedMap(Generic[Map]):
-    """Pᵀ: multiplies from the key side."""
+    """The transposed map Pᵀ, for products."""
 
     def __init__(self, amap: Map) -> None:
         self._map = amap

@@ -1,8 +1,7 @@
-"""Masks given as tensors, as PyTorch and transformers do: booleans, numbers added to the scores, padding. No n×m copy
-is made of them.
+"""Masks given as tensors, as in PyTorch and transformers: boolean, added to the scores, padding. Without n×m copies.
 
-Most functions take `before`: the number of keys that precede those of the mask, which every query may attend to. The
-values of a mask are searched for a shorter form, such as `Lengths`, unless they are unknown, as in a graph.
+Most functions take `before`: the number of keys that precede those of the mask, which every query may attend to. If the
+values of a mask match a shorter form, such as `Lengths`, that is returned, unless they are unknown, as in a graph.
 """
 
 import torch
@@ -17,21 +16,21 @@ from headwise.scores import Bias, Score
 
 def of_argument(given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ...]]:
     """The mask and the scores of `mask=<tensor>` as `F.scaled_dot_product_attention` defines it: broadcastable to
-    [b, h, n, m], boolean with True = may attend, or floating and added to the scores, with gradients. A score of −∞
-    hides its key.
+    [b, h, n, m], boolean with True = may attend, or floating point and added to the scores, with gradients. −∞ masks a
+    key.
 
     Raises:
-        DTypeError, ShapeError: naming what came and what was expected.
+        DTypeError, ShapeError: naming the dtype or shape given and the one expected.
     """
     if given.dtype != torch.bool and not given.is_floating_point():
         raise DTypeError(
-            f"mask: expected a boolean tensor (True = may attend) or a floating one (added to the scores), got "
+            f"mask: expected a boolean tensor (True = may attend) or a floating point one (added to the scores), got "
             f"{given.dtype}"
         )
     full = tuple(grid)
     shape = (1,) * (4 - given.ndim) + tuple(given.shape)
     if len(shape) > 4 or any(size not in (1, whole) for size, whole in zip(shape, full, strict=True)):
-        hint = "; a mask of each batch entry is [b, 1, n, m]" if given.ndim == 3 else ""
+        hint = "; a mask per batch entry has shape [b, 1, n, m]" if given.ndim == 3 else ""
         raise ShapeError(
             f"mask: a tensor of shape {tuple(given.shape)} does not broadcast to [b, h, n, m] = {list(full)}{hint}"
         )
@@ -45,7 +44,7 @@ def of_argument(given: Tensor, grid: Grid) -> tuple[Mask | None, tuple[Score, ..
 
 
 def both(*masks: Mask | None) -> Mask | None:
-    """What all of them allow; None stands for everything."""
+    """The intersection of the masks; None masks nothing."""
     given = [mask for mask in masks if mask is not None]
     if not given:
         return None
@@ -56,8 +55,8 @@ def both(*masks: Mask | None) -> Mask | None:
 
 
 def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
-    """Real keys [b, m], True where a token stands, for n queries: `Lengths` if they stand in one piece, as padding on
-    either side leaves them, else a `Dense` whose rows share their memory."""
+    """The mask of a padding mask [b, m], True for tokens, for n queries: `Lengths` if the tokens are contiguous, with
+    padding on either side, else a `Dense` whose rows share memory."""
     if _unknown(real):
         return Dense(pad(real, (before, 0), value=True)[:, None, None, :].expand(-1, 1, n, -1))
     if bool(real.all()):
@@ -76,7 +75,7 @@ def of_padding(real: Tensor, n: int, before: int = 0) -> Mask | None:
 
 
 def of_boolean(allowed: Tensor, before: int = 0) -> Mask | None:
-    """A boolean [b or 1, h or 1, n, m], True = may attend; it is looked through for what has a shorter name."""
+    """The mask of a boolean tensor [b or 1, h or 1, n, m], True = may attend: None or `Causal` if it matches them."""
     if _unknown(allowed):
         return Dense(pad(allowed, (before, 0), value=True))
     if bool(allowed.all()):
@@ -92,8 +91,8 @@ def of_boolean(allowed: Tensor, before: int = 0) -> Mask | None:
 def of_additive(
     values: Tensor, n: int, before: int = 0, lowest: float = -torch.inf
 ) -> tuple[Mask | None, tuple[Score, ...]]:
-    """Numbers [b or 1, h or 1, n or 1, m] that are added to scores: what is `lowest` or less hides a key, and what is
-    left of the others is a bias, which keeps their graph. NaN stays, to be seen in the output."""
+    """The mask and scores of values [b or 1, h or 1, n or 1, m] that are added to scores: values ≤ `lowest` mask a key,
+    the others become a `Bias`, with gradients. NaN is kept and spreads to the output."""
     hidden = values.detach() <= lowest
     mask = None
     unknown = _unknown(values)
@@ -111,5 +110,5 @@ def of_additive(
 
 
 def _unknown(x: Tensor) -> bool:
-    """Whether the values of a mask cannot be read now: a graph has to hold for any, and other tensors have none."""
+    """Whether the values of a mask are unknown: a graph must hold for all values, and fake tensors have none."""
     return in_graph() or has_no_numbers(x)

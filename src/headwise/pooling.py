@@ -1,6 +1,6 @@
-"""Views of an attention matrix that are small: pooled to a picture, by distance, by key, its largest weights.
+"""Small summaries of an attention matrix: pooled to a picture, by distance, by key, largest weights.
 
-Each is one pass over the tiles and keeps O(n) or the size of its result.
+Each is one pass over the tiles, with memory O(n) or the size of its result.
 """
 
 from typing import NamedTuple
@@ -15,33 +15,33 @@ from headwise.progress import Progress
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
 from headwise.tiles import stream
 
-SHOWN_CELLS = 72  # across a picture of a head in a notebook
+SHOWN_CELLS = 72  # width of the picture of a head in a notebook
 SHOWN_HEADS = 12
-SHOWN_WEIGHTS = 40_000_000  # that all pictures of a map may take: less than a second on a few cores
+SHOWN_WEIGHTS = 40_000_000  # the most weights that all pictures of a map compute: less than a second on a few cores
 
 
 def shown_heads(b: int, h: int, n: int, m: int) -> int:
-    """How many heads of a map a notebook shows pictures of: 0 if one of them alone would take long."""
+    """The number of heads that a notebook shows pictures of; 0 if a single one would take long."""
     return min(h, SHOWN_HEADS, SHOWN_WEIGHTS // (n * m)) if b and n and m else 0
 
 
 def shown_note(b: int, h: int, n: int, m: int, shown: int) -> str:
-    """What is to be known of these pictures."""
+    """The caption of these pictures."""
     if not shown:
-        return "No picture: pool(512) makes one of every head." if n * m > SHOWN_WEIGHTS else ""
+        return "No picture is drawn; pool(512) computes one for each head." if n * m > SHOWN_WEIGHTS else ""
     cell = max(1, -(-max(n, m) // SHOWN_CELLS))
     of = f"{shown} of {h} heads" if shown < h else f"{h} head{'s' * (h > 1)}"
     entry = f", entry 0 of the batch of {b}" if b > 1 else ""
     squares = f", mean over squares of {cell} × {cell}" if cell > 1 else ""
-    return f"{of}{entry}: queries down, keys across{squares}; darker is more, up to each head's largest."
+    return f"{of}{entry}: queries down, keys across{squares}; darker is larger, scaled to each head's largest weight."
 
 
 class Squares(NamedTuple):
     """An attention matrix, or a rectangle of it, in squares of cell × cell; each [b, h, ⌈n/cell⌉, ⌈m/cell⌉].
 
-    mean: the mean weight of the cells that the mask allows, 0 where it allows none.
+    mean: the mean weight of the unmasked pairs, 0 if there are none.
     largest: the largest weight.
-    allowed: int64, how many cells the mask allows.
+    allowed: int64, the number of unmasked pairs.
     """
 
     mean: Tensor
@@ -50,7 +50,7 @@ class Squares(NamedTuple):
 
 
 def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: Progress | None = None) -> Squares:
-    """Weights in squares of `cell` × `cell`."""
+    """Pool the weights over squares of `cell` × `cell`."""
     b, h, n, m = rule.grid
     total = lse.new_zeros(b, h, -(-n // cell), -(-m // cell))
     largest, count = torch.zeros_like(total), torch.zeros_like(total, dtype=torch.int64)
@@ -66,24 +66,24 @@ def squares(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, cell: int, progress: 
 
 
 def cell_for(size: int, reduce: str, n: int, m: int) -> int:
-    """The cells of a picture at most `size` wide and high, of `AttentionMap.pool`; ConfigError for what it is not."""
+    """The cell size of a picture at most `size` wide and high; ConfigError for invalid arguments of `pool`."""
     if size < 1 or reduce not in ("mean", "max"):
         raise ConfigError(f"pool(size={size}, reduce={reduce!r}): expected size >= 1 and 'mean' or 'max'")
     return max(1, -(-max(n, m) // size))
 
 
 def side(name: str, given: range | slice, size: int) -> range:
-    """Rows or columns as a range within the matrix."""
+    """Check rows or columns and return them as a range."""
     side = range(*given.indices(size)) if isinstance(given, slice) else given
     if not isinstance(side, range) or side.step != 1 or not 0 <= side.start < side.stop <= size:
         raise ShapeError(
-            f"pooled({name}={given!r}): expected a range or slice with step 1, not empty and within 0 to {size}"
+            f"pooled({name}={given!r}): expected a non-empty range or slice with step 1 within 0 to {size}"
         )
     return side
 
 
 def in_squares(x: Tensor, cell: int) -> Tensor:
-    """[b, h, r, c] as [b, h, ⌈r/cell⌉, cell, ⌈c/cell⌉, cell], with zeros beyond the end."""
+    """Reshape [b, h, r, c] to [b, h, ⌈r/cell⌉, cell, ⌈c/cell⌉, cell], padded with zeros."""
     b, h, r, c = x.shape
     x = torch.nn.functional.pad(x, (0, -c % cell, 0, -r % cell))
     return x.view(b, h, x.shape[2] // cell, cell, x.shape[3] // cell, cell)
@@ -94,7 +94,7 @@ def top_keys(
 ) -> tuple[Tensor, Tensor]:
     """The `count` largest weights of each row and their keys, [b, h, n, count], largest first.
 
-    Where scores are equal the lower key comes first. Where a row may see fewer keys, the weights are 0 and the keys −1.
+    Of equal scores the lower key comes first. Beyond the keys that a query may attend to, weights are 0 and keys −1.
     """
     b, h, n, _ = rule.grid
     logs = lse.new_full((b, h, n, count), -torch.inf)
@@ -118,9 +118,9 @@ def column_sums(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
 
 
 def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, mass: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mean weight over the allowed cells of each diagonal: offsets [n + m − 1], means [b, h, n + m − 1].
+    """Mean weight over the unmasked pairs of each diagonal: offsets [n + m − 1], means [b, h, n + m − 1].
 
-    Offset = key − position, in ascending order; 0 where no cell is allowed. `mass` is what a kernel has added up.
+    Offset = key − position, in ascending order; 0 if all pairs are masked. `mass`: sums that a kernel has computed.
     """
     n, m = rule.grid.n, rule.grid.m
     offsets = torch.arange(n + m - 1, device=lse.device) - (n - 1) - rule.grid.shift
@@ -129,7 +129,7 @@ def diagonal_means(q: Tensor, k: Tensor, lse: Tensor, rule: Rule, mass: Tensor |
 
 
 def diagonal_mass(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
-    """Weights added up along the diagonals, [b, h, n + m − 1], from that of the last query and the first key on."""
+    """Sums of the weights along diagonals, [b, h, n + m − 1]; the first is that of the last query and first key."""
     b, h, n, m = rule.grid
     total = lse.new_zeros(b, h, n + m - 1)
     for tile in stream(q, k, lse, rule):
@@ -138,7 +138,7 @@ def diagonal_mass(q: Tensor, k: Tensor, lse: Tensor, rule: Rule) -> Tensor:
 
 
 def _diagonal_cells(rule: Rule) -> Tensor:
-    """How many cells of each diagonal the mask allows, [b or 1, h or 1, n + m − 1]."""
+    """The number of unmasked pairs on each diagonal, [b or 1, h or 1, n + m − 1]."""
     b, h, n, m = rule.grid
     found = lowered(rule)
     if isinstance(found, str) or found.dense is not None:
@@ -149,7 +149,7 @@ def _diagonal_cells(rule: Rule) -> Tensor:
                 allowed = allowed.expand(-1, -1, rows.stop - rows.start, cols.stop - cols.start)
                 count[..., _diagonals_of(rows, cols, n)] += diagonal_sums(allowed.long())
         return count
-    # A range of keys is a range of diagonals: one more from where it begins, one fewer from where it ends.
+    # A range of keys is a range of diagonals: add 1 where it begins, subtract 1 where it ends.
     start, stop = (found.spans.long() - torch.arange(n, device="cpu")[:, None, None] + n - 1).flatten(1, 2).unbind(-1)
     change, one = start.new_zeros(len(start), n + m), torch.ones_like(start)
     change.scatter_add_(1, start, one).scatter_add_(1, stop, -one)
@@ -157,6 +157,6 @@ def _diagonal_cells(rule: Rule) -> Tensor:
 
 
 def _diagonals_of(rows: Span, cols: Span, n: int) -> slice:
-    """Those that a tile lies on; cell (i, j) lies on diagonal j − i + n − 1."""
+    """The diagonals of a tile; pair (i, j) is on diagonal j − i + n − 1."""
     first = cols.start - (rows.stop - 1) + n - 1
     return slice(first, first + (rows.stop - rows.start) + (cols.stop - cols.start) - 1)

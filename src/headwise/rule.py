@@ -1,7 +1,7 @@
-"""What a score is, defined once: S_ij = cap(scale · q_i·k_j) + biases where the mask allows, −∞ elsewhere.
+"""The definition of a score: S_ij = cap(scale · q_i·k_j) + biases where the mask allows (i, j), −∞ elsewhere.
 
-p_ij = exp S_ij / Σ_j' exp S_ij', and a learned sink, if there is one, is one more term of the sum. Every kernel, the
-float64 reference and the tiles of an `AttentionMap` follow this file.
+p_ij = exp S_ij / Σ_j' exp S_ij'; a learned sink adds one more term to the sum. All kernels, the float64 reference and
+the tiles of an `AttentionMap` follow this file.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,17 +18,17 @@ from headwise.masks import Grid, Mask, Span, State
 from headwise.scores import Bias, RelativeBias, Score, SinkLogits, SoftCap, Terms
 from headwise.scores.terms import together
 
-TILE_ELEMENTS = 3 << 18  # scores held at once, all batches and heads together: 3 MB in float32
+TILE_ELEMENTS = 3 << 18  # scores in memory at once, over all batch entries and heads: 3 MB in float32
 KEY_BLOCK = 256
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A mask, a scale and scores laid over an attention matrix of a given size.
+    """A mask, a scale and scores for an attention matrix of a given size.
 
-    S_ij = cap(scale · q_i·k_j) + biases if the mask allows (i, j), else −∞ (Vaswani et al. 2017, eq. 1, with what
-    `headwise.scores` adds).
+    S_ij = cap(scale · q_i·k_j) + biases if the mask allows (i, j), else −∞ (Vaswani et al. 2017, eq. 1, with the
+    additions of `headwise.scores`).
     """
 
     mask: Mask
@@ -38,7 +38,7 @@ class Rule:
 
     @classmethod
     def of_terms(cls, mask: Mask, scale: float, grid: Grid, terms: Terms) -> "Rule":
-        """The rule whose scores are given as `terms`."""
+        """The rule with the scores given as `terms`."""
         scores: list[Score] = [SoftCap(terms.soft_cap)] if terms.soft_cap > 0 else []
         if terms.relative is not None and terms.relative.shape[1]:
             scores.append(RelativeBias(terms.relative, 1 - grid.n - grid.shift))
@@ -48,30 +48,30 @@ class Rule:
         return cls(mask, scale, grid, tuple(scores))
 
     def terms(self, like: Tensor) -> Terms:
-        """The scores as tensors, in the dtype and on the device of `like`, which is in the accumulating dtype."""
+        """The scores as tensors, in the dtype and on the device of `like`, which has the accumulation dtype."""
         if not self.scores:
             return Terms(self.grid.n)
         return together(self.grid.n, (score.terms(self.grid, like) for score in self.scores))
 
     def only(self, batch: int, head: int) -> "Rule":
-        """The rule as one batch entry and head sees it."""
+        """The rule of one batch entry and head."""
         cuts = {"b": Section(batch, batch + 1, self.grid.b), "h": Section(head, head + 1, self.grid.h)}
         return self.cut(cuts)
 
     def cut(self, cuts: Cuts) -> "Rule":
-        """The rule as some batch entries and heads see it."""
+        """The rule of some batch entries and heads."""
         sizes = {axis: stop - start for axis, (start, stop, _) in cuts.items()}
         scores = tuple(score.cut(cuts) for score in self.scores)
         return Rule(self.mask.cut(cuts), self.scale, replace(self.grid, **sizes), scores)
 
     def part(self, rows: Span, cols: Span) -> "Rule":
-        """The rectangle of these rows and columns as a rule of its own, for q[:, :, rows] and k[:, :, cols]: scores,
-        distances and mask are those that the whole has there. Scores of whole rows are left out, such as learned
-        sinks, and who merges parts adds them once."""
+        """The rule of a rectangle, for q[:, :, rows] and k[:, :, cols]: scores, distances and mask are the same as in
+        the whole matrix. Scores of whole rows, such as learned sinks, are omitted; code that merges parts adds them
+        once."""
         return self._part(rows, cols, [score.part(rows, cols, self.grid) for score in self.scores])
 
     def rows(self, rows: Span) -> "Rule":
-        """The rule of some rows and all keys, for q[:, :, rows], with the scores of whole rows."""
+        """The rule of some rows and all keys, for q[:, :, rows], including scores of whole rows."""
         cols = Span(0, self.grid.m)
         return self._part(rows, cols, [score.part(rows, cols, self.grid) or score for score in self.scores])
 
@@ -80,12 +80,12 @@ class Rule:
         return Rule(self.mask.part(rows, cols, self.grid), self.scale, self.grid.part(rows, cols), here)
 
     def kept(self) -> "Rule":
-        """The rule as a map keeps it: without graph, its numbers safe from the next step of training."""
+        """The rule for a map to keep: detached, and unaffected by later optimizer steps."""
         return Rule(self.mask, self.scale, self.grid, tuple(score.kept() for score in self.scores))
 
     def row_blocks(self, multiple: int = 1) -> Iterator[Span]:
-        """Query blocks whose tiles of KEY_BLOCK keys stay within TILE_ELEMENTS (at least 16 rows), each but
-        the last a multiple of `multiple` rows."""
+        """Yield blocks of queries whose tiles of KEY_BLOCK keys have at most TILE_ELEMENTS scores (at least 16 rows);
+        each but the last has a multiple of `multiple` rows."""
         b, h, n, m = self.grid
         height = max(16, TILE_ELEMENTS // max(1, b * h * min(m, KEY_BLOCK)))
         height = -(-height // multiple) * multiple
@@ -95,8 +95,7 @@ class Rule:
     def tiles(
         self, rows: Span, width: int = KEY_BLOCK, within: Span | None = None
     ) -> Iterator[tuple[Span, State]]:  # fmt: skip
-        """The tiles of `width` keys, of all keys or those `within`, that these rows can see something of, in order;
-        empty ones are skipped."""
+        """Yield the tiles of `width` keys, of all keys or those `within`, in order; fully masked tiles are skipped."""
         first, last = (0, self.grid.m) if within is None else within
         for start in range(first, last, width):
             cols = Span(start, min(start + width, last))
@@ -111,13 +110,13 @@ class Rule:
         return self.mask.allowed(i, j, self.grid)
 
     def is_full(self) -> bool:
-        """True if every query sees every key."""
+        """Whether every query attends to every key."""
         whole = Span(0, self.grid.n), Span(0, self.grid.m)
         return self.mask.state(*whole, self.grid) is State.FULL
 
 
 def check_vectors(q: Any, k: Any, v: Any = None) -> None:
-    """Raise ShapeError, DTypeError or DeviceError if these are not the queries, keys and values of one attention."""
+    """Raise ShapeError, DTypeError or DeviceError if these cannot be the queries, keys and values of one attention."""
     for name, x in (("q", q), ("k", k), ("v", k if v is None else v)):
         if x.ndim != 4:
             raise ShapeError(f"{name}: expected [batch, heads, seq, head_dim], got shape {tuple(x.shape)}")
@@ -130,9 +129,11 @@ def check_vectors(q: Any, k: Any, v: Any = None) -> None:
     b, h, _, d = q.shape
     h_kv, m = k.shape[1], k.shape[2]
     if k.shape != (b, h_kv, m, d):
-        raise ShapeError(f"k: shape {tuple(k.shape)} does not fit q {tuple(q.shape)}; expected ({b}, h_kv, m, {d})")
+        raise ShapeError(f"k: shape {tuple(k.shape)} does not match q {tuple(q.shape)}; expected ({b}, h_kv, m, {d})")
     if v is not None and v.shape[:3] != (b, h_kv, m):
-        raise ShapeError(f"v: shape {tuple(v.shape)} does not fit k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)")
+        raise ShapeError(
+            f"v: shape {tuple(v.shape)} does not match k {tuple(k.shape)}; expected ({b}, {h_kv}, {m}, d_v)"
+        )
     if h_kv == 0 or h % h_kv:
         raise ShapeError(f"q has {h} heads, not a multiple of the {h_kv} heads of k and v (num_heads, num_kv_heads)")
 
@@ -141,14 +142,14 @@ def score_tile(
     q: Tensor, k: Tensor, scale: float, soft_cap: float = 0.0, added: Iterable[Tensor] = (), *,
     minus: Tensor | None = None, out: Tensor | None = None, slope: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """cap(scale · q kᵀ) + all that is added − minus, before the mask.
+    """cap(scale · q kᵀ) + Σ added − minus, before the mask.
 
     Args:
         q, k, scale, out: as in `raw_scores`.
         minus: [b, h, r], the log-sum-exp of whole rows, or None. The result is then at most 0.
         soft_cap: the cap of SoftCap, or 0.0.
         added: as from `Terms.added`, each broadcasting to [b, h, r, c].
-        slope: memory [b, h, r, c] for the derivative of the cap, 1 − tanh²; only with a cap.
+        slope: output [b, h, r, c] for the derivative of the cap, 1 − tanh²; only with a cap.
     """
     if soft_cap == 0.0:
         scores = raw_scores(q, k, scale, minus, out)
@@ -161,18 +162,18 @@ def score_tile(
             scores.sub_(minus[..., None])
     for term in added:
         scores.add_(term)
-    # A weight is no more than 1; where scores are so large that their own rounding is, a difference could exceed 0.
+    # A weight is at most 1; if scores are so large that their rounding errors are, the difference could exceed 0.
     return scores if minus is None else scores.clamp_(max=0.0)
 
 
 def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    """scale · q kᵀ − minus before the mask, in the accumulating dtype.
+    """scale · q kᵀ − minus before the mask, in the accumulation dtype.
 
     Args:
         q: [b, h, r, d]; k: [b, h_kv, c, d]. With h_kv < h (grouped queries) the group is folded into the
             rows, so that keys are never repeated in memory.
         minus: [b, h, r] subtracted from each row (its log-sum-exp, to get log-weights), or None.
-        out: [b, h, r, c] contiguous memory to write into, or None for new memory.
+        out: contiguous output [b, h, r, c], or None to allocate it.
     Returns:
         [b, h, r, c] float32, or float64 for float64 inputs.
     """
@@ -191,7 +192,7 @@ def raw_scores(q: Tensor, k: Tensor, scale: float, minus: Tensor | None = None, 
 
 
 def grouped(weights: Tensor, values: Tensor) -> Tensor:
-    """weights [b, h, r, c] times values [b, h_kv, c, e], each value head shared by h / h_kv heads: [b, h, r, e]."""
+    """weights [b, h, r, c] times values [b, h_kv, c, e], each KV head shared by h / h_kv heads: [b, h, r, e]."""
     b, h, r, c = weights.shape
     h_kv, e = values.shape[1], values.shape[-1]
     out = torch.bmm(weights.reshape(b * h_kv, h // max(1, h_kv) * r, c), compute(values).reshape(b * h_kv, c, e))
@@ -211,15 +212,15 @@ def grouped_t(weights: Tensor, rows: Tensor, h_kv: int) -> Tensor:
 def diagonal_sums(x: Tensor) -> Tensor:
     """Sums along the diagonals of [b, h, r, c], from the lowest left to the highest right: [b, h, r + c − 1]."""
     b, h, r, c = x.shape
-    # Rows turned upside down and each shifted by its index: padding a row to r + c and reading the memory in
-    # rows of r + c - 1 does the shift.
+    # Flip the rows and shift each by its index: padding a row to r + c and reading the memory in rows of r + c - 1
+    # shifts them.
     padded = torch.nn.functional.pad(x.flip(2), (0, r))
     skewed = padded.reshape(b, h, r * (r + c))[..., : r * (r + c - 1)].view(b, h, r, r + c - 1)
     return skewed.sum(2)
 
 
 def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
-    """The gradient of learned sinks [h], of rows with these log-sum-exps and δ = Σ dO∘O, both [b, h, n].
+    """The gradient of learned sinks [h], from the log-sum-exp and δ = Σ dO∘O of each row, both [b, h, n].
 
     A sink's weight is p = exp(sink − lse), and its value 0: dS = p · (0 − δ).
     """
@@ -227,24 +228,24 @@ def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
 
 
 def sink_weight(sinks: Tensor, lse: Tensor) -> Tensor:
-    """The weights of learned sinks [h] in rows with these log-sum-exps, [b, h, n]; 0 in a row that sees nothing."""
+    """The weights of learned sinks [h], from the log-sum-exp of each row: [b, h, n]; 0 for fully masked queries."""
     return torch.exp(sinks.detach()[:, None] - lse).masked_fill(lse == -torch.inf, 0.0)
 
 
 def without_masked_queries(x: Tensor, lse: Tensor) -> Tensor:
-    """x [b, h, n, e] with 0 in the rows of fully masked queries, by the log-sum-exp [b, h, n]: NaN there, times a
-    weight of 0, would reach the gradients of keys that other queries see."""
+    """x [b, h, n, e] with 0 in the rows of fully masked queries, where lse [b, h, n] is −∞: a NaN there, times a weight
+    of 0, would spread to the gradients of keys that other queries attend to."""
     return x.masked_fill((lse == -torch.inf)[..., None], 0.0)
 
 
 def own_dtypes(x: Tensor) -> AbstractContextManager[object]:
-    """Within it products on x's device keep to the dtypes of what they are given, in an autocast block too: it would
-    narrow float32 logits, and the log-sum-exp with them."""
+    """Context manager that disables autocast on x's device, which would round float32 logits, and with them the
+    log-sum-exp, to 16 bits."""
     kind = x.device.type
     narrows = kind != "meta" and torch.is_autocast_enabled(kind)
     return torch.autocast(kind, enabled=False) if narrows else nullcontext()
 
 
 def compute(x: Tensor) -> Tensor:
-    """In the dtype that logits and softmax are kept in: float32, or float64 for float64."""
+    """Convert x to the dtype of logits and softmax: float32, or float64 for float64."""
     return x if x.dtype == torch.float64 else x.float()

@@ -1,7 +1,7 @@
-"""Tiles of an attention matrix, recomputed from q, k and the log-sum-exp, one after the other.
+"""Tiles of an attention matrix, recomputed one after another from q, k and the log-sum-exp.
 
-`stream` walks over the matrix row block by row block and yields each tile that is not empty. A tile computes
-what is asked of it and keeps it while it lives, so that many measures share one product q·kᵀ and one exp().
+`stream` yields the tiles that are not empty, row block by row block. A tile computes its properties on demand and
+caches them, so that many measures share one product q·kᵀ and one exp().
 """
 
 import math
@@ -15,18 +15,18 @@ from headwise.masks import Span, State
 from headwise.progress import Progress
 from headwise.rule import Rule, Terms, score_tile, sink_weight
 
-COMPUTING = "computing rows"  # what is reported to `progress=`
+COMPUTING = "computing rows"  # the stage reported to `progress=`
 
 
 class Scratch:
-    """Memory that the tiles of a stream write into, one after the other: fresh pages for each tile would cost more
-    than its arithmetic."""
+    """Buffers reused by the tiles of a stream: allocating new memory for each tile would take longer than computing
+    it."""
 
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Contiguous memory of that shape, in the dtype and on the device of `like`; its content is left over."""
+        """Return contiguous, uninitialized memory of that shape, in the dtype and on the device of `like`."""
         size = math.prod(shape)
         held = self._held.get(name)
         if held is None or held.numel() < size:
@@ -35,15 +35,15 @@ class Scratch:
 
 
 class Tile:
-    """Rows × columns of the attention matrix, for all batches and heads.
+    """Rows × columns of the attention matrix, for all batch entries and heads.
 
-    The tensors of a tile hold until the stream goes on to the next; clone what is to be kept.
+    The tensors of a tile are valid until the stream yields the next tile; clone those to keep.
 
     Attributes:
         rows, cols: query and key ranges.
         state: MIXED or FULL.
         lse: [b, h, r] log-sum-exp of the rows.
-        first, last: whether this is the first, the last tile of its row block.
+        first, last: whether this is the first or the last tile of its row block.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class Tile:
 
     @cached_property
     def allowed(self) -> Tensor | None:
-        """Boolean [b or 1, h or 1, r, c], or None if every cell is allowed."""
+        """Boolean mask [b or 1, h or 1, r, c], or None if every pair is allowed."""
         return None if self.state is State.FULL else self.rule.allowed(self.rows, self.cols, self._q.device)
 
     @cached_property
     def log_weights(self) -> Tensor:
-        """ln of the weights, [b, h, r, c]; −∞ where not allowed."""
-        # A row that sees nothing has lse = -inf; +inf instead makes all its weights 0.
+        """ln of the weights, [b, h, r, c]; −∞ where masked."""
+        # A fully masked query has lse = -inf; +inf instead makes all its weights 0.
         return self._scores("log_weights", self.lse.masked_fill(self.lse == -torch.inf, torch.inf))
 
     def _scores(self, name: str, minus: Tensor | None) -> Tensor:
@@ -79,20 +79,20 @@ class Tile:
 
     @cached_property
     def weights(self) -> Tensor:
-        """The attention weights, [b, h, r, c]; exactly 0 where not allowed. Rows sum to 1, or with a learned sink to
-        less."""
+        """The attention weights, [b, h, r, c]; exactly 0 where masked. The rows of the whole matrix sum to 1, or to
+        less with a learned sink."""
         return torch.exp(self.log_weights, out=self._scratch.take("weights", self.shape, self.lse))
 
     @property
     def logits(self) -> Tensor:
-        """The scores before the softmax, [b, h, r, c]; −∞ where not allowed."""
+        """The scores before the softmax, [b, h, r, c]; −∞ where masked."""
         return self.log_weights + self.lse[..., None]
 
     @cached_property
     def among_keys(self) -> tuple[Tensor, Tensor]:
-        """top [b, h, r] and e [b, h, r, c]: exp(top) · e are the weights up to one factor a row, the same in all its
-        tiles, for what is measured among the keys alone. They are 0 and the weights, or beside a learned sink, which
-        may leave weights too small for floating numbers, the tile's largest score and exp(S − top)."""
+        """top [b, h, r] and e [b, h, r, c], for measures of the distribution over the keys alone: exp(top) · e are the
+        weights up to a factor per row that is the same in all its tiles. They are 0 and the weights; or with a learned
+        sink, under which weights may underflow, the tile's largest score and exp(S − top)."""
         if self._terms.sinks is None:
             return torch.zeros_like(self.lse), self.weights
         scores = self._scores("scores", None)
@@ -113,27 +113,27 @@ class Tile:
     @cached_property
     def entropy(self) -> Tensor:
         """The tile's share of each row's entropy, −Σ p ln p over the keys, [b, h, r] in nats."""
-        # Not −∞, which a mask, a bias or a key that is not finite may give: 0 · −∞ would be NaN.
+        # −∞ from a mask, a bias or a non-finite key is clamped: 0 · −∞ would be NaN.
         logs = self.log_weights.clamp_min(torch.finfo(self.lse.dtype).min)
         return -torch.mul(self.weights, logs, out=self._scratch.take("product", self.shape, self.lse)).sum(-1)
 
     @cached_property
     def sink_weight(self) -> Tensor:
-        """What a learned sink takes of each row, [b, h, r]; 0 without one."""
+        """The weight of the learned sink in each row, [b, h, r]; 0 without one."""
         if self._terms.sinks is None:
             return torch.zeros_like(self.lse)
         return sink_weight(self._terms.sinks, self.lse)
 
     @cached_property
     def allowed_keys(self) -> Tensor:
-        """How many keys of the tile each row may see, [b, h, r]."""
+        """The number of keys of the tile that each query may attend to, [b, h, r]."""
         if self.allowed is None:
             return torch.full_like(self.lse, self.shape[-1])
         return self.allowed.sum(-1).to(self.lse).expand(self.lse.shape)
 
     @property
     def positions(self) -> Tensor:
-        """Where the rows stand on the key axis, [r]."""
+        """Positions of the queries on the key axis, [r]."""
         shift = self.rule.grid.shift
         return torch.arange(self.rows.start + shift, self.rows.stop + shift, device=self.lse.device)
 
@@ -146,8 +146,8 @@ class Tile:
     def mean_distance(self) -> Tensor:
         """Σ p·d over the tile with d = |position − key|, [b, h, r] in float64.
 
-        Where all keys are on one side of all rows, d is linear in the key index, so this is a thin product; it is
-        summed about the tile's near edge, which keeps float32 exact enough at any distance.
+        If all keys are on one side of all rows, d is linear in the key index, so this is a thin matrix product. Its
+        origin is the tile's near edge, which keeps float32 accurate at any distance.
         """
         position, key = self.positions, self.keys
         before, after = self.cols.stop - 1 <= int(position[0]), self.cols.start >= int(position[-1])
@@ -156,31 +156,31 @@ class Tile:
             return (self.weights * distance).sum(-1).double()
         edge = self.cols.stop - 1 if before else self.cols.start
         near, step = (edge - position).abs().double(), (key - edge).abs().to(self.weights.dtype)
-        # As the rows of a linear layer: a product with a tall matrix of two columns would be many times slower.
+        # `linear`, because a product with a tall matrix of two columns would be many times slower.
         powers = torch.stack((torch.ones_like(step), step))
         mass, first = torch.nn.functional.linear(self.weights, powers).double().unbind(-1)
         return near * mass + first
 
     @cached_property
     def distance_spread(self) -> Tensor:
-        """Of d = |position − key| over the tile, with top and e of `among_keys`: top, Σ e, the mean of d and
-        Σ e·(d − mean)², [b, h, r, 4] in float64. Sums about 0 would cancel where a head looks far at few distances."""
+        """For d = |position − key| over the tile, with top and e of `among_keys`: top, Σ e, the mean of d and
+        Σ e·(d − mean)², [b, h, r, 4] in float64. Moments about 0 would cancel for a few similar, large distances."""
         top, e = self.among_keys
         position, key = self.positions, self.keys
         middle = (position - (self.cols.start + self.cols.stop) // 2).abs()
-        offset = ((position[:, None] - key).abs() - middle[:, None]).to(e.dtype)  # [r, c], whole and small
+        offset = ((position[:, None] - key).abs() - middle[:, None]).to(e.dtype)  # [r, c], small integers
         room = self._scratch.take("product", self.shape, self.lse)
         mass = e.sum(-1)
         safe = mass.masked_fill(mass == 0, 1.0)
         mean = torch.mul(e, offset, out=room).sum(-1) / safe
         rest = torch.sub(offset, mean[..., None], out=self._scratch.take("rest", self.shape, self.lse))
-        first = torch.mul(e, rest, out=room).sum(-1)  # what rounding has left of the mean
+        first = torch.mul(e, rest, out=room).sum(-1)  # the rounding error of the mean
         second = room.mul_(rest).sum(-1)
         mean = middle.double() + mean.double() + first.double() / safe.double()
         return torch.stack((top.double(), mass.double(), mean, second.double()), -1)
 
     def diagonal(self, offset: int) -> tuple[Tensor, Tensor]:
-        """Weight of the key at position + offset, and whether it is in this tile and allowed: both [b, h, r]."""
+        """The weight of the key at position + offset, and whether it is in this tile and unmasked: both [b, h, r]."""
         target = self.positions + offset - self.cols.start
         inside = (target >= 0) & (target < self.shape[-1])
         if not bool(inside.any()):
@@ -196,7 +196,7 @@ class Tile:
 
 
 def tops(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The larger of two tiles' tops (`Tile.among_keys`), and the factors that bring the e of each to it."""
+    """The larger of two tiles' tops (`Tile.among_keys`), and the factors that rescale the e of each to it."""
     top = torch.maximum(one, other)
     base = top.masked_fill(top == -torch.inf, 0.0)
     return top, (one - base).exp(), (other - base).exp()
@@ -231,7 +231,7 @@ def stream(
 
     Args:
         q, k: [b, h, n, d] and [b, h_kv, m, d]; lse: [b, h, n].
-        width: keys a tile; multiple: row blocks are multiples of so many rows (for pooling).
+        width: keys per tile; multiple: the rows of a block are a multiple of this (for pooling).
         progress: called after each row block.
     """
     scratch, terms = Scratch(), rule.terms(lse)
@@ -240,7 +240,7 @@ def stream(
         previous: Tile | None = None
         for cols, state in rule.tiles(rows) if width is None else rule.tiles(rows, width):
             tile = Tile(block_q, k[:, :, cols.start : cols.stop], block_lse, rule, terms, rows, cols, state, scratch)
-            # One tile late, so that the last of a row block is known as the last.
+            # Tiles are yielded one step late, so that `last` of a row block is known.
             if previous is None:
                 tile.first = True
             else:

@@ -35,10 +35,11 @@ def model_folder(model: tuple[Decoder, CharTokenizer], tmp_path_factory: pytest.
 def headwise(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command line, in this process."""
 
-    def run(*args: object, answer: str | None = "") -> Done:
+    def run(*args: object, answer: str | bytes | None = "") -> Done:
         monkeypatch.setenv("COLUMNS", "120")
         monkeypatch.setattr(sys, "argv", ["headwise", *map(str, args)])
-        monkeypatch.setattr(sys, "stdin", None if answer is None else io.StringIO(answer))
+        given = answer.encode() if isinstance(answer, str) else answer
+        monkeypatch.setattr(sys, "stdin", None if given is None else io.TextIOWrapper(io.BytesIO(given)))
         code = 0
         try:
             main()

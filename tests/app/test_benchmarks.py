@@ -264,7 +264,7 @@ ROWS = [
     Row("decode-16k-fp32", "sdpa_rows", False, 1, median=4.0),
     Row("decode-16k-fp32", "bmm", False, 1, median=2.0),
     Row("decode-16k-fp32", "cpu", True, 1, median=1.0, bandwidth_share=0.5, memory=20_000_000),
-    Row("decode-16k-fp32", "triton_gpu", True, 1, skipped="the tensors are on cpu"),
+    Row("decode-16k-fp32", "triton_gpu", True, 1, skipped="it requires an NVIDIA GPU"),
 ]
 
 
@@ -289,7 +289,7 @@ def test_markdown_shows_ratios_shares_and_who_is_left_out() -> None:
     assert "| case | SDPA ms | cpu | rewrite | share of bandwidth | memory MB | spread | goal |" in text
     assert "| `decode-16k-fp32` | 8000 | 0.12 | 0.25 | 50% | 20 · 1.0 · — | ≤ 2% | " in text
     assert "| ≤ 2% | ≤ 0.2 × sdpa; ≤ 0.45 × rewrite |" in text
-    assert "- triton_gpu in all of them: the tensors are on cpu" in text
+    assert "- triton_gpu in all of them: it requires an NVIDIA GPU" in text
 
 
 def test_report_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """The report says what the model does, for any text."""
 
 import io
+import math
+import re
 from copy import deepcopy
 from pathlib import Path
 
@@ -88,7 +90,7 @@ def test_long_text_is_pooled_mean_and_largest(model: Model) -> None:
     np.testing.assert_allclose(passage.peaks, squares.max((3, 5)), atol=1e-6)
     allowed = np.tril(np.ones((65, 65))).reshape(13, 5, 13, 5).sum((1, 3))
     np.testing.assert_allclose(passage.maps, squares.sum((3, 5)) / np.maximum(allowed, 1), atol=1e-6)
-    assert any("24 tokens at a time" in note for note in report.notes)
+    assert any("24 tokens at a time" in value for name, value in report.facts if name == "caution")
 
 
 def test_pooled_text_keeps_every_character(model: Model) -> None:
@@ -194,3 +196,34 @@ def test_a_text_of_a_few_characters_is_not_compared(model: Model) -> None:
     report = see("武松", DecoderModel(*model))
     assert report.comparisons == []
     assert list(report.importance) == []
+
+
+@pytest.mark.parametrize(("heldout", "warned"), [(2.0, True), (50.0, False), (None, False)])
+def test_the_head_of_the_report_compares_the_loss_with_held_out_losses(
+    model: tuple[Decoder, CharTokenizer], heldout: float | None, warned: bool
+) -> None:
+    info = {} if heldout is None else {"heldout": {"a.txt": 1.5, "b.txt": heldout, "all": 99.0}}
+    facts = see("武松打虎，再来？", DecoderModel(*model, info=info)).facts
+    said = dict(facts)
+    assert said.get("held-out loss", "").startswith("" if heldout is None else f"1.50 to {heldout:.2f} nats per token")
+    assert ("held-out loss" in said) == (heldout is not None)
+    cautions = [value for name, value in facts if name == "caution"]
+    assert len(cautions) == warned
+    if warned:
+        loss = float(said["loss"].split()[0])
+        choices = int(re.search(r"among ([\d,]+) equally", cautions[0])[1].replace(",", ""))  # type: ignore[index]
+        assert choices == pytest.approx(math.exp(loss), rel=0.01, abs=1)
+        assert "2.00 nats (7 tokens)" in cautions[0]
+
+
+def test_held_out_losses_of_a_model_that_was_changed_are_not_its_own(model: tuple[Decoder, CharTokenizer]) -> None:
+    loaded = DecoderModel(*model, info={"heldout": {"a.txt": 1.5}, "changes": [{"prune": [[0, 1]]}]})
+    assert loaded.heldout == {}
+
+
+def test_the_head_of_the_report_says_what_is_beyond_the_trained_length(model: tuple[Decoder, CharTokenizer]) -> None:
+    cautions = [[x for name, x in see("武" * n, DecoderModel(*model)).facts if name == "caution"] for n in (24, 31)]
+    assert cautions[0] == []
+    assert "trained on 24 tokens at a time" in cautions[1][0]
+    assert "the last 7 tokens" in cautions[1][0]
+    assert "最后 7 个词元" in cautions[1][0].zh

@@ -347,7 +347,7 @@ def test_measures_come_between_two_graphs(names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("options", [{"return_map": True, "measures": ["entropy"]}, {"mask": EveryOther()}])
 def test_what_ends_a_graph_is_said_where_there_must_be_one(options: dict[str, Any]) -> None:
-    with pytest.raises(Exception, match="leave out fullgraph=True"):  # in an error of the compiler's own
+    with pytest.raises(Exception, match="omit fullgraph=True"):  # in an error of the compiler's own
         whole(lambda q, k, v: attend(q, k, v, **options))(*qkv())
 
 

@@ -130,7 +130,7 @@ def test_scattered_documents_are_told() -> None:
     assert scattered.spans(Grid(1, 1, 5, 5)) is None
     assert (scattered | Causal()).spans(Grid(1, 1, 5, 5)) is None
     reason = lower(Rule(Causal() & scattered, 1.0, Grid(1, 1, 5, 5)))
-    assert reason == "the keys that a query may see are not a few ranges under Documents(<1×5 ids>)"
+    assert reason == "the mask Documents(<1×5 ids>) does not allow each query a few ranges of keys"
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -162,7 +162,7 @@ def test_every_score_is_its_numbers(name: str, n: int, m: int) -> None:
 def test_biases_that_would_grow_are_told() -> None:
     by_batch, by_head = Bias(torch.zeros(7, 1, 500, 1)), Bias(torch.zeros(1, 6, 1, 500))
     reason = lower(Rule(Causal(), 1.0, Grid(7, 6, 500, 500), (by_batch, by_head)))
-    assert reason == "biases of shapes (7, 1, 500, 1) and (1, 6, 1, 500) would grow to (7, 6, 500, 500) as one"
+    assert reason == "the sum of biases of shapes (7, 1, 500, 1) and (1, 6, 1, 500) would have shape (7, 6, 500, 500)"
 
 
 def test_no_scores_are_no_numbers() -> None:

@@ -185,7 +185,7 @@ def test_to_dense_refuses_what_would_not_fit() -> None:
     _, amap = attend(q, q, q, mask=Causal() & Window(3), return_map=True)
     with pytest.raises(ConfigError, match=r"0\.3 GB.*force=True"):
         amap.to_dense()
-    assert "MB held" in repr(amap)
+    assert "MB stored" in repr(amap)
 
 
 @pytest.mark.parametrize("name", MASKS)

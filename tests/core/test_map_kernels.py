@@ -129,7 +129,7 @@ def test_measures_asked_for_with_the_call_are_made_by_its_kernel() -> None:
     for kernel in ("reference", "torch_blocks"):
         _, amap = attend(q, k, v, mask=MASK, kernel=kernel, return_map=True, measures=["entropy"])
         assert amap.read_by["tiles"] == kernel
-    with pytest.raises(KernelError, match="kernel='torch_fused' cannot read this map: it gives no statistics"):
+    with pytest.raises(KernelError, match="kernel='torch_fused' cannot read this map: it does not compute statistics"):
         attend(q, k, q[:, :3, :1].expand(-1, -1, 53, -1), kernel="torch_fused", return_map=True, measures=["entropy"])
 
 

@@ -144,9 +144,9 @@ def test_a_map_with_them_is_saved_and_loaded(tmp_path: Path) -> None:
     assert type(again.rule.scores[0]) is Fading
     del Mask.known["Chunks"]
     try:
-        with pytest.raises(CheckpointError, match="unknown mask 'Chunks'; one of another package"):
+        with pytest.raises(CheckpointError, match="unknown mask 'Chunks'; if another package"):
             hw.AttentionMap.load(tmp_path / "map")
-        with pytest.raises(CheckpointError, match=r"a mask of type Chunks cannot be saved; register\(…\)"):
+        with pytest.raises(CheckpointError, match=r"a mask of type Chunks cannot be saved; .*masks.register"):
             amap.save(tmp_path / "again")
     finally:
         register(Chunks)
@@ -199,7 +199,7 @@ def test_ranks_that_hold_some_heads_have_their_part_and_put_it_together() -> Non
     again = parts[1].joined("h", 2, join)
     assert torch.equal(again.rates, score().rates)
     assert torch.equal(again.keys, score().keys)
-    with pytest.raises(ShapeError, match=r"Fading\(rates\): shape \(6,\), of which dimension 0 should be 8"):
+    with pytest.raises(ShapeError, match=r"Fading\(rates\): got shape \(6,\), expected size 8 in dimension 0"):
         score().cut({"h": Section(0, 2, 8)})
 
 
@@ -218,7 +218,7 @@ def test_the_mask_says_of_tiles_ranges_and_entries_what_it_says_of_cells() -> No
     lambda: register(type("Loose", (Chunks,), {"holds": None})),
 ])  # fmt: skip
 def test_names_are_given_once_and_to_what_can_be_written(make: Callable[[], Any]) -> None:
-    with pytest.raises(ConfigError, match=r"has one of that name already|holds=None, so it cannot be written"):
+    with pytest.raises(ConfigError, match=r"already registers this name|holds is None, so it cannot be saved"):
         make()
     assert Mask.known["Chunks"] is Chunks
     assert Mask.known["Causal"] is Causal

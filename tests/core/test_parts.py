@@ -9,7 +9,7 @@ from samples import MASKS, SCORES, dense_truth, qkv
 
 from headwise.errors import CheckpointError
 from headwise.kernels import KERNELS
-from headwise.kernels.autograd import done_by
+from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call
 from headwise.lowering import Lowered, lower
 from headwise.map import AttentionMap
@@ -88,7 +88,7 @@ def test_kernels_compute_a_part(kernel: str, name: str, rectangle: tuple[Span, S
     call = Call(q[:, :, rows.start : rows.stop], part_k, part_v, rule, statistics=wanted)
     if KERNELS[kernel].refuse(call) is not None:
         pytest.skip(f"{kernel}: {KERNELS[kernel].refuse(call)}")
-    found = done_by(KERNELS[kernel], call)
+    found = run_kernel(KERNELS[kernel], call)
 
     _, allowed, scores = dense_truth(q, k, mask)
     far = (torch.arange(37)[:, None] + 16 - torch.arange(53)).double()
@@ -115,7 +115,9 @@ def test_gradients_of_a_part_are_those_of_its_dense_form() -> None:
     q, k, v = (x.double().requires_grad_() for x in qkv())
     rule = Rule(Causal(), 8**-0.5, Grid(2, 6, 37, 53)).part(rows, cols)
     ours = [x.detach().float().requires_grad_() for x in (q[:, :, 7:37], k[:, :, 11:40], v[:, :, 11:40])]
-    out = done_by(KERNELS["torch_blocks" if KERNELS["cpu"].refuse(Call(*ours, rule)) else "cpu"], Call(*ours, rule)).out
+    out = run_kernel(
+        KERNELS["torch_blocks" if KERNELS["cpu"].refuse(Call(*ours, rule)) else "cpu"], Call(*ours, rule)
+    ).out
     seen = cut(Causal().to_dense(37, 53), rows, cols)
     keys, values = (x[:, :, 11:40].repeat_interleave(2, 1) for x in (k, v))
     scores = (q[:, :, 7:37] @ keys.transpose(-1, -2) * 8**-0.5).masked_fill(~seen, -torch.inf)
@@ -133,7 +135,7 @@ def test_a_map_of_some_queries_is_kept_with_where_they_stand(tmp_path) -> None:
     rows, cols = Span(3, 21), Span(0, 53)
     rule = Rule(Causal(), 8**-0.5, Grid(2, 6, 37, 53)).part(rows, cols)
     call = Call(q[:, :, 3:21], k, v, rule)
-    amap = AttentionMap(call.q, k, done_by(KERNELS["torch_blocks"], call).lse, rule)
+    amap = AttentionMap(call.q, k, run_kernel(KERNELS["torch_blocks"], call).lse, rule)
     amap.save(tmp_path / "map")
     again = AttentionMap.load(tmp_path / "map")
     truth = dense_truth(q, k, Causal())[0][:, :, 3:21]

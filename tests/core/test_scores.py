@@ -462,7 +462,7 @@ def test_one_score_needs_no_tuple_and_none_changes_no_bit() -> None:
 
 def test_a_kernel_that_knows_no_scores_says_so() -> None:
     q, k, v = qkv(e=8)
-    with pytest.raises(KernelError, match=r"no scores but.*SoftCap\(cap=9.0\)"):
+    with pytest.raises(KernelError, match=r"not support the scores.*SoftCap\(cap=9.0\)"):
         attend(q, k, v, score=SoftCap(9.0), kernel="torch_fused")
 
 

@@ -55,3 +55,22 @@ def test_tensors_are_written_and_read_in_one_place() -> None:
     """There signs are carried out, memory is parted, and the checksum is made."""
     found = [path for path in SOURCE.rglob("*.py") if "safetensors.torch" in path.read_text(encoding="utf-8")]
     assert [path.name for path in found] == ["tensor_files.py"]
+
+
+def test_lazy_negation_and_conjugation_are_resolved(tmp_path: Path) -> None:
+    pairs = torch.randn(5, dtype=torch.complex64)
+    lazy = {"negated": pairs.conj().imag, "conjugate": pairs.conj()}
+    assert lazy["negated"].is_neg()
+    assert lazy["conjugate"].is_conj()
+    write_tensors(tmp_path / "x", lazy, {"format": "test"})
+    found, _ = read_tensors(tmp_path / "x", "test")
+    assert torch.equal(found["negated"], -pairs.imag)
+    assert torch.equal(found["conjugate"], torch.complex(pairs.real, -pairs.imag))
+
+
+def test_the_same_contents_give_the_same_bytes(tmp_path: Path) -> None:
+    header = {"format": "test", **{f"key {i}": str(i) for i in range(12)}}
+    tensors = {"a": torch.arange(3.0), "b": torch.arange(5)}
+    write_tensors(tmp_path / "one", tensors, header)
+    write_tensors(tmp_path / "other", dict(reversed(tensors.items())), dict(reversed(header.items())))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()

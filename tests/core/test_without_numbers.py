@@ -63,9 +63,9 @@ def test_maps_have_shapes_and_nothing_to_read(device: str) -> None:
     assert amap.shape == (2, 6, 7, 11)
     assert (amap.lse.shape, amap.lse.dtype, amap.lse.device.type) == ((2, 6, 7), torch.float32, device)
     for read in (lambda: amap[0], lambda: amap.measure("entropy"), lambda: amap.pool(4), lambda: amap.topk(2)):
-        with pytest.raises(hw.KernelError, match="no numbers to read"):
+        with pytest.raises(hw.KernelError, match="no data to read"):
             read()
-    with pytest.raises(hw.ConfigError, match=r"measures=.*numbers"):
+    with pytest.raises(hw.ConfigError, match=r"measures=.*data"):
         hw.attend(*qkv(device), return_map=True, measures=["entropy"])
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from headwise.kernels import KERNELS
-from headwise.kernels.autograd import done_by
+from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Result
 from headwise.masks import Everything, Grid, Mask
 from headwise.rule import Rule
@@ -38,7 +38,7 @@ def run(
     rule = Rule(mask or Everything(), q.shape[-1] ** -0.5 if scale is None else scale, grid, tuple(score))
     call = Call(q, k, v, rule, dropout, seed, tuple(statistics))
     assert KERNELS["cpu"].refuse(call) is None
-    return done_by(KERNELS["cpu"], call)
+    return run_kernel(KERNELS["cpu"], call)
 
 
 def error(got: Tensor, expected: Tensor) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 from headwise.attention import attend
 from headwise.cache import KVCache, SlidingCache
 from headwise.kernels import KERNELS
-from headwise.kernels.autograd import done_by
+from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu import binding
 from headwise.kernels.cpu.library import library
@@ -62,7 +62,7 @@ def eight(
     call = Call(q, keys, values, rule, dropout, 5, statistics)
     assert KERNELS["cpu"].refuse(call) is None
     with torch.no_grad():
-        found = done_by(KERNELS["cpu"], call)
+        found = run_kernel(KERNELS["cpu"], call)
     assert not {"k", "v"} & vars(call).keys()
     return found, keys.to(torch.float64).decoded(), values.to(torch.float64).decoded()
 
@@ -141,7 +141,7 @@ def test_dropout_drops_what_it_drops_of_floats() -> None:
     q, k, v = qkv(n=2, m=600)
     found, keys, values = eight(q, k, v, Causal(), dropout=0.4)
     rule = Rule(Causal(), q.shape[-1] ** -0.5, Grid(2, 6, 2, 600))
-    floats = done_by(KERNELS["cpu"], Call(q, keys.float(), values.float(), rule, 0.4, 5))
+    floats = run_kernel(KERNELS["cpu"], Call(q, keys.float(), values.float(), rule, 0.4, 5))
     assert error(found.out, floats.out) < 1e-5
 
 
@@ -150,7 +150,7 @@ def test_more_queries_than_fit_are_computed_from_floats(n: int, h: int) -> None:
     q, k, v = qkv(1, h, 2, n, 64, 8, 8)
     keys, values = QuantizedKV.of(k), QuantizedKV.of(v)
     call = Call(q, keys, values, Rule(Causal(), 0.3, Grid(1, h, n, 64)))
-    found = done_by(KERNELS["cpu"], call)
+    found = run_kernel(KERNELS["cpu"], call)
     assert ("k" in vars(call)) == (n * h // 2 > 48)
     assert error(found.out, attend(q, keys.decoded(), values.decoded(), mask=Causal(), scale=0.3)) < 1e-6
 
@@ -204,7 +204,7 @@ def test_a_scale_that_is_not_finite() -> None:
     assert found[:, :2].isfinite().all()
     rule = Rule(Lengths([60]), 0.3, Grid(1, 4, 1, 70))
     with pytest.raises(Declined):
-        done_by(KERNELS["cpu"], Call(q, keys, values, rule))
+        run_kernel(KERNELS["cpu"], Call(q, keys, values, rule))
     keys.scales[0, 0, 65] = math.inf
     values.scales[0, 1, 3], values.scales[0, 0, 66] = 1.0, math.inf
     assert attend(q, keys, values, mask=Lengths([60])).isfinite().all()

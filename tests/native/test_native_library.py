@@ -30,7 +30,7 @@ def anew() -> Iterator[None]:
 def test_missing_library_is_told(tmp_path: Path) -> None:
     found = load(tmp_path / NAME)
     assert found.handle is None
-    assert f"there is no {NAME}" in str(found.reason)
+    assert f"{NAME} is missing" in str(found.reason)
     assert found.target() is None
     assert found.targets() == []
 
@@ -42,7 +42,7 @@ def test_file_that_is_no_library_is_told(tmp_path: Path) -> None:
 
 
 def test_other_library_is_told() -> None:
-    assert "no libheadwise" in str(load(Path(_ctypes.__file__)).reason)
+    assert "not libheadwise" in str(load(Path(_ctypes.__file__)).reason)
 
 
 def test_other_version_is_told(tmp_path: Path) -> None:
@@ -52,13 +52,13 @@ def test_other_version_is_told(tmp_path: Path) -> None:
     source, path = tmp_path / "old.c", tmp_path / NAME
     source.write_text(f"int headwise_abi_version(void) {{ return {ABI + 7}; }}", encoding="utf-8")
     subprocess.run([cc, "-shared", "-fPIC", "-o", str(path), str(source)], check=True)
-    assert f"interface {ABI + 7}, and this headwise needs {ABI}" in str(load(path).reason)
+    assert f"ABI version {ABI + 7}, expected {ABI}" in str(load(path).reason)
 
 
 @pytest.mark.usefixtures("anew")
 def test_library_that_the_user_names_loads_or_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(OVERRIDE, str(tmp_path / "mine.so"))
-    with pytest.raises(KernelError, match=f"{OVERRIDE}=.*mine.so.*there is no mine.so.*unset"):
+    with pytest.raises(KernelError, match=f"{OVERRIDE}=.*mine.so.*mine.so is missing.*unset"):
         library()
 
 
@@ -146,7 +146,7 @@ def used_target(**more: str) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(("options", "code"), [([], 1), (["--if-possible"], 0)])
+@pytest.mark.parametrize(("options", "code"), [([], 1), (["--if-possible"], 0), (["--background"], 0)])
 def test_compiling_without_a_compiler_is_told(options: list[str], code: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(tmp_path)}
     command = [sys.executable, str(ROOT / "native" / "compile.py"), *options]

@@ -94,7 +94,7 @@ class Half:
 
 
 def test_what_breaks_its_contract_is_named_with_the_line():
-    with pytest.raises(ConfigError, match=r"register\(Half\): a kernel defines reads \(what it reads of a map"):
+    with pytest.raises(ConfigError, match=r"register\(Half\): a kernel must define reads \(the reads of maps"):
         register_kernel(Half())
     with pytest.raises(ConfigError, match=r"expected a headwise.models.Kind"):
         register_kind(Half())
@@ -106,5 +106,5 @@ def test_what_breaks_its_contract_is_named_with_the_line():
         register_measure(Half)
     with pytest.raises(ConfigError, match=r"expected a class of AttentionLayer, got .*Half"):
         DESIGNS["half"] = Half
-    with pytest.raises(ConfigError, match=r"there is another kernel 'reference'"):
+    with pytest.raises(ConfigError, match=r"the name 'reference' is taken"):
         register_kernel(type("Named", (Half,), {"name": "reference", "reads": 1, "run": 1, "gradients": 1})())

@@ -93,6 +93,31 @@ def test_norms_of_queries_and_keys_take_the_layers_largest(name):
     assert_close(after[0], before[0] * (tau / before[0].max()), rtol=1e-4, atol=1e-5)
 
 
+class Odd(torch.nn.Module):
+    """A norm that neither multiplies with its weight nor with one more."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+
+    def forward(self, z):
+        return z * (self.weight + 2.0)
+
+
+def test_a_norm_that_is_unknown_is_refused_before_anything_changes():
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(*(hw.MultiHeadAttention(24, 4, qk_norm=True) for _ in range(2)))
+    model[1].q_norm = Odd(6)
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    with hw.watch(model, **OPTIONS) as record:
+        model(torch.randn(2, 7, 24))
+    with pytest.raises(
+        hw.ConfigError, match=r"1 \(MultiHeadAttention\): how its norm Odd applies its weight is unknown"
+    ):
+        hw.telemetry.qk_clip(model, record, tau=1e-3)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
+
+
 def test_largest_logits_at_or_below_zero_change_nothing():
     torch.manual_seed(1)
     layer = hw.MultiHeadAttention(8, 2).eval()

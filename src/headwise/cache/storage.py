@@ -56,7 +56,7 @@ class Rounded:
         if lost:
             most = torch.finfo(self.dtype).max
             raise DTypeError(
-                f"cache: {lost} of the new numbers exceed ±{most:.5g}, the largest of {self.dtype}; use "
+                f"cache: {lost} of the new values exceed ±{most:.5g}, the largest of {self.dtype}; use "
                 f"stored='bfloat16' or None"
             )
         return (kept,)

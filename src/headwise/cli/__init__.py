@@ -1,7 +1,7 @@
 """The command line: every command is one call into the library."""
 
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +11,7 @@ from headwise.cli.judge import claims, doctor, plan
 from headwise.cli.learn import train, write
 from headwise.cli.look import measures, see, trace
 from headwise.cli.measure import measure
+from headwise.cli.streams import standard_streams
 from headwise.cli.view import view
 from headwise.errors import HeadwiseError
 from headwise.plugins import load
@@ -39,8 +40,31 @@ for command in (
     app.command()(command)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib import metadata
+
+        typer.echo(f"headwise {metadata.version('headwise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
 def main() -> None:
     """Run the command line; errors that the user can fix are printed as one line, with exit code 2."""
+    with standard_streams():
+        _main()
+
+
+def _main() -> None:
     try:
         load()
         # Some versions of typer give the code of an Exit back instead of raising it.

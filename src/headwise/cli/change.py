@@ -12,10 +12,11 @@ import typer
 
 from headwise.cli.job import carry_out, is_done, is_wanted, job_of, opened, print_tables, save_json
 from headwise.cli.options import Model, check_file, progress_bar
+from headwise.cli.streams import is_stream, read_from
 from headwise.errors import ConfigError
 from headwise.outputs import taken
 
-File = Annotated[Path, typer.Option(help="UTF-8 text file: one part is used to decide, another to evaluate.")]
+File = Annotated[Path, typer.Option(help="UTF-8 text file, or -: one part is used to decide, another to evaluate.")]
 Context = Annotated[int | None, typer.Option(help="Tokens per window; default: the context length of the model.")]
 Windows = Annotated[int, typer.Option(help="Windows used to decide; four times as many are used to evaluate.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the new checkpoint.")]
@@ -57,14 +58,16 @@ def prune(
     json: Json = None,
 ) -> None:
     """Remove attention heads: named ones or the least important. Shows the loss curve."""
-    from headwise.compress.pruning import Choice, plan_pruning
+    from headwise.compress.pruning import Choice, check_options, plan_pruning
     from headwise.reports.figure import figure_class
     from headwise.reports.pruning import write_pruning
 
     choice = Choice(heads, remove, _share("--share", share), _share("--max-loss", max_loss))
+    check_options(by or "ablation", orders, penalty, gate_steps)
     if heads is not None and (by is not None or png is not None):
         raise ConfigError("--heads cannot be combined with --by or --png: the heads are given, so no curve is computed")
     check_file("--json", json, "pruned.json")
+    _check_answer(file, yes=yes or dry_run)
     check_file("--png", png, "curve.png")
     if png is not None:
         figure_class()  # raises if matplotlib is missing, before any long computation
@@ -114,8 +117,11 @@ def convert(
 ) -> None:
     """Convert MHA to GQA or MQA by merging KV heads, for a smaller cache."""
     from headwise.compress import plan_conversion
+    from headwise.compress.converting import check_options
 
+    check_options(num_kv_heads, method)
     check_file("--json", json, "converted.json")
+    _check_answer(file, yes=yes or dry_run)
     options = {"num_kv_heads": num_kv_heads, "method": method, "heal": heal, "lr": lr, "seed": seed}
     with opened("convert", options, model, file, out, context, windows, force=force, dry_run=dry_run) as job:
         if is_done(job, json):
@@ -152,18 +158,24 @@ def budget(
 ) -> None:
     """Find the heads that can use a short KV cache; the result is a file for `headwise write --budget`."""
     from headwise.compress import Candidate, judge, open_source, plan_budget, read_budget, save_budget
+    from headwise.compress.budgeting import check_options
     from headwise.compress.made import KEY
+    from headwise.compress.texts import check_windows
 
+    wanted = _lengths(lengths)
+    check_options(window, sinks, threshold, wanted)
+    check_windows(context, windows)
     check_file("--json", json, "budget_plan.json")
+    _check_answer(file, yes=yes or dry_run)
     if not dry_run:
         check_file("--out", out, "budget.json")
     source = open_source(model)
     beside = Path() if model is None else source.file.parent
     target = beside / "budget.json" if out is None else out
-    wanted = _lengths(lengths)
     options = {"window": window, "sinks": sinks, "threshold": threshold, "lengths": wanted}
-    with nullcontext() if dry_run else taken(target, "--out"):
-        job = job_of("budget", options, source, file, target, context, windows)
+    lock = nullcontext() if dry_run else taken(target, "--out")
+    with read_from(file, "--file") as text, lock:
+        job = job_of("budget", options, source, text, target, context, windows)
         finished = job.finished and not (force or dry_run)
         job = replace(job, finished=finished)
         if not (dry_run or finished) and target.exists() and (not force or target.resolve() == source.file.resolve()):
@@ -193,6 +205,12 @@ def budget(
             f"\nWrote the budget to [bold]{target}[/bold]. Use it: headwise write{option} --budget {target}",
             highlight=False,
         )
+
+
+def _check_answer(file: Path, *, yes: bool) -> None:
+    """Raise if the text comes from standard input, which then cannot also answer the question whether to write."""
+    if is_stream(file) and not yes:
+        raise ConfigError("--file '-': standard input holds the text and cannot confirm; add --yes, or --dry-run")
 
 
 def _share(option: str, text: str | None) -> float | None:

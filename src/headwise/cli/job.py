@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from headwise.cli.options import progress_bar
+from headwise.cli.streams import read_from
 from headwise.errors import ConfigError
 from headwise.files import write_text
 from headwise.outputs import taken
@@ -37,14 +38,17 @@ def opened(
 ) -> "Iterator[Job]":  # fmt: skip
     """The model and the text, after all checks that need no long computation; `out` is locked meanwhile."""
     from headwise.compress import check_target, open_source
+    from headwise.compress.healing import check_healing
+    from headwise.compress.texts import check_windows
 
     if out is None and not dry_run:
         raise ConfigError("--out is missing: give a folder for the new checkpoint, or --dry-run to see the plan only")
-    if options["heal"] < 0:
-        raise ConfigError(f"--heal {options['heal']}: expected a number of steps, or 0 for none")
-    with nullcontext() if out is None or dry_run else taken(out, "--out", folder=True):
+    check_healing(options["heal"], options["lr"])
+    check_windows(context, windows)
+    lock = nullcontext() if out is None or dry_run else taken(out, "--out", folder=True)
+    with read_from(file, "--file") as text, lock:
         source = open_source(model)
-        job = job_of(command, options, source, file, out, context, windows)
+        job = job_of(command, options, source, text, out, context, windows)
         if out is not None and not job.finished:
             check_target(source, out, force=force)
         yield replace(job, finished=job.finished and not (force or dry_run))

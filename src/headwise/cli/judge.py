@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.options import check_file, progress_bar
+from headwise.cli.options import Estimate, check_file, progress_bar
+from headwise.cli.streams import is_stream, written
 from headwise.errors import ConfigError
 
 
@@ -77,26 +78,35 @@ def claims(
     every: Annotated[bool, typer.Option("--all", help="Include the slow claims.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, as in docs/claims.md.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Also write an HTML page with plots to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Also write an HTML page with plots to this file; - is standard output.")
+    ] = None,
 ) -> None:
     """Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."""
     if as_json and markdown:
         raise ConfigError("give --json or --markdown, not both")
     if only and every:
         raise ConfigError("give --only or --all, not both")
-    check_file("--html", html, "claims.html")
+    check_file("--html", html, "claims.html", stream=not (as_json or markdown))
+    from headwise.table.show import duration
     from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
+    from headwise.textbook.claims.claim import expected_seconds
 
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
+    if (seconds := expected_seconds(wanted)) >= Estimate.LONG:
+        left = f"{len(wanted)} claims take about {duration(seconds)} on an idle machine; --only ID tests one."
+        Console(stderr=True).print(left, highlight=False)
     with progress_bar() as progress:
         found = run(wanted, progress)
     if as_json or markdown:
         sys.stdout.write(to_json(found) if as_json else to_markdown(found))
     else:
-        print_findings(found, Console(), skipped=0 if only else len(choose(slow=True)) - len(found))
+        console = Console(stderr=is_stream(html))
+        print_findings(found, console, skipped=0 if only else len(choose(slow=True)) - len(found))
     if html is not None:
-        write_page(found, html)
-        if not (as_json or markdown):
+        with written(html) as page:
+            write_page(found, page)
+        if not (as_json or markdown or is_stream(html)):
             Console().print(
                 f"\nWrote the page with plots to [bold]{html}[/bold]; open it in a browser.", highlight=False
             )

@@ -1,6 +1,7 @@
 """The commands train and write."""
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.options import Model, load, progress_bar, stop
+from headwise.cli.options import Estimate, Model, load, progress_bar, stop
+from headwise.cli.streams import STREAM, is_read, read_from, stdin_text, typed
 from headwise.errors import ConfigError, TextError
 
 
 def train(
-    files: Annotated[list[Path], typer.Argument(help="UTF-8 text files.")],
+    files: Annotated[list[Path], typer.Argument(help="UTF-8 text files; - is standard input.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint and the log.")],
     experiment: Annotated[
         str | None,
@@ -81,7 +83,10 @@ def train(
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
     task = bar.add_task("training", total=steps, note="")
 
+    estimate = Estimate()
+
     def watch(done: TrainingStep) -> None:
+        estimate("training", done.step, done.steps)
         bar.start()  # with the first step, so that an earlier error is printed alone
         held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
         note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
@@ -96,16 +101,16 @@ def train(
         else:
             console.print(f"Resumed after step {since.step} of {since.steps}, {ago}.", markup=False, highlight=False)
 
-    try:
+    with ExitStack() as ending:
+        ending.callback(stop, bar)
+        texts = [ending.enter_context(read_from(file, "FILES")) for file in files]
         outcome = run(
-            files, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            texts, out, d_model=d_model, num_layers=num_layers, num_heads=num_heads, num_kv_heads=num_kv_heads,
             d_ff=d_ff, design=design, options=read_options(options or []), order=order, context=context,
             dropout=dropout, steps=steps, batch_size=batch_size, lr=lr, warmup=warmup, weight_decay=weight_decay,
             repeat_share=repeat_share, seed=seed, eval_every=eval_every, precision=precision, init=init,
             save_seconds=save_seconds, resume=not fresh, resumed=resumed, watch=watch, watch_heads=watch_heads,
         )  # fmt: skip
-    finally:
-        stop(bar)
     for name, loss in outcome.heldout.items():
         console.print(f"held-out loss, {name}: {loss:.4f} nats per token", highlight=False)
     if watch_heads:
@@ -119,7 +124,7 @@ def train(
 
 
 def write(
-    prompt: Annotated[str, typer.Option(help="Start of the text.")] = "话说",
+    prompt: Annotated[str, typer.Option(help="Start of the text; - reads it from standard input.")] = "话说",
     length: Annotated[int, typer.Option(help="Characters to generate.")] = 200,
     temperature: Annotated[
         float, typer.Option(help="Sampling temperature; 0 always takes the most likely character.")
@@ -133,19 +138,23 @@ def write(
     model: Model = None,
 ) -> None:
     """Generate text with a model, one character at a time."""
-    from headwise.lm.generate import write as compose
+    from headwise.lm.generate import check_sampling, write as compose
 
-    decoder, tokenizer, _ = load(model)
+    prompt = stdin_text("--prompt").removesuffix("\n") if prompt == STREAM else typed(prompt)
+    check_sampling(prompt, length, temperature, top_k, top_p)
     kept = None
     if budget is not None:
         from headwise.compress import read_budget
 
         kept = read_budget(budget)
+    decoder, tokenizer, _ = load(model)
     pieces = compose(
         decoder, tokenizer, prompt, length, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, budget=kept
     )
     sys.stdout.write(prompt)
     for piece in pieces:
+        if not is_read():
+            break
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
@@ -185,13 +194,13 @@ def _experiment(
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
 
-    def say(text: str) -> None:
-        console.print(in_language(text, lang), highlight=False)
+    def say(line: str) -> None:
+        console.print(in_language(line, lang), highlight=False)
 
-    with taken(out / "report.html", "--out"):
+    with taken(out / "report.html", "--out"), read_from(files[0], "FILES") as text:
         with progress_bar() as progress:
             report = reconstruct(
-                files[0], length=MOST_CHARACTERS if length is None else length, seed=seed, progress=progress
+                text, length=MOST_CHARACTERS if length is None else length, seed=seed, progress=progress
             )
         write_report(report, out / "report.html", lang=lang)
         for fact, value in report.facts:

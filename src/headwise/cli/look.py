@@ -1,5 +1,6 @@
 """The commands see, trace and measures."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 from rich.console import Console
 
 from headwise.cli.options import AnyModel, check_file, progress_bar
+from headwise.cli.streams import STREAM, is_stream, stdin_text, typed, written
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable, taken
 
@@ -14,10 +16,12 @@ WIDE = 110  # terminal columns from which on all columns of the list of measures
 
 
 def see(
-    text: Annotated[str | None, typer.Argument(help="The text; default: a passage of Water Margin.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Read the text from a UTF-8 file.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The text, or - for standard input; default: a passage of Water Margin.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the text from a UTF-8 file; - is standard input.")] = None,
     model: AnyModel = None,
-    out: Annotated[Path, typer.Option(help="HTML report to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="HTML report to write; - is standard output.")] = Path("report.html"),
     png: Annotated[Path | None, typer.Option(help="Also write PNG heat maps to this folder.")] = None,
     views: Annotated[
         list[str] | None, typer.Option("--view", help="Also write another view: --view NAME=PATH; repeatable.")
@@ -29,18 +33,24 @@ def see(
     lang: Annotated[str, typer.Option(help="Language of the report: en or zh.")] = "en",
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
+    from headwise.lm.loading import load_model
+    from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
     from headwise.reports.html import write_report
     from headwise.reports.messages import message
     from headwise.reports.see import see as report_on
+    from headwise.reports.see.front import SAMPLE
+    from headwise.reports.see.look import known_of
+    from headwise.reports.see.numbers import check_sort, wanted
     from headwise.reports.terminal import print_report
     from headwise.reports.views import view_of, write_view
     from headwise.wording import check_language, in_language
 
     check_language(lang)
+    check_sort(sort)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both")
-    check_file("--out", out, "report.html")
+    check_file("--out", out, "report.html", stream=True)
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
@@ -50,18 +60,29 @@ def see(
         if not path:
             raise ConfigError(f"--view {name}: expected NAME=PATH, for example --view {name}=report-{name}")
         check_writable(path, "--view", folder=view.folder)
-    with taken(out, "--out"):
+    title = ""
+    if text == STREAM or is_stream(file):
+        text = stdin_text("TEXT" if file is None else "--file")
+    elif file is not None:
+        text, title = read_text(file), file.name
+    elif text is not None:
+        text = typed(text)
+    with nullcontext() if is_stream(out) else taken(out, "--out"):
         with progress_bar() as progress:
-            report = report_on(text, model, file=file, cells=cells, progress=progress)
-        console = Console()
-        print_report(report, console, sort=sort, lang=lang)
+            loaded = load_model(model)
+            if sort is not None:  # which statistics there are depends on the model
+                reading = loaded.read(SAMPLE if text is None else text)
+                check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
+            report = report_on(text, loaded, title=title, cells=cells, progress=progress)
+        console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:
-            console.print(in_language(message(code, **values), lang), highlight=False)
+            console.print(in_language(message(code, **values), lang), highlight=False, soft_wrap=True)
 
-        write_report(report, out, lang=lang)
-        console.print()
-        say("wrote_report", path=str(out))
+        with written(out) as page:
+            write_report(report, page, lang=lang)
+        if not is_stream(out):
+            say("wrote_report", path=str(out))
         for name, _, path in others:
             write_view(report, name, path, lang=lang)
             say("wrote_view", name=name, path=path)
@@ -71,6 +92,8 @@ def see(
             with progress_bar() as progress:
                 pictures = write_pngs(report, png, progress=progress, lang=lang)
             say("wrote_pictures", count=len(pictures), path=str(png))
+        console.print()
+        print_report(report, console, sort=sort, lang=lang)
 
 
 def trace(

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from headwise.cli.options import AnyModel, check_file, progress_bar
+from headwise.cli.streams import is_stream
 from headwise.errors import ConfigError, HeadwiseError
 
 
@@ -49,6 +50,9 @@ def measure(
     """Measure every head on a corpus of any size. Resumable; torchrun divides the work."""
     from headwise.corpus.ranks import Deserted, Ranks
 
+    for option, given in (("--file", files), ("--out", [out])):
+        if any(map(is_stream, given)):
+            raise ConfigError(f"{option} '-': a run that can be resumed reads and writes files; expected a file name")
     ranks = Ranks.joined()
     atexit.register(ranks.leave)  # after all messages have been printed
     try:

@@ -1,7 +1,8 @@
 """Shared by all commands: the option --model, checks of output files, and the progress bar."""
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from headwise.cli.streams import is_stream
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable
 
@@ -17,15 +19,18 @@ Model = Annotated[Path | None, typer.Option(help="Checkpoint folder or file; def
 AnyModel = Annotated[
     Path | None,
     typer.Option(
-        help="A headwise checkpoint, or a folder of a Hugging Face transformers model; default: the embedded model.",
+        help="A headwise checkpoint, a folder of a Hugging Face transformers model, its name in the local hub cache, or"
+        " minilm; default: the embedded model.",
     ),
 ]
 
 
-def check_file(option: str, path: Path | None, example: str) -> None:
-    """Raise before any long computation if an output file cannot be written."""
-    if path is None:
+def check_file(option: str, path: Path | None, example: str, *, stream: bool = False) -> None:
+    """Raise before any long computation if an output file cannot be written. stream: whether it may be `-`."""
+    if path is None or (stream and is_stream(path)):
         return
+    if is_stream(path):
+        raise ConfigError(f"{option} '-': this output cannot go to standard output; expected a file, such as {example}")
     if os.path.isdir(path):
         raise ConfigError(f"{option} {str(path)!r}: is a folder; expected a file name, such as {example}")
     check_writable(path, option)
@@ -41,9 +46,13 @@ def load(model: Path | None) -> Any:
 @contextmanager
 def progress_bar() -> Iterator[Any]:
     """A bar, as the `progress=` of a call. It appears with the first report, so that an earlier error is printed alone,
-    and disappears at the end."""
+    and disappears at the end. Where there is no terminal, `Estimate` prints a line for what takes long."""
     columns = TextColumn("[progress.description]{task.description}"), BarColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield Estimate()
+        return
+    bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task("", total=None)
 
     def progress(what: str, done: int, of: int) -> None:
@@ -54,6 +63,39 @@ def progress_bar() -> Iterator[Any]:
         yield progress
     finally:
         stop(bar)
+
+
+class Estimate:
+    """A `progress=` callback that prints how long each part of the work will take, once that is known to be long.
+
+    Args:
+        clock: seconds, as `time.monotonic`.
+    """
+
+    AFTER, LONG = 3.0, 10.0  # seconds before a part is estimated, and those left that are worth a line
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._of, self._first, self._printed = clock, -1, (0.0, 0), False
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        """Called with the work done, and how much there is."""
+        now = self._clock()
+        if of != self._of or done < self._first[1]:  # another part
+            self._of, self._first, self._printed = of, (now, done), False
+        since, before = self._first
+        if self._printed or done <= before or now - since < self.AFTER:
+            return
+        left = (now - since) / (done - before) * (of - done)
+        self._printed = True
+        if left >= self.LONG:
+            print_left(what, left)
+
+
+def print_left(what: str, seconds: float) -> None:
+    """Print to standard error how much time is left."""
+    from headwise.table.show import duration
+
+    Console(stderr=True).print(f"{what}: about {duration(seconds)} left", markup=False, highlight=False)
 
 
 def stop(bar: Progress) -> None:

@@ -8,11 +8,12 @@ import typer
 from rich.console import Console
 
 from headwise.cli.options import AnyModel
+from headwise.cli.streams import is_stream, stdin_text
 
 
 def view(
     model: AnyModel = None,
-    file: Annotated[Path | None, typer.Option(help="Open this UTF-8 text file.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Open this UTF-8 text file; - is standard input.")] = None,
     port: Annotated[int, typer.Option(help="Port; 0 selects a free one.")] = 0,
     no_open: Annotated[bool, typer.Option("--no-open", help="Print the address without opening a browser.")] = False,
     max_tokens: Annotated[
@@ -26,20 +27,23 @@ def view(
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.viewer import serve
+    from headwise.reports.viewer.server import check_serving
     from headwise.wording import check_language
 
     if lang is not None:
         check_language(lang)
+    check_serving(port)
     console = Console(highlight=False, soft_wrap=True)
-    text = None if file is None else read_text(file)
+    text = stdin_text("--file") if is_stream(file) else None if file is None else read_text(file)
 
     def say(address: str) -> None:
         console.print(
             f"[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C stops the server."
         )
 
+    title = "" if file is None or is_stream(file) else file.name
     ended = serve(
-        load_model(model), text=text, title="" if file is None else file.name, port=port, open_browser=not no_open,
+        load_model(model), text=text, title=title, port=port, open_browser=not no_open,
         max_tokens=max_tokens, lang=lang, say=say,
     )  # fmt: skip
     if not ended:  # all output is written, and the model may still be computing

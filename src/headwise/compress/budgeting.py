@@ -105,12 +105,10 @@ def plan_budget(
     lengths: tokens to tell the bytes at; the context and 4, 16 and 64 times as much by default. ConfigError for what
     is out of range, windows that hold a whole text, and designs whose caches are not kept by head.
     """
-    if any(n < 1 for n in lengths):
-        raise ConfigError(f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1")
-    if window < 1 or sinks < 0 or window + sinks >= texts.context:
+    check_options(window, sinks, threshold, lengths)
+    if window + sinks >= texts.context:
         raise ConfigError(
-            f"--window {window}, --sinks {sinks}: expected at least 1 and 0, and together less than the "
-            f"context of {texts.context} tokens"
+            f"--window {window}, --sinks {sinks}: expected together less than the context of {texts.context} tokens"
         )
     decoder = source.decoder
     sites = find_heads(decoder)
@@ -129,3 +127,13 @@ def plan_budget(
     effect = budget_effect(decoder, texts.foretell, found)
     wanted = tuple(lengths) or tuple(texts.context * factor for factor in (1, 4, 16, 64))
     return Budgeting(source, texts, found, wanted, effect)
+
+
+def check_options(window: int, sinks: int, threshold: float, lengths: Sequence[int]) -> None:
+    """Raise ConfigError for options of `plan_budget` that no model and no text would make valid."""
+    if any(n < 1 for n in lengths):
+        raise ConfigError(f"--lengths: got {min(lengths)}; expected numbers of tokens of at least 1")
+    if window < 1 or sinks < 0:
+        raise ConfigError(f"--window {window}, --sinks {sinks}: expected at least 1 and 0")
+    if not 0.0 < threshold <= 1.0:
+        raise ConfigError(f"--threshold {threshold}: expected more than 0 and at most 1")

@@ -11,6 +11,7 @@ from headwise.compress.source import Source
 from headwise.compress.texts import Texts
 from headwise.edit import merge_kv
 from headwise.edit.merging import Merge
+from headwise.errors import ConfigError, unknown_name
 from headwise.lm.model import Decoder
 from headwise.lm.train import heldout_loss
 from headwise.models import find_heads
@@ -84,6 +85,14 @@ class Conversion:
         }  # fmt: skip
 
 
+def check_options(num_kv_heads: int, method: str) -> None:
+    """Raise ConfigError for options of `plan_conversion` that no model would make valid."""
+    if method not in WHAT:
+        raise unknown_name("--method", method, WHAT)
+    if num_kv_heads < 1:
+        raise ConfigError(f"--num-kv-heads {num_kv_heads}: expected at least 1")
+
+
 def plan_conversion(
     source: Source, texts: Texts, num_kv_heads: int, progress: Progress, *, method: str = "svd"
 ) -> Conversion:
@@ -91,6 +100,7 @@ def plan_conversion(
 
     ConfigError for a number that is no divisor of those there are, or all of them, and for other designs.
     """
+    check_options(num_kv_heads, method)
     merged = merge_kv(source.decoder, num_kv_heads, method, copy=True)
     assert isinstance(merged.model, Decoder)
     losses = []

@@ -1,11 +1,22 @@
 """A short training of a changed model on the text, before it is written."""
 
+import math
+
 from headwise.compress.texts import Texts
 from headwise.edit import heal
 from headwise.edit.healing import HealingStep
+from headwise.errors import ConfigError
 from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder
 from headwise.progress import Progress
+
+
+def check_healing(steps: int, lr: float) -> None:
+    """Raise ConfigError for options of `healed` that are out of range."""
+    if steps < 0:
+        raise ConfigError(f"--heal {steps}: expected a number of steps, or 0 for none")
+    if not 0.0 < lr < math.inf:
+        raise ConfigError(f"--lr {lr}: expected a finite number above 0")
 
 
 def healed(decoder: Decoder, texts: Texts, steps: int, lr: float, progress: Progress, *, seed: int = 0) -> Decoder:

@@ -8,7 +8,7 @@ import numpy as np
 
 from headwise.analysis.importance import HeadImportance, PruningCurve, pruning_curve
 from headwise.analysis.importance.values import Head
-from headwise.compress.ranking import METHODS, Order, named_heads, order_of, rank
+from headwise.compress.ranking import METHODS, Order, check_ranking, named_heads, order_of, parsed_heads, rank
 from headwise.compress.sizes import Heads, cost_table, expected
 from headwise.compress.source import Source
 from headwise.compress.texts import Texts
@@ -45,6 +45,8 @@ class Choice:
             raise ConfigError(
                 f"{' and '.join(given) or 'nothing'} given; expected one of --heads, --remove, --share and --max-loss"
             )
+        if self.heads is not None:
+            parsed_heads(self.heads)
         if self.remove is not None and self.remove < 1:
             raise ConfigError(f"--remove {self.remove}: expected at least 1")
         if self.share is not None and not 0.0 < self.share < 1.0:
@@ -183,10 +185,7 @@ def plan_pruning(
     goes. seed: of the random orders, and of learned gates. ConfigError for choices out of range and designs whose heads
     depend on each other.
     """
-    if by not in METHODS:
-        raise ConfigError(f"--by {by!r}: expected one of {', '.join(METHODS)}")
-    if orders < 1:
-        raise ConfigError(f"--orders {orders}: expected at least 1 random order to compare with")
+    check_options(by, orders, penalty, gate_steps)
     decoder, sites = source.decoder, find_heads(source.decoder)
     for site in sites:
         check_independent(site)
@@ -225,6 +224,13 @@ def plan_pruning(
     gone = curve.removable(choice.max_loss) if choice.max_loss is not None else wanted
     assert gone is not None
     return Pruning(source, texts, tuple(order.heads[:gone]), by, importance, order, curve)
+
+
+def check_options(by: str, orders: int, penalty: float, gate_steps: int) -> None:
+    """Raise ConfigError for options of `plan_pruning` that no model and no text would make valid."""
+    check_ranking(by, penalty, gate_steps)
+    if orders < 1:
+        raise ConfigError(f"--orders {orders}: expected at least 1 random order to compare with")
 
 
 def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:

@@ -1,5 +1,6 @@
 """In which order heads would go: by importance, whole groups where keys are shared, and never a whole layer."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from headwise.analysis.importance import (
     taylor_importance,
 )
 from headwise.analysis.importance.values import Head
-from headwise.errors import ConfigError
+from headwise.errors import ConfigError, unknown_name
 from headwise.lm.loss import mean_loss
 from headwise.models import HeadSite
 from headwise.progress import Progress, part
@@ -51,9 +52,7 @@ def rank(
     progress: Progress,
 ) -> HeadImportance:  # fmt: skip
     """Importance of every head for the loss on these batches. penalty, steps, seed: of "gates", as in `learn_gates`."""
-    if by not in METHODS:
-        raise ConfigError(f"--by {by!r}: expected one of {', '.join(METHODS)}")
-
+    check_ranking(by, penalty, steps)
     running = part(progress, f"ranking heads by {by}")
     if by == "ablation":
         return ablation_importance(model, batches, mean_loss, progress=running)
@@ -62,6 +61,16 @@ def rank(
         return found.importance
     asked = gradient_importance if by == "gradient" else taylor_importance
     return asked(model, batches, mean_loss, progress=running)
+
+
+def check_ranking(by: str, penalty: float, steps: int) -> None:
+    """Raise ConfigError for an unknown method, and for numbers of learned gates that are out of range."""
+    if by not in METHODS:
+        raise unknown_name("--by", by, METHODS)
+    if not 0.0 <= penalty < math.inf:
+        raise ConfigError(f"--penalty {penalty}: expected a finite number of at least 0")
+    if steps < 1:
+        raise ConfigError(f"--gate-steps {steps}: expected at least 1")
 
 
 def units_of(site: HeadSite, layer: int) -> list[Unit]:
@@ -88,14 +97,22 @@ def order_of(values: HeadColumn, sites: Sequence[HeadSite]) -> Order:
     return Order(tuple(going), tuple(unit for _, unit in last), skipped)
 
 
-def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
-    """ "0.1,3.5" as (layer, head) pairs, counted from 0; ConfigError for what is no head, is not there, or is twice."""
+def parsed_heads(text: str) -> list[Head]:
+    """ "0.1,3.5" as (layer, head) pairs; ConfigError for anything else."""
     found: list[Head] = []
     for word in (word.strip() for word in text.split(",")):
         layer, point, head = word.partition(".")
         if not (point and layer.isdecimal() and head.isdecimal()):
             raise ConfigError(f"--heads {word!r}: expected LAYER.HEAD, counted from 0, such as 0.1,3.5")
-        at = int(layer), int(head)
+        found.append((int(layer), int(head)))
+    return found
+
+
+def named_heads(text: str, sites: Sequence[HeadSite]) -> list[Head]:
+    """ "0.1,3.5" as (layer, head) pairs, counted from 0; ConfigError for what is no head, is not there, or is twice."""
+    found: list[Head] = []
+    for at in parsed_heads(text):
+        word = f"{at[0]}.{at[1]}"
         if at[0] >= len(sites):
             raise ConfigError(f"--heads {word}: there is no layer {at[0]}; expected 0 to {len(sites) - 1}")
         if at[1] >= sites[at[0]].num_heads:

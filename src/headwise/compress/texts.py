@@ -43,14 +43,19 @@ class Texts:
         return (self.corpus.batch(HEAL_BATCH, self.context, seed=seed + 1, step=step) for step in range(steps))
 
 
+def check_windows(context: int | None, windows: int) -> None:
+    """Raise ConfigError for sizes that are out of range. context: None for that of the model."""
+    for name, value, least in (("--context", context, 2), ("--windows", windows, 1)):
+        if value is not None and value < least:
+            raise ConfigError(f"{name} {value}: expected at least {least}")
+
+
 def split_text(
     file: str | os.PathLike[str], tokenizer: CharTokenizer, *, context: int, windows: int = 16
 ) -> Texts:  # fmt: skip
     """The parts of a UTF-8 file: `windows` to decide on, at most as many to foretell, at most four times as many to
     judge. TextError if the text is too short for that; the same file gives the same parts."""
-    for name, value, least in (("--context", context, 2), ("--windows", windows, 1)):
-        if value < least:
-            raise ConfigError(f"{name} {value}: expected at least {least}")
+    check_windows(context, windows)
     corpus = Corpus.read([file], context=context, tokenizer=tokenizer, byte_rate=0.0)
     held = corpus.heldout_windows(context)[0]
     if len(held) < 2:

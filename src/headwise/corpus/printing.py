@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headwise.corpus.result import CorpusMeasures
-from headwise.errors import ConfigError
+from headwise.errors import unknown_name
 from headwise.table.show import as_text, duration, numbers
 
 SHOWN = 12  # heads
@@ -15,7 +15,7 @@ SHOWN = 12  # heads
 def check_sort(sort: str | None, names: Sequence[str]) -> None:
     """Raise ConfigError if the heads cannot be sorted by this name."""
     if sort is not None and sort not in names:
-        raise ConfigError(f"sort={sort!r}: expected one of the measures, {', '.join(names)}")
+        raise unknown_name("sort", sort, names)
 
 
 def print_measures(

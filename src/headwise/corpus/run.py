@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -80,6 +80,7 @@ def measure_corpus(
     output = Output.of(out)
     selection = Selection.of(shown_in("corpus") if measures is None else measures)
     _check(batch=batch, window=window, stride=stride, max_tokens=max_tokens, per=per, dtype=dtype)
+    _on(device, lambda where: torch.empty(0, device=where))
     own = ranks is None
     ranks = Ranks.joined() if ranks is None else ranks
     journal = Journal(output.path)
@@ -171,13 +172,18 @@ def _placed(
     wanted = device or (str(here) if isinstance(model, LoadedModel) else found)
     if wanted == "cuda" and ranks.world > 1:
         wanted = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    try:
-        loaded.model.to(torch.device(wanted))
-        if dtype is not None:
-            loaded.model.to(DTYPES[dtype])
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device={wanted!r}: {str(error).splitlines()[0]}") from None
+    _on(wanted, lambda where: loaded.model.to(device=where, dtype=None if dtype is None else DTYPES[dtype]))
     return loaded
+
+
+def _on(device: str | None, act: Callable[[torch.device], object]) -> None:
+    """Act on a device, if one is named; ConfigError with PyTorch's reason if that is not possible."""
+    if device is None:
+        return
+    try:
+        act(torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device={device!r}: {str(error).splitlines()[0]}") from None
 
 
 def _dtype(loaded: LoadedModel) -> str:

@@ -1,8 +1,8 @@
-"""Ways to compute attention, and the choice between them.
+"""Implementations of attention (kernels), and the choice between them.
 
-A kernel has a `name`, says why it refuses a call (or None), and runs it; its `reads` do the same for the map that a
-call returns. A kernel that the user names runs or raises, for calls and maps alike; only "auto" chooses, in the order
-of `KERNELS`.
+A kernel has a `name`, runs a call or returns the reason why it refuses it, and does the same in `reads` for the map
+that a call returns. A kernel that the user names runs or raises, for calls and maps alike; only "auto" chooses, in the
+order of `AUTOMATIC`.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from headwise.errors import ConfigError, KernelError
 from headwise.events import here, within
-from headwise.kernels.autograd import done_by
+from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Declined, Result
 from headwise.kernels.cpu.kernel import CPU
 from headwise.kernels.cpu.library import library
@@ -30,23 +30,23 @@ from headwise.rule import own_dtypes
 __all__ = ["KERNELS", "Kernel", "QuantizedKV", "register", "use_kernel"]
 
 KERNELS: dict[str, Kernel] = {}
-AUTOMATIC: list[str] = []  # those that "auto" chooses among, in this order
+AUTOMATIC: list[str] = []  # the kernels that "auto" tries, in this order
 FORCED = "HEADWISE_KERNEL"
 
 
 def register(kernel: Kernel, *, before: str | None = None) -> Kernel:
-    """Make a kernel known by its name, to calls and to reads of maps; returns it.
+    """Register a kernel under its name, for calls and for reads of maps, and return it.
 
     Args:
-        before: a kernel of `AUTOMATIC`; "auto" then considers this one first. None: it is used by name alone.
+        before: a kernel of `AUTOMATIC` that "auto" tries after this one. None: only used where it is named.
     Raises:
-        ConfigError: naming what the kernel does not define, another kernel of its name, or an unknown `before`.
+        ConfigError: if the kernel lacks a required attribute, its name is taken, or `before` is unknown.
     """
     name = getattr(kernel, "name", None)
-    if missing := [f"{part} ({says})" for part, says in CONTRACT.items() if not hasattr(kernel, part)]:
-        raise ConfigError(f"register({type(kernel).__name__}): a kernel defines {', '.join(missing)}")
+    if missing := [f"{part} ({meaning})" for part, meaning in CONTRACT.items() if not hasattr(kernel, part)]:
+        raise ConfigError(f"register({type(kernel).__name__}): a kernel must define {', '.join(missing)}")
     if type(KERNELS.get(kernel.name, kernel)) is not type(kernel):
-        raise ConfigError(f"register({type(kernel).__name__}): there is another kernel {name!r}; give it another name")
+        raise ConfigError(f"register({type(kernel).__name__}): the name {name!r} is taken; choose another name")
     if before is not None and before not in AUTOMATIC:
         raise ConfigError(f"before={before!r}: expected one of {', '.join(map(repr, AUTOMATIC))}")
     if before is not None and kernel.name not in AUTOMATIC:
@@ -55,7 +55,7 @@ def register(kernel: Kernel, *, before: str | None = None) -> Kernel:
     return kernel
 
 
-# Fastest first. The reference is never chosen, only named: it stores the n×m matrix.
+# Fastest first. "auto" never chooses the reference, which stores the n×m matrix.
 for _kernel in (TritonGPU(), CPU(), TorchFused(), TorchBlocks(), Reference()):
     register(_kernel)
 AUTOMATIC += [name for name in KERNELS if name != "reference"]
@@ -63,9 +63,9 @@ AUTOMATIC += [name for name in KERNELS if name != "reference"]
 
 @contextmanager
 def use_kernel(name: str) -> Iterator[None]:
-    """Within it, calls with kernel="auto" use this kernel, as if it were named in each of them.
+    """Context manager in which calls with kernel="auto" use this kernel, as if each of them named it.
 
-    HEADWISE_KERNEL in the environment does the same for a whole process.
+    The environment variable HEADWISE_KERNEL does the same for a whole process.
     """
     _known(name, "use_kernel", name)
     with within(kernel=name):
@@ -73,31 +73,31 @@ def use_kernel(name: str) -> Iterator[None]:
 
 
 def choose(call: Call, name: str = "auto") -> tuple[Kernel, dict[str, str]]:
-    """The kernel for a call, and why each one before it refused."""
+    """Return the kernel for a call, and the reason why each kernel before it refused."""
     kernel, refusals = next(_willing(call, name))
     return kernel, dict(refusals)
 
 
 def run(call: Call, name: str = "auto") -> tuple[Result, Kernel, dict[str, str]]:
-    """Do a call: what came out, the kernel that did it, and why each one before it refused."""
+    """Run a call. Returns its result, the kernel that ran, and the reason why each kernel before it refused."""
     progress = here().progress
     for kernel, refusals in _willing(call, name):
         try:
             with own_dtypes(call.q):
-                result = done_by(kernel, call) if progress is None else in_blocks(kernel, call, progress)
+                result = run_kernel(kernel, call) if progress is None else in_blocks(kernel, call, progress)
             if call.on_delta is not None and not kernel.gives_delta and result.out.requires_grad:
                 result = result._replace(out=with_delta(result.out, call.on_delta))
             return result, kernel, dict(refusals)
         except Declined as reason:
             refusals[kernel.name] = str(reason)
-    raise AssertionError("the last kernel declines nothing")
+    raise AssertionError("the last kernel never declines")
 
 
 def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any, str]:
-    """Read a map: what the method `what` of a kernel's `Reads` returns, and the kernel whose it was.
+    """Read a map. Returns the result of the method `what` of a kernel's `Reads`, and the name of that kernel.
 
     Args:
-        kernel: that of the map; with "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls.
+        kernel: the map's kernel; with "auto", `use_kernel` and HEADWISE_KERNEL apply as they do to calls.
     """
     name = named(kernel)
     if name != "auto":
@@ -109,37 +109,37 @@ def read(what: str, of: Matrix, *given: Any, kernel: str = "auto") -> tuple[Any,
         except Declined as reason:
             refusals[candidate] = str(reason)
     raise KernelError(
-        f"kernel={name!r} cannot read this map: {refusals[name]}; map.using('auto') is the same map, read by any "
-        f"kernel that can"
+        f"kernel={name!r} cannot read this map: {refusals[name]}; map.using('auto') returns the same map for any "
+        f"kernel that supports this"
     )
 
 
 def named(name: str) -> str:
-    """The kernel that a call with kernel=`name` is to have, or "auto"."""
+    """Return the kernel that kernel=`name` selects after `use_kernel` and HEADWISE_KERNEL, or "auto"."""
     return (here().kernel or os.environ.get(FORCED) or name) if name == "auto" else name
 
 
 def _willing(call: Call, name: str) -> Iterator[tuple[Kernel, dict[str, str]]]:
-    """The kernels that do not refuse, best first, and the refusals so far; raises where there are none left."""
+    """Yield each kernel that accepts the call, best first, with the refusals so far; raise if none is left."""
     given, name = name, named(name)
     refusals: dict[str, str] = {}
     if name != "auto":
         _known(name, "kernel", given)
         kernel = KERNELS[name]
         if reason := kernel.refuse(call):
-            raise KernelError(f"kernel={name!r} cannot do this call: {reason}; kernel='auto' picks one that can")
+            raise KernelError(f"kernel={name!r} does not support this call: {reason}; use kernel='auto'")
         yield kernel, refusals
-        raise KernelError(f"kernel={name!r} cannot do this call: {refusals[name]}; kernel='auto' picks one that can")
+        raise KernelError(f"kernel={name!r} does not support this call: {refusals[name]}; use kernel='auto'")
     for candidate in _order(call):
         if reason := KERNELS[candidate].refuse(call):
             refusals[candidate] = reason
         else:
             yield KERNELS[candidate], refusals
-    raise KernelError("no kernel can do this call: " + "; ".join(f"{k}: {why}" for k, why in refusals.items()))
+    raise KernelError("no kernel supports this call: " + "; ".join(f"{k}: {why}" for k, why in refusals.items()))
 
 
 def _order(call: Call) -> Sequence[str]:
-    """AUTOMATIC; but without wide vectors PyTorch's own kernel comes first, unless statistics are wanted too."""
+    """`AUTOMATIC`; but on the portable target torch_fused precedes cpu, unless the call requests statistics."""
     if call.statistics or call.q.device.type != "cpu" or library().target() != "portable":
         return AUTOMATIC
     *others, last = (name for name in AUTOMATIC if name != "cpu")
@@ -147,12 +147,12 @@ def _order(call: Call) -> Sequence[str]:
 
 
 def check_name(name: str) -> None:
-    """Raise if there is no such kernel."""
+    """Raise ConfigError if there is no such kernel."""
     _known(name, "kernel", name)
 
 
 def _known(name: str, argument: str, given: str) -> None:
-    """Raise if there is no kernel `name`, which `argument` named, or the environment where it was given "auto"."""
+    """Raise ConfigError if there is no kernel `name`; the error names `argument`, or the environment variable."""
     if name not in (*KERNELS, "auto"):
         source = FORCED if given == "auto" and here().kernel is None else argument
         raise ConfigError(f"{source}={name!r}: expected 'auto' or one of {', '.join(map(repr, KERNELS))}")

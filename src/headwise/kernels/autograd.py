@@ -1,9 +1,9 @@
-"""Gradients of all kernels that bring a backward pass of their own: one `autograd.Function` around them.
+"""One `autograd.Function` for all kernels that have a backward pass of their own.
 
-All that the backward pass reads is saved by `save_for_backward`: q, k, v, output, log-sum-exp, and the tensors of mask
-and scores. So PyTorch notices what is changed in place between the two passes, and saved-tensor hooks
-(`torch.autograd.graph.save_on_cpu`, gradient checkpointing) see every one of them; the call is made again of what they
-return.
+`save_for_backward` saves every tensor that the backward pass reads: q, k, v, output, log-sum-exp, and the tensors of
+mask and scores. PyTorch thus detects in-place changes between the two passes, and saved-tensor hooks
+(`torch.autograd.graph.save_on_cpu`, gradient checkpointing) apply to all of them; the backward pass rebuilds the call
+from what these hooks return.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from headwise.rule import Rule, Terms, compute, own_dtypes
 from headwise.stats import Statistic
 
 
-def done_by(kernel: Kernel, call: Call) -> Result:
-    """`kernel.run(call)` of a call that it does not refuse; if something of it learns, its output is differentiable."""
+def run_kernel(kernel: Kernel, call: Call) -> Result:
+    """`kernel.run(call)` for a call that it does not refuse; differentiable if autograd records the call."""
     return _differentiable(kernel, call) if not kernel.by_autograd and learns(call) else kernel.run(call)
 
 
@@ -52,7 +52,7 @@ def _differentiable(kernel: Kernel, call: Call) -> Result:
 
 @dataclass(frozen=True)
 class SavedRule:
-    """A rule without its tensors, and how many of them are the mask's."""
+    """A rule without its tensors."""
 
     mask: Mask
     scale: float
@@ -62,7 +62,7 @@ class SavedRule:
 
     @classmethod
     def of(cls, rule: Rule, soft_cap: float) -> tuple["SavedRule", list[Tensor]]:
-        """Of a rule whose terms are saved apart, but for the soft cap; and the tensors of its mask, to be saved too."""
+        """Return the saved rule and its mask's tensors; the caller saves these and the terms (except the soft cap)."""
         value = rule.mask.value
         mask, held = (rule.mask, []) if value else take_tensors(rule.mask)
         plain = rule if value and not rule.scores else None
@@ -71,7 +71,7 @@ class SavedRule:
     def rule(
         self, relative: Tensor | None, sinks: Tensor | None, biases: Sequence[Tensor], held: Sequence[Tensor]
     ) -> Rule:
-        """The rule again, of its terms and its mask's tensors."""
+        """Rebuild the rule from its terms and its mask's tensors."""
         if self.plain is not None:
             return self.plain
         terms = Terms(self.grid.n, self.soft_cap, relative, tuple(biases), sinks)
@@ -98,7 +98,7 @@ class _Attend(torch.autograd.Function):
     @once(
         lambda ctx: (
             f"kernel={ctx.kernel.name!r} has no second derivative (create_graph=True, double backward); "
-            f"kernel='reference' has, and stores the n×m matrix for it"
+            f"kernel='reference' has one, and stores the n×m matrix"
         )
     )
     def backward(ctx: Any, saved: tuple[Any, ...], grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
@@ -106,7 +106,7 @@ class _Attend(torch.autograd.Function):
         rule = ctx.rule.rule(relative, sinks, rest[: ctx.biases], rest[ctx.biases :])
         call = Call(q, k, v, rule, ctx.dropout_p, ctx.seed, on_delta=ctx.on_delta)
         if ctx.values_finite is not None:
-            call.__dict__["values_finite"] = ctx.values_finite  # looked at already
+            call.__dict__["values_finite"] = ctx.values_finite  # computed in the forward pass
         with own_dtypes(q):
             found = ctx.kernel.gradients(call, out, lse, grad_out, ctx.needs_input_grad[7:])
         return None, None, None, None, *found

@@ -1,4 +1,4 @@
-"""One attention call, checked once at the edge; kernels trust it."""
+"""One attention call. `attend` validates it once; kernels do not check it again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ from headwise.stats import Statistic
 
 @dataclass(frozen=True)
 class Call:
-    """What a kernel is given: q [b, h, n, d], keys [b, h_kv, m, d], values [b, h_kv, m, d_v], the rule, dropout.
+    """The arguments of a kernel: q [b, h, n, d], keys [b, h_kv, m, d], values [b, h_kv, m, d_v], the rule, dropout.
 
-    Kernels read `k` and `v`, which are floats; only one that can do with eight bits looks at `keys` and `values`.
-    `seed` drives the dropout, so that the backward pass draws the same pattern again. `statistics` are wanted beside
-    the output; a kernel gives those that it can. The backward pass calls `on_delta` with δ (gates.py).
+    Kernels read the float tensors `k` and `v`; only a kernel that supports quantized KV reads `keys` and `values`.
+    `seed` seeds the dropout, so that the backward pass draws the same pattern. `statistics` are requested in addition
+    to the output; a kernel returns those that it supports. The backward pass calls `on_delta` with δ (gates.py).
     """
 
     q: Tensor
@@ -45,21 +45,21 @@ class Call:
 
     @cached_property
     def values_finite(self) -> bool:
-        """False if k or v holds a NaN or infinity (or sums past the largest float, which only costs time)."""
+        """False if k or v contains NaN or infinity (or its sum overflows, which only costs time)."""
         if torch.compiler.is_compiling():
-            return True  # a graph without the operator, which a branch on the data would end
+            return True  # traced without the operator; a branch on the data would break the graph
         held = [x.scales if isinstance(x, QuantizedKV) else x.detach() for x in (self.values, self.keys)]
         return bool(torch.isfinite(held[0].sum() + held[1].sum()))
 
     @cached_property
     def lowered(self) -> Lowered | str:
-        """The rule as tensors, or why it has no such form; see `lowering.lower`."""
-        plain = not self.rule.scores and self.rule.mask.value  # nothing of it lies on a device
+        """The rule as tensors, or the reason why it has no such form; see `lowering.lower`."""
+        plain = not self.rule.scores and self.rule.mask.value  # it has no tensors on any device
         return lowered(self.rule) if plain or self.q.device.type == "cpu" else lower(self.rule, self.q.device)
 
 
 class Result(NamedTuple):
-    """What a kernel returns.
+    """The results of a kernel.
 
     out: [b, h, n, d_v] in q's dtype.
     lse: log-sum-exp [b, h, n], float32 (float64 for float64 inputs), natural log, detached; −∞ for a fully
@@ -73,4 +73,4 @@ class Result(NamedTuple):
 
 
 class Declined(Exception):
-    """Raised by `run` for what only the data show: the call goes to the next kernel, with this as the reason."""
+    """Raised by `run` if the data rule the kernel out: the next kernel runs, and the message is the reason."""

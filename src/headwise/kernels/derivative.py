@@ -1,4 +1,4 @@
-"""The operator for torch.func.grad and its kin, which know none that brings a backward pass of its own."""
+"""The operator as an `autograd.Function` for torch.func transforms, which do not support `register_autograd`."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from headwise.kernels.operator import ONCE, attend, attend_backward, second_deri
 
 
 def arguments(count: int, plain: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All but the last of what the operators are given, in their order.
+    """The operators' arguments except the last, in their order.
 
     Args:
-        count: of biases.
-        plain: what is no tensor: the mask's numbers, scale, soft cap, dropout, and whether something is learned.
-        tensors: q, k, v, relative, sinks, the seed, the biases, and those of the mask.
+        count: number of biases.
+        plain: the arguments that are not tensors: the mask's numbers, scale, soft cap, dropout, `learned`.
+        tensors: q, k, v, relative, sinks, the seed, the biases, and the mask's tensors.
     """
     q, k, v, relative, sinks, seed, *rest = tensors
     mask, scale, soft_cap, dropout_p, learned = plain
@@ -24,7 +24,7 @@ def arguments(count: int, plain: tuple[Any, ...], tensors: tuple[Any, ...]) -> t
 
 
 class Attend(torch.autograd.Function):
-    """Output, log-sum-exp and which kernel it was, of `arguments` and a kernel's name behind what is plain."""
+    """Output, log-sum-exp and the index of the kernel that ran; `plain` ends with the name of the kernel."""
 
     generate_vmap_rule = True
 
@@ -52,12 +52,12 @@ class Attend(torch.autograd.Function):
     def jvp(ctx: Any, *_: Any) -> Any:
         raise KernelError(
             "attention has no derivative in forward mode (torch.func.jvp, jacfwd, hessian; forward_ad); "
-            "torch.func.grad, vjp and jacrev have it in reverse mode"
+            "use reverse mode: torch.func.grad, vjp, jacrev"
         )
 
 
 class _Backward(torch.autograd.Function):
-    """The backward pass, which torch.func asks to be differentiable: that it is not is said where that is used."""
+    """The backward pass. torch.func requires it to be differentiable; using its derivative raises KernelError."""
 
     generate_vmap_rule = True
 
@@ -73,7 +73,7 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        used = torch.stack([grad.sum() for grad in grads]).sum()  # else torch.compile would refuse in the forward pass
+        used = torch.stack([grad.sum() for grad in grads]).sum()  # else torch.compile fails in the forward pass
         of_tensors = zip(ctx.saved_tensors, ctx.needs_input_grad[3:], strict=True)
         return None, None, None, *(second_derivative(x, used) if wanted else None for x, wanted in of_tensors)
 

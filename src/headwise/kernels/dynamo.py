@@ -1,4 +1,4 @@
-"""Functions for torch.compile. Imported only while it compiles, since importing them loads the compiler."""
+"""Settings for torch.compile. Imported only while compiling, because these decorators load the compiler."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ from headwise.kernels.derivative import Attend
 
 @torch.compiler.allow_in_graph
 def apply(count: int, plain: tuple[Any, ...], *tensors: Any) -> Any:
-    """`Attend` inside torch.func, as one step that the compiler does not trace."""
+    """`Attend` inside torch.func, as one node of the graph that the compiler does not trace."""
     return Attend.apply(count, plain, *tensors)
 
 
 @torch.compiler.disable(
-    reason="attend(measures=…), a mask of your own class, and gate_gradients end a "
-    "graph: leave out fullgraph=True, or take them out of what is compiled"
+    reason="attend(measures=…), a custom mask class and gate_gradients break the "
+    "graph: omit fullgraph=True, or move them out of the compiled code"
 )
 def outside(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """A call between two graphs, for what cannot be traced."""
+    """Call the function outside the graph (a graph break)."""
     return function(*args, **options)

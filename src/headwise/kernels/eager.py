@@ -9,9 +9,9 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def eager(function: _Function) -> _Function:
-    """`torch.compiler.disable`, without importing PyTorch's compiler, which takes as long as importing PyTorch.
+    """`torch.compiler.disable` without importing the compiler at decoration, which takes as long as importing PyTorch.
 
-    PyTorch has a private version that imports it at the first call; without it, the public one is used.
+    PyTorch's private `_disable_dynamo` imports it at the first call; where that is missing, the public one is used.
     """
     disable = getattr(torch, "_disable_dynamo", torch.compiler.disable)
     return disable(function)

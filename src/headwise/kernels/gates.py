@@ -1,8 +1,8 @@
-"""δ_i = Σ_c dO_ic·O_ic of each head and query, reported by the backward pass beside the gradients.
+"""δ_i = Σ_c dO_ic·O_ic for each head and query, reported by the backward pass in addition to the gradients.
 
-δ is the gradient of a factor ξ = 1 on the head's output at that query, and so, summed over queries, how much the loss
-would lose of it (Michel et al. 2019, 1905.10650, eq. 2). Every backward pass of attention needs it anyway (Dao et al.
-2022, 2205.14135, eq. 4): the compiled kernel reports its own, for the others it is computed again from dO and O.
+δ is the gradient with respect to a factor ξ = 1 on the head's output at that query; its sum over queries is the head's
+importance (Michel et al. 2019, 1905.10650, eq. 2). Every backward pass of attention computes it (Dao et al. 2022,
+2205.14135, eq. 4): the compiled kernel reports its own; for the others it is computed from dO and O.
 """
 
 from typing import Any, cast
@@ -14,12 +14,12 @@ from headwise.events import OnDelta
 
 
 def with_delta(out: Tensor, on_delta: OnDelta) -> Tensor:
-    """`out`, whose backward pass calls `on_delta`."""
+    """Return `out` with a backward pass that calls `on_delta`."""
     return cast(Tensor, _WithDelta.apply(out, on_delta))
 
 
 class _WithDelta(torch.autograd.Function):
-    """The identity. What is saved is saved as PyTorch wants it, so that checkpointing can leave it out."""
+    """The identity. `save_for_backward` saves its input, so that checkpointing can drop it."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, on_delta: OnDelta) -> Tensor:

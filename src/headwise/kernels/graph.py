@@ -1,7 +1,7 @@
-"""Attention in graphs of PyTorch, as one operator.
+"""Attention as one operator of the graph where PyTorch records operations instead of running them.
 
-These are torch.compile, torch.export, make_fx and torch.jit.trace, which cannot trace compiled code, and torch.func,
-whose tensors have no memory of their own, and forward-mode derivatives.
+This holds for torch.compile, torch.export, make_fx and torch.jit.trace, which cannot trace compiled code, and for
+torch.func, whose tensors have no memory of their own, and forward-mode derivatives.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 def in_graph() -> bool:
-    """Whether a graph is being recorded. It takes less than a microsecond, as every call does it."""
+    """Whether a graph is being recorded now. It is checked in every call, and takes less than a microsecond."""
     if torch.compiler.is_compiling() or torch._C._is_tracing():
         return True
     if torch._C._len_torch_dispatch_stack() > 0 and torch._C._get_dispatch_mode(_PROXY) is not None:
@@ -32,33 +32,34 @@ def in_graph() -> bool:
 
 
 def _has_derivatives() -> bool:
-    """Whether tensors may be wrapped by torch.func or have tangents."""
+    """Whether tensors may be wrapped by torch.func or have a tangent."""
     return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def can_record(rule: Rule) -> bool:
-    """Whether an operator can have the rule: the class of the mask must be registered, and the matrix whole."""
+    """Whether the rule can be passed to an operator: its mask class is registered, and it is not a rectangle's."""
     return rule.grid.at_end and write(rule.mask) is not None
 
 
 def has_no_numbers(x: Tensor) -> bool:
-    """Whether it has only a shape, a dtype and a device: a tensor on "meta", or a FakeTensor."""
+    """Whether x only has a shape, a dtype and a device: it is on "meta" or a FakeTensor."""
     return x.is_meta or isinstance(x, FakeTensor)
 
 
 def shapes(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of a call on such tensors, differentiable; no mask changes them."""
+    """Output and log-sum-exp of a call on tensors without data: also without data, differentiable. The mask has no
+    effect."""
     return record(q, k, v, replace(rule, mask=Everything()), 0.0, kernel)
 
 
 def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel: str) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp; errors in the data of the mask are raised when the graph runs."""
+    """Output and log-sum-exp; invalid data of the mask raise when the graph runs."""
     written = write(rule.mask)
-    assert written is not None  # can_record() is true
+    assert written is not None  # the caller has checked can_record()
     mask, held = written
     terms = rule.terms(compute(q[..., :0, :]))
     learned = any(x is not None and x.requires_grad for x in (terms.relative, *terms.biases))
-    # The seed stays a tensor: a number would have to be read from it, which ends the graph.
+    # The seed stays a tensor: reading a number from it would break the graph.
     seed = torch.randint(1 << 40, (), device="cpu") if dropout_p > 0 else None
     plain = mask, rule.scale, terms.soft_cap, dropout_p, learned
     tensors = q, k, v, terms.relative, terms.sinks, seed, *terms.biases, *held
@@ -67,7 +68,7 @@ def record(q: Tensor, k: Tensor, v: Tensor, rule: Rule, dropout_p: float, kernel
 
 
 def _operator() -> Callable[..., Any]:
-    """The function for a call given as `derivative.arguments`."""
+    """The function that runs a call given as `derivative.arguments`."""
     if not _has_derivatives():
         return _attend
     if torch.compiler.is_dynamo_compiling():

@@ -1,4 +1,4 @@
-"""What a kernel is."""
+"""The interface of a kernel."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,42 +9,42 @@ from headwise.kernels.call import Call, Result
 from headwise.kernels.reads import Reads
 
 CONTRACT = {
-    "name": "what it is called",
-    "gives_delta": "whether its gradients call call.on_delta",
-    "by_autograd": "whether run is differentiable as it is",
-    "reads": "what it reads of a map, a kernels.reads.Reads",
-    "refuse": "refuse(call): why it cannot do the call, or None",
-    "run": "run(call): the output, the log-sum-exp and the statistics",
-    "gradients": "gradients(call, out, lse, grad_out, wanted): the backward pass of a call that run did",
+    "name": "its name",
+    "gives_delta": "whether gradients() calls call.on_delta",
+    "by_autograd": "whether autograd differentiates run()",
+    "reads": "the reads of maps that it supports, a kernels.reads.Reads",
+    "refuse": "refuse(call): the reason why it does not support the call, or None",
+    "run": "run(call): returns output, log-sum-exp and statistics",
+    "gradients": "gradients(call, out, lse, grad_out, wanted): the backward pass of run()",
 }
 
 
 class Kernel(Protocol):
-    """A way to compute attention. All of them meet the same contract and the same tests."""
+    """An implementation of attention. All kernels follow the same interface and pass the same tests."""
 
     name: str
-    gives_delta: bool  # whether its `gradients` call `call.on_delta`; if not, δ is computed around it
-    by_autograd: bool  # whether `run` is differentiable as it is, twice too; if not, `gradients` is its backward pass
+    gives_delta: bool  # whether `gradients` calls `call.on_delta`; if not, δ is computed outside of it
+    by_autograd: bool  # whether autograd differentiates `run`, also twice; if not, `gradients` is its backward pass
 
     @property
     def reads(self) -> Reads:
-        """What it reads of a map."""
+        """The reads of maps that it supports."""
 
     def refuse(self, call: Call) -> str | None:
-        """Why this kernel cannot do the call, or None if it can."""
+        """Return the reason why this kernel does not support the call, or None if it does."""
 
     def run(self, call: Call) -> Result:
-        """Do a call that was not refused; may raise Declined."""
+        """Run a call that was not refused; may raise Declined."""
 
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """The backward pass of a call that `run` did.
+        """The backward pass of `run(call)`.
 
         Args:
-            out, lse: what `run` gave.
+            out, lse: the results of `run`.
             grad_out: [b, h, n, d_v], any strides.
-            wanted: whether the rule's terms, (relative, sinks, *biases), need theirs.
+            wanted: whether each of the rule's terms (relative, sinks, *biases) needs a gradient.
         Returns:
             The gradients of q, k, v, relative, sinks and each bias.
         """

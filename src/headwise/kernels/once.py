@@ -1,4 +1,4 @@
-"""Backward passes without a derivative, and the error that is raised where one is computed."""
+"""Backward passes without a derivative, which raise an error if one is computed."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,26 +12,26 @@ from headwise.errors import KernelError
 Backward = Callable[..., tuple[Tensor | None, ...]]
 
 
-def once(words: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]:
-    """Decorates `backward(ctx, saved, *grads)` of an `autograd.Function`, `saved` being the saved tensors.
+def once(message: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]]:
+    """Decorator for `backward(ctx, saved, *grads)` of an `autograd.Function`, where `saved` are the saved tensors.
 
-    It runs without a graph. With create_graph=True its results depend on all of its inputs, and KernelError is raised
-    when a derivative of them is computed. PyTorch's `once_differentiable` raises only where the incoming gradients
-    require one, and otherwise silently omits terms of second derivatives.
+    The function runs without a graph. With create_graph=True its results depend on all its inputs, and computing a
+    derivative of them raises KernelError. PyTorch's `once_differentiable` raises only if the incoming gradients require
+    a derivative, and otherwise silently omits terms of second derivatives.
 
     Args:
-        words: the message of the error, as a function of the context.
+        message: returns the error message for the context.
     """
 
     def decorate(backward: Backward) -> Callable[..., Any]:
         @wraps(backward)
         def first(ctx: Any, *grads: Tensor) -> Any:
-            saved = ctx.saved_tensors  # read once: checkpointing allows a single read
+            saved = ctx.saved_tensors  # read only once: checkpointing allows no second read
             with torch.no_grad():
                 found = backward(ctx, saved, *grads)
             if not torch.is_grad_enabled():
                 return found
-            return _Refused.apply(words(ctx), len(found), *found, *saved, *grads)
+            return _Refused.apply(message(ctx), len(found), *found, *saved, *grads)
 
         return first
 
@@ -39,13 +39,13 @@ def once(words: Callable[[Any], str]) -> Callable[[Backward], Callable[..., Any]
 
 
 class _Refused(torch.autograd.Function):
-    """The first `count` of the tensors, as a function of all of them whose derivative raises."""
+    """Returns the first `count` tensors, as a function of all of them whose derivative raises."""
 
     @staticmethod
-    def forward(ctx: Any, words: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-        ctx.words = words
+    def forward(ctx: Any, message: str, count: int, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.message = message
         return tuple(None if x is None else x.view_as(x) for x in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise KernelError(ctx.words)
+        raise KernelError(ctx.message)

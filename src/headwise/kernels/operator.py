@@ -1,7 +1,7 @@
-"""Attention as two operators of PyTorch's, `headwise::attend` and `headwise::attend_backward`.
+"""Attention as two PyTorch operators, `headwise::attend` and `headwise::attend_backward`.
 
-An operator takes plain tensors and numbers, and what it does with them is what `headwise.kernels.run` does outside of a
-graph: the same choice of a kernel, made when the graph runs and the data are there, and the same bits.
+The operators take plain tensors and numbers. They call `headwise.kernels.run` when the graph runs and the data are
+available, so that the choice of a kernel and the bits of the result are the same as outside of a graph.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,15 +17,15 @@ from headwise.kernels.written import read
 from headwise.masks import Grid
 from headwise.rule import Rule, Terms, compute
 
-# What both operators are given: q, k, v, the rule as tensors and numbers (`terms` of the rule, `written.write` of its
-# mask), dropout, and whether something learns from the biases.
+# Arguments of both operators: q, k, v, the rule as tensors and numbers (`Rule.terms`, and `written.write` of its mask),
+# dropout, and `learned`: whether relative or a bias requires a gradient.
 _RULE = (
     "Tensor q, Tensor k, Tensor v, Tensor? relative, Tensor? sinks, Tensor[] biases, SymInt[] mask, Tensor[] held, "
     "float scale, float soft_cap, float dropout_p, Tensor? seed, bool learned"
 )
 _FORWARD = f"({_RULE}, str kernel) -> (Tensor, Tensor, Tensor)"
 _BACKWARD = f"({_RULE}, Tensor out, Tensor lse, Tensor ran, Tensor grad_out, bool[] wanted) -> Tensor[]"
-ONCE = "attention has no second derivative; torch.func.jacrev and grad can be taken of it once"
+ONCE = "attention has no second derivative; apply torch.func.jacrev or grad to it only once"
 
 
 def _call(
@@ -33,7 +33,7 @@ def _call(
     mask: Sequence[int], held: Sequence[Tensor], scale: float, soft_cap: float, dropout_p: float, seed: Tensor | None,
     learned: bool,
 ) -> Call:  # fmt: skip
-    """The call that was written down, checked as far as its data go."""
+    """The recorded call; checks the mask's data."""
     b, h, n, _ = q.shape
     grid = Grid(b, h, n, k.shape[2])
     laid = read(mask, held)
@@ -48,7 +48,7 @@ def _call(
 
 @torch.library.custom_op("headwise::attend", mutates_args=(), schema=_FORWARD)
 def attend(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, log-sum-exp, and which kernel it was: its place in KERNELS."""
+    """Output, log-sum-exp, and the index in KERNELS of the kernel that ran."""
     *of_call, kernel = given
     with torch.no_grad():
         result, chosen, _ = run(_call(*of_call), kernel)
@@ -68,7 +68,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]
 
 @torch.library.custom_op("headwise::attend_backward", mutates_args=(), schema=_BACKWARD)
 def attend_backward(*given: Any) -> list[Tensor]:
-    """Gradients of q, k and v, and those of (relative, sinks, *biases) that are wanted."""
+    """Gradients of q, k and v, and the requested ones of (relative, sinks, *biases)."""
     *of_call, out, lse, ran, grad_out, wanted = given
     call, kernel = _call(*of_call), list(KERNELS.values())[int(ran)]
     with torch.no_grad():
@@ -107,7 +107,7 @@ def _backward(ctx: Any, grad_out: Tensor, *_: Tensor) -> tuple[Any, ...]:
 
 
 def spread(found: Iterable[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """The gradients that were wanted, in their places."""
+    """Place the gradients found where `wanted` is true; None elsewhere."""
     here = iter(found)
     return [next(here) if want else None for want in wanted]
 
@@ -115,8 +115,8 @@ def spread(found: Iterable[Tensor], wanted: Sequence[bool]) -> list[Tensor | Non
 attend.register_autograd(_backward, setup_context=_setup)
 
 
-# torch.compile writes down derivatives that may never be asked for, so that there is none must be an operator too.
-# Nobody looks for a derivative of this one: hence no custom_op.
+# torch.compile records derivatives that may never be computed, so the error for a missing one must be an operator too.
+# Its own derivative is never needed: hence no custom_op.
 torch.library.define("headwise::second_derivative", "(Tensor x, Tensor grad) -> Tensor")
 
 
@@ -134,7 +134,7 @@ second_derivative = torch.ops.headwise.second_derivative.default
 
 
 def _one_by_one(operator: Any) -> Any:
-    """vmap's rule for an operator: a call for each entry, since entries may differ in all that they are given."""
+    """The vmap rule of an operator: one call per entry, since entries may differ in every argument."""
 
     def each(info: Any, in_dims: tuple[Any, ...], *given: Any) -> tuple[Any, Any]:
         def entry(x: Any, dims: Any, at: int) -> Any:
@@ -153,7 +153,7 @@ def _one_by_one(operator: Any) -> Any:
 
 
 def _stacked(parts: Sequence[Tensor]) -> Tensor:
-    """As torch.stack, which autocast refuses float16 on a CPU, and in vmap even where autocast is turned off."""
+    """Like torch.stack, which fails for float16 on a CPU under autocast, in vmap even if autocast is disabled."""
     whole = parts[0].new_empty(len(parts), *parts[0].shape)
     for at, part in enumerate(parts):
         whole[at] = part

@@ -1,10 +1,10 @@
-"""Long calls in blocks of queries, so that a progress callback may run in between, and end them.
+"""Long calls in blocks of queries, so that a progress callback can run between blocks and cancel the call.
 
     with within(progress=progress):     # called before each block and at the end, in this thread
-        model(ids)                      # an exception that it raises ends the call
+        model(ids)                      # an exception raised by `progress` cancels the call
 
-A query's row is the same whatever rows are computed beside it: the blocks are the whole call. It is for reading: calls
-with gradients or dropout are computed in one piece, and so are those that a kernel computes for whole matrices alone.
+A query's row does not depend on the rows computed with it, so the result is that of the whole call. Only inference is
+split: calls with gradients or dropout run in one piece, as do those whose kernel only supports the whole matrix.
 """
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headwise.kernels.autograd import done_by
+from headwise.kernels.autograd import run_kernel
 from headwise.kernels.call import Call, Result
 from headwise.kernels.kernel import Kernel
 from headwise.masks import Span
@@ -20,16 +20,16 @@ from headwise.progress import Progress
 from headwise.stats import Statistic
 from headwise.tiles import COMPUTING
 
-PAIRS = 1 << 26  # of query and key, all heads together, for each thread: some 0.2 s of one core
-ROWS = 64  # the smallest block; all are multiples of it, as kernels compute several rows at a time
+PAIRS = 1 << 26  # (query, key) pairs of a block over all heads, per thread: about 0.2 s of one core
+ROWS = 64  # block sizes are multiples of this, as kernels compute several rows at a time
 
 
 def in_blocks(kernel: Kernel, call: Call, progress: Progress) -> Result:
-    """A call that the kernel does not refuse, with pauses. Raises Declined as the kernel does."""
+    """Run a call that the kernel does not refuse in blocks. Raises Declined as the kernel does."""
     rows, n = _rows_a_block(call), call.rule.grid.n
     blocks = [Span(start, min(n, start + rows)) for start in range(0, n, rows)]
     if len(blocks) < 2 or torch.is_grad_enabled() or call.dropout_p > 0:
-        return done_by(kernel, call)
+        return run_kernel(kernel, call)
     parts: list[Result] = []
     found: list[dict[Statistic, Tensor]] = []
     for block in blocks:

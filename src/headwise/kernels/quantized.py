@@ -1,9 +1,9 @@
-"""Vectors as whole numbers of eight bits and a scale each: what a cache may keep, and `attend` take for k and v.
+"""Vectors quantized to 8-bit integers with scales, for KV caches; `attend` accepts them as k and v.
 
 >>> import torch, headwise as hw
 >>> q, k, v = torch.randn(1, 32, 1, 64), torch.randn(1, 8, 999, 64), torch.randn(1, 8, 999, 64)
 >>> keys, values = hw.kernels.QuantizedKV.of(k), hw.kernels.QuantizedKV.of(v)
->>> out = hw.attend(q, keys, values)                      # the same as of keys.decoded(), values.decoded()
+>>> out = hw.attend(q, keys, values)                      # the same as with keys.decoded(), values.decoded()
 >>> (out - hw.attend(q, k, v)).abs().max() < 0.05
 tensor(True)
 """
@@ -16,21 +16,21 @@ from torch import Tensor
 
 from headwise.errors import DTypeError, ShapeError
 
-LEVELS = 127  # of eight bits, on either side of 0
+LEVELS = 127  # levels of int8 on either side of 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QuantizedKV:
-    """Each vector x as round(x / s) in eight bits and its scale s = max|x| / 127 in float32 (absmax quantisation,
-    Dettmers et al. 2022, 2208.07339, §2): an error of at most s / 2 = max|x| / 254, beside the rounding of float32.
+    """Each vector x as round(x / s) in int8 and its scale s = max|x| / 127 in float32 (absmax quantization,
+    Dettmers et al. 2022, 2208.07339, §2): an error of at most s / 2 = max|x| / 254, plus float32 rounding.
 
-    In `attend` and by the layers' caches it stands for its `decoded()`. Where the compiled kernel for CPUs can (few
-    queries, no gradients), the floats are never made: it reads the eight bits, a quarter of float32.
+    `attend` and the layers' caches accept it in place of its `decoded()`. The compiled CPU kernel reads the int8
+    values without dequantizing them first (few queries, no gradients), a quarter of the memory traffic of float32.
 
     Attributes:
         steps: int8 [b, h, m, d]. scales: float32 [b, h, m, parts].
-        parts: widths of the parts of a vector that have a scale each, without empty ones.
-        dtype: that of the vectors that they stand for.
+        parts: widths of the parts of a vector, each with its own scale; without empty parts.
+        dtype: dtype of the original vectors and of `decoded()`.
     """
 
     steps: Tensor
@@ -40,20 +40,20 @@ class QuantizedKV:
 
     @classmethod
     def of(cls, x: Tensor, parts: Sequence[int] | None = None) -> "QuantizedKV":
-        """The nearest to x [b, h, m, d].
+        """Quantize x [b, h, m, d].
 
         Args:
-            parts: widths of the parts of a vector that get a scale each; None for one scale.
+            parts: widths of the parts of a vector, each with its own scale; None for one scale.
         Raises:
-            DTypeError: if a number is not finite. ShapeError: if the parts are not as wide as x.
+            DTypeError: if x has non-finite values. ShapeError: if the parts do not add up to the width of x.
         """
         x = x.detach()
         widths = _widths(x, parts)
         scales = _largest(x, widths).float() / LEVELS
         if not bool(torch.isfinite(scales).all()):
             count = int((~torch.isfinite(x)).sum())
-            what = f"{count} of the new numbers are infinite or NaN" if count else "a number is beyond float32"
-            raise DTypeError(f"{what}, which eight bits and a scale cannot hold")
+            what = f"{count} of the new values are infinite or NaN" if count else "a value exceeds the float32 range"
+            raise DTypeError(f"{what} and cannot be quantized")
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         steps = wide / _over(scales, widths).clamp_min(1e-45)
         return cls(steps.round().clamp(-LEVELS, LEVELS).to(torch.int8), scales, widths, x.dtype)
@@ -62,27 +62,29 @@ class QuantizedKV:
         steps, scales = self.steps, self.scales
         if steps.dtype != torch.int8 or scales.dtype != torch.float32:
             raise DTypeError(
-                f"QuantizedKV: steps are {steps.dtype} and scales {scales.dtype}; expected int8 and float32"
+                f"QuantizedKV: got steps of {steps.dtype} and scales of {scales.dtype}; expected int8 and float32"
             )
         if sum(self.parts) != steps.shape[-1] or scales.shape != (*steps.shape[:-1], len(self.parts)):
             raise ShapeError(
-                f"QuantizedKV: steps {tuple(steps.shape)} and scales {tuple(scales.shape)} do not fit parts "
+                f"QuantizedKV: steps {tuple(steps.shape)} and scales {tuple(scales.shape)} do not match parts "
                 f"{self.parts}"
             )
 
     def decoded(self) -> Tensor:
-        """Steps times scales, [b, h, m, d] of `dtype`."""
+        """Dequantize: steps times scales, [b, h, m, d] in `dtype`."""
         return self.steps.to(torch.float32).mul_(_over(self.scales, self.parts)).to(self.dtype)
 
     def bound(self) -> Tensor:
-        """How far a number of `decoded()` is at most from what `of` was given, float64 [b, h, m, d]: half a step, and
-        what float32 and the dtype round."""
+        """Upper bound of |decoded() − x| for the x given to `of`, float64 [b, h, m, d]: half a step plus the rounding
+        of float32 and of the dtype."""
         largest = _over(self.scales.double(), self.parts).expand(self.shape) * LEVELS
-        own = max(torch.finfo(torch.float32).eps, torch.finfo(self.dtype).eps)
-        return largest / (2 * LEVELS) + largest * own + LEVELS * 1e-45
+        dtype = torch.finfo(self.dtype)
+        own = max(torch.finfo(torch.float32).eps, dtype.eps)
+        subnormal = dtype.smallest_normal * dtype.eps  # the spacing of the dtype's subnormal numbers
+        return largest / (2 * LEVELS) + largest * own + LEVELS * 1e-45 + subnormal
 
     def to(self, dtype: torch.dtype) -> "QuantizedKV":
-        """The same for vectors of another dtype."""
+        """The same quantized vectors with another `dtype`."""
         return self if dtype == self.dtype else replace(self, dtype=dtype)
 
     @property
@@ -97,23 +99,23 @@ class QuantizedKV:
 
     @property
     def device(self) -> torch.device:
-        """Where they lie."""
+        """The device of the tensors."""
         return self.steps.device
 
     @property
     def nbytes(self) -> int:
-        """Bytes of steps and scales."""
+        """Size of steps and scales in bytes."""
         return self.steps.nbytes + self.scales.nbytes
 
     def __repr__(self) -> str:
-        return f"QuantizedKV({'×'.join(map(str, self.shape))} {self.dtype}, {len(self.parts)} scales a vector)"
+        return f"QuantizedKV({'×'.join(map(str, self.shape))} {self.dtype}, {len(self.parts)} scales per vector)"
 
 
 Vectors = Tensor | QuantizedKV
 
 
 def decoded(x: Vectors) -> Tensor:
-    """As a tensor; itself if it is one."""
+    """Return x as a tensor, dequantized if it is quantized."""
     return x.decoded() if isinstance(x, QuantizedKV) else x
 
 
@@ -121,8 +123,8 @@ def _widths(x: Tensor, parts: Sequence[int] | None) -> tuple[int, ...]:
     width = x.shape[-1]
     widths = (width,) if parts is None else tuple(parts)
     if sum(widths) != width:
-        raise ShapeError(f"parts={widths} are {sum(widths)} numbers, but a vector has {width}")
-    return tuple(part for part in widths if part)  # a vector without numbers has no scale
+        raise ShapeError(f"parts={widths} add up to {sum(widths)}, but a vector has {width} entries")
+    return tuple(part for part in widths if part)  # an empty part has no scale
 
 
 def _largest(x: Tensor, widths: tuple[int, ...]) -> Tensor:
@@ -132,7 +134,7 @@ def _largest(x: Tensor, widths: tuple[int, ...]) -> Tensor:
 
 
 def _over(scales: Tensor, widths: tuple[int, ...]) -> Tensor:
-    """The scale of every number, [b, h, m, d] or what broadcasts to it."""
+    """The scale of each entry, broadcastable to [b, h, m, d]."""
     if len(widths) == 1:
         return scales
     return scales.repeat_interleave(torch.tensor(widths, dtype=torch.long, device=scales.device), -1)

@@ -1,9 +1,9 @@
-"""Repeated small calls, as from every layer of a model: from their arguments directly to compiled code.
+"""A cache of dispatch decisions for small repeated calls, such as those of the layers of a model.
 
-Whether a plain call (no scores, dropout, statistics or gradients) is valid, its kernel and the kernel's arguments
-follow from shapes, strides, dtypes, mask, scale and the requested kernel: all but the addresses. So `keep` stores the
-decisions of a call, and `again` reuses them for the next one like it, in a tenth of the time. Any other call takes the
-full path.
+Validation, the choice of a kernel and its request depend, for a plain call (no scores, dropout, statistics or
+gradients), only on shapes, strides, dtypes, mask, scale and the requested kernel, and not on the addresses. `keep`
+stores them after a call has been dispatched, and `again` runs the next call like it in a tenth of the time of a
+dispatch. Any other call is dispatched as usual.
 """
 
 import ctypes
@@ -22,13 +22,13 @@ from headwise.kernels.kernel import Kernel
 from headwise.kernels.quantized import Vectors
 from headwise.masks import Mask
 
-PAIRS = 1 << 21  # of query and key, over all heads: in larger calls the time to decide is negligible
-KEPT = 512  # of calls that are stored
+PAIRS = 1 << 21  # (query, key) pairs over all heads: in larger calls the time of dispatch is negligible
+KEPT = 512  # the most decisions that are stored
 
 
 class _Decided(NamedTuple):
-    """shape: of the output; None: as q. again: headwise_again. request: its argument, never changed. held: the memory
-    that the request points to."""
+    """shape: of the output; None: that of q. again: headwise_again. request: its argument, never modified.
+    held: the objects that the request points to."""
 
     shape: tuple[int, ...] | None
     again: Callable[..., int]
@@ -41,9 +41,9 @@ _wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 
 
 def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | None, kernel: str) -> Tensor | None:
-    """The output [b, h, n, d_v] of a plain call like an earlier one; None for any other. Not for calls in a graph.
+    """Return the output [b, h, n, d_v] of a plain call like an earlier one; None for any other call.
 
-    The arguments have not been checked.
+    The arguments need not be validated. Must not be called while a graph is recorded.
     """
     if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
         return None
@@ -51,25 +51,25 @@ def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | N
         return None
     if torch._C._len_torch_dispatch_stack() or _wrapped(q) or _wrapped(k) or _wrapped(v):
         return None
-    if q.is_neg() or k.is_neg() or v.is_neg():  # the memory has the other sign
+    if q.is_neg() or k.is_neg() or v.is_neg():  # the values in memory have the opposite sign
         return None
     try:
         found = _decided.get(_kind(q, k, v, mask, scale, kernel))
-    except TypeError:  # an invalid argument, which has no hash
+    except TypeError:  # an invalid argument that is not hashable
         return None
     if found is None:
         return None
     shape, compiled, request, _ = found
-    out = torch.empty_like(q) if shape is None else q.new_empty(shape)  # the first takes half the time
+    out = torch.empty_like(q) if shape is None else q.new_empty(shape)  # empty_like takes half the time
     threads = torch.get_num_threads()
     status = compiled(request, threads, q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
     if status in (binding.DONE, binding.FINITE):
         return out
-    return None  # the full path determines why, and uses another kernel
+    return None  # the usual dispatch finds the reason and another kernel
 
 
 def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, kernel: str) -> None:
-    """Store the decisions of a call that `chosen` has computed, if `again` can reuse them."""
+    """Store the decisions for a call that `chosen` has run, if `again` supports it."""
     q, k, v, rule = call.q, call.keys, call.values, call.rule
     b, h, n, m = rule.grid
     if chosen.name != "cpu" or b * h * n * m > PAIRS or call.dropout_p > 0 or call.statistics or rule.scores:
@@ -82,7 +82,7 @@ def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, ker
         and type(scale) in (float, type(None))
     ):
         return
-    if not q.stride(3) == k.stride(3) == v.stride(3) == 1:  # the kernel got copies
+    if not q.stride(3) == k.stride(3) == v.stride(3) == 1:  # the kernel received copies
         return
     handle = library().handle
     assert handle is not None  # the kernel has run
@@ -99,7 +99,7 @@ def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, ker
 
 
 def _kind(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, kernel: str) -> tuple[Any, ...]:
-    """All that determines a plain call."""
+    """The cache key of a plain call."""
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, mask, scale,
         named(kernel),

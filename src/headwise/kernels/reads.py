@@ -1,8 +1,8 @@
-"""What is read from a map: a kernel's other side, beside the call that it computes.
+"""The interface through which kernels read maps: weights, statistics, products and pictures.
 
-A map is q, k, the log-sum-exp and the rule. A kernel's `reads` is a `Reads`: it has a method for each thing that may be
-read, and declines what it cannot do with the reason. `headwise.kernels.read` chooses whose method runs, as `run` does
-for calls.
+A map consists of q, k, the log-sum-exp and the rule. A kernel's `reads` is a `Reads`, whose methods raise `Declined`
+with the reason for what the kernel does not support. `headwise.kernels.read` chooses the kernel, as `run` does for
+calls.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from headwise.tiles import Tile, stream
 
 class Matrix(NamedTuple):
     """The attention matrices of all heads, or a rectangle of them: q [b, h, n, d], k [b, h_kv, m, d], the log-sum-exp
-    [b, h, n] of whole rows, and the rule."""
+    [b, h, n] over whole rows, and the rule."""
 
     q: Tensor
     k: Tensor
@@ -29,65 +29,66 @@ class Matrix(NamedTuple):
     rule: Rule
 
     def part(self, rows: range, cols: range) -> "Matrix":
-        """The rectangle of these rows and columns, both with step 1."""
+        """The rectangle of these rows and columns; both ranges have step 1."""
         i, j = Span(rows.start, rows.stop), Span(cols.start, cols.stop)
         q, k, lse = self.q[:, :, slice(*i)], self.k[:, :, slice(*j)], self.lse[:, :, slice(*i)]
         return Matrix(q, k, lse, self.rule.part(i, j))
 
     def head(self, batch: int, head: int) -> "Matrix":
-        """One batch entry and head alone."""
+        """The matrix of one batch entry and head."""
         kv = head // (self.q.shape[1] // self.k.shape[1])
         q, k, lse = self.q[batch, head], self.k[batch, kv], self.lse[batch, head]
         return Matrix(q[None, None], k[None, None], lse[None, None], self.rule.only(batch, head))
 
     def with_keys_of(self, x: Tensor) -> "Matrix":
-        """In the dtype of x [b, h_kv or h, m, e], and with as many heads of keys."""
+        """The matrix in the dtype of x [b, h_kv or h, m, e], its KV heads repeated to match those of x."""
         group = x.shape[1] // max(1, self.k.shape[1])
         k = self.k if group == 1 else self.k.repeat_interleave(group, 1)
         return self._replace(q=self.q.to(x.dtype), k=k.to(x.dtype))
 
 
 class Reads:
-    """What a kernel can read of a `Matrix`; here, nothing. Results are detached, in the dtype of the log-sum-exp."""
+    """The reads of a `Matrix` that a kernel supports; none in this base class. Results are detached, in the dtype of
+    the log-sum-exp."""
 
     def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
         """The weights at these indices, [len(batch), len(heads), len(rows), len(cols)]."""
-        raise Declined("it gives no weights")
+        raise Declined("it does not compute weights")
 
     def tile_inputs(self, of: Matrix) -> Matrix:
-        """What its tiles are made of, by `headwise.tiles.Tile`: the matrix in the dtype in which it computes."""
-        raise Declined("it gives no tiles, which measures are made of")
+        """The matrix from which its `headwise.tiles.Tile`s are computed, in the dtype in which it computes."""
+        raise Declined("it does not compute tiles, which measures require")
 
     def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
-        """The matrix a tile at a time, as `headwise.tiles.stream`."""
+        """Yield the matrix tile by tile, as `headwise.tiles.stream` does."""
         return stream(*self.tile_inputs(of), progress=progress)
 
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
     ) -> dict[Statistic, Tensor]:
-        """Those of the statistics that it gives; measures are made of its tiles for want of them."""
-        raise Declined("it gives no statistics of a map")
+        """The wanted statistics that the kernel supports; measures compute the others from its tiles."""
+        raise Declined("it does not compute statistics of a map")
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
         """Weights @ x for x [b, h_kv or h, m, e] in the log-sum-exp's dtype: [b, h, n, e]."""
-        raise Declined("it multiplies with no map")
+        raise Declined("it does not multiply by a map")
 
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
         """Weightsᵀ @ y for y [b, h, n, e] in the log-sum-exp's dtype: [b, h, m, e]."""
-        raise Declined("it multiplies with no transposed map")
+        raise Declined("it does not multiply by a transposed map")
 
     def received(self, of: Matrix) -> Tensor:
-        """What each key receives, Σ_i p_ij: [b, h, m]."""
-        raise Declined("it adds up no columns")
+        """The weight that each key receives, Σ_i p_ij: [b, h, m]."""
+        raise Declined("it does not compute column sums")
 
     def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
-        """The weights in squares of `cell` × `cell`."""
-        raise Declined("it gives no pictures")
+        """The weights pooled over squares of `cell` × `cell`."""
+        raise Declined("it does not pool weights for pictures")
 
     def diagonals(self, of: Matrix) -> Tensor:
-        """Weights added up along the diagonals, [b, h, n + m − 1], from that of the last query and the first key on."""
-        raise Declined("it adds up no diagonals")
+        """Sums of the weights along diagonals, [b, h, n + m − 1]; the first is that of the last query and first key."""
+        raise Declined("it does not compute sums along diagonals")
 
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
         """The `count` largest weights of each row and their keys, as `AttentionMap.topk`."""
-        raise Declined("it seeks no largest weights")
+        raise Declined("it does not compute the largest weights of a row")

@@ -1,4 +1,4 @@
-"""The truth: the formula in float64, with the whole matrix. For small sizes and for comparing with."""
+"""The reference: the formula in float64, on the whole matrix. For small sizes and as a baseline for tests."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from headwise.tiles import COMPUTING, Scratch, Tile
 
 
 class Reference:
-    """softmax(cap(scale · q kᵀ) + biases + mask) v, line by line as it is written (Vaswani et al. 2017, eq. 1)."""
+    """softmax(cap(scale · q kᵀ) + biases + mask) v, computed literally (Vaswani et al. 2017, eq. 1)."""
 
     name = "reference"
     gives_delta = False
@@ -27,17 +27,17 @@ class Reference:
 
     @property
     def reads(self) -> Reads:
-        """Everything, of the stored matrix."""
+        """All reads, from the stored matrix."""
         return _Stored()
 
     def refuse(self, call: Call) -> str | None:
-        """Only dropout is refused: this kernel is for comparing, and dropout is random."""
-        return "it has no dropout" if call.dropout_p > 0 else None
+        """Refuses only dropout, which is random: this kernel is for comparisons."""
+        return "it does not support dropout" if call.dropout_p > 0 else None
 
     def run(self, call: Call) -> Result:
         weights, lse, allowed = dense_weights(call)
         v = _of_heads(call.v.double(), call.q.shape[1])  # [b, h, m, d_v]
-        # A key that a query may not see has no say, even if its value is NaN.
+        # A masked key does not affect a query's output, even if its value is NaN.
         clean = v.nan_to_num(0.0, 0.0, 0.0)
         poisoned = torch.matmul(allowed.double(), (~torch.isfinite(v)).double()) > 0
         out = torch.matmul(weights, clean).masked_fill(poisoned, torch.nan)
@@ -46,7 +46,7 @@ class Reference:
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """In blocks, in float64."""
+        """Computed by `TorchBlocks` in float64."""
         exact = replace(call, q=call.q.double(), keys=call.k.double(), values=call.v.double())
         result = TorchBlocks().run(exact)
         found = TorchBlocks().gradients(exact, result.out, result.lse, grad_out.double(), wanted)
@@ -64,7 +64,7 @@ class _Stored(Reads):
         return Matrix(of.q.double(), of.k.double(), of.lse.double(), of.rule)
 
     def tiles(self, of: Matrix, progress: Progress | None = None) -> Iterator[Tile]:
-        """One tile of float64."""
+        """Yield the whole matrix as one tile in float64."""
         exact = self.tile_inputs(of)
         _, _, n, m = of.rule.grid
         if 0 in (n, m):
@@ -82,7 +82,7 @@ class _Stored(Reads):
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
     ) -> dict[Statistic, Tensor]:
-        """Left to the tile."""
+        """None: measures compute them from the tile."""
         return {}
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def _matrix(of: Matrix) -> Tensor:
 
 
 def _log_matrix(of: Matrix) -> Tensor:
-    """S − lse in float64, [b, h, n, m]; −∞ where not allowed, and in rows that see nothing."""
+    """S − lse in float64, [b, h, n, m]; −∞ where masked, and in rows of fully masked queries."""
     scores, _ = _scores(of.q, of.k, of.rule)
     lse = of.lse.double()[..., None]
     logs = scores.masked_fill(~_allowed(of), -torch.inf) - lse.masked_fill(lse == -torch.inf, torch.inf)
@@ -138,12 +138,12 @@ def _allowed_by(rule: Rule, device: torch.device) -> Tensor:
 
 
 def _of_heads(k: Tensor, heads: int) -> Tensor:
-    """Keys or values [b, h_kv, m, e], each as often as there are query heads that read it."""
+    """Keys or values [b, h_kv, m, e], each head repeated for its query heads: [b, h, m, e]."""
     return k.repeat_interleave(heads // k.shape[1], dim=1)
 
 
 def _scores(q: Tensor, k: Tensor, rule: Rule) -> tuple[Tensor, Terms]:
-    """Scores in float64 before the mask, [b, h, n, m], and the terms in them."""
+    """Scores in float64 before the mask, [b, h, n, m], and the rule's terms."""
     q, k = q.double(), _of_heads(k.double(), q.shape[1])
     terms = rule.terms(q)
     scores = torch.matmul(q, k.mT) * rule.scale
@@ -157,16 +157,16 @@ def _scores(q: Tensor, k: Tensor, rule: Rule) -> tuple[Tensor, Terms]:
 
 
 def dense_weights(call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights [b, h, n, m], log-sum-exp [b, h, n] (float64; 0 and −inf in rows that see nothing), and what
-    is allowed, [b or 1, h or 1, n, m]. With a learned sink, weights are the softmax over the keys and one key more."""
+    """Weights [b, h, n, m] and log-sum-exp [b, h, n] in float64 (0 and −inf for fully masked queries), and the boolean
+    mask [b or 1, h or 1, n, m]. With a learned sink, the softmax includes one more key, whose weight is dropped."""
     grid = call.rule.grid
     scores, terms = _scores(call.q, call.k, call.rule)
     allowed = _allowed_by(call.rule, call.q.device)
     scores = scores.masked_fill(~allowed, -torch.inf)
-    dark = (scores == -torch.inf).all(-1)  # rows that see nothing
-    safe = scores.masked_fill(dark[..., None], 0.0)
+    empty = (scores == -torch.inf).all(-1)  # fully masked queries
+    safe = scores.masked_fill(empty[..., None], 0.0)
     if terms.sinks is not None:
         safe = torch.cat((safe, terms.sinks[:, None, None].expand(grid.b, -1, grid.n, 1)), -1)
-    weights = safe.softmax(-1)[..., : grid.m].masked_fill(~allowed | dark[..., None], 0.0)
-    lse = safe.logsumexp(-1).masked_fill(dark, -torch.inf)
+    weights = safe.softmax(-1)[..., : grid.m].masked_fill(~allowed | empty[..., None], 0.0)
+    lse = safe.logsumexp(-1).masked_fill(empty, -torch.inf)
     return weights, lse.detach(), allowed

@@ -1,4 +1,4 @@
-"""What is read of a map in plain PyTorch, tile by tile: any device, dtype and rule."""
+"""Reads of a map in plain PyTorch, tile by tile: any device, dtype and rule."""
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from headwise.tiles import stream, weights_at
 
 
 class TileReads(Reads):
-    """Everything; statistics are left to the tiles."""
+    """All reads; measures compute statistics from the tiles."""
 
     def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
         return weights_at(*of, batch, heads, rows, cols)

@@ -1,8 +1,8 @@
 """Exact blockwise attention in plain PyTorch: any device, mask and score, O(n) memory forward and backward.
 
-The softmax is kept running over key blocks (Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao et al. 2022):
-per query a maximum, a sum and a weighted sum of values. The backward pass recomputes each tile of weights
-from q, k and the log-sum-exp, so nothing n×m is kept for training either.
+An online softmax over key blocks (Milakov & Gimelshein 2018; Rabe & Staats 2021; Dao et al. 2022) keeps a maximum,
+a sum and a weighted sum of values per query. The backward pass recomputes each tile of weights from q, k and the
+log-sum-exp, so training stores no n×m matrix either.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from headwise.scores import cell
 
 
 class TorchBlocks:
-    """The portable kernel; it refuses nothing."""
+    """The portable kernel, which supports every call."""
 
     name = "torch_blocks"
     gives_delta = False
@@ -26,7 +26,7 @@ class TorchBlocks:
     reads = TileReads()
 
     def refuse(self, call: Call) -> str | None:
-        """Every call that passed the checks of `attend` can be done."""
+        """Supports every call that passed the checks of `attend`."""
         return None
 
     def run(self, call: Call) -> Result:
@@ -35,7 +35,7 @@ class TorchBlocks:
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """Of its own output, or of any kernel's that dropped nothing."""
+        """For its own output, or for that of any kernel if there is no dropout."""
         terms = call.rule.terms(lse[..., :0])
         sums = _Gradients(terms, wanted, lse)
         return [*_backward(call, terms, sums, call.q, call.k, call.v, out, lse, grad_out), *sums.finish()]
@@ -66,24 +66,24 @@ def _forward(call: Call, terms: Terms) -> tuple[Tensor, Tensor]:
                 poison = bad if poison is None else poison | bad
                 values = values.nan_to_num(0.0, 0.0, 0.0)
             new_top = torch.maximum(top, scores.amax(-1))
-            # While a row has seen nothing its maximum is -inf; 0 in its place keeps exp() from making NaN.
+            # The maximum is -inf while all keys so far are masked; 0 in its place keeps exp() from returning NaN.
             base = new_top.masked_fill(new_top == -torch.inf, 0.0)
             weights = scores.sub_(base[..., None]).exp_()
             keep = (top - base).exp_()
             total = total.mul_(keep).add_(weights.sum(-1))
             mixed = mixed.mul_(keep[..., None]).add_(grouped(drop(weights, rows, cols), values))
             top = new_top
-        dark = total == 0
+        empty = total == 0  # fully masked queries
         if terms.sinks is not None:
-            base = torch.maximum(top, terms.sinks[:, None]).masked_fill(dark, 0.0)
+            base = torch.maximum(top, terms.sinks[:, None]).masked_fill(empty, 0.0)
             keep = (top - base).exp_()
-            total = torch.where(dark, 0.0, total * keep + (terms.sinks[:, None] - base).exp_())
-            mixed, top = mixed.mul_(keep[..., None]), torch.where(dark, top, base)
-        rows_out = mixed / total.masked_fill(dark, 1.0)[..., None]
+            total = torch.where(empty, 0.0, total * keep + (terms.sinks[:, None] - base).exp_())
+            mixed, top = mixed.mul_(keep[..., None]), torch.where(empty, top, base)
+        rows_out = mixed / total.masked_fill(empty, 1.0)[..., None]
         if poison is not None:
             rows_out.masked_fill_(poison, torch.nan)
         out[:, :, rows.start : rows.stop] = rows_out
-        lse[:, :, rows.start : rows.stop] = top + total.masked_fill(dark, 1.0).log()
+        lse[:, :, rows.start : rows.stop] = top + total.masked_fill(empty, 1.0).log()
     return out, lse
 
 
@@ -123,7 +123,7 @@ def _backward(
                 d_scores.masked_fill_(~allowed, 0.0)  # 0 · NaN of a poisoned row must not spread
             sums.take_tile(d_scores, rows, cols)
             if slope is not None:
-                # NaN of a masked key is in its slope, too.
+                # The slope of a masked key may be NaN, too.
                 d_scores.mul_(slope if allowed is None else slope.masked_fill_(~allowed, 0.0))
             d_scores.mul_(call.rule.scale)
             dq[:, :, r] += grouped(d_scores, keys)
@@ -143,13 +143,13 @@ class _Gradients:
         )
 
     def take_rows(self, row_lse: Tensor, delta: Tensor) -> None:
-        """dsink = −p_sink · rowsum(dO ∘ O), for the sink is a key whose value is 0."""
+        """Add dsink = −p_sink · rowsum(dO ∘ O); the sink is a key whose value is 0."""
         if self.sinks is not None and self.terms.sinks is not None:
             mass = (self.terms.sinks[:, None] - row_lse).exp_()
             self.sinks -= (mass * delta.squeeze(-1)).sum((0, 2))
 
     def take_tile(self, d_scores: Tensor, rows: Span, cols: Span) -> None:
-        """dS [b, h, r, c] of a tile, S being the scores with all that is added."""
+        """Add dS [b, h, r, c] of a tile, where S are the scores with all terms added."""
         if self.relative is not None:
             strip = self.relative[:, self.terms.strip(rows, cols)]
             strip += diagonal_sums(d_scores.sum(0, keepdim=True))[0].sum_to_size(strip.shape)
@@ -159,19 +159,19 @@ class _Gradients:
                 place += d_scores.sum_to_size(place.shape)
 
     def finish(self) -> list[Tensor | None]:
-        """In the order and the dtypes in which the tensors came."""
+        """The gradients in the order and dtypes of the tensors."""
         biases = [None if d is None else d.to(x.dtype) for d, x in zip(self.biases, self.terms.biases, strict=True)]
         return [self.relative, self.sinks, *biases]
 
 
 def _poison(allowed: Tensor | None, values: Tensor, scores: Tensor) -> Tensor:
-    """Where the output must be NaN: [b, h, r, d_v], queries that may see a non-finite value."""
+    """Where the output must be NaN, [b, h, r, d_v]: a non-finite value is visible to the query."""
     seen = torch.ones_like(scores) if allowed is None else allowed.to(scores.dtype).expand_as(scores)
     return grouped(seen, (~torch.isfinite(values)).to(scores.dtype)) > 0
 
 
 class _Dropout:
-    """Drops weights with probability p and scales the rest by 1 / (1 - p), the same at every visit of a tile."""
+    """Drops weights with probability p and scales the others by 1 / (1 - p); the same for every pass over a tile."""
 
     def __init__(self, call: Call) -> None:
         self.p, self.seed, self.m = call.dropout_p, call.seed, call.k.shape[2]

@@ -1,7 +1,7 @@
-"""A mask as whole numbers and tensors, and back: all that an operator in a graph of PyTorch's can be given.
+"""Serialization of a mask to integers and tensors, the arguments that an operator in a PyTorch graph supports.
 
-The numbers are the plain values of `headwise.fields.write`, each after a number for its type; a class goes by its name,
-so that an exported graph runs in any process that has registered it.
+The integers encode the plain values of `headwise.fields.write`, each preceded by a code for its type. A class is
+written by name, so that an exported graph runs in any process that has registered it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ NOTHING, WHOLE, NUMBER, WORD, LIST, OBJECT = range(6)
 
 
 def write(mask: Mask) -> tuple[list[int], list[Tensor]] | None:
-    """The mask's numbers and tensors; None for one of a class that was not registered."""
+    """Return the mask's numbers and tensors, or None if a class in it is not registered."""
     if fields.unregistered(mask) is not None:
         return None
     numbers: list[int] = []
@@ -32,7 +32,7 @@ def write(mask: Mask) -> tuple[list[int], list[Tensor]] | None:
 
 
 def read(numbers: Sequence[int], tensors: Sequence[Tensor]) -> Mask:
-    """The mask that `write` was given."""
+    """Return the mask that `write` serialized."""
     found: Mask = fields.read(Mask, _read(iter(numbers)), "mask", lambda code, _: tensors[code])
     return found
 

@@ -44,16 +44,7 @@ def write(
     Raises:
         TextError, ConfigError: naming the argument; also for a budget of another model.
     """
-    if not prompt:
-        raise TextError("prompt: is empty; give at least one character to begin with")
-    if length < 0:
-        raise ConfigError(f"length={length}: expected at least 0")
-    if not temperature >= 0:
-        raise ConfigError(f"temperature={temperature}: expected 0 or more")
-    if top_k is not None and top_k < 1:
-        raise ConfigError(f"top_k={top_k}: expected at least 1")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"top_p={top_p}: expected 0 < top_p <= 1")
+    check_sampling(prompt, length, temperature, top_k, top_p)
     context = decoder.config.context
     if budget is not None and budget.sinks and len(tokenizer.encode(prompt)) + length > context:
         raise ConfigError(
@@ -83,6 +74,20 @@ def write(
             ids = torch.tensor([[token]])
 
     return pieces()
+
+
+def check_sampling(prompt: str, length: int, temperature: float, top_k: int | None, top_p: float | None) -> None:
+    """Raise as `write` does for these arguments, which do not depend on the model."""
+    if not prompt:
+        raise TextError("prompt: is empty; give at least one character to begin with")
+    if length < 0:
+        raise ConfigError(f"length={length}: expected at least 0")
+    if not temperature >= 0:
+        raise ConfigError(f"temperature={temperature}: expected 0 or more")
+    if top_k is not None and top_k < 1:
+        raise ConfigError(f"top_k={top_k}: expected at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ConfigError(f"top_p={top_p}: expected 0 < top_p <= 1")
 
 
 def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:

@@ -20,6 +20,7 @@ from headwise.lm.loss import mean_loss
 from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.run import Resumed, Run
 from headwise.lm.schedule import learning_rate_factor, read_shares, share_at
+from headwise.lm.tokenizer import BYTES
 from headwise.lm.watch_heads import HeadWatcher
 from headwise.outputs import taken
 from headwise.seeds import seeded, step_seed
@@ -111,16 +112,17 @@ def train(
     shares = read_shares(repeat_share)
     if lr <= 0 or weight_decay < 0 or warmup < 0:
         raise ConfigError(f"lr={lr}, weight_decay={weight_decay}, warmup={warmup}: expected lr > 0, the others >= 0")
+    sizes = d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout, design, dict(options or {}), order
+    if init is None:
+        with torch.device("meta"):  # raises for options that exclude each other, before the texts are read
+            Decoder(DecoderConfig(BYTES, *sizes))
     with taken(out, "out", folder=True):
         base, tokenizer, made = load_checkpoint(init) if init is not None else (None, None, None)
         corpus = Corpus.read(files, context=context, tokenizer=tokenizer, seed=seed)
         if base is not None:
             config = replace(base.config, context=context, dropout=dropout)
         else:
-            config = DecoderConfig(
-                corpus.tokenizer.vocab_size, d_model, num_layers, num_heads, num_kv_heads, d_ff, context, dropout,
-                design, dict(options or {}), order,
-            )  # fmt: skip
+            config = DecoderConfig(corpus.tokenizer.vocab_size, *sizes)
         with seeded(seed):
             decoder = Decoder(config)
         if base is not None:

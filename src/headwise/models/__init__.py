@@ -2,6 +2,7 @@
 
 from headwise.models.attaching import Attachment, attach
 from headwise.models.find import KINDS, find_heads, register
+from headwise.models.recognise import NotFollowed, Recognised, Recognition, recognise
 from headwise.models.site import HeadSite, Kind
 from headwise.models.taps import record_heads, scale_heads
 from headwise.nn.layout import Layout, Part, Resizing
@@ -14,11 +15,15 @@ __all__ = [
     "HeadSite",
     "Kind",
     "Layout",
+    "NotFollowed",
     "Part",
+    "Recognised",
+    "Recognition",
     "Resizing",
     "attach",
     "find_heads",
     "observe",
+    "recognise",
     "record_heads",
     "register",
     "scale_heads",

@@ -285,10 +285,8 @@ class AttentionLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""
-        return (
-            f"d_model={self.d_model}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
-            f"head_dim={self.head_dim}, value_dim={self.value_dim}"
-        )
+        names = ("d_model", "num_heads", "num_kv_heads", "head_dim", "value_dim")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
 
 # Attributes that each class defines for itself, since no base can know what a subclass adds.

@@ -81,15 +81,17 @@ def observe(
 
 
 def attended(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, to_itself: bool, **options: Any
-) -> tuple[Tensor, AttentionMap | None]:
+    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, to_itself: bool,
+    compute: Callable[..., tuple[Tensor, Any]] = attend_to, **options: Any,
+) -> tuple[Tensor, AttentionMap | None]:  # fmt: skip
     """`attend_to` for a module of another library, published.
 
     Args:
         to_itself: whether queries and keys are one sequence, so that a query on a hidden key is padding. A name of
             cross attention overrules it.
+        compute: `attend_to`, or a function that calls it and raises if the call must not be published.
     """
-    compute = partial(attend_to, q, k, v, **options)
+    compute = partial(compute, q, k, v, **options)
     if not events.subscribed(module):
         return compute(return_map=return_map)
     named = any(events.crosses(one.name(module)) for one in events.subscribers if one.sees(module))

@@ -17,6 +17,20 @@ MESSAGES: dict[str, tuple[str, str]] = {
     "fact_tokens": ("{count:,} characters, {tokens:,} tokens", "{count:,} 个字符，{tokens:,} 个词元"),
     "fact_model": ("{name}, {millions:.1f} M weights", "{name}，{millions:.1f} M 参数"),
     "fact_steps": ("{count:,} measured; the last of them is shown", "已测量 {count:,} 步，此处显示最后一步"),
+    "heldout": ("held-out loss", "留出集损失"),
+    "fact_heldout": (
+        "{least:.2f} to {most:.2f} nats per token, on held-out text of the same kind as the training text",
+        "每词元 {least:.2f} 至 {most:.2f} 奈特，取自与训练文本同类的留出文本",
+    ),
+    "caution": ("caution", "注意"),
+    "unknown_text": (
+        "The loss of {loss:.2f} nats per token means that the model predicts this text as poorly as a choice among "
+        "{choices:,.0f} equally likely tokens; on text like its training text it is at most {most:.2f} nats "
+        "({usual:,.0f} tokens). What the heads do here may not be what they do on text that the model knows.",
+        "每词元 {loss:.2f} 奈特的损失相当于在 {choices:,.0f} 个等可能的词元中猜测；"
+        "在与训练文本同类的文本上至多为 {most:.2f} 奈特（{usual:,.0f} 个词元）。"
+        "各头在这段文本上的行为未必与在模型熟悉的文本上相同。",
+    ),
     "fact_loss": ("{loss:.2f} nats per token", "每词元 {loss:.2f} 奈特"),
     "title_cross": ("cross attention, {queries} tokens at {keys}", "交叉注意力：{queries} 个词元对 {keys} 个词元"),
     "title_decoder": ("decoder, {tokens} tokens", "解码器，{tokens} 个词元"),

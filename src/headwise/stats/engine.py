@@ -147,8 +147,17 @@ def measure(
     rows: bool = False,
     found: Mapping[Statistic, Tensor] | None = None,
 ) -> Measurements:
-    """Compute the measures: from `found`, the statistics that a kernel computed, where they suffice, and the others in
-    one pass over `tiles()`; see `AttentionMap.measure`."""
+    """Compute measures of a matrix of weights that is given by its tiles; `AttentionMap.measure` calls it.
+
+    Args:
+        tiles: makes the tiles of the matrix, row block by row block; called once if a measure requires tiles.
+        lse: [b, h, n], the log-sum-exp of each row. rule: what the scores are.
+        wanted: names of registered measures, or `Measure`s.
+        rows: also keep the value of each row, for measures that have one.
+        found: statistics that a kernel computed in its pass; a measure that they suffice for takes no tiles.
+    Returns:
+        The measures, name → [b, h].
+    """
     measures = resolve(wanted)
     given: Mapping[Statistic, Tensor] = {} if found is None else found
     known = {m.name for m in measures if found is not None and _computable(m, given, rule)}

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
@@ -151,14 +152,16 @@ def _refuse(site: HeadSite | None, of_all: bool) -> str | None:
         letters = {part.letter for part in site.parts()}
     except ConfigError as error:
         return str(error)
-    return None if {"q", "k"} <= letters else "it has no W_q and W_k"
+    if not {"q", "k"} <= letters:
+        return "it has no W_q and W_k"
+    return next(filter(None, map(_refuse_norm, site.layout().norms)), None)
 
 
 def _clip(site: HeadSite, gamma: Tensor) -> None:
     layout = site.layout()
     if layout.norms:
         for norm in layout.norms:
-            _scale_norm(site, norm, float(gamma.min().sqrt()))
+            _scale_norm(norm, float(gamma.min().sqrt()))
         return
     shared = gamma.view(site.num_kv_heads, -1)  # [h_kv, queries of a key]
     key = shared.amin(-1).sqrt()
@@ -177,21 +180,35 @@ def _clip(site: HeadSite, gamma: Tensor) -> None:
             _multiply(tensor, _spread(tensor, part.axis, part.start, each.flatten()))
 
 
-def _scale_norm(site: HeadSite, norm: nn.Module, factor: float) -> None:
-    """Scale the output of a norm: by its weight, or one more than it (Gemma), and its bias."""
-    weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
-    if not isinstance(weight, Tensor):
-        raise ConfigError(f"qk_clip: {site.name}: the norm {type(norm).__name__} has no weight to scale")
+def _refuse_norm(norm: Any) -> str | None:
+    """Why the output of a norm cannot be scaled by its weight, or None."""
+    if not isinstance(getattr(norm, "weight", None), Tensor):
+        return f"its norm {type(norm).__name__} has no weight to scale"
+    return f"how its norm {type(norm).__name__} applies its weight is unknown" if _offset(norm) is None else None
+
+
+def _offset(norm: Any) -> float | None:
+    """What a norm adds to its weight: 0, or 1 as in Gemma; None if its output is neither."""
+    weight, bias = norm.weight.detach(), getattr(norm, "bias", None)
     probe = torch.linspace(-1.0, 2.0, weight.shape[-1], device=weight.device).to(weight.dtype)
-    before, kept = norm(probe) * factor, weight.clone()
-    if bias is not None:
-        _multiply(bias, torch.full(bias.shape, factor))
-    for more in (0.0, 1.0):
-        weight.copy_(((kept.double() + more) * factor - more).to(kept))
-        if torch.allclose(norm(probe), before, rtol=2e-2, atol=1e-3):
-            return
-    weight.copy_(kept)
-    raise ConfigError(f"qk_clip: {site.name}: how {type(norm).__name__} applies its weight is unknown")
+    with torch.no_grad():
+        half = norm(probe) * 0.5
+        for offset in (0.0, 1.0):
+            scaled = {"weight": ((weight.double() + offset) * 0.5 - offset).to(weight)}
+            if bias is not None:
+                scaled["bias"] = bias.detach() * 0.5
+            if torch.allclose(functional_call(norm, scaled, probe), half, rtol=2e-2, atol=1e-3):
+                return offset
+    return None
+
+
+def _scale_norm(norm: Any, factor: float) -> None:
+    """Scale the output of a norm that is not refused: its weight, or one more than it, and its bias."""
+    offset = _offset(norm)
+    assert offset is not None
+    norm.weight.copy_(((norm.weight.double() + offset) * factor - offset).to(norm.weight))
+    if getattr(norm, "bias", None) is not None:
+        _multiply(norm.bias, torch.full(norm.bias.shape, factor))
 
 
 def _spread(tensor: Tensor, axis: int, start: int, factors: Tensor) -> Tensor:

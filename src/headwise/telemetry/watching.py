@@ -4,10 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
+from headwise.models.adapters.places import find
 from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm
 from headwise.telemetry.options import options
 from headwise.telemetry.places import select
+from headwise.telemetry.recognised import RecognisedRecord
 from headwise.telemetry.record import Record
 
 
@@ -36,7 +38,9 @@ def watch(
     Record(2 layers; 1 of 1 steps measured; not watching)
 
     While it is active, headwise computes the attention of models of transformers and of `nn.MultiheadAttention`, as it
-    does that of its own layers, with the statistics in the same pass; afterwards the models are as before.
+    does that of its own layers, with the statistics in the same pass; afterwards the models are as before. In a model
+    that has none of these, attention is recognised in each measured forward by what it computes, as
+    `headwise.models.recognise` does, and computed once more for the statistics; the model's own results are unchanged.
 
     Args:
         model: the module that is called. Calls of a part deep inside it alone are not recorded: watch that part.
@@ -55,10 +59,13 @@ def watch(
     Returns:
         The `Record`: a context manager, with `start()` and `stop()` for other uses.
     Raises:
-        ConfigError: naming the argument, or the modules, if no module can be watched.
+        ConfigError: naming the argument, or the modules, if no module can be watched. Where attention is recognised,
+            the first forward raises it, with what came nearest.
     """
     how = options(
         measures=measures, every=every, heads=heads, maps=maps, history=history, steps=steps, during=during,
         alarms=alarms,
     )  # fmt: skip
+    if isinstance(model, nn.Module) and not find(model)[0]:
+        return RecognisedRecord(model, layers, how)
     return Record(model, *select(model, layers, "watch"), how)

@@ -1,4 +1,4 @@
-"""native/headwise.h in ctypes: the structures that the compiled library is called with."""
+"""The structures of native/headwise.h in ctypes."""
 
 import ctypes
 from ctypes import POINTER, c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -110,13 +110,13 @@ Request = ForwardCall | BackwardCall | PoolCall | DiagonalsCall
 
 
 def view(x: Tensor) -> TensorView:
-    """A [b, h, n, d] tensor whose last axis is contiguous."""
+    """View of a [b, h, n, d] tensor whose last axis is contiguous."""
     batch, head, row, _ = x.stride()
     return TensorView(x.data_ptr(), batch, head, row)
 
 
 def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
-    """Fill in headwise_rule; what is returned has to outlive it."""
+    """Fill in headwise_rule. Returns the tensors that it points to; keep them alive while it is used."""
     b, h, n, m = rule.grid
     spans = lowered.spans
     held: list[Any] = [spans]
@@ -146,7 +146,7 @@ def write_rule(view: RuleView, lowered: Lowered, rule: Rule) -> list[Any]:
 
 
 def write_learned(view: BackwardCall, relative: Tensor | None, bias: Tensor | None, sinks: Tensor | None) -> None:
-    """Where the gradients of what the rule adds go, contiguous float32 tensors in its terms' shapes, if wanted."""
+    """Set the outputs for the requested gradients of the rule's terms, contiguous float32 tensors in their shapes."""
     if relative is not None:
         view.grad_relative = relative.data_ptr()
         view.grad_relative_head = relative.stride(0) if len(relative) > 1 else 0

@@ -1,4 +1,4 @@
-"""The compiled kernel for the CPU, as the other kernels are: what it refuses, runs, differentiates and reads."""
+"""The `Kernel` interface of the compiled kernel for the CPU."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from headwise.kernels.cpu.reads import CompiledReads
 
 
 class CPU:
-    """Any mask of a few key ranges or a boolean, any score, float32, bfloat16 and float16."""
+    """Masks of a few key ranges or a boolean, all scores, float32, bfloat16 and float16."""
 
     name = "cpu"
     gives_delta = True
@@ -18,7 +18,7 @@ class CPU:
     reads = CompiledReads()
 
     def refuse(self, call: Call) -> str | None:
-        """What the machine, the dtype, dropout or the rule stand in the way of."""
+        """Check device, dtype, sizes, library and rule."""
         return refusal(call)
 
     def run(self, call: Call) -> Result:
@@ -27,7 +27,7 @@ class CPU:
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """By the compiled backward pass."""
+        """Computed by the compiled backward pass."""
         of_relative, of_sinks, *of_biases = wanted
         *found, d_bias, d_sinks, delta = backward(call, out, lse, grad_out, (of_relative, any(of_biases), of_sinks))
         if call.on_delta is not None and delta is not None:

@@ -1,8 +1,7 @@
-"""Finds and loads the compiled kernels, libheadwise, if they are there: `library()`.
+"""Finds and loads the compiled kernels, libheadwise, if they are installed: `library()`.
 
-pip and `make native` put the library beside this file. HEADWISE_NATIVE_LIBRARY=path loads another one, such as a
-build with sanitizers. HEADWISE_TARGET=name selects the target (the set of
-instructions that it uses) in place of the library's own choice.
+pip and `make native` put the library next to this file. HEADWISE_NATIVE_LIBRARY=path loads another one, such as a
+build with sanitizers. HEADWISE_TARGET=name selects the target (instruction set) instead of the library.
 """
 
 import ctypes
@@ -19,12 +18,12 @@ ABI = 10  # HEADWISE_ABI in native/headwise.h
 NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
 OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
 TARGET = "HEADWISE_TARGET"
-TARGETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")  # all targets that exist, each with more instructions
+TARGETS = ("portable", "avx2", "avx512", "avx512bf16", "amx")  # all targets, each a larger instruction set
 
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded library, or why there is none: either `handle` or `reason` is None."""
+    """The loaded library, or the reason why there is none: either `handle` or `reason` is None."""
 
     path: Path
     handle: ctypes.CDLL | None
@@ -36,17 +35,17 @@ class Library:
 
     @cached_property
     def statistics(self) -> dict[str, int]:
-        """The codes of the statistics that it computes, by signature (`headwise.stats.Compiled`)."""
+        """The codes of the statistics that it supports, by signature (`headwise.stats.Compiled`)."""
         if self.handle is None:
             return {}
         return {name.decode(): code for code, name in enumerate(takewhile(bool, self.handle.headwise_statistics()))}
 
     def targets(self) -> list[str]:
-        """The targets that were compiled in, in the order in which they are chosen."""
+        """The compiled targets, in the order of preference."""
         return [] if self.handle is None else self.handle.headwise_targets().decode().split(",")
 
     def refusal(self, target: str) -> str | None:
-        """Why this target does not run here; None if it does."""
+        """Return the reason why this target does not run here, or None if it does."""
         assert self.handle is not None
         reason = self.handle.headwise_refusal(target.encode())
         return f"{self.path.name} was compiled without it" if reason is None else reason.decode() or None
@@ -54,11 +53,11 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library of this process, looked for once.
+    """The library of this process; it is searched for once.
 
     Raises:
-        KernelError: if HEADWISE_NATIVE_LIBRARY names one that does not load, or HEADWISE_TARGET instructions that the
-            library or the CPU does not have; nothing else takes their place.
+        KernelError: if HEADWISE_NATIVE_LIBRARY names a file that does not load, or HEADWISE_TARGET a target that the
+            library or the CPU does not support. There is no fallback.
     """
     chosen = os.environ.get(OVERRIDE)
     found = load(path())
@@ -70,12 +69,12 @@ def library() -> Library:
 
 
 def path() -> Path:
-    """Where the library of this process is looked for."""
+    """The path where the library is searched for."""
     return Path(os.environ.get(OVERRIDE) or Path(__file__).with_name(NAME))
 
 
 def wrong_target(wanted: str | None, found: Library) -> str | None:
-    """Returns why HEADWISE_TARGET=wanted cannot be used, and which targets can; None if it can, or is not set."""
+    """Return why HEADWISE_TARGET=wanted cannot be used, and which targets can; None if it can or is not set."""
     if not wanted or (found.handle is None and wanted in TARGETS):
         return None
     if wanted not in TARGETS:
@@ -89,18 +88,18 @@ def wrong_target(wanted: str | None, found: Library) -> str | None:
 
 
 def load(path: Path) -> Library:
-    """The library at `path`; one that is missing, does not load or is of another version has a reason instead."""
+    """Load the library at `path`; `reason` is set if it is missing, does not load or has another ABI version."""
     if not path.exists():
-        return Library(path, None, f"there is no {path.name}: headwise was installed without a C++ compiler that fits")
+        return Library(path, None, f"{path.name} is missing: headwise was installed without a suitable C++ compiler")
     try:
         handle = ctypes.CDLL(str(path.resolve()))
         version = int(handle.headwise_abi_version())
     except OSError as error:
         return Library(path, None, f"it does not load: {error}")
     except AttributeError:
-        return Library(path, None, "it is no libheadwise: it has no headwise_abi_version")
+        return Library(path, None, "it is not libheadwise: it has no headwise_abi_version")
     if version != ABI:
-        return Library(path, None, f"it has interface {version}, and this headwise needs {ABI}: build it again")
+        return Library(path, None, f"it has ABI version {version}, expected {ABI}: rebuild it")
     handle.headwise_target_name.restype = ctypes.c_char_p
     handle.headwise_targets.restype = handle.headwise_refusal.restype = ctypes.c_char_p
     handle.headwise_statistics.restype = ctypes.POINTER(ctypes.c_char_p)
@@ -111,8 +110,8 @@ def load(path: Path) -> Library:
 
 
 def _share_threads(handle: ctypes.CDLL) -> None:
-    """Run on the OpenMP threads that PyTorch has, if its runtime is GNU's or speaks its language, as LLVM's does."""
+    """Run on PyTorch's OpenMP threads if its runtime has GNU's interface, as LLVM's has."""
     try:
         handle.headwise_set_openmp(ctypes.CDLL(None).GOMP_parallel)
     except (AttributeError, OSError, TypeError):
-        return  # no such runtime: threads of its own
+        return  # no such runtime: the library starts its own threads

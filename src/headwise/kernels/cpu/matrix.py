@@ -1,6 +1,6 @@
-"""What the compiled library makes of a map, from q, k and the log-sum-exp: weights, pictures, sums along diagonals.
+"""Compiled reads of a map from q, k and the log-sum-exp: weights, pictures, sums along diagonals.
 
-As `passes.py`, which sends the calls: any rule that has a `Lowered` form, the same bits for any number of threads.
+As in `passes.py`, which sends the calls: any rule that has a `Lowered` form, the same bits for any number of threads.
 """
 
 import torch
@@ -17,7 +17,7 @@ def weights(call: Call, lse: Tensor) -> Tensor:
 
 
 def squares(call: Call, lse: Tensor, cell: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean weight, largest weight and how many cells are allowed, of each square of `cell` × `cell`; all
+    """Mean weight, largest weight and number of unmasked pairs in each square of `cell` × `cell`; all
     [b, h, ⌈n/cell⌉, ⌈m/cell⌉]."""
     mean, largest, allowed = _squares(call, lse, cell, "mean", "largest", "allowed")
     return mean, largest, allowed
@@ -41,7 +41,7 @@ def _squares(call: Call, lse: Tensor, cell: int, *wanted: str) -> list[Tensor]:
 
 
 def diagonals(call: Call, lse: Tensor) -> Tensor:
-    """Weights added up along the diagonals, [b, h, n + m − 1]; cell (i, j) lies on diagonal j − i + n − 1."""
+    """Sums of the weights along diagonals, [b, h, n + m − 1]; pair (i, j) is on diagonal j − i + n − 1."""
     b, h, n, m = call.rule.grid
     q, k, lse = in_rows(call.q), in_rows(call.k), lse.contiguous()
     mass = floats(b, h, n + m - 1)

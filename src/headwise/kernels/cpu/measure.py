@@ -1,4 +1,4 @@
-"""Times the compiled targets on this machine: whether the selected one is the fastest here."""
+"""Times the compiled targets on this machine, to check that the selected one is the fastest."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ from headwise.rule import Rule
 
 SHAPE = (1, 8, 1024, 64)
 ROUNDS = 7
-TOLERANCE = 1.10  # the selected target is the wrong one if it takes longer than this times the fastest
+TOLERANCE = 1.10  # the selected target is wrong if it takes more than this times as long as the fastest
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of a forward call with q, k and v of `SHAPE` and no mask, by target: the shortest of several."""
+    """Milliseconds of a forward call with q, k and v of `SHAPE` and no mask, by target: the minimum of `ROUNDS`."""
 
     dtype: str
     milliseconds: dict[str, float]
@@ -28,18 +28,18 @@ class Timing:
 
     @property
     def fastest(self) -> str:
-        """The target that took the least time."""
+        """The fastest target."""
         return min(self.milliseconds, key=self.milliseconds.__getitem__)
 
     @property
     def wrong(self) -> bool:
-        """Whether another target is faster than the selected one, beyond the scatter of such timings."""
+        """Whether another target is faster than the selected one by more than `TOLERANCE`."""
         return self.milliseconds[self.selected] > TOLERANCE * self.milliseconds[self.fastest]
 
 
 def measure_targets() -> list[Timing]:
-    """Time every target that runs on this CPU, alternately, in float32 and bfloat16; a few seconds. Other threads must
-    not call attention meanwhile. Returns [] if no library is loaded."""
+    """Time every target that runs on this CPU, alternately, in float32 and bfloat16; takes a few seconds. Other threads
+    must not call attention meanwhile. Returns [] if no library is loaded."""
     found = library()
     if found.handle is None:
         return []

@@ -1,7 +1,7 @@
 """Calls of the compiled library: output, log-sum-exp and row statistics in one pass over the keys, and gradients.
 
-The C++ is in `native/`; each file opens with how it works. It uses `torch.get_num_threads()`, runs
-on the threads that PyTorch has, and gives the same bits for any number of them.
+The C++ code is in `native/`; each file begins with a description. It runs on `torch.get_num_threads()` of PyTorch's
+threads, and gives the same bits for any number of them.
 """
 
 import ctypes
@@ -22,29 +22,29 @@ from headwise.lowering import Lowered
 from headwise.rule import without_masked_queries
 from headwise.stats import Compiled, Statistic
 
-MOST_NUMBERS = 512  # of a row, in one statistic
-ROW = "): float32[b, h, n]"  # in the signature of a statistic with one number for each query
+MOST_NUMBERS = 512  # the most numbers per row in one statistic
+ROW = "): float32[b, h, n]"  # ends the signature of a statistic with one number per query
 MOST_KEYS = 2**31 - 1
-ALMOST_ALL = 1.0 - 2.0**-24  # the largest share of dropped weights that is not 1 in the kernel's float32
+ALMOST_ALL = 1.0 - 2.0**-24  # the largest dropout probability below 1 in float32
 
 
 def refusal(call: Call) -> str | None:
-    """What the machine, the dtype, dropout or the rule stand in the way of."""
+    """Return the reason why the library does not support the call, or None if it does."""
     if torch.compiler.is_compiling():
-        return "a graph cannot look into compiled code"
+        return "torch.compile cannot trace compiled code"
     q, grid = call.q, call.rule.grid
     if q.device.type != "cpu":
-        return f"the tensors are on {q.device.type}, and it is for the CPU"
+        return f"it requires tensors on the CPU, got {q.device.type}"
     if q.dtype not in binding.CODES:
-        return f"it computes in float32, and this is {q.dtype}"
+        return f"it computes in float32, got {q.dtype}"
     if not all(map(_has_memory, (q, call.keys, call.values))):
         return "a tensor has no memory of its own (vmap, fake tensors or a subclass)"
     if 0 in (grid.b, grid.h, grid.n, grid.m):
         return "there are no queries or no keys"
     if call.keys.shape[1] == 0:
-        return "there are no heads of keys"
+        return "there are no KV heads"
     if grid.m > MOST_KEYS:
-        return f"it counts keys in 32 bits, and these are {grid.m}"
+        return f"it supports at most {MOST_KEYS} keys, got {grid.m}"
     found = library()
     if found.reason:
         return found.reason
@@ -54,24 +54,24 @@ def refusal(call: Call) -> str | None:
 
 
 def forward(call: Call) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]]:
-    """Output, log-sum-exp and those of the call's statistics that the library computes.
+    """Output, log-sum-exp and the requested statistics that the library supports.
 
     Raises:
-        Declined: if a key or value is not finite and some query may not see it.
+        Declined: if a key or value that is masked for some query is not finite.
     """
     found = None
     if _has_one_scale(call.keys) and _has_one_scale(call.values):
         found = _forward(call, call.keys.steps, call.values.steps, (call.keys.scales, call.values.scales))
     if found is None:
         found = _forward(call, call.k, call.v)
-    assert found is not None  # floats are never too many
+    assert found is not None  # it is None only for quantized KV
     return found
 
 
 def _forward(
     call: Call, k: Tensor, v: Tensor, scales: tuple[Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, dict[Statistic, Tensor]] | None:
-    """Of floats, or of eight bits and their scales; None if floats have to be made of them."""
+    """Run on float keys and values, or on quantized ones with their scales; None if they must be dequantized first."""
     q, k, v = map(in_rows, (call.q, k, v))
     b, h, n, d = q.shape
     h_kv, m = k.shape[1], k.shape[2]
@@ -89,16 +89,16 @@ def _forward(
     status = send("headwise_forward", request, call)
     del held
     if status == binding.FINITE:
-        call.__dict__["values_finite"] = True  # as the property would find by a look at all of them
+        call.__dict__["values_finite"] = True  # saves the property a pass over the data
     return None if status == binding.TOO_MANY_QUERIES else (out, lse, statistics)
 
 
 def like(
     q: Tensor, k: Tensor, v: Tensor, shape: Sequence[int], call: Call
 ) -> tuple[binding.ForwardCall, list[Any]]:  # fmt: skip
-    """What headwise_again is given for calls with q, k and v as these and an output [b, h, n, d_v] in one piece; and
-    what has to outlive it."""
-    assert isinstance(call.lowered, Lowered)  # refusal() has looked
+    """The request of headwise_again for calls with the layouts of q, k and v and a contiguous output [b, h, n, d_v];
+    and the objects that it points to, which must outlive it."""
+    assert isinstance(call.lowered, Lowered)  # refusal() has checked
     b, h, n, d_v = shape
     nowhere = (binding.TensorView(None, *x.stride()[:3]) for x in (q, k, v))
     request = binding.ForwardCall(
@@ -115,8 +115,8 @@ def _has_one_scale(x: Vectors) -> TypeGuard[QuantizedKV]:
 def backward(
     call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool] = (False, False, False)
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of q, k, v, and of the rule's relative, bias and sinks where they are wanted (float32, None elsewhere);
-    and rowsum(grad_out ∘ out) [b, h, n]."""
+    """Gradients of q, k, v, and of the rule's relative, bias and sinks where `wanted` is true (float32, else None); and
+    rowsum(grad_out ∘ out) [b, h, n]."""
     q, grad_out = (without_masked_queries(x.detach(), lse) for x in (call.q, grad_out))
     q, k, v, out, grad_out = map(in_rows, (q, call.k, call.v, out, grad_out))
     b, h, n, d = q.shape
@@ -128,21 +128,21 @@ def backward(
     )  # fmt: skip
     request.dropout, request.seed = min(call.dropout_p, ALMOST_ALL), call.seed
     request.lse, request.delta = lse.data_ptr(), delta.data_ptr()
-    assert isinstance(call.lowered, Lowered)  # refusal() has looked
+    assert isinstance(call.lowered, Lowered)  # refusal() has checked
     terms = call.lowered.relative, call.lowered.bias, call.lowered.sinks
     learned = [floats(*x.shape) if want and x is not None else None for x, want in zip(terms, wanted, strict=True)]
     binding.write_learned(request, *learned)
     try:
         send("headwise_backward", request, call)
     except Declined:
-        # The forward pass has read each key that some query may see: those that are not finite, none may.
+        # The forward pass would have declined non-finite keys that are visible to a query: these are fully masked.
         k, v = (x.detach().nan_to_num(0.0, 0.0, 0.0) for x in (call.k, call.v))
         return backward(replace(call, keys=k, values=v), out, lse, grad_out, wanted)
     return dq, dk, dv, *learned, delta
 
 
 def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
-    """Weightsᵀ @ y for y [b, h, n, e] in q's dtype: [b, h_kv, m, e], summed over the query heads of a key head."""
+    """Weightsᵀ @ y for y [b, h, n, e] in q's dtype: [b, h_kv, m, e], summed over the query heads of each KV head."""
     q, k, y, lse = in_rows(call.q), in_rows(call.k), in_rows(y), lse.contiguous()
     b, h, n, d = q.shape
     out = q.new_empty(b, k.shape[1], k.shape[2], y.shape[-1])
@@ -157,40 +157,40 @@ def transposed(call: Call, lse: Tensor, y: Tensor) -> Tensor:
 
 
 def send(name: str, request: binding.Request, call: Call) -> int:
-    """Call `name` of the library with the call's rule in the request; raise for what it could not do; the status."""
+    """Call the library's function `name` with the call's rule in the request; return its status, or raise on errors."""
     handle, lowered = library().handle, call.lowered
-    assert handle is not None  # refusal() has looked
+    assert handle is not None  # refusal() has checked
     assert isinstance(lowered, Lowered)
     held = binding.write_rule(request.rule, lowered, call.rule)
     status = getattr(handle, name)(ctypes.byref(request))
     del held
     if status == binding.NOT_FINITE:
-        raise Declined("a key or value that some query may not see is not finite, and would poison its row")
+        raise Declined("a masked key or value is not finite and would affect the rows that it is masked for")
     if status == binding.NO_MEMORY:
-        raise KernelError("kernel='cpu' could not get the memory to work in; give it fewer or shorter sequences")
+        raise KernelError("kernel='cpu' ran out of memory; use fewer or shorter sequences")
     return int(status)
 
 
 def floats(*sizes: int) -> Tensor:
-    """What the library writes: float32 on the CPU, whatever PyTorch's defaults are."""
+    """An output of the library: float32 on the CPU, regardless of PyTorch's defaults."""
     return torch.empty(sizes, dtype=torch.float32, device="cpu")
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """Detached, each row in one piece, the signs in memory: PyTorch may keep the minus of z.conj().imag in a bit."""
+    """Return x detached, with contiguous rows and signs resolved: PyTorch may keep that of z.conj().imag as a flag."""
     x = x.detach().resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] < 2 else x.contiguous()
 
 
 def _request_statistics(request: binding.ForwardCall, call: Call) -> tuple[dict[Statistic, Tensor], list[Any]]:
-    """Put the statistics that the library computes into the request; their results, and what has to outlive it."""
+    """Add the supported statistics to the request. Returns their results and the objects that must outlive it."""
     b, h, n, m = call.rule.grid
     codes = library().statistics
     chosen: list[tuple[int, Statistic, Compiled]] = []
     for statistic in call.statistics:
         if (compiled := statistic.compiled) is None or (compiled.count or 0) > MOST_NUMBERS:
             continue
-        if compiled.per == "key" and call.dropout_p > 0:  # the pass has only the weights after dropout by then
+        if compiled.per == "key" and call.dropout_p > 0:  # that pass only has weights after dropout
             continue
         if (code := codes.get(compiled.signature)) is not None:
             chosen.append((code, statistic, compiled))

@@ -1,4 +1,4 @@
-"""What the compiled kernel reads of a map: weights, statistics, products and pictures."""
+"""The compiled kernel's reads of a map: weights, statistics, products and pictures."""
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -15,13 +15,13 @@ from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
 from headwise.tiles import COMPUTING
 
-LARGEST_PART = 1 << 18  # weights of a head that are computed at once for some of their columns
+LARGEST_PART = 1 << 18  # the most weights of a head that are computed at once to select columns from
 
 Result = TypeVar("Result")
 
 
 class CompiledReads(Reads):
-    """All but tiles."""
+    """All reads except tiles."""
 
     def weights(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Tensor:
         if 0 in map(len, (batch, heads, rows, cols)):
@@ -37,7 +37,7 @@ class CompiledReads(Reads):
         return _done(part, lambda call: matrix.weights(call, part.lse))
 
     def _apart(self, of: Matrix, batch: range, heads: range, rows: range, cols: range) -> Iterator[Tensor]:
-        """Weights of rows or columns that do not follow one another, from some whole rows at a time."""
+        """Yield weights of non-contiguous rows or columns, selected from blocks of contiguous ones."""
         across = range(min(cols), max(cols) + 1)
         at = torch.tensor([j - across.start for j in cols], device=of.lse.device)
         height = max(1, LARGEST_PART // len(across)) if rows.step == 1 else 1
@@ -48,7 +48,7 @@ class CompiledReads(Reads):
     def statistics(
         self, of: Matrix, wanted: tuple[Statistic, ...], progress: Progress | None = None
     ) -> dict[Statistic, Tensor]:
-        """With `progress` head by head; the rows done are reported as if all heads were computed together."""
+        """With `progress`, head by head; progress is reported in rows, as if all heads were computed together."""
         if progress is None or 0 in of.q.shape[:2]:
             return _done(of, lambda call: forward(call)[2], statistics=wanted)
         b, h, _, _ = of.rule.grid
@@ -68,14 +68,14 @@ class CompiledReads(Reads):
 
     def transposed_times(self, of: Matrix, y: Tensor) -> Tensor:
         """The gradient of the values for that of the output."""
-        # Keys are repeated, or the heads that share them would be added up.
+        # Keys are repeated; otherwise the result would be summed over the heads that share them.
         return _done(of.with_keys_of(y), lambda call: transposed(call, of.lse, y))
 
     def received(self, of: Matrix) -> Tensor:
         return self.statistics(of, (COLUMN_MASS,))[COLUMN_MASS]
 
     def squares(self, of: Matrix, cell: int, progress: Progress | None = None) -> Squares:
-        """Head by head with `progress`."""
+        """With `progress`, head by head."""
         if progress is None or 0 in of.q.shape[:2]:
             return Squares(*_done(of, lambda call: matrix.squares(call, of.lse, cell)))
         b, h, _, _ = of.rule.grid
@@ -87,7 +87,7 @@ class CompiledReads(Reads):
 
     def top(self, of: Matrix, count: int, progress: Progress | None = None) -> tuple[Tensor, Tensor]:
         if count > MOST_NUMBERS:
-            raise Declined(f"it keeps at most {MOST_NUMBERS} weights of a row")
+            raise Declined(f"it supports at most {MOST_NUMBERS} weights per row, got {count}")
         wanted = TopWeights(count), TopKeys(count)
         found = self.statistics(of, wanted, progress)
         return found[wanted[0]], found[wanted[1]]
@@ -96,7 +96,7 @@ class CompiledReads(Reads):
 def _done(
     of: Matrix, work: Callable[[Call], Result], *, values: Tensor | None = None, statistics: tuple[Statistic, ...] = ()
 ) -> Result:
-    """What comes of the matrix as a call of the library, without values unless they are given."""
+    """Apply `work` to the matrix as a call, without values if `values` is None; raise Declined if it is refused."""
     call = Call(of.q, of.k, of.k[..., :0] if values is None else values, of.rule, statistics=statistics)
     if reason := refusal(call):
         raise Declined(reason)
@@ -104,7 +104,7 @@ def _done(
 
 
 def _heads(of: Matrix, progress: Progress) -> Iterator[tuple[int, Matrix]]:
-    """Batch entry and matrix of each head alone; the rows done are reported as if all heads were computed
+    """Yield batch entry and matrix of each head, and report progress in rows, as if all heads were computed
     together."""
     b, h, n, _ = of.rule.grid
     for batch in range(b):

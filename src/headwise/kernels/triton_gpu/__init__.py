@@ -1,7 +1,7 @@
-"""The kernel for GPUs, in Triton: forward with row statistics, backward and decoding, for any rule of a few key ranges.
+"""The Triton kernel for GPUs: forward with row statistics, backward and decoding, for masks of a few key ranges.
 
-Without a GPU it runs in Triton's interpreter, if TRITON_INTERPRET=1 is set before it is first used: slowly, on CPU
-tensors, for testing. Only this file is loaded until a call comes that it can do, so Triton need not be installed.
+Without a GPU it runs in Triton's interpreter, slowly and on CPU tensors, for testing: set TRITON_INTERPRET=1 before the
+first call. The other modules are imported at the first supported call, so Triton need not be installed.
 """
 
 import importlib.util
@@ -32,28 +32,28 @@ class TritonGPU:
 
     @property
     def reads(self) -> Reads:
-        """What its forward pass gives: statistics, products from the left, and what keys receive."""
+        """The reads that the forward pass computes: `statistics`, `times` and `received`."""
         return _ForwardReads()
 
     def refuse(self, call: Call) -> str | None:
-        """What the machine, the dtype, the sizes or the rule stand in the way of."""
+        """Check device, dtype, sizes and rule."""
         if not _installed():
             return "Triton is not installed"
         q, grid = call.q, call.rule.grid
         if reason := _wrong_device(q):
             return reason
         if q.dtype not in DTYPES:
-            return f"it computes in float32, and this is {q.dtype}"
+            return f"it computes in float32, got {q.dtype}"
         if 0 in (grid.b, grid.n, grid.m):
             return "there are no queries or no keys"
         for size, what in ((q.shape[-1], "head"), (call.v.shape[-1], "value")):
             if not 1 <= size <= LARGEST_HEAD:
-                return f"the {what} size is {size}, and it is for 1 to {LARGEST_HEAD}"
+                return f"it supports {what} sizes from 1 to {LARGEST_HEAD}, got {size}"
         return call.lowered if isinstance(call.lowered, str) else None
 
     @eager
     def run(self, call: Call) -> Result:
-        # Imported here: the kernels are compiled by Triton, which not everyone has.
+        # Imported here because Triton is optional.
         from headwise.kernels.triton_gpu.binding import attend
 
         return attend(call)
@@ -61,7 +61,7 @@ class TritonGPU:
     def gradients(
         self, call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]
     ) -> list[Tensor | None]:
-        """By the kernels' backward pass."""
+        """Computed by the Triton backward kernels."""
         from headwise.kernels.triton_gpu.binding import gradients
 
         return gradients(call, out, lse, grad_out, wanted)
@@ -85,9 +85,9 @@ class _ForwardReads(Reads):
 
 
 def _done(of: Matrix, values: Tensor, wanted: tuple[Statistic, ...] = ()) -> Result:
-    """What comes of the matrix as a call with these values."""
+    """Run the matrix as a call with these values."""
     if torch.compiler.is_compiling():
-        raise Declined("a graph cannot look into its kernels")
+        raise Declined("torch.compile cannot trace its kernels")
     call, kernel = Call(of.q, of.k, values, of.rule, statistics=wanted), TritonGPU()
     if reason := kernel.refuse(call):
         raise Declined(reason)
@@ -103,9 +103,9 @@ def _wrong_device(q: Tensor) -> str | None:
     if q.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1":
         return None
     if q.device.type != "cuda":
-        return f"the tensors are on {q.device.type}, and it is for NVIDIA GPUs (or TRITON_INTERPRET=1, to test it)"
+        return f"it requires an NVIDIA GPU (or TRITON_INTERPRET=1, for tests), got {q.device.type}"
     if torch.version.hip:
-        return "it is for NVIDIA GPUs, and this is an AMD one"
+        return "it requires an NVIDIA GPU, got an AMD GPU"
     if (capability := torch.cuda.get_device_capability(q.device)) < (8, 0):
-        return f"it is for compute capability 8.0 and newer, and this GPU has {capability[0]}.{capability[1]}"
+        return f"it requires compute capability 8.0 or newer; this GPU has {capability[0]}.{capability[1]}"
     return None

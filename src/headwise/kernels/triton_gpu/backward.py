@@ -1,6 +1,6 @@
-"""The backward pass: dQ, and dK with dV, in two walks without atomics, so that the same call gives the same bits.
+"""The backward pass: dQ, and dK with dV, in two passes without atomics, so that the same call gives the same bits.
 
-P is computed again from q, k and the log-sum-exp; dS = P ∘ (dP − δ) with δ = rowsum(dO ∘ O) (Dao et al. 2022, eq. 4).
+P is recomputed from q, k and the log-sum-exp; dS = P ∘ (dP − δ) with δ = rowsum(dO ∘ O) (Dao et al. 2022, eq. 4).
 """
 # mypy: allow-untyped-defs, disable-error-code="import-not-found,misc,untyped-decorator"
 
@@ -21,7 +21,7 @@ from headwise.kernels.triton_gpu.tile import (
 
 @triton.jit
 def row_logs(lse, row, live):
-    """Base-2 log-sum-exp of rows; +∞ where a row sees nothing or does not exist, so that its weights are 0."""
+    """Base-2 log-sum-exp of rows; +∞ for fully masked queries and past the end, so that their weights are 0."""
     found = tl.load(lse + row, mask=live, other=-float("inf"))
     return tl.where(found == -float("inf"), float("inf"), found * LOG2E)
 
@@ -76,7 +76,7 @@ def query_gradient_kernel(
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq [b, h, n, D] contiguous: one program a block of queries of one head."""
+    """dq [b, h, n, D] contiguous: one program per block of queries of one head."""
     which = row_blocks - 1 - tl.program_id(0) % row_blocks
     lane = tl.program_id(0) // row_blocks
     batch, head = (lane // h).to(tl.int64), (lane % h).to(tl.int64)
@@ -157,8 +157,8 @@ def key_gradient_kernel(
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk [b, h_kv, m, D] and dv [b, h_kv, m, DV] contiguous: one program a block of keys, for all heads on them."""
-    which = tl.program_id(0) % col_blocks  # the first keys are seen by most under a causal mask: they go first
+    """dk [b, h_kv, m, D] and dv [b, h_kv, m, DV] contiguous: one program per block of keys, for all its query heads."""
+    which = tl.program_id(0) % col_blocks  # the first keys, the most work under a causal mask, start first
     lane = tl.program_id(0) // col_blocks
     batch, head_kv = (lane // h_kv).to(tl.int64), (lane % h_kv).to(tl.int64)
     j = which * BN + tl.arange(0, BN)
@@ -216,7 +216,7 @@ def column_mass_kernel(
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """received [b, h, m]: Σ_i p_ij, the weight that each key gets, given the log-sum-exp of each row."""
+    """received [b, h, m]: Σ_i p_ij, the weight that each key receives, from the log-sum-exp of each row."""
     which = tl.program_id(0) % col_blocks
     lane = tl.program_id(0) // col_blocks
     batch, head = (lane // h).to(tl.int64), (lane % h).to(tl.int64)

@@ -1,4 +1,4 @@
-"""A `Call` run by the kernels, and its gradients of q, k, v and the tensors of the scores."""
+"""Runs a `Call`, and computes the gradients of q, k, v and the tensors of the scores."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from headwise.lowering import Lowered
 
 
 def attend(call: Call) -> Result:
-    """The result of a call that was not refused, with every statistic that the kernels compute."""
+    """Run a call that was not refused, with all requested statistics that the kernels support."""
     problem = _detached(_problem(call))
     wanted = Wanted.of(call.statistics, call.rule.grid)
     out, planes = forward(problem, wanted)
@@ -25,7 +25,7 @@ def attend(call: Call) -> Result:
 
 
 def gradients(call: Call, out: Tensor, lse: Tensor, grad_out: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """`Kernel.gradients`; several biases are one to the kernels, whose gradient each gets its part of."""
+    """`Kernel.gradients`. The kernels add all biases into one; its gradient is reduced to the shape of each."""
     of_relative, of_sinks, *of_biases = wanted
     requested = of_relative, any(of_biases), of_sinks
     found = backward(_detached(_problem(call)), out, lse, grad_out, score_gradients=requested)
@@ -51,7 +51,7 @@ def _problem(call: Call) -> Problem:
 
 
 def _detached(problem: Problem) -> Problem:
-    """The same numbers without a graph."""
+    """The call with its tensors detached."""
     given = problem.q, problem.k, problem.v, problem.relative, problem.bias, problem.sinks
     q, k, v, relative, bias, sinks = (None if x is None else x.detach() for x in given)
     assert q is not None

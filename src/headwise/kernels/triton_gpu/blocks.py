@@ -1,16 +1,16 @@
-"""How large the blocks of a kernel are: a fixed table, so that the same call always gives the same bits."""
+"""Block sizes of the kernels: a fixed table, so that the same call always gives the same bits."""
 
 from typing import NamedTuple
 
 import torch
 
 DECODE_QUERIES = 16  # the most queries that count as decoding: they share the keys of their group, and keys are split
-SPLIT_KEYS = 512  # keys a split, at least
-PROGRAMS = 256  # about how many programs keep a large GPU busy
+SPLIT_KEYS = 512  # the fewest keys per split
+PROGRAMS = 256  # about as many programs as occupy a large GPU
 
 
 class Blocks(NamedTuple):
-    """Queries and keys of a tile, warps of a program, and how many loads are in flight."""
+    """Queries and keys per tile, warps per program, and pipeline stages."""
 
     rows: int
     cols: int
@@ -21,7 +21,7 @@ class Blocks(NamedTuple):
 def forward_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Blocks:
     """Tiles of the forward pass, by head size and dtype.
 
-    `extras`: with a bias, a table, a boolean mask, a soft cap or dropout, which need registers and shared memory too.
+    `extras`: with a bias, a table, a boolean mask, a soft cap or dropout, which need more registers and shared memory.
     """
     wide = max(d, d_v)
     if dtype == torch.float32:  # no tensor cores: exact products
@@ -50,10 +50,10 @@ def decode_blocks(d: int, d_v: int, dtype: torch.dtype, *, extras: bool) -> Bloc
 
 
 def splits(m: int, programs: int) -> int:
-    """Into how many ranges the keys are split when there would be so few programs; it depends on the shape alone."""
+    """The number of ranges into which the keys are split if there are few programs; depends only on the shape."""
     return max(1, min(-(-m // SPLIT_KEYS), PROGRAMS // max(programs, 1)))
 
 
 def padded(size: int) -> int:
-    """The power of two, at least 16, that a matrix product on the GPU needs."""
+    """Round up to a power of two ≥ 16, as a matrix product on the GPU requires."""
     return max(16, 1 << (size - 1).bit_length())

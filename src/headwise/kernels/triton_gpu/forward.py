@@ -1,7 +1,7 @@
-"""The forward pass: output, log-sum-exp and row statistics in one walk over the keys (Dao 2023, algorithm 1).
+"""The forward pass: output, log-sum-exp and row statistics in one pass over the keys (Dao 2023, algorithm 1).
 
-One program takes a block of queries of one head. Decoding (FOLD) takes the queries of all heads that share keys as
-its rows, and with SPLIT the keys are cut into ranges, one program each, whose partial sums `merge` joins.
+Each program computes a block of queries of one head. In decoding (FOLD) its rows are the queries of all heads that
+share keys, and with SPLIT each program computes a range of the keys; `merge_kernel` joins their partial sums.
 """
 # mypy: allow-untyped-defs, disable-error-code="import-not-found,misc,untyped-decorator"
 
@@ -34,14 +34,14 @@ def _step(
     if MASKED:
         seen = visible(i, j[None, :], spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE)
         s = tl.where(seen, s, -float("inf"))
-        # 0 · NaN is NaN: a value that is not finite must reach the rows that see it, and only them.
+        # 0 · NaN is NaN: a non-finite value must affect the rows that attend to it, and only those.
         bad = ~finite(values)
         if tl.max(tl.max(bad.to(tl.int32), 1), 0) > 0:
             poison = product(seen.to(tl.float32).to(values.dtype), bad.to(tl.float32).to(values.dtype), PRECISION) > 0
             acc = tl.where(poison, float("nan"), acc)
             values = tl.where(bad, 0.0, values)
     new_top = tl.maximum(top, tl.max(s, 1))
-    # While a row has seen nothing its maximum is −∞; 0 in its place keeps exp2 from making NaN.
+    # The maximum is −∞ while all keys so far are masked; 0 in its place keeps exp2 from returning NaN.
     base = tl.where(new_top == -float("inf"), 0.0, new_top)
     e = tl.exp2(s - base[:, None])
     decay = tl.exp2(top - base)
@@ -83,7 +83,9 @@ def attend_kernel(
     DIST: tl.constexpr, G: tl.constexpr, WEIGHTED: tl.constexpr, FOLD: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """out [b, h, n, DV] and results [planes, b·h·n], or with SPLIT the partial sums of the range of keys."""
-    which = row_blocks - 1 - tl.program_id(0) % row_blocks  # the last rows see most under a causal mask: they go first
+    which = (
+        row_blocks - 1 - tl.program_id(0) % row_blocks
+    )  # the last rows, the most work under a causal mask, start first
     lane = tl.program_id(0) // row_blocks
     r = which * BM + tl.arange(0, BM)
     group = h // h_kv
@@ -105,7 +107,7 @@ def attend_kernel(
         walk = which
         i_first, i_last = which * BM + shift, which * BM + BM - 1 + shift
     b64 = batch.to(tl.int64)
-    row = (b64 * h + heads) * n + i  # number of the row among all b·h·n
+    row = (b64 * h + heads) * n + i  # index of the row among all b·h·n
     column = tl.arange(0, DP)
     at = q + b64 * qb + (heads.to(tl.int64) * qh + i.to(tl.int64) * qi)[:, None] + column[None, :] * qd
     queries = tl.load(at, mask=live[:, None] & (column[None, :] < D), other=0.0)

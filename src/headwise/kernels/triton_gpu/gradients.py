@@ -16,9 +16,9 @@ DELTA_ROWS = 64
 
 
 class Gradients(NamedTuple):
-    """Of q, k, v; of what is added to the scores, where it was requested; and δ = rowsum(dO ∘ O), [b, h, n].
+    """Gradients of q, k, v; of the terms added to the scores, where requested; and δ = rowsum(dO ∘ O), [b, h, n].
 
-    Σ_i δ_i of a head is the gradient of a factor on its output at 1: its importance (Michel et al. 2019).
+    Σ_i δ_i of a head is the gradient with respect to a factor ξ = 1 on its output: its importance (Michel et al. 2019).
     """
 
     q: Tensor
@@ -33,7 +33,7 @@ class Gradients(NamedTuple):
 def backward(
     problem: Problem, out: Tensor, lse: Tensor, d_out: Tensor, *, score_gradients: tuple[bool, bool, bool]
 ) -> Gradients:
-    """All gradients; `score_gradients`: whether relative, bias and sinks need theirs."""
+    """Compute all gradients; `score_gradients`: whether relative, bias and sinks require theirs."""
     b, h, h_kv, n, m = problem.sizes
     q, v = problem.q, problem.v
     d, d_v = q.shape[-1], v.shape[-1]
@@ -66,7 +66,7 @@ def backward(
 def _relative_gradient(
     problem: Problem, size: Blocks, common: tuple[Any, ...], given: tuple[Any, ...], flags: dict[str, Any]
 ) -> Tensor:
-    """Of the table [h or 1, n + m − 1]; the halves of neighbouring bands overlap and are added here."""
+    """Gradient of the table [h or 1, n + m − 1]. The halves of neighbouring bands overlap and are added here."""
     b, h, _, n, m = problem.sizes
     assert problem.relative is not None
     height = size.rows
@@ -87,7 +87,7 @@ def _relative_gradient(
 def _bias_gradient(
     problem: Problem, size: Blocks, common: tuple[Any, ...], given: tuple[Any, ...], flags: dict[str, Any]
 ) -> Tensor:
-    """Of the bias [b|1, h|1, n|1, m|1]: summed over the axes along which it is broadcast."""
+    """Gradient of the bias [b|1, h|1, n|1, m|1], summed over the axes along which it is broadcast."""
     b, h, _, n, m = problem.sizes
     assert problem.bias is not None
     result = torch.empty(problem.bias.shape, dtype=torch.float32, device=problem.q.device)

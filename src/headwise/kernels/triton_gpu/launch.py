@@ -59,7 +59,7 @@ def forward(problem: Problem, wanted: Wanted) -> tuple[Tensor, Tensor]:
 
 
 def columns(problem: Problem, lse: Tensor) -> Tensor:
-    """Σ_i p_ij, float32 [b, h, m]: what each key receives."""
+    """The weight that each key receives, Σ_i p_ij: float32 [b, h, m]."""
     b, h, _, _, m = problem.sizes
     size = problem.backward_size
     plan = query_blocks(problem.keys_of(size.rows, size.cols), -(-m // size.cols)).to(lse.device)

@@ -1,7 +1,7 @@
-"""Which blocks of keys a block of queries walks over, from the ranges of each query.
+"""Which blocks of keys each block of queries visits, from the key ranges of each query.
 
-A block of queries sees, of each range, the blocks from its earliest start to its latest stop; those that lie
-inside the range of every query need no mask. Both are intervals, so a plan is O(n) numbers.
+For each range, a block of queries visits the blocks of keys from the earliest start to the latest stop; those inside
+the range of every query need no mask. Both sets are intervals, so a plan has O(n) numbers.
 """
 
 from typing import NamedTuple
@@ -9,26 +9,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CELLS = 1 << 22  # of the table of blocks by blocks that is held at once
+_CELLS = 1 << 22  # the most cells of the blocks × blocks table in memory at once
 
 
 class Plan(NamedTuple):
-    """Half-open intervals of blocks, int32 [b or 1, blocks, count, 2]: those without and those with a mask."""
+    """Half-open intervals of blocks without and with a mask, each int32 [b or 1, blocks, count, 2]."""
 
     full: Tensor
     mixed: Tensor
 
     def to(self, device: torch.device) -> "Plan":
-        """The plan in the memory of a device."""
+        """Move the plan to a device."""
         return Plan(self.full.to(device), self.mixed.to(device))
 
 
 def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> Plan:
-    """The blocks of `cols` keys that each block of `rows` queries sees.
+    """The blocks of `cols` keys that each block of `rows` queries attends to.
 
     Args:
         spans: int32 [b or 1, n, K, 2], the ranges of `Lowered.spans`.
-        masked: True if another mask holds besides, so that no block is without a mask.
+        masked: True if another mask applies as well, so that every block needs a mask.
     """
     b, n, count, _ = spans.shape
     at = torch.arange(-(-n // rows) * rows, device="cpu").clamp_(max=n - 1)
@@ -37,7 +37,7 @@ def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> 
     live = stop > start
     low = start.masked_fill(~live, m).amin(2) // cols
     high = -(-stop.masked_fill(~live, 0).amax(2) // cols)
-    # Blocks that an earlier range has covered are not walked over again.
+    # Skip blocks that an earlier range has covered.
     covered = torch.cat((torch.zeros_like(high[..., :1]), high.cummax(-1).values[..., :-1]), -1)
     low = torch.maximum(low, covered)
     high = torch.maximum(high, low)
@@ -53,10 +53,10 @@ def key_blocks(spans: Tensor, m: int, rows: int, cols: int, *, masked: bool) -> 
 
 
 def query_blocks(plan: Plan, key_count: int) -> Plan:
-    """The other way round: for each of `key_count` blocks of keys, the blocks of queries that see it.
+    """The inverse: for each of `key_count` blocks of keys, the blocks of queries that attend to it.
 
-    One interval from the first such block to the last. Blocks in between that do not see the key are walked over
-    under the mask; what is without a mask is an interval only if it has no gap.
+    One interval from the first such block to the last. Blocks of queries in between that do not attend to the keys are
+    visited with the mask; the blocks without a mask form an interval only if they have no gap.
     """
     everything = torch.cat((plan.full, plan.mixed), -2)
     b, blocks = everything.shape[:2]
@@ -73,7 +73,7 @@ def query_blocks(plan: Plan, key_count: int) -> Plan:
 
 
 def key_range(spans: Tensor, m: int, rows: int) -> Tensor:
-    """First key and last key + 1 that each block of `rows` queries sees, int32 [b or 1, blocks, 2]."""
+    """First key and last key + 1 that each block of `rows` queries attends to, int32 [b or 1, blocks, 2]."""
     b, n, _, _ = spans.shape
     at = torch.arange(-(-n // rows) * rows, device="cpu").clamp_(max=n - 1)
     start, stop = spans[:, at].view(b, -1, rows, spans.shape[2], 2).flatten(2, 3).unbind(-1)
@@ -82,7 +82,7 @@ def key_range(spans: Tensor, m: int, rows: int) -> Tensor:
 
 
 def _extent(intervals: Tensor, key_count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """First and last + 1 of the rows whose intervals hold a column, and how many do: [b, key_count] each."""
+    """First and last + 1 of the rows whose intervals contain a column, and their number: [b, key_count] each."""
     b, blocks, count, _ = intervals.shape
     column = torch.arange(key_count, device="cpu")
     first = torch.full((b, key_count), blocks, device="cpu")
@@ -100,7 +100,7 @@ def _extent(intervals: Tensor, key_count: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _trim(intervals: Tensor) -> Tensor:
-    """Without the slots that are empty everywhere; at least one stays."""
+    """Remove the slots that are empty everywhere; keep at least one."""
     used = (intervals[..., 1] > intervals[..., 0]).flatten(0, 1).any(0)
     used[0] |= not bool(used.any())
     return intervals[:, :, used].int().contiguous()

@@ -1,4 +1,4 @@
-"""One attention as the kernels see it: its tensors, and the arguments that every launch has of them."""
+"""The tensors of one attention call, and the arguments that every kernel launch takes from them."""
 # mypy: disable-error-code="import-not-found"
 
 import math
@@ -20,10 +20,10 @@ INTERPRETED = not isinstance(attend_kernel, triton.JITFunction)
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention as the kernels see it.
+    """The tensors of one attention call.
 
-    q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], any strides, on one device, where `dense`, `relative`,
-    `bias` and `sinks` are too (forms as in `Lowered`). `spans` is on the CPU, where the walks are planned.
+    q [b, h, n, d], k [b, h_kv, m, d], v [b, h_kv, m, d_v], any strides, on one device, as are `dense`, `relative`,
+    `bias` and `sinks` (shapes as in `Lowered`). `spans` is on the CPU, where the plans are computed.
     """
 
     q: Tensor
@@ -47,12 +47,12 @@ class Problem:
 
     @property
     def extras(self) -> bool:
-        """Whether a score takes more than a product and a scale."""
+        """Whether a score requires more than a product and a scale."""
         given = any(x is not None for x in (self.dense, self.relative, self.bias))
         return given or self.soft_cap > 0 or self.drop > 0
 
     def keys_of(self, rows: int, cols: int) -> Plan:
-        """What blocks of `rows` queries walk over."""
+        """The plan of the blocks of keys for blocks of `rows` queries."""
         return key_blocks(self.spans, self.sizes[4], rows, cols, masked=self.dense is not None)
 
     @property
@@ -62,13 +62,13 @@ class Problem:
 
     @property
     def inputs(self) -> tuple[Any, ...]:
-        """q, k and v as kernels take them."""
+        """Kernel arguments for q, k and v."""
         q, k, v = self.q, self.k, self.v
         return q, k, v, *q.stride(), *k.stride(), *v.stride(), *self.sizes[1:]
 
     @property
     def score_inputs(self) -> tuple[Any, ...]:
-        """The rule as kernels take it."""
+        """Kernel arguments for the rule."""
         cap, dense, bias, relative = self.soft_cap, self.dense, self.bias, self.relative
         spans = self.spans.to(self.q.device)
         return (
@@ -78,7 +78,7 @@ class Problem:
         )  # fmt: skip
 
     def constants(self, size: Blocks) -> dict[str, Any]:
-        """What kernels are compiled for."""
+        """Compile-time constants of the kernels."""
         d, d_v = self.q.shape[-1], self.v.shape[-1]
         return {
             "D": d,
@@ -96,31 +96,29 @@ class Problem:
 
     @property
     def precision(self) -> str:
-        """How `product` multiplies."""
+        """The precision of `tile.product`."""
         if self.q.dtype == torch.float32:
             return "ieee"
-        return (
-            "upcast" if self.q.dtype == torch.bfloat16 and INTERPRETED else "tf32"
-        )  # the latter concerns float32 alone
+        return "upcast" if self.q.dtype == torch.bfloat16 and INTERPRETED else "tf32"  # "tf32" only affects float32
 
 
 def stride(x: Tensor | None, axis: int) -> int:
-    """0 along an axis that is broadcast."""
+    """The stride along an axis; 0 if it is broadcast."""
     return 0 if x is None or x.shape[axis] == 1 else x.stride(axis)
 
 
 def walk(plan: Plan) -> tuple[Any, ...]:
-    """A plan as kernels take it."""
+    """Kernel arguments for a plan."""
     return tuple(x for part in plan for x in (part, stride(part, 0), part.shape[2]))
 
 
 def options(size: Blocks, *, busy: bool = False) -> dict[str, Any]:
-    """How a kernel is compiled; one that accumulates statistics has more to hold, so it gets more warps."""
+    """Compile options; a kernel that accumulates statistics needs more registers, so it gets more warps."""
     # Contraction to fused multiply-adds is requested explicitly: Triton's default is about to change.
     warps = max(size.warps, 8) if busy else size.warps
     return {"num_warps": warps, "num_stages": size.stages, "enable_fp_fusion": True}
 
 
 def on(x: Tensor) -> AbstractContextManager[object]:
-    """Kernels are launched on the device of x."""
+    """Context manager that launches kernels on the device of x."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()

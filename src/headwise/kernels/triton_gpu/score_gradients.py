@@ -1,7 +1,7 @@
-"""Gradients of what is added to the scores: a bias, and a table over key − query offsets. Without atomics.
+"""Gradients of the terms added to the scores: a bias, and a table over key − query offsets. Without atomics.
 
 Both are sums of dS over a set of tiles: a bias sums over the axes that it is broadcast along, a table along the
-diagonals. Each program owns its sum and walks over its tiles in a fixed order.
+diagonals. Each program owns its sum and visits its tiles in a fixed order.
 """
 # mypy: allow-untyped-defs, disable-error-code="import-not-found,misc,untyped-decorator"
 
@@ -110,8 +110,8 @@ def relative_gradient_kernel(
 ):  # fmt: skip
     """result [h, bands, 2·BM]: sums of dS along diagonals.
 
-    Band t holds the tiles [i, i + BM) × [j, j + BM) with j = i + t·BM − (n − 1). Cell (r, c) of each has the table's
-    index t·BM + c − r, so the tiles are added cell by cell first, and along diagonals once at the end.
+    Band t holds the tiles [i, i + BM) × [j, j + BM) with j = i + t·BM − (n − 1). Cell (r, c) of each has index
+    t·BM + c − r in the table, so the tiles are added elementwise first, and along diagonals once at the end.
     """
     band = tl.program_id(0) % bands
     head = tl.program_id(0) // bands

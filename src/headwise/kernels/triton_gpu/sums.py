@@ -1,11 +1,11 @@
-"""What a kernel accumulates for each row beside the output, how two such sums join, and the results.
+"""The sums that a kernel accumulates for each row besides the output, how two of them are merged, and the results.
 
 For a row with running maximum m (base 2) and e_j = 2^(s_j − m):
     total    Σ e                       lse = m + log₂ Σ e
-    tilt     Σ e (s − m)               entropy = lse − Σ p s, without a difference of large numbers
-    squares  Σ e²                      Σ p², and Σ e² / (Σ e)², which no sink changes
+    tilt     Σ e (s − m)               entropy = lse − Σ p s, without cancellation of large numbers
+    squares  Σ e²                      Σ p², and Σ e² / (Σ e)², independent of sinks
     origin, first, second              weighted mean origin + first and sum of squares about it, of |i − j|
-    masses   Σ e over given keys       one column each
+    masses   Σ e over given keys       one column per set of keys
 """
 # mypy: allow-untyped-defs, disable-error-code="import-not-found,misc,untyped-decorator"
 
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from headwise.kernels.triton_gpu.tile import LN2
 
-# Planes of the buffer of partial sums, and of the buffer of results; masses follow from MASSES on.
+# Planes of the buffer of partial sums, and of the buffer of results; masses start at MASSES.
 TOP, TOTAL, TILT, SQUARES, ORIGIN, FIRST, SECOND, MASSES = range(8)
 LSE, MAX, ENTROPY, SQUARED, CONCENTRATED, DISTANCE, VARIANCE, SHARES = range(8)
 RANGE, WEIGHTS = tl.constexpr(0), tl.constexpr(1)  # kinds of masses
@@ -38,10 +38,10 @@ COLUMNS = "column_mass(): float32[b, h, m]"
 
 @triton.jit
 def join_moments(weight, origin, first, second, other, other_origin, other_first, other_second):
-    """Mean and squares of two weighted sets together (Chan, Golub & LeVeque 1979).
+    """Merge mean and sum of squares of two weighted sets (Chan, Golub & LeVeque 1979).
 
-    The mean is kept as a whole-number origin and the rest, and the origin moves to the heavier set, so that weights
-    far from their query are as exact as near ones.
+    The mean is stored as an integer origin plus a remainder. The origin of the merged set is that of the heavier one,
+    so that weights far from their query are as accurate as near ones.
     """
     both = weight + other
     share = tl.where(both > 0, other / tl.where(both > 0, both, 1.0), 0.0)
@@ -67,7 +67,7 @@ def block_masses(
     masses, e, position, i_first, i_last, j, j_first, j_last, m, batch, table, mass_count, weights,
     G: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """`masses` [rows, G] with one block's share, a column for each row of the table.
+    """Add one block's share to `masses` [rows, G], which has one column per row of the table.
 
     table: int32 [mass_count, 4], a kind of `KINDS` and its arguments. weights: float32, rows of m, used if WEIGHTED.
     """
@@ -96,18 +96,18 @@ def finish(
 ):  # fmt: skip
     """Store each row's results in `out` [planes, row_count] and return the factor from e to weights.
 
-    A fully masked query has lse and maximum −∞, and 0 in all else.
+    A fully masked query has lse and maximum −∞, and 0 for all other results.
     """
-    dark = total == 0
+    empty = total == 0
     base = tl.where(top == -float("inf"), 0.0, top)
-    whole, highest, ratio = tl.where(dark, 1.0, total), base, 1.0
+    whole, highest, ratio = tl.where(empty, 1.0, total), base, 1.0
     if HAS_SINKS:  # a sink is one more score in the denominator, without a value
         highest = tl.maximum(base, sink2)
         ratio = tl.exp2(base - highest)
         whole = whole * ratio + tl.exp2(sink2 - highest)
-    scale = tl.where(dark, 0.0, ratio / whole)
+    scale = tl.where(empty, 0.0, ratio / whole)
     log_whole = tl.log2(whole)
-    tl.store(out + row, tl.where(dark, -float("inf"), (highest + log_whole) * LN2), mask=live)
+    tl.store(out + row, tl.where(empty, -float("inf"), (highest + log_whole) * LN2), mask=live)
     tl.store(out + row_count + row, top * LN2, mask=live)
     mass = total * scale
     if ENT:
@@ -115,12 +115,12 @@ def finish(
         tl.store(out + 2 * row_count + row, entropy * LN2, mask=live)
     if SQ:
         tl.store(out + 3 * row_count + row, squares * scale * scale, mask=live)
-        keys = tl.where(dark, 1.0, total)
+        keys = tl.where(empty, 1.0, total)
         tl.store(out + 4 * row_count + row, squares / (keys * keys), mask=live)
     if DIST:
         mean = origin + first
         tl.store(out + 5 * row_count + row, mean * mass, mask=live)
-        spread = second / tl.where(dark, 1.0, total)  # about the mean among the keys, whatever a sink takes
+        spread = second / tl.where(empty, 1.0, total)  # about the mean over the keys, without the sink's share
         tl.store(out + 6 * row_count + row, spread, mask=live)
     if G > 0:
         column = tl.arange(0, G)[None, :]

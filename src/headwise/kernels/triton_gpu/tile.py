@@ -1,6 +1,6 @@
-"""What every kernel does with one tile: load it, score it, mask it, and take the gradient of its scores.
+"""Operations on one tile: load it, compute its scores, mask them, and compute their gradient.
 
-Scores are kept in base 2 (multiplied by log₂ e), because exp2 is what the hardware has. `i` and `j` are query and key
+Scores are in base 2 (multiplied by log₂ e), because the hardware computes exp2. `i` and `j` are query and key
 indices of shape [rows, 1] and [1, cols], or [1, rows] and [cols, 1] for a transposed tile.
 """
 # mypy: allow-untyped-defs, disable-error-code="import-not-found,misc,untyped-decorator"
@@ -14,7 +14,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def load_rows(base, index, stride_row, stride_col, limit, D: tl.constexpr, DP: tl.constexpr, BOUND: tl.constexpr):
-    """Rows `index` of a [limit, D] matrix as [len(index), DP], zeros where there is nothing."""
+    """Load rows `index` of a [limit, D] matrix as [len(index), DP]; zeros outside of the matrix."""
     column = tl.arange(0, DP)
     at = base + index[:, None].to(tl.int64) * stride_row + column[None, :] * stride_col
     if BOUND and DP != D:
@@ -30,8 +30,8 @@ def load_rows(base, index, stride_row, stride_col, limit, D: tl.constexpr, DP: t
 def product(a, b, PRECISION: tl.constexpr):
     """a b, summed in float32.
 
-    PRECISION "upcast" multiplies in float32, which changes no bit of a product of bfloat16 numbers: Triton's
-    interpreter takes the bits of bfloat16 for integers.
+    PRECISION "upcast" multiplies in float32, in which a product of bfloat16 numbers is exact: Triton's interpreter
+    treats the bits of bfloat16 as integers.
     """
     if PRECISION == "upcast":
         c = tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -42,7 +42,7 @@ def product(a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def narrowed(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """float32 x in another dtype, to nearest even; the interpreter would cut off the bits of a bfloat16."""
+    """Round float32 x to another dtype, to nearest even; the interpreter would truncate to bfloat16."""
     if PRECISION == "upcast":
         bits = x.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
@@ -52,14 +52,14 @@ def narrowed(x, dtype: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def finite(x):
-    """Where x is neither NaN nor infinite."""
+    """Whether x is neither NaN nor infinite."""
     y = x.to(tl.float32)
     return (y == y) & (tl.abs(y) != float("inf"))
 
 
 @triton.jit
 def tanh(x):
-    """The hyperbolic tangent to float32's rounding; near 0 by a polynomial fitted to (tanh(x)/x − 1)/x²."""
+    """tanh to float32 precision; near 0 by a polynomial fitted to (tanh(x)/x − 1)/x²."""
     y = x * x
     small = -0.00832003 + 0.00227098 * y
     small = 0.02175929 + small * y
@@ -73,7 +73,7 @@ def tanh(x):
 
 @triton.jit
 def visible(i, j, spans, count, dense, dense_i, dense_j, n, m, HAS_DENSE: tl.constexpr):
-    """Whether query i may see key j; False for keys from m on."""
+    """Whether query i may attend to key j; False for j ≥ m."""
     row = tl.minimum(i, n - 1)
     seen = (i < 0) & (j < 0)
     for slot in range(count):
@@ -111,7 +111,7 @@ def scores(
 
 @triton.jit
 def kept(row, j, m, seed, drop):
-    """Whether dropout keeps the weight of key j in row number `row` of all b·h·n rows; the same at each visit."""
+    """Whether dropout keeps the weight of key j in row `row` of all b·h·n rows; the same in every pass."""
     return tl.rand(seed, row.to(tl.int64) * m + j) >= drop
 
 
@@ -122,7 +122,7 @@ def score_gradient(
     HAS_CAP: tl.constexpr, HAS_REL: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_DENSE: tl.constexpr,
     DROP: tl.constexpr, PRECISION: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Weights after dropout, the gradient of the scores P ∘ (dP − δ) (Dao et al. 2022, eq. 4), the cap's slope.
+    """Weights after dropout, the gradient of the scores P ∘ (dP − δ) (Dao et al. 2022, eq. 4), the soft cap's slope.
 
     a bᵀ are the products of queries and keys and d_a d_bᵀ those of output gradients and values, in either order.
     """
@@ -138,6 +138,6 @@ def score_gradient(
         used = tl.where(keep, p / (1.0 - drop), 0.0)
         dp = tl.where(keep, dp / (1.0 - drop), 0.0)
     ds = p * (dp - delta)
-    if MASKED:  # chosen, not multiplied: 0 · NaN of a value that is not seen must not spread
+    if MASKED:  # select, do not multiply: 0 · NaN of a masked value must not spread
         ds = tl.where(seen, ds, 0.0)
     return used, ds, slope

@@ -1,4 +1,4 @@
-"""The statistics of a call as the forward pass accumulates them."""
+"""The statistics of a call that the forward pass accumulates."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ LIMIT = torch.iinfo(torch.int32).max
 
 @dataclass
 class Wanted:
-    """What the forward pass accumulates beside the output, the log-sum-exp and the maximum.
+    """The statistics that the forward pass accumulates besides output, log-sum-exp and maximum.
 
     Attributes:
-        flags: of `attend_kernel` and `merge_kernel`, those that are on.
-        table: rows of the table of `sums.block_masses`. weights: float32 [rows, m] of the keys.
-        planes: where `launch.forward` puts each statistic. columns: those that `launch.columns` computes.
+        flags: the flags of `attend_kernel` and `merge_kernel` that are set.
+        table: rows of the table of `sums.block_masses`. weights: float32 [rows, m], weights of the keys.
+        planes: the plane of `launch.forward` that holds each statistic. columns: those that `launch.columns` computes.
         shift: position of query 0 on the key axis, from which distances are counted.
     """
 
@@ -33,12 +33,12 @@ class Wanted:
 
     @property
     def busy(self) -> bool:
-        """Whether the pass accumulates anything at all."""
+        """Whether the pass accumulates any statistic."""
         return bool(self.flags or self.table)
 
     @classmethod
     def of(cls, statistics: Iterable[Statistic], grid: Grid) -> "Wanted":
-        """Those of the statistics that the kernels compute."""
+        """The statistics that the kernels support."""
         wanted, rows = cls(shift=grid.shift), 0
         for statistic in statistics:
             if (compiled := statistic.compiled) is None:

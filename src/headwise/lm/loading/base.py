@@ -1,7 +1,7 @@
 """The interface of loaded models: tokenizing texts, maps of all heads, losses."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,6 +49,8 @@ class LoadedModel(ABC):
         layers: qualified names of the attention modules in forward order; repeated calls of a module are marked #2,
             #3 …. heads: number of heads of each layer.
         causal: whether all layers are causal.
+        heldout: of each text that the model was trained on, the loss on its held-out part, in nats per token; {} if
+            unknown.
     """
 
     name: str
@@ -60,6 +62,7 @@ class LoadedModel(ABC):
     layers: tuple[str, ...]
     heads: tuple[int, ...]
     causal: bool
+    heldout: Mapping[str, float] = {}
 
     @abstractmethod
     def read(self, text: str) -> TokenizedText:
@@ -96,7 +99,7 @@ class LoadedModel(ABC):
         """Notes on reading a text of this number of tokens with this model."""
         found = []
         if self.context is not None and tokens > self.context:
-            found.append(remark("untrained_length", trained=self.context))
+            found.append(remark("untrained_length", trained=self.context, beyond=tokens - self.context))
         if self.loss_fn is None:
             found.append(remark("no_next_token"))
         return found

@@ -1,6 +1,8 @@
 """A decoder of headwise as a loaded model."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +25,11 @@ class DecoderModel(LoadedModel):
     kind, limit, causal = "headwise", None, True
     model: Decoder
 
-    def __init__(self, decoder: Decoder, tokenizer: CharTokenizer, name: str = "decoder") -> None:
+    def __init__(
+        self, decoder: Decoder, tokenizer: CharTokenizer, name: str = "decoder", info: Mapping[str, Any] | None = None
+    ) -> None:
+        """info: of the checkpoint; it may contain held-out losses."""
+        self.heldout = _heldout(info or {})
         self.name, self.model, self._tokenizer = name, decoder.eval(), tokenizer
         self.context = decoder.config.context
         self.layers = tuple(f"blocks.{i}.attention" for i in range(decoder.config.num_layers))
@@ -83,3 +89,13 @@ class DecoderModel(LoadedModel):
         return Bilingual(
             f"{heads}{kind}, d_model {c.d_model}, {size} weights", f"{heads.zh}{kind}，d_model {c.d_model}，{size} 参数"
         )
+
+
+def _heldout(info: Mapping[str, Any]) -> dict[str, float]:
+    """The held-out losses in the info of a checkpoint; {} if there are none, or the model was changed afterwards."""
+    found = info.get("heldout")
+    if not isinstance(found, dict) or "changes" in info:
+        return {}
+    losses = {name: x for name, x in found.items() if name != "all"}
+    known = all(isinstance(x, float) and math.isfinite(x) for x in losses.values())
+    return losses if known else {}

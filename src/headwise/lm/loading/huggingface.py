@@ -29,8 +29,8 @@ class TransformersModel(LoadedModel):
     kind = "transformers"
     model: Any
 
-    def __init__(self, folder: Path) -> None:
-        self.name = folder.resolve().name
+    def __init__(self, folder: Path, name: str = "") -> None:
+        self.name = name or folder.resolve().name
         self._folder = str(folder)
         config = read_config(folder)
         check_weights(folder, config)

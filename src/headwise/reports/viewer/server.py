@@ -49,12 +49,9 @@ def serve(
         ConfigError: if starlette or uvicorn is not installed, or the port is not available.
         TextError, TooLong: for an invalid text.
     """
-    try:
-        import uvicorn  # noqa: F401
+    check_serving(port)
+    from headwise.reports.viewer.app import make_app
 
-        from headwise.reports.viewer.app import make_app
-    except ImportError:
-        raise not_installed("the viewer", "starlette", "uvicorn") from None
     with bind(port) as listening:
         port = listening.getsockname()[1]
         session = Session(subject, max_tokens=max_tokens)
@@ -74,6 +71,17 @@ def serve(
         finally:
             ended = session.close()
     return ended
+
+
+def check_serving(port: int) -> None:
+    """Raise as `serve` does if packages are missing or the port is not available."""
+    try:
+        import uvicorn  # noqa: F401
+
+        import headwise.reports.viewer.app  # noqa: F401
+    except ImportError:
+        raise not_installed("the viewer", "starlette", "uvicorn") from None
+    bind(port).close()
 
 
 def made_server(app: "ASGIApp") -> "Server":

@@ -24,8 +24,8 @@ class Einsum:
         if call.rule.scores:
             return "it has no scores"
         if call.dropout_p > 0:
-            return "it has no dropout"
-        return "it adds up no statistics" if call.statistics else None
+            return "it does not support dropout"
+        return "it does not compute statistics" if call.statistics else None
 
     def run(self, call: Call) -> Result:
         """The output and the log-sum-exp."""

@@ -1,0 +1,216 @@
+"""A recognised call: its queries, keys, values and rule, and the comparison of its result with the code's own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import log
+
+import torch
+from torch import Tensor, nn
+
+from headwise.map import AttentionMap
+from headwise.masks import Causal, Mask
+from headwise.models.recognise.axes import Axes, Dim
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
+from headwise.models.recognise.products import Contraction
+from headwise.models.recognise.scores import Changes
+from headwise.scores import Bias, Score, SinkLogits, SoftCap
+
+# Beside the rounding of scores: twice what the accuracy contract allows, as two implementations are compared.
+FLOOR = {torch.float64: 1e-12, torch.float32: 4e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """What `attend` has to compute, and what the model's code computed.
+
+    Attributes:
+        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached.
+        scale, mask, scores, dropout_p: as in `attend`.
+        traced: whether batch and heads are known from the layer that made queries or keys.
+        dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
+        out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    mask: Mask | None
+    scores: tuple[Score, ...]
+    dropout_p: float
+    traced: bool
+    dtype: torch.dtype
+    to_itself: bool
+    out: Tensor
+    weights: Callable[[], Tensor] | None
+
+    def check(self, out: Tensor, amap: AttentionMap, *, every: bool) -> float:
+        """The largest difference of a row of the output, where there was no dropout, or of the weights, relative to the
+        row. Rows of fully masked queries are not compared.
+
+        Args:
+            every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
+        Raises:
+            Lost: if it is more than rounding explains.
+        """
+        seen = amap.lse > -torch.inf
+        finite = amap.lse[seen].abs()
+        size = float(finite.max()) + log(amap.shape[3]) if finite.numel() else 0.0
+        unit = torch.finfo(self.dtype).eps / 2
+        allowed = FLOOR[self.dtype] + unit * (1 + size) * (16 if self.dtype.itemsize > 2 else 4)
+        worst = 0.0
+        if not self.dropout_p or self.weights is None:
+            worst = _difference(out, self.out, seen)
+        if self.weights is not None and (every or self.dropout_p):
+            b, h, n, m = amap.shape
+            weights = self.weights()
+            step = max(1, (1 << 20) // max(1, b * h * m))
+            for start in range(0, n, step) if every else (0,):
+                rows = slice(start, start + step)
+                mine, theirs = amap[:, :, rows], weights[:, :, rows].to(amap.lse.dtype)
+                if self.dropout_p:
+                    mine, theirs = mine * (theirs != 0), theirs * (1 - self.dropout_p)
+                worst = max(worst, _difference(mine, theirs, seen[:, :, rows]))
+        if not worst <= allowed:
+            raise Lost(f"its result differs from that of attention by {worst:.2g}, more than {allowed:.2g}")
+        return worst
+
+
+def assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
+    """The attention of a product of weights and values, as `_assembled`, whose unexpected errors are reasons too."""
+    try:
+        return _assembled(pv, x, at, side, out)
+    except UNEXPECTED as error:
+        raise Lost(unexpected(error)) from error
+
+
+def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:
+    """The attention of a product of weights and values.
+
+    Args:
+        x: what is known of the weights, which are operand `at` of pv. side: the operand of the first product that
+            holds the keys.
+    Raises:
+        Lost: with the reason why it is no attention, or is not followed.
+    """
+    product = x.product
+    assert product is not None
+    queries = 1 - side
+    assert x.softmax is not None
+    first, letters = product.of, (product.of.a, product.of.b)
+    operands = (first.left, first.right)
+    weights, values = (pv.left, pv.right)[:: 1 if at == 0 else -1]
+    own, other = (pv.a, pv.b)[:: 1 if at == 0 else -1]
+    if learned(operands[side]):
+        raise Lost("its keys are a parameter, as in a mixture of experts or a layer with softmax as its activation")
+    axes = Axes(product, queries, x.softmax.keys, [x.layout, *(step.layout for step in x.steps)])
+    b, h, n, m = axes.groups
+    q = axes.arranged(operands[queries], _dims(letters[queries], first, axes), [b, h, n], full=3)
+    k = axes.arranged(operands[side], _dims(letters[side], first, axes), [b, h, m], full=3)
+    of_letter = {letter: axes.atoms(dim) for letter, dim in zip(own, x.layout.dims, strict=True) if letter != "1"}
+    v = axes.arranged(values, [_dim(letter, of_letter) for letter in other], [b, h, m], full=3)
+    result = axes.arranged(out, [_dim(letter, of_letter) for letter in pv.out], [b, h, n], full=3)
+    changes = Changes()
+    for step in x.steps:
+        if step.kind == "mask":
+            changes.masks.append(Causal())
+        else:
+            changes.take(step, axes)
+    changes.check()
+    dtype = torch.promote_types(product.dtype, torch.float16) if product.dtype.itemsize < 2 else product.dtype
+    if changes.q_factor is not None:
+        q = q * changes.q_factor.to(q.dtype)
+    if changes.k_factor is not None:
+        k = k * changes.k_factor.to(k.dtype)
+    scale = changes.scale
+    inputs = [(product.inputs[i].factor if product.inputs[i] is not None else 1.0) for i in (queries, side)]  # type: ignore[union-attr]
+    if inputs[0] > 0 and inputs[0] != 1:
+        q, scale = q / inputs[0], scale * inputs[0]
+    if inputs[1] > 0 and inputs[1] != 1:
+        k, scale = k / inputs[1], scale * inputs[1]
+    scores: list[Score] = []
+    if changes.cap is not None:
+        scores.append(SoftCap(changes.cap))
+        scale *= changes.cap
+    scores += [Bias(bias) for bias in changes.biases]
+    if x.sink is not None:
+        scores.append(SinkLogits(_sink(x.sink[0], x, axes)))
+    q, k, v = (one.detach().to(dtype) for one in (q, k, v))
+    k, v = _grouped(k, v)
+    matrix = None if weights.is_meta else partial(axes.matrix, weights, x.layout)
+    return Attention(
+        q,
+        k,
+        v,
+        float(scale),
+        changes.mask(axes),
+        tuple(scores),
+        x.dropout_p,
+        axes.traced,
+        min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
+        _one_source(product),
+        result,
+        matrix,
+    )
+
+
+def names(product: Product, now: list[nn.Module], modules: Mapping[nn.Module, str]) -> tuple[nn.Module, str] | None:
+    """The innermost module that both computed the first product and is running now, and its name."""
+    for module in now:
+        if module in product.modules:
+            return module, modules[module]
+    return None
+
+
+def _dims(letters: str, of: Contraction, axes: Axes) -> list[Dim]:
+    """The atoms of an operand of the first product."""
+    return [
+        axes.of_product(of.out.index(one)) if one in of.out else [] if one == "1" else one for one in letters
+    ]  # fmt: skip
+
+
+def _dim(letter: str, of_letter: dict[str, list[tuple[int, int]]]) -> Dim:
+    return [] if letter == "1" else of_letter.get(letter, letter)
+
+
+def _difference(mine: Tensor, theirs: Tensor, rows: Tensor) -> float:
+    """The largest relative difference of the rows [b, h, n] that count, in the Frobenius norm."""
+    theirs = theirs.to(torch.promote_types(mine.dtype, torch.float32))
+    apart = (mine.to(theirs.dtype) - theirs).norm(dim=-1)
+    size = theirs.norm(dim=-1)
+    relative = torch.where(size > 0, apart / size, torch.where(apart > 0, torch.inf, 0.0))
+    found = relative.masked_select(rows.to(relative.device))
+    return float(found.nan_to_num(nan=torch.inf).max()) if found.numel() else 0.0
+
+
+def _grouped(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [b, h, m, d] without repeated heads, if consecutive ones are equal."""
+    h = k.shape[1]
+    first = (k[:, :, :1], v[:, :, :1])
+    for group in range(h, 1, -1):
+        if h % group == 0 and all(
+            bool((x.unflatten(1, (-1, group)) == x[:, ::group].unsqueeze(2)).all()) for x in (*first, k, v)
+        ):
+            return k[:, ::group], v[:, ::group]
+    return k, v
+
+
+def _sink(column: Tensor, x: Followed, axes: Axes) -> Tensor:
+    """The logits [h] of a column that is the same for every query and batch entry."""
+    assert x.sink is not None
+    shape = column.shape[:-1]
+    layout = x.sink[1]
+    dims: list[Dim] = [axes.atoms(dim) for dim in layout.dims[:-1]]
+    values = axes.arranged(column.reshape(shape), dims, axes.groups[:3], full=3)
+    if bool((values != values[:1, :, :1]).any()):
+        raise Lost("the column that is appended to the scores differs between queries")
+    return values[0, :, 0]
+
+
+def _one_source(product: Product) -> bool:
+    """Whether queries and keys are layers of one and the same tensor."""
+    one, two = (None if x is None else x.origin for x in product.inputs)
+    if one is None or two is None:
+        return False
+    return one is two or (one.source() is not None and one.source() is two.source())

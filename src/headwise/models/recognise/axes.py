@@ -1,0 +1,216 @@
+"""Which axes of a product are batch, heads, queries and keys, and tensors laid out by them."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from math import prod
+
+from torch import Tensor
+
+from headwise.models.recognise.followed import Followed, Lost, Product
+from headwise.models.recognise.layout import Factor, Layout, whole
+
+Dim = list[Factor] | str  # atoms of a dimension, or the letter of one that stays last
+
+
+class Axes:
+    """The axes of a product [..., n, m] as batch, heads, queries and keys.
+
+    Each dimension of the product is divided into atoms (size, stride), as finely as any layout divides it. Heads are
+    the parts of a dimension of features: a layer's output that was split into heads. Where neither queries nor keys can
+    be traced back to a layer, the last of two or more leading dimensions holds the heads.
+
+    Args:
+        queries: the operand of the product that holds them. keys: the factors of the softmax's dimension.
+        layouts: that divide the axes.
+    Attributes:
+        groups: the atoms of batch, heads, queries and keys. sizes: b, h, n, m.
+        traced: whether batch and heads are known from a layer.
+    """
+
+    def __init__(self, product: Product, queries: int, keys: Sequence[Factor], layouts: Iterable[Layout]) -> None:
+        one = whole(product.shape)
+        letters = product.of.a if queries == 0 else product.of.b
+        others = product.of.b if queries == 0 else product.of.a
+        self._dims: list[tuple[Factor, ...]] = list(one.dims)
+        out = product.of.out
+        layouts = list(layouts)
+        softmaxed = [out[i] for i, dim in enumerate(one.dims) if dim and _within(dim, keys)]
+        traced = {}
+        for letter in out:
+            of_queries = _heads(letter, letters, product, queries)
+            of_keys = _heads(letter, others, product, 1 - queries) if letter not in softmaxed else None
+            traced[letter] = of_keys if of_queries is None else of_queries
+        cuts = [{1, size} for size in product.shape]
+        for i, dim in enumerate(self._dims):
+            for size, stride in dim:
+                for f, t in (factor for layout in layouts for d in layout.dims for factor in d):
+                    for cut in (t, t * f):
+                        if stride < cut < stride * size:
+                            if cut % stride:
+                                raise Lost("its axes are divided in a way that is not followed")
+                            cuts[i].add(cut // stride)
+                inner = 1
+                for part, _ in reversed(traced[out[i]] or []):
+                    inner *= part
+                    cuts[i].add(inner)
+        self._atoms = [_divided(dim, cut) for dim, cut in zip(self._dims, cuts, strict=True)]
+        self.groups: list[list[Factor]] = [[], [], [], []]
+        lone = [letter for letter in out if letter not in others]
+        leading = [letter for letter in out if letter not in softmaxed and letter not in lone]
+        self.traced = any(traced[letter] is not None for letter in leading)
+        for i, letter in enumerate(out):
+            if letter in softmaxed:
+                self.groups[3] += self._atoms[i]
+                continue
+            inside = traced[letter]
+            if self.traced:
+                marks = self._marks(i, inside)
+                lead = 2 if letter in lone else 0
+                for atom, head in zip(self._atoms[i], marks, strict=True):
+                    self.groups[1 if head else lead].append(atom)
+            elif letter in lone:
+                self.groups[2 if letter == lone[-1] else 1] += self._atoms[i]
+            elif len(leading) == 1:
+                self.groups[0] += self._atoms[i][:1]
+                self.groups[1] += self._atoms[i][1:]
+            else:
+                self.groups[1 if letter == leading[-1] else 0] += self._atoms[i]
+        self.sizes = tuple(prod(size for size, _ in group) for group in self.groups)
+
+    def _marks(self, i: int, inside: list[tuple[int, bool]] | None) -> list[bool]:
+        """Which atoms of dimension i are heads."""
+        marks = []
+        base = self._dims[i][0][1] if self._dims[i] else 1
+        for _, stride in self._atoms[i]:
+            inner, mark = 1, False
+            for size, head in reversed(inside or []):
+                if inner <= stride // base < inner * size:
+                    mark = head
+                inner *= size
+            marks.append(mark)
+        return marks
+
+    def of_product(self, i: int) -> list[Factor]:
+        """The atoms of a dimension of the product."""
+        return self._atoms[i]
+
+    def atoms(self, factors: Iterable[Factor]) -> list[Factor]:
+        """The atoms that make up these factors."""
+        found: list[Factor] = []
+        for size, stride in factors:
+            here = [
+                atom for dim in self._atoms for atom in dim if stride <= atom[1] < stride * size
+            ] if stride else []  # fmt: skip
+            if prod(part for part, _ in here) != size:
+                raise Lost("only a part of the scores is used")
+            found += here
+        return found
+
+    def matrix(self, x: Tensor, layout: Layout) -> Tensor:
+        """A tensor that broadcasts to scores of that layout, as [b or 1, h or 1, n or 1, m or 1]."""
+        dims: list[Dim] = [
+            [] if size == 1 else self.atoms(factors)
+            for size, factors in zip(x.shape, layout.dims[len(layout.dims) - x.ndim :], strict=True)
+        ]
+        return self.arranged(x, dims, self.groups, full=0)
+
+    def arranged(self, x: Tensor, dims: Sequence[Dim], groups: Sequence[list[Factor]], *, full: int) -> Tensor:
+        """x with one axis for each group, and those that stay last as one more, if there are any.
+
+        Args:
+            dims: of x. full: groups to which x is expanded; the others have size 1 where x has none of their atoms.
+        """
+        shape: list[int] = []
+        tags: list[Factor | str] = []
+        for size, dim in zip(x.shape, dims, strict=True):
+            if isinstance(dim, str):
+                shape.append(size)
+                tags.append(dim)
+            elif size > 1:
+                if prod(part for part, _ in dim) != size:
+                    raise Lost("its axes do not fit those of the scores")
+                shape += [part for part, _ in dim]
+                tags += dim
+        x = x.reshape(shape)
+        last = sorted(tag for tag in tags if isinstance(tag, str))
+        order = [tags.index(atom) for group in groups for atom in group if atom in tags]
+        if len(order) + len(last) != len(tags):
+            raise Lost("the values differ from query to query, as in a mixture of experts or a gate")
+        x = x.permute(*order, *(tags.index(letter) for letter in last))
+        tail = x.shape[len(order) :]
+        there = [[atom in tags for atom in group] for group in groups]
+        ones = [atom[0] if here else 1 for group, row in zip(groups, there, strict=True)
+                for atom, here in zip(group, row, strict=True)]  # fmt: skip
+        wide = [atom[0] if here or any(row) or i < full else 1 for i, (group, row) in enumerate(
+            zip(groups, there, strict=True)) for atom, here in zip(group, row, strict=True)]  # fmt: skip
+        sizes = [
+            prod(atom[0] for atom in group) if any(row) or i < full else 1
+            for i, (group, row) in enumerate(zip(groups, there, strict=True))
+        ]
+        return x.reshape(*ones, *tail).expand(*wide, *tail).reshape(*sizes, *([prod(tail)] if last else []))
+
+
+def _divided(dim: Sequence[Factor], cuts: Iterable[int]) -> list[Factor]:
+    """The atoms of a dimension, outer first, divided at these numbers of inner entries."""
+    if not dim:
+        return []
+    ((_, stride),) = dim
+    points = sorted(cuts)
+    atoms = []
+    for low, high in pairwise(points):
+        if high % low:
+            raise Lost("its axes are divided in two ways that do not fit each other")
+        atoms.append((high // low, stride * low))
+    return atoms[::-1]
+
+
+def _heads(letter: str, letters: str, product: Product, side: int) -> list[tuple[int, bool]] | None:
+    """The parts of a dimension of one operand, outer first, and whether each holds heads; None if it cannot be traced
+    back to a layer."""
+    x: Followed | None = product.inputs[side]
+    if letter not in letters or x is None or x.origin is None or x.lost:
+        return None
+    origin = x.origin
+    places = whole(origin.shape).dims
+    summed = {
+        _dimension(stride, places)
+        for i, one in enumerate(letters) if one in product.of.summed for _, stride in x.layout.dims[i]
+    }  # fmt: skip
+    found = []
+    for size, stride in x.layout.dims[letters.index(letter)]:
+        parts = []
+        while size > 1 and (at := _dimension(stride, places)) is not None:
+            ((extent, step),) = places[at]
+            here = min(size, extent * step // stride)  # a factor may reach over several dimensions of the origin
+            parts.append((here, at in origin.features or at in summed))
+            size, stride = size // here, stride * here
+        found += parts[::-1]
+    return found
+
+
+def _within(dim: Sequence[Factor], factors: Sequence[Factor]) -> bool:
+    """Whether all of a dimension lies within one of the factors."""
+    ((size, stride),) = dim
+    return any(t <= stride and stride * size <= t * f for f, t in factors)
+
+
+def _dimension(stride: int, places: Sequence[tuple[Factor, ...]]) -> int | None:
+    """The dimension of a contiguous tensor in which a step of this many numbers moves."""
+    for i, dim in enumerate(places):
+        for size, step in dim:
+            if step <= stride < step * size:
+                return i
+    return None
+
+
+def own_dims(product: Product, side: int) -> list[tuple[Factor, ...]]:
+    """The dimensions of the product that only one operand has."""
+    own, other = (product.of.a, product.of.b)[:: 1 if side == 0 else -1]
+    dims = zip(product.of.out, whole(product.shape).dims, strict=True)
+    return [dim for letter, dim in dims if letter in own and letter not in other and dim]
+
+
+def are_of(factors: Sequence[Factor], dims: Sequence[tuple[Factor, ...]]) -> bool:
+    """Whether these factors are some of these dimensions, all of each."""
+    inside = [dim for dim in dims if _within(dim, factors)]
+    return bool(factors) and prod(dim[0][0] for dim in inside) == prod(size for size, _ in factors)

@@ -1,0 +1,167 @@
+"""What views, functions of each number, and softmax do to a tensor that is followed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from headwise.models.recognise.followed import Followed, Step
+from headwise.models.recognise.frames import user_line
+from headwise.models.recognise.functions import ARITHMETIC, OTHERS, REDUCTIONS, dropout_of, drops_last, steps_of
+from headwise.models.recognise.layout import merged, views, whole
+from headwise.models.recognise.tracked import Tracked
+
+
+def viewed(
+    seen: Tracked, func: Any, x: Followed, first: Tensor, args: Sequence[Any], kwargs: dict[str, Any], out: Any
+) -> None:
+    """A view of x, or several."""
+    outs = [out] if isinstance(out, Tensor) else list(out)
+    if x.extended:
+        if (
+            x.stage == "weights"
+            and x.sink is not None
+            and len(outs) == 1
+            and outs[0].shape == (*first.shape[:-1], first.shape[-1] - 1)
+            and drops_last(args)
+        ):
+            seen.remember(outs[0], x.but(layout=x.sink[1], extended=False))
+        else:
+            seen.lose(x, f"the column that was appended to the scores is rearranged at {user_line()}", out)
+        return
+    kwargs.pop("input", None)
+    found = views(func, first, args, kwargs)
+    for tensor, view in zip(outs, found if len(found) == len(outs) else [None] * len(outs), strict=True):
+        layout = None if view is None else x.layout.through(view)
+        if layout is not None:
+            seen.remember(tensor, x.but(layout=layout))
+        elif x.stage != "input" and isinstance(tensor, Tensor):
+            seen.lose(x, f"{getattr(func, '__name__', 'a view')} at {user_line()}", tensor)
+
+
+def pointwise(
+    seen: Tracked, name: str, x: Followed, first: Tensor, other: Any, kwargs: dict[str, Any], out: Any, *,
+    swapped: bool = False, args: Sequence[Any] = (),
+) -> None:  # fmt: skip
+    """A function of each number of x; `other` is the second argument, or the first if `swapped`."""
+    if not isinstance(out, Tensor):
+        seen.lose(x, f"its result goes through {name} at {user_line()}")
+        return
+    plain = name.rstrip("_") if not name.startswith("__") else name
+    if name.startswith("__i"):
+        plain = "__" + name[3:]
+    kind = ARITHMETIC.get(plain, plain)
+    if x.stage == "exp" and kind == "sum" and out.numel() < first.numel():
+        seen.remember(out, x.but(stage="total"))
+        return
+    if out.shape != first.shape:
+        if x.stage in ("scores", "exp") and kind in ARITHMETIC.values() and out.numel() > first.numel():
+            seen.lose(x, f"scores are broadcast by {name} at {user_line()}", out)
+        elif x.softmax is not None and kind not in REDUCTIONS:
+            seen.lose(x, f"its result goes through {name} at {user_line()}")
+        return
+    if x.stage == "input":
+        factor = _factor(x.factor, kind, other, swapped)
+        seen.remember(out, x if factor == x.factor else x.but(factor=factor))
+        return
+    step = None if x.stage != "scores" else steps_of(kind, x.layout, other, kwargs, args, swapped)
+    if step is not None:
+        changed = x.but(steps=(*x.steps, *step), factor=_factor(x.factor, kind, other, swapped))
+    elif x.stage == "scores" and kind == "exp":
+        changed = x.but(stage="exp")
+    elif x.stage == "log" and kind == "exp":
+        changed = x.but(stage="weights")
+    elif x.stage == "exp" and kind == "div" and (y := seen.known(other)) is not None and y.stage == "total":
+        changed = x.but(softmax=seen.record(out, y.lost), lost=y.lost, note="")
+    elif x.stage == "scores" and kind in OTHERS:
+        changed = x.but(stage="other", note=kind)
+    elif x.stage in ("weights", "exp") and kind in ("dropout", "feature_dropout"):
+        changed = x.but(dropout_p=dropout_of(x.dropout_p, args, kwargs))
+    elif x.stage in ("weights", "exp", "log"):
+        changed = x.but(note=x.note or f"{name} at {user_line()}")
+    elif x.stage == "other":
+        changed = x
+    elif x.stage == "total":
+        changed = x.but(lost=x.lost or f"{name} of the sum of the exponentials at {user_line()}")
+    elif kind in ("dropout", "feature_dropout"):
+        active = dropout_of(0.0, args, kwargs) > 0
+        changed = x.but(lost=x.lost or f"dropout of scores at {user_line()}") if active else x
+    else:
+        changed = x.but(lost=x.lost or f"{name} of scores at {user_line()}")
+    seen.remember(out, changed)
+
+
+def _factor(before: float, kind: str, other: Any, swapped: bool) -> float:
+    """The number by which a tensor was multiplied, after another function; 1 after any but a multiplication."""
+    if kind not in ("mul", "div") or swapped:
+        return 1.0
+    if isinstance(other, Tensor) and other.ndim == 0 and other.device.type == "cpu":
+        other = float(other)
+    if not isinstance(other, int | float) or not other:
+        return 1.0
+    return before * (other if kind == "mul" else 1 / other)
+
+
+def chosen(seen: Tracked, args: Sequence[Any], out: Any) -> None:
+    """torch.where(condition, scores, value) or (condition, value, scores)."""
+    condition, one, two = args
+    if isinstance(one, Tensor) and seen.known(condition) is not None:  # Tensor.where(condition, other)
+        condition, one = one, condition
+    for x, tensor, value, flip in ((seen.known(one), one, two, True), (seen.known(two), two, one, False)):
+        if x is None or not isinstance(out, Tensor):
+            continue
+        if out.shape != tensor.shape:
+            seen.lose(x, f"scores are broadcast by where at {user_line()}", out)
+        elif x.stage == "input":
+            seen.remember(out, x.but(factor=1.0))
+        elif x.stage == "scores" and (not isinstance(value, Tensor) or value.numel() == 1):
+            hidden = ~condition.bool() if flip else condition.bool()
+            seen.remember(out, x.but(steps=(*x.steps, Step("fill", hidden, x.layout, float(value)))))
+        elif x.stage == "scores":
+            seen.remember(out, x.but(lost=x.lost or f"where at {user_line()}"))
+        else:
+            seen.remember(out, x.but(note=x.note or f"where at {user_line()}"))
+        return
+
+
+def joined(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
+    """A column appended to the scores, as learned sinks are."""
+    tensors = args[0] if args else kwargs.get("tensors", ())
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    for i, tensor in enumerate(tensors):
+        x = seen.known(tensor)
+        if x is not None and x.stage == "scores" and dim in (-1, out.ndim - 1):
+            if i == 0 and len(tensors) == 2 and tensors[1].shape[-1] == 1 and x.sink is None:
+                seen.remember(out, x.but(sink=(tensors[1].detach().clone(), x.layout), extended=True))
+            else:
+                seen.remember(out, x.but(lost=x.lost or f"scores are joined with others at {user_line()}"))
+            return
+
+
+def softmaxed(
+    seen: Tracked, name: str, x: Followed | None, first: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor
+) -> None:
+    """softmax or log_softmax; x is None for an input that is not followed."""
+    stage: Any = "log" if "log" in name else "weights"
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    if x is None or x.stage != "scores" or x.product is None:
+        if x is not None and x.stage == "input" and x.origin is not None:
+            what = f"softmax of the output of a layer ({x.origin.made_by}), as in a classifier, router or gate"
+        else:
+            what = "softmax of what is not a product of queries and keys, as in additive attention"
+            if isinstance(dim, int) and out.shape[dim] == 1:
+                what = "softmax of single numbers, which is always 1"
+        record = seen.record(out, what)
+        seen.remember(out, Followed(stage, whole(tuple(out.shape)), softmax=record, lost=what))
+        return
+    record = seen.record(out)
+    if x.lost:
+        record.reason = x.lost
+    elif not isinstance(dim, int):
+        record.reason = "softmax without dim"
+    elif x.extended and dim not in (-1, out.ndim - 1):
+        record.reason = "softmax along another dimension than that of the appended column"
+    else:
+        factors = x.layout.dims[dim]
+        record.keys = merged(sorted(factors, key=lambda factor: -factor[1]))
+    seen.remember(out, x.but(stage=stage, softmax=record, note=""))

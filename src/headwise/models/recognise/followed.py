@@ -1,0 +1,134 @@
+"""What is known of a tensor on its way through an attention: what it was made from, and what was done to it since."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.models.recognise.layout import Layout
+from headwise.models.recognise.products import Contraction
+
+Stage = Literal["input", "scores", "exp", "total", "log", "weights", "other"]
+
+
+class Lost(Exception):
+    """Why a call is not followed, in words for the user."""
+
+
+# What analysing a tensor of an unexpected kind may raise, such as a nested one. It must not disturb the model.
+UNEXPECTED = (ArithmeticError, AssertionError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def unexpected(error: Exception) -> str:
+    """Such an error as a reason."""
+    if isinstance(error, HeadwiseError):
+        return str(error)
+    return f"it cannot be analysed ({type(error).__name__}: {(str(error) or '-').splitlines()[0]})"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The tensor that a view is traced back to.
+
+    Attributes:
+        shape: its sizes. features: its dimensions that a layer's weight made; heads are parts of these.
+        made_by: the function that returned it. source: a weak reference to that function's input.
+    """
+
+    shape: tuple[int, ...]
+    features: tuple[int, ...]
+    made_by: str
+    source: Callable[[], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of two tensors that may be queries and keys.
+
+    Attributes:
+        modules: the modules that were running, the innermost first. line: file:line of the user's code.
+        inputs: what is known of the two operands.
+        learned: whether one of them is a parameter.
+    """
+
+    of: Contraction
+    shape: tuple[int, ...]
+    dtype: Any
+    modules: list[nn.Module]
+    line: str
+    inputs: tuple["Followed | None", "Followed | None"]
+    learned: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of the scores between the product and the softmax.
+
+    Attributes:
+        kind: "mul" (by a number), "times" (a tensor), "add" (coef · value), "fill" (coef where value is True), "tanh",
+            or "mask" (a headwise mask).
+        layout: of the scores at that time, to which `value` broadcasts.
+    """
+
+    kind: str
+    value: Any
+    layout: Layout
+    coef: float = 1.0
+
+
+@dataclass(eq=False)
+class Softmax:
+    """A softmax that was seen; it is reported if no attention comes of it.
+
+    Attributes:
+        dtype: of its result. keys: the factors of its dimension.
+        reason: why it is no attention, as far as known. done: whether it is part of a call that was reported.
+    """
+
+    modules: list[nn.Module]
+    line: str
+    dtype: torch.dtype
+    keys: tuple[tuple[int, int], ...] = ()
+    reason: str = "its result is not multiplied by values, as in a classifier"
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What is known of one tensor.
+
+    Attributes:
+        stage: "input": nothing but its origin; "scores"; "exp" and "total": of a softmax that is written out; "log":
+            of log_softmax; "weights"; "other": another function than softmax of scores, named by `note`.
+        layout: where its numbers lie in the origin, or in the product.
+        factor: number by which an input was multiplied since its origin.
+        sink: (logits, layout before) where a column was appended to the scores. extended: whether it is still there.
+        note: what else was done to weights. lost: why it is not followed any more; "" if it is.
+    """
+
+    stage: Stage
+    layout: Layout
+    origin: Origin | None = None
+    product: Product | None = None
+    steps: tuple[Step, ...] = ()
+    softmax: Softmax | None = None
+    factor: float = 1.0
+    dropout_p: float = 0.0
+    sink: tuple[Tensor, Layout] | None = None
+    extended: bool = False
+    note: str = ""
+    lost: str = ""
+
+    def but(self, **changes: Any) -> "Followed":
+        """The same with these changes."""
+        new = object.__new__(Followed)  # dataclasses.replace takes ten times as long, and this is done for every call
+        new.__dict__.update(self.__dict__, **changes)
+        return new
+
+
+def learned(x: Tensor) -> bool:
+    """Whether it is a parameter, or a view of one, such as its transpose."""
+    return isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter)

@@ -1,0 +1,36 @@
+"""Where in the model, and in the user's code, a function of PyTorch is called: read from the Python frames."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+import torch
+from torch import nn
+
+_INSIDE = tuple(str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[2])))
+_CALL = nn.Module._call_impl.__code__
+
+
+def modules_in_call(modules: Mapping[nn.Module, str]) -> list[nn.Module]:
+    """Those of the modules whose forward is running, the innermost first."""
+    found: list[nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CALL:
+            module = frame.f_locals["self"]
+            if module in modules:
+                found.append(module)
+        frame = frame.f_back
+    return found
+
+
+def user_line() -> str:
+    """file:line of the innermost frame that is neither PyTorch's nor headwise's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_INSIDE) and not file.startswith("<frozen"):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,152 @@
+"""Products: of queries and keys, of weights and values, and the fused function that is both."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwise.models.recognise.axes import are_of, own_dims
+from headwise.models.recognise.followed import Followed, Origin, Product, Softmax, Step, learned
+from headwise.models.recognise.frames import modules_in_call, user_line
+from headwise.models.recognise.layout import Factor, Layout, merged, whole
+from headwise.models.recognise.products import Contraction, contraction
+from headwise.models.recognise.tracked import Tracked, weak
+
+
+def multiplied(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
+    """A product of tensors."""
+    found = contraction(name, args, kwargs)
+    if found is None:
+        for arg in args:
+            for tensor in arg if isinstance(arg, list | tuple) else [arg]:
+                x = seen.known(tensor)
+                if x is not None and x.stage != "input":
+                    seen.lose(x, f"{name} at {user_line()}, which is not a product of two tensors", out)
+                    return
+        return
+    both = seen.known(found.left), seen.known(found.right)
+    for at, x in enumerate(both):
+        if x is not None and x.stage in ("weights", "exp"):
+            if x.softmax is None:
+                x = x.but(softmax=seen.record(out))
+            _with_values(seen, found, x, at, out, name)
+            return
+    for at, x in enumerate(both):
+        if x is not None and x.stage in ("scores", "other") and x.product is not None and not x.product.learned:
+            _without_softmax(seen, found, x, at)
+            break
+    fixed = [learned(operand) for operand in (found.left, found.right)]
+    if all(fixed):
+        return
+    origin = None
+    if any(fixed):
+        own, other = (found.a, found.b)[:: 1 if fixed[0] else -1]
+        features = tuple(i for i, one in enumerate(found.out) if one in own and one not in other)
+        origin = Origin(tuple(out.shape), features, name, weak((found.left, found.right)[fixed[0]]))
+    product = Product(found, tuple(out.shape), out.dtype, modules_in_call(seen.modules), user_line(), both, any(fixed))
+    if not own_dims(product, 0) and not own_dims(product, 1):
+        return
+    if not any(fixed):
+        seen.products += 1
+    here = whole(product.shape)
+    steps = (Step("mul", found.alpha, here),) if found.alpha != 1 else ()
+    if found.added is not None:
+        steps = (*steps, Step("add", found.added, here, found.beta))
+    seen.remember(out, Followed("scores", here, origin, product, steps))
+
+
+def fused(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
+    """F.scaled_dot_product_attention, as the chain that it stands for."""
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    q, k, v = (given[name] for name in names[:3])
+    record = seen.record(out, "F.scaled_dot_product_attention")
+    if q.is_nested:
+        record.reason = "nested tensors"
+        return
+    both = seen.known(q), _transposed(seen.known(k))
+    plain = out
+    if given.get("dropout_p"):  # without it, for the comparison
+        rest = {name: value for name, value in given.items() if name not in (*names[:3], "dropout_p")}
+        with torch.no_grad():
+            plain = F.scaled_dot_product_attention(q, k, v, **rest)
+    if given.get("enable_gqa"):
+        both = both[0], None
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    first = contraction("matmul", (q, k.mT), {})
+    shape = (*out.shape[:-1], k.shape[-2])
+    if first is None:
+        return
+    second = contraction("matmul", (torch.empty(shape, device="meta"), v), {})
+    assert second is not None
+    here = whole(tuple(shape))
+    scale = given.get("scale")
+    steps = [Step("mul", q.shape[-1] ** -0.5 if scale is None else float(scale), here)]
+    mask = given.get("attn_mask")
+    n, m = shape[-2:]
+    if mask is not None:
+        steps.append(Step("fill", ~mask, here, -torch.inf) if mask.dtype == torch.bool else Step("add", mask, here))
+    if given.get("is_causal"):
+        hidden = ~torch.ones(n, m, dtype=torch.bool, device=q.device).tril()
+        steps.append(Step("mask", None, here) if n == m else Step("fill", hidden, here, -torch.inf))
+    product = Product(first, tuple(shape), out.dtype, record.modules, record.line, both, False)
+    record.keys = whole(product.shape).dims[-1]
+    found = Followed("weights", here, None, product, tuple(steps), record, dropout_p=given.get("dropout_p") or 0.0)
+    seen.ready.append((second, found, 0, 1, plain))
+
+
+def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:
+    record = x.softmax
+    assert record is not None
+    if record.done:
+        return
+    if x.lost or x.product is None:
+        record.reason = x.lost or record.reason
+        return
+    summed = _summed(found, x, at)
+    if x.stage == "exp":
+        record.keys = summed
+    if not record.keys:
+        return
+    sides = [side for side in (0, 1) if are_of(record.keys, own_dims(x.product, side))]
+    if x.extended:
+        record.reason = f"the column that was appended to the scores is multiplied by values at {user_line()}"
+    elif not sides:
+        record.reason = "softmax along an axis that is not that of the keys, such as the heads"
+    elif summed != record.keys:
+        queries = are_of(summed, own_dims(x.product, 1 - sides[0]))
+        record.reason = (
+            "softmax over the queries, not over the keys that the product with the values sums over" if queries else
+            f"the weights are combined along another axis than the keys by {name} at {user_line()}, as in the "
+            f"mixing of heads"
+        )  # fmt: skip
+    else:
+        seen.ready.append((found, x, at, sides[0], out))
+
+
+def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) -> None:
+    """A product of a product: linear attention, or attention with another function than softmax."""
+    summed = _summed(found, x, at)
+    assert x.product is not None
+    if any(are_of(summed, own_dims(x.product, side)) for side in (0, 1)):
+        what = f"{x.note} attention: {x.note} takes the place of softmax" if x.stage == "other" else (
+            "two products without a softmax between them, as in linear attention"
+        )  # fmt: skip
+        seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), found.left.dtype, reason=what))
+
+
+def _transposed(x: Followed | None) -> Followed | None:
+    """The same with the last two dimensions exchanged."""
+    if x is None:
+        return None
+    *leading, rows, cols = x.layout.dims
+    return x.but(layout=Layout((*leading, cols, rows), x.layout.offset))
+
+
+def _summed(found: Contraction, x: Followed, at: int) -> tuple[Factor, ...]:
+    """The factors of the dimensions of operand `at` that the product sums over."""
+    letters = (found.a, found.b)[at]
+    factors = [factor for one, dim in zip(letters, x.layout.dims, strict=True) if one in found.summed for factor in dim]
+    return merged(sorted(factors, key=lambda factor: -factor[1]))

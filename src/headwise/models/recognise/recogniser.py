@@ -1,0 +1,107 @@
+"""`recognise(model, …)`: one forward pass, and the attention in it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.attention import attend
+from headwise.errors import ConfigError
+from headwise.map import AttentionMap
+from headwise.models.adapters.torch import MultiheadAttention
+from headwise.models.recognise.attention import Attention, assembled, names
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Softmax, unexpected
+from headwise.models.recognise.following import following
+from headwise.models.recognise.frames import modules_in_call, user_line
+from headwise.models.recognise.products import Contraction
+from headwise.models.recognise.report import NotFollowed, Recognised, Recognition, named
+from headwise.models.recognise.tracked import Tracked
+from headwise.nn.base import AttentionLayer
+from headwise.rule import own_dtypes
+
+
+def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
+    """Run a model once, without gradients, and return every attention call in it, whoever wrote the model.
+
+    The model runs in its present mode, training or evaluation. Known are `F.scaled_dot_product_attention`,
+    `nn.MultiheadAttention` with the layers made of it, and attention that is written out: a product of queries and
+    keys, scaling, soft cap, biases and masks in any spelling, softmax, dropout, and a product with the values. A call
+    is returned only if headwise's weights for it equal those of the code; the rest is listed with its reason.
+
+    Args:
+        model: any module. args, kwargs: its arguments.
+    Returns:
+        The `Recognition`: a sequence of `Recognised` calls, with `.maps()` and `.not_followed`.
+    Raises:
+        ConfigError: if no attention was recognised, with what was looked for and what came nearest.
+    """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"recognise(model): expected an nn.Module, got {type(model).__name__}")
+    calls = _Calls(model)
+    with torch.no_grad(), following(calls.seen):
+        output = model(*args, **kwargs)
+    if not calls.found:
+        raise nothing(model, calls.seen, "recognise")
+    found = tuple(
+        Recognised(name, a.q, a.k, a.v, a.scale, a.mask, a.scores, a.dropout_p, a.traced, amap, error, line)
+        for name, (_, a, amap, error, line) in zip(named([one[0] for one in calls.found]), calls.found, strict=True)
+    )
+    return Recognition(found, not_followed(calls.seen), output)
+
+
+class _Calls:
+    """The calls of a forward pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.modules = {module: name for name, module in model.named_modules()}
+        self.seen = Tracked(self.modules, self._values)
+        self.found: list[tuple[str, Attention, AttentionMap, float, str]] = []
+
+    def _values(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+        """Weights are multiplied by values."""
+        record = x.softmax
+        assert record is not None
+        assert x.product is not None
+        place = names(x.product, modules_in_call(self.modules), self.modules)
+        try:
+            with own_dtypes(out):
+                attention = assembled(product, x, at, side, out)
+                a = attention
+                mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+                error = a.check(mine, amap, every=True)
+        except (Lost, *UNEXPECTED) as error:
+            record.reason = explained(x, str(error) if isinstance(error, Lost) else unexpected(error))
+            return
+        record.done = True
+        self.found.append(("" if place is None else place[1], attention, amap, error, user_line()))
+
+
+def explained(x: Followed, reason: str) -> str:
+    """The reason, with what was done to the weights after the softmax."""
+    return f"the weights are changed after the softmax, by {x.note}; {reason}" if x.note else reason
+
+
+def not_followed(seen: Tracked) -> tuple[NotFollowed, ...]:
+    """Softmaxes of which no attention came, and what else is close to attention."""
+    left: list[Softmax] = [*(one for one in seen.softmaxes if not one.done), *seen.near]
+    found = [NotFollowed(seen.modules[one.modules[0]] if one.modules else "", one.reason, one.line) for one in left]
+    opaque = [name for module, name in seen.modules.items() if isinstance(module, torch.jit.ScriptModule)]
+    outer = [name for name in opaque if name.rpartition(".")[0] not in opaque or not name]
+    found += [NotFollowed(name, "compiled by TorchScript, so that its functions are not seen", "") for name in outer]
+    return tuple(dict.fromkeys(found))
+
+
+def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
+    """The error of `caller` for a model without attention: what was looked for, and what came nearest."""
+    if any(isinstance(module, AttentionLayer | MultiheadAttention) for module in model.modules()):
+        return ConfigError(f"{caller}(model): headwise computes the attention of this model; use watch or observe")
+    left = [str(one) for one in not_followed(seen)[:4]]
+    products = seen.products
+    nearest = "; ".join(left) or (
+        f"{products} product{'s' * (products != 1)} of two tensors without a softmax" if products else
+        "no softmax, and no product of two tensors that the model computed"
+    )  # fmt: skip
+    return ConfigError(
+        f"{caller}(model): no attention in {type(model).__name__}; looked for F.scaled_dot_product_attention, "
+        f"nn.MultiheadAttention, and softmax of a product of queries and keys, multiplied by values; nearest: {nearest}"
+    )

@@ -1,0 +1,113 @@
+"""What was done to scores before the softmax, as scale, soft cap, biases and mask."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headwise.mask_tensors import both
+from headwise.masks import Mask
+from headwise.models.recognise.axes import Axes
+from headwise.models.recognise.followed import Lost, Step
+from headwise.models.recognise.masks import named_mask
+
+HIDES = -9000.0  # exp of this is 0 in every dtype: an addition of so little is a mask
+
+
+@dataclass
+class Changes:
+    """What was done to the scores of one call.
+
+    Attributes:
+        scale: number on q·k. cap: of a tanh soft cap, or None.
+        q_factor, k_factor: [b or 1, h or 1, n or m, 1], or None.
+        biases: what is added, each [b or 1, h or 1, n or 1, m or 1]. hidden: what is masked, likewise boolean.
+        masks: masks that need no tensor. zeroed: where scores were multiplied by 0, boolean.
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+    q_factor: Tensor | None = None
+    k_factor: Tensor | None = None
+    biases: list[Tensor] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)
+    masks: list[Mask] = field(default_factory=list)
+    zeroed: list[Tensor] = field(default_factory=list)
+
+    def mask(self, axes: Axes) -> Mask | None:
+        """All that is masked, as the shortest mask."""
+        found = list(self.masks)
+        if self.hidden:
+            hidden = self.hidden[0]
+            for one in self.hidden[1:]:
+                hidden = hidden | one
+            found.append(named_mask(~hidden, axes.sizes))  # type: ignore[arg-type]
+        return both(*found)
+
+    def take(self, step: Step, axes: Axes) -> None:
+        """Include the next step."""
+        kind, value = step.kind, step.value
+        if isinstance(value, Tensor) and value.numel() == 1 and kind in ("times", "add"):
+            kind, value = {"times": ("mul", float(value)), "add": ("shift", 0.0)}[kind]
+        if kind == "mul":
+            self._multiply(float(value))
+        elif kind == "mask":
+            self.masks.append(value)
+        elif kind == "tanh":
+            if self.biases or self.hidden or self.zeroed or self.cap is not None:
+                raise Lost("a tanh of scores that were biased or masked before")
+            self.cap = 1.0
+        elif kind == "fill":
+            if not step.coef <= HIDES:
+                raise Lost(f"masked scores are set to {step.coef:g}, which does not mask them")
+            self.hidden.append(axes.matrix(value, step.layout).bool())
+        elif kind == "add":
+            self._add(axes.matrix(value, step.layout), step.coef)
+        elif kind == "times":
+            self._times(axes.matrix(value, step.layout))
+
+    def _multiply(self, number: float) -> None:
+        if not number > 0:
+            raise Lost(f"scores are multiplied by {number:g}")
+        if self.cap is None:
+            self.scale *= number
+        else:
+            self.cap *= number
+        self.biases = [bias * number for bias in self.biases]
+
+    def _add(self, values: Tensor, coef: float) -> None:
+        values = values.detach() if coef == 1 else values.detach() * coef
+        if not values.is_floating_point():
+            values = values.float()
+        hidden = values <= HIDES
+        if bool(hidden.any()):
+            least, most = values[hidden].aminmax()
+            floor = torch.finfo(values.dtype).min / 4
+            if least != most and most > max(floor, -1e30):
+                hidden = torch.zeros_like(hidden)  # biases that reach so low
+        if bool(hidden.any()):
+            self.hidden.append(hidden)
+            values = values.masked_fill(hidden, 0.0)
+        if values.shape[3] > 1 and bool((values != 0).any()):  # a number for each query changes no weight
+            self.biases.append(values)
+
+    def _times(self, values: Tensor) -> None:
+        values = values.detach()
+        if bool(((values == 0) | (values == 1)).all()):
+            self.zeroed.append(values == 0)
+        elif self.biases or self.cap is not None or (values.shape[2] > 1 and values.shape[3] > 1):
+            raise Lost("scores are multiplied by a tensor")
+        elif values.shape[3] == 1:
+            self.q_factor = values if self.q_factor is None else self.q_factor * values
+        else:
+            values = values.mT
+            self.k_factor = values if self.k_factor is None else self.k_factor * values
+
+    def check(self) -> None:
+        """Raise if scores were multiplied by 0 and not masked afterwards."""
+        for zeroed in self.zeroed:
+            left = zeroed
+            for hidden in self.hidden:
+                left = left & ~hidden
+            if bool(left.any()):
+                raise Lost("scores are multiplied by 0 and not masked")

@@ -1,0 +1,75 @@
+"""The tensors of a forward pass that are followed, and what was seen on the way."""
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.models.recognise.followed import Followed, Softmax
+from headwise.models.recognise.frames import modules_in_call, user_line
+from headwise.models.recognise.products import Contraction
+
+# Called with a product of weights and values: the product, what is known of the weights, which operand they are, the
+# operand of the first product that holds the keys, and the result.
+OnValues = Callable[[Contraction, Followed, int, int, Tensor], None]
+
+
+class Tracked:
+    """What is known of tensors, as long as they live.
+
+    Args:
+        modules: whose calls are followed, and their names. on_values: as above.
+    Attributes:
+        softmaxes: those seen. near: other things that are close to attention. products: of two tensors that the model
+            computed, counted. ready: arguments of the next calls of on_values.
+    """
+
+    def __init__(self, modules: Mapping[nn.Module, str], on_values: OnValues) -> None:
+        self.modules, self.on_values = modules, on_values
+        self.softmaxes: list[Softmax] = []
+        self.near: list[Softmax] = []
+        self.products = 0
+        self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
+        self._known: dict[int, tuple[Callable[[], Any], Followed]] = {}
+
+    def known(self, x: Any) -> Followed | None:
+        """What is known of a tensor."""
+        entry = self._known.get(id(x))
+        return entry[1] if entry is not None and entry[0]() is x else None
+
+    def remember(self, x: Tensor, what: Followed) -> None:
+        """Keep what is known of a tensor, until it is freed."""
+        key, known = id(x), self._known
+
+        def forget(reference: Any) -> None:
+            entry = known.get(key)
+            if entry is not None and entry[0] is reference:
+                del known[key]
+
+        known[key] = (weakref.ref(x, forget), what)
+
+    def forget(self) -> None:
+        """Forget all tensors."""
+        self._known.clear()
+
+    def lose(self, x: Followed, reason: str, out: Tensor | None = None) -> None:
+        """What is made of x, such as `out`, is not followed any more."""
+        if x.softmax is not None and not x.softmax.done:
+            x.softmax.reason = reason
+        if out is not None:
+            self.remember(out, x.but(lost=x.lost or reason))
+
+    def record(self, out: Tensor, reason: str = "") -> Softmax:
+        """A softmax whose result is `out`, and why it is no attention, if that is known."""
+        record = Softmax(modules_in_call(self.modules), user_line(), getattr(out, "dtype", torch.float32))
+        if reason:
+            record.reason = reason
+        self.softmaxes.append(record)
+        return record
+
+
+def weak(x: Any) -> Callable[[], Tensor | None]:
+    """A reference that keeps no memory."""
+    return weakref.ref(x) if isinstance(x, Tensor) else lambda: None
