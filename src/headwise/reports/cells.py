@@ -75,9 +75,9 @@ def numbers(axes: "Axes", image: Any, weights: np.ndarray, inches: float, causal
     drawn = np.tril(np.ones(weights.shape, bool)) if causal else np.ones(weights.shape, bool)
     size = min(9.5, 72 * inches * 0.42)  # four characters of half a size each, and a margin
     for word in np.unique(words[drawn]).tolist():
-        path = TextPath((0, 0), word, size=size, prop=font(size))
-        box = path.get_extents()
-        path = path.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2))
+        drawn_word = TextPath((0, 0), word, size=size, prop=font(size))
+        box = drawn_word.get_extents()
+        path = drawn_word.transformed(Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2))
         side = 2 * float(np.abs(path.vertices).max())  # matplotlib scales a marker to this size
         for ink, those in (("white", dark), (INK, ~dark)):
             rows, columns = np.nonzero((words == word) & those & drawn)
