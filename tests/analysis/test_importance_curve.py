@@ -210,5 +210,5 @@ def test_orders_may_empty_a_layer_which_then_gives_its_bias_alone() -> None:
     assert curve.loss[1:] == pytest.approx([loss({0}), loss({0, 1})], rel=1e-9)
     assert np.isfinite(curve.random).all()
     assert np.isclose(curve.random[:, 1], loss({0}), rtol=1e-9).sum() == 3
-    with pytest.raises(ConfigError, match="all 3 heads would go; expected to leave at least one"):
+    with pytest.raises(ConfigError, match="all 3 heads would be removed; expected to keep at least one"):
         prune(model, order[:3])

@@ -1,4 +1,4 @@
-"""In which order heads would go: by importance, whole groups where keys are shared, and never a whole layer."""
+"""The order in which heads are removed: by importance, whole groups where keys are shared, and never a whole layer."""
 
 import math
 from collections.abc import Sequence
