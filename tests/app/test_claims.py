@@ -102,7 +102,7 @@ def test_every_group_has_claims_and_is_registered() -> None:
 
 
 def test_every_equation_of_the_treatment_is_there() -> None:
-    named = [m for claim in ALL for m in re.findall(r"5\.3\.(\d+)(?:–5\.3\.(\d+))?", claim.source)]
+    named = [m for claim in ALL for m in re.findall(r"(?<!§)5\.3\.(\d+)(?:–5\.3\.(\d+))?", claim.source)]
     covered = {i for first, last in named for i in range(int(first), int(last or first) + 1)}
     assert covered == set(range(1, 17))
 
@@ -457,3 +457,14 @@ def test_quick_claims_are_those_that_are_not_marked() -> None:
     assert [c.id for c in choose(["splitting", "kv-cache", "splitting"])] == ["splitting", "kv-cache"]
     with pytest.raises(ConfigError, match="unknown"):
         choose(["nothing-of-that-name"])
+
+
+def test_sources_name_the_section_that_makes_the_claim() -> None:
+    found = {claim.id: claim.source for claim in ALL}
+    assert found["splitting-lowers-cost"].startswith("first tutorial, part 5, item 2")
+    assert "5.3.1–5.3.2" in found["multi-head-formula"]
+    assert "5.3.1;" not in found["attention-formula"]
+    for name in ("score-memory", "memory-n-squared", "kv-cache"):
+        assert found[name].startswith("§5.3.11")
+    for name in ("blockwise-is-exact", "mixed-precision"):
+        assert found[name].startswith("§5.3.12")

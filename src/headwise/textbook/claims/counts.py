@@ -28,7 +28,7 @@ HEADS = 1, 2, 3, 6, 12, 24, 48, 96
 @claim(
     "A multi-head layer has 4·d_model² parameters, however many heads it has.",
     formula="|W_Q| + |W_K| + |W_V| + |W_O| = 4·d_model²",
-    source="ch. 11; §5.3",
+    source="ch. 11, 11.7.1; §5.3.3",
     expected=Verdict.CONDITIONS,
 )
 def four_d_squared() -> list[Check | Curve]:
@@ -55,7 +55,7 @@ def four_d_squared() -> list[Check | Curve]:
 @claim(
     "An attention layer of GPT-2 small has some 2.36 million parameters.",
     formula="4·768² = 2,359,296",
-    source="ch. 11; Radford et al. 2019",
+    source="ch. 11, 11.7.1; Radford et al. 2019",
 )
 def gpt_2_small_layer() -> list[Check]:
     """4·768², and 3,072 more with the biases of GPT-2."""
@@ -70,7 +70,7 @@ def gpt_2_small_layer() -> list[Check]:
 @claim(
     "Models choose d_k = d_model / h; the table of configurations.",
     formula="h·d_k = d_model",
-    source="ch. 11, table",
+    source="ch. 11, 11.7.2; §5.3.10; second tutorial, division into heads",
     expected=Verdict.CONDITIONS,
 )
 def head_size_table() -> list[Check]:
@@ -89,7 +89,7 @@ def head_size_table() -> list[Check]:
 @claim(
     "Splitting into h heads lowers the cost of attention from O(n²·d_model) to O(n²·d_k).",
     formula="claimed: O(n²·d_k);  counted: h · 4·n²·d_k = 4·n²·d_model",
-    source="ch. 11; §5.3",
+    source="first tutorial, part 5, item 2; the opposite in §5.3.11 and in ch. 11, 11.9.1",
     expected=Verdict.FAILS,
 )
 def splitting_lowers_cost() -> list[Check | Curve]:
@@ -122,7 +122,7 @@ def splitting_lowers_cost() -> list[Check | Curve]:
 @claim(
     "A layer takes O(n²·d + n·d²) operations: twice the length is four times the scores, twice the projections.",
     formula="4·n²·d + 8·n·d²",
-    source="§5.3; ch. 11",
+    source="§5.3.11, time complexity",
 )
 def complexity() -> list[Check | Curve]:
     """4·n²·d for scores and weighted sum, and 8·n·d² for the projections, counted on a running layer."""

@@ -21,7 +21,7 @@ Layer = TypeVar("Layer", bound=nn.Module)
 @claim(
     "Attention is softmax(Q Kᵀ / √d_k) V.",
     formula="A = softmax(Q Kᵀ / √d_k) V",
-    source="5.3.1; Vaswani et al. 2017, eq. 1",
+    source="ch. 11, 11.3.1 and part 3 summary; first tutorial, step 2; second tutorial; Vaswani et al. 2017, eq. 1",
 )
 def attention_formula() -> list[Check]:
     """All kernels follow the formula; here in float64."""
@@ -34,7 +34,7 @@ def attention_formula() -> list[Check]:
 @claim(
     "MultiHead(X) = Concat(head_1 … head_h) W_O with head_i = Attention(X W_i^Q, X W_i^K, X W_i^V).",
     formula="Concat(head_1 … head_h) W_O, head_i = A(X W_i^Q, X W_i^K, X W_i^V)",
-    source="5.3.2–5.3.4; Vaswani et al. 2017, §3.2.2",
+    source="§5.3.2, eqs. 5.3.1–5.3.2; ch. 11, part 3 summary; second tutorial; Vaswani et al. 2017, §3.2.2",
 )
 def multi_head_formula() -> list[Check]:
     """The layer compared with the formula, one head at a time."""
@@ -47,7 +47,7 @@ def multi_head_formula() -> list[Check]:
 @claim(
     "Splitting [b, n, d] → [b, n, h, d_k] → [b, h, n, d_k] and merging back lose nothing and copy nothing.",
     formula="split(X)[b, i, n, c] = X[b, n, i·d_k + c];  merge(split(X)) = X",
-    source="ch. 11, implementation",
+    source="ch. 11, 11.2.1–11.2.3 and 11.6.2; §5.3.4, last paragraph",
 )
 def splitting() -> list[Check]:
     """Head i is columns i·d_k … (i+1)·d_k; the split is a view, and only merging after the transpose copies."""
@@ -64,7 +64,7 @@ def splitting() -> list[Check]:
 @claim(
     "One matrix for each head, and one large matrix that is split afterwards, are the same layer.",
     formula="X [W_1 | … | W_h] = [X W_1 | … | X W_h]",
-    source="§5.3, ch. 11",
+    source="ch. 11, 11.2.4; §5.3.4, eqs. 5.3.3–5.3.4; second tutorial, division into heads",
 )
 def per_head_projection() -> list[Check]:
     """W^Q = [W_1^Q | … | W_h^Q]: outputs and gradients agree, matrix by matrix."""
@@ -74,7 +74,7 @@ def per_head_projection() -> list[Check]:
 @claim(
     "All heads at once are contractions with tensors of rank three, one index being the head.",
     formula="Q_bhnk = Σ_d X_bnd W_hdk;  Y_bne = Σ_hk A_bhnk W_hke",
-    source="5.3.5–5.3.8",
+    source="§5.3.5, eqs. 5.3.5–5.3.8",
 )
 def tensor_contraction() -> list[Check]:
     """The same sums in another order; outputs and gradients agree."""
@@ -97,7 +97,7 @@ def output_sums_heads() -> list[Check]:
 @claim(
     "Without W_O each channel of A comes from one head; after A W_O each channel hears all heads.",
     formula="∂A_c / ∂head_i ≠ 0 for one i;  ∂(A W_O)_c / ∂head_i ≠ 0 for all i",
-    source="ch. 11, comparison of A with A W_O",
+    source="ch. 11, 11.4.3 and 11.5",
 )
 def output_mixes_heads() -> list[Check]:
     """The values of each head are doubled in turn, and the channels that change are counted."""

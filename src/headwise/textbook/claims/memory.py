@@ -19,7 +19,7 @@ from headwise.textbook.claims.samples import layer, normal
 @claim(
     "With h = d_model / d_k heads the scores take the memory that a single head's take.",
     formula="claimed: n²;  stored: h·n²",
-    source="ch. 11, table of costs",
+    source="§5.3.11, space complexity",
     expected=Verdict.FAILS,
 )
 def score_memory() -> list[Check | Curve]:
@@ -48,7 +48,7 @@ def score_memory() -> list[Check | Curve]:
 @claim(
     "Attention keeps O(n²·h + n·d) numbers for training.",
     formula="n²·h + n·d;  blockwise n·(h + d)",
-    source="§5.3; ch. 11",
+    source="§5.3.11, space complexity",
     expected=Verdict.CONDITIONS,
 )
 def memory_n_squared() -> list[Check | Curve]:
@@ -74,7 +74,7 @@ def memory_n_squared() -> list[Check | Curve]:
 @claim(
     "Attention can be computed block by block, without the n×n matrix, and is the same (FlashAttention).",
     formula="out = Σ_blocks e^{LSE_block − LSE} out_block",
-    source="ch. 11; Milakov & Gimelshein 2018, 1805.02867; Dao et al. 2022, 2205.14135",
+    source="§5.3.12; Milakov & Gimelshein 2018, 1805.02867; Dao et al. 2022, 2205.14135",
 )
 def blockwise_is_exact() -> list[Check]:
     """Up to rounding, because sums are computed in another order."""
@@ -91,7 +91,7 @@ def blockwise_is_exact() -> list[Check]:
 @claim(
     "Half the bits for inputs and products are enough if the softmax is summed in float32.",
     formula="‖out_bf16 − out_f64‖ / ‖out_f64‖",
-    source="ch. 11, mixed precision",
+    source="§5.3.12, last paragraph",
 )
 def mixed_precision() -> list[Check]:
     """The error is that of rounding inputs and output to the 8 bits of mantissa of bfloat16."""
@@ -109,7 +109,7 @@ def mixed_precision() -> list[Check]:
 @claim(
     "Decoding needs the keys and values of earlier tokens only: a cache of O(n·d), and the outputs are the same.",
     formula="y_t = A(q_t, K_≤t, V_≤t);  2·n·d_model numbers a layer",
-    source="§5.3; ch. 11",
+    source="§5.3.11, last paragraph",
 )
 def kv_cache() -> list[Check]:
     """2·n·d_model numbers per layer; decoding token by token gives the outputs of one pass."""

@@ -35,8 +35,8 @@ A check compares a number with its expected value: ✓ it holds, ✗ it does not
 
 Some claims also have controls, which check that the measurement can fail. They are not shown.
 Errors are the largest difference over the largest entry, in float64 unless stated otherwise. "5.3.1" and "§5.3" are a
-mathematical treatment of multi-head attention, "ch. 11" a chapter of a textbook on Transformers; the other sources are
-named."""
+mathematical treatment of multi-head attention, "ch. 11" a chapter of a textbook on Transformers, the "first tutorial"
+one in seven parts with PyTorch code, the "second tutorial" notes on shapes; the other sources are named."""
 
 
 def print_findings(findings: Sequence[Finding], console: Console, *, skipped: int = 0) -> None:
