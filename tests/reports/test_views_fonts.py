@@ -6,8 +6,10 @@ import re
 
 import pytest
 from fontTools.ttLib import TTFont
+from view_samples import passage, report_of
 
 from headwise.reports.fonts import SIGNS, covered, font_face, font_path
+from headwise.reports.html import write_report
 
 
 def drawn(rules: str) -> dict[str, set[int]]:
@@ -51,3 +53,8 @@ def test_quotation_marks_stay_narrow_where_there_is_no_chinese():
 @pytest.mark.thorough
 def test_page_with_every_character_stays_small():
     assert len(font_face("".join(map(chr, covered())))) < 1_500_000
+
+
+def test_page_brings_the_characters_of_its_title(tmp_path):
+    page = write_report(report_of(passage("abc"), title="重建嵌入"), tmp_path / "page.html").read_text(encoding="utf-8")
+    assert set(map(ord, "重建嵌入")) <= drawn(page)["Headwise Han"]

@@ -60,11 +60,12 @@ def _page(report: Report, lang: str, embed_font: bool) -> bytes:
     data["words"] = table
     code = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     style = source("base.css") + source("report.css")
+    title = _printable(in_language(report.title, lang))
     if embed_font:
-        style = font_face(code) + style
+        style = font_face(code + title) + style
     parts = {
         "lang": lang,
-        "title": html.escape(_printable(in_language(report.title, lang))),
+        "title": html.escape(title),
         "report": inert(code),
         "blobs": "\n".join(blobs),
     }

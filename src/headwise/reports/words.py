@@ -254,6 +254,7 @@ VIEWER: dict[str, tuple[str, str]] = {
 COLUMNS: dict[str, tuple[str, str]] = {
     "loss without it": ("loss without it", "去掉后的损失变化"),
     "gradient": ("gradient", "梯度"),
+    "padding_mass": ("padding mass", "填充权重"),
 }
 PAGES = {"report": REPORT, "viewer": VIEWER}
 
