@@ -58,7 +58,7 @@ def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Pa
     assert said["versions"]["torch"] == torch.__version__
     assert said["machine"]["threads"] == 1
     assert said["native"]["path"] == str(path)
-    assert "there is no none.so" in said["native"]["reason"]
+    assert "none.so is missing" in said["native"]["reason"]
     assert said["automatic"] == list(AUTOMATIC)
     assert len(said["choices"]) >= 8
 
@@ -68,7 +68,7 @@ def test_json_tells_of_a_library_that_does_not_load_and_of_the_rest(tmp_path: Pa
     ("name", "value", "words"),
     [
         ("HEADWISE_TARGET", "avx513", "HEADWISE_TARGET='avx513': there is no such target"),
-        ("HEADWISE_NATIVE_LIBRARY", "/none.so", "HEADWISE_NATIVE_LIBRARY='/none.so': there is no none.so"),
+        ("HEADWISE_NATIVE_LIBRARY", "/none.so", "HEADWISE_NATIVE_LIBRARY='/none.so': none.so is missing"),
         ("HEADWISE_KERNEL", "fastest", "HEADWISE_KERNEL='fastest': expected 'auto' or one of"),
     ],
 )
