@@ -40,6 +40,7 @@ def check(case: Case, settings: Settings, machine: Machine, say: Callable[[str],
         choice = of_rows(run_case(case, replace(settings, memory=False), machine, names))
         if choice is None or not choice.wrong:
             break
+        names = [choice.fastest, "auto"]  # turn by turn: the calls before may have emptied the caches
     if choice is not None:
         say(str(choice))
     return choice

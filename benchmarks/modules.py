@@ -65,7 +65,7 @@ def rows(quick: bool) -> list[Row]:
     )
     found.append(
         Row(
-            "decode", f"a step, {size['cached']:,} cached", "GQA, a quarter of the key heads", "MHA", 0.5,
+            "decode", f"a step, {size['cached']:,} cached", "GQA, a quarter of the KV heads", "MHA", 0.5,
             lambda: _grouped(**size), equal=False,
         )
     )  # fmt: skip
