@@ -1,10 +1,7 @@
 """Pruned models of transformers compute what masking gave, generate with their caches, and come back from a file."""
 
 import json
-import resource
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import headwise as hw
 from headwise.edit import load_pruned, prune, save_pruned
 from headwise.errors import CheckpointError, ConfigError
 from headwise.models import find_heads, scale_heads
+from processes import files_no_larger_than
 
 every = pytest.mark.parametrize("name", [*ENCODERS, *CAUSAL])
 HEADS = {0: [1, 3], 2: [0, 1]}  # of 4; grouped keys: one of each group, and a whole group
@@ -226,16 +224,6 @@ def test_weights_of_other_heads_are_told(tmp_path: Path) -> None:
         (other / name).unlink()
         with pytest.raises(CheckpointError, match="does not exist"):
             load_pruned(other)
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("room", [0, 200, 9000])

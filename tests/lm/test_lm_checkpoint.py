@@ -1,9 +1,6 @@
 """Checkpoints are whole or not there, and tell what is wrong with them."""
 
 import json
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from headwise.lm.model import Decoder, DecoderConfig
 from headwise.lm.tokenizer import CharTokenizer
 from headwise.nn.talking_heads import TalkingHeadsAttention
 from headwise.tensor_files import write_tensors
+from processes import files_no_larger_than
 
 TOKENIZER = CharTokenizer("水浒武松")
 
@@ -170,17 +168,6 @@ def test_weights_that_do_not_fit_the_sizes_are_told(file: Path) -> None:
     write_tensors(file, tensors | {"more": torch.zeros(3, 2)}, header)
     with pytest.raises(CheckpointError, match="more is not a weight"):
         load_checkpoint(file)
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """What a full disk looks like from inside: a write that fails halfway."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("room", [0, 100, 9000])
