@@ -300,17 +300,13 @@ def test_bad_input_is_named(call: object, kind: type[Exception], words: list[str
 
 @pytest.mark.skipif("cpu" not in kernels_here(), reason="the compiled kernel is not here")
 def test_without_wide_vectors_pytorchs_kernel_comes_first() -> None:
-    handle, used = library().handle, library().target()
-    assert handle is not None
+    used = library().target()
     assert used is not None
     q, k, v = qkv(n=53, e=8)
-    try:
-        handle.headwise_set_target(b"portable")
+    with library().using("portable"):
         assert attend(q, k, v, return_map=True)[1].kernel == "torch_fused"
         assert attend(q, k, v, mask=Window(5), return_map=True)[1].kernel == "cpu"
         assert attend(q, k, v, return_map=True, measures=["entropy"])[1].kernel == "cpu"
-    finally:
-        handle.headwise_set_target(used.encode())
     assert library().target() == used
 
 

@@ -236,12 +236,7 @@ def _settings(case: Case) -> Iterator[None]:
 def _targets() -> tuple[str, ...]:
     """The levels of instructions that the compiled kernel can be switched to here."""
     library = _library()
-    if library is None:
-        return ()
-    before = library.handle.headwise_target_name()
-    found = tuple(name for name in library.targets() if library.handle.headwise_set_target(name.encode()) == 0)
-    library.handle.headwise_set_target(before)
-    return found
+    return () if library is None else tuple(library.runnable())
 
 
 @contextlib.contextmanager
@@ -252,14 +247,12 @@ def _target(name: str) -> Iterator[None]:
         return
     from headwise.kernels import quick
 
-    before = library.handle.headwise_target_name()
-    library.handle.headwise_set_target(name.encode())
-    quick._decided.clear()
-    try:
-        yield
-    finally:
+    with library.using(name):
         quick._decided.clear()
-        library.handle.headwise_set_target(before)
+        try:
+            yield
+        finally:
+            quick._decided.clear()
 
 
 def _library() -> Any:

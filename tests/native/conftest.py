@@ -18,9 +18,7 @@ def _targets() -> list[object]:
     handle = library().handle
     if handle is None:
         return [pytest.param("none", marks=pytest.mark.skip(reason=str(library().reason)))]
-    before = handle.headwise_target_name()
-    found = [name for name in library().targets() if handle.headwise_set_target(name.encode()) == 0]
-    handle.headwise_set_target(before)
+    found = library().runnable()
     chosen = os.environ.get("HEADWISE_TEST_TARGETS", ",".join(found)).split(",")
     return [name for name in found if name in chosen]
 
@@ -38,11 +36,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 @pytest.fixture(params=TARGETS)
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
     """Calls within the test run on this target, and know nothing of what was decided on another."""
-    handle = library().handle
-    assert handle is not None
-    before = handle.headwise_target_name()
-    assert handle.headwise_set_target(request.param.encode()) == 0
-    quick._decided.clear()
-    yield request.param
-    quick._decided.clear()
-    handle.headwise_set_target(before)
+    with library().using(request.param):
+        quick._decided.clear()
+        yield request.param
+        quick._decided.clear()

@@ -7,6 +7,8 @@ build with sanitizers. HEADWISE_TARGET=name selects the target (instruction set)
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import takewhile
@@ -50,6 +52,22 @@ class Library:
         reason = self.handle.headwise_refusal(target.encode())
         return f"{self.path.name} was compiled without it" if reason is None else reason.decode() or None
 
+    def runnable(self) -> list[str]:
+        """The compiled targets that run here, in the order of preference."""
+        return [name for name in self.targets() if self.refusal(name) is None]
+
+    @contextmanager
+    def using(self, target: str) -> Iterator[None]:
+        """Within it, all threads of the process use this target, one of `runnable`."""
+        assert self.handle is not None
+        before = self.handle.headwise_target_name()
+        status = self.handle.headwise_set_target(target.encode())
+        assert status == 0
+        try:
+            yield
+        finally:
+            self.handle.headwise_set_target(before)
+
 
 @cache
 def library() -> Library:
@@ -83,7 +101,7 @@ def wrong_target(wanted: str | None, found: Library) -> str | None:
         why = found.refusal(wanted)
     if why is None:
         return None
-    here = list(TARGETS) if found.handle is None else [name for name in found.targets() if found.refusal(name) is None]
+    here = list(TARGETS) if found.handle is None else found.runnable()
     return f"{TARGET}={wanted!r}: {why}; name one that runs here ({', '.join(here)})"
 
 

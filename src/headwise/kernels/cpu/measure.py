@@ -1,7 +1,5 @@
 """Times the compiled targets on this machine, to check that the selected one is the fastest."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -43,7 +41,7 @@ def measure_targets() -> list[Timing]:
     found = library()
     if found.handle is None:
         return []
-    names = [name for name in found.targets() if found.refusal(name) is None]
+    names = found.runnable()
     timings = []
     for dtype in (torch.float32, torch.bfloat16):
         q = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(dtype)
@@ -51,21 +49,9 @@ def measure_targets() -> list[Timing]:
         shortest = dict.fromkeys(names, float("inf"))
         for _ in range(ROUNDS):
             for name in names:
-                with _target(name):
+                with found.using(name):
                     began = perf_counter()
                     passes.forward(call)
                     shortest[name] = min(shortest[name], 1e3 * (perf_counter() - began))
         timings.append(Timing(str(dtype).removeprefix("torch."), shortest, str(found.target())))
     return timings
-
-
-@contextmanager
-def _target(name: str) -> Iterator[None]:
-    handle = library().handle
-    assert handle is not None
-    before = handle.headwise_target_name()
-    handle.headwise_set_target(name.encode())
-    try:
-        yield
-    finally:
-        handle.headwise_set_target(before)
