@@ -10,6 +10,7 @@ from rich.console import Console
 from headwise.cli.options import Estimate, check_file, progress_bar
 from headwise.cli.streams import is_stream, written
 from headwise.errors import ConfigError
+from headwise.wording import Bilingual, check_language, in_language
 
 
 def plan(
@@ -81,12 +82,14 @@ def claims(
     html: Annotated[
         Path | None, typer.Option(help="Also write an HTML page with plots to this file; - is standard output.")
     ] = None,
+    lang: Annotated[str, typer.Option(help="Language: en or zh.")] = "en",
 ) -> None:
-    """Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."""
+    """Test textbook claims by measurement: the quick ones, or --all. Exits with code 1 if a verdict is unexpected."""
     if as_json and markdown:
         raise ConfigError("give --json or --markdown, not both")
     if only and every:
         raise ConfigError("give --only or --all, not both")
+    check_language(lang)
     check_file("--html", html, "claims.html", stream=not (as_json or markdown))
     from headwise.table.show import duration
     from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
@@ -94,22 +97,28 @@ def claims(
 
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
     if (seconds := expected_seconds(wanted)) >= Estimate.LONG:
-        left = f"{len(wanted)} claims take about {duration(seconds)} on an idle machine; --only ID tests one."
-        Console(stderr=True).print(left, highlight=False)
+        count, time = len(wanted), duration(seconds)
+        left = Bilingual(
+            f"{count} claims take about {time} on an idle machine; --only ID tests one.",
+            f"{count} 条说法在空闲的机器上约需 {time}；--only ID 只测一条。",
+        )
+        Console(stderr=True).print(in_language(left, lang), highlight=False)
     with progress_bar() as progress:
         found = run(wanted, progress)
     if as_json or markdown:
-        sys.stdout.write(to_json(found) if as_json else to_markdown(found))
+        sys.stdout.write(to_json(found, lang) if as_json else to_markdown(found, lang))
     else:
         console = Console(stderr=is_stream(html))
-        print_findings(found, console, skipped=0 if only else len(choose(slow=True)) - len(found))
+        print_findings(found, console, skipped=0 if only else len(choose(slow=True)) - len(found), lang=lang)
     if html is not None:
         with written(html) as page:
-            write_page(found, page)
+            write_page(found, page, lang=lang)
         if not (as_json or markdown or is_stream(html)):
-            Console().print(
-                f"\nWrote the page with plots to [bold]{html}[/bold]; open it in a browser.", highlight=False
+            done = Bilingual(
+                f"\nWrote the page with plots to [bold]{html}[/bold]; open it in a browser.",
+                f"\n带图的网页已写入 [bold]{html}[/bold]；请用浏览器打开。",
             )
+            Console().print(in_language(done, lang), highlight=False)
     if not all(finding.agrees for finding in found):
         raise typer.Exit(1)
 
