@@ -51,7 +51,8 @@ def test_small_weights_keep_their_digits(tmp_path):
     one = passage("abcdefgh", layers=1, heads=1)
     small = Passage("small", one.tokens, one.maps * np.float32(1e-7))
     page = page_of(report_of(small), tmp_path)
-    np.testing.assert_allclose(weights_of(page, data_of(page), 0, 0, "mean"), small.maps[0], rtol=6e-3, atol=1e-7 / 49_152)
+    found = weights_of(page, data_of(page), 0, 0, "mean")
+    np.testing.assert_allclose(found, small.maps[0], rtol=6e-3, atol=1e-7 / 49_152)
 
 
 def test_nothing_that_a_user_writes_becomes_markup(tmp_path):

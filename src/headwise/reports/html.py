@@ -132,9 +132,7 @@ def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, An
         if maps is None:
             continue
         maps = finite(maps)
-        scales: dict[str, list[list[float] | None]] = {
-            name: [None] * report.shape[0] for name in ("own", "most")
-        }
+        scales: dict[str, list[list[float] | None]] = {name: [None] * report.shape[0] for name in ("own", "most")}
         for layer, block in zip(layers, maps, strict=True):
             scales["own"][layer] = [colour_top(*halves(head)) for head in block]
             scales["most"][layer] = block.max(axis=(1, 2)).astype(float).tolist()
