@@ -5,8 +5,8 @@ import numpy as np
 # Cells above the end of a colour range have this share of a head's weight: otherwise the first rows, which have few
 # keys, would determine the scale.
 SATURATED = 0.05
-# Codes of weights are linear near zero, with steps of top / (STEPS · LINEAR), and logarithmic above: their relative error
-# is at most 1 / (2 · STEPS).
+# Codes of weights are linear near zero, with steps of top / (STEPS · LINEAR), and logarithmic above, with steps of
+# 1 / STEPS of the weight.
 STEPS, LINEAR = 96, 256
 
 
