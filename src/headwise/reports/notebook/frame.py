@@ -22,4 +22,5 @@ def framed(report: Report, lang: str, still: str | None = None) -> str:
     source = html.escape(page(report, lang, still=inside))
     frame = f'<iframe srcdoc="{source}" sandbox="allow-scripts" title="headwise" style="{_LOOK}"></iframe>'
     look = f"grid-area: 1 / 1; max-height: {HEIGHT}px; overflow: auto"
-    return f'<div style="display: grid; grid-template-columns: minmax(0, 1fr)"><div style="{look}">{inside if still is None else still}</div>{frame}</div>'
+    below = f'<div style="{look}">{inside if still is None else still}</div>'
+    return f'<div style="display: grid; grid-template-columns: minmax(0, 1fr)">{below}{frame}</div>'
