@@ -25,7 +25,7 @@ from headwise.errors import ConfigError
 from headwise.events import subscribe
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.nn.base import AttentionLayer
-from headwise.telemetry.places import select
+from headwise.models.adapters.selecting import select
 
 Self = TypeVar("Self", bound="GateGradients")
 
