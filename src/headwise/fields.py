@@ -117,10 +117,20 @@ def same(one: Sequence[Described], other: Sequence[Described]) -> bool:
         if any(thing.holds is None for top in (first, second) for thing in inside(top)):
             return False
         held: tuple[list[Tensor], list[Tensor]] = ([], [])
-        codes = [write(thing, lambda x, to=to: to.append(x) or len(to)) for thing, to in zip((first, second), held, strict=True)]
-        if codes[0] != codes[1] or not all(x.device == y.device and torch.equal(x, y) for x, y in zip(*held, strict=True)):
+        codes = [write(first, _kept_in(held[0])), write(second, _kept_in(held[1]))]
+        if codes[0] != codes[1] or not all(
+            x.device == y.device and torch.equal(x, y) for x, y in zip(*held, strict=True)
+        ):
             return False
     return True
+
+
+def _kept_in(tensors: list[Tensor]) -> Put:
+    def put(x: Tensor) -> int:
+        tensors.append(x)
+        return len(tensors)
+
+    return put
 
 
 def write(thing: Described, put: Put, deepest: int = DEEPEST) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 import headwise as hw
 from headwise import events
-from headwise.interventions import Edit, Forbid, Placed, Replace, Scale, Uniform, attend_edited
+from headwise.interventions import Edit, Forbid, Replace, Scale, Uniform
+from headwise.interventions.computing import attend_edited
+from headwise.interventions.edit import Placed
 
 B, H, H_KV, N, M, D = 2, 6, 3, 5, 11, 7
 
@@ -71,7 +73,8 @@ def test_sets_may_differ_between_batch_entries() -> None:
 def test_a_query_that_loses_all_keys_is_fully_masked() -> None:
     q, k, v = tensors()
     out, amap = edited([Forbid(8, None)], q, k, v, is_causal=True, return_map=True)
-    assert bool((out[:, :, 2] == 0).all()) and bool((amap[:, :, 2] == 0).all())
+    assert bool((out[:, :, 2] == 0).all())
+    assert bool((amap[:, :, 2] == 0).all())
     assert bool((out[:, :, 3] != 0).all())
 
 
@@ -130,7 +133,10 @@ def test_edits_apply_in_their_order() -> None:
     expected[:, 3:, 2, :4] *= 0.5
     edits = [Forbid(None, 3, heads=[1, 2, 3]), Scale(0.5, 8, slice(4), heads=[3, 4, 5])]
     torch.testing.assert_close(edited(edits, q, k, v, is_causal=True), product(expected, v))
-    torch.testing.assert_close(edited([Uniform(), Forbid(None, slice(1, None))], q, k, v)[..., 0], v.repeat_interleave(2, 1)[:, :, :1, 0].expand(-1, -1, N))
+    torch.testing.assert_close(
+        edited([Uniform(), Forbid(None, slice(1, None))], q, k, v)[..., 0],
+        v.repeat_interleave(2, 1)[:, :, :1, 0].expand(-1, -1, N),
+    )
 
 
 def test_queries_of_cross_attention_count_from_zero() -> None:
@@ -193,7 +199,8 @@ def test_delta_is_that_of_all_heads_together() -> None:
 def test_measures_are_those_of_the_edited_weights() -> None:
     q, k, v = tensors()
     _, amap = edited([Forbid(None, 0, heads=[1])], q, k, v, is_causal=True, return_map=True, measures=["sink_mass"])
-    assert bool((amap.measured["sink_mass"][:, 1] == 0).all()) and bool((amap.measured["sink_mass"][:, 0] > 0).all())
+    sinks = amap.measured["sink_mass"]
+    assert (sinks > 0).tolist() == [[True, False, True, True, True, True]] * B
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -217,7 +224,7 @@ def test_dtypes_and_quantised_keys(dtype: torch.dtype) -> None:
     (lambda: Uniform(heads=[]), hw.ConfigError, r"Uniform\(heads=\[\]\)"),
     (lambda: Uniform(heads=[-1]), hw.ConfigError, r"whole numbers, counted from 0"),
     (lambda: Replace({}), hw.ConfigError, r"Replace\(maps\): expected an AttentionMap"),
-    (lambda: edited([Uniform(heads=[1, 6])], *tensors()), hw.ConfigError, r"Uniform\(heads=\[1, 6\]\): layer has 6 heads"),
+    (lambda: edited([Uniform(heads=[1, 6])], *tensors()), hw.ConfigError, r"Uniform\(heads=\[1, 6\]\): layer has 6"),
     (lambda: edited([Replace(hw.attend(*tensors(n=4), return_map=True)[1])], *tensors()), hw.ShapeError,
      r"the map of layer is \(2, 6, 4, 11\), but its call is \(2, 6, 5, 11\)"),
     (lambda: edited([Replace({"other": hw.attend(*tensors(), return_map=True)[1]})], *tensors()), hw.ConfigError,

@@ -18,12 +18,11 @@ cached token, so that an edit of a prompt also holds while text is generated. In
 each call.
 """
 
-from headwise.interventions.computing import attend_edited
-from headwise.interventions.edit import Arguments, Edit, Placed
+from headwise.interventions.edit import Arguments, Edit
 from headwise.interventions.forbid import Forbid
 from headwise.interventions.replace import Replace
 from headwise.interventions.scale import Scale
 from headwise.interventions.tokens import Tokens
 from headwise.interventions.uniform import Uniform
 
-__all__ = ["Arguments", "Edit", "Forbid", "Placed", "Replace", "Scale", "Tokens", "Uniform", "attend_edited"]
+__all__ = ["Arguments", "Edit", "Forbid", "Replace", "Scale", "Tokens", "Uniform"]

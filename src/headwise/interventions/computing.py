@@ -83,9 +83,9 @@ def _joined(edits: Sequence[Placed], whole: Arguments, plain: Callable[..., Resu
 def _runs(own: list[tuple[bool, ...]]) -> Iterator[tuple[range, tuple[bool, ...]]]:
     """Consecutive heads with the same edits."""
     start = 0
-    for same, heads in groupby(own):
+    for edits, heads in groupby(own):
         stop = start + len(list(heads))
-        yield range(start, stop), same
+        yield range(start, stop), edits
         start = stop
 
 
@@ -144,7 +144,9 @@ def _joined_map(maps: list[AttentionMap], whole: Arguments, mask: Mask, own_keys
         for amap in maps:
             heads = Section(start, start + amap.shape[1], whole.num_heads)
             expected, start = rule.cut({"h": heads}), heads.stop
-            if amap.rule.scale != expected.scale or not same((expected.mask, *expected.scores), (amap.rule.mask, *amap.rule.scores)):
+            if amap.rule.scale != expected.scale or not same(
+                (expected.mask, *expected.scores), (amap.rule.mask, *amap.rule.scores)
+            ):
                 raise ConfigError(
                     "the edited heads have another mask, scale or score than the others, and one map cannot hold both; "
                     "record no maps and measures while they are edited"

@@ -22,7 +22,7 @@ def checked_tokens(name: str, tokens: Tokens) -> Tokens:
     """
     if tokens is None or isinstance(tokens, slice):
         return tokens
-    if isinstance(tokens, bool) or isinstance(tokens, str):
+    if isinstance(tokens, bool | str):
         raise ConfigError(f"{name}={tokens!r}: expected positions of tokens, a slice or a boolean tensor")
     if isinstance(tokens, int):
         return [tokens]
@@ -42,7 +42,8 @@ def checked_tokens(name: str, tokens: Tokens) -> Tokens:
 
 
 def selection(tokens: Tokens, first: int, size: int, length: int) -> Tensor:
-    """Return which of the tokens at positions first … first + size − 1 are in the set: boolean [b or 1, size] on the CPU.
+    """Return which of the tokens at positions first … first + size − 1 are in the set: boolean [b or 1, size] on the
+    CPU.
 
     Args:
         tokens: of `checked_tokens`. Positions that a call does not have are not in it.

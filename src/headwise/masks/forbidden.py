@@ -40,14 +40,13 @@ class Forbidden(Mask):
 
     def state(self, rows: Span, cols: Span, grid: Grid) -> State:
         queries, keys = self.queries[:, slice(*rows)], self.keys[:, slice(*cols)]
-        everywhere = self.heads is None or bool(self.heads.all())
-        if everywhere and bool(queries.all()) and bool(keys.all()):
+        if self._everywhere and bool(queries.all()) and bool(keys.all()):
             return State.EMPTY
         pairs = queries.any(-1) & keys.any(-1)
-        return State.MIXED if bool(pairs.any()) and (everywhere or bool(self.heads.any())) else State.FULL
+        return State.MIXED if bool(pairs.any()) and self._anywhere else State.FULL
 
     def spans(self, grid: Grid) -> Tensor | None:
-        if self.heads is not None and not bool(self.heads.all()):
+        if not self._everywhere:
             return None
         queries, open_ = self.queries.cpu(), ~self.keys.cpu()
         edge = torch.nn.functional.pad(open_, (1, 1)).int().diff(dim=-1)  # 1 where a range starts, −1 where it stops
@@ -67,13 +66,22 @@ class Forbidden(Mask):
         for name, selection, size in (("queries", self.queries, grid.n), ("keys", self.keys, grid.m)):
             if selection.shape[0] not in (1, grid.b) or selection.shape[1] != size:
                 raise ShapeError(
-                    f"mask=Forbidden({name}=…): shape {tuple(selection.shape)}, expected ({size},) or ({grid.b}, {size})"
+                    f"mask=Forbidden({name}=…): shape {tuple(selection.shape)}, expected ({size},) or "
+                    f"({grid.b}, {size})"
                 )
         if self.heads is not None and len(self.heads) != grid.h:
             raise ShapeError(f"mask=Forbidden(heads=…): {len(self.heads)} entries for {grid.h} query heads")
 
-    def part(self, rows: Span, cols: Span, grid: Grid) -> "Forbidden":
-        found: Forbidden = self.cut({"n": Section(*rows, grid.n), "m": Section(*cols, grid.m)})
+    @property
+    def _everywhere(self) -> bool:
+        return self.heads is None or bool(self.heads.all())
+
+    @property
+    def _anywhere(self) -> bool:
+        return self.heads is None or bool(self.heads.any())
+
+    def part(self, rows: Span, cols: Span, grid: Grid) -> Mask:
+        found: Mask = self.cut({"n": Section(*rows, grid.n), "m": Section(*cols, grid.m)})
         return found
 
     def __repr__(self) -> str:

@@ -7,14 +7,18 @@ from contextlib import contextmanager
 from torch import nn
 
 from headwise import events
-from headwise.errors import ConfigError
-from headwise.interventions import Edit, Placed
+from headwise.errors import ConfigError, unknown_name
+from headwise.interventions.edit import Edit, Placed
 from headwise.models.adapters.places import give_back, take_over
 from headwise.models.adapters.selecting import select
 
+UNUSED = ("warn", "raise", "ignore")
+
 
 @contextmanager
-def intervene(model: nn.Module, *edits: Edit, layers: Iterable[int | str] | int | str | None = None) -> Iterator[None]:
+def intervene(
+    model: nn.Module, *edits: Edit, layers: Iterable[int | str] | int | str | None = None, unused: str = "warn"
+) -> Iterator[None]:
     """Within it, the attention of a model is computed with these edits.
 
     >>> import torch, headwise as hw
@@ -33,15 +37,19 @@ def intervene(model: nn.Module, *edits: Edit, layers: Iterable[int | str] | int 
         model: any module that `hw.attach` supports.
         edits: applied in this order, and after those of the enclosing `intervene` contexts.
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
+        unused: "warn", "raise" or "ignore" at the end if the tokens of an edit were in no call, so that it changed
+            nothing.
+    Returns:
+        A context manager.
     Raises:
         ConfigError: naming the argument. While it is active, calls raise ConfigError for a head that the module lacks,
             and ShapeError for a map of another size.
-    Warns:
-        UserWarning: at the end, naming an edit whose tokens were in no call, so that it changed nothing.
     """
     if not edits or not all(isinstance(edit, Edit) for edit in edits):
         given = ", ".join(type(edit).__name__ for edit in edits) or "none"
         raise ConfigError(f"intervene(model, *edits): expected edits such as Forbid(queries, keys), got {given}")
+    if unused not in UNUSED:
+        raise unknown_name("unused", unused, UNUSED)
     places, targets, _ = select(model, layers, "intervene", done="edited")
     placed = [Placed(edit, []) for edit in edits]
     take_over(targets)
@@ -51,9 +59,8 @@ def intervene(model: nn.Module, *edits: Edit, layers: Iterable[int | str] | int 
     finally:
         give_back(targets)
     for one in placed:
-        if one.applied and not any(one.applied):
-            warnings.warn(
-                f"{one.edit!r}: none of the {len(one.applied)} calls had a token of each set, so it changed nothing",
-                UserWarning,
-                stacklevel=3,
-            )
+        if one.applied and not any(one.applied) and unused != "ignore":
+            what = f"{one.edit!r}: none of the {len(one.applied)} calls had a token of each set, so it changed nothing"
+            if unused == "raise":
+                raise ConfigError(what)
+            warnings.warn(what, UserWarning, stacklevel=3)

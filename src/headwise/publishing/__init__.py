@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from headwise import events
 from headwise.attention import attend_to
-from headwise.interventions import attend_edited
+from headwise.interventions.computing import attend_edited
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask, conjuncts

@@ -12,7 +12,7 @@ from headwise.models.adapters.places import Place, find, nothing_found
 
 def select(
     model: nn.Module,
-    layers: Iterable[int | str] | None,
+    layers: Iterable[int | str] | int | str | None,
     caller: str,
     unsupported: Callable[[nn.Module], str] | None = None,
     *,
@@ -23,8 +23,8 @@ def select(
 
     Args:
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
-        caller: the function that was called, for errors. unsupported: why it does not support a module, or "". done: what it does to
-            modules, for errors.
+        caller: the function that was called, for errors. unsupported: why it does not support a module, or "".
+        done: what it does to modules, for errors.
     Raises:
         ConfigError: naming the argument, or the modules, if none can be watched.
     """
@@ -42,7 +42,7 @@ def select(
     return chosen, needed, unwatched
 
 
-def _select(places: list[Place], layers: Iterable[int | str] | None) -> list[Place]:
+def _select(places: list[Place], layers: Iterable[int | str] | int | str | None) -> list[Place]:
     """The places with these indices or names."""
     if layers is None:
         return places
