@@ -14,6 +14,7 @@ from headwise.cli.look import measures, see, trace
 from headwise.cli.measure import measure
 from headwise.cli.options import Lang
 from headwise.cli.streams import standard_streams
+from headwise.cli.threads import settle
 from headwise.cli.view import view
 from headwise.cli.words import SENTENCES, said
 from headwise.errors import HeadwiseError
@@ -54,13 +55,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _top(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
     lang: Lang = None,
 ) -> None:
-    pass
+    settle(context.invoked_subcommand)
 
 
 def main() -> None:
