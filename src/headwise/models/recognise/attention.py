@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.map import AttentionMap
-from headwise.masks import Causal, Mask
+from headwise.masks import Mask
 from headwise.models.recognise.axes import Axes, Dim
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
 from headwise.models.recognise.products import Contraction
@@ -113,10 +113,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     result = axes.arranged(out, [_dim(letter, of_letter) for letter in pv.out], [b, h, n], full=3)
     changes = Changes()
     for step in x.steps:
-        if step.kind == "mask":
-            changes.masks.append(Causal())
-        else:
-            changes.take(step, axes)
+        changes.take(step, axes)
     changes.check()
     dtype = torch.promote_types(product.dtype, torch.float16) if product.dtype.itemsize < 2 else product.dtype
     if changes.q_factor is not None:
@@ -133,7 +130,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     if changes.cap is not None:
         scores.append(SoftCap(changes.cap))
         scale *= changes.cap
-    scores += [Bias(bias) for bias in changes.biases]
+    scores += [*changes.scores, *(Bias(bias) for bias in changes.biases)]
     if x.sink is not None:
         scores.append(SinkLogits(_sink(x.sink[0], x, axes)))
     q, k, v = (one.detach().to(dtype) for one in (q, k, v))

@@ -43,6 +43,8 @@ class Axes:
             of_queries = _heads(letter, letters, product, queries)
             of_keys = _heads(letter, others, product, 1 - queries) if letter not in softmaxed else None
             traced[letter] = of_keys if of_queries is None else of_queries
+        if product.heads is not None:
+            traced = {one: [(size, one in product.heads)] for one, size in zip(out, product.shape, strict=True)}
         cuts = [{1, size} for size in product.shape]
         for i, dim in enumerate(self._dims):
             for size, stride in dim:

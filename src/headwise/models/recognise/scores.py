@@ -10,6 +10,7 @@ from headwise.masks import Mask
 from headwise.models.recognise.axes import Axes
 from headwise.models.recognise.followed import Lost, Step
 from headwise.models.recognise.masks import named_mask
+from headwise.scores import Score
 
 HIDES = -9000.0  # exp of this is 0 in every dtype: an addition of so little is a mask
 
@@ -22,7 +23,7 @@ class Changes:
         scale: number on q·k. cap: of a tanh soft cap, or None.
         q_factor, k_factor: [b or 1, h or 1, n or m, 1], or None.
         biases: what is added, each [b or 1, h or 1, n or 1, m or 1]. hidden: what is masked, likewise boolean.
-        masks: masks that need no tensor. zeroed: where scores were multiplied by 0, boolean.
+        masks, scores: those of a function that defines them. zeroed: where scores were multiplied by 0, boolean.
     """
 
     scale: float = 1.0
@@ -33,6 +34,7 @@ class Changes:
     hidden: list[Tensor] = field(default_factory=list)
     masks: list[Mask] = field(default_factory=list)
     zeroed: list[Tensor] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
 
     def mask(self, axes: Axes) -> Mask | None:
         """All that is masked, as the shortest mask."""
@@ -53,6 +55,8 @@ class Changes:
             self._multiply(float(value))
         elif kind == "mask":
             self.masks.append(value)
+        elif kind == "score":
+            self.scores.append(value)
         elif kind == "tanh":
             before = (
                 "biased" if self.biases else "masked" if self.hidden or self.zeroed else "capped" if self.cap else ""
