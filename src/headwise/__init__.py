@@ -54,7 +54,7 @@ _HOMES = {
     "masks": ["Causal", "Dense", "Documents", "Lengths", "Sinks", "Window"],
     "models": ["attach", "find_heads", "intervene"],
     "nn": ["MultiHeadAttention", "TransformerBlock"],
-    "reports.see": ["report", "see"],
+    "reports.see": ["report", "see", "show"],
     "scores": ["ALiBi", "Bias", "RelativeBias", "SinkLogits", "SoftCap"],
     "table": ["HeadTable"],
     "telemetry": ["watch"],
@@ -107,7 +107,7 @@ if TYPE_CHECKING:
     )
     from headwise.models import attach as attach, find_heads as find_heads, intervene as intervene
     from headwise.nn import MultiHeadAttention as MultiHeadAttention, TransformerBlock as TransformerBlock
-    from headwise.reports.see import report as report, see as see
+    from headwise.reports.see import report as report, see as see, show as show
     from headwise.scores import (
         ALiBi as ALiBi,
         Bias as Bias,
