@@ -18,7 +18,7 @@ from headwise.rule import compute
 def value_norms(
     model: nn.Module, run: Callable[[], Any], *, sites: Sequence[HeadSite] | None = None
 ) -> dict[str, Tensor]:
-    """‖v_j W_O^h‖ of every head h and token j: what a query adds to the residual stream for a weight of 1 on that token.
+    """‖v_j W_O^h‖ of every head h and token j: the length of what a weight of 1 on it adds to the residual stream.
 
         >>> import torch, headwise as hw
         >>> model = torch.nn.Sequential(hw.MultiHeadAttention(16, 4), hw.MultiHeadAttention(16, 4))
@@ -28,7 +28,7 @@ def value_norms(
         >>> norms = hw.analysis.value_norms(model, lambda: model(x))
         >>> norms["0"].shape
         torch.Size([1, 4, 7])
-        >>> contributions = record.maps["0"][0, 2, -1] * norms["0"][0, 2]       # of each token to the last one, by head 2
+        >>> added = record.maps["0"][0, 2, -1] * norms["0"][0, 2]               # to the last token by head 2, [7]
         >>> flow = hw.analysis.rollout([*record.maps.values()], value_norms=[*norms.values()])
 
     A weight alone does not say what is added: the value of a token with a large weight may be small, as that of an
