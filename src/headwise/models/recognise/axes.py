@@ -163,7 +163,8 @@ class Axes:
                 tags += dim
                 sizes.update((atom, atom[0]) for atom in dim)
         last = sorted(tag for tag in tags if isinstance(tag, str))
-        order = [*(atom for group in groups for atom in group if atom in tags), *last]
+        order: list[Factor | str] = [atom for group in groups for atom in group if atom in tags]
+        order += last
         x = x.reshape([sizes[tag] for tag in order])
         return x.permute([order.index(tag) for tag in tags]).reshape(tuple(shape))
 
