@@ -1,6 +1,6 @@
 """What is known of the heads of a module that was traced, and its kind."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -42,7 +42,7 @@ class Traced:
         output: the module that is called with Concat(head_1 … head_h), or None, and `unheard` says why.
         batch_first: whether that input is [b, n, h·d_v], not [n, b, h·d_v].
         plain: whether queries and keys are the outputs of their layers, without positions or norms.
-        sizes: (module, attribute, role) for each attribute that depends on numbers of heads; roles are in sizes.py.
+        sizes: (module, attribute, role) for each attribute that depends on numbers of heads; see `ROLES`.
         fixed: why the number of heads cannot change. merges: whether KV heads can be merged.
     """
 
@@ -94,6 +94,23 @@ class Traced:
         return replace(new, slices=tuple(slices))
 
 
+ROLES: dict[str, Callable[[Traced], int]] = {
+    "heads": lambda x: x.num_heads,
+    "KV heads": lambda x: x.num_kv_heads,
+    "heads of a KV head": lambda x: x.num_heads // x.num_kv_heads,
+    "width of queries": lambda x: x.num_heads * x.head_dim,
+    "width of keys": lambda x: x.num_kv_heads * x.head_dim,
+    "width of values": lambda x: x.num_kv_heads * x.value_dim,
+    "width of the output": lambda x: x.num_heads * x.value_dim,
+    "width of all": lambda x: (x.num_heads + x.num_kv_heads) * x.head_dim + x.num_kv_heads * x.value_dim,
+}
+
+
+def value_of(role: str, x: Traced) -> int:
+    """The value of an attribute with this role."""
+    return ROLES[role](x)
+
+
 def traced(module: nn.Module) -> Traced | None:
     """What is known of the heads of a module."""
     found = vars(module).get(TRACED)
@@ -134,8 +151,6 @@ class TracedKind(Kind):
 
     def resize(self, site: HeadSite, num_heads: int, num_kv_heads: int) -> None:
         """As in `Kind`."""
-        from headwise.models.traced.sizes import value_of
-
         found = _of(site).resized(num_heads, num_kv_heads)
         for module, attribute, role in found.sizes:
             setattr(module, attribute, value_of(role, found))

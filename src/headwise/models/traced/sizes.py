@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.models.resizing import pick_heads
-from headwise.models.traced.kind import TRACED, Traced, TracedKind
+from headwise.models.traced.kind import ROLES, TRACED, Traced, TracedKind, value_of
 
 TRIES = 128  # assignments of roles to attributes
 Size = tuple[nn.Module, str, str]  # module, attribute, role
@@ -23,23 +23,6 @@ class Call(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-
-
-ROLES = {
-    "heads": lambda x: x.num_heads,
-    "KV heads": lambda x: x.num_kv_heads,
-    "heads of a KV head": lambda x: x.num_heads // x.num_kv_heads,
-    "width of queries": lambda x: x.num_heads * x.head_dim,
-    "width of keys": lambda x: x.num_kv_heads * x.head_dim,
-    "width of values": lambda x: x.num_kv_heads * x.value_dim,
-    "width of the output": lambda x: x.num_heads * x.value_dim,
-    "width of all": lambda x: (x.num_heads + x.num_kv_heads) * x.head_dim + x.num_kv_heads * x.value_dim,
-}
-
-
-def value_of(role: str, x: Traced) -> int:
-    """The value of an attribute with this role."""
-    return int(ROLES[role](x))
 
 
 def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Module, Call]]) -> Traced:
