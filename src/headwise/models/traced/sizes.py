@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headwise.models.resizing import pick_heads
+from headwise.models.site import HeadSite
+from headwise.models.taps import scale_heads
 from headwise.models.traced.kind import ROLES, TRACED, Traced, TracedKind, value_of
 
 TRIES = 128  # assignments of roles to attributes
@@ -103,9 +105,7 @@ class _Trial:
         removed = "without a head" if len(test.query) < known.num_heads else "with fewer KV heads"
         try:
             with _restored(self.whole):
-                site = TracedKind().site("", self.module)
-                assert site is not None
-                pick_heads(site, test.query, test.key)
+                pick_heads(_site(self.module), test.query, test.key)
                 found = tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
         except Exception as error:  # whatever the user's code raises
             first = (str(error) or "-").splitlines()[0]
@@ -135,19 +135,18 @@ class _Trial:
         known = self.known
         gates = torch.zeros(known.num_heads)
         gates[test.query] = 1
-        assert known.output is not None
-
-        def before(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (args[0] * gates.repeat_interleave(known.value_dim).to(args[0]), *args[1:])
-
         with _restored(self.whole):
             if len(test.query) == known.num_heads:
                 _repeat(known, test.key)
-            handle = known.output.register_forward_pre_hook(before)
-            try:
+            vars(self.module)[TRACED] = known
+            with scale_heads([_site(self.module)], [gates]):
                 return tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
-            finally:
-                handle.remove()
+
+
+def _site(module: nn.Module) -> HeadSite:
+    site = TracedKind().site("", module)
+    assert site is not None
+    return site
 
 
 def _repeat(known: Traced, firsts: list[int]) -> None:
