@@ -154,6 +154,25 @@ class Axes:
         ]
         return x.reshape(*ones, *tail).expand(*wide, *tail).reshape(*sizes, *([prod(tail)] if last else []))
 
+    def restored(
+        self, x: Tensor, *, shape: Sequence[int], dims: Sequence[Dim], groups: Sequence[list[Factor]]
+    ) -> Tensor:
+        """The opposite of `arranged`, for a tensor of this shape that has all atoms of the groups."""
+        tags: list[Factor | str] = []
+        sizes: dict[Factor | str, int] = {}
+        for size, dim in zip(shape, dims, strict=True):
+            if isinstance(dim, str):
+                tags.append(dim)
+                sizes[dim] = size
+            elif size > 1:
+                tags += dim
+                sizes.update((atom, atom[0]) for atom in dim)
+        last = sorted(tag for tag in tags if isinstance(tag, str))
+        order: list[Factor | str] = [atom for group in groups for atom in group if atom in tags]
+        order += last
+        x = x.reshape([sizes[tag] for tag in order])
+        return x.permute([order.index(tag) for tag in tags]).reshape(tuple(shape))
+
 
 def _divided(dim: Sequence[Factor], cuts: Iterable[int]) -> list[Factor]:
     """The atoms of a dimension, outer first, divided at these numbers of inner entries."""

@@ -49,7 +49,7 @@ class Changes:
     def take(self, step: Step, axes: Axes) -> None:
         """Include the next step."""
         kind, value = step.kind, step.value
-        if isinstance(value, Tensor) and value.numel() == 1 and kind in ("times", "add"):
+        if isinstance(value, Tensor) and value.numel() == 1 and kind in ("times", "add") and not value.requires_grad:
             kind, value = {"times": ("mul", float(value)), "add": ("shift", 0.0)}[kind]
         if kind == "mul":
             self._multiply(float(value))
@@ -83,7 +83,7 @@ class Changes:
         self.biases = [bias * number for bias in self.biases]
 
     def _add(self, values: Tensor, coef: float) -> None:
-        values = values.detach() if coef == 1 else values.detach() * coef
+        values = values if coef == 1 else values * coef
         if not values.is_floating_point():
             values = values.float()
         hidden = values <= HIDES
@@ -95,12 +95,12 @@ class Changes:
         if bool(hidden.any()):
             self.hidden.append(hidden)
             values = values.masked_fill(hidden, 0.0)
-        if values.shape[3] > 1 and bool((values != 0).any()):  # a number for each query changes no weight
+        # A number for each query changes no weight.
+        if values.shape[3] > 1 and (values.requires_grad or bool((values != 0).any())):
             self.biases.append(values)
 
     def _times(self, values: Tensor) -> None:
-        values = values.detach()
-        if bool(((values == 0) | (values == 1)).all()):
+        if not values.requires_grad and bool(((values == 0) | (values == 1)).all()):
             self.zeroed.append(values == 0)
         elif self.biases or self.cap is not None or (values.shape[2] > 1 and values.shape[3] > 1):
             raise Lost("scores are multiplied by a tensor")
