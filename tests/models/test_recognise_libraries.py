@@ -192,8 +192,12 @@ def test_xformers_with_other_alignments_and_layouts(x, xformers):
     call = only(lambda q, k, v: attention(q, k, v, fused.LowerTriangularMask()), x, context=3)
     assert call.map.shape == (B, H, N, 3)
     assert repr(call.mask).startswith("Dense")
-    k_and_v = lambda y: y[:, :, :, None].expand(-1, -1, -1, 2, -1)
-    call = only(lambda q, k, v: attention(q.unflatten(2, (2, 2)), k_and_v(k), k_and_v(v), scale=0.7), x, grouped=True)
+
+    def groups(q, k, v):
+        k, v = (y[:, :, :, None].expand(-1, -1, -1, 2, -1) for y in (k, v))
+        return attention(q.unflatten(2, (2, 2)), k, v, scale=0.7)
+
+    call = only(groups, x, grouped=True)
     assert (call.num_heads, call.num_kv_heads, call.scale) == (4, 2, pytest.approx(0.7))
 
     def folded(q, k, v):
