@@ -25,15 +25,15 @@ LEAD = Bilingual(
     "is not: the verdict follows from these checks. ⇄ marks controls: the same measurement where the result must be "
     "another one, or on a baseline. Dashed lines were not measured: they are what was claimed, or what a formula says. "
     "Errors are the largest difference over the largest entry, in float64 unless stated otherwise.",
-    "关于多头注意力，教科书和教程提出了许多说法。这里逐条实测：用随机数、小型的层，或 headwise 自带的训练好的模型，再"
+    "关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层，或 headwise 自带的训练好的模型，再"
     "依测得的数值判断。"
     "✓ 相符，✗ 不符，结论由这些检验得出。⇄ 标出对照：在结果必须不同的情形下、或在基线上做同样的测量。虚线不是测得的，"
     "而是所述的或公式给出的。"
     "误差为最大差值与最大元素之比；除另有说明外，用 float64 计算。",
 )
-TITLE = Bilingual("What the texts claim, measured", "书中的说法，逐条实测")
+TITLE = Bilingual("What the texts claim, measured", "书中的论断，逐条实测")
 COLUMNS = {
-    "claim": Bilingual("claim", "说法"), "verdict": Bilingual("verdict", "结论"),
+    "claim": Bilingual("claim", "论断"), "verdict": Bilingual("verdict", "结论"),
     "measured": Bilingual("measured", "实测"), "formula": Bilingual("formula", "公式"),
     "what was run": Bilingual("what was run", "怎样测量"),
 }  # fmt: skip

@@ -23,7 +23,7 @@ STYLES = {
     Verdict.HOLDS: "green", Verdict.CONDITIONS: "yellow", Verdict.FAILS: "red", Verdict.MISLEADING: "magenta",
     Verdict.UNDECIDED: "bold red reverse",
 }  # fmt: skip
-CLAIM, MEASURED = Bilingual("claim", "说法"), Bilingual("measured", "实测")
+CLAIM, MEASURED = Bilingual("claim", "论断"), Bilingual("measured", "实测")
 VERDICT, EXPECTED = Bilingual("verdict", "结论"), Bilingual("expected", "预期")
 CONTROL = Bilingual("control", "对照")
 MARK = "⇄"  # of a control
@@ -71,7 +71,7 @@ def summary(findings: Sequence[Finding], skipped: int = 0) -> list[Bilingual]:
     lines = [
         Bilingual(
             f"{len(findings)} {claims} in {seconds:.0f} s: {parts}.",
-            f"{len(findings)} 条说法，用时 {seconds:.0f} 秒：{parts.zh}。",
+            f"{len(findings)} 条论断，用时 {seconds:.0f} 秒：{parts.zh}。",
         )
     ]
     if wrong := ", ".join(finding.claim.id for finding in findings if not finding.agrees):
