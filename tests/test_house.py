@@ -409,7 +409,7 @@ def test_making_one_is_no_switch(line):
 # scaled, PyTorch's fused path that is kept away, collectives, and readings that are given up.
 HOOKS = {
     "headwise.telemetry.record", "headwise.models.site", "headwise.models.adapters.torch",
-    "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
+    "headwise.parallel.heads_styles", "headwise.reports.viewer.reader", "headwise.models.replace.replacement",
 }  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained
 from headwise.models.recognise.tracked import Tracked
+from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
 
@@ -37,7 +38,8 @@ def recognising(modules: Mapping[nn.Module, str]) -> Iterator[Tracked]:
         assert record is not None
         assert x.product is not None
         place = names(x.product, modules_in_call(modules), modules)
-        if place is None or not subscribed(place[0]) or in_backward():
+        replaced = isinstance((product.left, product.right)[at], Deferred)  # it was computed, and published, by attach
+        if place is None or replaced or not subscribed(place[0]) or in_backward():
             record.done = True  # nobody wants to know
             return
         try:
