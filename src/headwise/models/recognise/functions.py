@@ -28,7 +28,7 @@ LAYERS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
 SOFTMAX = frozenset({
     "softmax", "log_softmax", "special_softmax", "special_log_softmax", "_softmax", "_log_softmax",
 })  # fmt: skip
-SELECTS = frozenset({"topk", "sort", "kthvalue"})
+RETURN_OTHERS = VIEWS | {"topk", "sort", "kthvalue", "__setitem__"}  # something else than one tensor
 IGNORED = frozenset({
     "dim", "size", "numel", "is_floating_point", "stride", "__set__", "__len__", "zeros_like", "ones_like",
     "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty",
@@ -53,7 +53,7 @@ def steps_of(
             return (Step("mul", float(other if kind == "mul" else 1 / other), here),) if other else None
         if kind == "div" and swapped:
             return None
-        return (Step("times", other if kind == "mul" else other.detach().reciprocal(), here),)
+        return (Step("times", other if kind == "mul" else other.reciprocal(), here),)
     if kind in ("add", "sub", "rsub") and (number or tensor):
         alpha = float(kwargs.get("alpha", 1.0)) * (1.0 if kind == "add" else -1.0)
         if (kind == "sub" and swapped) or (kind == "rsub" and not swapped):

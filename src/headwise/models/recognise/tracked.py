@@ -24,6 +24,7 @@ class Tracked:
     Attributes:
         softmaxes: those seen. near: other things that are close to attention. products: of two tensors that the model
             computed, counted. ready: arguments of the next calls of on_values.
+        kept: what was computed of a mask, for the layers that share it.
     """
 
     def __init__(self, modules: Mapping[nn.Module, str], on_values: OnValues) -> None:
@@ -32,6 +33,7 @@ class Tracked:
         self.near: list[Softmax] = []
         self.products = 0
         self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
+        self.kept: dict[Any, Any] = {}
         self._known: dict[int, tuple[Callable[[], Any], Followed]] = {}
 
     def known(self, x: Any) -> Followed | None:
@@ -53,6 +55,7 @@ class Tracked:
     def forget(self) -> None:
         """Forget all tensors."""
         self._known.clear()
+        self.kept.clear()
 
     def lose(self, x: Followed, reason: str, out: Tensor | None = None) -> None:
         """What is made of x, such as `out`, is not followed any more."""
