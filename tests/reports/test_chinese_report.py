@@ -18,7 +18,8 @@ from headwise.reports.terminal import print_report
 TEXT = "武松打虎，武松回来。又打虎，又回来。"
 # Names of programs, formats, keys, methods and authors; letters of formulas.
 NAMES = {
-    "headwise", "HTML", "PNG", "SVG", "CSV", "logit", "JavaScript", "Enter", "Esc", "CKA", "Michel", "et", "al", "softmax", "exp", "ln", "max",
+    "SVG", "CSV", "logit",
+    "headwise", "HTML", "PNG", "JavaScript", "Enter", "Esc", "CKA", "Michel", "et", "al", "softmax", "exp", "ln", "max",
     "cpu", "Transformer", "watch", "maps", "lazy", "entries",
 }  # fmt: skip
 
