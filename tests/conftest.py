@@ -14,6 +14,7 @@ from chromium import BROWSER, Browser
 from parameters import without_repeated_pairs
 from processes import processor_time
 
+os.environ["HEADWISE_LANG"] = "en"  # whatever the locale is; tests in Chinese name the language
 # The tests over registries hold for the parts of other packages too, if they are asked to.
 if os.environ.get("HEADWISE_TEST_PLUGINS"):
     from headwise import plugins
