@@ -221,7 +221,7 @@ def tab(tmp_path_factory) -> Iterator[Page]:
 
 def cell(tab: Page, tmp_path: Path, shown: str, policy: str = "") -> None:
     """A cell's output in a page. The frame may be looked into, which it may not in a notebook."""
-    shown = shown.replace('sandbox="allow-scripts allow-downloads"', 'sandbox="allow-scripts allow-downloads allow-same-origin"')
+    shown = shown.replace('sandbox="allow-scripts', 'sandbox="allow-same-origin allow-scripts')
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
     (tmp_path / "cell.html").write_text(f"<!doctype html>{head}<title>cell</title>{shown}", encoding="utf-8")
     tab.open((tmp_path / "cell.html").as_uri())
