@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -34,17 +35,20 @@ class Here(NamedTuple):
         progress: called by long calls without gradients after each block of rows (kernels/pauses.py).
         on_delta: called with δ [b, h, n] in the backward pass of calls made here.
         module: the attention module that is computed for subscribers.
+        edited: computes the `attend` calls of that module with edits (`headwise.interventions`).
     """
 
     kernel: str | None = None
     progress: Progress | None = None
     on_delta: OnDelta | None = None
     module: nn.Module | None = None
+    edited: Callable[..., Any] | None = None
 
 
 _here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  (it is immutable)
 here = _here.get
 listening = 0  # open `listen` contexts of all threads: torch.compile can read a number, but no context variable
+editing = 0  # subscribers with edits
 
 
 @contextmanager
@@ -76,7 +80,7 @@ class Subscriber:
 
     Attributes:
         on_call: called with each `AttentionCall`. on_delta: called with a module's name and δ [b, h, n] of one call.
-        measures: name → measure, to be reduced in the same pass.
+        measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
         modules: the modules and what to call them; None for every module in the process, all called "".
     """
 
@@ -84,14 +88,30 @@ class Subscriber:
     on_delta: Callable[[str, Tensor], Any] | None
     measures: Mapping[str, Measure]
     modules: Mapping[nn.Module, str] | None
+    edits: Sequence[Any] = ()
 
     def sees(self, module: nn.Module) -> bool:
-        """Whether it receives the calls of this module. A copy of a module is another module."""
-        return self.modules is None or module in self.modules
+        """Whether it receives the calls of this module, or of a replica of it. A copy of a module is another module."""
+        return self.modules is None or original(module, self.modules) in self.modules
 
     def name(self, module: nn.Module) -> str:
         """What it calls a module that it sees."""
-        return "" if self.modules is None else self.modules[module]
+        return "" if self.modules is None else self.modules[original(module, self.modules)]
+
+
+_originals: "WeakKeyDictionary[nn.Module, nn.Module]" = WeakKeyDictionary()
+
+
+def original(module: nn.Module, modules: Mapping[nn.Module, str]) -> nn.Module:
+    """The one of these modules that a replica of `nn.DataParallel` was made of; the module itself if it is none."""
+    if "_is_replica" not in module.__dict__ or module in modules:
+        return module
+    found = _originals.get(module)
+    if found is None or found not in modules:
+        hooks = module._forward_hooks  # which a replica shares with its original
+        found = next((one for one in modules if one._forward_hooks is hooks), module)
+        _originals[module] = found
+    return found
 
 
 subscribers: tuple[Subscriber, ...] = ()
@@ -105,30 +125,39 @@ def subscribe(
     on_delta: Callable[[str, Tensor], Any] | None = None,
     measures: Sequence[str | Measure] = (),
     modules: Mapping[nn.Module, str] | None = None,
+    edits: Sequence[Any] = (),
 ) -> Iterator[None]:
-    """Within it, attention calls of these modules, in any thread, are published to the callbacks; see `Subscriber`.
+    """Within it, attention calls of these modules, in any thread, are published to the callbacks and computed with the
+    edits; see `Subscriber`.
 
     Raises:
         ConfigError: if a measure is unknown, or if another subscriber to the same modules has a different one of that
             name.
     """
-    global subscribers
+    global subscribers, editing
     wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
-    new = Subscriber(on_call, on_delta, wanted, modules)
+    new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits))
     with _lock:
         for other in subscribers:
             _check_agreement(new, other)
         subscribers = (*subscribers, new)
+        editing += bool(new.edits)
     try:
         yield
     finally:
         with _lock:
             subscribers = tuple(one for one in subscribers if one is not new)
+            editing -= bool(new.edits)
 
 
 def subscribed(module: nn.Module) -> bool:
     """Whether anyone receives the calls of this module."""
     return bool(subscribers) and any(one.sees(module) for one in subscribers)
+
+
+def subscribers_of(module: nn.Module) -> list[Subscriber]:
+    """Those who receive the calls of this module."""
+    return [one for one in subscribers if one.sees(module)]
 
 
 def in_backward() -> bool:

@@ -10,6 +10,7 @@ from headwise.analysis.importance import (
     HeadImportance,
     PruningCurve,
     ablation_importance,
+    attention_knockout,
     gradient_importance,
     learn_gates,
     losses_without,
@@ -22,6 +23,7 @@ from headwise.analysis.outputs import output_similarities
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.analysis.spectrum import MapSpectrum, map_spectrum
 from headwise.analysis.subspaces import principal_angles, subspace_overlap
+from headwise.analysis.value_norms import value_norms
 
 __all__ = [
     "HardConcrete",
@@ -36,6 +38,7 @@ __all__ = [
     "Rollout",
     "ablation_importance",
     "attention_flow",
+    "attention_knockout",
     "circuit_similarity",
     "composition",
     "gradient_importance",
@@ -55,4 +58,5 @@ __all__ = [
     "rollout",
     "subspace_overlap",
     "taylor_importance",
+    "value_norms",
 ]

@@ -16,7 +16,7 @@ can, in training too.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from headwise import events
 from headwise.attention import attend_to
+from headwise.interventions.computing import attend_edited
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask, conjuncts
@@ -94,7 +95,7 @@ def attended(
     compute = partial(compute, q, k, v, **options)
     if not events.subscribed(module):
         return compute(return_map=return_map)
-    named = any(events.crosses(one.name(module)) for one in events.subscribers if one.sees(module))
+    named = any(events.crosses(one.name(module)) for one in events.subscribers_of(module))
     to_itself = to_itself and not named
     out, amap = published(module, compute, mask=options.get("mask"), to_itself=to_itself, return_map=return_map)
     return out, amap
@@ -111,10 +112,12 @@ def published(
         to_itself: whether it is self attention.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
-    seen_by = [(one, one.name(module)) for one in events.subscribers if one.sees(module)]
+    seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
     receivers = [partial(one.on_delta, name) for one, name in seen_by if one.on_delta is not None]
     calls = [(one.on_call, name) for one, name in seen_by if one.on_call is not None]
     changes: dict[str, Any] = {"module": module}
+    if edits := [replace(placed, name=name) for one, name in seen_by for placed in one.edits]:
+        changes["edited"] = partial(attend_edited, edits, to_itself)
     if receivers:
         changes["on_delta"] = lambda delta: [receiver(delta) for receiver in receivers]
     if not calls or (measures and not return_map):  # the latter raises

@@ -16,45 +16,42 @@ from typing import Any
 import numpy as np
 
 from headwise.files import atomic_path
+from headwise.reports.colours import role_colours
 from headwise.reports.data import Passage, Report
 from headwise.reports.fonts import font_face
-from headwise.reports.ranges import LINEAR, STEPS, coded, colour_top, finite, halves
+from headwise.reports.ranges import LEVELS, coded, colour_top, finite, halves
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
 from headwise.table import HeadTable
 from headwise.wording import check_language, in_language
 
 SCRIPTS = (
-    "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "heatmap.js", "grid.js",
-    "table.js", "card.js", "compare.js", "main.js",
+    "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "state.js", "heatmap.js",
+    "grid.js", "table.js", "card.js", "arcs.js", "find.js", "everywhere.js", "writes.js", "sides.js", "compare.js",
+    "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
 )  # fmt: skip
 
 
 def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
     """Write `report` to `path`. Returns the path.
 
-    Weights are stored with an error of at most 0.6%, plus 1/49,152 of the largest weight of their head (see
-    `ranges.coded`). `lang` is "en" or "zh". With `embed_font`, the page contains a font with its Chinese characters.
+    Weights are stored in ten bits: of a head whose largest weight is 1, the error is 0.001 at most, and √weight / 1023
+    (see `ranges.coded`). `lang` is "en" or "zh". With `embed_font`, the page contains a font with its Chinese
+    characters.
 
     Raises:
         ConfigError: for an unknown language.
         OSError: if the file cannot be written; an existing file is then left unchanged.
     """
     check_language(lang)
-    page = _page(report, lang, embed_font)
+    content = page(report, lang, embed_font=embed_font).encode()
     with atomic_path(path) as temporary:
-        temporary.write_bytes(page)
+        temporary.write_bytes(content)
     return Path(path)
 
 
-def framed(report: Report) -> str:
-    """The page in a sandboxed frame for a notebook: its scripts cannot reach the notebook."""
-    page = html.escape(_page(report, "en", embed_font=True).decode())
-    look = "width: 100%; height: 760px; border: 1px solid #8884; border-radius: 6px"
-    return f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="headwise" style="{look}"></iframe>'
-
-
-def _page(report: Report, lang: str, embed_font: bool) -> bytes:
+def page(report: Report, lang: str, *, embed_font: bool = True, still: str = "") -> str:
+    """The page as text. still: HTML without styles, shown instead of the page where scripts do not run."""
     table = words(lang, "report")
     data, blobs = _data(report, lang)
     data["words"] = table
@@ -68,9 +65,9 @@ def _page(report: Report, lang: str, embed_font: bool) -> bytes:
         "title": html.escape(title),
         "report": inert(code),
         "blobs": "\n".join(blobs),
+        "still": still,
     }
-    page = document(source("report.html"), table, parts, style, map(source, SCRIPTS), allow="font-src data:")
-    return page.encode("utf-8")
+    return document(source("report.html"), table, parts, style, map(source, SCRIPTS), allow="font-src data:")
 
 
 def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
@@ -106,8 +103,9 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         "facts": [[own(name), own(value)] for name, value in report.facts],
         "notes": [own(note) for note in report.notes],
         "first": _liveliest(report),
-        "codes": [STEPS, LINEAR],
+        "levels": LEVELS,
         "colours": COLOURS,
+        "roleColours": role_colours(lang),
     }
     return data, blobs
 

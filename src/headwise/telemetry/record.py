@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
+from headwise.shown import Shown
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.ledger import Ledger
@@ -31,9 +33,10 @@ from headwise.telemetry.summary import History, Summary
 from headwise.telemetry.writers import Writer, Writers
 
 Self = TypeVar("Self", bound="Record")
+_seeing = Lock()  # calls may come from several threads
 
 
-class Record:
+class Record(Shown):
     """Statistics of every watched head, as returned by `watch`; those of a layer are over all of its calls.
 
     Attributes:
@@ -241,7 +244,7 @@ class Record:
         """One attention call."""
         if not self._open:
             return
-        with own_dtypes(call.map.q):
+        with _seeing, own_dtypes(call.map.q):
             self._forward.add(call.name, layer_of(call, self._how.measures))
             if self._how.maps == "lazy":
                 self._seen[call_name(call.name, self._seen)] = call.map
