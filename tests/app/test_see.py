@@ -223,7 +223,8 @@ def test_held_out_losses_of_a_model_that_was_changed_are_not_its_own(model: tupl
 
 
 def test_the_head_of_the_report_says_what_is_beyond_the_trained_length(model: tuple[Decoder, CharTokenizer]) -> None:
-    cautions = [[x for name, x in see("武" * n, DecoderModel(*model), window=0).facts if name == "caution"] for n in (24, 31)]
+    reports = [see("武" * n, DecoderModel(*model), window=0) for n in (24, 31)]
+    cautions = [[value for name, value in report.facts if name == "caution"] for report in reports]
     assert cautions[0] == []
     assert "trained on 24 tokens at a time" in cautions[1][0]
     assert "the last 7 tokens" in cautions[1][0]
