@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -16,6 +17,7 @@ from headwise.reports.see.numbers import statistics, wanted
 from headwise.reports.see.passages import Side, passage
 from headwise.reports.see.patterns import patterns, roles_in_words
 from headwise.reports.see.places import Places
+from headwise.reports.see.writes import writes
 from headwise.stats import Tokens
 
 CAUTIONS = ("untrained_length",)  # remarks that belong into the head of a report
@@ -42,6 +44,8 @@ def look_at(
         amap.measure(*measures, progress=part(progress, "measuring", i, len(maps))) for i, amap in enumerate(maps)
     ]
     shown = passage(title, maps, 0, (side_of(reading), None), places, cells, progress)
+    if shown.cell == 1:
+        shown = replace(shown, writes=writes(subject, reading, maps, places))
     progress("roles", 0, 1)
     played = _roles(maps, reading)
     progress("roles", 1, 1)
