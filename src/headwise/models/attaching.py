@@ -9,12 +9,13 @@ from weakref import WeakSet
 from torch import nn
 
 from headwise.errors import ConfigError
+from headwise.models.adapters.huggingface.attention import always_weights
 from headwise.models.adapters.places import find, give_back, nothing_found, take_over, taken_anew
 
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
 
-def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
+def attach(model: nn.Module, *, copy: bool = False, weights: bool = False) -> "Attachment":
     """Compute the attention of a model with headwise until the handle is detached.
 
     >>> import torch, headwise as hw
@@ -37,6 +38,9 @@ def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
     Args:
         model: any module that contains `nn.MultiheadAttention`, models of transformers (>= 5) or headwise's layers.
         copy: attach a deepcopy, the handle's `.model`; the model itself is unchanged.
+        weights: attention modules of transformers return their weights from every call, as with "eager", to the hooks of
+            other libraries: `AttentionWeights`, which are computed when they are read. Without it, only calls with
+            output_attentions=True return them.
     Returns:
         The handle: `.detach()` restores the model, as does the end of a `with` block; `.attached` and `.skipped` name
         the modules that are computed by headwise now, and those that cannot be, with the reason.
@@ -68,6 +72,8 @@ def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
     if skipped:
         listed = "; ".join(f"{name or type(model).__name__}: {why}" for name, why in skipped.items())
         warnings.warn(f"attach(model): not attached: {listed}", UserWarning, stacklevel=2)
+    if weights:
+        always_weights.update(place.module for place in places if place.kind == "transformers")
     names = {place.name: place.module for place in taken}
     return Attachment(model, names, targets, tuple(p.name for p in places if p.name not in names), skipped)
 
@@ -102,6 +108,7 @@ class Attachment:
         give_back(self._targets)
         for module in self._modules.values():
             _attached.discard(module)
+            always_weights.discard(module)
         self._modules, self._targets, self._active = {}, [], False
 
     def __enter__(self) -> "Attachment":
