@@ -38,8 +38,8 @@ def attach(model: nn.Module, *, copy: bool = False, weights: bool = False) -> "A
     Args:
         model: any module that contains `nn.MultiheadAttention`, models of transformers (>= 5) or headwise's layers.
         copy: attach a deepcopy, the handle's `.model`; the model itself is unchanged.
-        weights: attention modules of transformers return their weights from every call, as with "eager", to the hooks of
-            other libraries: `AttentionWeights`, which are computed when they are read. Without it, only calls with
+        weights: attention modules of transformers return their weights from every call, as with "eager", to the hooks
+            of other libraries: `AttentionWeights`, which are computed when they are read. Without it, only calls with
             output_attentions=True return them.
     Returns:
         The handle: `.detach()` restores the model, as does the end of a `with` block; `.attached` and `.skipped` name
