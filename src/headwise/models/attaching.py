@@ -110,6 +110,7 @@ class Attachment:
             attention is recognised while the model runs, those in which it was, so far.
         own: names of those that headwise computed already: its own layers, and models loaded with
             attn_implementation="headwise".
+        skipped: name → why a module is not attached.
     """
 
     def __init__(
