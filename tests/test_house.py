@@ -410,6 +410,7 @@ def test_making_one_is_no_switch(line):
 HOOKS = {
     "headwise.telemetry.record", "headwise.telemetry.recognised", "headwise.models.site",
     "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
+    "headwise.models.replace.replacement",
 }  # fmt: skip
 
 

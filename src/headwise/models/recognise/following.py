@@ -49,7 +49,7 @@ class Following(TorchFunctionMode):
         if func is _mha:
             with self:
                 return _OPENED(*args, **kwargs)
-        out = func(*args, **kwargs)
+        out = self.call(func, name, args, kwargs)
         if name not in IGNORED and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
@@ -60,12 +60,16 @@ class Following(TorchFunctionMode):
                 seen.on_values(*seen.ready.pop())
         return out
 
+    def call(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute the function."""
+        return func(*args, **kwargs)
+
 
 @contextmanager
-def following(seen: Tracked) -> Iterator[None]:
+def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -> Iterator[None]:
     """Within it, tensors are followed. Compiled models run uncompiled, so that their functions are seen."""
     try:
-        with _stance("force_eager"), intercepted(list(_READERS), _library), Following(seen):
+        with _stance("force_eager"), intercepted(list(_READERS), _library), mode(seen):
             yield
     finally:
         seen.forget()
