@@ -48,7 +48,7 @@ def packed(given: Writes, index: int, layers: Sequence[int], count: int) -> tupl
         entry[name] = {"levels": levels, "tops": every(tops.tolist())}
         blobs += [blob(f"{name}-{index}-{layer}", planes(block)) for layer, block in zip(layers, codes, strict=True)]
     if given.effects is not None and given.tokens is not None:
-        entry["words"] = given.words
+        entry["vocabulary"] = given.words
         blobs += [
             blob(
                 f"tokens-{index}-{layer}",

@@ -69,7 +69,7 @@ class Writes {
       if (given.effects) {
         const values = part(await this.numbers("effects", index, layer, head), query, place0.rows);
         const tokens = part(await this.tokens(index, layer, head), query, place0.rows);
-        tokens.forEach((word, k) => { if (!Number.isNaN(values[k])) lines.push([named(given.words[word]), values[k], ""]); });
+        tokens.forEach((word, k) => { if (!Number.isNaN(values[k])) lines.push([named(given.vocabulary[word]), values[k], ""]); });
       }
       parts.push(this.signed(fill(T.writes_logits, { what: unitName(unit) }), lines));
     }
