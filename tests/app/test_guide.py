@@ -1,0 +1,107 @@
+"""The guide: its pages are what the topics say and print today, and its exercises can be solved and failed."""
+
+import re
+from pathlib import Path
+
+import pytest
+from commands import Command
+
+from headwise.errors import ConfigError
+from headwise.reports.diagrams import diagram
+from headwise.textbook.guide.grading.compare import difference
+from headwise.textbook.guide.grading.draw import Draw
+from headwise.textbook.guide.outputs import code_hash, output
+from headwise.textbook.guide.page import index, page, stored_output
+from headwise.textbook.guide.registry import exercises, register, topics
+from headwise.wording import LANGUAGES
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+NUMBER = r"-?\d[\d,]*\.?\d*(?:e-?\d+)?"
+
+
+def written(lang: str, name: str) -> str:
+    return (GUIDE / lang / f"{name}.md").read_text(encoding="utf-8")
+
+
+def same_output(one: str, other: str) -> bool:
+    """The same words, and numbers that agree to what other machines round differently."""
+    if re.sub(NUMBER, "#", one).split() != re.sub(NUMBER, "#", other).split():
+        return False
+    pairs = zip(re.findall(NUMBER, one), re.findall(NUMBER, other), strict=True)
+    numbers = ((float(a.replace(",", "")), float(b.replace(",", ""))) for a, b in pairs)
+    return all(abs(a - b) <= 0.02 * max(abs(a), abs(b)) + 0.011 for a, b in numbers)
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", topics())
+def test_a_page_is_what_its_topic_says(name: str, lang: str):
+    topic, text = topics()[name], written(lang, name)
+    made_of, printed = stored_output(text)
+    assert made_of == code_hash(topic.code_in(lang)), "python scripts/guide.py"
+    assert text == page(topic, lang, printed), "python scripts/guide.py"
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_list_of_topics_is_current(lang: str):
+    assert written(lang, "index") == index(lang), "python scripts/guide.py"
+    pages = {path.stem for path in (GUIDE / lang).glob("*.md")} - {"index"}
+    assert pages == set(topics())
+
+
+@pytest.mark.parametrize("name", [name for name, topic in topics().items() if not topic.is_command])
+def test_the_code_of_a_topic_prints_what_its_page_shows(name: str):
+    assert same_output(output(topics()[name], "en"), stored_output(written("en", name))[1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", [name for name, topic in topics().items() if topic.is_command])
+def test_the_command_of_a_topic_prints_what_its_page_shows(name: str, lang: str):
+    assert same_output(output(topics()[name], lang), stored_output(written(lang, name))[1])
+
+
+@pytest.mark.parametrize("name", topics())
+def test_the_picture_of_a_topic_is_there_in_both_languages(name: str):
+    for lang in LANGUAGES:
+        assert (GUIDE / "pictures" / f"{name}.{lang}.svg").read_text("utf-8").startswith("<svg")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", topics())
+def test_the_picture_of_a_topic_can_be_drawn(name: str):
+    assert len(diagram(topics()[name].picture(), "zh")) < 120_000
+
+
+@pytest.mark.parametrize("name", exercises())
+def test_an_exercise_has_inputs_of_every_size_on_which_ours_agrees_with_itself(name: str):
+    one = exercises()[name]
+    shapes = set()
+    for seed in range(12):
+        args = one.inputs(Draw(seed))
+        ours = one.ours(*args)
+        assert difference(one.ours(*one.inputs(Draw(seed))), ours, one.tolerance) is None
+        assert difference(None, ours, one.tolerance) is not None
+        shapes.add(str([getattr(arg, "shape", arg) for arg in args]))
+    one.ours(*one.inputs(Draw(0, sizes=[], whole=True)))
+    assert len(shapes) > 1
+
+
+def test_a_topic_of_another_package_joins_the_guide_and_names_are_taken_once():
+    with pytest.raises(ConfigError, match="'splitting' exists already"):
+        register("splitting", topics()["scores"])
+    with pytest.raises(ConfigError, match="exercise 'weights-of' exists already"):
+        register("other", topics()["scores"])
+
+
+def test_tour_runs_a_topic(headwise: Command):
+    done = headwise("tour", "splitting", "--lang", "zh")
+    assert done.code == 0
+    assert "切分成头" in done.out
+    assert "merged again: True" in done.out
+    assert "headwise check split-heads answer.py --lang zh" in done.out
+
+
+def test_check_names_an_exercise_that_does_not_exist(headwise: Command):
+    done = headwise("check", "split-head")
+    assert done.code == 2
+    assert "did you mean 'split-heads'" in done.err
