@@ -210,3 +210,16 @@ class ExpertsOfTheBatch(Way):
         q, k = self.q_proj(x), self.k_proj(x)
         values = self.v_proj(x)[:, :, None] * x[:, None]
         return torch.einsum("bnm,bnme->bne", torch.softmax(q @ k.mT, -1), values)
+
+
+class BiasInsideCap(Way):
+    """A bias of each key, inside a soft cap."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Linear(E, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = q @ k.mT * D**-0.5 + self.bias(x).transpose(1, 2)[:, :, None]
+        return self.merge((5 * torch.tanh(scores / 5)).softmax(-1) @ v)

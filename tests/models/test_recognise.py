@@ -2,6 +2,7 @@
 
 import math
 
+import library_ways
 import near_misses
 import pytest
 import torch
@@ -56,6 +57,31 @@ WAYS = {
     "TwoPackages": (H, H, 0.3, CAUSAL, ""),
     "Grouped": (H, 1, 0.5, "Lengths([4, 5], side='left')", ""),
 }
+LIBRARY_WAYS = {
+    "SoftmaxOne": (H, H, HALF, NONE, "SinkLogits"),
+    "SafeSoftmaxOne": (H, H, HALF, CAUSAL, "SinkLogits"),
+    "LogSumExp": (H, H, HALF, NONE, ""),
+    "SummedProducts": (H, H, HALF, NONE, ""),
+    "DotOfState": (1, 1, 1.0, NONE, ""),
+    "AssignedMask": (H, H, HALF, CAUSAL, ""),
+    "ChosenFromFull": (H, H, HALF, CAUSAL, ""),
+    "Rearranged": (H, H, HALF, "Lengths([5, 3], side='left')", ""),
+    "RepeatedGroups": (H, 1, HALF, NONE, ""),
+    "ThreeOperands": (H, H, 1.0, NONE, ""),
+    "Bilinear": (H, 1, E**-0.5, CAUSAL, ""),
+    "Sublists": (H, H, 0.5, NONE, ""),
+    "OneKey": (H, H, HALF, NONE, ""),
+    "OneKeyOfSeveral": (H, H, HALF, NONE, ""),
+    "Packed": (H, H, HALF, "(Documents(<2×5 ids>) & Causal())", ""),
+    "Blocks": (H, H, HALF, "Documents(<1×5 ids>)", ""),
+    "LowPrecisionBmm": (H, H, HALF, "Lengths([5, 3], side='left')", ""),
+    "SpatialTokens": (1, 1, E**-0.5, NONE, ""),
+    "NormalizedQueries": (H, H, 10.0, NONE, "SoftCap(cap=50.0)"),
+    "LargestScores": (H, H, HALF, "Dense", ""),
+    "CachedKeys": (H, H, HALF, CAUSAL, ""),
+    "MultipliedScale": (H, H, HALF, "Lengths([5, 4], side='left')", "Bias"),
+    "Latents": (H, H, HALF, NONE, ""),
+}
 
 
 class Model(nn.Module):
@@ -91,13 +117,13 @@ def check(call, name, expected, weights):
     torch.testing.assert_close(call.map[:], weights, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*WAYS, *LIBRARY_WAYS])
 def test_a_way_of_writing_attention_is_recognised(way, x):
-    model = model_of(getattr(ways, way)())
+    model = model_of(getattr(ways if way in WAYS else library_ways, way)())
     found = hw.models.recognise(model, x)
     (call,) = found
-    check(call, "blocks.0.attn", WAYS[way], model.blocks[0]["attn"].weights)
-    reference = {"TwoPackages", "Grouped"}  # which compute their weights once more, for this comparison
+    check(call, "blocks.0.attn", {**WAYS, **LIBRARY_WAYS}[way], model.blocks[0]["attn"].weights)
+    reference = {"TwoPackages", "Grouped", "Packed"}  # which compute their weights once more, for this comparison
     assert len(found.not_followed) == (way in reference)
     assert torch.equal(found.output, model(x))
 
@@ -156,10 +182,11 @@ NEAR = {
     "MaskedWeights": "the weights are changed after the softmax, by mul at .*near_misses.py:",
     "NormalizedWeights": "the weights are changed after the softmax, by square at",
     "LargestWeights": "its result goes through topk at",
-    "AddedOne": "__radd__ of the sum of the exponentials at|add of the sum of the exponentials at",
+    "AddedOne": "the number that is added to the sum of the exponentials, differs between queries",
     "KeptColumn": "the column that was appended to the scores is multiplied by values",
     "AdditiveAttention": "softmax of what is not a product of queries and keys, as in additive attention",
     "ClampedScores": "clamp of scores at .*near_misses.py:",
+    "BiasInsideCap": "scores are biased before a soft cap; headwise adds biases after it, then masks",
     "WeakMask": "masked scores are set to -3, which does not mask them",
 }
 

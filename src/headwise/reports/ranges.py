@@ -5,6 +5,9 @@ import numpy as np
 # Cells above the end of a colour range have this share of a head's weight: otherwise the first rows, which have few
 # keys, would determine the scale.
 SATURATED = 0.05
+# Codes of weights are linear near zero, with steps of top / (STEPS · LINEAR), and logarithmic above, with steps of
+# 1 / STEPS of the weight.
+STEPS, LINEAR = 96, 256
 
 
 def halves(weights: np.ndarray) -> tuple[np.ndarray, int]:
@@ -12,6 +15,16 @@ def halves(weights: np.ndarray) -> tuple[np.ndarray, int]:
     most = float(weights.max())
     shift = 14 - int(np.ceil(np.log2(most))) if most > 0 else 0
     return np.ldexp(weights, shift).astype(np.float16), shift
+
+
+def coded(weights: np.ndarray) -> np.ndarray:
+    """Weights >= 0 as uint16: round(STEPS · asinh(LINEAR · weight / top)), where top is the largest one.
+
+    The error of top · sinh(code / STEPS) / LINEAR is at most top / 49,152 plus 0.6% of the weight.
+    """
+    top = float(weights.max())
+    share = weights * (LINEAR / top) if top > 0 else np.zeros_like(weights)
+    return np.rint(STEPS * np.arcsinh(share)).astype(np.uint16)
 
 
 def colour_top(scaled: np.ndarray, shift: int) -> float:

@@ -34,7 +34,10 @@ class Axes:
         self._dims: list[tuple[Factor, ...]] = list(one.dims)
         out = product.of.out
         layouts = list(layouts)
-        softmaxed = [out[i] for i, dim in enumerate(one.dims) if dim and _within(dim, keys)]
+        softmaxed = [
+            out[i] for i, dim in enumerate(one.dims)
+            if (_within(dim, keys) if keys and dim else not keys and out[i] not in letters)
+        ]  # fmt: skip
         traced = {}
         for letter in out:
             of_queries = _heads(letter, letters, product, queries)

@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from headwise.models.recognise.exponentials import changed_total, log_of
 from headwise.models.recognise.followed import Followed, Step
 from headwise.models.recognise.frames import user_line
 from headwise.models.recognise.functions import ARITHMETIC, OTHERS, REDUCTIONS, dropout_of, drops_last, steps_of
 from headwise.models.recognise.layout import merged, views, whole
+from headwise.models.recognise.multiplied import summed
+from headwise.models.recognise.products import is_outer
 from headwise.models.recognise.tracked import Tracked
 
 
@@ -17,6 +21,10 @@ def viewed(
 ) -> None:
     """A view of x, or several."""
     outs = [out] if isinstance(out, Tensor) else list(out)
+    if x.stage in ("total", "lse"):
+        for tensor in outs:  # whose shape is that of sums; the result shows whether they are added where they belong
+            seen.remember(tensor, x)
+        return
     if x.extended:
         if (
             x.stage == "weights"
@@ -34,7 +42,7 @@ def viewed(
     for tensor, view in zip(outs, found if len(found) == len(outs) else [None] * len(outs), strict=True):
         layout = None if view is None else x.layout.through(view)
         if layout is not None:
-            seen.remember(tensor, x.but(layout=layout))
+            seen.remember(tensor, x.but(layout=layout, outer=None))
         elif x.stage != "input" and isinstance(tensor, Tensor):
             seen.lose(x, f"{getattr(func, '__name__', 'a view')} at {user_line()}", tensor)
 
@@ -47,12 +55,29 @@ def pointwise(
     if not isinstance(out, Tensor):
         seen.lose(x, f"its result goes through {name} at {user_line()}")
         return
+    if x.outer is not None and name == "sum":
+        dim, keepdim = (*args[1:], *(kwargs[one] for one in ("dim",) if one in kwargs), None, False)[:2]
+        if dim is not None and summed(seen, x, dim, bool(kwargs.get("keepdim", keepdim)), out):
+            return
     plain = name.rstrip("_") if not name.startswith("__") else name
     if name.startswith("__i"):
         plain = "__" + name[3:]
     kind = ARITHMETIC.get(plain, plain)
-    if x.stage == "exp" and kind == "sum" and out.numel() < first.numel():
+    if x.stage == "exp" and kind == "sum" and (out.numel() < first.numel() or first.shape[-1] == 1):
         seen.remember(out, x.but(stage="total"))
+        return
+    if x.stage == "scores" and kind == "logsumexp":
+        seen.remember(out, x.but(stage="lse"))
+        return
+    if x.stage == "total" and (changed := changed_total(x, kind, first, other)) is not None:
+        seen.remember(out, changed)
+        return
+    larger = out.shape != first.shape
+    if (x.stage == "input" or (x.stage == "weights" and larger)) and is_outer(kind, first, other, out):
+        if x.stage == "weights":
+            seen.lose(x, f"its result goes through {name} at {user_line()}")
+        like = Followed("input", whole(tuple(out.shape))) if larger else x.but(factor=1.0)
+        seen.remember(out, like.but(outer=(other, first) if swapped else (first, other)))
         return
     if out.shape != first.shape:
         if x.stage in ("scores", "exp") and kind in ARITHMETIC.values() and out.numel() > first.numel():
@@ -62,17 +87,19 @@ def pointwise(
         return
     if x.stage == "input":
         factor = _factor(x.factor, kind, other, swapped)
-        seen.remember(out, x if factor == x.factor else x.but(factor=factor))
+        seen.remember(out, x.but(factor=factor, outer=None))
         return
     step = None if x.stage != "scores" else steps_of(kind, x.layout, other, kwargs, args, swapped)
     if step is not None:
         changed = x.but(steps=(*x.steps, *step), factor=_factor(x.factor, kind, other, swapped))
     elif x.stage == "scores" and kind == "exp":
         changed = x.but(stage="exp")
+    elif x.stage == "scores" and kind == "sub" and not swapped and (y := seen.known(other)) and y.stage == "lse":
+        changed = log_of(seen, x, y, first, other, out)
     elif x.stage == "log" and kind == "exp":
         changed = x.but(stage="weights")
     elif x.stage == "exp" and kind == "div" and (y := seen.known(other)) is not None and y.stage == "total":
-        changed = x.but(softmax=seen.record(out, y.lost), lost=y.lost, note="")
+        changed = x.but(softmax=seen.record(out, y.lost), lost=y.lost, note="", sink=y.sink)
     elif x.stage == "scores" and kind in OTHERS:
         changed = x.but(stage="other", note=kind)
     elif x.stage in ("weights", "exp") and kind in ("dropout", "feature_dropout"):
@@ -113,15 +140,44 @@ def chosen(seen: Tracked, args: Sequence[Any], out: Any) -> None:
         if out.shape != tensor.shape:
             seen.lose(x, f"scores are broadcast by where at {user_line()}", out)
         elif x.stage == "input":
-            seen.remember(out, x.but(factor=1.0))
-        elif x.stage == "scores" and (not isinstance(value, Tensor) or value.numel() == 1):
+            seen.remember(out, x.but(factor=1.0, outer=None))
+        elif x.stage == "scores" and (number := one_number(value)) is not None:
             hidden = ~condition.bool() if flip else condition.bool()
-            seen.remember(out, x.but(steps=(*x.steps, Step("fill", hidden, x.layout, float(value)))))
+            seen.remember(out, x.but(steps=(*x.steps, Step("fill", hidden, x.layout, number))))
         elif x.stage == "scores":
             seen.remember(out, x.but(lost=x.lost or f"where at {user_line()}"))
         else:
             seen.remember(out, x.but(note=x.note or f"where at {user_line()}"))
         return
+
+
+def written(seen: Tracked, first: Tensor, index: Any, value: Any) -> None:
+    """first[index] = value."""
+    x = seen.known(first)
+    if x is None:
+        return
+    number = one_number(value)
+    if x.stage == "input":
+        changed = x.but(factor=1.0, outer=None)
+    elif x.stage == "scores" and number is not None:
+        hidden = torch.zeros(first.shape, dtype=torch.bool, device=first.device)
+        hidden[index] = True
+        changed = x.but(steps=(*x.steps, Step("fill", hidden, x.layout, number)))
+    elif x.stage == "scores":
+        changed = x.but(lost=x.lost or f"numbers are written into the scores at {user_line()}")
+    else:
+        changed = x.but(note=x.note or f"an assignment at {user_line()}")
+    seen.remember(first, changed)
+
+
+def one_number(value: Any) -> float | None:
+    """The number that a value is, or that all numbers of a tensor are."""
+    if not isinstance(value, Tensor):
+        return float(value)
+    if value.numel() == 1:
+        return float(value)
+    least, most = value.detach().aminmax()
+    return float(least) if bool(least == most) else None
 
 
 def joined(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
@@ -164,4 +220,5 @@ def softmaxed(
     else:
         factors = x.layout.dims[dim]
         record.keys = merged(sorted(factors, key=lambda factor: -factor[1]))
+        record.single = out.shape[dim] == 1
     seen.remember(out, x.but(stage=stage, softmax=record, note=""))

@@ -11,7 +11,7 @@ from headwise.errors import HeadwiseError
 from headwise.models.recognise.layout import Layout
 from headwise.models.recognise.products import Contraction
 
-Stage = Literal["input", "scores", "exp", "total", "log", "weights", "other"]
+Stage = Literal["input", "scores", "exp", "total", "lse", "log", "weights", "other"]
 
 
 class Lost(Exception):
@@ -84,7 +84,7 @@ class Softmax:
     """A softmax that was seen; it is reported if no attention comes of it.
 
     Attributes:
-        dtype: of its result. keys: the factors of its dimension.
+        dtype: of its result. keys: the factors of its dimension. single: whether that has size 1.
         reason: why it is no attention, as far as known. done: whether it is part of a call that was reported.
     """
 
@@ -92,6 +92,7 @@ class Softmax:
     line: str
     dtype: torch.dtype
     keys: tuple[tuple[int, int], ...] = ()
+    single: bool = False
     reason: str = "its result is not multiplied by values, as in a classifier"
     done: bool = False
 
@@ -101,11 +102,14 @@ class Followed:
     """What is known of one tensor.
 
     Attributes:
-        stage: "input": nothing but its origin; "scores"; "exp" and "total": of a softmax that is written out; "log":
-            of log_softmax; "weights"; "other": another function than softmax of scores, named by `note`.
+        stage: "input": nothing but its origin; "scores"; "exp" and "total" (the sum of exp), "lse" (its logarithm): of
+            a softmax that is written out; "log": of log_softmax; "weights"; "other": another function than softmax of
+            scores, named by `note`.
         layout: where its numbers lie in the origin, or in the product.
         factor: number by which an input was multiplied since its origin.
-        sink: (logits, layout before) where a column was appended to the scores. extended: whether it is still there.
+        sink: (logits, layout before) where a column was appended to the scores, or numbers were added to the sum of
+            the exponentials. extended: whether the column is still there.
+        outer: (one, other) if it is the product, number by number, of two tensors of different shapes.
         note: what else was done to weights. lost: why it is not followed any more; "" if it is.
     """
 
@@ -119,6 +123,7 @@ class Followed:
     dropout_p: float = 0.0
     sink: tuple[Tensor, Layout] | None = None
     extended: bool = False
+    outer: tuple[Tensor, Tensor] | None = None
     note: str = ""
     lost: str = ""
 

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from headwise.models.recognise.chains import chosen, joined, pointwise, softmaxed, viewed
+from headwise.models.recognise.chains import chosen, joined, pointwise, softmaxed, viewed, written
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Origin, unexpected
-from headwise.models.recognise.functions import IGNORED, LAYERS, SAME, SELECTS, SOFTMAX, VIEWS
+from headwise.models.recognise.functions import ARITHMETIC, IGNORED, LAYERS, RETURN_OTHERS, SAME, SOFTMAX, VIEWS
 from headwise.models.recognise.layout import whole
 from headwise.models.recognise.multiplied import fused, multiplied
-from headwise.models.recognise.products import NAMES as PRODUCTS
+from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
 from headwise.models.recognise.tracked import Tracked, weak
 
 # PyTorch's function without its first lines, which would hand the whole of it to the mode again.
@@ -46,7 +46,7 @@ class Following(TorchFunctionMode):
             with self:
                 return _OPENED(*args, **kwargs)
         out = func(*args, **kwargs)
-        if name not in IGNORED and (isinstance(out, Tensor) or name in VIEWS or name in SELECTS):
+        if name not in IGNORED and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
                 _see(seen, func, name, args, kwargs, out)
@@ -83,6 +83,9 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
     if name in ("cat", "concat"):
         joined(seen, args, kwargs, out)
         return
+    if name == "__setitem__":
+        written(seen, *args)
+        return
     first: Any = args[0] if args else kwargs.get("input")
     x = seen.known(first)
     if name == "where" and len(args) == 3:
@@ -92,6 +95,8 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
             pointwise(seen, name, y, args[1], first, kwargs, out, swapped=True)
         elif name in SOFTMAX and out.ndim > 1:
             softmaxed(seen, name, None, first, args, kwargs, out)
+        elif ARITHMETIC.get(name) == "mul" and len(args) > 1 and is_outer("mul", first, args[1], out):
+            seen.remember(out, Followed("input", whole(tuple(out.shape)), outer=(first, args[1])))
     elif name in VIEWS:
         viewed(seen, func, x, first, args[1:], kwargs, out)
     elif name in SAME:

@@ -28,7 +28,7 @@ LAYERS = {"linear": -1, "conv1d": 1, "conv2d": 1, "conv3d": 1}
 SOFTMAX = frozenset({
     "softmax", "log_softmax", "special_softmax", "special_log_softmax", "_softmax", "_log_softmax",
 })  # fmt: skip
-SELECTS = frozenset({"topk", "sort", "kthvalue"})
+RETURN_OTHERS = VIEWS | {"topk", "sort", "kthvalue", "__setitem__"}  # something else than one tensor
 IGNORED = frozenset({
     "dim", "size", "numel", "is_floating_point", "stride", "__set__", "__len__", "zeros_like", "ones_like",
     "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty",

@@ -1,62 +1,130 @@
-"""The shortest mask that allows what a boolean tensor allows."""
+"""The shortest mask that allows what a boolean tensor, or a function of rows, allows."""
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from headwise.mask_tensors import both, of_boolean, of_padding
-from headwise.masks import Causal, Grid, Mask, Span, Window
+from headwise.masks import Causal, Documents, Grid, Mask, Span, Window
 
 ROWS = 1024  # compared at once
 
+Rows = Callable[[Span], Tensor]  # which keys some queries may attend to, boolean [b or 1, h or 1, r, m]
+Sizes = tuple[int, int, int, int]
 
-def named_mask(allowed: Tensor, sizes: tuple[int, int, int, int]) -> Mask | None:
-    """`Causal`, `Window`, `Lengths` or a combination if it allows exactly the same, else `Dense`; None if all is
-    allowed.
+
+def named_mask(allowed: Tensor, sizes: Sizes) -> Mask | None:
+    """`Causal`, `Window`, `Lengths`, `Documents` or a combination if it allows exactly the same, else `Dense`; None if
+    all is allowed.
 
     Args:
         allowed: boolean [b or 1, h or 1, n or 1, m or 1], True where a query may attend.
         sizes: b, h, n, m.
     """
+    allowed = allowed.expand(-1, -1, *sizes[2:])
+    return mask_of_rows(lambda span: allowed[:, :, span.start : span.stop], sizes, lambda: allowed)
+
+
+def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = None) -> Mask | None:
+    """As `named_mask`, of a function that returns some rows; only a `Dense` takes n·m numbers.
+
+    Args:
+        whole: returns all rows.
+    """
+    b, _, n, _ = sizes
+    found = _Found(rows, sizes)
+    if found.everything:
+        return None
+    if found.same_heads:
+        for mask, keys in found.candidates():
+            if all(_same(mask, keys, rows(span)[:, 0], sizes, span) for span in _blocks(sizes)):
+                return both(mask, None if keys is None else of_padding(keys.expand(b, -1), n))
+    allowed = whole() if whole is not None else torch.cat([rows(span) for span in _blocks(sizes)], 2)
+    return of_boolean(allowed[:, :1] if found.same_heads else allowed)
+
+
+class _Found:
+    """What one pass over the rows shows.
+
+    Attributes:
+        everything: whether all is allowed. same_heads: whether heads allow the same.
+        keys: those that any query may attend to, [b or 1, m].
+        first, last: of the keys of each query; none where a query is fully masked: boolean; all [b or 1, n].
+        joined: whether each query may attend to the key before its own position, [b or 1, n].
+    """
+
+    def __init__(self, rows: Rows, sizes: Sizes) -> None:
+        _, _, n, m = sizes
+        self.sizes, self.everything, self.same_heads = sizes, True, True
+        first, last, none, joined, keys = [], [], [], [], None
+        for span in _blocks(sizes):
+            allowed = rows(span)
+            self.everything &= bool(allowed.all())
+            self.same_heads &= allowed.shape[1] == 1 or bool((allowed == allowed[:, :1]).all())
+            if not self.same_heads:
+                self.everything = False
+                return
+            here = allowed[:, 0]
+            bits = here.to(torch.uint8)
+            first.append(bits.argmax(-1))
+            last.append(m - 1 - bits.flip(-1).argmax(-1))
+            none.append(~here.any(-1))
+            before = (torch.arange(*span, device=here.device) + m - n - 1).clamp(0, m - 1)
+            joined.append(here.gather(-1, before[None, :, None].expand(len(here), -1, 1))[..., 0])
+            keys = here.any(1) if keys is None else keys | here.any(1)
+        self.first, self.last, self.none, self.joined = (torch.cat(x, 1) for x in (first, last, none, joined))
+        assert keys is not None
+        self.keys = keys
+
+    def candidates(self) -> Iterator[tuple[Mask | None, Tensor | None]]:
+        """Masks to compare, the simplest first: of positions and documents, and of padding."""
+        band = self._band() if self.sizes[2] <= self.sizes[3] else None
+        yield None, self.keys
+        if band is not None:
+            yield band, None
+            yield band, self.keys
+        if self.sizes[2] == self.sizes[3]:
+            documents = self._documents()
+            yield documents, None
+            yield documents & Causal(), None
+            if band is not None:
+                yield documents & band, None
+
+    def _band(self) -> Mask | None:
+        """The mask of all keys that are no farther before and after their query than any that is allowed; None if that
+        is all."""
+        n, m = self.sizes[2:]
+        position = torch.arange(n, device=self.none.device) + m - n
+        seen = ~self.none
+        if not bool(seen.any()):
+            return None
+        left = int((position - self.first)[seen].max())
+        right = int((self.last - position)[seen].max())
+        if left < 0 or right < 0:
+            return None
+        if left < m - 1:
+            return Window(left + 1, right) if right else Causal() & Window(left + 1)
+        return Window(m, right) if 0 < right < n - 1 else None if right else Causal()
+
+    def _documents(self) -> Documents:
+        """Documents that begin where a query may not attend to the key before its own; −1 for fully masked queries."""
+        ids = (~self.joined).cumsum(-1)
+        return Documents((ids - ids[:, :1]).masked_fill(self.none, -1))
+
+
+def _blocks(sizes: Sizes) -> Iterator[Span]:
+    n = sizes[2]
+    for start in range(0, n, ROWS):
+        yield Span(start, min(start + ROWS, n))
+
+
+def _same(mask: Mask | None, keys: Tensor | None, allowed: Tensor, sizes: Sizes, rows: Span) -> bool:
+    """Whether some rows `allowed` [b or 1, r, m] allow the keys of both the mask and `keys` [b or 1, m]."""
     b, _, n, m = sizes
-    allowed = allowed.expand(-1, -1, n, m)
-    if bool(allowed.all()):
-        return None
-    if allowed.shape[1] > 1 and bool((allowed == allowed[:, :1]).all()):
-        allowed = allowed[:, :1]
-    if allowed.shape[1] == 1:
-        keys = allowed[:, 0].any(1)  # [b or 1, m]
-        band = _band(allowed[:, 0].any(0)) if n <= m else None
-        every = torch.ones_like(keys)
-        for mask, seen in ((None, keys), (band, every), (band, keys)):
-            if all(_same(mask, seen, allowed[:, 0], Span(i, min(i + ROWS, n))) for i in range(0, n, ROWS)):
-                return both(mask, of_padding(seen.expand(b, -1), n))
-    return of_boolean(allowed)
-
-
-def _same(band: Mask | None, keys: Tensor, allowed: Tensor, rows: Span) -> bool:
-    """Whether some rows of `allowed` [b or 1, n, m] allow the keys of both the band and `keys` [b or 1, m]."""
-    _, n, m = allowed.shape
-    expected = keys[:, None, :]
-    if band is not None:
+    expected = torch.ones(1, 1, m, dtype=torch.bool, device=allowed.device) if keys is None else keys[:, None]
+    if mask is not None:
         i, j = (torch.arange(*span, device=allowed.device) for span in (rows, (0, m)))
-        expected = expected & band.allowed(i, j, Grid(1, 1, n, m))[0]
-    part = allowed[:, rows.start : rows.stop]
-    return torch.equal(expected.expand_as(part), part)
-
-
-def _band(allowed: Tensor) -> Mask | None:
-    """The mask of all keys that are no farther before and after their query than any that is allowed in [n, m]; None
-    if that is all."""
-    n, m = allowed.shape
-    seen = allowed.any(1)
-    if not bool(seen.any()):
-        return None
-    bits = allowed.to(torch.uint8)
-    first, last = bits.argmax(1), m - 1 - bits.flip(1).argmax(1)
-    position = torch.arange(n, device=allowed.device) + m - n
-    left, right = int((position - first)[seen].max()), int((last - position)[seen].max())
-    if left < 0 or right < 0:
-        return None
-    if left < m - 1:
-        return Window(left + 1, right) if right else Causal() & Window(left + 1)
-    return Window(m, right) if 0 < right < n - 1 else None if right else Causal()
+        expected = expected & mask.allowed(i, j, Grid(b, 1, n, m))[:, 0]
+    shape = torch.broadcast_shapes(expected.shape, allowed.shape)
+    return torch.equal(expected.expand(shape), allowed.expand(shape))

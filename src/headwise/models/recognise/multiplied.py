@@ -11,21 +11,55 @@ from headwise.models.recognise.axes import are_of, own_dims
 from headwise.models.recognise.followed import Followed, Origin, Product, Softmax, Step, learned
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.layout import Factor, Layout, merged, whole
-from headwise.models.recognise.products import Contraction, contraction
+from headwise.models.recognise.products import Contraction, contraction, outer
+from headwise.models.recognise.several import broadcast, of_inputs, of_weights
 from headwise.models.recognise.tracked import Tracked, weak
 
 
 def multiplied(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
     """A product of tensors."""
     found = contraction(name, args, kwargs)
-    if found is None:
-        for arg in args:
-            for tensor in arg if isinstance(arg, list | tuple) else [arg]:
-                x = seen.known(tensor)
-                if x is not None and x.stage != "input":
-                    seen.lose(x, f"{name} at {user_line()}, which is not a product of two tensors", out)
-                    return
+    if found is not None:
+        combined(seen, found, out, name)
         return
+    operands = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg]) if isinstance(x, Tensor)]
+    known = [seen.known(x) for x in operands]
+    at = next((i for i, x in enumerate(known) if x is not None and x.stage in ("weights", "exp")), None)
+    if name == "einsum" and at is not None and (of := of_weights(args, at)) is not None:
+        x = known[at]
+        assert x is not None
+        _with_values(seen, of[0], x if x.softmax else x.but(softmax=seen.record(out)), of[1], of[2], name)
+    elif name == "einsum" and at is None and len(operands) > 2 and (inputs := of_inputs(seen, args)) is not None:
+        combined(seen, inputs[0], out, name, [broadcast(one, inputs[0].out) for one in inputs[1]])
+    else:
+        for x in known:
+            if x is not None and x.stage != "input":
+                seen.lose(x, f"{name} at {user_line()}, which is not a product of two tensors", out)
+                return
+
+
+def summed(seen: Tracked, x: Followed, dim: Any, keepdim: bool, out: Tensor) -> bool:
+    """The sum of a product of each number, x, over `dim`, as a product of tensors; whether it is one."""
+    assert x.outer is not None
+    left, right = x.outer
+    ndim = max(left.ndim, right.ndim)
+    dims = [one % ndim for one in (dim if isinstance(dim, tuple | list) else [dim])]
+    found = outer(left, right, dims, ndim)
+    if found is None:
+        return False
+    whole_of = out.squeeze(dims) if keepdim else out
+    combined(seen, found, whole_of, "sum")
+    made = seen.known(whole_of)
+    if keepdim and made is not None and made.stage == "scores":
+        layout = list(made.layout.dims)
+        for one in sorted(dims):
+            layout.insert(one, ())
+        seen.remember(out, made.but(layout=Layout(tuple(layout))))
+    return True
+
+
+def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors: Sequence[Tensor] = ()) -> None:
+    """A product of two tensors; `factors` broadcast to the result, which they multiply."""
     both = seen.known(found.left), seen.known(found.right)
     for at, x in enumerate(both):
         if x is not None and x.stage in ("weights", "exp"):
@@ -46,14 +80,15 @@ def multiplied(seen: Tracked, name: str, args: Sequence[Any], kwargs: dict[str, 
         features = tuple(i for i, one in enumerate(found.out) if one in own and one not in other)
         origin = Origin(tuple(out.shape), features, name, weak((found.left, found.right)[fixed[0]]))
     product = Product(found, tuple(out.shape), out.dtype, modules_in_call(seen.modules), user_line(), both, any(fixed))
-    if not own_dims(product, 0) and not own_dims(product, 1):
-        return
+    if set(found.a) - {"1"} <= set(found.b) and set(found.b) - {"1"} <= set(found.a):
+        return  # the product of each number
     if not any(fixed):
         seen.products += 1
     here = whole(product.shape)
     steps = (Step("mul", found.alpha, here),) if found.alpha != 1 else ()
     if found.added is not None:
         steps = (*steps, Step("add", found.added, here, found.beta))
+    steps = (*steps, *(Step("times", factor, here) for factor in factors))
     seen.remember(out, Followed("scores", here, origin, product, steps))
 
 
@@ -108,9 +143,12 @@ def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: T
     summed = _summed(found, x, at)
     if x.stage == "exp":
         record.keys = summed
-    if not record.keys:
+    if record.keys:
+        sides = [side for side in (0, 1) if are_of(record.keys, own_dims(x.product, side))]
+    elif record.single:  # one key: of two operands without a dimension of their own, keys are mostly the second
+        sides = [side for side in (1, 0) if not own_dims(x.product, side)][:1]
+    else:
         return
-    sides = [side for side in (0, 1) if are_of(record.keys, own_dims(x.product, side))]
     if x.extended:
         record.reason = f"the column that was appended to the scores is multiplied by values at {user_line()}"
     elif not sides:

@@ -60,36 +60,82 @@ def _matmul(left: Tensor, right: Tensor) -> Contraction | None:
     one, two = left.shape[:-2] if rows else (), right.shape[:-2] if cols else ()
     count = max(len(one), len(two))
     letters = ascii_letters[:count]
-    sizes = [(1,) * (count - len(x)) + tuple(x) for x in (one, two)]
-    a = "".join("1" if x == 1 < y else letter for letter, x, y in zip(letters, *sizes, strict=True))
-    b = "".join("1" if y == 1 < x else letter for letter, x, y in zip(letters, *sizes, strict=True))
-    a, b = a[count - len(one) :], b[count - len(two) :]
+    a, b = _broadcast(letters, one, two)
     return Contraction(left, right, a + rows + "D", b + ("D" + cols if cols else "D"), letters + rows + cols)
 
 
 def _einsum(args: Sequence[Any]) -> Contraction | None:
-    if not args or not isinstance(args[0], str):
+    found = terms(args)
+    if found is None or len(found[0]) != 2:
         return None
-    operands = args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:]
-    if len(operands) != 2 or args[0].count(",") != 1:
-        return None
-    inputs, arrow, out = args[0].replace(" ", "").partition("->")
-    a, b = inputs.split(",")
-    if "..." in inputs:
-        free = [letter for letter in ascii_letters if letter not in args[0]]
-        counts = [x.ndim - len(term) + 3 if "..." in term else 0 for x, term in zip(operands, (a, b), strict=True)]
-        dots = "".join(free[: max(counts)])
-        a, b = (t.replace("...", dots[len(dots) - c :]) for t, c in zip((a, b), counts, strict=True))
-        out = out.replace("...", dots)
-    if not arrow:
-        out = "".join(sorted(letter for letter in a + b if (a + b).count(letter) == 1))
-    left, right = operands
+    (left, right), (a, b), out = found
+    return pair(left, right, a, b, out)
+
+
+def pair(left: Tensor, right: Tensor, a: str, b: str, out: str) -> Contraction | None:
+    """The product of two tensors by letters; None if it also sums over one of them alone, takes a diagonal, or
+    broadcasts within a letter."""
     if len(set(a)) < len(a) or len(set(b)) < len(b) or len(a) != left.ndim or len(b) != right.ndim:
         return None
-    alone = (set(a) ^ set(b)) - set(out)
     sizes: dict[str, set[int]] = {}
     for letter, size in [*zip(a, left.shape, strict=True), *zip(b, right.shape, strict=True)]:
         sizes.setdefault(letter, set()).add(size)
-    if alone or any(len(found) > 1 for found in sizes.values()):
-        return None  # a sum over one operand, or broadcasting within one letter
+    if (set(a) ^ set(b)) - set(out) or any(len(found) > 1 for found in sizes.values()):
+        return None
     return Contraction(left, right, a, b, out)
+
+
+def terms(args: Sequence[Any]) -> tuple[list[Tensor], list[str], str] | None:
+    """The operands of an einsum, the letters of each, and those of the result, without dots; None if it has none."""
+    if not args:
+        return None
+    if isinstance(args[0], str):
+        operands = list(args[1]) if len(args) == 2 and isinstance(args[1], list | tuple) else list(args[1:])
+        inputs, arrow, out = args[0].replace(" ", "").partition("->")
+        letters = inputs.split(",")
+    else:  # tensors, each followed by the numbers of its dimensions
+        operands, numbers = list(args[0 : len(args) - len(args) % 2 : 2]), [*args[1::2]]
+        arrow, last = "->" * (len(args) % 2), [args[-1]] if len(args) % 2 else [()]
+        *letters, out = (_lettered(one) for one in [*numbers, *last])
+    if len(operands) != len(letters) or not all(isinstance(x, Tensor) for x in operands):
+        return None
+    if any("..." in term for term in letters):
+        free = [letter for letter in ascii_letters if not any(letter in term for term in (*letters, out))]
+        counts = [x.ndim - len(t) + 3 if "..." in t else 0 for x, t in zip(operands, letters, strict=True)]
+        dots = "".join(free[: max(counts)])
+        letters = [t.replace("...", dots[len(dots) - c :]) for t, c in zip(letters, counts, strict=True)]
+        out = out.replace("...", dots) if arrow else out
+    if not arrow:
+        every = "".join(letters)
+        out = "".join(sorted(letter for letter in set(every) if every.count(letter) == 1))
+    return operands, letters, out
+
+
+def _lettered(dims: Sequence[Any]) -> str:
+    return "".join("..." if one is Ellipsis else ascii_letters[one] for one in dims)
+
+
+def outer(left: Tensor, right: Tensor, summed: Sequence[int], ndim: int) -> Contraction | None:
+    """(left * right).sum(summed) as a product; None if it sums over a dimension that one of them does not have."""
+    letters = ascii_letters[:ndim]
+    out = "".join(letter for i, letter in enumerate(letters) if i not in summed)
+    a, b = _broadcast(letters, left.shape, right.shape)
+    return Contraction(left, right, a, b, out) if set(letters) - set(out) <= set(a) & set(b) else None
+
+
+def is_outer(kind: str, one: Any, other: Any, out: Tensor) -> bool:
+    """Whether a function multiplies two tensors of different shapes, so that a sum over it may be a product."""
+    return (
+        kind == "mul" and isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape != other.shape
+        and min(one.numel(), other.numel()) > 1 and out.ndim > 2
+    )  # fmt: skip
+
+
+def _broadcast(letters: str, one: Sequence[int], two: Sequence[int]) -> tuple[str, str]:
+    """The letters of two shapes that broadcast to the dimensions of these letters: "1" where one has size 1."""
+    sizes = [(1,) * (len(letters) - len(x)) + tuple(x) for x in (one, two)]
+    a, b = (
+        "".join("1" if x == 1 < y else letter for letter, x, y in zip(letters, *pair, strict=True))
+        for pair in (sizes, sizes[::-1])
+    )
+    return a[len(letters) - len(one) :], b[len(letters) - len(two) :]

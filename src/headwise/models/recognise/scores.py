@@ -54,8 +54,11 @@ class Changes:
         elif kind == "mask":
             self.masks.append(value)
         elif kind == "tanh":
-            if self.biases or self.hidden or self.zeroed or self.cap is not None:
-                raise Lost("a tanh of scores that were biased or masked before")
+            before = (
+                "biased" if self.biases else "masked" if self.hidden or self.zeroed else "capped" if self.cap else ""
+            )
+            if before:
+                raise Lost(f"scores are {before} before a soft cap; headwise adds biases after it, then masks")
             self.cap = 1.0
         elif kind == "fill":
             if not step.coef <= HIDES:

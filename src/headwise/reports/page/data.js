@@ -24,22 +24,26 @@ function weightsOf(passage, layer, kind) {
   const { rows, columns } = REPORT.passages[passage];
   const keep = Math.max(2, Math.floor(CACHE_BYTES / (4 * REPORT.heads * rows * columns)));
   while (layers.size >= keep) layers.delete(layers.keys().next().value);
-  const promise = decode(document.getElementById(`w-${key}`).textContent, REPORT.passages[passage][kind].shift[layer]);
+  const promise = decoded(`w-${key}`).then((bytes) => weightsIn(bytes, REPORT.passages[passage][kind].most[layer]));
   layers.set(key, promise);
   return promise;
 }
 
-async function decode(base64, shifts) {
-  const packed = Uint8Array.from(atob(base64), (c) => c.charCodeAt(0));
+// The bytes of a compressed element of the page; a promise.
+async function decoded(id) {
+  const packed = Uint8Array.from(atob(byId(id).textContent), (c) => c.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  // High bytes first, then low bytes, which compresses better.
-  const count = bytes.length / 2, each = count / shifts.length;
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Codes of two bytes, all high ones first, as weights; `tops`: the largest weight of each head.
+function weightsIn(bytes, tops) {
+  const count = bytes.length / 2, each = count / tops.length, [steps, linear] = REPORT.codes;
+  const shares = Float64Array.from({ length: Math.ceil(steps * Math.asinh(linear)) + 1 }, (_, code) => Math.sinh(code / steps) / linear);
   const out = new Float32Array(count);
-  for (let head = 0; head < shifts.length; head++) {
-    const factor = 2 ** -shifts[head];
-    for (let i = head * each; i < (head + 1) * each; i++) out[i] = HALVES[(bytes[i] << 8) | bytes[count + i]] * factor;
-  }
+  tops.forEach((top, head) => {
+    for (let i = head * each; i < (head + 1) * each; i++) out[i] = top * shares[(bytes[i] << 8) | bytes[count + i]];
+  });
   return out;
 }
 
