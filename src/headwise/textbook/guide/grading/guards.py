@@ -113,7 +113,8 @@ def _changed(event: str, args: tuple[Any, ...], allowed: Callable[[Any], bool]) 
 _EVENTS = {"open": _opened} | dict.fromkeys(
     (
         "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
-        "os.chown", "os.utime", "os.setxattr", "os.removexattr", "shutil.rmtree", "shutil.move", "shutil.chown", "sqlite3.connect",
+        "os.chown", "os.utime", "os.setxattr", "os.removexattr", "shutil.rmtree", "shutil.move", "shutil.chown",
+        "sqlite3.connect",
     ),
     _changed,
 )  # fmt: skip
