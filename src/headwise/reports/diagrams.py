@@ -17,15 +17,16 @@ from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
 from headwise.reports import curves
 from headwise.reports.curves import Curve
+from headwise.reports.fonts import font_face
 from headwise.wording import in_language
 
 SIDE = 190  # of a matrix's longer side, in pixels
 GAP, TITLE, LABEL, MARGIN = 26, 20, 15, 12
-MOST_WIDE = 760  # matrices beyond it begin another row
+MOST_WIDE = 920  # matrices beyond it begin another row
 NUMBERS = 12  # rows and columns at most to write the numbers into the cells
 LINES = ("#3b4cc0", "#b4451f", "#1f8a70", "#8a3ffc", "#6b7280", "#c2185b")
 STYLE = (
-    "text{font:12px system-ui,'Segoe UI','Noto Sans CJK SC','PingFang SC','Microsoft YaHei',sans-serif;fill:#1d1e26;"
+    "text{font:12px system-ui,'Segoe UI','Noto Sans CJK SC','PingFang SC','Microsoft YaHei','Headwise Han',sans-serif;fill:#1d1e26;"
     "stroke:none}.ink{stroke:#63656f}.grid{stroke:#dfddd3}.reference{stroke-dasharray:5 4}"
 )
 
@@ -72,9 +73,10 @@ def diagram(picture: Picture, lang: str = "en") -> str:
 
 
 def _document(width: float, height: float, parts: Sequence[str], style: str = "") -> str:
+    face = font_face("".join(parts)) if any(ord(c) > 0x2E7F for part in parts for c in part) else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}"><style>{STYLE}{style}</style><rect width="100%" height="100%" rx="6" fill="#fff"/>'
+        f'height="{height:.0f}"><style>{face}{STYLE}{style}</style><rect width="100%" height="100%" rx="6" fill="#fff"/>'
         f"{''.join(parts)}</svg>\n"
     )
 

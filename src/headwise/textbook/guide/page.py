@@ -43,9 +43,10 @@ WORDS = {
     "formula": Bilingual("formula", "公式"),
     "guards": Bilingual(
         "`headwise check` runs your code in a process of its own, with limits: 10 seconds of CPU time, 2 GiB of "
-        "memory, 1 MiB of printed text, and a temporary folder, outside of which it cannot write or delete files; it "
-        "has no network and starts no programs. On Linux the kernel enforces this (rlimits, Landlock, a network namespace); "
-        "elsewhere Python's audit hooks do, which stop mistakes but not malice. Reading files is not prevented.",
+        "memory, 1 MiB of printed text, and a temporary folder, outside of which it cannot write or delete files; "
+        "it has no network and starts no programs. On Linux the kernel enforces this (rlimits, Landlock, a network "
+        "namespace); elsewhere Python's audit hooks do, which stop mistakes but not malice. Reading files is not "
+        "prevented.",
         "`headwise check` 在单独的进程中运行你的代码，并加以限制："
         "10 秒 CPU 时间、2 GiB 内存、1 MiB 打印输出，以及一个临时文件夹，在它之外不能写入或删除文件；"
         "没有网络，也不能启动其他程序。在 Linux 上由内核保证（rlimits、Landlock、网络命名空间）；"
