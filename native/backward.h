@@ -164,17 +164,18 @@ template <typename T> struct Backward {
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= from + p || parts[g].first >= from + p + PANEL) continue;
         const int rows = (int)least(ROWS, count - g * ROWS);
-        const int64_t place = g * ROWS * GRAD_STRIDE + p;
-        product<DOT, false, false>(rows, m.queries + g * ROWS * words, words, m.keys_for_scores + p * words,
+        const int64_t place = g * ROWS * GRAD_STRIDE + p, columns = padded(parts[g].last - from, W) - p;
+        product<DOT, false, false>(rows, columns, m.queries + g * ROWS * words, words, m.keys_for_scores + p * words,
                                    m.scores + place, GRAD_STRIDE, words, nullptr);
         if (values_only) continue;
-        product<DOT, false, false>(rows, m.grads + g * ROWS * value_words, value_words, m.values_for_scores + p * value_words,
-                                   m.slopes + place, GRAD_STRIDE, value_words, nullptr);
+        product<DOT, false, false>(rows, columns, m.grads + g * ROWS * value_words, value_words,
+                                   m.values_for_scores + p * value_words, m.slopes + place, GRAD_STRIDE, value_words,
+                                   nullptr);
       }
     learned.begin(m.learned);
     for (int r = 0; r < count; r++) row(batch, head, query, r, chunk, from, low, high, parts[r / ROWS], m);
     learned.end(batch, head, query, from, copy, m.learned);
-    high_by_low(m.scores, m.pairs, m.grad_panels, value_width, m.grad_values, low, high, least(high, to - from), count);
+    high_by_low(m.scores, m.pairs, m.grad_panels, call.d_v, m.grad_values, low, high, least(high, to - from), count);
     if (values_only) return;
     for (int g = 0; g * ROWS < count; g++) {
       if (parts[g].first == parts[g].last) continue;
@@ -182,23 +183,25 @@ template <typename T> struct Backward {
       const float* slopes = DOT ? m.slope_words : m.slopes;
       const int64_t stride = DOT ? GRAD_WORDS : GRAD_STRIDE;
       for (int64_t c = 0; c < width; c += PANEL)
-        product<DOT, true, false>((int)least(ROWS, count - g * ROWS), slopes + g * ROWS * stride + first, stride,
+        product<DOT, true, false>((int)least(ROWS, count - g * ROWS), call.d - c, slopes + g * ROWS * stride + first, stride,
                                   m.keys + c * GRAD_KEYS / A_WORD + first * PANEL, grad_queries + g * ROWS * width + c, width,
                                   last - first, nullptr);
     }
-    high_by_low(m.slopes, m.pairs, m.query_panels, width, m.grad_keys, low, high, least(high, to - from), count);
+    high_by_low(m.slopes, m.pairs, m.query_panels, call.d, m.grad_keys, low, high, least(high, to - from), count);
   }
 
-  // grad [keys × size] += weightsᵀ · rows, for the keys [low, last) of the weights' [low, high). `pairs` is a buffer.
+  // grad [keys × size, padded to panels] += weightsᵀ · rows, for the keys [low, last) of the weights' [low, high). `pairs` is a buffer.
   static void high_by_low(const float* weights, float* pairs, const float* panels, int64_t size, float* grad, int64_t low,
                           int64_t high, int64_t last, int count) {
     if (DOT) pair(weights, low, high, count, pairs);
     const float* from = DOT ? pairs : weights;
+    const int64_t width = padded(size, PANEL);
     for (int64_t c = 0; c < size; c += PANEL)
       for (int64_t j = low; j < last; j += ROWS)
-        product<DOT, true, false, !TILED<DOT>>((int)least(ROWS, last - j), TILED<DOT> ? from + j * GRAD_PAIRS : from + j,
+        product<DOT, true, false, !TILED<DOT>>((int)least(ROWS, last - j), size - c,
+                                               TILED<DOT> ? from + j * GRAD_PAIRS : from + j,
                                                TILED<DOT> ? GRAD_PAIRS : GRAD_STRIDE, panels + c * GRAD_ROWS / A_WORD,
-                                               grad + j * size + c, size, words_of<DOT>(count), nullptr);
+                                               grad + j * width + c, width, words_of<DOT>(count), nullptr);
   }
 
   // Two rows of weights as pairs of bfloat16: [pair][key], or transposed for tiles, [key][pair]. Pairs beyond `count` rows,

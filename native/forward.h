@@ -139,7 +139,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     pack_keys<DOT>(k + from * call.k.row, call.k.row, call.m - from, call.d, (float*)keys + from * shape.words, check);
     if (!call.d_v) return;
     const T* v = (const T*)call.v.data + batch * call.v.batch + head * call.v.head;
-    pack_values<DOT>(v, call.v.row, call.m, call.d_v, from, from + PANEL, shape.height, (float*)values, check);
+    const int64_t to = least(from + PANEL, padded(call.m, KEYS));
+    pack_values<DOT>(v, call.v.row, call.m, call.d_v, from, to, shape.height, (float*)values, check);
   }
 
   // One block of queries of one head.
@@ -192,9 +193,9 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     for (int64_t p = whole.first / PANEL * PANEL; p < whole.last; p += PANEL)
       for (int g = 0; g * ROWS < count; g++) {
         if (parts[g].last <= p || parts[g].first >= p + PANEL) continue;
-        product<DOT, false, true>((int)least(ROWS, count - g * ROWS), t.queries + g * ROWS * shape.words, shape.words,
-                                  keys + p * shape.words, t.logits + g * ROWS * STRIDE + (p - from), STRIDE,
-                                  shape.words, t.fold + g * ROWS);
+        product<DOT, false, true>((int)least(ROWS, count - g * ROWS), padded(parts[g].last - p, KEYS),
+                                  t.queries + g * ROWS * shape.words, shape.words, keys + p * shape.words,
+                                  t.logits + g * ROWS * STRIDE + (p - from), STRIDE, shape.words, t.fold + g * ROWS);
       }
   }
 
@@ -251,7 +252,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
           const int64_t first = most(step, (parts[g].first - from) / KEYS * KEYS / A_WORD);
           const int64_t last = least(step + VALUE_STEPS, padded(parts[g].last - from, KEYS) / A_WORD);
           if (first >= last) continue;
-          product<DOT, true, false>((int)least(ROWS, count - g * ROWS), weights + g * ROWS * stride + first, stride,
+          product<DOT, true, false>((int)least(ROWS, count - g * ROWS), call.d_v - c,
+                                    weights + g * ROWS * stride + first, stride,
                                     values + c * height + (from / A_WORD + first) * PANEL,
                                     t.out + g * ROWS * shape.width + c, shape.width, last - first, nullptr);
         }

@@ -135,6 +135,10 @@ template <bool DOT> constexpr int KEYS_AT_ONCE = TILED<DOT> ? STEP<DOT> * KEYS_A
 // Words of a vector of `size` numbers.
 template <bool DOT> INLINE int64_t words_of(int64_t size) { return padded(blocks(size, KEYS_A_WORD<DOT>), STEP<DOT>); }
 
+// Vectors of a panel that are computed where its first `columns` are needed: 1, 2 or all. Others of it are neither packed
+// nor read, so that a few keys, or values of a few features, do not take the time of a whole panel.
+INLINE int vectors_for(int64_t columns) { return columns <= W ? 1 : columns <= 2 * W ? 2 : VECTORS; }
+
 // a0 b0 a1 b1 …: the lower or upper halves of two vectors, interleaved.
 template <int... I> struct Indices {};
 template <int N, int... I> struct Count : Count<N - 1, N - 1, I...> {};
@@ -180,13 +184,18 @@ template <bool DOT> INLINE Ints not_finite_words(Floats x) {
   return not_finite((Floats)((Words)x << 16)) | not_finite((Floats)((Words)x & 0xffff0000u));
 }
 
-// One panel of keys, [word][PANEL], from `rows` rows (the others are zeros). Sets the lanes of `check` in which a NaN or
-// an infinity occurs.
+// One panel of keys, [word][PANEL], from `rows` rows; the others are zeros, in the vectors that a product reads. Sets the
+// lanes of `check` in which a NaN or an infinity occurs.
 template <bool DOT, typename T>
 static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, float* panel, Ints& check) {
   const int64_t size = words_of<DOT>(d), whole = whole_words<DOT>(d);
   Ints met = check;
-  for (int64_t j = 0; j < PANEL; j += W) {
+  const int64_t width = vectors_for(padded(rows, KEYS_AT_ONCE<DOT>)) * W;
+  for (int64_t j = 0; j < width; j += W) {
+    if (j >= rows) {
+      for (int64_t c = 0; c < size; c++) store(panel + c * PANEL + j, all(0.0f));
+      continue;
+    }
     const T* from = keys + j * stride;
     for (int64_t c = 0; c < size; c += W) {
       Floats tile[W];
@@ -213,7 +222,7 @@ static void pack_keys(const T* keys, int64_t stride, int64_t rows, int64_t d, fl
 }
 
 // Rows [from, to) of values into all panels of columns; `height` is the padded number of keys. Rows at and beyond m are
-// zeros.
+// zeros, and so are columns beyond d in `vectors_for` vectors.
 template <bool DOT, typename T>
 static void pack_values(const T* values, int64_t stride, int64_t m, int64_t d, int64_t from, int64_t to, int64_t height,
                         float* panels, Ints& check) {
@@ -222,10 +231,11 @@ static void pack_values(const T* values, int64_t stride, int64_t m, int64_t d, i
   for (int64_t p = 0; p * PANEL < d; p++) {
     float* panel = panels + p * PANEL * height / AT_ONCE;
     const bool whole = (p + 1) * PANEL <= d;
+    const int64_t width = vectors_for(d - p * PANEL) * W;
     for (int64_t j = from; j < to; j += AT_ONCE) {
       const T* here = values + j * stride + p * PANEL;
       float* row = panel + j / AT_ONCE * PANEL;
-      for (int64_t v = 0; v < PANEL; v += W) {
+      for (int64_t v = 0; v < width; v += W) {
         const int64_t left = whole ? W : d - p * PANEL - v;
         const Floats upper = j < m && left > 0 ? read(here + v, left) : all(0.0f);
         met |= not_finite(upper);

@@ -23,53 +23,68 @@ INLINE void configure_tiles() {
   _tile_loadconfig(&config);
 }
 
-// C [16 × PANEL] = or += A [16 × steps] · B [steps × PANEL]; steps is a multiple of 16.
-template <bool ADD> INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
+// C [16 × 16·TILES] = or += A [16 × steps] · B [steps × PANEL]; steps is a multiple of 16.
+template <int TILES, bool ADD>
+INLINE void sixteen_rows(const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps) {
   if (ADD) {
     _tile_loadd(0, c, ldc * 4);
-    _tile_loadd(1, c + 16, ldc * 4);
-    _tile_loadd(2, c + 32, ldc * 4);
-    _tile_loadd(3, c + 48, ldc * 4);
+    if constexpr (TILES > 1) _tile_loadd(1, c + 16, ldc * 4);
+    if constexpr (TILES > 2) _tile_loadd(2, c + 32, ldc * 4);
+    if constexpr (TILES > 2) _tile_loadd(3, c + 48, ldc * 4);
   } else {
     _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    if constexpr (TILES > 1) _tile_zero(1);
+    if constexpr (TILES > 2) _tile_zero(2);
+    if constexpr (TILES > 2) _tile_zero(3);
   }
   for (int64_t k = 0; k < steps; k += 16, b += 16 * PANEL) {
     _tile_loadd(4, a + k, lda * 4);
     _tile_loadd(5, b, PANEL * 4);
     _tile_dpbf16ps(0, 4, 5);
-    _tile_loadd(6, b + 16, PANEL * 4);
-    _tile_dpbf16ps(1, 4, 6);
-    _tile_loadd(7, b + 32, PANEL * 4);
-    _tile_dpbf16ps(2, 4, 7);
-    _tile_loadd(5, b + 48, PANEL * 4);
-    _tile_dpbf16ps(3, 4, 5);
+    if constexpr (TILES > 1) {
+      _tile_loadd(6, b + 16, PANEL * 4);
+      _tile_dpbf16ps(1, 4, 6);
+    }
+    if constexpr (TILES > 2) {
+      _tile_loadd(7, b + 32, PANEL * 4);
+      _tile_dpbf16ps(2, 4, 7);
+      _tile_loadd(5, b + 48, PANEL * 4);
+      _tile_dpbf16ps(3, 4, 5);
+    }
   }
   _tile_stored(0, c, ldc * 4);
-  _tile_stored(1, c + 16, ldc * 4);
-  _tile_stored(2, c + 32, ldc * 4);
-  _tile_stored(3, c + 48, ldc * 4);
+  if constexpr (TILES > 1) _tile_stored(1, c + 16, ldc * 4);
+  if constexpr (TILES > 2) _tile_stored(2, c + 32, ldc * 4);
+  if constexpr (TILES > 2) _tile_stored(3, c + 48, ldc * 4);
 }
 
 // The same for `rows` rows of C. All 16 rows of A are read: those beyond must be readable, but may have any content.
-template <bool ADD, bool FOLD>
+template <int TILES, bool ADD, bool FOLD>
 static void tile_product(int rows, const float* a, int64_t lda, const float* b, float* c, int64_t ldc, int64_t steps,
                          Floats* top) {
-  static_assert(PANEL == 64, "four tiles");
+  static_assert(PANEL == 64 && W == 16, "a vector is a row of a tile");
+  constexpr int WIDTH = 16 * TILES;
   if (rows == 16) {
-    sixteen_rows<ADD>(a, lda, b, c, ldc, steps);
+    sixteen_rows<TILES, ADD>(a, lda, b, c, ldc, steps);
   } else {
-    alignas(64) float some[16 * PANEL];
-    for (int r = 0; r < rows && ADD; r++) __builtin_memcpy(some + r * PANEL, c + r * ldc, PANEL * 4);
-    if (ADD) __builtin_memset(some + rows * PANEL, 0, (size_t)(16 - rows) * PANEL * 4);
-    sixteen_rows<ADD>(a, lda, b, some, PANEL, steps);
-    for (int r = 0; r < rows; r++) __builtin_memcpy(c + r * ldc, some + r * PANEL, PANEL * 4);
+    alignas(64) float some[16 * WIDTH];
+    for (int r = 0; r < rows && ADD; r++) __builtin_memcpy(some + r * WIDTH, c + r * ldc, WIDTH * 4);
+    if (ADD) __builtin_memset(some + rows * WIDTH, 0, (size_t)(16 - rows) * WIDTH * 4);
+    sixteen_rows<TILES, ADD>(a, lda, b, some, WIDTH, steps);
+    for (int r = 0; r < rows; r++) __builtin_memcpy(c + r * ldc, some + r * WIDTH, WIDTH * 4);
   }
   if (FOLD)
     for (int r = 0; r < rows; r++)
-      for (int v = 0; v < PANEL; v += W) top[r] = larger(top[r], load(c + r * ldc + v));
+      for (int v = 0; v < WIDTH; v += W) top[r] = larger(top[r], load(c + r * ldc + v));
+}
+
+// The same for the first 1, 2 or 4 vectors of a panel.
+template <bool ADD, bool FOLD>
+INLINE void tile_product(int rows, int vectors, const float* a, int64_t lda, const float* b, float* c, int64_t ldc,
+                         int64_t steps, Floats* top) {
+  if (vectors == 1) return tile_product<1, ADD, FOLD>(rows, a, lda, b, c, ldc, steps, top);
+  if (vectors == 2) return tile_product<2, ADD, FOLD>(rows, a, lda, b, c, ldc, steps, top);
+  tile_product<4, ADD, FOLD>(rows, a, lda, b, c, ldc, steps, top);
 }
 #endif
 

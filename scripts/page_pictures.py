@@ -15,12 +15,12 @@ from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tests" / "viewer"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "viewer")]
 
-from chromium import Browser, Page  # noqa: E402
 from page_steps import idle  # noqa: E402
 
 import headwise as hw  # noqa: E402
+from chromium import Browser, Page  # noqa: E402
 from headwise.reports import write_report  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"

@@ -22,6 +22,7 @@ _NAMESPACES = (
     "corpus",
     "edit",
     "errors",
+    "interventions",
     "kernels",
     "lm",
     "masks",
@@ -51,9 +52,9 @@ _HOMES = {
     "lm.loading": ["load_model"],
     "map": ["AttentionMap"],
     "masks": ["Causal", "Dense", "Documents", "Lengths", "Sinks", "Window"],
-    "models": ["attach", "find_heads"],
+    "models": ["attach", "find_heads", "intervene"],
     "nn": ["MultiHeadAttention", "TransformerBlock"],
-    "reports.see": ["report", "see"],
+    "reports.see": ["report", "see", "show"],
     "scores": ["ALiBi", "Bias", "RelativeBias", "SinkLogits", "SoftCap"],
     "table": ["HeadTable"],
     "telemetry": ["watch"],
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
         corpus as corpus,
         edit as edit,
         errors as errors,
+        interventions as interventions,
         kernels as kernels,
         lm as lm,
         masks as masks,
@@ -103,9 +105,9 @@ if TYPE_CHECKING:
         Sinks as Sinks,
         Window as Window,
     )
-    from headwise.models import attach as attach, find_heads as find_heads
+    from headwise.models import attach as attach, find_heads as find_heads, intervene as intervene
     from headwise.nn import MultiHeadAttention as MultiHeadAttention, TransformerBlock as TransformerBlock
-    from headwise.reports.see import report as report, see as see
+    from headwise.reports.see import report as report, see as see, show as show
     from headwise.scores import (
         ALiBi as ALiBi,
         Bias as Bias,

@@ -80,8 +80,14 @@ def attend(
             expected.
     Source: Vaswani et al. 2017, eq. 1; blockwise: Milakov & Gimelshein 2018, Dao et al. 2022.
     """
+    if events.editing and (edited := events.here().edited) is not None and (return_map or not measures):
+        changed: Tensor | tuple[Tensor, AttentionMap] = edited(
+            q, k, v, mask=mask, is_causal=is_causal, scale=scale, score=score, dropout_p=dropout_p,
+            return_map=return_map, measures=measures, kernel=kernel,
+        )  # fmt: skip
+        return changed
     if is_causal or isinstance(mask, Tensor):
-        mask, score = _torch_arguments(q, k, v, mask, is_causal, score)
+        mask, score = torch_arguments(q, k, v, mask, is_causal, score)
     graph = in_graph()
     plain = not (return_map or measures or graph) and dropout_p == 0 and score == ()
     if plain and (done := again(q, k, v, mask, scale, kernel)) is not None:
@@ -137,7 +143,7 @@ def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **op
     return attend(q, k, v, **options), None
 
 
-def _torch_arguments(
+def torch_arguments(
     q: Tensor, k: Vectors, v: Vectors, mask: Mask | Tensor | None, is_causal: bool, score: Score | Sequence[Score]
 ) -> tuple[Mask | None, Score | Sequence[Score]]:
     """Convert `mask=<tensor>` and `is_causal=True` to a mask and scores."""

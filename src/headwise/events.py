@@ -34,17 +34,20 @@ class Here(NamedTuple):
         progress: called by long calls without gradients after each block of rows (kernels/pauses.py).
         on_delta: called with δ [b, h, n] in the backward pass of calls made here.
         module: the attention module that is computed for subscribers.
+        edited: computes the `attend` calls of that module with edits (`headwise.interventions`).
     """
 
     kernel: str | None = None
     progress: Progress | None = None
     on_delta: OnDelta | None = None
     module: nn.Module | None = None
+    edited: Callable[..., Any] | None = None
 
 
 _here: ContextVar[Here] = ContextVar("headwise", default=Here())  # noqa: B039  (it is immutable)
 here = _here.get
 listening = 0  # open `listen` contexts of all threads: torch.compile can read a number, but no context variable
+editing = 0  # subscribers with edits
 
 
 @contextmanager
@@ -76,7 +79,7 @@ class Subscriber:
 
     Attributes:
         on_call: called with each `AttentionCall`. on_delta: called with a module's name and δ [b, h, n] of one call.
-        measures: name → measure, to be reduced in the same pass.
+        measures: name → measure, to be reduced in the same pass. edits: changes of the calls, the first applied first.
         modules: the modules and what to call them; None for every module in the process, all called "".
     """
 
@@ -84,6 +87,7 @@ class Subscriber:
     on_delta: Callable[[str, Tensor], Any] | None
     measures: Mapping[str, Measure]
     modules: Mapping[nn.Module, str] | None
+    edits: Sequence[Any] = ()
 
     def sees(self, module: nn.Module) -> bool:
         """Whether it receives the calls of this module. A copy of a module is another module."""
@@ -105,25 +109,29 @@ def subscribe(
     on_delta: Callable[[str, Tensor], Any] | None = None,
     measures: Sequence[str | Measure] = (),
     modules: Mapping[nn.Module, str] | None = None,
+    edits: Sequence[Any] = (),
 ) -> Iterator[None]:
-    """Within it, attention calls of these modules, in any thread, are published to the callbacks; see `Subscriber`.
+    """Within it, attention calls of these modules, in any thread, are published to the callbacks and computed with the
+    edits; see `Subscriber`.
 
     Raises:
         ConfigError: if a measure is unknown, or if another subscriber to the same modules has a different one of that
             name.
     """
-    global subscribers
+    global subscribers, editing
     wanted = {measure.name: measure for measure in resolve(measures)} if measures else {}
-    new = Subscriber(on_call, on_delta, wanted, modules)
+    new = Subscriber(on_call, on_delta, wanted, modules, tuple(edits))
     with _lock:
         for other in subscribers:
             _check_agreement(new, other)
         subscribers = (*subscribers, new)
+        editing += bool(new.edits)
     try:
         yield
     finally:
         with _lock:
             subscribers = tuple(one for one in subscribers if one is not new)
+            editing -= bool(new.edits)
 
 
 def subscribed(module: nn.Module) -> bool:

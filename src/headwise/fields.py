@@ -11,7 +11,7 @@ From it, `cut` slices the object to some batch entries, heads or a rectangle, `j
 and `write` and `read` serialize the object to plain values and back.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -105,6 +105,32 @@ def inside(thing: Described) -> list[Described]:
         if isinstance(field, Inner):
             found += inside(getattr(thing, name))
     return found
+
+
+def same(one: Sequence[Described], other: Sequence[Described]) -> bool:
+    """Whether two lists of objects are known to have equal values."""
+    if len(one) != len(other):
+        return False
+    for first, second in zip(one, other, strict=True):
+        if first is second:
+            continue
+        if any(thing.holds is None for top in (first, second) for thing in inside(top)):
+            return False
+        held: tuple[list[Tensor], list[Tensor]] = ([], [])
+        codes = [write(first, _kept_in(held[0])), write(second, _kept_in(held[1]))]
+        if codes[0] != codes[1] or not all(
+            x.device == y.device and torch.equal(x, y) for x, y in zip(*held, strict=True)
+        ):
+            return False
+    return True
+
+
+def _kept_in(tensors: list[Tensor]) -> Put:
+    def put(x: Tensor) -> int:
+        tensors.append(x)
+        return len(tensors)
+
+    return put
 
 
 def write(thing: Described, put: Put, deepest: int = DEEPEST) -> dict[str, Any]:

@@ -30,10 +30,10 @@ from headwise.kernels.quantized import Vectors, decoded
 from headwise.kernels.reads import Matrix
 from headwise.map_products import TransposedMap, linear_operator, operand, reading
 from headwise.masks import Mask
-from headwise.pictures.maps import maps_html
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.rule import Rule
+from headwise.shown import Shown
 from headwise.stats import Measure, Measurements, Statistic, measure, resolve, statistics_for
 from headwise.tiles import Tile
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 DENSE_LIMIT = 1 << 26  # the most weights that to_dense() returns without force=True: 256 MB in float32
 
 
-class AttentionMap:
+class AttentionMap(Shown):
     """Attention weights of all batch entries and heads, [b, h, n, m], computed from q, k and the log-sum-exp.
 
     All results are detached, float32 (float64 for float64 inputs) and exact up to the rounding of the logits. Weights
@@ -269,15 +269,6 @@ class AttentionMap:
             f"AttentionMap({b} × {h} heads, {n} queries × {m} keys, {self.rule.mask!r}{scores}, kernel {self.kernel}; "
             f"{size / 1e6:.1f} MB stored, {b * h * n * m * 4 / 1e6:.1f} MB if dense)"
         )
-
-    @reading
-    def _repr_html_(self) -> str:
-        shown = 0 if has_no_numbers(self.lse) else pooling.shown_heads(*self.shape)
-        try:
-            maps = [(f"head {i}", self.head(0, i).pool(pooling.SHOWN_CELLS)[0, 0].cpu().numpy()) for i in range(shown)]
-        except KernelError as error:  # the named kernel does not support pictures
-            return maps_html(repr(self), [], str(error))
-        return maps_html(repr(self), maps, pooling.shown_note(*self.shape, shown))
 
     @property
     def _matrix(self) -> Matrix:

@@ -15,26 +15,6 @@ from headwise.progress import Progress
 from headwise.rule import KEY_BLOCK, Rule, diagonal_sums
 from headwise.tiles import stream
 
-SHOWN_CELLS = 72  # width of the picture of a head in a notebook
-SHOWN_HEADS = 12
-SHOWN_WEIGHTS = 40_000_000  # the most weights that all pictures of a map compute: less than a second on a few cores
-
-
-def shown_heads(b: int, h: int, n: int, m: int) -> int:
-    """The number of heads that a notebook shows pictures of; 0 if a single one would take long."""
-    return min(h, SHOWN_HEADS, SHOWN_WEIGHTS // (n * m)) if b and n and m else 0
-
-
-def shown_note(b: int, h: int, n: int, m: int, shown: int) -> str:
-    """The caption of these pictures."""
-    if not shown:
-        return "No picture is drawn; pool(512) computes one for each head." if n * m > SHOWN_WEIGHTS else ""
-    cell = max(1, -(-max(n, m) // SHOWN_CELLS))
-    of = f"{shown} of {h} heads" if shown < h else f"{h} head{'s' * (h > 1)}"
-    entry = f", entry 0 of the batch of {b}" if b > 1 else ""
-    squares = f", mean over squares of {cell} × {cell}" if cell > 1 else ""
-    return f"{of}{entry}: queries down, keys across{squares}; darker is larger, scaled to each head's largest weight."
-
 
 class Squares(NamedTuple):
     """An attention matrix, or a rectangle of it, in squares of cell × cell; each [b, h, ⌈n/cell⌉, ⌈m/cell⌉].

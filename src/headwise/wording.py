@@ -4,6 +4,7 @@
 ('two heads', '两个头')
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -16,6 +17,20 @@ def check_language(lang: str) -> None:
     """Raise ConfigError unless `lang` is "en" or "zh"."""
     if lang not in LANGUAGES:
         raise ConfigError(f"lang={lang!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+
+
+def language(environment: Mapping[str, str] = os.environ) -> str:
+    """The user's language, "en" or "zh": HEADWISE_LANG if it is set, otherwise by the locale.
+
+    >>> language({"LANG": "zh_CN.UTF-8"}), language({"LC_ALL": "C", "LANG": "zh_CN.UTF-8"})
+    ('zh', 'en')
+    """
+    if chosen := environment.get("HEADWISE_LANG"):
+        if chosen not in LANGUAGES:
+            raise ConfigError(f"HEADWISE_LANG={chosen!r}: expected {' or '.join(map(repr, LANGUAGES))}")
+        return chosen
+    locale = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return "zh" if locale.lower().startswith(("zh", "chinese")) else "en"
 
 
 class Bilingual(str):

@@ -193,8 +193,8 @@ def _mask(rng: random.Random, depth: int) -> Tree:
     if depth > 1 and rng.random() < 0.35:
         return rng.choice(("and", "and", "or")), _mask(rng, depth - 1), _mask(rng, depth - 1)
     kind = rng.choices(
-        ("causal", "window", "sinks", "lengths", "documents", "dense", "everything", "head windows"),
-        (8, 4, 2, 4, 3, 3, 1, 2),
+        ("causal", "window", "sinks", "lengths", "documents", "dense", "everything", "head windows", "forbidden"),
+        (8, 4, 2, 4, 3, 3, 1, 2, 2),
     )[0]
     match kind:
         case "window":
@@ -203,6 +203,8 @@ def _mask(rng: random.Random, depth: int) -> Tree:
             return kind, rng.choice((0, 1, 2, 4, 500))
         case "head windows":
             return kind, rng.randrange(1 << 20), rng.choice((0, 0, 1, 4))
+        case "forbidden":
+            return kind, rng.randrange(1 << 20), rng.random() < 0.3, rng.random() < 0.5, rng.choice((0.03, 0.3, 0.9))
         case "lengths":
             return kind, rng.randrange(1 << 20), rng.random() < 0.3, rng.choice(("left", "right"))
         case "documents":

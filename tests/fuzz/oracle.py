@@ -43,6 +43,10 @@ def allowed(mask: Tree, b: int, h: int, n: int, m: int, held: Mapping[str, Tenso
             ids = torch.atleast_2d(held[rest[0]])
             mine = ids[:, m - n :, None]
             found = ((mine == ids[:, None, :]) & (mine >= 0))[:, None]
+        case "forbidden":
+            queries, keys, heads = (held[name] for name in rest)
+            pairs = torch.atleast_2d(queries)[:, None, :, None] & torch.atleast_2d(keys)[:, None, None, :]
+            found = ~(pairs & heads[:, None, None])
         case "dense":
             found = held[rest[0]]
             found = found[:, None] if found.ndim == 3 else found

@@ -162,6 +162,14 @@ def _mask(case: Case, tree: Tree, data: list[str]) -> tuple[Tree, str]:
             }[how]
             data.append(f"{name} = {ids}")
             return (kind, name), f"hw.Documents({name})"
+        case "forbidden":
+            seed, each, all_heads, share = rest
+            size = f"{b}, " if each and b else ""
+            for at, shape in (("q", f"{size}{n}"), ("k", f"{size}{m}"), ("h", str(case.h))):
+                below = 2.0 if at == "h" and all_heads else share
+                data.append(f"{name}{at} = torch.rand({shape}, {_generator(seed)}) < {below}")
+            heads = "None" if all_heads and seed % 2 else f"{name}h"
+            return (kind, f"{name}q", f"{name}k", f"{name}h"), f"hw.masks.Forbidden({name}q, {name}k, {heads})"
         case "dense":
             seed, ndim, share = rest
             size = ", ".join(map(str, (b if seed % 2 else 1, case.h if seed % 3 else 1, n, m)[4 - ndim :]))

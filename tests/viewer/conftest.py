@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 
 import pytest
-from chromium import BROWSER, Browser, Page
 from fake_server import Fake, serving
 from page_steps import IDLE, TEXT, idle
 
+from chromium import BROWSER, Browser, Page
 from headwise.reports.viewer.page import viewer_page
 
 

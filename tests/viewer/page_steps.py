@@ -5,8 +5,8 @@ import re
 from urllib.parse import parse_qsl
 
 import numpy as np
-from chromium import Page
 
+from chromium import Page
 from headwise.pictures.colours import stops
 
 TEXT = "".join(f"{i:04d}武松，打虎 \n" for i in range(300))  # 3,300 tokens of a character each

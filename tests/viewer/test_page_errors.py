@@ -1,8 +1,9 @@
 """What the viewer's page says and does when the server refuses, is busy, or is away: one line, and patience."""
 
 import pytest
-from chromium import Page
 from fake_server import Fake
+
+from chromium import Page
 
 pytestmark = pytest.mark.browser
 TEXT = "武松打虎。" * 400

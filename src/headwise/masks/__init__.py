@@ -30,6 +30,7 @@ from headwise.masks.base import (
     Part,
     conjuncts,
 )
+from headwise.masks.forbidden import Forbidden
 from headwise.masks.given import Dense, Documents, Lengths
 from headwise.masks.grid import Grid, Span, State
 from headwise.masks.head_windows import HeadWindows
@@ -47,6 +48,7 @@ __all__ = [
     "Dense",
     "Documents",
     "Everything",
+    "Forbidden",
     "Grid",
     "HeadWindows",
     "Lengths",
@@ -62,7 +64,7 @@ __all__ = [
     "register",
 ]
 
-for _kind in (And, Or, Everything, Causal, Window, Sinks, Lengths, Documents, Dense, HeadWindows):
+for _kind in (And, Or, Everything, Causal, Window, Sinks, Lengths, Documents, Dense, HeadWindows, Forbidden):
     register(_kind)
 MASKS = Mask.known  # by name, for files and graphs
 

@@ -2,6 +2,7 @@
 
 from headwise.models.attaching import Attachment, attach
 from headwise.models.find import KINDS, find_heads, register
+from headwise.models.intervening import intervene
 from headwise.models.recognise import NotFollowed, Recognised, Recognition, recognise
 from headwise.models.site import HeadSite, Kind
 from headwise.models.taps import record_heads, scale_heads
@@ -22,6 +23,7 @@ __all__ = [
     "Resizing",
     "attach",
     "find_heads",
+    "intervene",
     "observe",
     "recognise",
     "record_heads",

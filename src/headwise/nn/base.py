@@ -20,12 +20,13 @@ from headwise.nn.positions import Rotary
 from headwise.nn.steps import Steps
 from headwise.publishing import published
 from headwise.scores import Score
+from headwise.shown import Shown
 from headwise.stats import Measure
 
 Design = TypeVar("Design", bound="AttentionLayer")
 
 
-class AttentionLayer(nn.Module):
+class AttentionLayer(Shown, nn.Module):
     """Computes y from x and a context:  project → apply_rope → cache → attention → merge → output.
 
     A design defines `project` and `o_proj` (or `output`), and overrides any other step in which it differs. A design

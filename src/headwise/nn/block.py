@@ -11,6 +11,7 @@ from headwise.masks import Mask
 from headwise.nn.base import AttentionLayer
 from headwise.nn.checks import size
 from headwise.scores import Score
+from headwise.shown import Shown
 from headwise.stats import Measure
 
 ORDERS = ("pre", "post")
@@ -22,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class TransformerBlock(nn.Module):
+class TransformerBlock(Shown, nn.Module):
     """Pre-norm:  z = x + D(Attention(N_1(x))),  y = z + D(FF(N_2(z)));
     post-norm:  z = N_1(x + D(Attention(x))),  y = N_2(z + D(FF(z)));
     FF(z) = D'(f(z W_1 + b_1)) W_2 + b_2.

@@ -16,7 +16,7 @@ can, in training too.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from headwise import events
 from headwise.attention import attend_to
+from headwise.interventions.computing import attend_edited
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Mask, conjuncts
@@ -115,6 +116,8 @@ def published(
     receivers = [partial(one.on_delta, name) for one, name in seen_by if one.on_delta is not None]
     calls = [(one.on_call, name) for one, name in seen_by if one.on_call is not None]
     changes: dict[str, Any] = {"module": module}
+    if edits := [replace(placed, name=name) for one, name in seen_by for placed in one.edits]:
+        changes["edited"] = partial(attend_edited, edits, to_itself)
     if receivers:
         changes["on_delta"] = lambda delta: [receiver(delta) for receiver in receivers]
     if not calls or (measures and not return_map):  # the latter raises

@@ -5,7 +5,7 @@ from headwise.reports.dynamics import write_dynamics
 from headwise.reports.html import write_report
 from headwise.reports.matrix import write_matrix
 from headwise.reports.png import write_pngs
-from headwise.reports.see import report
+from headwise.reports.see import report, show
 from headwise.reports.views import VIEWS, View, register, write_view
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "View",
     "register",
     "report",
+    "show",
     "write_dynamics",
     "write_matrix",
     "write_pngs",

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 
 import numpy as np
 
 from headwise.errors import ShapeError
+from headwise.shown import Shown
 from headwise.table import HeadTable
 
 
@@ -93,7 +93,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """The content of a report. Arrays and lists by [layers, heads] are padded to the layer with the most heads.
 
     Attributes:
@@ -103,6 +103,7 @@ class Report:
         comparisons: of the heads with one another.
         importance: a column per method, larger for more important heads; without columns if not computed.
         facts: (name, value) pairs shown under the title. notes: sentences shown below.
+        lang: language in notebooks, "" for that of the locale.
     """
 
     title: str
@@ -114,6 +115,7 @@ class Report:
     roles: list[list[list[str]]] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
     importance: HeadTable = field(default_factory=lambda: HeadTable({}))
+    lang: str = ""
 
     def __post_init__(self) -> None:
         if not self.passages:
@@ -143,9 +145,6 @@ class Report:
         passages = f"{len(self.passages)} passage" + "s" * (len(self.passages) > 1)
         tokens = sum(len(passage.tokens) for passage in self.passages)
         return f"Report({self.title!r}: {layers} layers, {count} heads; {passages}, {tokens} tokens)"
-
-    def _repr_html_(self) -> str:
-        return str(import_module("headwise.reports.html").framed(self))  # that module imports this one
 
     @property
     def heads(self) -> list[tuple[int, int]]:

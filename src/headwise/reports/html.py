@@ -41,20 +41,14 @@ def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "e
         OSError: if the file cannot be written; an existing file is then left unchanged.
     """
     check_language(lang)
-    page = _page(report, lang, embed_font)
+    content = page(report, lang, embed_font=embed_font).encode()
     with atomic_path(path) as temporary:
-        temporary.write_bytes(page)
+        temporary.write_bytes(content)
     return Path(path)
 
 
-def framed(report: Report) -> str:
-    """The page in a sandboxed frame for a notebook: its scripts cannot reach the notebook."""
-    page = html.escape(_page(report, "en", embed_font=True).decode())
-    look = "width: 100%; height: 760px; border: 1px solid #8884; border-radius: 6px"
-    return f'<iframe srcdoc="{page}" sandbox="allow-scripts" title="headwise" style="{look}"></iframe>'
-
-
-def _page(report: Report, lang: str, embed_font: bool) -> bytes:
+def page(report: Report, lang: str, *, embed_font: bool = True, still: str = "") -> str:
+    """The page as text. still: HTML without styles, shown instead of the page where scripts do not run."""
     table = words(lang, "report")
     data, blobs = _data(report, lang)
     data["words"] = table
@@ -68,9 +62,9 @@ def _page(report: Report, lang: str, embed_font: bool) -> bytes:
         "title": html.escape(title),
         "report": inert(code),
         "blobs": "\n".join(blobs),
+        "still": still,
     }
-    page = document(source("report.html"), table, parts, style, map(source, SCRIPTS), allow="font-src data:")
-    return page.encode("utf-8")
+    return document(source("report.html"), table, parts, style, map(source, SCRIPTS), allow="font-src data:")
 
 
 def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:

@@ -131,6 +131,33 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Wrote {count} heat maps to [bold]{path}[/bold].",
         "{count} 张热图已写入 [bold]{path}[/bold]。",
     ),
+    # Notebooks.
+    "title_map": ("Attention map", "注意力图"),
+    "head_number": ("head {head}", "第 {head} 头"),
+    "no_picture": (
+        "No picture is drawn; pool(512) computes one for each head.",
+        "未绘制图片；pool(512) 可为每个头计算一张。",
+    ),
+    "small_pictures": (
+        "{shown} of {heads} heads, entry 0 of the batch of {entries}: queries down, keys across; darker is larger, "
+        "scaled to the largest weight of each head.",
+        "共 {heads} 个头，显示 {shown} 个（批次共 {entries} 条，取第 0 条）：纵向为查询，横向为键；"
+        "颜色越深权重越大，按每个头的最大权重缩放。",
+    ),
+    "small_pooled": (
+        "{shown} of {heads} heads, entry 0 of the batch of {entries}: queries down, keys across, mean over squares of "
+        "{cell} × {cell}; darker is larger, scaled to the largest weight of each head.",
+        "共 {heads} 个头，显示 {shown} 个（批次共 {entries} 条，取第 0 条）：纵向为查询，横向为键，"
+        "每格为 {cell} × {cell} 个权重的平均值；颜色越深权重越大，按每个头的最大权重缩放。",
+    ),
+    "no_picture_of_record": (
+        "The maps are too large or too many for small pictures; hw.report(record, 'report.html') writes a page.",
+        "注意力图过大或过多，未绘制小图；hw.report(record, 'report.html') 可写出页面。",
+    ),
+    "record_more": (
+        "hw.show(record, tokenizer, tokens=ids) shows every weight with its tokens.",
+        "hw.show(record, tokenizer, tokens=ids) 可显示每个权重及其词元。",
+    ),
     # Warnings and errors of the viewer.
     "not_finite": (
         "Layer {layer}, head {head}: the scores of {count:,} queries are NaN or infinite and are not shown.",

@@ -139,6 +139,26 @@ REPORT: dict[str, tuple[str, str]] = {
         "此浏览器无法显示权重（{error}）。请使用 2023 年或更新的浏览器。",
     ),
 }
+# Maps, records and layers in notebooks.
+NOTEBOOK: dict[str, tuple[str, str]] = {
+    "small_hint": (
+        "One picture per head: queries from top to bottom, keys from left to right; darker is larger, scaled to the "
+        "largest weight of each head.",
+        "每个头一张图：纵向为查询，横向为键；颜色越深权重越大，按每个头的最大权重缩放。",
+    ),
+    "more_heads": ("… and {count} more heads", "……另有 {count} 个头"),
+    "statistics_hint": (
+        "One picture per statistic: rows are layers, columns are heads; darker is larger.",
+        "每个统计量一张图：行为层，列为头；颜色越深数值越大。",
+    ),
+    "step": ("step", "步骤"),
+    "formula": ("formula", "公式"),
+    "shape": ("shape", "形状"),
+    "meaning": ("meaning", "含义"),
+    "parameter": ("parameter", "参数"),
+    "count": ("numbers", "数目"),
+    "total": ("total", "合计"),
+}
 # The viewer.
 VIEWER: dict[str, tuple[str, str]] = {
     "title": ("Attention on long texts", "长文本的注意力"),
@@ -256,11 +276,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "gradient": ("gradient", "梯度"),
     "padding_mass": ("padding mass", "填充权重"),
 }
-PAGES = {"report": REPORT, "viewer": VIEWER}
+PAGES = {"report": REPORT, "viewer": VIEWER, "notebook": NOTEBOOK}
 
 
 def words(lang: str, page: str) -> dict[str, str]:
-    """The words of the page "report" or "viewer", those of both included, in "en" or "zh"."""
+    """The words of the page "report" or "viewer", or of the "notebook", those of all included, in "en" or "zh"."""
     check_language(lang)
     return {key: both[lang == "zh"] for key, both in {**SHARED, **PAGES[page]}.items()}
 

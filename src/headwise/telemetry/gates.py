@@ -24,8 +24,8 @@ from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
 from headwise.events import subscribe
 from headwise.models.adapters.places import Place, give_back, take_over
+from headwise.models.adapters.selecting import select
 from headwise.nn.base import AttentionLayer
-from headwise.telemetry.places import select
 
 Self = TypeVar("Self", bound="GateGradients")
 

@@ -19,6 +19,7 @@ from headwise.map import AttentionMap
 from headwise.models.adapters.places import Place, give_back, take_over
 from headwise.publishing import AttentionCall, observe
 from headwise.rule import own_dtypes
+from headwise.shown import Shown
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.ledger import Ledger
@@ -33,7 +34,7 @@ from headwise.telemetry.writers import Writer, Writers
 Self = TypeVar("Self", bound="Record")
 
 
-class Record:
+class Record(Shown):
     """Statistics of every watched head, as returned by `watch`; those of a layer are over all of its calls.
 
     Attributes:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from torch import nn
 
 from headwise.models.adapters.places import find
+from headwise.models.adapters.selecting import select
 from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm
 from headwise.telemetry.options import options
-from headwise.telemetry.places import select
 from headwise.telemetry.recognised import RecognisedRecord
 from headwise.telemetry.record import Record
 

@@ -28,4 +28,5 @@ from headwise.analysis.importance.gradient import (
     gradient_importance as gradient_importance,
     taylor_importance as taylor_importance,
 )
+from headwise.analysis.importance.knockout import attention_knockout as attention_knockout
 from headwise.analysis.importance.values import Head as Head, HeadImportance as HeadImportance

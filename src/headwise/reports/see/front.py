@@ -1,7 +1,8 @@
 """`see`: the report of a text and a loaded model, or of the inputs of any model, in one call."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,18 @@ from torch import Tensor, nn
 from headwise.errors import ConfigError
 from headwise.lm.loading import LoadedModel, load_model
 from headwise.lm.text_files import read_text
+from headwise.map import AttentionMap
 from headwise.progress import Progress, ignored
 from headwise.reports.data import Report
 from headwise.reports.figure import figure_class
 from headwise.reports.html import write_report
+from headwise.reports.messages import message
 from headwise.reports.png import write_pngs
 from headwise.reports.see.look import CELLS, look_at
-from headwise.reports.see.watched import report
-from headwise.telemetry import watch
-from headwise.wording import check_language
+from headwise.reports.see.tokens import text_of
+from headwise.reports.see.watched import of_maps, report
+from headwise.telemetry import Record, watch
+from headwise.wording import check_language, language
 
 SAMPLE = (
     "话说鲁智深回到丛林选佛场中禅床上扑倒头便睡。上下肩两个禅和子推他起来，说道：“使不得，既要出家，如何不学坐禅？”"
@@ -89,6 +93,58 @@ def see(
     if png is not None:
         write_pngs(found, png, progress=progress, lang=lang)
     return found
+
+
+def show(
+    thing: LoadedModel | nn.Module | Record | AttentionMap | str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
+    text: str | Tensor | Mapping[str, Any] | None = None,
+    *,
+    tokens: Any = None,
+    pieces: Any = None,
+    entries: int | Sequence[int] | None = None,
+    title: str = "",
+    cells: int = CELLS,
+    lang: str | None = None,
+) -> Report:
+    """Show every head of a model, a record or a map, in the last line of a notebook's cell.
+
+        hw.show(model, tokenizer, "The tiger sleeps.")          # any model that `watch` supports
+        hw.show("minilm", text="The tiger sleeps.")             # a model by name or folder, as in `load_model`
+        hw.show(record, tokenizer, tokens=ids)                  # of hw.watch(model, maps="lazy")
+        hw.show(amap, pieces=["The", " tiger", " sleeps"])      # of hw.attend(…, return_map=True)
+
+    Args:
+        thing: what to show; None for the embedded decoder.
+        tokenizer, text: as in `see`; for a record, the tokenizer of `tokens`.
+        tokens, pieces, entries: the tokens of a record or a map, as in `report`.
+        title, cells: as in `see`.
+        lang: "en" or "zh"; None for the language of the locale.
+    Returns:
+        The `Report`, which a notebook shows as its page: offline, in a frame of its own, with pictures below for
+        notebooks without JavaScript.
+    Raises:
+        ConfigError: for arguments that do not belong to `thing`, and as in `see` and `report`.
+    """
+    lang = language() if lang is None else lang
+    check_language(lang)
+    known = isinstance(thing, Record | AttentionMap)
+    others = {"text": text} if known else {"tokens": tokens, "pieces": pieces, "entries": entries}
+    for name, given in others.items():
+        if given is not None:
+            raise ConfigError(f"show({name}=…): does not apply to {type(thing).__name__}; {_OTHER[known]}")
+    options: dict[str, Any] = {"title": title, "cells": cells, "lang": lang}
+    if isinstance(thing, Record):
+        found = report(thing, tokens=tokens, pieces=pieces, tokenizer=tokenizer, entries=entries, **options)
+    elif isinstance(thing, AttentionMap):
+        texts = text_of("", tokens, pieces, tokenizer), None
+        found = of_maps({"": thing.using(thing.named)}, texts, entries, title or message("title_map"), cells)
+    else:
+        found = see(text, thing, tokenizer=tokenizer, **options)
+    return replace(found, lang=lang)
+
+
+_OTHER = {True: "give tokens=…, pieces=… or both", False: "give text=…, the text, its token ids or the model's inputs"}
 
 
 def _of_module(text: Any, model: nn.Module, tokenizer: Any, title: str, cells: int) -> Report:

@@ -6,7 +6,8 @@ hw.report(record, "report.html", tokens=batch["input_ids"], tokenizer=tokenizer)
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,15 @@ from headwise.reports.see.patterns import pattern, roles_of
 from headwise.reports.see.places import Places
 from headwise.reports.see.tokens import Text, numbered, text_of
 from headwise.stats import Tokens, known
-from headwise.table import HeadTable
+from headwise.table import HeadColumn, HeadTable
 from headwise.telemetry import Record
+from headwise.telemetry.pictures import Picture
+from headwise.telemetry.summary import Summary
 from headwise.wording import check_language, joined
 
 ENTRIES = 4  # of a batch are shown by default
 
 
-@torch.no_grad()
 def report(
     record: Record,
     path: str | os.PathLike[str] | None = None,
@@ -76,30 +78,43 @@ def report(
     if not record.maps:
         why = "keeps no maps; watch(model, maps='lazy') does" if record.latest.steps else "has not measured a forward"
         raise ConfigError(f"report(record): the record {why}")
+    texts = text_of("", tokens, pieces, tokenizer), text_of("decoder_", decoder_tokens, decoder_pieces, tokenizer)
+    name = type(record.model).__name__
+    size = sum(p.numel() for p in record.model.parameters()) / 1e6
+    facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, millions=size))]
+    steps: list[tuple[str, str]] = [(message("steps"), message("fact_steps", count=record.totals.steps))]
+    found = of_maps(record.maps, texts, entries, title or name, cells, latest=record.latest, unnamed=name)
+    found = replace(found, facts=facts + found.facts + steps)
+    if path is not None:
+        write_report(found, path, lang=lang)
+    return found
+
+
+@torch.no_grad()
+def of_maps(
+    maps: Mapping[str, AttentionMap | Picture], texts: tuple[Text | None, Text | None],
+    entries: int | Sequence[int] | None, title: str, cells: int, *, latest: Summary | None = None, unnamed: str = "",
+) -> Report:  # fmt: skip
+    """The report of maps by the names of their layers. latest: further statistics. unnamed: the name of layers that
+    have none."""
     if cells < 1:
         raise ConfigError(f"cells={cells}: expected at least 1")
-    groups = groups_of(record.maps)
-    texts = text_of("", tokens, pieces, tokenizer), text_of("decoder_", decoder_tokens, decoder_pieces, tokenizer)
+    groups = groups_of(maps)
     _check(groups, texts)
-    places = Places(tuple(amap.shape[1] for amap in record.maps.values()))
+    places = Places(tuple(amap.shape[1] for amap in maps.values()))
     passages = [
         shown
         for group, name in zip(groups, titles(groups), strict=True)
         for shown in _passages(group, name, texts, groups, places, _entries(group, entries), cells)
     ]
-    name = type(record.model).__name__
-    statistics, patterns, roles_found = _numbers(record, groups, texts, places)
-    size = sum(p.numel() for p in record.model.parameters()) / 1e6
-    facts: list[tuple[str, str]] = [(message("model"), message("fact_model", name=name, millions=size))]
-    kernels = sorted({amap.kernel for amap in record.maps.values() if isinstance(amap, AttentionMap)})
-    facts += [(message("kernel"), ", ".join(kernels))] if kernels else []
-    facts += [(message("steps"), message("fact_steps", count=record.totals.steps))]
-    notes = [message("explained"), *_notes(record, groups, entries)]
+    columns, patterns, roles_found = _numbers(maps, latest, groups, texts, places)
+    heads = [range(count) for count in places.counts]
+    statistics = HeadTable(columns, layers=[name or unnamed for name in maps], heads=heads)
+    kernels = sorted({amap.kernel for amap in maps.values() if isinstance(amap, AttentionMap)})
+    facts: list[tuple[str, str]] = [(message("kernel"), ", ".join(kernels))] if kernels else []
+    notes = [message("explained"), *_notes(maps, groups, entries)]
     compared = alike(groups[0].lazy, places) if len(groups) == 1 and groups[0].lazy else []
-    found = Report(title or name, passages, statistics, patterns, facts, notes, roles=roles_found, comparisons=compared)
-    if path is not None:
-        write_report(found, path, lang=lang)
-    return found
+    return Report(title, passages, statistics, patterns, facts, notes, roles=roles_found, comparisons=compared)
 
 
 def _check(groups: Sequence[Group], texts: tuple[Text | None, Text | None]) -> None:
@@ -198,8 +213,9 @@ def _from_first_to_last(members: Tensor) -> range:
 
 
 def _numbers(
-    record: Record, groups: Sequence[Group], texts: tuple[Text | None, Text | None], places: Places
-) -> tuple[HeadTable, list[list[str]], list[list[list[str]]]]:
+    maps: Mapping[str, AttentionMap | Picture], latest: Summary | None, groups: Sequence[Group],
+    texts: tuple[Text | None, Text | None], places: Places,
+) -> tuple[dict[str, HeadColumn], list[list[str]], list[list[list[str]]]]:  # fmt: skip
     """Statistics, strongest patterns and roles of all layers."""
     values: dict[str, list[np.ndarray]] = {}
 
@@ -221,19 +237,18 @@ def _numbers(
                 one = _roles(amap, keys)
                 for head in range(amap.shape[1]):
                     patterns[layer][head], roles_found[layer][head] = pattern(one, head), roles_of(one, head)
-    names = [module_name(name) for name in record.maps]
+    names = [module_name(name) for name in maps]
     crossing = {layer for group in groups if group.crosses for layer in group.layers}
-    for name in record.latest:
-        for layer_name, numbers in zip(record.latest.layers, record.latest[name].numpy(), strict=True):
+    watched = {} if latest is None else {name: latest[name].numpy() for name in latest}
+    for name, kept in watched.items():
+        for layer_name, numbers in zip(latest.layers if latest else (), kept, strict=True):
             for at in (at for at, module in enumerate(names) if module == layer_name):  # each of its calls
                 if at in crossing and (kind := known(name)) is not None and kind.placed:
                     continue
                 if name not in values or not np.isfinite(values[name][at]).any():
                     put(name, at, numbers[: places.counts[at]])
-    columns = {name: column(name, found) for name, found in values.items()}
-    layers = [name or type(record.model).__name__ for name in record.maps]
-    table = HeadTable(columns, layers=layers, heads=[range(count) for count in places.counts])
-    return table, patterns, roles_found if any(map(any, roles_found)) else []
+    columns = {name: column(name, every) for name, every in values.items()}
+    return columns, patterns, roles_found if any(map(any, roles_found)) else []
 
 
 def _roles(amap: AttentionMap, text: Text | None) -> Roles:
@@ -242,13 +257,13 @@ def _roles(amap: AttentionMap, text: Text | None) -> Roles:
     return roles(amap, tokens=text.ids, pieces=text.pieces)
 
 
-def _notes(record: Record, groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:
+def _notes(maps: Iterable[str], groups: Sequence[Group], entries: int | Sequence[int] | None) -> list[str]:
     b = max(group.size[0] for group in groups)
     notes = {
         "over_batch": b > 1,
         "first_entries": entries is None and b > ENTRIES,
         "pooled_only": any(group.pooled for group in groups),
-        "repeated_calls": any(module_name(name) != name for name in record.maps),
+        "repeated_calls": any(module_name(name) != name for name in maps),
         "no_patterns": any(group.crosses for group in groups),
     }
     return [message(code, shown=ENTRIES, entries=b) for code, applies in notes.items() if applies]

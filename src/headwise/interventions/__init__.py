@@ -1,0 +1,28 @@
+"""Edits of attention while a model runs: exact, in O(n) memory, with gradients.
+
+    >>> import torch, headwise as hw
+    >>> layer = hw.MultiHeadAttention(16, 4)
+    >>> x = torch.randn(1, 7, 16)
+    >>> y = layer(x)
+    >>> with hw.intervene(layer, hw.interventions.Forbid(queries=-1, keys=[2, 3], heads=[1])):
+    ...     changed = layer(x)
+    >>> (changed - y).abs().amax(-1)[0] > 1e-6          # only the last token has lost something
+    tensor([False, False, False, False, False, False,  True])
+
+`Forbid` removes keys before the softmax, `Scale` multiplies weights after it, `Uniform` and `Replace` put equal weights
+or those of another run in their place. An edit of your own is a subclass of `Edit`.
+
+Sets of tokens (`queries`, `keys`) are positions, a slice, a boolean tensor [tokens] or [b, tokens], or None for all.
+Positions count from the start of the sequence, or from its end if negative. With a KV cache, they count from the first
+cached token, so that an edit of a prompt also holds while text is generated. In cross attention, queries are counted in
+each call.
+"""
+
+from headwise.interventions.edit import Arguments, Edit
+from headwise.interventions.forbid import Forbid
+from headwise.interventions.replace import Replace
+from headwise.interventions.scale import Scale
+from headwise.interventions.tokens import Tokens
+from headwise.interventions.uniform import Uniform
+
+__all__ = ["Arguments", "Edit", "Forbid", "Replace", "Scale", "Tokens", "Uniform"]

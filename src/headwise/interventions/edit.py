@@ -1,0 +1,132 @@
+"""The base class of edits, and the arguments of an attention call that they change."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headwise.errors import ConfigError, check_declared
+from headwise.interventions.tokens import Tokens, checked_tokens, selection
+from headwise.masks import Grid, Mask
+from headwise.scores import Score
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of `attend` for some consecutive heads of a module.
+
+    Attributes:
+        q, k, v, mask, scale, scores: as in `attend`, for these heads alone.
+        heads: their numbers in the module. num_heads: of the whole module.
+        first: position of the first query in its own sequence. length: of that sequence.
+        name: of the module.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Mask
+    scale: float
+    scores: tuple[Score, ...]
+    heads: range
+    num_heads: int
+    first: int
+    length: int
+    name: str
+
+    @property
+    def grid(self) -> Grid:
+        """The size of the attention matrix."""
+        b, h, n, _ = self.q.shape
+        return Grid(b, h, n, self.k.shape[2])
+
+    def queries(self, tokens: Tokens) -> Tensor:
+        """Which queries are in a set of tokens: boolean [b or 1, n]."""
+        return selection(tokens, self.first, self.grid.n, self.length)
+
+    def keys(self, tokens: Tokens) -> Tensor:
+        """Which keys are in a set of tokens: boolean [b or 1, m]."""
+        return selection(tokens, 0, self.grid.m, self.grid.m)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An edit of some modules, as subscribed.
+
+    Attributes:
+        name: of the module. applied: for each call so far, whether it had a token of each set of the edit.
+    """
+
+    edit: "Edit"
+    applied: list[bool]
+    name: str = ""
+
+
+class Edit:
+    """A change of attention, for some heads and queries. A subclass defines `changed`.
+
+    Args:
+        heads: numbers of the query heads; None for all.
+        queries: the queries to change; None for all. See `headwise.interventions` for sets of tokens.
+    Attributes:
+        by_row: whether `changed` itself changes only the selected queries; otherwise the call is computed with and
+            without the edit, and each query takes its own.
+        own_keys: whether the weights afterwards are those of the keys and the scale that the model computed.
+    """
+
+    by_row: ClassVar[bool] = False
+    own_keys: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        check_declared(cls, Edit, {"changed": "the arguments of a call with the edit"})
+
+    def __init__(self, heads: Sequence[int] | int | None = None, queries: Tokens = None) -> None:
+        self.heads = _checked_heads(type(self).__name__, heads)
+        self.tokens: Mapping[str, Tokens] = {"queries": checked_tokens(f"{type(self).__name__}(queries)", queries)}
+
+    def changed(self, call: Arguments) -> Arguments:
+        """Return the arguments of the call with the edit, which applies to all of its heads."""
+        raise NotImplementedError
+
+    def mask(self, call: Arguments) -> Mask:
+        """Return the mask of a whole call with the edit, in which only `heads` are affected; for maps."""
+        return call.mask
+
+    def rows(self, call: Arguments) -> Tensor:
+        """Which queries it changes: boolean [b or 1, n]."""
+        return call.queries(self.tokens["queries"])
+
+    def applies(self, call: Arguments) -> bool:
+        """Whether the call has a token of each set."""
+        return bool(self.rows(call).any())
+
+    def chosen(self, call: Arguments) -> Tensor:
+        """Which heads of a whole call it changes: boolean [h]. ConfigError for a head that the module lacks."""
+        if self.heads is None:
+            return torch.ones(call.num_heads, dtype=torch.bool, device="cpu")
+        if self.heads[-1] >= call.num_heads:
+            raise ConfigError(
+                f"{type(self).__name__}(heads={list(self.heads)}): {call.name or 'the module'} has "
+                f"{call.num_heads} heads, counted from 0"
+            )
+        found = torch.zeros(call.num_heads, dtype=torch.bool, device="cpu")
+        found[list(self.heads)] = True
+        return found
+
+    def __repr__(self) -> str:
+        given = {"heads": None if self.heads is None else list(self.heads), **self.tokens}
+        return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in given.items())})"
+
+
+def _checked_heads(owner: str, heads: Sequence[int] | int | None) -> tuple[int, ...] | None:
+    if heads is None:
+        return None
+    given = [heads] if isinstance(heads, int) else heads
+    if isinstance(given, str) or not isinstance(given, Sequence) or not len(given):
+        raise ConfigError(f"{owner}(heads={heads!r}): expected numbers of heads, or None for all")
+    if any(isinstance(head, bool) or not isinstance(head, int) or head < 0 for head in given):
+        raise ConfigError(f"{owner}(heads={heads!r}): expected whole numbers, counted from 0")
+    return tuple(sorted(set(given)))

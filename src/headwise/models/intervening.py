@@ -1,0 +1,66 @@
+"""`intervene(model, …)`: the attention of a model with edits."""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from headwise import events
+from headwise.errors import ConfigError, unknown_name
+from headwise.interventions.edit import Edit, Placed
+from headwise.models.adapters.places import give_back, take_over
+from headwise.models.adapters.selecting import select
+
+UNUSED = ("warn", "raise", "ignore")
+
+
+@contextmanager
+def intervene(
+    model: nn.Module, *edits: Edit, layers: Iterable[int | str] | int | str | None = None, unused: str = "warn"
+) -> Iterator[None]:
+    """Within it, the attention of a model is computed with these edits.
+
+    >>> import torch, headwise as hw
+    >>> from headwise.interventions import Forbid, Scale
+    >>> model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 32), 2, enable_nested_tensor=False)
+    >>> x = torch.randn(7, 1, 16)
+    >>> with hw.intervene(model, Forbid(queries=6, keys=[0, 1]), Scale(0.0, heads=[2]), layers="layers.1.*"):
+    ...     y = model(x)
+
+    headwise computes the attention of models of transformers and of `nn.MultiheadAttention` meanwhile, as it does that
+    of its own layers; afterwards the model is as before. Outputs and gradients are exact, in O(n) memory; run the
+    backward pass within it if the model uses gradient checkpointing, which repeats the forward pass there. Observers
+    and records receive the weights that were used.
+
+    Args:
+        model: any module that `hw.attach` supports.
+        edits: applied in this order, and after those of the enclosing `intervene` contexts.
+        layers: names of attention modules (`*` matches anything) or their indices; None for all.
+        unused: "warn", "raise" or "ignore" at the end if the tokens of an edit were in no call, so that it changed
+            nothing.
+    Returns:
+        A context manager.
+    Raises:
+        ConfigError: naming the argument. While it is active, calls raise ConfigError for a head that the module lacks,
+            and ShapeError for a map of another size.
+    """
+    if not edits or not all(isinstance(edit, Edit) for edit in edits):
+        given = ", ".join(type(edit).__name__ for edit in edits) or "none"
+        raise ConfigError(f"intervene(model, *edits): expected edits such as Forbid(queries, keys), got {given}")
+    if unused not in UNUSED:
+        raise unknown_name("unused", unused, UNUSED)
+    places, targets, _ = select(model, layers, "intervene", done="edited")
+    placed = [Placed(edit, []) for edit in edits]
+    take_over(targets)
+    try:
+        with events.subscribe(modules={place.module: place.name for place in places}, edits=placed):
+            yield
+    finally:
+        give_back(targets)
+    for one in placed:
+        if one.applied and not any(one.applied) and unused != "ignore":
+            what = f"{one.edit!r}: none of the {len(one.applied)} calls had a token of each set, so it changed nothing"
+            if unused == "raise":
+                raise ConfigError(what)
+            warnings.warn(what, UserWarning, stacklevel=3)
