@@ -10,6 +10,7 @@ from headwise.errors import ConfigError
 from headwise.reports.diagrams import diagram
 from headwise.textbook.guide.grading.compare import difference
 from headwise.textbook.guide.grading.draw import Draw
+from headwise.textbook.guide.grading.wire import decoded, encoded
 from headwise.textbook.guide.outputs import code_hash, output
 from headwise.textbook.guide.page import index, page, stored_output
 from headwise.textbook.guide.registry import exercises, register, topics
@@ -48,7 +49,14 @@ def test_the_list_of_topics_is_current(lang: str):
     assert pages == set(topics())
 
 
-@pytest.mark.parametrize("name", [name for name, topic in topics().items() if not topic.is_command])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough if topic.slow else ())
+        for name, topic in topics().items()
+        if not topic.is_command
+    ],
+)
 def test_the_code_of_a_topic_prints_what_its_page_shows(name: str):
     assert same_output(output(topics()[name], "en"), stored_output(written("en", name))[1])
 
@@ -82,6 +90,8 @@ def test_an_exercise_has_inputs_of_every_size_on_which_ours_agrees_with_itself(n
         assert difference(one.ours(*one.inputs(Draw(seed))), ours, one.tolerance) is None
         assert difference(None, ours, one.tolerance) is not None
         shapes.add(str([getattr(arg, "shape", arg) for arg in args]))
+        assert difference(decoded(encoded(ours)), ours, 0.0) is None  # as it comes from the process
+        assert difference(decoded(encoded(list(args))), list(args), 0.0) is None
     one.ours(*one.inputs(Draw(0, sizes=[], whole=True)))
     assert len(shapes) > 1
 

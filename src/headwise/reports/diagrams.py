@@ -10,8 +10,10 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
+import torch
 
 from headwise.errors import ConfigError
 from headwise.pictures.colours import stops
@@ -26,7 +28,8 @@ MOST_WIDE = 920  # matrices beyond it begin another row
 NUMBERS = 12  # rows and columns at most to write the numbers into the cells
 LINES = ("#3b4cc0", "#b4451f", "#1f8a70", "#8a3ffc", "#6b7280", "#c2185b")
 STYLE = (
-    "text{font:12px system-ui,'Segoe UI','Noto Sans CJK SC','PingFang SC','Microsoft YaHei','Headwise Han',sans-serif;fill:#1d1e26;"
+    "text{font:12px system-ui,'Segoe UI','Noto Sans CJK SC','PingFang SC','Microsoft YaHei','Headwise Han',sans-serif;"
+    "fill:#1d1e26;"
     "stroke:none}.ink{stroke:#63656f}.grid{stroke:#dfddd3}.reference{stroke-dasharray:5 4}"
 )
 
@@ -40,7 +43,7 @@ class Matrix:
     """
 
     title: str
-    values: object
+    values: Any
     rows: Sequence[str] = ()
     columns: Sequence[str] = ()
     numbers: bool = False
@@ -49,7 +52,7 @@ class Matrix:
     @property
     def array(self) -> np.ndarray:
         """The numbers, float64."""
-        array = np.asarray(self.values, dtype=np.float64)
+        array = torch.as_tensor(self.values).detach().double().numpy()
         if array.ndim != 2 or not array.size:
             raise ConfigError(f"matrix {self.title!r}: shape {array.shape}, expected [rows, columns]")
         return array
@@ -73,11 +76,13 @@ def diagram(picture: Picture, lang: str = "en") -> str:
 
 
 def _document(width: float, height: float, parts: Sequence[str], style: str = "") -> str:
-    face = font_face("".join(parts)) if any(ord(c) > 0x2E7F for part in parts for c in part) else ""
+    text = "".join(parts)
+    face = font_face(text) if any(ord(c) > 0x2E7F for c in text) else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
-        f'height="{height:.0f}"><style>{face}{STYLE}{style}</style><rect width="100%" height="100%" rx="6" fill="#fff"/>'
-        f"{''.join(parts)}</svg>\n"
+        f'height="{height:.0f}"><style>{face}{STYLE}{style}</style>'
+        f'<rect width="100%" height="100%" rx="6" fill="#fff"/>'
+        f"{text}</svg>\n"
     )
 
 

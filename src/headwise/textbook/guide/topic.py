@@ -67,7 +67,7 @@ class Topic:
             {lang} becomes --lang zh in Chinese. reading: prose after its output.
         picture: the data of a picture. caption: below it.
         claims: ids of the claims that belong to the topic. exercises: three of them.
-        name: the name of the topic, that of its module.
+        slow: whether the code takes more than two seconds. name: of the topic, that of its module.
     """
 
     place: float
@@ -81,6 +81,7 @@ class Topic:
     caption: Bilingual
     claims: tuple[str, ...]
     exercises: tuple[Exercise, ...]
+    slow: bool = False
     name: str = ""
 
     @property
