@@ -7,34 +7,45 @@ template <bool SPREAD, bool REACH> INLINE Sums sums_of(const Rows& rows, int r) 
   return sums;
 }
 
-// The finished row of a head, from the sums over all its keys.
-template <bool SPREAD, bool REACH>
-static Row row_of(const headwise_forward_call& call, int64_t head, const Sums& sums, bool broken) {
+// A row of a head, from the sums over all its keys; all but what follows from the logarithm of its `whole`.
+template <bool REACH> INLINE Row begin_row(const headwise_forward_call& call, int64_t head, const Sums& sums, bool broken) {
   Row row;
   (Sums&)row = sums;
   row.broken = broken;
   row.inverse = row.log_inverse = row.offset = row.square = 0.0f;
-  row.log_sum = NOTHING;
+  row.whole = 1.0f;
+  row.log_sum = row.highest = NOTHING;
   const float top = sums.top, keys = sums.total;
   if (top != NOTHING || keys != 0.0f) {
-    float shrink = 1.0f, highest = top, whole = keys;
+    float shrink = 1.0f;
+    row.highest = top;
+    row.whole = keys;
     if (call.rule.sinks) {
       const float sink = call.rule.sinks[head] * LOG2E;
-      highest = sink > top ? sink : top;
-      shrink = exp2(all(top - highest))[0];
-      whole = keys * shrink + exp2(all(sink - highest))[0];
+      row.highest = sink > top ? sink : top;
+      shrink = exp2(all(top - row.highest))[0];
+      row.whole = keys * shrink + exp2(all(sink - row.highest))[0];
     }
-    row.inverse = shrink / whole;
-    const float log_whole = SPREAD || call.lse ? __builtin_logf(whole) : 0.0f;
-    row.log_sum = (float)(highest * LN2 + log_whole);
-    row.log_inverse = (float)((top - highest) * LN2) - log_whole;
-    if (broken) row.inverse = row.log_sum = __builtin_nanf("");
+    row.inverse = broken ? __builtin_nanf("") : shrink / row.whole;
   }
   if (REACH) {
     const float even = keys == 0.0f ? 1.0f : 1.0f / keys;
     row.offset = sums.first * even;
     row.square = sums.second * even;
   }
+  return row;
+}
+
+INLINE void finish_row(Row& row, float log_whole) {
+  if (row.top == NOTHING && row.total == 0.0f) return;  // fully masked
+  row.log_sum = row.broken ? __builtin_nanf("") : (float)(row.highest * LN2 + log_whole);
+  row.log_inverse = (float)((row.top - row.highest) * LN2) - log_whole;
+}
+
+template <bool SPREAD, bool REACH>
+static Row row_of(const headwise_forward_call& call, int64_t head, const Sums& sums, bool broken) {
+  Row row = begin_row<REACH>(call, head, sums, broken);
+  finish_row(row, SPREAD || call.lse ? ln(all(row.whole))[0] : 0.0f);
   return row;
 }
 

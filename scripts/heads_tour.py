@@ -215,6 +215,39 @@ def rollout(tour: Tour) -> str:
     return table(["weight of the last of the window on", "itself", "the 8 before", "the first", "mean distance"], body)
 
 
+def knockout(tour: Tour) -> str:
+    """What the second copy of random characters loses if its tokens may not attend to the first copy."""
+    decoder, tokenizer, _ = tour.model
+    characters = frequent_characters(read_text(tour.files[0]), tokenizer)
+    length = min(64, tour.sizes.context // 2, len(characters))
+    ids, batches = torch.from_numpy(tokenizer.encode(characters)).long(), []
+    for seed in range(tour.sizes.windows):
+        g = torch.Generator().manual_seed(seed)
+        copies = [ids[torch.randperm(len(ids), generator=g)[:length]] for _ in range(4)]
+        batches.append(torch.stack([torch.cat([copy, copy]) for copy in copies]))
+
+    def second_copy(model: torch.nn.Module, x: Tensor) -> Tensor:
+        logits = model(x[:, :-1])[:, length:]
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), x[:, length + 1 :].flatten())
+
+    def without(**options: Any) -> hw.analysis.HeadImportance:
+        return hw.analysis.attention_knockout(
+            decoder, batches, second_copy, slice(length, None), slice(0, length), **options
+        )
+
+    alone, layers = without(), without(by="layer")
+    best = alone.table.sort(alone.method)
+    heads = [f"{head_name(*at)} {x:+.3f} ± {e:.3f}" for at, x, e in zip(
+        best.places[:4], best[alone.method].flat.tolist(), torch.cat(best[alone.method].error).tolist(), strict=False
+    )]  # fmt: skip
+    rows = zip(layers.column, layers.column.error, strict=True)
+    body = [[f"layer {i}", f"{float(x):+.3f} ± {float(e):.3f}"] for i, (x, e) in enumerate(rows)]
+    return "\n\n".join([
+        table(["all heads of", "nats per token"], body),
+        f"The loss of the second copy is {alone.loss:.2f} nats per token. One head alone: {', '.join(heads)}.",
+    ])  # fmt: skip
+
+
 def encoder(tour: Tour) -> str:
     """The same questions for a pretrained BERT."""
     if find_spec(ENCODER) is None or find_spec("transformers") is None:
@@ -279,7 +312,7 @@ def training(tour: Tour) -> str:
 
 
 SECTIONS: dict[str, Callable[[Tour], str]] = {
-    x.__name__: x for x in (roles, alike, information, importance, pruning, rollout, encoder, training)
+    x.__name__: x for x in (roles, alike, information, importance, pruning, rollout, knockout, encoder, training)
 }
 
 

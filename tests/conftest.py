@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from chromium import BROWSER, Browser
 from parameters import without_repeated_pairs
 from processes import processor_time
 
+os.environ["HEADWISE_LANG"] = "en"  # whatever the locale is; tests in Chinese name the language
 # The tests over registries hold for the parts of other packages too, if they are asked to.
 if os.environ.get("HEADWISE_TEST_PLUGINS"):
     from headwise import plugins
@@ -29,6 +31,16 @@ settings.load_profile("new-examples")
 # Where a change is judged, the examples are the same each time: what fails there fails by the change. Elsewhere each
 # run looks for new ones.
 settings.register_profile("same-examples", derandomize=True, deadline=None, database=None)
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for all tests."""
+    if BROWSER is None:
+        pytest.skip("no Chromium here to open the page in")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -149,7 +149,9 @@ def _machine() -> dict[str, str | int | None]:
     blas = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    settings = {name: value for name, value in sorted(os.environ.items()) if re.match(r"HEADWISE_|(OMP|MKL)_NUM", name)}
+    settings = {
+        name: value for name, value in sorted(os.environ.items()) if re.match(r"HEADWISE_(?!LANG)|(OMP|MKL)_NUM", name)
+    }
     return {
         "system": platform.platform(),
         "CPU": _cpuinfo("model name") or platform.processor() or platform.machine(),

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -90,12 +91,27 @@ class Subscriber:
     edits: Sequence[Any] = ()
 
     def sees(self, module: nn.Module) -> bool:
-        """Whether it receives the calls of this module. A copy of a module is another module."""
-        return self.modules is None or module in self.modules
+        """Whether it receives the calls of this module, or of a replica of it. A copy of a module is another module."""
+        return self.modules is None or original(module, self.modules) in self.modules
 
     def name(self, module: nn.Module) -> str:
         """What it calls a module that it sees."""
-        return "" if self.modules is None else self.modules[module]
+        return "" if self.modules is None else self.modules[original(module, self.modules)]
+
+
+_originals: "WeakKeyDictionary[nn.Module, nn.Module]" = WeakKeyDictionary()
+
+
+def original(module: nn.Module, modules: Mapping[nn.Module, str]) -> nn.Module:
+    """The one of these modules that a replica of `nn.DataParallel` was made of; the module itself if it is none."""
+    if "_is_replica" not in module.__dict__ or module in modules:
+        return module
+    found = _originals.get(module)
+    if found is None or found not in modules:
+        hooks = module._forward_hooks  # which a replica shares with its original
+        found = next((one for one in modules if one._forward_hooks is hooks), module)
+        _originals[module] = found
+    return found
 
 
 subscribers: tuple[Subscriber, ...] = ()
@@ -137,6 +153,11 @@ def subscribe(
 def subscribed(module: nn.Module) -> bool:
     """Whether anyone receives the calls of this module."""
     return bool(subscribers) and any(one.sees(module) for one in subscribers)
+
+
+def subscribers_of(module: nn.Module) -> list[Subscriber]:
+    """Those who receive the calls of this module."""
+    return [one for one in subscribers if one.sees(module)]
 
 
 def in_backward() -> bool:

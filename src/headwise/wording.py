@@ -5,12 +5,14 @@
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from headwise.errors import ConfigError
 
 LANGUAGES = ("en", "zh")
+_chosen: list[str] = []  # by the command line; the last one counts
 
 
 def check_language(lang: str) -> None:
@@ -20,17 +22,33 @@ def check_language(lang: str) -> None:
 
 
 def language(environment: Mapping[str, str] = os.environ) -> str:
-    """The user's language, "en" or "zh": HEADWISE_LANG if it is set, otherwise by the locale.
+    """The user's language, "en" or "zh": what `--lang` chose, else HEADWISE_LANG, else by the locale.
 
     >>> language({"LANG": "zh_CN.UTF-8"}), language({"LC_ALL": "C", "LANG": "zh_CN.UTF-8"})
     ('zh', 'en')
     """
+    if _chosen:
+        return _chosen[-1]
     if chosen := environment.get("HEADWISE_LANG"):
         if chosen not in LANGUAGES:
             raise ConfigError(f"HEADWISE_LANG={chosen!r}: expected {' or '.join(map(repr, LANGUAGES))}")
         return chosen
     locale = next(filter(None, map(environment.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return "zh" if locale.lower().startswith(("zh", "chinese")) else "en"
+
+
+@contextmanager
+def speaking(lang: str | None) -> Iterator[None]:
+    """Within the block, `language()` is this one; None changes nothing. For command lines, which speak to one user."""
+    if lang is None:
+        yield
+        return
+    check_language(lang)
+    _chosen.append(lang)
+    try:
+        yield
+    finally:
+        _chosen.pop()
 
 
 class Bilingual(str):

@@ -169,3 +169,31 @@ def test_flow_refuses_what_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
             attention_flow(maps, **options)
     with pytest.raises(ConfigError, match="residual=-1"):
         attention_flow(maps, 0, residual=-1)
+
+
+def test_norms_of_values_weight_the_columns_and_rows_sum_to_one() -> None:
+    maps = maps_of(3, 7, 2, (4, 2), Causal())
+    g = torch.Generator().manual_seed(5)
+    norms = [torch.rand(2, 4, 7, generator=g) for _ in maps]
+    norms[1][0, :, 0] = 0.0  # the first query of layer 1 attends to nothing else
+    mixed = []
+    for amap, norm in zip(maps, norms, strict=True):
+        weights = (amap.to_dense().double() * norm.double()[:, :, None]).sum(1)
+        weights = (weights / weights.sum(-1, keepdim=True)).nan_to_num(0.0)
+        mixed.append(0.5 * weights + 0.5 * torch.eye(7, dtype=torch.float64))
+    whole, lazy = product(mixed), rollout(maps, value_norms=norms)
+    eye = torch.eye(7)
+    torch.testing.assert_close((lazy @ eye).double(), whole, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close((lazy.T @ eye).double(), whole.mT, rtol=1e-5, atol=1e-6)
+    one = attention_flow(maps[:1], 4, value_norms=norms[:1])
+    torch.testing.assert_close(one, mixed[0][0, 4], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("norms", "error", "message"), [
+    ([torch.ones(1, 4, 5)], ShapeError, "1 layers, expected the 2"),
+    ([torch.ones(1, 4, 5), torch.ones(1, 2, 5)], ShapeError, r"value_norms\[1\]: shape \(1, 2, 5\)"),
+    ([torch.ones(1, 4, 5), -torch.ones(1, 4, 5)], ConfigError, r"value_norms\[1\]: expected finite numbers ≥ 0"),
+])  # fmt: skip
+def test_bad_norms_of_values(norms: list[Tensor], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        rollout(maps_of(2, 5), value_norms=norms)

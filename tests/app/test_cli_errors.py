@@ -60,7 +60,7 @@ def test_an_interruption_that_typer_turns_into_its_own_is_one(
     def interrupted(*args: object, **options: object) -> None:
         raise typer.Abort
 
-    monkeypatch.setattr("headwise.cli.app", interrupted)
+    monkeypatch.setattr("headwise.cli.command_line", lambda: interrupted)
     assert headwise("measures") == (130, "", "")
 
 

@@ -17,7 +17,7 @@ from forked import Program
 ROOT = Path(__file__).parents[2]
 SCRIPT, PAGE = ROOT / "scripts" / "heads_tour.py", ROOT / "docs" / "heads.md"
 pytestmark = pytest.mark.thorough  # a training and the whole tour, for all of them
-SECTIONS = ("roles", "alike", "information", "importance", "pruning", "rollout", "encoder", "training")
+SECTIONS = ("roles", "alike", "information", "importance", "pruning", "rollout", "knockout", "encoder", "training")
 
 pytest.importorskip("matplotlib", reason="pictures need the view extra")
 pytest.importorskip("scipy", reason="groups need the scipy extra")

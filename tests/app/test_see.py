@@ -227,3 +227,42 @@ def test_the_head_of_the_report_says_what_is_beyond_the_trained_length(model: tu
     assert "trained on 24 tokens at a time" in cautions[1][0]
     assert "the last 7 tokens" in cautions[1][0]
     assert "最后 7 个词元" in cautions[1][0].zh
+
+
+@pytest.mark.parametrize(
+    ("args", "desktop", "opens"),
+    [([], True, True), ([], False, False), (["--no-open"], True, False), (["--open"], False, True)],
+)
+def test_the_report_is_opened_on_a_desktop(headwise, monkeypatch, tmp_path, args, desktop, opens):
+    opened = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("headwise.cli.look.on_desktop", lambda: desktop)
+    monkeypatch.setattr("headwise.cli.look.open_in_browser", lambda path: opened.append(path.exists()) or True)
+    done = headwise("see", "武松打虎。", *args)
+    assert done.code == 0
+    assert done.out.startswith("Wrote the report to report.html")
+    assert opened == [True] * opens
+
+
+def test_a_browser_that_is_not_there_is_one_sentence(headwise, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("webbrowser.open", lambda *_: False)
+    monkeypatch.setattr("webbrowser.get", lambda *_: (_ for _ in ()).throw(__import__("webbrowser").Error("none")))
+    done = headwise("see", "武松打虎。", "--open")
+    assert done.code == 0
+    assert "No browser could be opened here" in done.out
+    assert headwise("see", "武松", "--open", "--out", "-").code == 2
+
+
+def test_a_desktop_has_a_display_and_a_person(monkeypatch):
+    from headwise.cli.browser import on_desktop
+
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    for name in ("CI", "SSH_CONNECTION", "WAYLAND_DISPLAY", "DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not on_desktop()
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert on_desktop()
+    monkeypatch.setenv("SSH_CONNECTION", "1.2.3.4 5 6.7.8.9 22")
+    assert not on_desktop()

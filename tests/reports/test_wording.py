@@ -8,11 +8,12 @@ from string import Formatter
 import pytest
 
 from headwise.analysis.head_roles import DEFINITIONS
+from headwise.cli.words import SENTENCES as COMMANDS
 from headwise.errors import ConfigError
 from headwise.lm.loading.remarks import SENTENCES, remarks_on_map
 from headwise.nn.named import names
 from headwise.reports.messages import MESSAGES, message
-from headwise.reports.words import COLUMNS, REPORT, SHARED, VIEWER, label, words
+from headwise.reports.words import COLUMNS, NOTEBOOK, REPORT, SHARED, VIEWER, label, words
 from headwise.stats import describe, shown_in
 from headwise.wording import Bilingual, Message, check_language, in_language, joined
 
@@ -23,6 +24,8 @@ TABLES = {
     "columns": COLUMNS,
     "messages": MESSAGES,
     "loading": SENTENCES,
+    "notebook": NOTEBOOK,
+    "commands": COMMANDS,
 }
 EVERY = [(f"{table}-{key}", both) for table, entries in TABLES.items() for key, both in entries.items()]
 
@@ -34,8 +37,10 @@ def values_in(text: str) -> list[str]:
 @pytest.mark.parametrize("both", [both for _, both in EVERY], ids=[name for name, _ in EVERY])
 def test_both_languages_have_the_same_values(both):
     english, chinese = both
-    assert english.strip() == english != ""
-    assert chinese.strip() == chinese != ""
+    assert english.strip() != ""
+    assert re.search("[一-鿿]", chinese) or both in (VIEWER["language"], MESSAGES["failure"])
+    for edge in (0, -1):  # both begin and end with a blank or a line end, or neither
+        assert english[edge].isspace() == chinese[edge].isspace()
     assert values_in(english) == values_in(chinese)
 
 

@@ -1,6 +1,8 @@
 """`hw.watch` of models that headwise has no adapter for: their attention is recognised while they run."""
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import pytest
 import torch
@@ -119,7 +121,9 @@ def test_a_compiled_model_is_watched(inside, x):
     if inside:
         compiled = nn.Sequential(*(torch.compile(block, backend="eager") for block in model))
     with hw.watch(compiled, measures=["entropy"]) as record:
-        torch.testing.assert_close(compiled(x), expected)
+        with pytest.warns(UserWarning, match=r"watch\(model\): .* is compiled\. .* it runs uncompiled"):
+            torch.testing.assert_close(compiled(x), expected)
+        compiled(x)  # it is said once
     assert [name.replace("_orig_mod.", "") for name in record.layers] == ["0.attn", "1.attn"]
     torch.testing.assert_close(compiled(x), expected)
 
@@ -208,6 +212,8 @@ def test_what_is_not_attention_is_listed_as_unwatched(x):
         model(x)
     assert record.layers == ("0",)
     assert list(record.unwatched) == ["1"]
+    assert record.unwatched["1"].startswith("softmax of the output of a layer (linear), as in a classifier")
+    assert record.unwatched["1"].endswith(f"(test_recognised.py:{Gate.forward.__code__.co_firstlineno + 1})")
 
 
 def test_what_a_subscriber_raises_is_raised_through_the_model(x):
@@ -218,3 +224,211 @@ def test_what_a_subscriber_raises_is_raised_through_the_model(x):
     names = {module: name for name, module in model.named_modules()}
     with hw.watch(model), hw.models.observe(refuse, modules=names), pytest.raises(hw.ConfigError, match="refused"):
         model(x)
+
+
+class Mixed(nn.Module):
+    """One attention of headwise, one of PyTorch, and one of a tutorial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.ours, self.theirs = hw.MultiHeadAttention(E, H), nn.MultiheadAttention(E, H, batch_first=True)
+        self.mine = Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.ours(x)
+        x = x + self.mine(x)
+        return x + self.theirs(x, x, x, need_weights=False)[0]
+
+
+def test_known_layers_and_recognised_ones_are_watched_together(x):
+    model = Mixed()
+    with hw.watch(model, measures=["entropy"], maps="lazy") as record:
+        for _ in range(2):
+            model(x)
+    assert record.layers == ("ours", "theirs", "mine")
+    assert list(record.maps) == ["ours", "mine", "theirs"]
+    assert record.unwatched == {}
+    torch.testing.assert_close(record.maps["mine"][:], model.mine.weights, rtol=1e-4, atol=1e-6)
+    assert record.latest["entropy"].shape == (3, H)
+    assert type(model.theirs) is nn.MultiheadAttention
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [("mine", ("mine",)), (["theirs", "m*"], ("theirs", "mine")), ([0], ("ours",))]
+)
+def test_layers_of_a_mixed_model_are_chosen_by_name_and_known_ones_by_index(layers, expected, x):
+    model = Mixed()
+    with hw.watch(model, layers=layers) as record:
+        model(x)
+    assert record.layers == expected
+    with pytest.raises(hw.ConfigError, match=r"layers='nowhere': no such layer among the 2"):
+        hw.watch(model, layers=[*([layers] if isinstance(layers, str) else layers), "nowhere"])
+
+
+def test_nothing_is_followed_after_a_forward_in_which_headwise_computed_everything(x):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn, self.modes = hw.MultiHeadAttention(E, H), []
+
+        def forward(self, x):
+            self.modes.append(modes())
+            return self.attn(x)
+
+    model = Block()
+    with hw.watch(model) as record:
+        for _ in range(3):
+            model(x)
+    assert model.modes == [1, 0, 0]
+    assert record.layers == ("attn",)
+    assert record.ledger.steps == 3
+    assert record.unwatched == {}
+
+
+@pytest.mark.parametrize("kernel", ["torch_blocks", "reference"])
+def test_the_functions_of_headwise_s_own_kernels_are_not_taken_for_attention(kernel, x):
+    model = Mixed()
+    with hw.kernels.use_kernel(kernel), hw.watch(model, maps="lazy") as record:
+        model(x)
+    assert list(record.maps) == ["ours", "mine", "theirs"]
+    assert record.unwatched == {}
+
+
+class InThreads(nn.Module):
+    """As `nn.DataParallel` without several GPUs: replicas in threads of their own, a part of the batch each."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = x.chunk(2)
+        found: dict[int, Tensor] = {}
+
+        def run(i: int, replica: nn.Module) -> None:
+            found[i] = replica(parts[i])
+
+        threads = [Thread(target=run, args=(i, replica(self.module))) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return torch.cat([found[0], found[1]])
+
+
+def replica(module: nn.Module) -> nn.Module:
+    """One as `torch.nn.parallel.replicate` makes it, on the same device."""
+    copies = {one: one._replicate_for_data_parallel() for one in module.modules()}
+    for one, made in copies.items():
+        for name, child in one._modules.items():
+            made._modules[name] = copies[child]
+        for name, parameter in one._parameters.items():
+            made.__dict__[name] = parameter
+    return copies[module]
+
+
+@pytest.mark.parametrize("kind", ["recognised", "mixed"])
+def test_replicas_in_threads_are_seen(kind, x):
+    model = InThreads(model_of() if kind == "recognised" else Mixed()).eval()
+    with torch.no_grad():
+        expected = model.module(x)
+        with hw.watch(model.module, measures=["entropy"]) as whole:
+            model.module(x)
+        with hw.watch(model, measures=["entropy"], maps="lazy") as record:
+            torch.testing.assert_close(model(x), expected)
+    names = {"recognised": ("0.attn", "1.attn"), "mixed": ("ours", "theirs", "mine")}[kind]
+    assert record.layers == tuple(f"module.{name}" for name in names)
+    assert record.unwatched == {}
+    assert len(record.maps) == 2 * len(names)
+    torch.testing.assert_close(record.latest["entropy"], whole.latest["entropy"])
+    assert modes() == 0
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_what_is_not_followed_in_a_thread_is_named_too(x):
+    class Gate(nn.Module):
+        def forward(self, x):
+            return x * F.softmax(x, -1)
+
+    model = InThreads(nn.Sequential(Attention(), Gate()))
+    with hw.watch(model) as record:
+        model(x)
+    assert list(record.unwatched) == ["module.1"]
+
+
+def test_a_module_that_a_thread_of_the_model_calls_is_seen(x):
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = Attention(), Attention()
+
+        def forward(self, x):
+            with ThreadPoolExecutor() as pool:
+                return sum(pool.map(lambda branch: branch(x), (self.one, self.two)))
+
+    model = Branches()
+    with hw.watch(model) as record:
+        model(x)
+    assert sorted(record.layers) == ["one", "two"]
+
+
+def gated(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """∂L/∂ξ of a factor on each head's output, for each row of the batch, by autograd."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            gate = torch.ones(B, H, 1, 1, dtype=x.dtype, requires_grad=True)
+            hook = module.dropout.register_forward_hook(lambda *given, gate=gate: given[2] * gate)
+            (found[name],) = torch.autograd.grad(model(x).square().mean(), gate)
+            hook.remove()
+    return {name: grad[..., 0, 0] for name, grad in found.items()}
+
+
+@pytest.mark.parametrize("again", ["", "other"])
+def test_gradients_of_heads_are_accumulated_in_the_model_s_own_backward_pass(again, x):
+    model, x = model_of(again=again).double(), x.double()
+    expected = gated(model, x)
+    model(x).square().mean().backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with hw.telemetry.gate_gradients(model) as gates:
+        model(x).square().mean().backward()
+    assert all(torch.equal(one, p.grad) for one, p in zip(before, model.parameters(), strict=True))
+    assert gates.layers == ("0.attn", "1.attn")
+    assert gates.unwatched == {}
+    for row, grads in zip(gates.importance().column, expected.values(), strict=True):
+        torch.testing.assert_close(torch.as_tensor(row).double(), grads.sum(0).abs())
+    for row, grads in zip(gates.importance(per="row").column, expected.values(), strict=True):
+        torch.testing.assert_close(torch.as_tensor(row).double(), grads.abs().mean(0) * B)
+
+
+def test_gradients_of_heads_with_dropout_are_those_of_the_dropped_weights(x):
+    model, x = model_of(p=0.5).double(), x.double()
+    torch.manual_seed(5)
+    expected = gated(model[:1], x)["0.attn"]
+    with hw.telemetry.gate_gradients(model[:1]) as gates:
+        torch.manual_seed(5)
+        model[:1](x).square().mean().backward()
+    torch.testing.assert_close(torch.as_tensor(gates.importance().column[0]).double(), expected.sum(0).abs())
+
+
+def test_gradients_of_heads_of_a_mixed_model(x):
+    model = Mixed()
+    with hw.telemetry.gate_gradients(model) as gates:
+        model(x).square().mean().backward()
+    assert gates.layers == ("ours", "theirs", "mine")
+    assert set(gates.passes.values()) == {1}
+    with hw.telemetry.gate_gradients(model, layers="mine") as gates:
+        model(x).square().mean().backward()
+    assert gates.layers == ("mine",)
+
+
+def test_alarms_of_a_recognised_model(x):
+    model = model_of()
+    with torch.no_grad():
+        model[1].attn.qkv.weight[: 2 * E] *= 30
+    found = []
+    with hw.watch(model, alarms=[hw.telemetry.MaxLogitAlarm(50.0, then=found.append)]):
+        model(x)
+    assert {layer for one in found for layer, _ in one.heads} == {"1.attn"}

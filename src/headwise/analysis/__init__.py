@@ -23,6 +23,7 @@ from headwise.analysis.outputs import output_similarities
 from headwise.analysis.similarity import HeadSimilarity
 from headwise.analysis.spectrum import MapSpectrum, map_spectrum
 from headwise.analysis.subspaces import principal_angles, subspace_overlap
+from headwise.analysis.value_norms import value_norms
 
 __all__ = [
     "HardConcrete",
@@ -57,4 +58,5 @@ __all__ = [
     "rollout",
     "subspace_overlap",
     "taylor_importance",
+    "value_norms",
 ]

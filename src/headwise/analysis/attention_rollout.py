@@ -3,6 +3,7 @@ flow, the maximum flow from input tokens to a position with weights as capacitie
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,13 @@ class Rollout:
     `R @ x` and `R.T @ y` compute one product with each layer's map; memory is O(heads · n) for each column of x.
     """
 
-    def __init__(self, maps: list[AttentionMap], head_weights: list[Tensor], residual: float) -> None:
-        self._maps, self._weights, self._residual = maps, head_weights, residual
+    def __init__(self, layers: Sequence["Mixing"], residual: float) -> None:
+        self._layers, self._residual = layers, residual
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(b, n, n)"""
-        b, _, n, _ = self._maps[0].shape
+        b, _, n, _ = self._layers[0].map.shape
         return b, n, n
 
     @property
@@ -45,13 +46,13 @@ class Rollout:
         n = self.shape[1]
         if not -n <= i < n:
             raise IndexError(f"rollout: position {i} is out of range for {n}")
-        one = torch.zeros(n, dtype=self._maps[0].lse.dtype, device=self._maps[0].lse.device)
+        one = self._layers[0].map.lse.new_zeros(n)
         one[i] = 1.0
         return self.T @ one
 
     def __repr__(self) -> str:
         b, n, _ = self.shape
-        return f"Rollout({len(self._maps)} layers, {b} × {n} × {n}, residual {self._residual:g}; not stored)"
+        return f"Rollout({len(self._layers)} layers, {b} × {n} × {n}, residual {self._residual:g}; not stored)"
 
     @torch.no_grad()
     def _through(self, x: Tensor, *, transposed: bool) -> Tensor:
@@ -61,11 +62,9 @@ class Rollout:
         wide = wide[None] if wide.ndim == 2 else wide
         if wide.ndim != 3 or wide.shape[0] not in (1, b) or wide.shape[1] != n:
             raise ShapeError(f"rollout @ x: x has shape {given}, expected ({n},), ({n}, e) or ({b}, {n}, e)")
-        wide = wide.detach().to(self._maps[0].lse).expand(b, -1, -1)
-        layers = list(zip(self._maps, self._weights, strict=True))
-        for amap, weights in reversed(layers) if transposed else layers:
-            mixed = (amap.T if transposed else amap) @ wide[:, None]  # [b, h, n, e]
-            mixed = torch.einsum("h,bhne->bne", weights.to(mixed), mixed)
+        wide = wide.detach().to(self._layers[0].map.lse).expand(b, -1, -1)
+        for layer in reversed(self._layers) if transposed else self._layers:
+            mixed = layer.transposed_times(wide) if transposed else layer.times(wide)
             wide = self._residual * wide + (1 - self._residual) * mixed
         return wide[..., 0] if x.ndim == 1 else wide
 
@@ -91,9 +90,73 @@ class TransposedRollout:
         return self._whole._through(y, transposed=True)
 
 
+@dataclass(frozen=True)
+class Mixing:
+    """How one layer mixes tokens: M = D⁻¹ Σ_h w_h A_h diag(u_h), never stored.
+
+    Attributes:
+        weights: w [h], with sum 1. norms: u [b, h, n], or None for ones. total: D, the sums of the rows [b, n], where u
+            is given; rows whose sum is 0 are 0.
+    """
+
+    map: AttentionMap
+    weights: Tensor
+    norms: Tensor | None
+    total: Tensor | None
+
+    @classmethod
+    def of(cls, amap: AttentionMap, weights: Tensor, norms: Tensor | None) -> "Mixing":
+        """Make one, with its row sums."""
+        if norms is None:
+            return cls(amap, weights, None, None)
+        sums = torch.einsum("h,bhn->bn", weights.to(amap.lse), (amap @ norms[..., None])[..., 0])
+        return cls(amap, weights, norms, torch.where(sums > 0, sums, torch.inf))
+
+    def times(self, x: Tensor) -> Tensor:
+        """M @ x for x [b, n, e]."""
+        own = x[:, None] if self.norms is None else x[:, None] * self.norms[..., None]
+        mixed = torch.einsum("h,bhne->bne", self.weights.to(x), self.map @ own)
+        return mixed if self.total is None else mixed / self.total[..., None]
+
+    def transposed_times(self, y: Tensor) -> Tensor:
+        """Mᵀ @ y for y [b, n, e]."""
+        own = y if self.total is None else y / self.total[..., None]
+        mixed = self.map.T @ own[:, None]
+        mixed = mixed if self.norms is None else mixed * self.norms[..., None]
+        return torch.einsum("h,bhne->bne", self.weights.to(y), mixed)
+
+    def dense(self, batch: int) -> Tensor:
+        """M of one batch entry, [n, n] float64 on the CPU."""
+        heads = self.map[batch].double().cpu()
+        if self.norms is not None and self.total is not None:
+            heads = heads * (self.norms[batch, :, None] / self.total[batch, :, None]).double().cpu()
+        return torch.einsum("h,hij->ij", self.weights.cpu(), heads)
+
+
+def mixings(
+    maps: Sequence[AttentionMap], head_weights: Sequence[Tensor] | None, value_norms: Sequence[Tensor] | None
+) -> list[Mixing]:
+    """The layers, checked."""
+    layers = checked_maps(maps, square=True)
+    if value_norms is not None and len(value_norms) != len(layers):
+        raise ShapeError(f"value_norms: {len(value_norms)} layers, expected the {len(layers)} of maps")
+    found = []
+    for layer, (amap, weights) in enumerate(zip(layers, shares(layers, head_weights), strict=True)):
+        norms = None if value_norms is None else value_norms[layer].detach().to(amap.lse)
+        if norms is not None:
+            b, h, n, _ = amap.shape
+            if norms.shape != (b, h, n):
+                raise ShapeError(f"value_norms[{layer}]: shape {tuple(norms.shape)}, expected ({b}, {h}, {n})")
+            if not bool((torch.isfinite(norms) & (norms >= 0)).all()):
+                raise ConfigError(f"value_norms[{layer}]: expected finite numbers ≥ 0")
+        found.append(Mixing.of(amap, weights, norms))
+    return found
+
+
 def rollout(
-    maps: Sequence[AttentionMap], *, residual: float = 0.5, head_weights: Sequence[Tensor] | None = None
-) -> Rollout:
+    maps: Sequence[AttentionMap], *, residual: float = 0.5, head_weights: Sequence[Tensor] | None = None,
+    value_norms: Sequence[Tensor] | None = None,
+) -> Rollout:  # fmt: skip
     """Attention rollout (Abnar & Zuidema 2020, 2005.00928 §2.2): the product of the maps of all layers, each mixed with
     the identity for the residual connection.
 
@@ -105,22 +168,25 @@ def rollout(
         (torch.Size([1, 500]), torch.Size([1, 500]))
 
     Heads are averaged, which is linear, so no matrix is stored. The maximum over heads is not supported, since it
-    requires all weights of all heads at once. A rollout is not causal evidence: it ignores values, output projections
-    and feed-forward networks.
+    requires all weights of all heads at once. A rollout is not causal evidence: without `value_norms` it ignores values
+    and output projections, and always the feed-forward networks and the angles between contributions.
 
     Args:
         maps: one for each layer, starting with the first, with as many keys as queries.
         residual: r from 0 to 1, the share of the residual connection; 0.5 in the paper, 0 for attention alone.
         head_weights: for each layer [h] ≥ 0, scaled to sum 1; equal by default.
+        value_norms: for each layer [b, h, n] (`value_norms`): weights are multiplied by the norms of what they add, and
+            rows scaled to sum 1, so that heads that add more count more (Kobayashi et al. 2020, 2004.10102).
     Returns:
-        `Rollout`. Its rows sum to 1, except for fully masked queries and the weight of learned sinks.
+        `Rollout`. Its rows sum to 1, except for fully masked queries and, without `value_norms`, the weight of learned
+        sinks.
     Raises:
         ShapeError, ConfigError: naming the argument.
     """
-    layers = checked_maps(maps, square=True)
+    layers = mixings(maps, head_weights, value_norms)
     if not 0.0 <= residual <= 1.0:
         raise ConfigError(f"residual={residual}: expected 0 to 1")
-    return Rollout(layers, shares(layers, head_weights), float(residual))
+    return Rollout(layers, float(residual))
 
 
 def shares(layers: list[AttentionMap], given: Sequence[Tensor] | None) -> list[Tensor]:
@@ -152,6 +218,7 @@ def attention_flow(
     batch: int = 0,
     residual: float = 0.5,
     head_weights: Sequence[Tensor] | None = None,
+    value_norms: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Maximum flow from each input token to one position of the last layer (Abnar & Zuidema 2020, 2005.00928 §2.3):
     [n] float64. Requires SciPy.
@@ -163,13 +230,13 @@ def attention_flow(
 
     Args:
         position: of the last layer; negative positions count from the end.
-        maps, residual, head_weights: as in `rollout`.
+        maps, residual, head_weights, value_norms: as in `rollout`.
     Raises:
         ShapeError, ConfigError: naming the argument; also if the maps are too large.
     """
     csgraph, sparse = _scipy()
-    layers = checked_maps(maps, square=True)
-    b, _, n, _ = layers[0].shape
+    layers = mixings(maps, head_weights, value_norms)
+    b, _, n, _ = layers[0].map.shape
     if not -n <= position < n:
         raise ConfigError(f"position={position}: expected −{n} to {n - 1}")
     if not 0 <= batch < b:
@@ -182,9 +249,8 @@ def attention_flow(
             f"flow requires each of them; rollout(maps) has no such limit"
         )
     sources, targets, widths = [], [], []
-    for k, (amap, weights) in enumerate(zip(layers, shares(layers, head_weights), strict=True)):
-        mixed = torch.einsum("h,hij->ij", weights, amap[batch].double().cpu()) * (1 - residual)
-        mixed += residual * torch.eye(n, dtype=torch.float64)
+    for k, layer in enumerate(layers):
+        mixed = layer.dense(batch) * (1 - residual) + residual * torch.eye(n, dtype=torch.float64)
         query, key = mixed.nonzero().T
         sources.append(k * n + key)  # a key of layer k, at its input
         targets.append((k + 1) * n + query)

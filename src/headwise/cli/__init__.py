@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.main import get_command
 
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.judge import claims, doctor, plan
@@ -12,14 +13,18 @@ from headwise.cli.learn import train, write
 from headwise.cli.learner import check, tour
 from headwise.cli.look import measures, see, trace
 from headwise.cli.measure import measure
+from headwise.cli.options import Lang
 from headwise.cli.streams import standard_streams
+from headwise.cli.threads import settle
 from headwise.cli.view import view
+from headwise.cli.words import SENTENCES, said
 from headwise.errors import HeadwiseError
 from headwise.plugins import load
+from headwise.wording import LANGUAGES, language, speaking
 
 app = typer.Typer(
     help="Multi-head attention you can inspect.",
-    add_completion=False,
+    add_completion=True,  # --install-completion and --show-completion, for bash, zsh, fish and PowerShell
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -53,25 +58,45 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _top(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
+    lang: Lang = None,
 ) -> None:
-    pass
+    settle(context.invoked_subcommand)
 
 
 def main() -> None:
     """Run the command line; errors that the user can fix are printed as one line, with exit code 2."""
-    with standard_streams():
+    with standard_streams(), speaking(_wanted(sys.argv[1:])):
         _main()
+
+
+def command_line() -> Any:
+    """All commands as one, with help in the user's language."""
+    from headwise.cli.chinese import translate
+
+    group = get_command(app)
+    return translate(group) if language() == "zh" else group
+
+
+def _wanted(arguments: list[str]) -> str | None:
+    """The language that `--lang` chooses, known before the arguments are parsed; None if it chooses none."""
+    given = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for argument, following in zip(given, [*given, ""][1:], strict=True):
+        name, _, value = argument.partition("=")
+        if name == "--lang" and (chosen := value or following) in LANGUAGES:
+            return chosen
+    return None
 
 
 def _main() -> None:
     try:
         load()
         # Some versions of typer give the code of an Exit back instead of raising it.
-        if code := app(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False):
+        if code := command_line()(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False):
             sys.exit(code)
     except HeadwiseError as error:
         _fail(str(error))
@@ -95,6 +120,10 @@ def _of_typer(error: Any) -> str:
 
 
 def _fail(message: str) -> None:
-    Console(stderr=True).print("[bold red]error:[/bold red] ", end="")
+    try:
+        error = said("error")
+    except HeadwiseError:  # HEADWISE_LANG is wrong, which the message says
+        error = SENTENCES["error"][0]
+    Console(stderr=True).print(f"[bold red]{error}[/bold red] ", end="")
     Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)
     sys.exit(2)

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from headwise.cli.job import carry_out, is_done, is_wanted, job_of, opened, print_tables, save_json
-from headwise.cli.options import Model, check_file, progress_bar
+from headwise.cli.options import Lang, Model, check_file, progress_bar
 from headwise.cli.streams import is_stream, read_from
+from headwise.cli.words import say
 from headwise.errors import ConfigError
 from headwise.outputs import taken
 
@@ -56,6 +57,7 @@ def prune(
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = None,
+    lang: Lang = None,
 ) -> None:
     """Remove attention heads: named ones or the least important. Shows the loss curve."""
     from headwise.compress.pruning import Choice, check_options, plan_pruning
@@ -86,7 +88,7 @@ def prune(
         console = print_tables(plan)
         if png is not None:
             write_pruning(plan.curve, png, chosen=len(plan.heads), limit=choice.max_loss or 0.01)
-            console.print(f"\nWrote the curve to [bold]{png}[/bold].", highlight=False)
+            say(console, "wrote_curve", path=png)
         if not plan.heads:
             save_json(json, plan.to_dict())
             raise ConfigError(
@@ -114,6 +116,7 @@ def convert(
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = None,
+    lang: Lang = None,
 ) -> None:
     """Convert MHA to GQA or MQA by merging KV heads, for a smaller cache."""
     from headwise.compress import plan_conversion
@@ -155,6 +158,7 @@ def budget(
     yes: Yes = False,
     dry_run: DryRun = False,
     json: Json = None,
+    lang: Lang = None,
 ) -> None:
     """Find the heads that can use a short KV cache; the result is a file for `headwise write --budget`."""
     from headwise.compress import Candidate, judge, open_source, plan_budget, read_budget, save_budget
@@ -200,11 +204,7 @@ def budget(
         console.print()
         print_tables(verdict)
         save_json(json, {"plan": plan.to_dict(), "written": str(target), "judged": verdict.to_dict(), KEY: job.made})
-        option = "" if model is None else f" --model {model}"
-        console.print(
-            f"\nWrote the budget to [bold]{target}[/bold]. Use it: headwise write{option} --budget {target}",
-            highlight=False,
-        )
+        say(console, "wrote_budget", path=target, model="" if model is None else f" --model {model}")
 
 
 def _check_answer(file: Path, *, yes: bool) -> None:

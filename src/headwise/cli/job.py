@@ -11,6 +11,7 @@ from rich.console import Console
 
 from headwise.cli.options import progress_bar
 from headwise.cli.streams import read_from
+from headwise.cli.words import said, say
 from headwise.errors import ConfigError
 from headwise.files import write_text
 from headwise.outputs import taken
@@ -74,8 +75,7 @@ def is_done(job: Job, json: Path | None) -> bool:
 
     if not job.finished or not (json is None or made_json(json, job.made)):
         return False
-    message = f"{job.out} already contains the finished result of this command; use --force to run it again."
-    Console().print(message, markup=False, highlight=False)
+    say(Console(), "finished", path=job.out)
     return True
 
 
@@ -111,14 +111,14 @@ def carry_out(
     console.print()
     print_tables(verdict)
     save_json(json, {"plan": plan.to_dict(), "written": str(out), "judged": verdict.to_dict(), KEY: job.made})
-    console.print(f"\nWrote the new model to [bold]{out}[/bold]. Use it: headwise write --model {out}", highlight=False)
+    say(console, "changed", path=out)
 
 
 def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
     """Whether to write the result; asks for confirmation unless the options answer. End of input raises an error."""
     if dry_run or yes or job.finished:
         return not dry_run
-    console.print(f"\nWrite to {job.out}? [y/N] ", end="", markup=False, highlight=False)
+    console.print(said("ask", path=str(job.out)), end="", highlight=False)
     sys.stdout.flush()
     answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
     if not answer:
@@ -126,7 +126,7 @@ def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
         raise ConfigError("no answer on standard input, so nothing was written; use --yes to skip the question")
     if answer.strip().lower() in ("y", "yes"):
         return True
-    console.print("Nothing was written.", highlight=False)
+    say(console, "nothing_written")
     return False
 
 

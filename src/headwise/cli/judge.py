@@ -7,9 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.options import Estimate, check_file, progress_bar
+from headwise.cli.options import Estimate, Lang, check_file, progress_bar
 from headwise.cli.streams import is_stream, written
+from headwise.cli.words import say
 from headwise.errors import ConfigError
+from headwise.wording import language
 
 
 def plan(
@@ -47,6 +49,7 @@ def plan(
     listing: Annotated[bool, typer.Option("--list", help="List all models and designs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON with unrounded numbers.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown tables.")] = False,
+    lang: Lang = None,
 ) -> None:
     """Compute parameters, memory, FLOPs and minimum time of a model or a layer."""
     from headwise.textbook.plan import plan_from_options, plot_trade_off, print_plan, to_json, to_markdown
@@ -70,7 +73,7 @@ def plan(
     console = Console()
     print_plan(found, console)
     if plot is not None:
-        console.print(f"\nWrote the plot to [bold]{plot}[/bold].", highlight=False)
+        say(console, "wrote_plot", path=plot)
 
 
 def claims(
@@ -81,6 +84,7 @@ def claims(
     html: Annotated[
         Path | None, typer.Option(help="Also write an HTML page with plots to this file; - is standard output.")
     ] = None,
+    lang: Lang = None,
 ) -> None:
     """Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected."""
     if as_json and markdown:
@@ -92,24 +96,22 @@ def claims(
     from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
     from headwise.textbook.claims.claim import expected_seconds
 
+    speech = language()
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
     if (seconds := expected_seconds(wanted)) >= Estimate.LONG:
-        left = f"{len(wanted)} claims take about {duration(seconds)} on an idle machine; --only ID tests one."
-        Console(stderr=True).print(left, highlight=False)
+        say(Console(stderr=True), "claims_take", count=len(wanted), time=duration(seconds, speech))
     with progress_bar() as progress:
         found = run(wanted, progress)
     if as_json or markdown:
-        sys.stdout.write(to_json(found) if as_json else to_markdown(found))
+        sys.stdout.write(to_json(found, speech) if as_json else to_markdown(found, speech))
     else:
         console = Console(stderr=is_stream(html))
-        print_findings(found, console, skipped=0 if only else len(choose(slow=True)) - len(found))
+        print_findings(found, console, skipped=0 if only else len(choose(slow=True)) - len(found), lang=speech)
     if html is not None:
         with written(html) as page:
-            write_page(found, page)
+            write_page(found, page, lang=speech)
         if not (as_json or markdown or is_stream(html)):
-            Console().print(
-                f"\nWrote the page with plots to [bold]{html}[/bold]; open it in a browser.", highlight=False
-            )
+            say(Console(), "wrote_claims", path=html)
     if not all(finding.agrees for finding in found):
         raise typer.Exit(1)
 
@@ -117,6 +119,7 @@ def claims(
 def doctor(
     measure: Annotated[bool, typer.Option("--measure", help="Also time each compiled target; a few seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report.")] = False,
+    lang: Lang = None,
 ) -> None:
     """Report which kernels run on this machine, the compiled library and versions."""
     import json

@@ -9,9 +9,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from headwise.cli.options import Estimate, Model, load, progress_bar, stop
+from headwise.cli.options import Estimate, Lang, Model, load, progress_bar, stop
 from headwise.cli.streams import STREAM, is_read, read_from, stdin_text, typed
+from headwise.cli.words import said, say
 from headwise.errors import ConfigError, TextError
+from headwise.wording import language
 
 
 def train(
@@ -27,7 +29,7 @@ def train(
     png: Annotated[
         Path | None, typer.Option(help="With --experiment: also write a PNG for each sentence and head to this folder.")
     ] = None,
-    lang: Annotated[str, typer.Option(help="With --experiment: language of the report: en or zh.")] = "en",
+    lang: Lang = None,
     steps: Annotated[int, typer.Option(help="Training steps.")] = 2000,
     d_model: Annotated[int, typer.Option(help="Model width.")] = 256,
     num_layers: Annotated[int, typer.Option(help="Layers.")] = 4,
@@ -69,7 +71,7 @@ def train(
     """Train a small character model. The same command resumes an interrupted run."""
     console = Console()
     if experiment is not None:
-        _experiment(experiment, files, out, length, png, lang, seed, console)
+        _experiment(experiment, files, out, length, png, seed, console)
         return
     for option, given in (("--length", length), ("--png", png)):
         if given is not None:
@@ -81,25 +83,23 @@ def train(
 
     columns = "[progress.description]{task.description}", BarColumn(), "{task.completed}/{task.total}"
     bar = Progress(*columns, TextColumn("{task.fields[note]}"), TimeRemainingColumn(), console=Console(stderr=True))
-    task = bar.add_task("training", total=steps, note="")
+    task = bar.add_task(said("training"), total=steps, note="")
 
     estimate = Estimate()
 
     def watch(done: TrainingStep) -> None:
         estimate("training", done.step, done.steps)
         bar.start()  # with the first step, so that an earlier error is printed alone
-        held = "" if done.heldout is None else f" held-out {done.heldout:.3f}"
-        note = f"loss {done.loss:.3f}{held}  {done.tokens_per_second:,.0f} tokens/s"
+        held = "" if done.heldout is None else said("training_heldout", loss=done.heldout)
+        note = said("training_note", loss=done.loss, held=held, rate=done.tokens_per_second)
         bar.update(task, completed=done.step, note=note)
 
     def resumed(since: Resumed) -> None:
-        ago = f"saved {duration(since.seconds)} ago"
+        ago = duration(since.seconds, language())
         if since.step >= since.steps:
-            console.print(
-                f"{out} contains this finished run, {ago}; use --fresh to train again.", markup=False, highlight=False
-            )
+            say(console, "finished_run", path=out, ago=ago)
         else:
-            console.print(f"Resumed after step {since.step} of {since.steps}, {ago}.", markup=False, highlight=False)
+            say(console, "resumed", step=since.step, steps=since.steps, ago=ago, path=out)
 
     with ExitStack() as ending:
         ending.callback(stop, bar)
@@ -112,15 +112,13 @@ def train(
             save_seconds=save_seconds, resume=not fresh, resumed=resumed, watch=watch, watch_heads=watch_heads,
         )  # fmt: skip
     for name, loss in outcome.heldout.items():
-        console.print(f"held-out loss, {name}: {loss:.4f} nats per token", highlight=False)
+        say(console, "heldout", name=name, loss=loss)
     if watch_heads:
         _heads(out, console)
     if not outcome.finished:
-        console.print(f"Stopped at step {outcome.step}; run the same command to resume.", highlight=False)
+        say(console, "stopped_training", step=outcome.step)
         raise typer.Exit(130)
-    console.print(
-        f"Wrote the model to [bold]{out}[/bold]. Look at its heads: headwise see --model {out}", highlight=False
-    )
+    say(console, "trained", path=out)
 
 
 def write(
@@ -136,6 +134,7 @@ def write(
     seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same text.")] = None,
     budget: Annotated[Path | None, typer.Option(help="Cache budget, as written by `headwise budget`.")] = None,
     model: Model = None,
+    lang: Lang = None,
 ) -> None:
     """Generate text with a model, one character at a time."""
     from headwise.lm.generate import check_sampling, write as compose
@@ -165,31 +164,30 @@ def _heads(out: Path, console: Console) -> None:
     from headwise.reports.dynamics import write_dynamics
 
     record = out / HEADS_FILE
-    console.print(f"Wrote the roles of all heads at each evaluation to [bold]{record}[/bold].", highlight=False)
+    say(console, "wrote_roles", path=record)
     try:
         picture = write_dynamics(record, out / "heads.png")
     except ConfigError as error:  # matplotlib is optional; the record is the result
-        console.print(f"No plot was drawn: {error}", markup=False, highlight=False)
+        say(console, "no_plot", why=error)
         return
-    console.print(f"Wrote a plot of the roles over training to [bold]{picture}[/bold].", highlight=False)
+    say(console, "wrote_roles_plot", path=picture)
 
 
 def _experiment(
-    name: str, files: list[Path], out: Path, length: int | None, png: Path | None, lang: str, seed: int,
-    console: Console,
-) -> None:  # fmt: skip
+    name: str, files: list[Path], out: Path, length: int | None, png: Path | None, seed: int, console: Console
+) -> None:
     from headwise.outputs import check_writable, taken
     from headwise.reports.figure import figure_class
     from headwise.reports.html import write_report
     from headwise.reports.messages import message
     from headwise.textbook.reconstruct import MOST_CHARACTERS, reconstruct
-    from headwise.wording import Bilingual, check_language, in_language
+    from headwise.wording import Bilingual, in_language
 
     if name != "reconstruct":
         raise ConfigError(f"--experiment {name!r}: expected 'reconstruct'")
     if len(files) != 1:
         raise TextError(f"--experiment reconstruct: expected one file of sentences or paragraphs, got {len(files)}")
-    check_language(lang)
+    lang = language()
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)

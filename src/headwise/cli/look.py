@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.options import AnyModel, check_file, progress_bar
+from headwise.cli.browser import on_desktop, open_in_browser
+from headwise.cli.options import AnyModel, Lang, check_file, progress_bar
 from headwise.cli.streams import STREAM, is_stream, stdin_text, typed, written
+from headwise.cli.words import said
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable, taken
 
@@ -30,7 +32,13 @@ def see(
     cells: Annotated[
         int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to this many cells per axis.")
     ] = 384,
-    lang: Annotated[str, typer.Option(help="Language of the report: en or zh.")] = "en",
+    open_page: Annotated[
+        bool | None,
+        typer.Option(
+            "--open/--no-open", help="Open the report in the browser; default: on a desktop, from a terminal."
+        ),
+    ] = None,
+    lang: Lang = None,
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
     from headwise.lm.loading import load_model
@@ -44,13 +52,15 @@ def see(
     from headwise.reports.see.numbers import check_sort, wanted
     from headwise.reports.terminal import print_report
     from headwise.reports.views import view_of, write_view
-    from headwise.wording import check_language, in_language
+    from headwise.wording import in_language, language
 
-    check_language(lang)
+    lang = language()
     check_sort(sort)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both")
     check_file("--out", out, "report.html", stream=True)
+    if open_page and is_stream(out):
+        raise ConfigError("--open: the report goes to standard output; give --out a file, or --no-open")
     if png is not None:
         figure_class()  # raises where matplotlib is missing
         check_writable(png, "--png", folder=True)
@@ -83,6 +93,11 @@ def see(
             write_report(report, page, lang=lang)
         if not is_stream(out):
             say("wrote_report", path=str(out))
+            if on_desktop() if open_page is None else open_page:
+                console.file.flush()
+                opened = open_in_browser(out)
+                if open_page and not opened:
+                    say("not_opened")
         for name, _, path in others:
             write_view(report, name, path, lang=lang)
             say("wrote_view", name=name, path=path)
@@ -108,38 +123,45 @@ def trace(
     batch: Annotated[int, typer.Option(help="Sequences.")] = 1,
     causal: Annotated[bool, typer.Option("--causal/--full", help="Causal or full attention.")] = False,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    lang: Annotated[str, typer.Option(help="Language of the explanations: en or zh.")] = "en",
+    lang: Lang = None,
 ) -> None:
     """Print every step of an attention design with shapes and numbers."""
     from headwise.nn.named import read_options
     from headwise.textbook.trace import print_trace, trace as follow
+    from headwise.wording import language
 
     steps = follow(
         seq, d_model, num_heads, design=design, num_kv_heads=num_kv_heads, options=read_options(options or []),
-        batch=batch, causal=causal, seed=seed, lang=lang,
+        batch=batch, causal=causal, seed=seed, lang=language(),
     )  # fmt: skip
     print_trace(steps, Console())
 
 
-def measures() -> None:
+def measures(lang: Lang = None) -> None:
     """List all statistics with unit, range and source."""
     from rich.table import Table
     from rich.text import Text
 
     from headwise.stats import GIVEN, MEASURES
+    from headwise.stats.words import words_of
+    from headwise.wording import language
 
-    console = Console()
+    console, lang = Console(), language()
     wide = console.width >= WIDE
+    name, unit, span, about, source = (
+        said(f"measures_{part}") for part in ("name", "unit", "range", "about", "source")
+    )
     table = Table(box=None, header_style="bold", padding=(0, 1))
-    for column in ("name", "unit", "range") if wide else ("name",):
+    for column in (name, unit, span) if wide else (name,):
         table.add_column(column, no_wrap=True)
-    for column in ("description", "source") if wide else ("description; unit, range; source",):
+    for column in (about, source) if wide else (f"{about}; {unit}, {span}; {source}",):
         table.add_column(column, overflow="fold")
     kinds: dict[str, Any] = {**MEASURES, **GIVEN}
-    for name, kind in kinds.items():
-        what = Text(" ".join((kind.__doc__ or "").split("\n\n")[0].split()))
+    for key, kind in kinds.items():
+        words = words_of(kind, lang)
+        what = Text(words.about)
         if wide:
-            table.add_row(name, kind.unit, kind.range, what, Text(kind.source, style="dim"))
+            table.add_row(key, words.unit, words.range, what, Text(kind.source, style="dim"))
         else:
-            table.add_row(name, what.append(f"\n{kind.unit}, {kind.range}; {kind.source}", style="dim"))
+            table.add_row(key, what.append(f"\n{words.unit}, {words.range}; {kind.source}", style="dim"))
     console.print(table)

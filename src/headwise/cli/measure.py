@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headwise.cli.options import AnyModel, check_file, progress_bar
+from headwise.cli.options import AnyModel, Lang, check_file, progress_bar
 from headwise.cli.streams import is_stream
+from headwise.cli.words import say
 from headwise.errors import ConfigError, HeadwiseError
 
 
@@ -46,6 +47,7 @@ def measure(
     restart: Annotated[bool, typer.Option("--restart", help="Discard earlier results and start again.")] = False,
     sort: Annotated[str | None, typer.Option(help="Sort the printed table by this measure, largest first.")] = None,
     png: Annotated[Path | None, typer.Option(help="Also plot every measure as layers × heads.")] = None,
+    lang: Lang = None,
 ) -> None:
     """Measure every head on a corpus of any size. Resumable; torchrun divides the work."""
     from headwise.corpus.ranks import Deserted, Ranks
@@ -103,10 +105,9 @@ def _measure(
     console = Console()
     print_measures(found, console, sort=sort, seconds=time.monotonic() - since if found.new else None)
     if not found.new:
-        message = f"{out} already contains the finished table of this command; use --restart to measure again."
-        console.print(message, markup=False, highlight=False)
+        say(console, "finished_table", path=out)
     if png is not None:
-        console.print(f"Wrote a plot of every measure to [bold]{write_picture(found, png)}[/bold].", highlight=False)
+        say(console, "wrote_measures", path=write_picture(found, png))
 
 
 class _Terminated(KeyboardInterrupt):
@@ -137,12 +138,11 @@ def _print_how_to_resume(out: Path, restart: bool) -> None:
     from headwise.corpus.journal import Journal
 
     so_far = Journal(out).so_far()
+    console = Console(stderr=True)
     if so_far is None:
-        message = "Stopped before anything was measured."
+        say(console, "stopped_before")
     else:
-        same = f"the same command{' without --restart' * restart}"
-        message = f"Stopped; {so_far[0]} of {so_far[1]} units are done. Run {same} to resume."
-    Console(stderr=True).print(message, highlight=False)
+        say(console, "stopped_restarting" if restart else "stopped_measuring", done=so_far[0], of=so_far[1])
 
 
 def _numbers(name: str, given: str | None) -> list[int] | None:

@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headwise.cli.streams import is_stream
+from headwise.cli.words import say, work
 from headwise.errors import ConfigError
 from headwise.outputs import check_writable
+from headwise.wording import LANGUAGES, check_language, language
 
 Model = Annotated[Path | None, typer.Option(help="Checkpoint folder or file; default: the embedded model.")]
 AnyModel = Annotated[
@@ -21,6 +23,25 @@ AnyModel = Annotated[
     typer.Option(
         help="A headwise checkpoint, a folder of a Hugging Face transformers model, its name in the local hub cache, or"
         " minilm; default: the embedded model.",
+    ),
+]
+
+
+def _checked(lang: str | None) -> str | None:
+    if lang is not None:
+        check_language(lang)
+    return lang
+
+
+# `main` reads it before a command begins, so that help and errors are in this language too: see `language()`.
+Lang = Annotated[
+    str | None,
+    typer.Option(
+        "--lang",
+        callback=_checked,
+        is_eager=True,
+        autocompletion=lambda: list(LANGUAGES),
+        help="Language, en or zh; default: HEADWISE_LANG, then the locale.",
     ),
 ]
 
@@ -57,7 +78,7 @@ def progress_bar() -> Iterator[Any]:
 
     def progress(what: str, done: int, of: int) -> None:
         bar.start()
-        bar.update(task, description=what, completed=done, total=of)
+        bar.update(task, description=work(what), completed=done, total=of)
 
     try:
         yield progress
@@ -95,7 +116,7 @@ def print_left(what: str, seconds: float) -> None:
     """Print to standard error how much time is left."""
     from headwise.table.show import duration
 
-    Console(stderr=True).print(f"{what}: about {duration(seconds)} left", markup=False, highlight=False)
+    say(Console(stderr=True), "left", what=work(what), time=duration(seconds, language()))
 
 
 def stop(bar: Progress) -> None:

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwise.cli.options import AnyModel
+from headwise.cli.options import AnyModel, Lang
 from headwise.cli.streams import is_stream, stdin_text
+from headwise.cli.words import say as tell
 
 
 def view(
@@ -19,27 +20,23 @@ def view(
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", min=1, help="Maximum length of a text, in tokens.")
     ] = 131_072,
-    lang: Annotated[
-        str | None, typer.Option(help="Language of the page: en or zh; default: the language of the browser.")
-    ] = None,
+    lang: Lang = None,
 ) -> None:
-    """Open a page in the browser that shows all heads on a long text and zooms into each map."""
+    """Open a page in the browser that shows all heads on a long text and zooms into each map.
+
+    Without --lang, the page is in the language of the browser.
+    """
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.viewer import serve
     from headwise.reports.viewer.server import check_serving
-    from headwise.wording import check_language
 
-    if lang is not None:
-        check_language(lang)
     check_serving(port)
     console = Console(highlight=False, soft_wrap=True)
     text = stdin_text("--file") if is_stream(file) else None if file is None else read_text(file)
 
     def say(address: str) -> None:
-        console.print(
-            f"[bold]{address}[/bold]\nOnly this machine can open it, and only with this token. Ctrl-C stops the server."
-        )
+        tell(console, "serving", address=address)
 
     title = "" if file is None or is_stream(file) else file.name
     ended = serve(

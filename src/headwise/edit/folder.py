@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from headwise.contents import Entry, one_line, parsed, reading, text_of, word
-from headwise.edit.resize import make_room
 from headwise.errors import CheckpointError, ConfigError, not_installed
 from headwise.files import atomic_folder, sweep
 from headwise.models import HeadSite, find_heads
+from headwise.models.resizing import make_room
 from headwise.tensor_files import read_tensors, save_tensors
 from headwise.trust import check_config
 

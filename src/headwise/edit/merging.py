@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from headwise.edit import share
 from headwise.edit.limits import check_weights
 from headwise.edit.places import by_site, place, whole
-from headwise.edit.resize import pick_heads, put
 from headwise.edit.table import aligned, change, count_parameters
 from headwise.errors import ConfigError
 from headwise.models import KINDS, HeadSite, find_heads
+from headwise.models.resizing import pick_heads, put
 
 METHODS = ("mean", "first", "cluster", "svd")
 Groups = Sequence[Sequence[int]]

@@ -20,10 +20,10 @@ from torch import nn
 
 from headwise.edit.limits import check_independent, check_weights
 from headwise.edit.places import by_site, place, whole
-from headwise.edit.resize import Order, pick_heads
 from headwise.edit.table import aligned, change, count_parameters, numbers
 from headwise.errors import ConfigError
 from headwise.models import HeadSite, find_heads
+from headwise.models.resizing import Order, pick_heads
 
 Heads = Mapping[str | int, Iterable[int]] | Iterable[int] | Iterable[tuple[int, int]]
 

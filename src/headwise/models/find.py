@@ -1,5 +1,7 @@
 """The registry of kinds of attention modules, and the search of a model for them."""
 
+from typing import Any
+
 from torch import nn
 
 from headwise.errors import ConfigError
@@ -10,9 +12,10 @@ from headwise.models.headwise_designs import HeadwiseKind
 from headwise.models.llama import LlamaKind
 from headwise.models.site import HeadSite, Kind
 from headwise.models.torch_attention import TorchKind
+from headwise.models.traced import TracedKind
 
 KINDS: list[Kind] = [
-    HeadwiseKind(), TorchKind(), BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), ViTKind(),
+    HeadwiseKind(), TorchKind(), TracedKind(), BertKind(), Gpt2Kind(), LlamaKind(), BartKind(), ViTKind(),
     DistilBertKind(), T5Kind(),
 ]  # fmt: skip
 
@@ -31,7 +34,7 @@ def register(kind: Kind) -> Kind:
     return kind
 
 
-def find_heads(model: nn.Module) -> list[HeadSite]:
+def find_heads(model: nn.Module, batch: Any = None) -> list[HeadSite]:
     """Every attention module of a model whose kind is registered, in the order of registration in the model.
 
     >>> import headwise as hw
@@ -41,18 +44,38 @@ def find_heads(model: nn.Module) -> list[HeadSite]:
     They are recognised by class or by structure; transformers is not imported. A module that occurs twice is listed
     once.
 
+    Args:
+        batch: a tensor, a tuple of arguments or a mapping of keyword arguments with which the model is called once, in
+            evaluation mode. Attention that is written by hand is found then: it is recognised as `recognise` does, and
+            derivatives show which parameters belong to which head. Later calls find it without a batch, as do `prune`,
+            `merge_kv` and others. What a module does not support is said by what needs it: `site.layout().missing`,
+            `site.anatomy.resizing(site).fixed`.
     Raises:
         ConfigError: naming the known kinds, if there is none.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={type(model).__name__}: expected an nn.Module")
-    found = [
-        site
-        for name, module in model.named_modules()
-        for site in (kind.site(name, module) for kind in KINDS)
-        if site is not None
-    ]
+    if batch is not None:
+        from headwise.models.traced.tracing import trace
+
+        own = [site for site in _sites(model) if site.kind != TracedKind.name]
+        library = "transformers."
+        trace(model, batch, {
+            site.module for site in own if site.anatomy.by_class or type(site.module).__module__.startswith(library)
+        })  # fmt: skip
+    found = _sites(model)
     if not found:
         known = "; ".join(f"{kind.name}: {kind.about}" for kind in KINDS)
         raise ConfigError(f"model={type(model).__name__}: no attention heads of a known kind in it. Known: {known}")
     return found
+
+
+def _sites(model: nn.Module) -> list[HeadSite]:
+    """The sites of a model, one for each module: of its class, or else traced, or else of its structure."""
+    found: dict[nn.Module, HeadSite] = {}
+    for name, module in model.named_modules():
+        for kind in KINDS:
+            site = kind.site(name, module)
+            if site is not None and site.module not in found:
+                found[site.module] = site
+    return list(found.values())

@@ -20,8 +20,7 @@ class HeadSite:
     Attributes:
         name: the attention module's qualified name, such as "blocks.0.attention"; "" for the model itself.
         module: the attention module.
-        kind: such as "headwise", "torch", "bert", "gpt2", "llama", "bart", "vit", "distilbert",
-            "t5".
+        kind: such as "headwise", "torch", "traced", "bert", "gpt2", "llama", "bart", "vit", "distilbert", "t5".
         num_heads, num_kv_heads: query heads and KV heads.
         head_dim, value_dim: sizes of queries and keys, and of values.
         output: the projection whose input is Concat(head_1 … head_h) [..., n, h·d_v]. None where no module is called

@@ -95,7 +95,7 @@ def attended(
     compute = partial(compute, q, k, v, **options)
     if not events.subscribed(module):
         return compute(return_map=return_map)
-    named = any(events.crosses(one.name(module)) for one in events.subscribers if one.sees(module))
+    named = any(events.crosses(one.name(module)) for one in events.subscribers_of(module))
     to_itself = to_itself and not named
     out, amap = published(module, compute, mask=options.get("mask"), to_itself=to_itself, return_map=return_map)
     return out, amap
@@ -112,7 +112,7 @@ def published(
         to_itself: whether it is self attention.
         return_map, measures: what the caller of the module requested, and gets as without subscribers.
     """
-    seen_by = [(one, one.name(module)) for one in events.subscribers if one.sees(module)]
+    seen_by = [(one, one.name(module)) for one in events.subscribers_of(module)]
     receivers = [partial(one.on_delta, name) for one, name in seen_by if one.on_delta is not None]
     calls = [(one.on_call, name) for one, name in seen_by if one.on_call is not None]
     changes: dict[str, Any] = {"module": module}

@@ -126,6 +126,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Wrote the report to [bold]{path}[/bold]; open it in a browser.",
         "报告已写入 [bold]{path}[/bold]，请用浏览器打开。",
     ),
+    "not_opened": (
+        "No browser could be opened here; open the file yourself.",
+        "此处无法打开浏览器，请自行打开该文件。",
+    ),
     "wrote_view": ("Wrote {name} to [bold]{path}[/bold].", "{name} 已写入 [bold]{path}[/bold]。"),
     "wrote_pictures": (
         "Wrote {count} heat maps to [bold]{path}[/bold].",

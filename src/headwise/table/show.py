@@ -69,10 +69,12 @@ def plain(x: np.ndarray) -> Any:
     return values.tolist()
 
 
-def duration(seconds: float) -> str:
-    """A duration: 1.5 s, 2 min 12 s, 3 h 4 min."""
+def duration(seconds: float, lang: str = "en") -> str:
+    """A duration: 1.5 s, 2 min 12 s, 3 h 4 min; in Chinese 1.5 秒, 2 分 12 秒, 3 小时 4 分."""
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
+    if lang == "zh":
+        return f"{hours} 小时 {minutes} 分" if hours else f"{minutes} 分 {left} 秒" if minutes else f"{seconds:.1f} 秒"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{seconds:.1f} s"
 
 

@@ -23,9 +23,12 @@ from torch import Tensor, nn
 from headwise.analysis.importance.values import HeadImportance
 from headwise.errors import ConfigError
 from headwise.events import subscribe
-from headwise.models.adapters.places import Place, give_back, take_over
+from headwise.models.adapters.places import give_back, take_over
 from headwise.models.adapters.selecting import select
+from headwise.models.recognise.recogniser import not_followed
+from headwise.models.recognise.tracked import Tracked
 from headwise.nn.base import AttentionLayer
+from headwise.telemetry.recognised import Chosen, chosen, may_have_more, recognised_forwards
 
 Self = TypeVar("Self", bound="GateGradients")
 
@@ -42,13 +45,18 @@ def gate_gradients(model: nn.Module, *, layers: Iterable[int | str] | None = Non
 
     Args:
         model: as in `watch`: headwise's layers, nn.MultiheadAttention, models of transformers. Attention of the last
-            two is computed by headwise meanwhile.
+            two is computed by headwise meanwhile. Other attention is recognised in each forward with gradients; its
+            layers are listed from their first backward pass on. Calls that only checkpointing with use_reentrant=True
+            repeats with gradients are not seen.
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
     Raises:
         ConfigError: naming the argument, or the modules, if no module is supported.
     Source: Michel et al. 2019, 1905.10650, eq. 2.
     """
-    return GateGradients(*select(model, layers, "gate_gradients", _unsupported))
+    what = chosen(model, layers, "gate_gradients", _unsupported)
+    if not what.known and not may_have_more(what.rest, what.unwatched):
+        select(model, layers, "gate_gradients", _unsupported)  # which raises
+    return GateGradients(model, what)
 
 
 class GateGradients:
@@ -58,30 +66,45 @@ class GateGradients:
     and excluded. In distributed training each process has the gradients of its own share of the batch.
 
     Attributes:
-        layers: names of the attention modules. unwatched: name → why a module is not supported.
         active: whether it is accumulating.
     """
 
-    def __init__(self, places: list[Place], targets: list[nn.Module], unwatched: dict[str, str]) -> None:
-        self.layers, self.unwatched = tuple(place.name for place in places), unwatched
-        self._places, self._targets = places, targets
+    def __init__(self, model: nn.Module, what: Chosen) -> None:
+        self._model, self._what = model, what
+        self._modules = {place.name: place.module for place in (*what.known, *what.rest)}
         self._open = ExitStack()
+        self._seen: list[Tracked] = []
         self.active = False
         self._lock = Lock()
         self.clear()
 
     def clear(self) -> None:
         """Discard the gradients so far."""
-        self._sums = {name: _Sums() for name in self.layers}
+        self._sums = {place.name: _Sums() for place in self._what.known}
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the attention modules so far, in the order of registration."""
+        with self._lock:
+            return tuple(name for name in self._modules if name in self._sums)
+
+    @property
+    def unwatched(self) -> dict[str, str]:
+        """name → why a module is not supported; what came close to attention in the last forward, with its line."""
+        near = {one.name: one.reason_and_line for seen in self._seen for one in not_followed(seen)}
+        return {**near, **{name: why for name, why in self._what.unwatched.items() if name not in self._sums}}
 
     def start(self: Self) -> Self:
         """Accumulate from now on, in addition to the gradients so far."""
         if not self.active:
             self.active = True
-            take_over(self._targets)
-            self._open.callback(give_back, self._targets)
-            modules = {place.module: place.name for place in self._places}
+            take_over(self._what.targets)
+            self._open.callback(give_back, self._what.targets)
+            modules = {module: name for name, module in self._modules.items()}
             self._open.enter_context(subscribe(on_delta=self._add, modules=modules))
+            if self._what.rest:
+                forwards = recognised_forwards(self._model, self._what, "gate_gradients")
+                self._seen = self._open.enter_context(forwards)
         return self
 
     def stop(self) -> None:
@@ -128,13 +151,14 @@ class GateGradients:
             raise ConfigError(
                 "gate_gradients: no backward pass so far; run the model and loss.backward() within it, with gradients"
             )
+        layers = self.layers
         with self._lock:
-            found = [self._sums[place.name].mean(place.module, per, absolute) for place in self._places]
+            found = [self._sums[name].mean(self._modules[name], per, absolute) for name in layers]
         method = {"batch": "E|dL/dξ|", "row": "E|dL/dξ|, by rows", "token": "E Σ|o·dL/do|"}[per]
         if absolute == "mean":
             method = method.replace("E|dL/dξ|", "|E dL/dξ|")
         values, errors = zip(*found, strict=True)
-        return HeadImportance.of(f"in training, {method}", "loss", self.layers, values, errors)
+        return HeadImportance.of(f"in training, {method}", "loss", layers, values, errors)
 
     def __repr__(self) -> str:
         passes = max(self.passes.values(), default=0)
@@ -144,7 +168,7 @@ class GateGradients:
 
     def _add(self, name: str, delta: Tensor) -> None:
         with self._lock, torch.no_grad():
-            self._sums[name].add(delta, torch._C._current_graph_task_id())
+            self._sums.setdefault(name, _Sums()).add(delta, torch._C._current_graph_task_id())
 
 
 class _Sums:

@@ -1,35 +1,92 @@
-"""The record of a model that headwise has no adapter for: its attention is recognised while it runs."""
+"""The record of a model that headwise has no adapter for, or only for some of its modules: the attention of the others
+is recognised while they run."""
 
-from collections.abc import Iterable
-from contextlib import ExitStack
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import nn
 
 from headwise.errors import ConfigError
+from headwise.events import in_backward
 from headwise.kernels.eager import eager
-from headwise.models.adapters.places import Place
+from headwise.models.adapters.places import Place, find
+from headwise.models.adapters.selecting import select
+from headwise.models.recognise.compiled import compiled_parts
 from headwise.models.recognise.publisher import recognising
 from headwise.models.recognise.recogniser import not_followed, nothing
 from headwise.models.recognise.tracked import Tracked
 from headwise.telemetry.options import Options
+from headwise.telemetry.places import entrances
 from headwise.telemetry.record import Record
+
+Layers = Iterable[int | str] | int | str | None
+_WRITTEN_ELSEWHERE = ("torch", "headwise", "transformers")  # packages whose attention is found without running it
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What of a model is watched.
+
+    Attributes:
+        known: the modules whose attention headwise computes. targets, unwatched: as `select` returns them.
+        rest: modules in which attention is recognised. aside: those in which it is not, because headwise computes it.
+    """
+
+    known: list[Place]
+    targets: list[nn.Module]
+    unwatched: dict[str, str]
+    rest: list[Place]
+    aside: frozenset[nn.Module]
+
+
+def chosen(model: nn.Module, layers: Layers, caller: str, unsupported: Any = None) -> Chosen:
+    """The modules of these names or indices, which count those that headwise has an adapter for; None for all.
+
+    Raises:
+        ConfigError: naming the argument.
+    """
+    wanted = _listed(layers)
+    if not isinstance(model, nn.Module) or any(isinstance(x, bool) or not isinstance(x, int | str) for x in wanted):
+        return Chosen(*select(model, layers, caller, unsupported), [], frozenset())  # which raises
+    places, _, unwatched = find(model)
+    aside = frozenset(part for place in places for part in place.module.modules())
+    named = [(name, module) for name, module in model.named_modules() if module not in aside]
+    others = [Place(name, module, "recognised") for name, module in named]
+    if not places:
+        return Chosen([], [], {}, _named(model, others, layers), aside)
+    more = others if may_have_more(others, unwatched) else []
+    if layers is None or not more:
+        return Chosen(*select(model, layers, caller, unsupported), more, aside)
+    of_known = [one for one in wanted if isinstance(one, int) or _matching(places, [one])]
+    of_others = [one for one in wanted if isinstance(one, str) and _matching(others, [one])]
+    if missing := set(wanted) - {*of_known, *of_others}:
+        select(model, [one for one in wanted if one in missing], caller, unsupported)  # which raises
+    known, targets, unwatched = select(model, of_known, caller, unsupported) if of_known else ([], [], unwatched)
+    return Chosen(known, targets, unwatched, _matching(others, of_others), aside)
 
 
 class RecognisedRecord(Record):
-    """A `Record` whose layers are the modules in which attention was recognised so far, in the order of the calls.
+    """A `Record` whose layers are those that headwise computes, and the modules in which attention was recognised so
+    far, in the order of the calls.
 
-    Its model computes everything as without it. `unwatched` names what came close to attention in the last measured
-    forward, with the reason.
+    Those modules compute everything as without it. `unwatched` names what came close to attention in the last measured
+    forward, with the reason and the line of the code. If headwise computes all that a first measured forward has,
+    nothing is followed from then on.
     """
 
-    def __init__(self, model: nn.Module, layers: Iterable[int | str] | None, how: Options) -> None:
+    def __init__(self, model: nn.Module, what: Chosen, how: Options) -> None:
         self._modules = {module: name for name, module in model.named_modules()}
-        super().__init__(model, _chosen(model, layers), [], {}, how)
-        self.layers = ()
-        self._recognising = ExitStack()
+        super().__init__(model, [*what.known, *what.rest], what.targets, dict(what.unwatched), how)
+        self.layers = tuple(place.name for place in what.known)
+        self._what, self._follows = what, True
+        self._following = ExitStack()
         self._tracked: Tracked | None = None
+        self._compiled = compiled_parts(model.named_modules())
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every layer so far."""
@@ -38,14 +95,21 @@ class RecognisedRecord(Record):
 
     def _begin_forward(self) -> None:
         super()._begin_forward()
-        self._tracked = self._recognising.enter_context(recognising(self._modules))
+        if not self._follows:
+            return
+        _warn_of(self._compiled, self.model, "watch")
+        self._tracked = self._following.enter_context(recognising(self._modules, self._what.aside))
 
     def _end_forward(self, keep: bool) -> None:
-        self._recognising.close()
-        if keep and self._open:
-            self.layers = tuple(dict.fromkeys((*self.layers, *self._forward.layers)))
-            if self._tracked is not None:
-                self.unwatched = {one.name: one.reason for one in not_followed(self._tracked)}
+        self._following.close()
+        if keep and self._open and self._tracked is not None:
+            new = [name for name in self._forward.layers if name not in self.layers]
+            self.layers = (*self.layers, *new)
+            left = {one.name: one.reason_and_line for one in not_followed(self._tracked)}
+            given = {name: why for name, why in self._what.unwatched.items() if name not in self.layers}
+            self.unwatched = {**left, **given}
+            if self._what.known and not (left or given or set(self.layers) - {one.name for one in self._what.known}):
+                self._follows = False
         super()._end_forward(keep)
 
     @eager
@@ -57,18 +121,88 @@ class RecognisedRecord(Record):
             raise nothing(self.model, self._tracked, "watch")
 
 
-def _chosen(model: nn.Module, layers: Iterable[int | str] | None) -> list[Place]:
-    """The modules of these names."""
-    places = [Place(name, module, "recognised") for name, module in model.named_modules()]
+@contextmanager
+def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator[list[Tracked]]:
+    """Within it, attention of the rest is recognised in forwards of a model with gradients.
+
+    Returns:
+        A list that holds what was seen in the last forward.
+    """
+    modules = {module: name for name, module in model.named_modules()}
+    gates = entrances(model, [*what.known, *what.rest])
+    running: list[nn.Module] = []
+    seen: list[Tracked] = []
+    following = ExitStack()
+    compiled = compiled_parts(model.named_modules())
+
+    @eager
+    def before(module: nn.Module, args: Any) -> None:
+        if module in gates and not in_backward() and torch.is_grad_enabled():
+            running.append(module)
+            if len(running) == 1:
+                _warn_of(compiled, model, caller)
+                seen[:] = [following.enter_context(recognising(modules, what.aside))]
+
+    @eager
+    def after(module: nn.Module, args: Any, result: Any) -> None:
+        if running and running[-1] is module and not in_backward():
+            running.pop()
+            if not running:
+                following.close()
+
+    with ExitStack() as hooks:
+        hooks.callback(following.close)
+        for gate in gates:
+            for handle in (
+                gate.register_forward_pre_hook(before), gate.register_forward_hook(after, always_call=True),
+            ):  # fmt: skip
+                hooks.callback(handle.remove)
+        yield seen
+
+
+def _warn_of(compiled: list[str], model: nn.Module, caller: str) -> None:
+    """Say once that compiled modules run uncompiled."""
+    if compiled:
+        name = compiled.pop(0) or type(model).__name__
+        compiled.clear()
+        more = "; watch(every=…) measures fewer" if caller == "watch" else ""
+        warnings.warn(
+            f"{caller}(model): {name} is compiled. Attention is recognised in the code that was compiled, so that in "
+            f"measured forwards it runs uncompiled{more}",
+            UserWarning, stacklevel=5,
+        )  # fmt: skip
+
+
+def may_have_more(others: list[Place], unwatched: dict[str, str]) -> bool:
+    """Whether modules beside the known ones may compute attention of their own: some that are not of a package whose
+    attention is known. Models of which a part is compiled are left to the compiler."""
+    if compiled_parts((place.name, place.module) for place in others):
+        return False
+    kinds = {type(place.module).__module__.partition(".")[0] for place in others}
+    return bool(unwatched) or not kinds <= set(_WRITTEN_ELSEWHERE)
+
+
+def _listed(layers: Layers) -> list[Any]:
+    if layers is None:
+        return []
+    return list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+
+
+def _matching(places: list[Place], names: list[str]) -> list[Place]:
+    return [place for place in places if any(fnmatchcase(place.name, name) for name in names)]
+
+
+def _named(model: nn.Module, places: list[Place], layers: Layers) -> list[Place]:
+    """The modules of these names, in a model without any that headwise has an adapter for."""
     if layers is None:
         return places
-    wanted = list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else [layers]
+    wanted = _listed(layers)
     if not all(isinstance(one, str) for one in wanted):
         raise ConfigError(
             f"layers={layers!r}: the attention of {type(model).__name__} is recognised while it runs, so its layers "
             f"have no indices; give names of modules"
         )
-    chosen = [place for place in places if any(fnmatchcase(place.name, str(one)) for one in wanted)]
-    if not chosen:
+    found = _matching(places, wanted)
+    if not found:
         raise ConfigError(f"layers={layers!r}: {type(model).__name__} has no module of that name")
-    return chosen
+    return found

@@ -5,6 +5,7 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,7 @@ from headwise.telemetry.summary import History, Summary
 from headwise.telemetry.writers import Writer, Writers
 
 Self = TypeVar("Self", bound="Record")
+_seeing = Lock()  # calls may come from several threads
 
 
 class Record(Shown):
@@ -242,7 +244,7 @@ class Record(Shown):
         """One attention call."""
         if not self._open:
             return
-        with own_dtypes(call.map.q):
+        with _seeing, own_dtypes(call.map.q):
             self._forward.add(call.name, layer_of(call, self._how.measures))
             if self._how.maps == "lazy":
                 self._seen[call_name(call.name, self._seen)] = call.map

@@ -11,7 +11,7 @@ from headwise.masks import Grid
 from headwise.parallel.heads_held import held_heads
 from headwise.publishing import AttentionCall
 from headwise.stats import Measure
-from headwise.stats.states import tensors_of
+from headwise.stats.states import tensors_of, with_tensors
 
 
 @dataclass
@@ -35,7 +35,11 @@ class Layer:
 
     def merged(self, other: "Layer") -> "Layer":
         """Merge two."""
-        states = [m.merge(one, two) for m, one, two in zip(self.measures, self.states, other.states, strict=True)]
+        device = self.nonfinite.device  # replicas of a module have others
+        theirs = other.states
+        if other.nonfinite.device != device:
+            theirs = [with_tensors(state, lambda x: x.to(device)) for state in theirs]
+        states = [m.merge(one, two) for m, one, two in zip(self.measures, self.states, theirs, strict=True)]
         nonfinite = self.nonfinite + other.nonfinite.to(self.nonfinite.device)
         return replace(self, grid=other.grid, states=states, nonfinite=nonfinite)
 

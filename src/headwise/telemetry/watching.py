@@ -4,12 +4,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import nn
 
-from headwise.models.adapters.places import find
-from headwise.models.adapters.selecting import select
 from headwise.stats import Measure
 from headwise.telemetry.alarms import Alarm
 from headwise.telemetry.options import options
-from headwise.telemetry.recognised import RecognisedRecord
+from headwise.telemetry.recognised import RecognisedRecord, chosen
 from headwise.telemetry.record import Record
 
 
@@ -66,6 +64,7 @@ def watch(
         measures=measures, every=every, heads=heads, maps=maps, history=history, steps=steps, during=during,
         alarms=alarms,
     )  # fmt: skip
-    if isinstance(model, nn.Module) and not find(model)[0]:
-        return RecognisedRecord(model, layers, how)
-    return Record(model, *select(model, layers, "watch"), how)
+    what = chosen(model, layers, "watch")
+    if what.rest:
+        return RecognisedRecord(model, what, how)
+    return Record(model, what.known, what.targets, what.unwatched, how)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.map import AttentionMap
-from headwise.masks import Causal, Mask
+from headwise.masks import Mask
 from headwise.models.recognise.axes import Axes, Dim
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
 from headwise.models.recognise.products import Contraction
@@ -25,11 +25,13 @@ class Attention:
     """What `attend` has to compute, and what the model's code computed.
 
     Attributes:
-        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached.
+        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v]. Equal heads of keys and values that need no
+            gradient are one head.
         scale, mask, scores, dropout_p: as in `attend`.
         traced: whether batch and heads are known from the layer that made queries or keys.
         dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
         out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
+        arrange: any tensor of the shape of the code's result, as [b, h, n, d_v]. restore: the opposite.
     """
 
     q: Tensor
@@ -44,6 +46,8 @@ class Attention:
     to_itself: bool
     out: Tensor
     weights: Callable[[], Tensor] | None
+    arrange: Callable[[Tensor], Tensor]
+    restore: Callable[[Tensor], Tensor]
 
     def check(self, out: Tensor, amap: AttentionMap, *, every: bool) -> float:
         """The largest difference of a row of the output, where there was no dropout, or of the weights, relative to the
@@ -110,13 +114,10 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     k = axes.arranged(operands[side], _dims(letters[side], first, axes), [b, h, m], full=3)
     of_letter = {letter: axes.atoms(dim) for letter, dim in zip(own, x.layout.dims, strict=True) if letter != "1"}
     v = axes.arranged(values, [_dim(letter, of_letter) for letter in other], [b, h, m], full=3)
-    result = axes.arranged(out, [_dim(letter, of_letter) for letter in pv.out], [b, h, n], full=3)
+    dims_out = [_dim(letter, of_letter) for letter in pv.out]
     changes = Changes()
     for step in x.steps:
-        if step.kind == "mask":
-            changes.masks.append(Causal())
-        else:
-            changes.take(step, axes)
+        changes.take(step, axes)
     changes.check()
     dtype = torch.promote_types(product.dtype, torch.float16) if product.dtype.itemsize < 2 else product.dtype
     if changes.q_factor is not None:
@@ -133,11 +134,12 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     if changes.cap is not None:
         scores.append(SoftCap(changes.cap))
         scale *= changes.cap
-    scores += [Bias(bias) for bias in changes.biases]
+    scores += [*changes.scores, *(Bias(bias) for bias in changes.biases)]
     if x.sink is not None:
         scores.append(SinkLogits(_sink(x.sink[0], x, axes)))
-    q, k, v = (one.detach().to(dtype) for one in (q, k, v))
-    k, v = _grouped(k, v)
+    q, k, v = (one.to(dtype) for one in (q, k, v))
+    if not (k.requires_grad or v.requires_grad):  # else the first of each group would get the gradients of all
+        k, v = _grouped(k, v)
     matrix = None if weights.is_meta else partial(axes.matrix, weights, x.layout)
     return Attention(
         q,
@@ -150,8 +152,10 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
         axes.traced,
         min(dtype, x.softmax.dtype, key=lambda one: one.itemsize),
         _one_source(product),
-        result,
+        axes.arranged(out, dims_out, [b, h, n], full=3),
         matrix,
+        partial(axes.arranged, dims=dims_out, groups=[b, h, n], full=3),
+        partial(axes.restored, shape=tuple(out.shape), dims=dims_out, groups=[b, h, n]),
     )
 
 

@@ -43,6 +43,8 @@ class Axes:
             of_queries = _heads(letter, letters, product, queries)
             of_keys = _heads(letter, others, product, 1 - queries) if letter not in softmaxed else None
             traced[letter] = of_keys if of_queries is None else of_queries
+        if product.heads is not None:
+            traced = {one: [(size, one in product.heads)] for one, size in zip(out, product.shape, strict=True)}
         cuts = [{1, size} for size in product.shape]
         for i, dim in enumerate(self._dims):
             for size, stride in dim:
@@ -151,6 +153,25 @@ class Axes:
             for i, (group, row) in enumerate(zip(groups, there, strict=True))
         ]
         return x.reshape(*ones, *tail).expand(*wide, *tail).reshape(*sizes, *([prod(tail)] if last else []))
+
+    def restored(
+        self, x: Tensor, *, shape: Sequence[int], dims: Sequence[Dim], groups: Sequence[list[Factor]]
+    ) -> Tensor:
+        """The opposite of `arranged`, for a tensor of this shape that has all atoms of the groups."""
+        tags: list[Factor | str] = []
+        sizes: dict[Factor | str, int] = {}
+        for size, dim in zip(shape, dims, strict=True):
+            if isinstance(dim, str):
+                tags.append(dim)
+                sizes[dim] = size
+            elif size > 1:
+                tags += dim
+                sizes.update((atom, atom[0]) for atom in dim)
+        last = sorted(tag for tag in tags if isinstance(tag, str))
+        order: list[Factor | str] = [atom for group in groups for atom in group if atom in tags]
+        order += last
+        x = x.reshape([sizes[tag] for tag in order])
+        return x.permute([order.index(tag) for tag in tags]).reshape(tuple(shape))
 
 
 def _divided(dim: Sequence[Factor], cuts: Iterable[int]) -> list[Factor]:

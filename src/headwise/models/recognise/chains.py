@@ -188,7 +188,7 @@ def joined(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tens
         x = seen.known(tensor)
         if x is not None and x.stage == "scores" and dim in (-1, out.ndim - 1):
             if i == 0 and len(tensors) == 2 and tensors[1].shape[-1] == 1 and x.sink is None:
-                seen.remember(out, x.but(sink=(tensors[1].detach().clone(), x.layout), extended=True))
+                seen.remember(out, x.but(sink=(tensors[1].clone(), x.layout), extended=True))
             else:
                 seen.remember(out, x.but(lost=x.lost or f"scores are joined with others at {user_line()}"))
             return

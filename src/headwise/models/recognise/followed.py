@@ -52,6 +52,8 @@ class Product:
         modules: the modules that were running, the innermost first. line: file:line of the user's code.
         inputs: what is known of the two operands.
         learned: whether one of them is a parameter.
+        heads: the letters of its dimensions that are heads, if the function defines them; None if they have to be
+            traced back to a layer.
     """
 
     of: Contraction
@@ -61,6 +63,7 @@ class Product:
     line: str
     inputs: tuple["Followed | None", "Followed | None"]
     learned: bool
+    heads: str | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Step:
 
     Attributes:
         kind: "mul" (by a number), "times" (a tensor), "add" (coef · value), "fill" (coef where value is True), "tanh",
-            or "mask" (a headwise mask).
+            "mask" (a headwise mask) or "score" (a headwise score).
         layout: of the scores at that time, to which `value` broadcasts.
     """
 

@@ -2,20 +2,24 @@
 
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from headwise.models.recognise.chains import chosen, joined, pointwise, softmaxed, viewed, written
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Origin, unexpected
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Origin, unexpected
 from headwise.models.recognise.functions import ARITHMETIC, IGNORED, LAYERS, RETURN_OTHERS, SAME, SOFTMAX, VIEWS
 from headwise.models.recognise.layout import whole
-from headwise.models.recognise.multiplied import fused, multiplied
+from headwise.models.recognise.libraries import LIBRARIES
+from headwise.models.recognise.libraries.base import first_of, take
+from headwise.models.recognise.libraries.intercepted import arguments, intercepted
+from headwise.models.recognise.libraries.sdpa import scaled_dot_product_attention
+from headwise.models.recognise.multiplied import multiplied
 from headwise.models.recognise.products import NAMES as PRODUCTS, is_outer
 from headwise.models.recognise.tracked import Tracked, weak
 
@@ -45,7 +49,7 @@ class Following(TorchFunctionMode):
         if func is _mha:
             with self:
                 return _OPENED(*args, **kwargs)
-        out = func(*args, **kwargs)
+        out = self.call(func, name, args, kwargs)
         if name not in IGNORED and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
@@ -56,16 +60,60 @@ class Following(TorchFunctionMode):
                 seen.on_values(*seen.ready.pop())
         return out
 
+    def call(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute the function."""
+        return func(*args, **kwargs)
+
 
 @contextmanager
-def following(seen: Tracked) -> Iterator[None]:
+def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -> Iterator[None]:
     """Within it, tensors are followed. Compiled models run uncompiled, so that their functions are seen."""
-    compiles = "torch._dynamo" in sys.modules
     try:
-        with torch.compiler.set_stance("force_eager") if compiles else nullcontext(), Following(seen):
+        with _stance("force_eager"), intercepted(list(_READERS), _library), mode(seen):
             yield
     finally:
         seen.forget()
+
+
+_READERS = {(library.module, name): library.read for library in LIBRARIES for name in library.names}
+
+
+def _library(
+    module: str, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A call of a function of another package, of which nothing inside is followed."""
+    mode = next((one for one in reversed(_get_current_function_mode_stack()) if isinstance(one, Following)), None)
+    if mode is None:
+        return function(*args, **kwargs)
+    with _without(mode), _stance("default"):
+        out = function(*args, **kwargs)
+        seen = mode.seen
+        record = seen.record(first_of(out), f"{module}.{name}")
+        try:
+            take(seen, _READERS[module, name](arguments(function, args, kwargs), out, function, seen), record)
+        except (Lost, *UNEXPECTED) as error:
+            reason = str(error) if isinstance(error, Lost) else unexpected(error)
+            record.reason = f"{name}: {reason}"
+        while seen.ready:
+            seen.on_values(*seen.ready.pop())
+    return out
+
+
+def _stance(name: str) -> AbstractContextManager[Any]:
+    return torch.compiler.set_stance(name) if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@contextmanager
+def _without(mode: TorchFunctionMode) -> Iterator[None]:
+    """Within it, this mode and those above it are off, as they are for the functions that a function calls."""
+    off: list[Any] = []
+    try:
+        while not off or off[-1] is not mode:
+            off.append(_pop_mode())
+        yield
+    finally:
+        while off:
+            _push_mode(off.pop())
 
 
 def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
@@ -74,7 +122,7 @@ def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[
         multiplied(seen, name, args, kwargs, out)
         return
     if name == "scaled_dot_product_attention":
-        fused(seen, args, kwargs, out)
+        scaled_dot_product_attention(seen, args, kwargs, out)
         return
     if name in LAYERS:
         origin = Origin(tuple(out.shape), (LAYERS[name] % out.ndim,), name, weak(args[0] if args else None))

@@ -8,17 +8,20 @@ from types import FrameType
 import torch
 from torch import nn
 
+from headwise.events import original
+
 _INSIDE = tuple(str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[2])))
+_CHECKPOINT = str(Path("torch", "utils", "checkpoint.py"))
 _CALL = nn.Module._call_impl.__code__
 
 
 def modules_in_call(modules: Mapping[nn.Module, str]) -> list[nn.Module]:
-    """Those of the modules whose forward is running, the innermost first."""
+    """Those of the modules whose forward, or that of a replica, is running, the innermost first."""
     found: list[nn.Module] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _CALL:
-            module = frame.f_locals["self"]
+            module = original(frame.f_locals["self"], modules)
             if module in modules:
                 found.append(module)
         frame = frame.f_back
@@ -34,3 +37,13 @@ def user_line() -> str:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def in_checkpoint() -> bool:
+    """Whether a part of a module's forward is running under torch.utils.checkpoint, not a whole module."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CALL:
+        if frame.f_code.co_filename.endswith(_CHECKPOINT):
+            return True
+        frame = frame.f_back
+    return False

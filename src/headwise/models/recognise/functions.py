@@ -53,7 +53,7 @@ def steps_of(
             return (Step("mul", float(other if kind == "mul" else 1 / other), here),) if other else None
         if kind == "div" and swapped:
             return None
-        return (Step("times", other if kind == "mul" else other.detach().reciprocal(), here),)
+        return (Step("times", other if kind == "mul" else other.reciprocal(), here),)
     if kind in ("add", "sub", "rsub") and (number or tensor):
         alpha = float(kwargs.get("alpha", 1.0)) * (1.0 if kind == "add" else -1.0)
         if (kind == "sub" and swapped) or (kind == "rsub" and not swapped):

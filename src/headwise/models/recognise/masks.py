@@ -38,17 +38,18 @@ def mask_of_rows(rows: Rows, sizes: Sizes, whole: Callable[[], Tensor] | None = 
         return None
     if found.same_heads:
         for mask, keys in found.candidates():
-            if all(_same(mask, keys, rows(span)[:, 0], sizes, span) for span in _blocks(sizes)):
+            if all(_same(mask, keys, rows(span)[:, 0], sizes, span) for span in blocks(sizes)):
                 return both(mask, None if keys is None else of_padding(keys.expand(b, -1), n))
-    allowed = whole() if whole is not None else torch.cat([rows(span) for span in _blocks(sizes)], 2)
-    return of_boolean(allowed[:, :1] if found.same_heads else allowed)
+    allowed = whole() if whole is not None else torch.cat([rows(span) for span in blocks(sizes)], 2)
+    allowed = allowed[: 1 if found.same_batch else None, : 1 if found.same_heads else None]
+    return of_boolean(allowed)
 
 
 class _Found:
     """What one pass over the rows shows.
 
     Attributes:
-        everything: whether all is allowed. same_heads: whether heads allow the same.
+        everything: whether all is allowed. same_batch, same_heads: whether batch entries or heads allow the same.
         keys: those that any query may attend to, [b or 1, m].
         first, last: of the keys of each query; none where a query is fully masked: boolean; all [b or 1, n].
         joined: whether each query may attend to the key before its own position, [b or 1, n].
@@ -56,15 +57,15 @@ class _Found:
 
     def __init__(self, rows: Rows, sizes: Sizes) -> None:
         _, _, n, m = sizes
-        self.sizes, self.everything, self.same_heads = sizes, True, True
+        self.sizes, self.everything, self.same_batch, self.same_heads = sizes, True, True, True
         first, last, none, joined, keys = [], [], [], [], None
-        for span in _blocks(sizes):
+        for span in blocks(sizes):
             allowed = rows(span)
             self.everything &= bool(allowed.all())
+            self.same_batch &= len(allowed) == 1 or bool((allowed == allowed[:1]).all())
             self.same_heads &= allowed.shape[1] == 1 or bool((allowed == allowed[:, :1]).all())
             if not self.same_heads:
-                self.everything = False
-                return
+                continue  # no mask but `Dense` is likely
             here = allowed[:, 0]
             bits = here.to(torch.uint8)
             first.append(bits.argmax(-1))
@@ -73,9 +74,9 @@ class _Found:
             before = (torch.arange(*span, device=here.device) + m - n - 1).clamp(0, m - 1)
             joined.append(here.gather(-1, before[None, :, None].expand(len(here), -1, 1))[..., 0])
             keys = here.any(1) if keys is None else keys | here.any(1)
-        self.first, self.last, self.none, self.joined = (torch.cat(x, 1) for x in (first, last, none, joined))
-        assert keys is not None
-        self.keys = keys
+        if self.same_heads and keys is not None:
+            self.first, self.last, self.none, self.joined = (torch.cat(x, 1) for x in (first, last, none, joined))
+            self.keys = keys
 
     def candidates(self) -> Iterator[tuple[Mask | None, Tensor | None]]:
         """Masks to compare, the simplest first: of positions and documents, and of padding."""
@@ -113,7 +114,8 @@ class _Found:
         return Documents((ids - ids[:, :1]).masked_fill(self.none, -1))
 
 
-def _blocks(sizes: Sizes) -> Iterator[Span]:
+def blocks(sizes: Sizes) -> Iterator[Span]:
+    """The queries, some at a time."""
     n = sizes[2]
     for start in range(0, n, ROWS):
         yield Span(start, min(start + ROWS, n))

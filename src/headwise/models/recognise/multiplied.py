@@ -1,10 +1,8 @@
-"""Products: of queries and keys, of weights and values, and the fused function that is both."""
+"""Products: of queries and keys, and of weights and values."""
 
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from headwise.models.recognise.axes import are_of, own_dims
@@ -92,46 +90,6 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
     seen.remember(out, Followed("scores", here, origin, product, steps))
 
 
-def fused(seen: Tracked, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
-    """F.scaled_dot_product_attention, as the chain that it stands for."""
-    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    q, k, v = (given[name] for name in names[:3])
-    record = seen.record(out, "F.scaled_dot_product_attention")
-    if q.is_nested:
-        record.reason = "nested tensors"
-        return
-    both = seen.known(q), _transposed(seen.known(k))
-    plain = out
-    if given.get("dropout_p"):  # without it, for the comparison
-        rest = {name: value for name, value in given.items() if name not in (*names[:3], "dropout_p")}
-        with torch.no_grad():
-            plain = F.scaled_dot_product_attention(q, k, v, **rest)
-    if given.get("enable_gqa"):
-        both = both[0], None
-        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    first = contraction("matmul", (q, k.mT), {})
-    shape = (*out.shape[:-1], k.shape[-2])
-    if first is None:
-        return
-    second = contraction("matmul", (torch.empty(shape, device="meta"), v), {})
-    assert second is not None
-    here = whole(tuple(shape))
-    scale = given.get("scale")
-    steps = [Step("mul", q.shape[-1] ** -0.5 if scale is None else float(scale), here)]
-    mask = given.get("attn_mask")
-    n, m = shape[-2:]
-    if mask is not None:
-        steps.append(Step("fill", ~mask, here, -torch.inf) if mask.dtype == torch.bool else Step("add", mask, here))
-    if given.get("is_causal"):
-        hidden = ~torch.ones(n, m, dtype=torch.bool, device=q.device).tril()
-        steps.append(Step("mask", None, here) if n == m else Step("fill", hidden, here, -torch.inf))
-    product = Product(first, tuple(shape), out.dtype, record.modules, record.line, both, False)
-    record.keys = whole(product.shape).dims[-1]
-    found = Followed("weights", here, None, product, tuple(steps), record, dropout_p=given.get("dropout_p") or 0.0)
-    seen.ready.append((second, found, 0, 1, plain))
-
-
 def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:
     record = x.softmax
     assert record is not None
@@ -173,14 +131,6 @@ def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) ->
             "two products without a softmax between them, as in linear attention"
         )  # fmt: skip
         seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), found.left.dtype, reason=what))
-
-
-def _transposed(x: Followed | None) -> Followed | None:
-    """The same with the last two dimensions exchanged."""
-    if x is None:
-        return None
-    *leading, rows, cols = x.layout.dims
-    return x.but(layout=Layout((*leading, cols, rows), x.layout.offset))
 
 
 def _summed(found: Contraction, x: Followed, at: int) -> tuple[Factor, ...]:

@@ -1,6 +1,6 @@
 """Attention that is recognised, published to the subscribers of `headwise.events`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -9,25 +9,29 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend_to
-from headwise.events import in_backward, subscribed
+from headwise.events import in_backward, subscribed, subscribers_of
 from headwise.map import AttentionMap
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
-from headwise.models.recognise.following import following
+from headwise.models.recognise.following import Following, following
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained
+from headwise.models.recognise.threads import in_other_threads
 from headwise.models.recognise.tracked import Tracked
+from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
 
 
 @contextmanager
-def recognising(modules: Mapping[nn.Module, str]) -> Iterator[Tracked]:
-    """Within it, attention of these modules that has subscribers is recognised in this thread, computed by headwise
-    with the measures of the subscribers, compared with the result of the code, and published. What the model computes
-    does not change.
+def recognising(modules: Mapping[nn.Module, str], aside: Container[nn.Module] = ()) -> Iterator[Tracked]:
+    """Within it, attention of these modules that has subscribers is recognised, computed by headwise with the measures
+    of the subscribers, compared with the result of the code, and published, with δ in the backward pass. What the model
+    computes does not change. Modules that it calls in other threads, as `nn.DataParallel` does, are seen too.
 
+    Args:
+        aside: those of the modules whose attention headwise computes, with all modules in them.
     Returns:
         What was seen; `not_followed` lists what is no attention.
     """
@@ -36,33 +40,56 @@ def recognising(modules: Mapping[nn.Module, str]) -> Iterator[Tracked]:
         record = x.softmax
         assert record is not None
         assert x.product is not None
-        place = names(x.product, modules_in_call(modules), modules)
-        if place is None or not subscribed(place[0]) or in_backward():
+        now = modules_in_call(modules)
+        place = names(x.product, now, modules)
+        replaced = isinstance((product.left, product.right)[at], Deferred)  # it was computed, and published, by attach
+        if place is None or replaced or now[0] in aside or not subscribed(place[0]) or in_backward():
             record.done = True  # nobody wants to know
             return
+        made: list[Tensor] = []
         try:
             with torch.no_grad(), own_dtypes(out):
                 a = assembled(product, x, at, side, out)
                 attended(
-                    place[0], a.q, a.k, a.v, to_itself=a.to_itself, compute=partial(_checked, a), mask=a.mask,
+                    place[0], a.q, a.k, a.v, to_itself=a.to_itself, compute=partial(_checked, a, made), mask=a.mask,
                     scale=a.scale, score=a.scores,
                 )  # fmt: skip
             record.done = True
         except Lost as reason:
             record.reason = explained(x, str(reason))
+            return
+        receivers = [(one.on_delta, one.name(place[0])) for one in subscribers_of(place[0]) if one.on_delta]
+        if receivers and out.requires_grad:
+            result = a.out.detach().clone() if a.dropout_p else made[0]
+            out.register_hook(partial(_publish_delta, receivers, result, a.arrange))
 
-    seen = Tracked(modules, on_values)
-    with following(seen):
+    seen = Tracked(modules, on_values, aside)
+    with following(seen), in_other_threads(seen, Following):
         yield seen
 
 
-def _checked(attention: Attention, *given: Tensor, return_map: bool = True, **options: Any) -> tuple[
-    Tensor, AttentionMap
-]:  # fmt: skip
-    """`attend_to`, compared with the code; Lost if it differs, or is no call of `attend`."""
+def _publish_delta(
+    receivers: list[tuple[Callable[[str, Tensor], Any], str]],
+    out: Tensor,
+    arrange: Callable[[Tensor], Tensor],
+    grad: Tensor,
+) -> None:
+    """Publish δ of each head and query, from the gradient of the output of the code."""
+    with torch.no_grad():
+        dtype = torch.promote_types(out.dtype, torch.float32)
+        delta = (arrange(grad).to(dtype) * out.to(dtype)).sum(-1)
+    for on_delta, name in receivers:
+        on_delta(name, delta)
+
+
+def _checked(
+    attention: Attention, made: list[Tensor], *given: Tensor, return_map: bool = True, **options: Any
+) -> tuple[Tensor, AttentionMap]:
+    """`attend_to`, compared with the code; Lost if it differs, or is no call of `attend`. `made` gets its output."""
     try:
         out, amap = attend_to(*given, return_map=True, **options)
         attention.check(out, amap, every=False)
     except UNEXPECTED as error:
         raise Lost(unexpected(error)) from error
+    made.append(out)
     return out, amap

@@ -84,6 +84,7 @@ def explained(x: Followed, reason: str) -> str:
 def not_followed(seen: Tracked) -> tuple[NotFollowed, ...]:
     """Softmaxes of which no attention came, and what else is close to attention."""
     left: list[Softmax] = [*(one for one in seen.softmaxes if not one.done), *seen.near]
+    left = [one for one in left if not one.modules or one.modules[0] not in seen.aside]
     found = [NotFollowed(seen.modules[one.modules[0]] if one.modules else "", one.reason, one.line) for one in left]
     opaque = [name for module, name in seen.modules.items() if isinstance(module, torch.jit.ScriptModule)]
     outer = [name for name in opaque if name.rpartition(".")[0] not in opaque or not name]

@@ -72,9 +72,13 @@ class NotFollowed:
     reason: str
     line: str
 
+    @property
+    def reason_and_line(self) -> str:
+        """The reason, and the line in parentheses."""
+        return self.reason + (f" ({Path(self.line).name})" if self.line else "")
+
     def __str__(self) -> str:
-        place = f" ({Path(self.line).name})" if self.line else ""
-        return f"{self.name or '(the model)'}: {self.reason}{place}"
+        return f"{self.name or '(the model)'}: {self.reason_and_line}"
 
 
 @dataclass(frozen=True, eq=False)

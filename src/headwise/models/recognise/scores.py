@@ -10,6 +10,7 @@ from headwise.masks import Mask
 from headwise.models.recognise.axes import Axes
 from headwise.models.recognise.followed import Lost, Step
 from headwise.models.recognise.masks import named_mask
+from headwise.scores import Score
 
 HIDES = -9000.0  # exp of this is 0 in every dtype: an addition of so little is a mask
 
@@ -22,7 +23,7 @@ class Changes:
         scale: number on q·k. cap: of a tanh soft cap, or None.
         q_factor, k_factor: [b or 1, h or 1, n or m, 1], or None.
         biases: what is added, each [b or 1, h or 1, n or 1, m or 1]. hidden: what is masked, likewise boolean.
-        masks: masks that need no tensor. zeroed: where scores were multiplied by 0, boolean.
+        masks, scores: those of a function that defines them. zeroed: where scores were multiplied by 0, boolean.
     """
 
     scale: float = 1.0
@@ -33,6 +34,7 @@ class Changes:
     hidden: list[Tensor] = field(default_factory=list)
     masks: list[Mask] = field(default_factory=list)
     zeroed: list[Tensor] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
 
     def mask(self, axes: Axes) -> Mask | None:
         """All that is masked, as the shortest mask."""
@@ -47,12 +49,14 @@ class Changes:
     def take(self, step: Step, axes: Axes) -> None:
         """Include the next step."""
         kind, value = step.kind, step.value
-        if isinstance(value, Tensor) and value.numel() == 1 and kind in ("times", "add"):
+        if isinstance(value, Tensor) and value.numel() == 1 and kind in ("times", "add") and not value.requires_grad:
             kind, value = {"times": ("mul", float(value)), "add": ("shift", 0.0)}[kind]
         if kind == "mul":
             self._multiply(float(value))
         elif kind == "mask":
             self.masks.append(value)
+        elif kind == "score":
+            self.scores.append(value)
         elif kind == "tanh":
             before = (
                 "biased" if self.biases else "masked" if self.hidden or self.zeroed else "capped" if self.cap else ""
@@ -79,7 +83,7 @@ class Changes:
         self.biases = [bias * number for bias in self.biases]
 
     def _add(self, values: Tensor, coef: float) -> None:
-        values = values.detach() if coef == 1 else values.detach() * coef
+        values = values if coef == 1 else values * coef
         if not values.is_floating_point():
             values = values.float()
         hidden = values <= HIDES
@@ -91,12 +95,12 @@ class Changes:
         if bool(hidden.any()):
             self.hidden.append(hidden)
             values = values.masked_fill(hidden, 0.0)
-        if values.shape[3] > 1 and bool((values != 0).any()):  # a number for each query changes no weight
+        # A number for each query changes no weight.
+        if values.shape[3] > 1 and (values.requires_grad or bool((values != 0).any())):
             self.biases.append(values)
 
     def _times(self, values: Tensor) -> None:
-        values = values.detach()
-        if bool(((values == 0) | (values == 1)).all()):
+        if not values.requires_grad and bool(((values == 0) | (values == 1)).all()):
             self.zeroed.append(values == 0)
         elif self.biases or self.cap is not None or (values.shape[2] > 1 and values.shape[3] > 1):
             raise Lost("scores are multiplied by a tensor")

@@ -1,7 +1,7 @@
 """The tensors of a forward pass that are followed, and what was seen on the way."""
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -21,17 +21,20 @@ class Tracked:
 
     Args:
         modules: whose calls are followed, and their names. on_values: as above.
+        aside: those of them in which headwise computes the attention.
     Attributes:
         softmaxes: those seen. near: other things that are close to attention. products: of two tensors that the model
             computed, counted. ready: arguments of the next calls of on_values.
+        kept: what was computed of a mask, for the layers that share it.
     """
 
-    def __init__(self, modules: Mapping[nn.Module, str], on_values: OnValues) -> None:
-        self.modules, self.on_values = modules, on_values
+    def __init__(self, modules: Mapping[nn.Module, str], on_values: OnValues, aside: Container[nn.Module] = ()) -> None:
+        self.modules, self.on_values, self.aside = modules, on_values, aside
         self.softmaxes: list[Softmax] = []
         self.near: list[Softmax] = []
         self.products = 0
         self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
+        self.kept: dict[Any, Any] = {}
         self._known: dict[int, tuple[Callable[[], Any], Followed]] = {}
 
     def known(self, x: Any) -> Followed | None:
@@ -53,6 +56,13 @@ class Tracked:
     def forget(self) -> None:
         """Forget all tensors."""
         self._known.clear()
+        self.kept.clear()
+
+    def join(self, other: "Tracked") -> None:
+        """Include what was seen in another thread."""
+        self.softmaxes += other.softmaxes
+        self.near += other.near
+        self.products += other.products
 
     def lose(self, x: Followed, reason: str, out: Tensor | None = None) -> None:
         """What is made of x, such as `out`, is not followed any more."""

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from headwise.models import HeadSite, Part
+from headwise.models.site import HeadSite
+from headwise.nn.layout import Part
 
 Order = list[int]  # kept heads, in their new order
 

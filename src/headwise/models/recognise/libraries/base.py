@@ -1,0 +1,125 @@
+"""A call of a function that computes a whole attention, as the chain that it stands for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Mask
+from headwise.models.recognise.followed import Followed, Product, Softmax, Step
+from headwise.models.recognise.layout import views, whole
+from headwise.models.recognise.products import Contraction
+from headwise.models.recognise.tracked import Tracked
+
+
+@dataclass(frozen=True)
+class FusedCall:
+    """softmax(scale · q kᵀ + …) v.
+
+    Attributes:
+        letters: of the dimensions of q, k, v and out; "n", "m", "d" and "e" are queries, keys, and the sizes of a head;
+            "h" heads, which k and v may have fewer of; "1" where k or v is broadcast.
+        heads: whether "h" is known to be the heads. Otherwise that is looked up in the layer that made q or k.
+        steps: what is done to the scores, the scale included: kinds and values of a `Step`.
+        plain: computes `out` without dropout.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    letters: tuple[str, str, str, str]
+    steps: tuple[tuple[Any, ...], ...]
+    heads: bool = False
+    dropout_p: float = 0.0
+    plain: Callable[[], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """Functions of a module of Python.
+
+    Attributes:
+        module: its name. names: of the functions in it.
+        read: (arguments by name, what the function returned, the function, what else is known) → the calls. Raises
+            `Lost` with the reason why there is none.
+    """
+
+    module: str
+    names: tuple[str, ...]
+    read: Callable[[dict[str, Any], Any, Callable[..., Any], Tracked], FusedCall]
+
+
+def take(seen: Tracked, call: FusedCall, record: Softmax) -> None:
+    """Take note of a call, whose softmax is `record`."""
+    known_q, known_k = seen.known(call.q), seen.known(call.k)
+    call, known_q = _grouped(call, known_q)
+    a, b, c, o = call.letters
+    scores = "".join(one for one in o if one not in "ne") + "nm"
+    sizes = {**_sizes(b, call.k), **_sizes(a, call.q), "m": call.k.shape[b.index("m")]}
+    shape = tuple(sizes[one] for one in scores)
+    plain = call.out
+    if call.dropout_p and call.plain is not None:
+        with torch.no_grad():
+            plain = call.plain()
+    here = whole(shape)
+    heads = ("h" + "g" if "g" in scores else "h") if call.heads else None
+    product = Product(
+        Contraction(call.q, call.k, a, b, scores), shape, call.out.dtype, record.modules, record.line,
+        (known_q, known_k), False, heads,
+    )  # fmt: skip
+    record.keys, record.single = here.dims[-1], shape[-1] == 1
+    steps = tuple(Step(kind, value, here, *coef) for kind, value, *coef in call.steps)
+    found = Followed("weights", here, None, product, steps, record, dropout_p=call.dropout_p)
+    values = Contraction(torch.empty(shape, device="meta"), call.v, scores, c, o)
+    seen.ready.append((values, found, 0, 1, plain))
+
+
+def first_of(out: Any) -> Tensor:
+    """The output of a function that may return more."""
+    return out[0] if isinstance(out, tuple | list) else out
+
+
+def capped(scale: float, cap: float | None) -> tuple[tuple[Any, ...], ...]:
+    """The steps of a scale and a soft cap, if it is not 0."""
+    return (("mul", scale / cap), ("tanh", None), ("mul", cap)) if cap else (("mul", scale),)
+
+
+def masked(*masks: Mask | None) -> tuple[tuple[Any, ...], ...]:
+    """The steps of masks."""
+    return tuple(("mask", mask) for mask in masks if mask is not None)
+
+
+def _split(mask: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """A mask [..., h or 1, n, m] with two axes of heads."""
+    if mask.ndim < 3:
+        return mask
+    return mask.unflatten(-3, sizes) if mask.shape[-3] > 1 else mask.unsqueeze(-3)
+
+
+def _sizes(letters: str, x: Tensor) -> dict[str, int]:
+    return {one: size for one, size in zip(letters, x.shape, strict=True) if one != "1"}
+
+
+def _grouped(call: FusedCall, known: Followed | None) -> tuple[FusedCall, Followed | None]:
+    """The call with the heads "h" of queries as "gh", where g is a KV head, if there are fewer of those."""
+    a, b, c, o = call.letters
+    if "h" not in b or call.k.shape[b.index("h")] == call.q.shape[a.index("h")]:
+        return call, known
+    at, kv = a.index("h"), call.k.shape[b.index("h")]
+    sizes = (kv, call.q.shape[at] // kv)
+    if known is not None:
+        (view,) = views(Tensor.unflatten, call.q, (at, sizes), {})
+        layout = None if view is None else known.layout.through(view)
+        known = None if layout is None else known.but(layout=layout)
+    letters = a.replace("h", "gh"), b.replace("h", "g"), c.replace("h", "g"), o.replace("h", "gh")
+    plain = call.plain
+    steps = tuple(
+        (kind, _split(value, sizes) if isinstance(value, Tensor) else value, *coef) for kind, value, *coef in call.steps
+    )
+    return replace(
+        call, steps=steps, q=call.q.unflatten(at, sizes), out=call.out.unflatten(o.index("h"), sizes), letters=letters,
+        plain=None if plain is None else lambda: plain().unflatten(o.index("h"), sizes),
+    ), known  # fmt: skip

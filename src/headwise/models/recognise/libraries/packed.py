@@ -1,0 +1,46 @@
+"""Sequences one after the other, [tokens, …], with the places where they begin and end."""
+
+import torch
+from torch import Tensor
+
+from headwise.masks import Causal, Documents, Lengths, Mask, Window
+
+
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, starts_q: Tensor, starts_k: Tensor, used: Tensor | None = None
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Mask]:
+    """Tensors [b, tokens, …] and the mask of packed sequences.
+
+    Queries and keys that are packed in the same way stay as they are, and the mask is `Documents`. Others become a
+    batch with padding before them, so that the last query of each is aligned to its last key.
+
+    Args:
+        starts_q, starts_k: [sequences + 1], the last being the end of the last one.
+        used: [sequences], how many of the first keys of each are used; None for all.
+    """
+    starts_q, starts_k = starts_q.long(), starts_k.long()
+    if used is None and torch.equal(starts_q, starts_k) and int(starts_q[0]) == 0 and int(starts_q[-1]) == len(q):
+        ids = torch.repeat_interleave(torch.arange(len(starts_q) - 1, device=q.device), starts_q.diff())
+        return (q[None], k[None], v[None], out[None]), Documents(ids)
+    lengths_q = starts_q.diff()
+    lengths_k = starts_k.diff() if used is None else used.long()
+    mine, theirs = _places(starts_q, lengths_q), _places(starts_k, lengths_k)
+    return (q[mine], k[theirs], v[theirs], out[mine]), Lengths(lengths_k.cpu(), lengths_q.cpu(), side="right")
+
+
+def _places(starts: Tensor, lengths: Tensor) -> Tensor:
+    """[sequences, longest], where each token lies; 0 for padding, which comes first."""
+    longest = int(lengths.max())
+    back = torch.arange(longest, 0, -1, device=starts.device)
+    return torch.where(back <= lengths[:, None], starts[: len(lengths), None] + lengths[:, None] - back, 0)
+
+
+def windowed(left: int, right: int) -> Mask | None:
+    """The mask of queries that may attend to `left` keys before them and `right` after them; a negative number is no
+    limit."""
+    if left < 0:
+        return Causal() if right == 0 else None if right < 0 else Window(_FAR, right)
+    return Causal() & Window(left + 1) if right == 0 else Window(left + 1, right if right > 0 else _FAR)
+
+
+_FAR = 1 << 30

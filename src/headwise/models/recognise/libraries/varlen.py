@@ -1,0 +1,28 @@
+"""`torch.nn.attention.varlen.varlen_attn`: packed sequences."""
+
+from collections.abc import Callable
+from typing import Any
+
+from headwise.models.recognise.followed import Lost
+from headwise.models.recognise.libraries.base import FusedCall, Library, first_of, masked
+from headwise.models.recognise.libraries.packed import packed, windowed
+from headwise.models.recognise.tracked import Tracked
+
+
+def _varlen(given: dict[str, Any], out: Any, function: Callable[..., Any], seen: Tracked) -> FusedCall:
+    if given.get("block_table") is not None:
+        raise Lost("keys in pages (block_table)")
+    q, k, v = given["query"], given["key"], given["value"]
+    made = first_of(out)
+    cu_seq_k = given["cu_seq_q"] if given.get("cu_seq_k") is None else given["cu_seq_k"]
+    tensors, mask = packed(q, k, v, made, given["cu_seq_q"], cu_seq_k, given.get("seqused_k"))
+    scale = given.get("scale")
+    return FusedCall(
+        *tensors, ("bnhd", "bmhd", "bmhe", "bnhe"),
+        (("mul", q.shape[-1] ** -0.5 if scale is None else scale),
+         *masked(mask, windowed(*(given.get("window_size") or (-1, -1))))),
+        heads=True,
+    )  # fmt: skip
+
+
+LIBRARIES = (Library("torch.nn.attention.varlen", ("varlen_attn",), _varlen),)

@@ -1,0 +1,222 @@
+"""Attributes of a module that depend on its numbers of heads, found by trying: without a head, the module must compute
+what it computes with that head masked."""
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice, product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from headwise.models.resizing import pick_heads
+from headwise.models.site import HeadSite
+from headwise.models.taps import scale_heads
+from headwise.models.traced.kind import ROLES, TRACED, Traced, TracedKind, value_of
+
+TRIES = 128  # assignments of roles to attributes
+Size = tuple[nn.Module, str, str]  # module, attribute, role
+
+
+class Call(NamedTuple):
+    """The arguments of a module's call."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def with_sizes(known: Traced, module: nn.Module, running: Sequence[tuple[nn.Module, Call]]) -> Traced:
+    """What is known, with the attributes to change, or the reason why the number of heads cannot change.
+
+    Args:
+        running: the modules that were running, the innermost first, with the arguments of their calls.
+    """
+    owners = {one.owner for one in known.slices}
+    around = next(((one, call) for one, call in running if owners <= set(one.modules())), None)
+    if around is None:
+        return replace(known, fixed=f"the maps of {type(module).__name__} belong to modules outside of it")
+    if (reason := _not_alone(known)) or known.num_heads == 1:
+        return replace(known, fixed=reason or "it has one head")
+    whole, call = around
+    h, kv = known.num_heads, known.num_kv_heads
+    group = h // kv
+    tests = [_Test(list(range(group, h)), list(range(1, kv)))] if kv > 1 else []
+    if group > 1:
+        tests.append(_Test([i for i in range(h) if i % group], list(range(kv))))
+    factor = next((p for p in range(2, kv + 1) if kv % p == 0), 1)
+    merging = _Test(list(range(h)), list(range(0, kv, factor))) if factor > 1 and _separate(known) else None
+    trial = _Trial(known, module, whole, call)
+    found = None
+    reason = ""
+    with torch.no_grad(), trial.noise():
+        for sizes in trial.assignments([*tests, *([merging] if merging else [])]):
+            why = next((why for test in tests if (why := trial.differs(sizes, test))), "")
+            reason = reason or why
+            if not why:
+                found = found or sizes
+                if merging is None or not trial.differs(sizes, merging):
+                    return replace(known, sizes=sizes, merges=merging is not None)
+    return replace(known, fixed=reason) if found is None else replace(known, sizes=found)
+
+
+class _Test(NamedTuple):
+    """Query and KV heads that are kept."""
+
+    query: list[int]
+    key: list[int]
+
+
+class _Trial:
+    """Runs a module with some of its heads.
+
+    Args:
+        module: whose heads they are. whole: that or a module around it, which has all of its maps, to be called.
+    """
+
+    def __init__(self, known: Traced, module: nn.Module, whole: nn.Module, call: Call) -> None:
+        self.known, self.module, self.whole, self.call = known, module, whole, call
+
+    def assignments(self, tests: Sequence[_Test]) -> Iterator[tuple[Size, ...]]:
+        """Which attributes may have which roles, those that give most attributes a role first."""
+        after = [replace(self.known, num_heads=len(test.query), num_kv_heads=len(test.key)) for test in tests]
+        places: list[list[Size | None]] = []
+        holders = {self.module, self.whole, *(one for one in self.whole.modules() if self.module in one.children())}
+        for holder in holders:
+            for name, value in vars(holder).items():
+                if type(value) is not int or name.startswith("_"):
+                    continue
+                options: dict[tuple[int, ...], Size] = {}
+                for role in ROLES:
+                    values = tuple(value_of(role, one) for one in after)
+                    if value_of(role, self.known) == value and any(one != value for one in values):
+                        options.setdefault(values, (holder, name, role))
+                if options:
+                    places.append([*options.values(), None])
+        for chosen in islice(product(*places), TRIES):
+            yield tuple(one for one in chosen if one is not None)
+
+    def differs(self, sizes: tuple[Size, ...], test: _Test) -> str:
+        """Why the module with these heads does not compute what it computes with the others masked; "" if it does."""
+        known = self.known
+        expected = self._masked(test)
+        vars(self.module)[TRACED] = replace(known, sizes=sizes)
+        removed = "without a head" if len(test.query) < known.num_heads else "with fewer KV heads"
+        try:
+            with _restored(self.whole):
+                pick_heads(_site(self.module), test.query, test.key)
+                found = tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
+        except Exception as error:  # whatever the user's code raises
+            first = (str(error) or "-").splitlines()[0]
+            return f"{removed}, the code of {type(self.module).__name__} raises {type(error).__name__}: {first}"
+        finally:
+            vars(self.module).pop(TRACED, None)
+        apart = _apart(found, expected, test.query, known.num_heads)
+        if apart is None:
+            return f"{removed}, the code of {type(self.module).__name__} returns tensors of other shapes"
+        return f"{removed}, the result of {type(self.module).__name__} differs by {apart:.2g}" if apart else ""
+
+    @contextmanager
+    def noise(self) -> Iterator[None]:
+        """Within it, parameters that are in no slice have noise, so that those of one head equal no others."""
+        of_heads = {(id(one.owner), one.name) for one in self.known.slices}
+        with _restored(self.whole), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for module in self.whole.modules():
+                for name, x in module._parameters.items():
+                    if x is not None and (id(module), name) not in of_heads and x.is_floating_point():
+                        noisy = x.detach() * (1 + 0.1 * torch.rand_like(x)) + 0.01 * torch.rand_like(x)
+                        module._parameters[name] = nn.Parameter(noisy)
+            yield
+
+    def _masked(self, test: _Test) -> list[Any]:
+        """What the module returns with the other heads masked, and with keys and values of the first of each group."""
+        known = self.known
+        gates = torch.zeros(known.num_heads)
+        gates[test.query] = 1
+        with _restored(self.whole):
+            if len(test.query) == known.num_heads:
+                _repeat(known, test.key)
+            vars(self.module)[TRACED] = known
+            with scale_heads([_site(self.module)], [gates]):
+                return tree_leaves(self.whole(*self.call.args, **self.call.kwargs))
+
+
+def _site(module: nn.Module) -> HeadSite:
+    site = TracedKind().site("", module)
+    assert site is not None
+    return site
+
+
+def _repeat(known: Traced, firsts: list[int]) -> None:
+    """Give every KV head the keys and values of the first of its group."""
+    group = known.num_kv_heads // len(firsts)
+    for one in known.slices:
+        if one.letter in "kv":
+            x = getattr(one.owner, one.name).detach().clone()
+            for head in range(known.num_kv_heads):
+                first = one.start + head // group * group * one.step
+                piece = x.narrow(one.axis, first, one.width).clone()
+                x.narrow(one.axis, one.start + head * one.step, one.width).copy_(piece)
+            one.owner._parameters[one.name] = nn.Parameter(x)
+
+
+def _apart(found: list[Any], expected: list[Any], kept: list[int], heads: int) -> float | None:
+    """The largest difference beyond rounding, 0 if there is none; None if shapes differ other than by the heads."""
+    worst, compared = 0.0, 0
+    for mine, theirs in zip(found, expected, strict=False):
+        if not isinstance(theirs, Tensor) or not isinstance(mine, Tensor) or not theirs.is_floating_point():
+            continue
+        if mine.shape != theirs.shape:
+            axes = [i for i, size in enumerate(theirs.shape) if size == heads]
+            picked = [theirs.index_select(i, torch.tensor(kept, device=theirs.device)) for i in axes]
+            fits = [one for one in picked if one.shape == mine.shape]
+            if not fits:
+                return None
+            theirs = fits[0]
+        compared += 1
+        scale = float(theirs.abs().max().nan_to_num()) if theirs.numel() else 0.0
+        apart = float((mine - theirs).abs().nan_to_num(0.0).max()) if theirs.numel() else 0.0
+        tolerance = 1e-4 if theirs.dtype.itemsize > 2 else 0.05
+        worst = max(worst, apart if apart > tolerance * scale else 0.0)
+    return worst if compared and len(found) == len(expected) else None
+
+
+def _not_alone(known: Traced) -> str:
+    """Why slices cannot be cut out: a parameter that also holds other things."""
+    sizes = {(id(one.owner), one.name, one.axis): one.size for one in known.slices}
+    held = dict.fromkeys(sizes, 0)
+    for part in known.parts():
+        held[id(part.owner), part.name, part.axis] += known.count(part.heads) * part.width
+    for key, size in sizes.items():
+        if held[key] != size:
+            return f"{held[key]} of the {size} entries of {key[1]} belong to heads, and the others to something else"
+    return ""
+
+
+def _separate(known: Traced) -> bool:
+    """Whether queries, keys, values and the output have an `nn.Linear` each."""
+    owners = {one.letter: one.owner for one in known.slices}
+    names = all(one.name in ("weight", "bias") for one in known.slices)
+    linear = all(isinstance(owner, nn.Linear) for owner in owners.values())
+    return names and linear and len(set(owners.values())) == 4
+
+
+@contextmanager
+def _restored(whole: nn.Module) -> Iterator[None]:
+    """Afterwards all attributes, parameters and buffers are the same objects as before."""
+    before = [(one, dict(vars(one)), dict(one._parameters), dict(one._buffers)) for one in whole.modules()]
+    try:
+        yield
+    finally:
+        for one, attributes, parameters, buffers in before:
+            replaced(vars(one), attributes)
+            replaced(one._parameters, parameters)
+            replaced(one._buffers, buffers)
+
+
+def replaced(held: MutableMapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Give a dictionary these entries and no others."""
+    held.clear()
+    held.update(values)

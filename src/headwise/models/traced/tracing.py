@@ -1,0 +1,253 @@
+"""One forward pass in which layers, queries, keys, values and heads are connected by derivatives."""
+
+import sys
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from headwise.attention import attend
+from headwise.models.batches import arguments
+from headwise.models.recognise.attention import Attention, assembled, names
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, learned, unexpected
+from headwise.models.recognise.following import Following
+from headwise.models.recognise.frames import modules_in_call
+from headwise.models.recognise.products import NAMES as PRODUCTS, Contraction, contraction
+from headwise.models.recognise.tracked import Tracked
+from headwise.models.traced.arrival import Result
+from headwise.models.traced.kind import TRACED, Slices, Traced
+from headwise.models.traced.sizes import Call, replaced, with_sizes
+from headwise.models.traced.slices import Source, heads_in, is_plain, owner_of, slices_of, sources_of
+from headwise.rule import own_dtypes
+
+
+def trace(model: nn.Module, batch: Any, taken: Collection[nn.Module]) -> int:
+    """Run the model once on a batch, in evaluation mode, and keep what is known of the heads of its modules.
+
+    Args:
+        batch: its arguments. taken: modules of other kinds, which know their heads.
+    Returns:
+        The number of modules that were traced.
+    """
+    args, kwargs = arguments(batch)
+    pass_ = _Pass(model, taken)
+    with _unchanged(model), torch.inference_mode(False), torch.enable_grad():
+        with pass_.mode:
+            model(*args, **kwargs)
+        found = {module: pass_.result(module, calls) for module, calls in pass_.calls.items()}
+    for module, what in found.items():
+        vars(module)[TRACED] = what
+    pass_.seen.forget()
+    return len(found)
+
+
+@dataclass(eq=False)
+class _Traced:
+    """One attention call: what is known of its inputs, its result, and the modules that were running."""
+
+    known: Traced
+    result: Result
+    running: list[tuple[nn.Module, Call]]
+
+
+class _Pass:
+    """What a forward pass gives. calls: the attention calls of each module."""
+
+    def __init__(self, model: nn.Module, taken: Collection[nn.Module]) -> None:
+        self.modules = {module: name for name, module in model.named_modules()}
+        self.parameters: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+        for module in self.modules:
+            for name, parameter in module._parameters.items():
+                self.parameters[id(parameter)].append((module, name))
+        self.taken = taken
+        self.seen = Tracked(self.modules, self._values)
+        self.mode = _Tracing(self)
+        self.sources: list[Source] = []
+        self.calls: dict[nn.Module, list[_Traced]] = defaultdict(list)
+        self.leaf: Tensor | None = None  # the result of the attention that was just computed
+
+    def layer(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> Tensor:
+        """A layer was called: its output, cut off from what came before."""
+        source = _source(name, args, kwargs)
+        known = self.seen.known(out)
+        if source is None or known is None or not out.is_floating_point() or not torch.is_grad_enabled():
+            return out
+        x, weight, bias, axis = source
+        held = self.parameters.get(id(weight), ())
+        running = _running(self.modules)
+        owner = next((one for one, _ in held if running and one is running[0][0]), None)
+        given = running[0][1].args[0] if owner is not None and running[0][1].args else x
+        for result in (call.result for calls in self.calls.values() for call in calls):
+            if not result.arrived:
+                result.arrives(given, owner, weight, 1 - axis)
+        leaf = out.detach().requires_grad_()
+        new = leaf.clone()
+        self.sources.append(Source(leaf, name, weight, bias, axis))
+        self.seen.remember(new, known)
+        return new
+
+    def _values(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+        record = x.softmax
+        assert record is not None
+        assert x.product is not None
+        place = names(x.product, modules_in_call(self.modules), self.modules)
+        if place is None or place[0] in self.taken:
+            return
+        try:
+            with own_dtypes(out):
+                a = assembled(product, x, at, side, out)
+                with torch.no_grad():
+                    mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+                    a.check(mine, amap, every=True)
+                known = self._inputs(a)
+        except (Lost, *UNEXPECTED) as error:
+            record.reason = str(error) if isinstance(error, Lost) else unexpected(error)
+            return
+        record.done = True
+        self.leaf = out.detach().requires_grad_()
+        b, h, n, _ = a.q.shape
+        result = Result(self.leaf, a.arrange, (b, h, n, a.v.shape[3]))
+        calls = [
+            (module, Call(*tree_map(_copied, (call.args, call.kwargs)))) for module, call in _running(self.modules)
+        ]
+        self.calls[place[0]].append(_Traced(known, result, calls))
+
+    def _inputs(self, a: Attention) -> Traced:
+        """What is known of the layers that made queries, keys and values."""
+        h = a.q.shape[1]
+        known = Traced(h, a.k.shape[1], a.q.shape[3], a.v.shape[3])
+        spans, plain = {}, True
+        slices: list[Slices] = []
+        try:
+            for letter, x, what in (("q", a.q, "queries"), ("k", a.k, "keys"), ("v", a.v, "values")):
+                found = sources_of(x, self.sources)
+                if len(found) != 1:
+                    raise Lost(
+                        f"its {what} are made by {len(found)} linear maps, not by one" if found else
+                        f"its {what} are not made by a linear map, or gradients are not recorded there"
+                    )  # fmt: skip
+                if found[0].axis < 0:
+                    raise Lost(f"its {what} are made by {found[0].made_by}, not by a linear map with a matrix")
+                spans[letter] = span = heads_in(x, found[0], what)
+                plain &= letter == "v" or is_plain(x, found[0], span)
+                slices += slices_of(letter, found[0], span, "query", self.parameters)
+        except Lost as reason:
+            return replace(known, missing=str(reason))
+        count = spans["k"].count
+        if spans["q"].count != h or spans["v"].count != count:
+            return replace(known, missing=f"it has {count} heads of keys and {spans['v'].count} of values")
+        slices = [
+            one if one.letter == "q" or count == h else replace(one, heads="key") for one in slices
+        ]  # fmt: skip
+        return replace(known, num_kv_heads=count, slices=tuple(slices), plain=plain)
+
+    def result(self, module: nn.Module, calls: list[_Traced]) -> Traced:
+        """What is known of a module after the pass."""
+        found = [self._with_output(call) for call in calls]
+        first = found[0]
+        if any(replace(one, batch_first=first.batch_first) != first for one in found[1:]):
+            reason = f"it computes {len(found)} attentions with different maps"
+            return replace(first, slices=(), missing=reason, output=None, unheard=reason)
+        if first.missing:
+            return first
+        return with_sizes(first, module, calls[0].running)
+
+    def _with_output(self, call: _Traced) -> Traced:
+        known, result = call.known, call.result
+        known = replace(known, output=result.output, unheard=result.unheard, batch_first=result.batch_first)
+        if known.missing:
+            return known
+        if result.weight is None:
+            return replace(known, slices=(), missing=result.unheard)
+        weight, axis = result.weight
+        try:
+            owner, name = owner_of(weight, "o", self.parameters)
+        except Lost as reason:
+            return replace(known, slices=(), missing=str(reason))
+        d = known.value_dim
+        return replace(
+            known, slices=(*known.slices, Slices("o", owner, name, axis, "query", 0, d, d, weight.shape[axis]))
+        )
+
+
+class _Tracing(Following):
+    """Follows tensors, and makes the outputs of layers and of attention leaves of the graph."""
+
+    def __init__(self, pass_: _Pass) -> None:
+        super().__init__(pass_.seen)
+        self._pass = pass_
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        found = self._pass
+        if found.leaf is not None:
+            out, found.leaf = found.leaf.clone(), None
+        elif isinstance(out, Tensor):
+            out = found.layer(getattr(func, "__name__", ""), args, dict(kwargs or {}), out)
+        return out
+
+
+def _source(
+    name: str, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, Tensor, Tensor | None, int] | None:  # fmt: skip
+    """The input, weight, bias and the weight's axis of outputs (−1 if it is no matrix) of a call of a linear map."""
+    if name == "linear":
+        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
+        return given["input"], given["weight"], given.get("bias"), 0
+    if name.startswith("conv") and len(args) > 1 and isinstance(args[1], Tensor):
+        return args[0], args[1], None, -1
+    if name not in PRODUCTS or (found := contraction(name, args, kwargs)) is None:
+        return None
+    if not learned(found.right) or learned(found.left):
+        return (found.right, found.left, None, -1) if learned(found.left) else None
+    if found.right.ndim != 2 or found.out[-1:] != found.b[-1]:
+        return found.left, found.right, None, -1
+    weight, axis = found.right, 1
+    if (
+        weight._base is not None
+        and weight.shape == weight._base.shape[::-1]
+        and weight.stride() == weight._base.stride()[::-1]
+    ):
+        weight, axis = weight._base, 0
+    return found.left, weight, found.added, axis
+
+
+def _running(modules: Mapping[nn.Module, str]) -> list[tuple[nn.Module, Call]]:
+    """The modules whose forward is running, the innermost first, and the arguments of their calls."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    code = nn.Module._call_impl.__code__
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals["self"] in modules:
+            found.append((frame.f_locals["self"], Call(frame.f_locals["args"], frame.f_locals["kwargs"])))
+        frame = frame.f_back
+    return found
+
+
+def _copied(x: Any) -> Any:
+    return x.detach().clone() if isinstance(x, Tensor) else x
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Within it, the model is in evaluation mode; afterwards all attributes are what they were."""
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    model.eval()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
+        for module, attributes, buffers in before:
+            replaced(vars(module), attributes)
+            replaced(module._buffers, buffers)

@@ -1,0 +1,182 @@
+"""Heads of hand-written modules: found on a batch, recorded, scaled, removed and merged; or the reason why not."""
+
+import hand_written as hand
+import pytest
+import torch
+
+import headwise as hw
+from headwise.errors import ConfigError
+
+B, N = 2, 5
+
+
+def made(kind, **sizes):
+    torch.manual_seed(0)
+    return hand.Model(kind, **sizes).double().eval()
+
+
+@pytest.fixture
+def x():
+    torch.manual_seed(1)
+    return torch.randn(B, N, 12, dtype=torch.float64)
+
+
+# kind: its sizes, query heads, KV heads, whether heads can be removed
+KINDS = {
+    "Split": ({}, 3, 3, True),
+    "Merged": ({}, 3, 3, True),
+    "Kept": ({}, 3, 3, False),
+    "Packed": ({}, 3, 3, True),
+    "Interleaved": ({}, 3, 3, True),
+    "Transposed": ({}, 3, 3, True),
+    "Grouped": ({}, 6, 2, True),
+    "WithTemperatures": ({}, 3, 3, False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_are_found_recorded_and_scaled(kind, x):
+    sizes, h, kv, _ = KINDS[kind]
+    model = made(getattr(hand, kind), **sizes)
+    sites = hw.find_heads(model, x)
+    assert [site.name for site in sites] == ["attention.0", "attention.1"]
+    assert {(site.num_heads, site.num_kv_heads, site.head_dim, site.value_dim) for site in sites} == {(h, kv, 4, 4)}
+    (call, *_) = hw.models.recognise(model, x)
+    with hw.models.record_heads(sites) as heads, torch.no_grad():
+        model(x)
+    torch.testing.assert_close(heads[0], call.map @ call.v.repeat_interleave(h // call.num_kv_heads, 1))
+    gates = [torch.ones(h), torch.zeros(h)]
+    with hw.models.scale_heads(sites, gates), torch.no_grad():
+        masked = model(x)
+    model.attention[1].register_forward_hook(lambda module, args, y: torch.zeros_like(y) + bias_of(sites[1]))
+    torch.testing.assert_close(masked, model(x))
+
+
+def bias_of(site):
+    return site.output.bias
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_matrices_of_a_head_are_those_that_the_module_uses(kind, x):
+    model = made(getattr(hand, kind))
+    site = hw.find_heads(model, x)[0]
+    (call, *_) = hw.models.recognise(model, x)
+    w, y = site.weights(), model.norms[0](x)
+    assert w["v"].shape == (site.num_kv_heads, 12, 4)
+    assert w["o"].shape == (site.num_heads, 4, 12)
+    values = torch.einsum("bnd,hde->bhne", y, w["v"])
+    values = values - call.v  # what is left is the bias, the same for all tokens
+    torch.testing.assert_close(values, values[:1, :, :1].expand_as(values))
+    if kind != "Interleaved":  # whose queries and keys have norms
+        products = torch.einsum("bnd,hde->bhne", y - y.roll(1, 1), w["q"])
+        torch.testing.assert_close(products * _ratio(products, call), call.q - call.q.roll(1, 2))
+
+
+def _ratio(products, call):
+    """Queries are compared up to a number, the scale that the code applies to them."""
+    return ((call.q - call.q.roll(1, 2)) / products).flatten()[0]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][3]])
+@pytest.mark.parametrize("copy", [True, False])
+def test_removing_heads_equals_masking_them(kind, copy, x):
+    sizes, h, kv, _ = KINDS[kind]
+    model = made(getattr(hand, kind), **sizes)
+    sites = hw.find_heads(model, x)
+    removed = list(range(h // kv))  # all that share the first KV head
+    gates = [torch.ones(h).index_fill(0, torch.tensor(removed), 0), torch.ones(h)]
+    with hw.models.scale_heads(sites, gates), torch.no_grad():
+        masked = model(x)
+    smaller = hw.edit.prune(model, {"attention.0": removed}, copy=copy).model
+    torch.testing.assert_close(smaller(x), masked)
+    assert [site.num_heads for site in hw.find_heads(smaller)] == [h - len(removed), h]
+    again = hw.edit.prune(smaller, {"attention.1": [h - 1 - i for i in removed]}).model
+    assert torch.isfinite(again(x)).all()
+    assert [site.num_heads for site in hw.find_heads(model)] == ([h] * 2 if copy else [h - len(removed)] * 2)
+
+
+def test_a_query_head_of_each_group_can_be_removed(x):
+    model = made(hand.Grouped)
+    sites = hw.find_heads(model, x)
+    gates = [torch.tensor([1.0, 0, 1, 1, 1, 0]), torch.ones(6)]
+    with hw.models.scale_heads(sites, gates), torch.no_grad():
+        masked = model(x)
+    pruned = hw.edit.prune(model, {0: [1, 5]}).model
+    torch.testing.assert_close(pruned(x), masked)
+    assert (pruned.attention[0].n_heads, pruned.attention[0].n_kv_heads) == (4, 2)
+
+
+@pytest.mark.parametrize("method", ["mean", "svd"])
+def test_kv_heads_are_merged_where_the_code_repeats_them(method, x):
+    model = made(hand.Grouped)
+    for attention in model.attention:  # equal keys and values, so that nothing is lost
+        for linear in (attention.wk, attention.wv):
+            linear.weight.data[4:] = linear.weight.data[:4]
+        attention.wk.bias.data[4:] = attention.wk.bias.data[:4]
+    expected = model(x)
+    hw.find_heads(model, x)
+    merged = hw.edit.merge_kv(model, 1, method).model
+    torch.testing.assert_close(merged(x), expected)
+    assert merged.attention[0].wk.weight.shape == (4, 12)
+    assert [site.num_kv_heads for site in hw.find_heads(merged)] == [1, 1]
+
+
+def test_rotated_keys_are_merged_but_not_by_a_method_that_turns_them(x):
+    model = made(hand.Grouped, rotary=True)
+    hw.find_heads(model, x)
+    with pytest.raises(ConfigError, match=r"svd.*Grouped changes its queries and keys before they are multiplied"):
+        hw.edit.merge_kv(model, 1, "svd")
+    assert hw.edit.merge_kv(model, 1, copy=True).model.attention[1].n_kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("Kept", r"without a head, the code of Kept raises RuntimeError: shape '\[2, 5, 12\]' is invalid"),
+        ("WithTemperatures", "without a head, the result of WithTemperatures differs by"),
+    ],
+)
+def test_heads_that_the_code_cannot_lose_are_refused_with_the_reason(kind, reason, x):
+    model = made(getattr(hand, kind))
+    hw.find_heads(model, x)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    with pytest.raises(ConfigError, match=rf"attention.0: {reason}"):
+        hw.edit.prune(model, {0: [1]})
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_heads_that_do_not_arrive_unchanged_have_no_site_to_scale(x):
+    model = made(hand.Gated)
+    sites = hw.find_heads(model, x)
+    assert "changed, or reordered, before the next linear map" in sites[0].layout().missing
+    with pytest.raises(ConfigError, match=r"attention\.0: its heads are changed"), hw.models.record_heads(sites):
+        pass
+    with pytest.raises(ConfigError, match="its heads are changed"):
+        sites[0].weights()
+
+
+def test_finding_heads_changes_nothing(x):
+    model = made(hand.Kept).train()
+    expected, attributes = model.state_dict(), [sorted(vars(module)) for module in model.modules()]
+    values = {name: x.clone() for name, x in expected.items()}
+    parameters = list(model.parameters())
+    hw.find_heads(model, x)
+    assert all(torch.equal(values[name], x) for name, x in model.state_dict().items())
+    assert list(map(id, model.parameters())) == list(map(id, parameters))
+    assert all(module.training for module in model.modules())
+    added = [set(vars(module)) - set(names) for module, names in zip(model.modules(), attributes, strict=True)]
+    assert set().union(*added) == {"_headwise_heads"}
+    assert model.attention[0].last is None
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_without_a_batch_the_error_says_that_one_finds_them(x):
+    with pytest.raises(ConfigError, match=r"attention written by hand, if find_heads is given a batch"):
+        hw.find_heads(made(hand.Merged))
+
+
+def test_arguments_are_given_by_name_or_in_order(x):
+    causal = torch.ones(N, N).tril()
+    for batch in ((x, causal), {"x": x, "mask": causal}, [x, causal]):
+        module = hand.Split().double()
+        assert hw.find_heads(module, batch)[0].num_heads == 3
