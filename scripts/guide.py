@@ -5,8 +5,9 @@ from pathlib import Path
 
 from headwise.files import atomic_path
 from headwise.reports.diagrams import diagram
+from headwise.textbook.guide.book import table
 from headwise.textbook.guide.outputs import output
-from headwise.textbook.guide.page import index, page
+from headwise.textbook.guide.page import index, page, stored_output
 from headwise.textbook.guide.registry import find_topic, topics
 from headwise.wording import LANGUAGES
 
@@ -29,4 +30,6 @@ if __name__ == "__main__":
             write(FOLDER / "pictures" / f"{topic.name}.{lang}.svg", diagram(picture, lang))
         print(topic.name)
     for lang in LANGUAGES:
+        outputs = {name: stored_output((FOLDER / lang / f"{name}.md").read_text("utf-8"))[1] for name in topics()}
         write(FOLDER / lang / "index.md", index(lang))
+        write(FOLDER / lang / "sections.md", table(outputs, lang))

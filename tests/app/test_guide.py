@@ -8,12 +8,16 @@ from commands import Command
 
 from headwise.errors import ConfigError
 from headwise.reports.diagrams import diagram
+from headwise.textbook.claims import Verdict
+from headwise.textbook.guide.book import find_section, rows, table
 from headwise.textbook.guide.grading.compare import difference
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.guide.grading.wire import decoded, encoded
 from headwise.textbook.guide.outputs import code_hash, output
 from headwise.textbook.guide.page import index, page, stored_output
 from headwise.textbook.guide.registry import exercises, register, topics
+from headwise.textbook.guide.sections import SHOWN
+from headwise.textbook.texts import everything
 from headwise.wording import LANGUAGES
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide"
@@ -45,8 +49,55 @@ def test_a_page_is_what_its_topic_says(name: str, lang: str):
 @pytest.mark.parametrize("lang", LANGUAGES)
 def test_the_list_of_topics_is_current(lang: str):
     assert written(lang, "index") == index(lang), "python scripts/guide.py"
-    pages = {path.stem for path in (GUIDE / lang).glob("*.md")} - {"index"}
+    pages = {path.stem for path in (GUIDE / lang).glob("*.md")} - {"index", "sections"}
     assert pages == set(topics())
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_the_table_of_sections_is_current_and_has_a_row_for_everything(lang: str):
+    outputs = {name: stored_output(written(lang, name))[1] for name in topics()}
+    assert written(lang, "sections") == table(outputs, lang), "python scripts/guide.py"
+    assert written(lang, "sections").count("headwise tour") == sum(1 for _ in everything())
+
+
+def test_a_place_of_a_claim_that_does_not_hold_says_what_differs():
+    judged = (Verdict.FAILS, Verdict.MISLEADING)
+    cited = {(row.text.id, row.where) for row in rows() for one in row.claims if one.expected in judged}
+    silent = {(row.text.id, row.where) for row in rows() if row.shown.differs is None}
+    assert cited & silent == set()
+
+
+def test_what_is_shown_belongs_to_a_place():
+    known = {(row.text.id, row.section.number, *((row.kind, row.number) if row.number else ())) for row in rows()}
+    assert set(SHOWN) == known
+
+
+@pytest.mark.parametrize(
+    ("section", "topic"),
+    [
+        ("11.2.1", "splitting"), ("§5.3.4", "splitting"), ("(5.3.12)", "mixtures"), ("eq 5.3.9", "residual"),
+        ("11.4", "merging"), ("tutorial 6", "parameters"), ("notes 5", "merging"), ("demonstration 3", "demonstration"),
+        ("head-kinds", "head_kinds"), ("part 3", "scores"),
+    ],
+)  # fmt: skip
+def test_a_section_of_a_book_leads_to_a_topic(section: str, topic: str):
+    assert find_section(section).name == topic
+
+
+@pytest.mark.parametrize(
+    ("section", "nearest"),
+    [("5.3.21", "5.3.19"), ("11.2.9", "11.2.4"), ("tutorial 9", "tutorial 7"), ("spliting", "splitting"), ("", "why")],
+)
+def test_a_section_that_does_not_exist_is_answered_with_the_nearest(headwise: Command, section: str, nearest: str):
+    done = headwise("tour", section)
+    assert done.code == 2
+    assert nearest in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_tour_says_where_a_section_differs(headwise: Command):
+    assert "this is another layer" in headwise("tour", "(5.3.10)").out
+    assert "并不替代词嵌入" in headwise("tour", "11.5.2", "--lang", "zh").out
 
 
 @pytest.mark.parametrize(

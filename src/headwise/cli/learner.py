@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from headwise.cli.options import Lang
 from headwise.cli.streams import is_stream, stdin_text
 from headwise.errors import ConfigError
+from headwise.wording import in_language, language
 
 MOST_SECONDS = 600.0
 
@@ -16,19 +18,17 @@ def tour(
     section: Annotated[
         str | None, typer.Argument(help="A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list.")
     ] = None,
-    lang: Annotated[str, typer.Option(help="Language: en or zh.")] = "en",
+    lang: Lang = None,
 ) -> None:
     """Walk through a topic of multi-head attention: formula, code with its output, claims, exercises."""
-    from headwise.textbook.guide.texts import find_section
+    from headwise.textbook.guide.book import find_section, notes_on
     from headwise.textbook.guide.tour import print_topic, print_topics
-    from headwise.wording import check_language
 
-    check_language(lang)
     console = Console(highlight=False)
     if section is None:
-        print_topics(console, lang)
+        print_topics(console, language())
     else:
-        print_topic(find_section(section), console, lang)
+        print_topic(find_section(section), console, language(), notes_on(section))
 
 
 def check(
@@ -38,20 +38,21 @@ def check(
     ] = None,
     seconds: Annotated[float, typer.Option(help="CPU time that the code may take.")] = 10.0,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
-    lang: Annotated[str, typer.Option(help="Language: en or zh.")] = "en",
+    lang: Lang = None,
 ) -> None:
-    """Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result. The code
-    runs in a process of its own, with limits of time, memory and output, without network, and cannot change your files.
-    Exits with code 1 if the result is wrong."""
+    """Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.
+
+    The code runs in a process of its own, with limits, without network, and cannot change your files.
+    """
     from headwise.lm.text_files import read_text
     from headwise.textbook.guide.grading.grade import grade, lines
     from headwise.textbook.guide.registry import find_exercise, topics
     from headwise.textbook.guide.tour import print_exercise
-    from headwise.wording import check_language, in_language
 
-    check_language(lang)
     if not 0.1 <= seconds <= MOST_SECONDS:
         raise ConfigError(f"--seconds {seconds:g}: expected 0.1 to {MOST_SECONDS:g}")
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"--seed {seed}: expected 0 to 2³² − 1")
     console = Console(highlight=False, markup=False)
     if exercise is None:
         for topic in topics().values():
@@ -59,13 +60,11 @@ def check(
         return
     wanted = find_exercise(exercise)
     if file is None:
-        print_exercise(wanted, console, lang)
+        print_exercise(wanted, console, language())
         return
     source = stdin_text("FILE") if is_stream(file) else read_text(file)
     result = grade(wanted, source, file="-" if is_stream(file) else file.name, seconds=seconds, seed=seed)
     for line in lines(result, wanted):
-        console.print(in_language(line, lang), soft_wrap=True)
+        console.print(in_language(line, language()), soft_wrap=True)
     if not result.passed:
-        if result.printed:
-            console.print(f"  print: {result.printed[:300].rstrip()}", soft_wrap=True)
         raise typer.Exit(1)

@@ -24,7 +24,7 @@ from headwise.wording import in_language
 
 SIDE = 190  # of a matrix's longer side, in pixels
 GAP, TITLE, LABEL, MARGIN = 26, 20, 15, 12
-MOST_WIDE = 920  # matrices beyond it begin another row
+MOST_WIDE = 1000  # matrices beyond it begin another row
 NUMBERS = 12  # rows and columns at most to write the numbers into the cells
 LINES = ("#3b4cc0", "#b4451f", "#1f8a70", "#8a3ffc", "#6b7280", "#c2185b")
 STYLE = (
@@ -77,11 +77,14 @@ def diagram(picture: Picture, lang: str = "en") -> str:
 
 def _document(width: float, height: float, parts: Sequence[str], style: str = "") -> str:
     text = "".join(parts)
-    face = font_face(text) if any(ord(c) > 0x2E7F for c in text) else ""
+    wide = next((c for c in text if ord(c) > 0x2E7F), "")
+    face = font_face(text) if wide else ""
+    # Browsers draw the first text of a font that is being read with another one: an invisible one comes first.
+    first = f'<text opacity="0">{wide}</text>' if wide else ""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}"><style>{face}{STYLE}{style}</style>'
-        f'<rect width="100%" height="100%" rx="6" fill="#fff"/>'
+        f'<rect width="100%" height="100%" rx="6" fill="#fff"/>{first}'
         f"{text}</svg>\n"
     )
 

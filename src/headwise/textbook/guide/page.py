@@ -33,11 +33,11 @@ WORDS = {
         "Multi-head attention, one topic a page, in the order of a textbook chapter. Every page has the formula, code "
         "with its real output, a picture, the verdicts of the claims that textbooks make, and three exercises. In the "
         "terminal, `headwise tour` lists the topics, `headwise tour splitting` runs one, and `headwise tour 11.2.1` or "
-        "`headwise tour 5.3.4` finds the one that belongs to a section of your book ([table](../sections.md)).",
+        "`headwise tour 5.3.4` finds the one that belongs to a section of your book ([table](sections.md)).",
         "多头注意力指南：一页一个主题，按教材章节的顺序排列。"
         "每一页都有公式、代码及其真实输出、图、对教材论断的检验结论，以及三道练习。"
         "在终端中，`headwise tour` 列出所有主题，`headwise tour splitting --lang zh` 运行其中一个，"
-        "`headwise tour 11.2.1` 或 `headwise tour 5.3.4` 找到与书中某一节对应的主题（[对照表](../sections.md)）。",
+        "`headwise tour 11.2.1` 或 `headwise tour 5.3.4` 找到与书中某一节对应的主题（[对照表](sections.md)）。",
     ),
     "topic": Bilingual("topic", "主题"),
     "formula": Bilingual("formula", "公式"),
@@ -52,13 +52,6 @@ WORDS = {
         "没有网络，也不能启动其他程序。在 Linux 上由内核保证（rlimits、Landlock、网络命名空间）；"
         "在其他系统上由 Python 的审计钩子保证，它能拦住失误，拦不住恶意代码。读取文件不受限制。",
     ),
-}
-VERDICTS = {
-    "holds": "成立",
-    "holds under conditions": "在一定条件下成立",
-    "does not hold": "不成立",
-    "faithful but misleading": "属实但有误导",
-    "undecided": "未定",
 }
 
 
@@ -113,7 +106,8 @@ def index(lang: str) -> str:
 def claims_of(topic: Topic, lang: str) -> list[tuple[str, str, str]]:
     """Id, statement and verdict of each claim of a topic."""
     return [
-        (one.id, in_language(one.statement, lang), verdict(one.expected.value, lang)) for one in choose(topic.claims)
+        (one.id, in_language(one.statement, lang), in_language(one.expected.words, lang))
+        for one in choose(topic.claims)
     ]
 
 
@@ -123,11 +117,6 @@ def claims_table(topic: Topic, lang: str) -> str:
     head = f"| {_word('claim', lang)} | {_word('verdict', lang)} |\n| --- | --- |\n"
     colon = "：" if lang == "zh" else ": "
     return head + "\n".join(rows) + f"\n\n{_word('test', lang)}{colon}`headwise claims --only {','.join(topic.claims)}`"
-
-
-def verdict(value: str, lang: str) -> str:
-    """The name of a verdict in a language."""
-    return VERDICTS[value] if lang == "zh" else value
 
 
 def _exercise(number: int, one: Exercise, lang: str) -> str:

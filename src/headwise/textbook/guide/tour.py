@@ -1,5 +1,7 @@
 """A topic in the terminal: prose, formula, code, what it prints now, the claims and the exercises."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.padding import Padding
@@ -8,11 +10,11 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from headwise.textbook.guide.book import sections_of
 from headwise.textbook.guide.outputs import output
 from headwise.textbook.guide.page import WORDS, claims_of
 from headwise.textbook.guide.prose import wrapped_off, wrapped_to
 from headwise.textbook.guide.registry import topics
-from headwise.textbook.guide.texts import places_of
 from headwise.textbook.guide.topic import Exercise, Topic
 from headwise.wording import Bilingual, in_language
 
@@ -37,11 +39,15 @@ def print_topics(console: Console, lang: str) -> None:
     console.print(Text("\n" + in_language(SHOW, lang), style="dim"))
 
 
-def print_topic(topic: Topic, console: Console, lang: str) -> None:
-    """Walk through a topic; its code runs now."""
+def print_topic(topic: Topic, console: Console, lang: str, notes: Sequence[tuple[Bilingual, Bilingual]] = ()) -> None:
+    """Walk through a topic; its code runs now. notes: where a text differs from what is shown, and how."""
     console.rule(Text(f"{topic.name} · {in_language(topic.title, lang)}", style="bold"), align="left")
     if sections := _sections(topic):
         console.print(Text(f"{in_language(SECTIONS, lang)}: {sections}", style="dim"))
+    for where, differs in notes:
+        said = f"{in_language(where, lang)}{'：' if lang == 'zh' else ': '}{in_language(differs, lang)}"
+        console.print(Text(wrapped_to(said, console.width), style="yellow"))
+    console.print()
     _print_prose(topic.intro, console, lang)
     console.print(Padding(Text(topic.plain, style="bold cyan"), (1, 4)))
     code = topic.code_in(lang)
@@ -70,7 +76,7 @@ def print_exercise(one: Exercise, console: Console, lang: str) -> None:
 
 
 def _sections(topic: Topic) -> str:
-    return "  ".join(place.key for place in places_of(topic.name))
+    return ", ".join(sections_of(topic.name))
 
 
 def _print_prose(text: Bilingual, console: Console, lang: str) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 CASES = 40  # random inputs
 ATTEMPTS = 60  # smaller inputs that are tried after a failure
+PRINTS = 300  # characters of what the code printed that are shown
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,19 @@ def _raised(error: str) -> Message:
 
 def lines(result: Grade, exercise: "Exercise") -> list[Bilingual]:
     """The result as lines of text; the first one says whether the exercise is solved."""
-    name = exercise.name
+    return _verdict(result, exercise.name) + _prints(result)
+
+
+def _prints(result: Grade) -> list[Bilingual]:
+    """The beginning of what the code printed, if it is wrong: it may help to find out why."""
+    said = " ".join(result.printed[:PRINTS].split())
+    if result.passed or not said:
+        return []
+    more = "…" if len(result.printed) > PRINTS else ""
+    return [Bilingual(f"  it printed: {said}{more}", f"  它打印了：{said}{more}")]
+
+
+def _verdict(result: Grade, name: str) -> list[Bilingual]:
     if result.passed:
         return [
             Bilingual(

@@ -5,7 +5,7 @@ from headwise.reports.curves import Curve
 from headwise.textbook.guide.topic import Topic, exercise
 from headwise.wording import Bilingual
 
-GPT = ("gpt-2-small", "gpt-2-medium", "gpt-2-large", "gpt-2-xl", "gpt-3")
+GPT = ("gpt-2-small", "gpt-2-large", "gpt-3")
 
 
 @exercise(

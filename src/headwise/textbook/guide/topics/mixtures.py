@@ -53,7 +53,7 @@ def picture() -> Matrices:
         sparse = build("sparse_mixture", 64, 8, {"top_k": 2}).eval()
         shared = build("mixture_of_heads", 64, 8, {"shared_heads": 2, "top_k": 2}).eval()
         gates = [layer(x, return_gates=True)[-1].weights[0] for layer in (sparse, shared)]
-    names = [f"H{j}" for j in range(8)]
+    names = "01234567"
     titles = Bilingual("two of eight heads", "八选二"), Bilingual("H0 and H1 shared, two of six", "H0、H1 共享，六选二")
     return Matrices(
         tuple(Matrix(title, gate, columns=names) for title, gate in zip(titles, gates, strict=True)),

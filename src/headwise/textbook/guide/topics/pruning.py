@@ -137,4 +137,5 @@ print(str(small).splitlines()[0])
     ),
     claims=("heads-can-be-pruned", "importance-from-gradient"),
     exercises=(prune_head, gate_importance, heads_to_remove),
+    slow=True,
 )
