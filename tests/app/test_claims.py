@@ -36,7 +36,9 @@ from headwise.textbook.claims import (
     choose,
     counts,
     definitions,
+    demonstration,
     forms,
+    functions,
     identities,
     learnt,
     located,
@@ -45,6 +47,7 @@ from headwise.textbook.claims import (
     parameters,
     places,
     print_findings,
+    printed,
     run,
     scaling,
     tasks,
@@ -80,7 +83,8 @@ def finding(name: str) -> Finding:
 # A second and more, for they train or draw many; a claim that trains for minutes says itself that it is slow.
 SECONDS = {
     "more-heads-learn-more", "low-rank-bottleneck", "equal-heads-stay-equal", "scaling-keeps-variance",
-    "splitting-lowers-cost", "d-k-bounds-information", "head-output-is-limited",
+    "splitting-lowers-cost", "d-k-bounds-information", "head-output-is-limited", "many-heads-beat-one",
+    "approximates-everything",
 }  # fmt: skip
 
 
@@ -347,6 +351,14 @@ BROKEN: list[tuple[str, Any, str, Any]] = [
     ("equal-heads-stay-equal", learnt, "_apart_in_training", lambda noise, **more: [noise] * 301),
     ("outputs-are-dissimilar", learnt, "_turned", lambda heads, w: (heads, w)),
     ("heads-have-subspaces", learnt, "_subspaces", lambda decoder: (32, 256, 0.01)),
+    ("output-replaces", blocks, "difference", lambda one, other: 0.0),
+    ("row-stacking", printed, "difference", lambda one, other: 0.0),
+    ("projects-twice", printed, "difference", lambda one, other: 0.0),
+    ("listing-transposes", printed, "_tokens_read", lambda x, w, transposed: 100),
+    ("head-is-a-kernel", functions, "normal", lambda *shape, seed=0: normal(*shape)),
+    ("degrees-of-freedom", functions, "_freedom", lambda weights, at: 7),
+    ("approximates-everything", functions, "_missed", lambda module, n, target: 0.01),
+    ("phrases-attend", demonstration, "_weights_after", lambda seed: torch.full((4, 137, 137), 0.05)),
     ("entropy-without-weights", identities, "attend", _louder),
     ("effective-keys-from-lse", identities, "attend", _louder),
     ("received-mass-gradient", identities, "attend", _louder),

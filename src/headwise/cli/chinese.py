@@ -70,6 +70,8 @@ HELP: dict[str, str] = {
     "Also write another view: --view NAME=PATH; repeatable.": "同时写出另一种视图：--view 名称=路径；可重复。",
     "Sort the table by this statistic.": "按此统计量排序表格。",
     "Longer texts are pooled to this many cells per axis.": "更长的文本池化为每轴这么多单元格。",
+    "Tokens per window of a long text, 0 to read it whole; default: the length of the model's training.":
+        "长文本每个窗口的词元数，0 表示整体读入；默认为模型的训练长度。",
     "Open the report in the browser; default: on a desktop, from a terminal.":
         "在浏览器中打开报告；默认仅在桌面环境的终端中打开。",
     # view

@@ -27,8 +27,8 @@ from headwise.wording import check_language, in_language
 
 SCRIPTS = (
     "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "state.js", "heatmap.js",
-    "grid.js", "table.js", "card.js", "arcs.js", "find.js", "everywhere.js", "writes.js", "sides.js", "compare.js",
-    "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
+    "full.js", "grid.js", "table.js", "card.js", "arcs.js", "find.js", "everywhere.js", "writes.js", "sides.js",
+    "compare.js", "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
 )  # fmt: skip
 
 

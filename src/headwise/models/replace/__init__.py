@@ -7,9 +7,12 @@ too, until they are multiplied by values; then `attend` computes the result. Wha
 exactly the numbers that the code would have computed, and the call is computed by its own code.
 
 deferred     tensors that are not computed     deferring  the mode that defers, and computes
-replacement  the passes of a model             certify    the comparison, as a table
+replacement  the passes of a model             certifying   a pass in which everything is compared
+certificate  what that returns                 remarks      what is unusual in an attention
 """
 
+from headwise.models.replace.certificate import Certificate, Verdict
+from headwise.models.replace.certifying import certify
 from headwise.models.replace.replacement import Replacement
 
-__all__ = ["Replacement"]
+__all__ = ["Certificate", "Replacement", "Verdict", "certify"]

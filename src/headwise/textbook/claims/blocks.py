@@ -1,13 +1,17 @@
 """The block around the heads: residual connection, norm, and the projections in front."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from headwise.masks import Causal
 from headwise.nn.base import AttentionLayer
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, equal, same
+from headwise.textbook.claims.model import trained
 from headwise.textbook.claims.samples import layer, multi_head, normal, standard
 from headwise.textbook.texts import place
 from headwise.wording import Bilingual
@@ -112,6 +116,46 @@ def block_diagonal() -> list[Check]:
         same(("its own error as a multi-head layer with zeros",
               "把它写成带零的多头层时的误差"), sliced.to_multi_head()(x), sliced(x))
         .control(difference(standard(x), sliced(x))),
+    ]  # fmt: skip
+
+
+@claim(
+    "The output of attention replaces the token embedding.",
+    "注意力的输出替代原始的词元嵌入。",
+    formula=("claimed: X ← MultiHead(X);  in a Transformer: X ← X + MultiHead(X)",
+             "所述：X ← MultiHead(X)；Transformer 中：X ← X + MultiHead(X)"),
+    at=[
+        place("chapter", "11.5.2", "The final output takes the place of the original token embedding.",
+              "最终输出会替代原始的 token embedding。", item=3),
+    ],
+    also="Vaswani et al. 2017, §3.1",
+    control=("in the demonstration's model, which has no residual connection, it does",
+             "演示中的模型没有残差连接，输出确实取而代之"),
+    note="Transformer 中输出是加到词元上的：训练好的模型里，第一层之后的词元与嵌入仍然相近，与注意力的输出则不同。该书"
+         "后面一章才讲残差连接，"
+    "这里可看作简化的说法；我们按字面判断。",
+    expected=Verdict.FAILS,
+)  # fmt: skip
+def output_replaces() -> list[Check]:
+    """In a Transformer the output is added to the tokens: after the first attention of a trained model they still
+    resemble the embeddings, and are not the output of attention. A later chapter of the book introduces the residual
+    connection, so the sentence may be a simplification; it is judged as written.
+    """
+    model, module, x = trained(), multi_head(), normal(2, 7, 12, seed=5)
+    block: Any = model.decoder.blocks[0]
+    with torch.no_grad():
+        embedded = model.decoder.embedding(model.ids)
+        added = block.attention(block.attention_norm(embedded), mask=Causal())
+        after = embedded + added
+    alike = float(nn.functional.cosine_similarity(after, embedded, dim=-1).mean())
+    remaining = difference(after, added)
+    return [
+        at_most(("difference between the tokens after attention and its output",
+                 "注意力之后的词元与其输出之差"), remaining, 1e-6),
+        at_most(("their mean cosine with the embeddings", "它们与嵌入的平均余弦"), alike, 0.1),
+        at_most(("the same difference without a residual connection", "没有残差连接时的同一差值"),
+                difference(module(x), module.output(module.merge(module.attention(*module.project(x, x))[0], x))), 1e-6)
+        .control(remaining),
     ]  # fmt: skip
 
 

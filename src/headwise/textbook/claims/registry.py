@@ -12,11 +12,13 @@ from headwise.textbook.claims import (
     definitions,
     demonstration,
     forms,
+    functions,
     identities,
     learnt,
     memory,
     parameters,
     places,
+    printed,
     scaling,
     tasks,
 )
@@ -33,10 +35,12 @@ GROUPS: dict[Bilingual, ModuleType] = {
     Bilingual("The block around the heads", "头所在的块"): blocks,
     Bilingual("Mixtures, groups and mixing of heads", "混合、分组与跨头交互"): forms,
     Bilingual("What heads can express", "头能表示什么"): capacity,
+    Bilingual("Kernels, freedom, approximation", "核、自由度与逼近"): functions,
     Bilingual("What heads can be trained to do", "头能学会什么"): tasks,
     Bilingual("Attention and convolution", "注意力与卷积"): places,
     Bilingual("What heads learn", "头学到什么"): learnt,
     Bilingual("The demonstration", "演示"): demonstration,
+    Bilingual("Formulas and listings as printed", "照印出来的公式与代码"): printed,
     Bilingual("Identities", "恒等式"): identities,
 }
 
