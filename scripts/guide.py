@@ -6,6 +6,7 @@ from pathlib import Path
 from headwise.files import atomic_path
 from headwise.reports.diagrams import diagram
 from headwise.textbook.guide.book import table
+from headwise.textbook.guide.notebooks import notebook, to_json
 from headwise.textbook.guide.outputs import output
 from headwise.textbook.guide.page import index, page, stored_output
 from headwise.textbook.guide.registry import find_topic, topics
@@ -27,6 +28,8 @@ if __name__ == "__main__":
         said = {code: output(topic, lang) for lang in LANGUAGES for code in [topic.code_in(lang)]}
         for lang in LANGUAGES:
             write(FOLDER / lang / f"{topic.name}.md", page(topic, lang, said[topic.code_in(lang)]))
+            copy = to_json(notebook(topic, lang, said[topic.code_in(lang)]))
+            write(FOLDER / "notebooks" / lang / f"{topic.name}.ipynb", copy)
             write(FOLDER / "pictures" / f"{topic.name}.{lang}.svg", diagram(picture, lang))
         print(topic.name)
     for lang in LANGUAGES:

@@ -13,14 +13,16 @@ from headwise.textbook.guide.book import find_section, rows, table
 from headwise.textbook.guide.grading.compare import difference
 from headwise.textbook.guide.grading.draw import Draw
 from headwise.textbook.guide.grading.wire import decoded, encoded
-from headwise.textbook.guide.outputs import code_hash, output
+from headwise.textbook.guide.notebooks import notebook, to_json
+from headwise.textbook.guide.outputs import code_hash, output, tidy
 from headwise.textbook.guide.page import index, page, stored_output
 from headwise.textbook.guide.registry import exercises, register, topics
 from headwise.textbook.guide.sections import SHOWN
 from headwise.textbook.texts import everything
 from headwise.wording import LANGUAGES
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide"
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE = DOCS / "guide"
 NUMBER = r"-?\d[\d,]*\.?\d*(?:e-?\d+)?"
 
 
@@ -44,6 +46,30 @@ def test_a_page_is_what_its_topic_says(name: str, lang: str):
     made_of, printed = stored_output(text)
     assert made_of == code_hash(topic.code_in(lang)), "python scripts/guide.py"
     assert text == page(topic, lang, printed), "python scripts/guide.py"
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+@pytest.mark.parametrize("name", topics())
+def test_a_notebook_has_what_its_page_has(name: str, lang: str):
+    made = to_json(notebook(topics()[name], lang, stored_output(written(lang, name))[1]))
+    assert (GUIDE / "notebooks" / lang / f"{name}.ipynb").read_text("utf-8") == made, "python scripts/guide.py"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "lang"), [("splitting", "zh"), ("shapes", "en")])
+def test_a_notebook_runs(name: str, lang: str, tmp_path: Path):
+    """Code, a command, and an exercise that is not solved yet."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    book = nbformat.read(GUIDE / "notebooks" / lang / f"{name}.ipynb", as_version=4)
+    nbformat.validate(book)
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    before = code[0].outputs[0].text
+    book.cells = [cell for cell in book.cells if cell in (*code[:3],) or cell.cell_type == "markdown"]
+    nbclient.NotebookClient(book, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    after = "".join(one.text for one in code[0].outputs if one.output_type == "stream")
+    assert same_output(tidy(after), before.strip("\n"))
+    assert "NotImplementedError" in code[2].outputs[-1].text
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
@@ -166,3 +192,24 @@ def test_check_names_an_exercise_that_does_not_exist(headwise: Command):
     done = headwise("check", "split-head")
     assert done.code == 2
     assert "did you mean 'split-heads'" in done.err
+
+
+LINKS = re.compile(r"!?\[[^\]\n]*\]\(([^)\s#]*)(?:#([^)\s]+))?\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub and MyST name them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower().replace("`", "")).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
+def test_no_link_of_the_documentation_is_broken(page: str):
+    path = DOCS / page
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target, anchor in LINKS.findall(re.sub(r"`[^`\n]*`", "", text)):
+        if "://" in target or not (target or anchor):
+            continue
+        to = (path.parent / target).resolve() if target else path
+        assert to.exists(), f"{page}: {target}"
+        assert not anchor or to.suffix != ".md" or anchor in anchors(to), f"{page}: {target}#{anchor}"

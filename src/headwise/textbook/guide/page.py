@@ -119,11 +119,15 @@ def claims_table(topic: Topic, lang: str) -> str:
     return head + "\n".join(rows) + f"\n\n{_word('test', lang)}{colon}`headwise claims --only {','.join(topic.claims)}`"
 
 
+def exercise_text(one: Exercise, lang: str) -> str:
+    """The name of an exercise and its task."""
+    return f"**{one.name}**{'：' if lang == 'zh' else ': '}{in_language(one.task, lang)}"
+
+
 def _exercise(number: int, one: Exercise, lang: str) -> str:
     option = " --lang zh" if lang == "zh" else ""
-    task = in_language(one.task, lang)
     return (
-        f"{number}. **{one.name}**{'：' if lang == 'zh' else ': '}{task}\n\n"
+        f"{number}. {exercise_text(one, lang)}\n\n"
         f"   ```python\n   {one.signature}\n   ```\n\n"
         f"   ```console\n   $ headwise check {one.name} answer.py{option}\n   ```"
     )
@@ -138,7 +142,8 @@ def _neighbours(topic: Topic, lang: str) -> str:
         f" · [{in_language(topics()[names[at + 1]].title, lang)}]({names[at + 1]}.md) →" if at + 1 < len(names) else ""
     )
     other = f" · [{_word('other', lang)}](../{'en' if lang == 'zh' else 'zh'}/{topic.name}.md)"
-    return f"{before}[{_word('guide', lang)}](index.md){after}{other}"
+    notebook = f" · [Jupyter](../notebooks/{lang}/{topic.name}.ipynb)"
+    return f"{before}[{_word('guide', lang)}](index.md){after}{other}{notebook}"
 
 
 def _word(key: str, lang: str) -> str:
