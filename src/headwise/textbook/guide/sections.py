@@ -87,7 +87,7 @@ _TREATMENT: dict[Key, Shown] = {
     ("5.3.2", "equation", "5.3.1"): Shown("output_projection", "sum of the parts"),
     ("5.3.2", "equation", "5.3.2"): Shown("contraction", "O_i"),
     ("5.3.3",): _differs("parameters", "48 heads", "4·d² only if h·d_k = d_model, without biases and without shared keys and values", "仅当 h·d_k = d_model、无偏置且不共享键值时为 4·d²"),
-    ("5.3.4",): Shown("splitting", "[4, 4, 16, 128]"),
+    ("5.3.4",): _differs("splitting", "[4, 4, 16, 128]", "splitting works as described; the stacking in (5.3.3) does not, see there", "切分与书中一致；(5.3.3) 的堆叠方式不成立，见该处"),
     ("5.3.4", "equation", "5.3.3"): _differs("contraction", "stacked in rows", "matrices of the shapes given must stand side by side; stacked in rows the product does not exist", "按给出的形状，各矩阵必须并排放置；按行堆叠时乘积不存在"),
     ("5.3.4", "equation", "5.3.4"): _differs("contraction", "stacked in rows", "holds for [W_1 | … | W_h], the transpose of the matrix in (5.3.3)", "对 [W_1 | … | W_h]（(5.3.3) 中矩阵的转置）成立"),
     ("5.3.5",): Shown("contraction", "equal to the layer"),
@@ -120,7 +120,7 @@ _TREATMENT: dict[Key, Shown] = {
 }  # fmt: skip
 _TUTORIAL: dict[Key, Shown] = {
     ("1",): Shown("why_heads", "L0H0"),
-    ("2",): Shown("shapes", "Y = A W_O"),
+    ("2",): _differs("shapes", "Y = A W_O", "the steps are right with a transpose before the product and one after it, as in the complete code of part 4", "在乘积之前与之后各加一次转置（如第 4 部分的完整代码），这些步骤才正确"),
     ("2", "listing", "1"): _differs("shapes", "split Q", "W_Q * X must be X W_Q; [batch, seq, h, d_k] still has to be transposed", "W_Q * X 应为 X W_Q；[batch, seq, h, d_k] 之后还须转置"),
     ("2", "listing", "2"): _differs("shapes", "S = Q Kᵀ", "without the transpose the scores are [2, 10, 8, 8]: heads attend to heads", "没有转置时分数是 [2, 10, 8, 8]：变成头关注头"),
     ("2", "listing", "3"): _differs("merging", "wrong:", "reshape without the transpose mixes tokens", "不转置直接 reshape 会把不同词元混在一起"),

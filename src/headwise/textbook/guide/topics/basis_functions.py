@@ -112,6 +112,6 @@ for h in (1, 2, 4, 8, 16, 32):
         "The largest error of the best combination of h random heads for sin(3x).",
         "h 个随机的头的最佳组合逼近 sin(3x) 的最大误差。",
     ),
-    claims=("basis-functions",),
+    claims=("basis-functions", "approximates-everything"),
     exercises=(fit_error, sigmoid_heads, single_token),
 )

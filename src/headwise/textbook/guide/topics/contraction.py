@@ -107,6 +107,6 @@ except RuntimeError as error:
         "Three matrices of heads, and the two ways to stack them: only side by side can X [n, 6] be multiplied with all.",
         "三个头的矩阵与两种堆叠方式：只有并排放置时，X [n, 6] 才能与它们全部相乘。",
     ),
-    claims=("tensor-contraction", "per-head-projection"),
+    claims=("tensor-contraction", "per-head-projection", "row-stacking"),
     exercises=(queries, output, one_matrix),
 )

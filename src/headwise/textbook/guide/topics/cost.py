@@ -101,6 +101,13 @@ for heads in (1, 8, 64):
         "Work of the projections and of the scores: they cross at n = 2·d_model = 1,024 tokens.",
         "投影与分数的计算量：在 n = 2·d_model = 1,024 个词元处相交。",
     ),
-    claims=("complexity", "splitting-lowers-cost", "score-memory", "memory-n-squared"),
+    claims=(
+        "complexity",
+        "splitting-lowers-cost",
+        "score-memory",
+        "memory-n-squared",
+        "same-cost-for-any-h",
+        "n-squared-at-n-near-d",
+    ),
     exercises=(layer_flops, crossover, score_memory),
 )

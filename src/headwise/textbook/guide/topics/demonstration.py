@@ -128,7 +128,7 @@ for view, name in enumerate(("as in the tutorial", "padding masked", "after drop
         "One head on one sentence: padding attended to, padding masked, and after dropout.",
         "同一个头、同一句话：关注填充、屏蔽填充、经过随机失活。",
     ),
-    claims=("demo-learns-attention",),
+    claims=("demo-learns-attention", "phrases-attend"),
     exercises=(encode, padding_share, dropped),
     slow=True,
 )

@@ -129,6 +129,13 @@ print("six steps with a cache = one pass:", torch.allclose(steps, mha(x, mask=hw
         "Memory of stored scores, of inputs and outputs, and of what a blockwise kernel keeps instead of the scores.",
         "存储分数、输入输出，以及分块内核代替分数所保存的内容各需多少内存。",
     ),
-    claims=("blockwise-is-exact", "key-blocks-merge-exactly", "mixed-precision", "kv-cache", "score-memory"),
+    claims=(
+        "blockwise-is-exact",
+        "key-blocks-merge-exactly",
+        "mixed-precision",
+        "kv-cache",
+        "score-memory",
+        "torch-tells-lse",
+    ),
     exercises=(merge_halves, in_blocks, decode_step),
 )

@@ -102,6 +102,6 @@ for name, (design, options) in variants.items():
         "The cache shrinks with the number of KV heads; the dashed line is MLA.",
         "缓存随键值头数减少而缩小；虚线是 MLA。",
     ),
-    claims=("mqa-parameters", "shared-keys-cache", "kv-cache"),
+    claims=("mqa-parameters", "shared-keys-cache", "kv-cache", "llama-2-uses-gqa"),
     exercises=(grouped_query, cache_size, mean_groups),
 )

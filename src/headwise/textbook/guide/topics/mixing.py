@@ -106,6 +106,6 @@ print("a linear map before the MLP adds nothing:",
         "Weights with which the four heads of a token attend to one another, for four tokens (random).",
         "四个词元各自的四个头互相关注的权重（随机数）。",
     ),
-    claims=("grouped-heads", "head-mixing"),
+    claims=("grouped-heads", "head-mixing", "group-maps-fold"),
     exercises=(heads_attend, mix_groups, folded),
 )

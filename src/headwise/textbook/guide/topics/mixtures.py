@@ -107,6 +107,6 @@ for name, options in (("multi_head", {}), ("sparse_mixture", {"top_k": 3}), ("mi
         "Gate weights of 16 random tokens: two of eight heads each, without shared heads and with two.",
         "16 个随机词元的门控权重：每个词元选两个头；右边另有两个共享的头。",
     ),
-    claims=("heads-as-experts", "sparse-heads"),
+    claims=("heads-as-experts", "sparse-heads", "sparse-sum-size"),
     exercises=(top_k_gate, top_p_heads, mixed_heads),
 )

@@ -106,6 +106,6 @@ print("heads of size 128    ", f"{count(head_dim=128):,}")
         "The number of heads changes the parameters only if the size of a head does not shrink with it, or KV heads are shared.",
         "只有当头宽不随头数缩小，或者共享键值头时，头数才会影响参数量。",
     ),
-    claims=("four-d-squared", "gpt-2-small-layer", "mqa-parameters"),
+    claims=("four-d-squared", "gpt-2-small-layer", "mqa-parameters", "multi-head-has-more"),
     exercises=(parameters, attention_share, most_kv_heads),
 )

@@ -128,6 +128,6 @@ for residual in (True, False):
         "The gradient that reaches the input through up to 24 layers, with residual connections and without.",
         "经过最多 24 层后到达输入的梯度：有残差连接与没有残差连接。",
     ),
-    claims=("residual-norm",),
+    claims=("residual-norm", "output-replaces", "projects-twice", "normalised-tokens"),
     exercises=(layer_norm, post_norm, residual_stack),
 )

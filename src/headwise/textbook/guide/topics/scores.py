@@ -105,6 +105,6 @@ for d_k in (4, 64, 1024):
         "The same ten random queries and keys of width 256, with the factor and without it.",
         "同样十个宽度为 256 的随机查询与键：有缩放因子（左）与没有缩放因子（右）。",
     ),
-    claims=("attention-formula", "scaling-keeps-variance", "scaling-keeps-gradients"),
+    claims=("attention-formula", "scaling-keeps-variance", "scaling-keeps-gradients", "key-bias-does-nothing"),
     exercises=(weights_of, safe_softmax, row_entropy),
 )

@@ -94,6 +94,6 @@ TOPIC = Topic(
         "The input, the scores and weights of one head, and the output of a traced layer with five tokens.",
         "一个五词元的层：输入、其中一个头的分数与权重，以及输出。",
     ),
-    claims=("multi-head-formula", "one-step-path"),
+    claims=("multi-head-formula", "one-step-path", "listing-transposes"),
     exercises=(shapes_of, multi_head, scores_without_transpose),
 )

@@ -102,6 +102,12 @@ TOPIC = Topic(
         "The scores that a permutation of 64 tokens needs have full rank: narrow heads can only approximate them.",
         "64 个词元的置换需要满秩的分数矩阵：窄的头只能近似。",
     ),
-    claims=("low-rank-bottleneck", "more-heads-learn-more", "d-k-bounds-rank", "d-k-bounds-information"),
+    claims=(
+        "low-rank-bottleneck",
+        "more-heads-learn-more",
+        "d-k-bounds-rank",
+        "d-k-bounds-information",
+        "degrees-of-freedom",
+    ),
     exercises=(largest_rank, choose_heads, nearest_scores),
 )

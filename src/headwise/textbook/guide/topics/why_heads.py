@@ -109,6 +109,6 @@ for layer, head in ((0, 0), (1, 1), (1, 6), (3, 6)):
         "Four heads of the model on one sentence: the same tokens, four patterns.",
         "模型的四个头在同一句话上的权重：同样的词元，四种模式。",
     ),
-    claims=("one-head-every-pattern", "many-heads-beat-one"),
+    claims=("one-head-every-pattern", "many-heads-beat-one", "head-is-a-kernel"),
     exercises=(favourite_key, mean_head, two_patterns),
 )
