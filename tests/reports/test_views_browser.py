@@ -114,6 +114,51 @@ def test_keys_walk_the_map_and_enter_pins(tmp_path, chinese):
     assert (out["pinned"], out["after"]) == (2, -1)
 
 
+def test_full_size_has_every_character_and_number_of_a_long_text(tmp_path):
+    words = "".join(chr(0x4E00 + 7 * i) for i in range(137))
+    steps = """
+      await ready();
+      let written = [];
+      const fillText = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+        if (this.canvas.id === "map-base") written.push(String(text));
+        fillText.call(this, text, ...at);
+      };
+      const frame = one("#map-frame"), characters = new Set();
+      out.room = frame.scrollHeight - frame.clientHeight;
+      one("#full").click();
+      const scrolled = async (down, right) => {
+        written = [];
+        frame.scrollTo(right, down);
+        frame.dispatchEvent(new Event("scroll"));
+        await until(() => written.length);
+        return written.filter((text) => /^[01][.][0-9][0-9]$/.test(text));
+      };
+      for (let at = 0; at <= 35 * 137; at += 300) {
+        await scrolled(at, at);
+        for (const text of written) if (text.length === 1) characters.add(text);
+      }
+      out.characters = [...characters].length;
+      out.numbers = await scrolled(9999, 9999);
+      await scrolled(0, 0);
+      one("#map").focus();
+      for (let i = 0; i < 30; i++) press(one("#map"), "ArrowDown");
+      out.walked = text("#tip");
+      out.link = location.hash;
+      one("#full").click();
+      out.shut = frame.scrollHeight - frame.clientHeight;
+    """
+    report = report_of(passage(words))
+    out = played(report, tmp_path, steps, "#layer=0&head=1")
+    assert (out["room"], out["shut"]) == (0, 0)
+    assert out["characters"] == 137
+    window = next(w for w in range(5, 25) if len(out["numbers"]) == w * (w + 1) // 2)  # a causal map's last corner
+    corner = report.passages[0].maps[0, 1, -window:, -window:]
+    assert np.array(out["numbers"], float) == pytest.approx(corner[np.tril_indices(window)], abs=6e-3)
+    assert words[30] in out["walked"]
+    assert "full=1" in out["link"]
+
+
 @pytest.mark.thorough
 def test_text_shows_both_directions_and_a_click_pins(tmp_path, chinese):
     steps = """

@@ -61,6 +61,11 @@ REPORT: dict[str, tuple[str, str]] = {
     "head_tip": ("Numbered from 0 within the layer.", "在层内编号，从 0 开始。"),
     "sentence": ("Sentence", "句子"),
     "whole": ("Whole text", "全文"),
+    "full": ("Full size", "完整尺寸"),
+    "full_hint": (
+        "Show the characters of all rows and columns and the number in each cell; scroll to see the rest",
+        "显示每行、每列的字符和每个单元格的数值；滚动查看其余部分",
+    ),
     "grid_hint": (
         "One map per head: rows are layers, columns are heads. Select a map to enlarge it.",
         "每个头一张注意力图：行为层，列为头。点击可放大。",

@@ -15,7 +15,7 @@ function fitted(context, label, room) {
 class HeatMap {
   // Calls `seen(cell)` with the cell under the pointer (or null), `chosen(cell)` on a click, `zoomed(view)` on a drag.
   constructor(box, base, over, { seen, chosen, zoomed }) {
-    Object.assign(this, { box, base, over, seen, chosen, zoomed, drag: null, cursor: null, hits: [] });
+    Object.assign(this, { box, base, over, seen, chosen, zoomed, drag: null, cursor: null, hits: [], reach: () => {} });
     over.addEventListener("pointermove", (event) => this.move(event));
     over.addEventListener("pointerleave", () => { if (!this.drag) { this.cursor = null; this.seen(null); } });
     over.addEventListener("pointerdown", (event) => this.press(event));
@@ -114,6 +114,13 @@ class HeatMap {
     if (high <= height + this.bottom) writeUpwards(context, T.query_axis, this.edge + 10, Math.max(top0 + height / 2, top0 + high / 2));
   }
 
+  // The width that the longest label of a query takes.
+  labelRoom(width, passage) {
+    const context = this.base.getContext("2d"), widest = Math.min(LABEL_ROOM, width * LABEL_SHARE);
+    context.font = `${LABEL_FONT}px ${css("--han")}, ${css("--ui")}`;
+    return passage.q.tokens.reduce((most, token) => (most < widest ? Math.max(most, Math.min(widest, context.measureText(clipped(named(token), 14)).width)) : widest), 0);
+  }
+
   font() {
     return this.lettered ? `${this.size}px ${css("--han")}, ${css("--ui")}` : `11px ${css("--ui")}`;
   }
@@ -178,15 +185,17 @@ class HeatMap {
     const step = ARROWS[event.key];
     if (!this.map || (!step && event.key !== "Enter")) return;
     event.preventDefault();
-    const { view } = this;
     if (!step) {
       if (this.cursor) this.chosen(this.cursor);
       return;
     }
-    const at = this.cursor ?? { r: view.r0, c: view.c0 }, by = event.shiftKey ? 10 : 1;
+    const at = this.cursor ?? { r: this.view.r0, c: this.view.c0 }, by = event.shiftKey ? 10 : 1;
+    const to = { r: at.r + by * step[0], c: at.c + by * step[1] };
+    this.reach(to);  // where only a part is drawn, to the part with this cell
+    const { view } = this;
     this.cursor = {
-      r: Math.min(view.r1 - 1, Math.max(view.r0, at.r + by * step[0])),
-      c: Math.min(view.c1 - 1, Math.max(view.c0, at.c + by * step[1])),
+      r: Math.min(view.r1 - 1, Math.max(view.r0, to.r)),
+      c: Math.min(view.c1 - 1, Math.max(view.c0, to.c)),
     };
     const box = this.over.getBoundingClientRect();
     this.seen({

@@ -5,6 +5,7 @@ const VIEW = ["r0", "r1", "c0", "c1"];
 function remember() {
   const kept = { ...(state.tab === "maps" ? {} : { tab: state.tab }), passage: state.passage, layer: state.layer, head: state.head, kind: state.kind, scale: state.scale, range: state.range };
   if (state.text !== "strip") kept.text = state.text;
+  if (state.full) kept.full = 1;
   if (state.sentence >= 0) kept.sentence = state.sentence;
   else if (state.view) kept.view = VIEW.map((name) => state.view[name]).join("-");
   if (pinned) kept[pinned.side === passage().q ? "pin" : "pinkey"] = pinned.index;
@@ -29,6 +30,7 @@ function recall() {
     if (known) state[name] = kept.get(name);
     byId(name).value = state[name];
   }
+  state.full = kept.get("full") === "1";
   openPassage();
   sides.recall(number);
   if (kept.get("text") === "arcs") showText("arcs");

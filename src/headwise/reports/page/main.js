@@ -7,6 +7,7 @@ const heat = new HeatMap(byId("map"), byId("map-base"), byId("map-over"), {
   chosen: ({ r, c }) => { writes.key = unitAt(passage().k, c); pin(unitAt(passage().q, r)); },
   zoomed: (view) => { state.view = view; state.sentence = -1; byId("sentence").value = "-1"; refresh(); },
 });
+const full = new FullSize(heat, redrawMap);
 const grid = new Grid(byId("grid"), byId("patterns"), (layer, head) => { chooseHead(layer, head); lead(); });
 const numbers = new Numbers(byId("table"), (layer, head) => {
   chooseHead(layer, head);
@@ -81,12 +82,20 @@ async function refresh() {
   redraw();
 }
 
-// Draw the map that is here already.
+// Draw the map that is here already: the large one alone, or all that shows it.
+function redrawMap() {
+  if (!current) return null;
+  const place0 = passage(), view = state.view ?? wholeOf(place0), top = topOf(state.layer, state.head);
+  const shown = { map: current, passage: place0, view, top, scale: state.scale };
+  heat.show({ ...shown, view: full.window(view, place0) });
+  full.fit();
+  return shown;
+}
+
 function redraw() {
-  if (!current) return;
-  const place0 = passage(), top = topOf(state.layer, state.head), most = place0[state.kind].most[state.layer][state.head];
-  const shown = { map: current, passage: place0, view: state.view ?? wholeOf(place0), top, scale: state.scale };
-  heat.show(shown);
+  const shown = redrawMap();
+  if (!shown) return;
+  const { passage: place0, top } = shown, most = place0[state.kind].most[state.layer][state.head];
   arcs.show(shown);
   drawBar(byId("bar"), top, state.scale, top < most && trimmed(top) !== trimmed(most));
   byId("bar").setAttribute("aria-label", fill(T.bar_label, { top: fixed(top) }));

@@ -1,7 +1,7 @@
 // What is chosen, and what is on show.
 
 const state = {
-  tab: "maps", passage: 0, layer: 0, head: 0, sentence: -1, kind: "mean", scale: "sqrt", range: "own", view: null, text: "strip",
+  tab: "maps", passage: 0, layer: 0, head: 0, sentence: -1, kind: "mean", scale: "sqrt", range: "own", view: null, text: "strip", full: false,
 };
 let pinned = null;      // the unit that stays
 let pointed = null;     // the unit under the pointer
