@@ -75,6 +75,8 @@ class Row:
     @property
     def command(self) -> str:
         """The command that shows it."""
+        if self.shown.command:
+            return self.shown.command
         number = f"({self.number})" if self.kind == "equation" and "." in self.number else self.name
         return f"headwise tour {number}" if " " not in number and "(" not in number else f'headwise tour "{number}"'
 
