@@ -206,7 +206,7 @@ def table(outputs: dict[str, str], lang: str) -> str:
             out = cell(result(row, outputs[row.shown.topic]))
             verdicts = "; ".join(f"{one.id}: {in_language(one.expected.words, lang)}" for one in row.claims)
             said = (
-                f"{differs}{'：' if lang == 'zh' else ': '}{in_language(row.shown.differs, lang)}"
+                f"{differs}{'：' if lang == 'zh' else ': '}{cell(in_language(row.shown.differs, lang))}"
                 if row.shown.differs
                 else works
             )
