@@ -49,6 +49,7 @@ class Replacement:
         self._apart = apart
         self._verdicts: dict[Place, dict[Key, str]] = {}  # why not; "" if it is the same function
         self._certified: dict[Place, frozenset[Key]] = {}  # as of the beginning of the last forward
+        self._orders: dict[tuple[Place, Key], tuple[int, ...]] = {}  # of the dimensions in memory
         self._open: dict[int, _Open] = {}  # by thread
         self._handles: list[RemovableHandle] = []
         self._checked = False
@@ -166,6 +167,7 @@ class Replacement:
             if key in self._certified.get(where, ()) and not why:
                 try:
                     made = self._attended(module, product, x, at, side, out, mode.dropout_p)
+                    made = in_order(made, self._orders.get((where, key)))
                 except (Lost, HeadwiseError, *UNEXPECTED) as error:
                     why = str(error) if isinstance(error, Lost | HeadwiseError) else unexpected(error)
                 else:
@@ -181,6 +183,7 @@ class Replacement:
             out = out.dense() if isinstance(out, Deferred) else out
         if in_backward():
             return
+        self._orders[where, key] = order_of(out)
         known = self._verdicts.setdefault(where, {})
         if key not in known:
             known[key] = self._compared(product, x, at, side, out)
@@ -254,6 +257,19 @@ def key_of(product: Contraction, x: Followed, at: int, side: int, dropout_p: flo
         steps, letters, at, side, x.stage, x.note, x.sink is not None, bool(x.dropout_p or dropout_p), x.product.dtype,
         x.softmax.dtype,
     )  # fmt: skip
+
+
+def order_of(x: Tensor) -> tuple[int, ...]:
+    """The dimensions in the order of their strides, the largest first: code may take a view that requires it."""
+    strides = x.stride()
+    return tuple(sorted(range(x.ndim), key=lambda i: (-strides[i], i)))
+
+
+def in_order(x: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """The same tensor with that order in memory, without gaps."""
+    if order is None or len(order) != x.ndim:
+        return x.contiguous()
+    return x.permute(order).contiguous().permute([order.index(i) for i in range(x.ndim)])
 
 
 def _is_shift(value: Any) -> bool:
