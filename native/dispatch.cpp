@@ -195,6 +195,18 @@ void give_back(char* memory) {
   free(memory);
 }
 
+static headwise_forward_call another(const headwise_forward_call& like, int threads, void* q, void* k, void* v, void* out,
+                                     float* lse) {
+  headwise_forward_call call = like;
+  call.threads = threads;
+  call.q.data = q;
+  call.k.data = k;
+  call.v.data = v;
+  call.out.data = out;
+  call.lse = lse;
+  return call;
+}
+
 double seconds() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -246,15 +258,37 @@ void headwise_set_openmp(void (*gomp_parallel)(void (*)(void*), void*, unsigned,
 
 int headwise_forward(const headwise_forward_call* call) { return target().forward(*call); }
 int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out) {
-  headwise_forward_call call = *like;
-  call.threads = threads;
-  call.q.data = q;
-  call.k.data = k;
-  call.v.data = v;
-  call.out.data = out;
-  call.lse = nullptr;
-  return target().forward(call);
+  return target().forward(another(*like, threads, q, k, v, out, nullptr));
 }
+int headwise_again_measured(const headwise_forward_call* like, const headwise_rows_call* measures, int threads, void* q, void* k,
+                            void* v, void* out, float* lse, float* results, float* values, double* totals,
+                            int64_t* nonfinite) {
+  headwise_wanted wanted[HEADWISE_MOST_KEPT];
+  headwise_row_value kept[HEADWISE_MOST_KEPT];
+  headwise_forward_call call = another(*like, threads, q, k, v, out, lse);
+  headwise_rows_call rows = *measures;
+  const int64_t size = call.b * call.h * call.n, heads = call.b * call.h;
+  for (int i = 0; i < call.wanted_count; i++) {
+    wanted[i] = call.wanted[i];
+    wanted[i].result = results + i * size;
+  }
+  call.wanted = wanted;
+  const int status = target().forward(call);
+  if (status != HEADWISE_DONE && status != HEADWISE_FINITE) return status;
+  for (int i = 0; i < rows.count; i++) {
+    kept[i] = rows.measures[i];
+    kept[i].x = kept[i].formula == HEADWISE_LOG_SUM ? nullptr : results + kept[i].place * size;
+  }
+  rows.lse = lse;
+  rows.measures = kept;
+  rows.values = values;
+  rows.totals = totals;
+  rows.counts = totals + rows.count * heads;
+  rows.nonfinite = nonfinite;
+  target().rows(rows);
+  return status;
+}
+int headwise_rows(const headwise_rows_call* call) { return target().rows(*call); }
 int headwise_backward(const headwise_backward_call* call) { return target().backward(*call); }
 int headwise_pool(const headwise_pool_call* call) { return target().pool(*call); }
 int headwise_diagonals(const headwise_diagonals_call* call) { return target().diagonals(*call); }

@@ -264,10 +264,19 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     const float keep = 1.0f / (1.0f - call.dropout);
     const int64_t at = (batch * call.h + head) * call.n + query;
     Row rows[BLOCK_ROWS];
+    float logs[BLOCK_ROWS];
     for (int r = 0; r < count; r++) {
-      const Row row = row_of<SPREAD, REACH>(call, head, sums_of<SPREAD, REACH>(t.rows, r), t.rows.broken[r]);
+      sums_of<SPREAD, REACH>(t.rows, r, rows[r]);
+      begin_row<REACH>(call, head, t.rows.broken[r], rows[r]);
+      logs[r] = rows[r].whole;
+    }
+    for (int r = count; r < BLOCK_ROWS; r++) logs[r] = 1.0f;
+    if (SPREAD || call.lse)
+      for (int r = 0; r < count; r += W) store(logs + r, ln(load(logs + r)));
+    for (int r = 0; r < count; r++) {
+      Row& row = rows[r];
+      if (wanted.count[FORMULA] || call.lse) finish_row(row, logs[r]);
       scale[r] = row.inverse;
-      if (wanted.count[FORMULA]) rows[r] = row;
       if (call.lse) call.lse[at + r] = row.log_sum;
       if (wanted.longest) {
         const float top = row.top == NOTHING ? 0.0f : row.top, factor = scaling.adjusted ? 1.0f : scaling.factor;

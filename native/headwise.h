@@ -7,7 +7,7 @@
 #pragma once
 #include <stdint.h>
 
-#define HEADWISE_ABI 10
+#define HEADWISE_ABI 11
 
 #if defined(_WIN32)
 #define HEADWISE_EXPORT __declspec(dllexport)
@@ -127,11 +127,51 @@ typedef struct {
   float* mass;             // [b, h, n + m - 1]; query i and key j are on diagonal j - i + n - 1
 } headwise_diagonals_call;
 
+// How the value of a row follows from one of its statistics x and its log-sum-exp.
+enum {
+  HEADWISE_SAME = 0,     // x
+  HEADWISE_INVERSE = 1,  // 1 / x
+  HEADWISE_SHARE = 2,    // min(exp(x - lse), 1)
+  HEADWISE_LOGIT = 3,    // x, or NaN if lse is not finite
+  HEADWISE_LOG_SUM = 4,  // lse
+};
+
+// A measure of rows.
+typedef struct {
+  const float* x;          // [b, h, n]; NULL for HEADWISE_LOG_SUM, and in headwise_again_measured
+  const uint8_t* counted;  // [b or 1, n]: the rows that count; NULL: those that are not fully masked
+  int64_t counted_batch;   // stride; 0 if all batch entries share it
+  int32_t formula;
+  int32_t largest;         // 0: the mean of the rows that count, else the largest of them; 0 if no row counts
+  int32_t place;           // in headwise_again_measured: x is the result of wanted[place]
+} headwise_row_value;
+
+// Measures of the rows of each head.
+typedef struct {
+  int64_t b, h, n;
+  const float* lse;        // [b, h, n]
+  int32_t count;
+  const headwise_row_value* measures;
+  float* values;           // [count, b, h]
+  double *totals, *counts; // [count, b, h]: the sum or the largest (-inf if no row counts), and the number of rows that count
+  int64_t* nonfinite;      // [b, h]: rows whose log-sum-exp is NaN or inf
+} headwise_rows_call;
+
 // Output, log-sum-exp and statistics.
 HEADWISE_EXPORT int headwise_forward(const headwise_forward_call* call);
 
 // A call with the shapes, strides and rule of `like`, these tensors, and no result but out.
 HEADWISE_EXPORT int headwise_again(const headwise_forward_call* like, int threads, void* q, void* k, void* v, void* out);
+
+// The same, and the log-sum-exp, statistics of rows to results [wanted_count, b, h, n], and measures of them. The other
+// pointers of `measures` are not read; both have at most HEADWISE_MOST_KEPT statistics and measures.
+#define HEADWISE_MOST_KEPT 64
+HEADWISE_EXPORT int headwise_again_measured(const headwise_forward_call* like, const headwise_rows_call* measures, int threads,
+                                            void* q, void* k, void* v, void* out, float* lse, float* results, float* values,
+                                            double* totals, int64_t* nonfinite);
+
+// Measures of rows.
+HEADWISE_EXPORT int headwise_rows(const headwise_rows_call* call);
 
 // The gradients; the same bits for any number of threads.
 HEADWISE_EXPORT int headwise_backward(const headwise_backward_call* call);

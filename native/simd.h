@@ -156,6 +156,24 @@ INLINE Floats exp2_scaled(Floats x) {
 INLINE Floats exp2_scaled(Floats x) { return exp2(x); }  // compiled, but never runs
 #endif
 
+// The natural logarithm of positive, normal numbers: the polynomial of Cephes, exactly 0 for 1. NaN for NaN.
+INLINE Floats ln(Floats x) {
+  const Ints exponent = ((Ints)x - 0x3f3504f3) >> 23;  // of a fraction in [√½, √2)
+  const Floats f = (Floats)((Ints)x - (exponent << 23)) - 1.0f, e = __builtin_convertvector(exponent, Floats);
+  const Floats square = f * f;
+  Floats p = all(7.0376836292e-2f);
+  p = p * f - 1.1514610310e-1f;
+  p = p * f + 1.1676998740e-1f;
+  p = p * f - 1.2420140846e-1f;
+  p = p * f + 1.4249322787e-1f;
+  p = p * f - 1.6668057665e-1f;
+  p = p * f + 2.0000714765e-1f;
+  p = p * f - 2.4999993993e-1f;
+  p = p * f + 3.3333331174e-1f;
+  p = p * f * square - 2.12194440e-4f * e - 0.5f * square;
+  return f + p + 0.693359375f * e + (x - x);  // NaN for NaN and infinity
+}
+
 // Recomputes a weight from its logit and its row's log-sum-exp, both in units of ln 2. It is clamped to 1, which logits
 // computed in another order could exceed if they are so large that their rounding errors are.
 INLINE Floats weight_of(Floats logits, float lse) { return exp2(smaller(all(0.0f), logits - lse)); }

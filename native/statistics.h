@@ -27,6 +27,8 @@ struct Sums {
 
 // A finished row.
 struct Row : Sums {
+  float highest;      // the largest logit, in units of ln 2, and the sink; whole: Σ p and that of the sink, relative to it
+  float whole;
   float inverse;      // factor from an unnormalized p to a weight: 0 for a fully masked query, NaN if the query is not finite
   float log_inverse;  // its natural logarithm
   float log_sum;      // the row's log-sum-exp

@@ -38,6 +38,7 @@ namespace HEADWISE_TARGET {
 #include "weights.h"
 #include "pool.h"
 #include "diagonals.h"
+#include "rows.h"
 #include "peak.h"
 
 #if HEADWISE_DOT
@@ -57,6 +58,7 @@ const Target HEADWISE_TARGET_OBJECT = {
     HEADWISE_TARGET_TEXT,    HEADWISE_TARGET::Statistics::SIGNATURES,
     HEADWISE_STEP(forward),  HEADWISE_STEP(backward),
     HEADWISE_STEP(pool),     HEADWISE_STEP(diagonals),
-    HEADWISE_TARGET::peak,   HEADWISE_TARGET::bandwidth};
+    HEADWISE_TARGET::rows,   HEADWISE_TARGET::peak,
+    HEADWISE_TARGET::bandwidth};
 
 }  // namespace headwise

@@ -53,6 +53,7 @@ struct Target {
   int (*backward)(const headwise_backward_call&);
   int (*pool)(const headwise_pool_call&);
   int (*diagonals)(const headwise_diagonals_call&);
+  int (*rows)(const headwise_rows_call&);
   double (*peak)(int dtype, int threads);
   double (*bandwidth)(int threads);
 };

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from chromium import BROWSER, Browser
 from parameters import without_repeated_pairs
 from processes import processor_time
 
@@ -30,6 +31,16 @@ settings.load_profile("new-examples")
 # Where a change is judged, the examples are the same each time: what fails there fails by the change. Elsewhere each
 # run looks for new ones.
 settings.register_profile("same-examples", derandomize=True, deadline=None, database=None)
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One browser for all tests."""
+    if BROWSER is None:
+        pytest.skip("no Chromium here to open the page in")
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -15,6 +15,7 @@ from headwise.kernels.call import Call
 from headwise.kernels.graph import can_record, has_no_numbers, in_graph, record, shapes
 from headwise.kernels.quantized import QuantizedKV, Vectors, decoded
 from headwise.kernels.quick import again, keep
+from headwise.kernels.quick_maps import Again, again_measured, keep_measured
 from headwise.map import AttentionMap
 from headwise.mask_tensors import of_argument
 from headwise.masks import Causal, Everything, Grid, Mask
@@ -89,8 +90,11 @@ def attend(
     if is_causal or isinstance(mask, Tensor):
         mask, score = torch_arguments(q, k, v, mask, is_causal, score)
     graph = in_graph()
-    plain = not (return_map or measures or graph) and dropout_p == 0 and score == ()
-    if plain and (done := again(q, k, v, mask, scale, kernel)) is not None:
+    plain = not graph and dropout_p == 0 and score == ()
+    if plain and return_map:
+        if (known := again_measured(q, k, v, mask, scale, kernel, measures)) is not None:
+            return known.out, _map_of(known, q, k, kernel)
+    elif plain and not measures and (done := again(q, k, v, mask, scale, kernel)) is not None:
         return done
     if measures and not return_map:
         raise ConfigError("measures=… requires return_map=True: the results are stored in the map, as map.measured")
@@ -133,7 +137,16 @@ def attend(
     )  # fmt: skip
     if measures:
         amap.measured = amap.measured_by(found, wanted)
+    if plain and not out.requires_grad and bad_values is None:
+        keep_measured(call, chosen, mask, scale, kernel, measures, wanted, refusals)
     return out, amap
+
+
+def _map_of(known: Again, q: Tensor, k: Vectors, kernel: str) -> AttentionMap:
+    """The map of a call that `again_measured` ran."""
+    amap = AttentionMap(q, k, known.lse, known.rule, kernel="cpu", named=named(kernel), refusals=known.refusals)
+    amap.measured = known.measured
+    return amap
 
 
 def attend_to(q: Tensor, k: Tensor, v: Tensor, *, return_map: bool = False, **options: Any) -> tuple[Tensor, Any]:

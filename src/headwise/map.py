@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headwise import map_file, map_index, pooling
 from headwise.errors import ConfigError, KernelError, ShapeError
-from headwise.kernels import check_name, named as kernel_of, read
+from headwise.kernels import KERNELS, check_name, named as kernel_of, read
 from headwise.kernels.graph import has_no_numbers
 from headwise.kernels.quantized import Vectors, decoded
 from headwise.kernels.reads import Matrix
@@ -148,11 +148,14 @@ class AttentionMap(Shown):
             streamed: Iterator[Tile] = self._read("tiles", progress)
             return streamed
 
+        ran = self.kernel
         missing = tuple(s for s in statistics_for(wanted, self.rule) if found is None or s not in found)
         # Statistics missing from the output's kernel are not requested again, unless one kernel is named for all reads.
         if missing and (found is None or kernel_of(self.named) != "auto"):
             found = {**(found or {}), **self._read("statistics", missing, progress)}
-        result = measure(tiles, self.lse, self.rule, wanted, rows=rows, found=found)
+            ran = self.read_by["statistics"]
+        reduce = KERNELS[ran].reads.reduced if ran in KERNELS else None
+        result = measure(tiles, self.lse, self.rule, wanted, rows=rows, found=found, reduce=reduce)
         result.nonfinite_values = self.nonfinite_values
         return result
 

@@ -31,27 +31,46 @@ from headwise.textbook.claims import (
     Claim,
     Finding,
     Verdict,
+    blocks,
     capacity,
     choose,
     counts,
     definitions,
+    demonstration,
     forms,
+    functions,
     identities,
     learnt,
+    located,
     memory,
     model,
+    parameters,
     places,
     print_findings,
+    printed,
     run,
     scaling,
     tasks,
     to_json,
     to_markdown,
 )
-from headwise.textbook.claims.evidence import Check, Role, at_least, at_most, difference, equal, judge, number, same
+from headwise.textbook.claims.claim import claim as claimed
+from headwise.textbook.claims.evidence import (
+    Check,
+    Role,
+    at_least,
+    at_most,
+    both,
+    difference,
+    equal,
+    judge,
+    number,
+    same,
+)
 from headwise.textbook.claims.registry import GROUPS, grouped
 from headwise.textbook.claims.samples import layer, normal
 from headwise.textbook.claims.show import summary
+from headwise.textbook.texts import TEXTS, everything, place as place_of
 
 ALL = choose(slow=True)
 PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
@@ -64,7 +83,8 @@ def finding(name: str) -> Finding:
 # A second and more, for they train or draw many; a claim that trains for minutes says itself that it is slow.
 SECONDS = {
     "more-heads-learn-more", "low-rank-bottleneck", "equal-heads-stay-equal", "scaling-keeps-variance",
-    "splitting-lowers-cost", "d-k-bounds-information", "head-output-is-limited",
+    "splitting-lowers-cost", "d-k-bounds-information", "head-output-is-limited", "many-heads-beat-one",
+    "approximates-everything",
 }  # fmt: skip
 
 
@@ -76,7 +96,12 @@ def marks(name: str, slow: bool = False) -> list[pytest.MarkDecorator]:
 def test_measurement_gives_the_expected_verdict(claim: Claim) -> None:
     found = run([claim])[0]
     assert found.verdict is claim.expected, [check.text for check in found.checks]
-    assert any(check.role is not Role.CONTROL for check in found.checks)
+    assert found.shown
+    assert found.controls
+    for control in found.controls:  # forced the other way: the control's case gives what the claim's own case gave
+        forced = [control.forced() if check is control else check for check in found.checks]
+        assert not control.forced().held, f"{control.text} does not reject {control.instead}"
+        assert judge(forced) is Verdict.UNDECIDED
 
 
 def test_every_claim_says_what_it_is() -> None:
@@ -89,9 +114,55 @@ def test_every_claim_says_what_it_is() -> None:
         assert claim.source
         assert claim.formula
         assert re.search(rf"^def {claim.function}\(", (root / claim.code).read_text(encoding="utf-8"), re.M)
-        assert claim.why.endswith(".")
+        assert claim.note.endswith(".")
+        assert claim.control
+        assert claim.places or claim.also
         assert claim.expected is not Verdict.UNDECIDED
         assert (root / claim.code).is_file()
+
+
+def is_chinese(text: str) -> bool:
+    return re.search(r"[\u4e00-\u9fff]", text) is not None
+
+
+def test_every_claim_has_its_words_in_chinese() -> None:
+    for claim in ALL:
+        for words in (claim.statement, claim.note, claim.control, *(place.says for place in claim.places)):
+            assert is_chinese(words.zh), (claim.id, words)
+            assert not is_chinese(words.replace("天子", "").replace("鳳閣", "")), (claim.id, words)
+        assert claim.statement.zh.endswith("。")
+        assert claim.note.zh.endswith("。")
+    assert all(is_chinese(title.zh) for title in grouped())
+    assert all(is_chinese(verdict.words.zh) for verdict in Verdict)
+
+
+def test_a_claim_without_a_control_is_refused() -> None:
+    def declared(control: Any = ("with another scale", "换一个尺度"), **more: Any) -> Claim:
+        def idle() -> list[Check]:
+            """Idle."""
+            return [YES]
+
+        return claimed("It is so.", "如此。", formula="x", note="无。", control=control, **more)(idle)
+
+    with pytest.raises(ConfigError, match=r"claim 'idle': declares no control"):
+        declared("", also="a paper")
+    with pytest.raises(ConfigError, match=r"claim 'idle': has no source"):
+        declared()
+    with pytest.raises(ConfigError, match=r"claim 'idle': its measurement returns no control"):
+        run([declared(also="a paper")])
+    with pytest.raises(ConfigError, match=r"paragraph=12: section 5.3.11 of the treatment has 10"):
+        declared(at=[place_of("treatment", "5.3.11", "so", "如此", paragraph=12)])
+
+
+def test_a_control_rejects_the_number_of_the_claims_own_case() -> None:
+    control = at_least(("error of another formula", "另一公式的误差"), 0.3, 0.01).control(1e-16)
+    assert control.held
+    assert not control.forced().held
+    vain = at_least(("error of another formula", "另一公式的误差"), 0.3, 0.01).control(0.2)
+    assert not vain.held
+    assert vain.text == "error of another formula: 0.3 ≥ 0.01, but so is 0.2"
+    assert judge([YES, vain]) is Verdict.UNDECIDED
+    assert judge([YES, control]) is Verdict.HOLDS
 
 
 def test_every_group_has_claims_and_is_registered() -> None:
@@ -102,14 +173,13 @@ def test_every_group_has_claims_and_is_registered() -> None:
 
 
 def test_every_equation_of_the_treatment_is_there() -> None:
-    named = [m for claim in ALL for m in re.findall(r"(?<!§)5\.3\.(\d+)(?:–5\.3\.(\d+))?", claim.source)]
-    covered = {i for first, last in named for i in range(int(first), int(last or first) + 1)}
-    assert covered == set(range(1, 17))
+    covered = {number for place, _ in located() if place.text == "treatment" for number in place.equations}
+    assert covered == {f"5.3.{i}" for i in range(1, 17)}
 
 
 # How a verdict follows from checks.
 
-YES, NO = at_most("x", 1.0, 2.0), at_most("x", 3.0, 2.0)
+YES, NO = at_most("x", 1.0, 2.0), at_most("x", 3.0, 2.0)  # a control of either rejects 3 and takes 1
 
 
 @pytest.mark.parametrize(
@@ -128,10 +198,10 @@ YES, NO = at_most("x", 1.0, 2.0), at_most("x", 3.0, 2.0)
         ([YES, YES.suggested()], Verdict.HOLDS),
         ([YES, YES.suggested(), NO.suggested()], Verdict.UNDECIDED),
         ([YES, NO.beyond(), NO.suggested()], Verdict.UNDECIDED),
-        ([YES, YES.control()], Verdict.HOLDS),
-        ([YES, NO.control()], Verdict.UNDECIDED),
-        ([NO, NO.control()], Verdict.UNDECIDED),
-        ([YES.control()], Verdict.UNDECIDED),
+        ([YES, YES.control(3.0)], Verdict.HOLDS),
+        ([YES, NO.control(1.0)], Verdict.UNDECIDED),
+        ([NO, NO.control(1.0)], Verdict.UNDECIDED),
+        ([YES.control(3.0)], Verdict.UNDECIDED),
         ([], Verdict.UNDECIDED),
     ],
 )
@@ -144,7 +214,7 @@ def test_verdict_of_checks(checks: list[Check], verdict: Verdict) -> None:
 @pytest.mark.parametrize("relation", ["=", "≤", "≥"])
 def test_what_is_not_finite_is_no_verdict(value: float, role: Role, relation: str) -> None:
     for rest in ([], [YES], [NO], [YES, NO.beyond()]):
-        assert judge([*rest, Check("x", value, relation, 1.0, role=role)]) is Verdict.UNDECIDED
+        assert judge([*rest, Check(both("x"), value, relation, 1.0, role=role)]) is Verdict.UNDECIDED
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from(list(Role))), min_size=1, max_size=6), st.data())
@@ -238,22 +308,29 @@ BROKEN: list[tuple[str, Any, str, Any]] = [
     ("output-sums-heads", MultiHeadAttention, "output", lambda self, c: self.o_proj(c) ** 2),
     ("one-step-path", definitions, "Causal", lambda: None),
     ("scaling-keeps-gradients", scaling, "normal", lambda *shape, seed: 0.01 * normal(*shape, seed=seed)),
-    ("four-d-squared", counts, "_size", lambda module: 4 * 48**2),
-    ("gpt-2-small-layer", counts, "standard", lambda d, h, bias=False: torch.nn.Linear(d, 3 * d)),
-    ("head-size-table", counts, "_width", lambda config: 1.0),
+    ("four-d-squared", parameters, "_size", lambda module: 4 * 48**2),
+    ("gpt-2-small-layer", parameters, "standard", lambda d, h, bias=False: torch.nn.Linear(d, 3 * d)),
+    ("head-size-table", parameters, "PUBLISHED", {"one": (768, 12, 64)}),
+    ("multi-head-has-more", parameters, "standard", lambda d, h: MultiHeadAttention(d, h, head_dim=d)),
+    ("llama-2-uses-gqa", parameters, "_sharing", lambda name: 8.0),
+    ("same-cost-for-any-h", counts, "_attention_flops", lambda n, d, h: 4 * n * n * d // h),
+    ("n-squared-at-n-near-d", counts, "_attention_flops", lambda n, d, h: 9 * n * n * d),
     ("splitting-lowers-cost", counts, "_attention_flops", lambda n, d, h: 4 * n * n * d // h),
     ("complexity", MultiHeadAttention, "output", lambda self, c: self.o_proj(self.o_proj(c))),
     ("score-memory", memory, "_kept", lambda run: 8 * 2 * 128 * 32 + 8 * 128 * 128),
     ("memory-n-squared", memory, "formula_of", lambda q, k, v: attend(q, k, v, kernel="torch_blocks")),
-    ("blockwise-is-exact", memory, "attend", lambda q, k, v, *, kernel, **o: attend(
+    ("blockwise-is-exact", memory, "attend", lambda q, k, v, *, kernel="auto", **o: attend(
         q * (1.0 + 1e-3 * (kernel == "torch_blocks")), k, v, kernel=kernel, **o)),
     ("mixed-precision", memory, "attend", lambda q, k, v, **o: attend(q, k, v, **o) + 0.1 * (q.dtype.itemsize < 4)),
     ("kv-cache", KVCache, "take", _forgetful),
     ("shared-keys-cache", KVCache, "nbytes", 1000),
-    ("mqa-parameters", counts, "_size", lambda module: sum(p.numel() for p in module.parameters()) + 1),
-    ("residual-norm", forms.nn.LayerNorm, "forward", lambda self, x: x),
-    ("block-diagonal", forms, "layer", _sliced),
+    ("mqa-parameters", parameters, "_size", lambda module: sum(p.numel() for p in module.parameters()) + 1),
+    ("normalised-tokens", blocks.nn.LayerNorm, "forward", lambda self, x: x),
+    ("residual-norm", blocks, "_gradient_left", lambda depth, residual, norm: 0.9**depth),
+    ("block-diagonal", blocks, "layer", _sliced),
     ("sparse-heads", SparseHeadMixture, "route", _overweighted(SparseHeadMixture.route)),
+    ("sparse-heads", forms, "_heads_required", lambda: 0.25),
+    ("group-maps-fold", forms, "_mlp", lambda module, z: z),
     ("heads-as-experts", SparseHeadMixture, "route", _overweighted(SparseHeadMixture.route)),
     ("head-mixing", HeadMixingAttention, "mix", _shifted(HeadMixingAttention.mix)),
     ("d-k-bounds-rank", capacity, "_rank", lambda matrix: 61),
@@ -263,7 +340,7 @@ BROKEN: list[tuple[str, Any, str, Any]] = [
     ("many-heads-beat-one", capacity, "_one_head_misses", lambda x, target: 1e-9),
     ("many-heads-beat-one", capacity, "_attended", lambda p, x: x),
     ("low-rank-bottleneck", tasks, "_copying_missed", lambda d: 0.9),
-    ("more-heads-learn-more", tasks, "_trained_missed", lambda h: [0.01] * 301),
+    ("more-heads-learn-more", tasks, "_trained_missed", lambda h, patterns=2: [0.01] * 301),
     ("more-heads-learn-more", tasks, "standard", lambda d, h: MultiHeadAttention(d, 1)),
     ("head-output-is-limited", capacity, "_distinguished", lambda n: 2),
     ("head-output-is-limited", capacity, "_sharpness", lambda n: 1e-3),
@@ -271,8 +348,17 @@ BROKEN: list[tuple[str, Any, str, Any]] = [
     ("basis-functions", MultiHeadAttention, "output", lambda self, c: self.o_proj(c).tanh()),
     ("attention-is-convolution", places, "from_conv1d", lambda conv, sharpness=1.0: _conv(conv, 1.0)),
     ("convolution-is-a-limit", places, "attend", lambda q, k, v, *, scale: attend(q, k, v, scale=0.5 * scale)),
-    ("equal-heads-stay-equal", learnt, "_apart_in_training", lambda noise: [noise] * 301),
+    ("equal-heads-stay-equal", learnt, "_apart_in_training", lambda noise, **more: [noise] * 301),
     ("outputs-are-dissimilar", learnt, "_turned", lambda heads, w: (heads, w)),
+    ("heads-have-subspaces", learnt, "_subspaces", lambda decoder: (32, 256, 0.01)),
+    ("output-replaces", blocks, "difference", lambda one, other: 0.0),
+    ("row-stacking", printed, "difference", lambda one, other: 0.0),
+    ("projects-twice", printed, "difference", lambda one, other: 0.0),
+    ("listing-transposes", printed, "_tokens_read", lambda x, w, transposed: 100),
+    ("head-is-a-kernel", functions, "normal", lambda *shape, seed=0: normal(*shape)),
+    ("degrees-of-freedom", functions, "_freedom", lambda weights, at: 7),
+    ("approximates-everything", functions, "_missed", lambda module, n, target: 0.01),
+    ("phrases-attend", demonstration, "_weights_after", lambda seed: torch.full((4, 137, 137), 0.05)),
     ("entropy-without-weights", identities, "attend", _louder),
     ("effective-keys-from-lse", identities, "attend", _louder),
     ("received-mass-gradient", identities, "attend", _louder),
@@ -349,7 +435,10 @@ def test_table_fits_and_shows_claim_numbers_and_verdicts(some: list[Finding], wi
     words = " ".join(shown.split())
     for one in some:
         assert one.claim.id in words
+        assert all(place.where.split(",")[0] in words for place in one.claim.places)
     assert words.count("✗") == sum(not check.held for one in some for check in one.shown) == 10
+    assert words.count("control:") == len(some)
+    assert words.count("⇄") == sum(1 + len(one.controls) for one in some)
     assert "5 claims" in words
     assert "2 hold, 1 holds under conditions, 2 do not hold." in words
     assert "3 more take longer" in words
@@ -360,9 +449,9 @@ def test_a_contradiction_is_told(some: list[Finding]) -> None:
     wrong = replace(some[0], claim=replace(some[0].claim, expected=Verdict.FAILS))
     assert not wrong.agrees
     assert "Not as expected: splitting." in summary([wrong, *some[1:]])
-    broken = replace(some[0], checks=(*some[0].checks, NO.control()))
+    broken = replace(some[0], checks=(*some[0].checks, NO.control(1.0)))
     assert broken.verdict is Verdict.UNDECIDED
-    assert NO.control() in broken.shown  # a control is shown if it fails
+    assert NO.control(1.0) in broken.controls
 
 
 def test_json_holds_the_checks_unrounded(some: list[Finding]) -> None:
@@ -429,7 +518,7 @@ def test_command_runs_the_claims_it_is_given(headwise: Command) -> None:
 def test_command_fails_if_a_verdict_is_not_the_expected_one(
     headwise: Command, form: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counts, "_size", lambda module: 1)
+    monkeypatch.setattr(parameters, "_size", lambda module: 1)
     code, out, _ = headwise("claims", "--only", "mqa-parameters,splitting", *form)
     assert code == 1
     assert form == ["--json"] or "Not as expected: mqa-parameters." in out
@@ -460,11 +549,50 @@ def test_quick_claims_are_those_that_are_not_marked() -> None:
 
 
 def test_sources_name_the_section_that_makes_the_claim() -> None:
-    found = {claim.id: claim.source for claim in ALL}
-    assert found["splitting-lowers-cost"].startswith("first tutorial, part 5, item 2")
-    assert "5.3.1–5.3.2" in found["multi-head-formula"]
-    assert "5.3.1;" not in found["attention-formula"]
+    found = {claim.id: {(place.text, place.section) for place in claim.places} for claim in ALL}
+    assert found["splitting-lowers-cost"] == {("tutorial", "5")}
+    assert ("treatment", "5.3.11") in found["same-cost-for-any-h"]
+    assert ("chapter", "11.9.1") in found["same-cost-for-any-h"]
+    equations = {claim.id: {n for place in claim.places for n in place.equations} for claim in ALL}
+    assert {"5.3.1", "5.3.2"} <= equations["multi-head-formula"]
+    assert "5.3.1" not in equations["attention-formula"]
     for name in ("score-memory", "memory-n-squared", "kv-cache"):
-        assert found[name].startswith("§5.3.11")
+        assert found[name] == {("treatment", "5.3.11")}
     for name in ("blockwise-is-exact", "mixed-precision"):
-        assert found[name].startswith("§5.3.12")
+        assert found[name] == {("treatment", "5.3.12")}
+
+
+def test_claims_cite_all_five_texts() -> None:
+    assert {place.text for place, _ in located()} == set(TEXTS)
+
+
+def test_every_equation_and_table_can_be_pointed_at() -> None:
+    parts = list(everything())
+    assert len({(text.id, section.number, kind, number) for text, section, kind, number in parts}) == len(parts)
+    assert sum(kind == "equation" and text.id == "treatment" for text, _, kind, _ in parts) == 16
+    with pytest.raises(ConfigError, match=r"section='5.3.20': not in the mathematical section; expected one of 5.3, "):
+        place_of("treatment", "5.3.20", "x", "x")
+    with pytest.raises(ConfigError, match=r"equation 5.3.9: section 5.3.4 of the treatment has 5.3.3, 5.3.4"):
+        place_of("treatment", "5.3.4", "x", "x", equations="5.3.9")
+
+
+def test_everything_is_shown_in_chinese(some: list[Finding], headwise: Command) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    print_findings(some, console, lang="zh")
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "结论" in shown
+    told = json.loads(to_json(some, "zh"))
+    for one, found in zip(told, some, strict=True):
+        assert one["statement"] == found.claim.statement.zh
+        assert one["verdict"] == found.verdict.words.zh
+        assert [place["says"] for place in one["places"]] == [place.says.zh for place in found.claim.places]
+        assert [check["what"] for check in one["checks"]] == [check.what.zh for check in found.checks]
+    words = [check.what for one in some for check in one.checks]
+    assert all(is_chinese(what.zh) or what == what.zh for what in words)
+    page = to_markdown(some, "zh")
+    assert "有条件成立" in page
+    assert "holds" not in page
+    code, out, _ = headwise("claims", "--only", "splitting", "--lang", "zh")
+    assert code == 0
+    assert "1 条成立" in out
+    assert headwise("claims", "--only", "splitting", "--lang", "fr").code == 2

@@ -17,8 +17,9 @@ import pytest
 from headwise.errors import ConfigError
 from headwise.reports import claims_page
 from headwise.reports.curves import Curve
-from headwise.textbook.claims import Finding, choose, counts, page, run, write_page
+from headwise.textbook.claims import Finding, choose, page, parameters, run, write_page
 from headwise.textbook.claims.show import by_group
+from headwise.wording import Bilingual
 
 IDS = ["splitting", "splitting-lowers-cost", "four-d-squared", "kv-cache", "many-heads-beat-one", "block-diagonal"]
 HOSTILE = '</td></svg><script>alert(1)</script><img src=x onerror="alert(2)">&amp;\'"'
@@ -79,12 +80,13 @@ def test_every_claim_is_there_with_all_that_was_found(found, tmp_path):
     for one in found:
         row = flat(reader.rows[one.claim.id])
         assert flat(one.claim.statement) in row
-        assert flat(one.claim.source) in row
-        assert flat(one.claim.why) in row
+        assert all(flat(place.where) + flat(place.says) in row for place in one.claim.places)
+        assert flat(one.claim.note) in row
+        assert flat(one.claim.control) in row
         assert flat(one.verdict.value) in row
         assert flat(re.sub(r"[_^]\{([^}]*)\}|[_^]", r"\1", one.claim.formula)) in row
         assert flat(f"{one.claim.code} · {one.claim.function}") in row
-        for check in one.shown:
+        for check in one.checks:
             assert flat(check.text) in row
         assert "expected:" not in row
 
@@ -115,12 +117,29 @@ def test_nothing_is_loaded_and_nothing_runs(found):
 
 def test_what_a_claim_says_is_text(found):
     one = found[1]
-    hostile = replace(one.claim, statement=HOSTILE, formula=HOSTILE, source=HOSTILE)
-    checks = tuple(replace(check, what=HOSTILE) for check in one.checks)
+    text = Bilingual(HOSTILE, HOSTILE)
+    places = tuple(replace(place, says=text) for place in one.claim.places)
+    hostile = replace(one.claim, statement=text, formula=text, also=text, control=text, note=text, places=places)
+    checks = tuple(replace(check, what=text) for check in one.checks)
     curve = Curve.of(HOSTILE, HOSTILE, HOSTILE, {HOSTILE: {1: 1.0, 2: 2.0}})
     reader = read(page.to_html([Finding(hostile, checks, 1.0, (curve,))]))
     assert not {"script", "img"} & {tag for tag, _ in reader.tags}
     assert HOSTILE in reader.rows[one.claim.id]
+
+
+def test_the_page_in_chinese_has_no_english_words_of_its_own(found):
+    text = page.to_html(found, "zh")
+    reader = read(text)
+    for one in found:
+        row = flat(reader.rows[one.claim.id])
+        assert flat(one.claim.statement.zh) in row
+        assert flat(one.verdict.words.zh) in row
+        assert all(flat(place.says.zh) in row for place in one.claim.places)
+        assert all(flat(check.text.zh) in row for check in one.checks)
+    assert '<html lang="zh-Hans">' in text
+    shown = re.sub(r"<[^>]*>", " ", text.split("</style>")[1])
+    for word in ("what was run", "holds", "numbers", "colours", "measured", "control"):
+        assert word not in shown, word
 
 
 def test_a_contradiction_is_told(found):
@@ -155,7 +174,8 @@ def test_code_is_linked_where_the_project_says_where_it_is(found, monkeypatch, l
         assert links[0] == f"{url}/blob/main/src/headwise/textbook/claims/definitions.py#L{claim.line}"
         root = Path(page.__file__).parents[4]
         lines_there = (root / claim.code).read_text(encoding="utf-8").splitlines()
-        assert f"def {claim.function}(" in "\n".join(lines_there[claim.line - 1 : claim.line + 7])
+        named = next(line for line in lines_there[claim.line - 1 :] if line.startswith("def "))
+        assert named.startswith(f"def {claim.function}(")
 
 
 def test_a_folder_is_refused_and_an_old_page_stays_if_writing_fails(found, tmp_path, monkeypatch):
@@ -163,7 +183,7 @@ def test_a_folder_is_refused_and_an_old_page_stays_if_writing_fails(found, tmp_p
         write_page(found, tmp_path)
     path = tmp_path / "page.html"
     path.write_text("old", encoding="utf-8")
-    monkeypatch.setattr(page, "to_html", lambda findings: 1 / 0)
+    monkeypatch.setattr(page, "to_html", lambda findings, lang: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_page(found, path)
     assert path.read_text(encoding="utf-8") == "old"
@@ -194,7 +214,7 @@ def test_command_takes_all_claims_where_none_is_named(headwise, tmp_path, monkey
 
 
 def test_command_writes_the_page_also_if_a_verdict_is_not_the_expected_one(headwise, tmp_path, monkeypatch):
-    monkeypatch.setattr(counts, "_size", lambda module: 1)
+    monkeypatch.setattr(parameters, "_size", lambda module: 1)
     code, _, _ = headwise("claims", "--only", "mqa-parameters", "--html", str(tmp_path / "claims.html"))
     assert code == 1
     assert "Not as expected: mqa-parameters." in (tmp_path / "claims.html").read_text(encoding="utf-8")

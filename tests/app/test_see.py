@@ -80,7 +80,7 @@ def test_unseen_characters_are_read_as_bytes_and_shown_whole(model: Model) -> No
 
 def test_long_text_is_pooled_mean_and_largest(model: Model) -> None:
     text = "武松打虎。" * 13
-    report = see(text, DecoderModel(*model), cells=16)
+    report = see(text, DecoderModel(*model), cells=16, window=0)
     passage = report.passages[0]
     assert passage.cell == 5
     assert passage.maps.shape == (2, 5, 13, 13)
@@ -115,6 +115,7 @@ def test_progress_is_told_to_its_end(model: Model) -> None:
         "武松打虎。" * 13,
         DecoderModel(*model),
         cells=16,
+        window=0,
         progress=lambda what, done, of: told.__setitem__(what, (done, of)),
     )
     assert set(told) == {
@@ -222,7 +223,8 @@ def test_held_out_losses_of_a_model_that_was_changed_are_not_its_own(model: tupl
 
 
 def test_the_head_of_the_report_says_what_is_beyond_the_trained_length(model: tuple[Decoder, CharTokenizer]) -> None:
-    cautions = [[x for name, x in see("武" * n, DecoderModel(*model)).facts if name == "caution"] for n in (24, 31)]
+    reports = [see("武" * n, DecoderModel(*model), window=0) for n in (24, 31)]
+    cautions = [[value for name, value in report.facts if name == "caution"] for report in reports]
     assert cautions[0] == []
     assert "trained on 24 tokens at a time" in cautions[1][0]
     assert "the last 7 tokens" in cautions[1][0]

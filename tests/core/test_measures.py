@@ -1,6 +1,6 @@
 """Every measure is its formula, however the matrix is cut into tiles and the data into batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headwise.attention import attend
 from headwise.errors import ConfigError, ShapeError
+from headwise.kernels import KERNELS
 from headwise.masks import Causal, Mask, Window
 from headwise.scores import ALiBi, SinkLogits
 from headwise.stats import (
@@ -26,6 +27,7 @@ from headwise.stats import (
     SpecialMass,
     Tokens,
     TopKMass,
+    measure,
     resolve,
     row_measure,
     statistics_for,
@@ -249,7 +251,7 @@ def test_together_is_one_after_the_other(mask: str, broken: bool) -> None:
     _, amap = attend(q, k, v, mask=MASKS[mask](2, 37, 53), return_map=True)
     wanted = resolve([ready(name, 53) for name in names])
     found = amap._read("statistics", statistics_for(wanted, amap.rule))
-    result = amap.measured_by(found, wanted)
+    result = measure(lambda: amap._read("tiles", None), amap.lse, amap.rule, wanted, found=found)
     for one in wanted:
         state = one.start(amap.rule.grid, amap.lse)
         needed = one.needs(amap.rule)
@@ -261,6 +263,32 @@ def test_together_is_one_after_the_other(mask: str, broken: bool) -> None:
             together = result.states[one.name]
             torch.testing.assert_close(together.total, state.total, rtol=0.0, atol=0.0, equal_nan=True)
             assert torch.equal(together.count, state.count)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_kernels_reduction_is_that_of_tensor_operations(mask: str, broken: bool) -> None:
+    reduce = KERNELS["cpu"].reads.reduced
+    q, k, v = qkv()
+    if broken:
+        q[0, 1, 4, 0] = torch.nan
+    names = [name for name in FORMULAS if name != "topk_mass"]
+    _, amap = attend(q, k, v, mask=MASKS[mask](2, 37, 53), return_map=True)
+    wanted = resolve([ready(name, 53) for name in names])
+    found = amap._read("statistics", statistics_for(wanted, amap.rule))
+
+    def tiles() -> Iterator[Tile]:
+        return amap._read("tiles", None)
+
+    one, other = (measure(tiles, amap.lse, amap.rule, wanted, found=found, reduce=by) for by in (reduce, None))
+    assert torch.equal(one.nonfinite, other.nonfinite)
+    for known in wanted:
+        torch.testing.assert_close(one[known.name], other[known.name], rtol=2e-6, atol=1e-7, equal_nan=True)
+        if isinstance(known, RowMeasure):
+            ours, theirs = one.states[known.name], other.states[known.name]
+            torch.testing.assert_close(ours.total, theirs.total, rtol=2e-6, atol=1e-5, equal_nan=True)
+            assert torch.equal(ours.count, theirs.count)
+            assert ours.total.dtype == ours.count.dtype == torch.float64
 
 
 def test_rows_are_each_querys_own_value() -> None:

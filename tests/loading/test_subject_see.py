@@ -149,12 +149,21 @@ def test_the_command_says_in_a_line_that_a_text_is_too_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys, limited: str
 ) -> None:
     folder = saved(tmp_path, limited, "LMHeadModel" if limited == "GPT2" else "Model", byte_level())
-    monkeypatch.setattr("sys.argv", ["headwise", "see", "--model", str(folder), TEXT * 3, "--out", str(tmp_path / "r")])
+    command = ["headwise", "see", "--model", str(folder), TEXT * 3, "--out", str(tmp_path / "r"), "--window", "0"]
+    monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == 2
     assert "has learned 48 positions" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "r").exists()
+
+
+def test_a_model_with_learned_positions_reads_a_long_text_in_windows(tmp_path: Path) -> None:
+    loaded = load_model(saved(tmp_path, "GPT2", "LMHeadModel", byte_level()))
+    report = see(TEXT * 3, loaded)
+    assert "".join(report.passages[0].tokens) == TEXT * 3
+    assert len(loaded.read(TEXT * 3)) > loaded.limit == 48
+    assert "48 tokens" in dict(report.facts)["windows"]
 
 
 @pytest.fixture(scope="module")

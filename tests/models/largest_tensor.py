@@ -17,6 +17,6 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
-            if isinstance(x, Tensor):
+            if isinstance(x, Tensor) and x.device.type != "meta":
                 self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
         return out

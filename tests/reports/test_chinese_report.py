@@ -18,6 +18,7 @@ from headwise.reports.terminal import print_report
 TEXT = "武松打虎，武松回来。又打虎，又回来。"
 # Names of programs, formats, keys, methods and authors; letters of formulas.
 NAMES = {
+    "SVG", "CSV", "logit",
     "headwise", "HTML", "PNG", "JavaScript", "Enter", "Esc", "CKA", "Michel", "et", "al", "softmax", "exp", "ln", "max",
     "cpu", "Transformer", "watch", "maps", "lazy", "entries",
 }  # fmt: skip
@@ -36,7 +37,11 @@ def texts_of(value: object, name: str = "") -> list[str]:
     if isinstance(value, list):
         return [text for one in value for text in texts_of(one)]
     if isinstance(value, dict):
-        skipped = {"name", "names", "tokens", "keys", "colours"} if "label" in value or "layers" in value else set()
+        skipped = (
+            {"name", "names", "tokens", "keys", "colours", "roleColours"}
+            if "label" in value or "layers" in value
+            else set()
+        )
         return [text for key, one in value.items() if key not in skipped for text in texts_of(one)]
     return []
 

@@ -136,7 +136,8 @@ def test_the_frame_of_a_map_has_every_head_and_what_was_not_given_is_a_number():
     (page,) = frames(amap(b=2, h=5)._repr_html_())
     assert '"heads":5' in page
     assert '"tokens":["0","1","2"' in page
-    assert 'sandbox="allow-scripts"' in amap()._repr_html_()  # not allow-same-origin: no way to the notebook
+    frame = amap()._repr_html_()
+    assert 'sandbox="allow-scripts allow-downloads"' in frame  # not allow-same-origin: no way to the notebook
 
 
 def test_a_map_is_shown_with_its_tokens():
@@ -221,7 +222,7 @@ def tab(tmp_path_factory) -> Iterator[Page]:
 
 def cell(tab: Page, tmp_path: Path, shown: str, policy: str = "") -> None:
     """A cell's output in a page. The frame may be looked into, which it may not in a notebook."""
-    shown = shown.replace('sandbox="allow-scripts"', 'sandbox="allow-scripts allow-same-origin"')
+    shown = shown.replace('sandbox="allow-scripts', 'sandbox="allow-same-origin allow-scripts')
     head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
     (tmp_path / "cell.html").write_text(f"<!doctype html>{head}<title>cell</title>{shown}", encoding="utf-8")
     tab.open((tmp_path / "cell.html").as_uri())

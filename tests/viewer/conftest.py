@@ -6,18 +6,8 @@ import pytest
 from fake_server import Fake, serving
 from page_steps import IDLE, TEXT, idle
 
-from chromium import BROWSER, Browser, Page
+from chromium import Browser, Page
 from headwise.reports.viewer.page import viewer_page
-
-
-@pytest.fixture(scope="session")
-def chromium(tmp_path_factory) -> Iterator[Browser]:
-    """One browser for all tests."""
-    if BROWSER is None:
-        pytest.skip("no Chromium here to open the page in")
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
 
 
 @pytest.fixture

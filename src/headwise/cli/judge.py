@@ -96,19 +96,20 @@ def claims(
     from headwise.textbook.claims import choose, print_findings, run, to_json, to_markdown, write_page
     from headwise.textbook.claims.claim import expected_seconds
 
+    speech = language()
     wanted = choose([name for part in only or [] for name in part.split(",") if name], slow=every or html is not None)
     if (seconds := expected_seconds(wanted)) >= Estimate.LONG:
-        say(Console(stderr=True), "claims_take", count=len(wanted), time=duration(seconds, language()))
+        say(Console(stderr=True), "claims_take", count=len(wanted), time=duration(seconds, speech))
     with progress_bar() as progress:
         found = run(wanted, progress)
     if as_json or markdown:
-        sys.stdout.write(to_json(found) if as_json else to_markdown(found))
+        sys.stdout.write(to_json(found, speech) if as_json else to_markdown(found, speech))
     else:
         console = Console(stderr=is_stream(html))
-        print_findings(found, console, skipped=0 if only else len(choose(slow=True)) - len(found))
+        print_findings(found, console, skipped=0 if only else len(choose(slow=True)) - len(found), lang=speech)
     if html is not None:
         with written(html) as page:
-            write_page(found, page)
+            write_page(found, page, lang=speech)
         if not (as_json or markdown or is_stream(html)):
             say(Console(), "wrote_claims", path=html)
     if not all(finding.agrees for finding in found):

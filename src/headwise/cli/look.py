@@ -32,6 +32,12 @@ def see(
     cells: Annotated[
         int, typer.Option("--cells", min=8, max=1024, help="Longer texts are pooled to this many cells per axis.")
     ] = 384,
+    window: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens per window of a long text, 0 to read it whole; default: the length of the model's training."
+        ),
+    ] = None,
     open_page: Annotated[
         bool | None,
         typer.Option(
@@ -83,7 +89,7 @@ def see(
             if sort is not None:  # which statistics there are depends on the model
                 reading = loaded.read(SAMPLE if text is None else text)
                 check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
-            report = report_on(text, loaded, title=title, cells=cells, progress=progress)
+            report = report_on(text, loaded, title=title, cells=cells, window=window, progress=progress)
         console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:

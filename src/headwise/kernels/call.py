@@ -49,13 +49,18 @@ class Call:
         if torch.compiler.is_compiling():
             return True  # traced without the operator; a branch on the data would break the graph
         held = [x.scales if isinstance(x, QuantizedKV) else x.detach() for x in (self.values, self.keys)]
-        return bool(torch.isfinite(held[0].sum() + held[1].sum()))
+        return sum_finite(*held)
 
     @cached_property
     def lowered(self) -> Lowered | str:
         """The rule as tensors, or the reason why it has no such form; see `lowering.lower`."""
         plain = not self.rule.scores and self.rule.mask.value  # it has no tensors on any device
         return lowered(self.rule) if plain or self.q.device.type == "cpu" else lower(self.rule, self.q.device)
+
+
+def sum_finite(x: Tensor, y: Tensor) -> bool:
+    """Whether neither tensor contains NaN or infinity, unless the sum overflows."""
+    return bool(torch.isfinite(x.sum() + y.sum()))
 
 
 class Result(NamedTuple):

@@ -1,9 +1,9 @@
 """A cache of dispatch decisions for small repeated calls, such as those of the layers of a model.
 
-Validation, the choice of a kernel and its request depend, for a plain call (no scores, dropout, statistics or
-gradients), only on shapes, strides, dtypes, mask, scale and the requested kernel, and not on the addresses. `keep`
-stores them after a call has been dispatched, and `again` runs the next call like it in a tenth of the time of a
-dispatch. Any other call is dispatched as usual.
+Validation, the choice of a kernel and its request depend, for a plain call (no scores, dropout or gradients), only on
+shapes, strides, dtypes, mask, scale, measures and the requested kernel, and not on the addresses. `keep` stores them
+after a call has been dispatched, and `again` runs the next call like it in a tenth of the time of a dispatch;
+`quick_maps.py` does the same for calls that return a map. Any other call is dispatched as usual.
 """
 
 import ctypes
@@ -45,16 +45,12 @@ def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | N
 
     The arguments need not be validated. Must not be called while a graph is recorded.
     """
-    if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
+    if not plain_tensors(q, k, v):
         return None
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        return None
-    if torch._C._len_torch_dispatch_stack() or _wrapped(q) or _wrapped(k) or _wrapped(v):
-        return None
-    if q.is_neg() or k.is_neg() or v.is_neg():  # the values in memory have the opposite sign
-        return None
+    assert isinstance(k, Tensor)
+    assert isinstance(v, Tensor)
     try:
-        found = _decided.get(_kind(q, k, v, mask, scale, kernel))
+        found = _decided.get(kind(q, k, v, mask, scale, kernel))
     except TypeError:  # an invalid argument that is not hashable
         return None
     if found is None:
@@ -70,27 +66,17 @@ def again(q: Tensor, k: Vectors, v: Vectors, mask: Mask | None, scale: float | N
 
 def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, kernel: str) -> None:
     """Store the decisions for a call that `chosen` has run, if `again` supports it."""
-    q, k, v, rule = call.q, call.keys, call.values, call.rule
-    b, h, n, m = rule.grid
-    if chosen.name != "cpu" or b * h * n * m > PAIRS or call.dropout_p > 0 or call.statistics or rule.scores:
+    if call.statistics or not kept(call, chosen, scale):
         return
-    if not (
-        type(q) is Tensor
-        and type(k) is Tensor
-        and type(v) is Tensor
-        and rule.mask.value
-        and type(scale) in (float, type(None))
-    ):
-        return
-    if not q.stride(3) == k.stride(3) == v.stride(3) == 1:  # the kernel received copies
-        return
+    q, k, v = call.q, call.k, call.v
+    b, h, n, _ = call.rule.grid
     handle = library().handle
     assert handle is not None  # the kernel has run
     shape = (b, h, n, v.shape[3])
     request, held = like(q, k, v, shape, call)
     if len(_decided) >= KEPT:
         _decided.clear()
-    _decided[_kind(q, k, v, mask, scale, kernel)] = _Decided(
+    _decided[kind(q, k, v, mask, scale, kernel)] = _Decided(
         None if q.shape == shape and q.is_contiguous() else shape,
         handle.headwise_again,
         ctypes.byref(request),
@@ -98,7 +84,35 @@ def keep(call: Call, chosen: Kernel, mask: Mask | None, scale: float | None, ker
     )
 
 
-def _kind(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, kernel: str) -> tuple[Any, ...]:
+def plain_tensors(q: Tensor, k: Vectors, v: Vectors) -> bool:
+    """Whether these are ordinary tensors on the CPU for which no gradient is recorded."""
+    if not (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor and q.is_cpu and k.is_cpu and v.is_cpu):
+        return False
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    if torch._C._len_torch_dispatch_stack() or _wrapped(q) or _wrapped(k) or _wrapped(v):
+        return False
+    return not (q.is_neg() or k.is_neg() or v.is_neg())  # the values in memory have the opposite sign
+
+
+def kept(call: Call, chosen: Kernel, scale: float | None) -> bool:
+    """Whether decisions are stored for calls like this one."""
+    q, k, v, rule = call.q, call.keys, call.values, call.rule
+    b, h, n, m = rule.grid
+    if chosen.name != "cpu" or b * h * n * m > PAIRS or call.dropout_p > 0 or rule.scores:
+        return False
+    if not (
+        type(q) is Tensor
+        and type(k) is Tensor
+        and type(v) is Tensor
+        and rule.mask.value
+        and type(scale) in (float, type(None))
+    ):
+        return False
+    return q.stride(3) == k.stride(3) == v.stride(3) == 1  # else the kernel received copies
+
+
+def kind(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, kernel: str) -> tuple[Any, ...]:
     """The cache key of a plain call."""
     return (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, mask, scale,

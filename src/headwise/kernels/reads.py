@@ -5,7 +5,7 @@ with the reason for what the kernel does not support. `headwise.kernels.read` ch
 calls.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -16,6 +16,7 @@ from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.rule import Rule
 from headwise.stats import Statistic
+from headwise.stats.values import Reduced, ToReduce
 from headwise.tiles import Tile, stream
 
 
@@ -68,6 +69,11 @@ class Reads:
     ) -> dict[Statistic, Tensor]:
         """The wanted statistics that the kernel supports; measures compute the others from its tiles."""
         raise Declined("it does not compute statistics of a map")
+
+    def reduced(self, lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
+        """Measures of rows, reduced over the rows of each head, given the log-sum-exp and their statistics; None if
+        tensor operations do that."""
+        return None
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
         """Weights @ x for x [b, h_kv or h, m, e] in the log-sum-exp's dtype: [b, h, n, e]."""

@@ -4,6 +4,7 @@ from headwise.models.attaching import Attachment, attach
 from headwise.models.find import KINDS, find_heads, register
 from headwise.models.intervening import intervene
 from headwise.models.recognise import NotFollowed, Recognised, Recognition, recognise
+from headwise.models.replace import Certificate, Verdict, certify
 from headwise.models.site import HeadSite, Kind
 from headwise.models.taps import record_heads, scale_heads
 from headwise.nn.layout import Layout, Part, Resizing
@@ -13,6 +14,7 @@ __all__ = [
     "KINDS",
     "Attachment",
     "AttentionCall",
+    "Certificate",
     "HeadSite",
     "Kind",
     "Layout",
@@ -21,7 +23,9 @@ __all__ = [
     "Recognised",
     "Recognition",
     "Resizing",
+    "Verdict",
     "attach",
+    "certify",
     "find_heads",
     "intervene",
     "observe",

@@ -9,12 +9,14 @@ from weakref import WeakSet
 from torch import nn
 
 from headwise.errors import ConfigError
-from headwise.models.adapters.places import find, give_back, nothing_found, take_over, taken_anew
+from headwise.models.adapters.huggingface.attention import always_weights
+from headwise.models.adapters.places import find, give_back, has_transformers, nothing_found, take_over, taken_anew
+from headwise.models.replace import Replacement
 
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
 
-def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
+def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch: Any = None) -> "Attachment":
     """Compute the attention of a model with headwise until the handle is detached.
 
     >>> import torch, headwise as hw
@@ -34,15 +36,27 @@ def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
     attn_implementation="headwise". headwise's own layers need no attachment. A copy of an attached model is attached
     too; attach it to get a handle of its own. docs/models.md lists the tested models and the differences.
 
+    In any other model, attention is recognised in each forward pass by what it computes, as `headwise.models.recognise`
+    does. The first pass, or one with `batch`, computes it both ways and compares; from then on headwise computes each
+    call that is the same function, and no n×m product is made unless your code reads it. A copy of such a model is not
+    attached.
+
     Args:
-        model: any module that contains `nn.MultiheadAttention`, models of transformers (>= 5) or headwise's layers.
+        model: any module with attention: `nn.MultiheadAttention`, models of transformers (>= 5), headwise's layers, or
+            attention that is written by hand.
         copy: attach a deepcopy, the handle's `.model`; the model itself is unchanged.
+        weights: attention modules of transformers return their weights from every call, as with "eager", to the hooks
+            of other libraries: `AttentionWeights`, which are computed when they are read. Without it, only calls with
+            output_attentions=True return them.
+        batch: a tensor, a tuple of arguments or a mapping of keyword arguments. The model is called with it once,
+            without gradients, and attention that is recognised in it is attached too where modules of the other kinds
+            are found. Give it if several forward passes with gradient checkpointing precede the first backward pass.
     Returns:
         The handle: `.detach()` restores the model, as does the end of a `with` block; `.attached` and `.skipped` name
         the modules that are computed by headwise now, and those that cannot be, with the reason.
     Raises:
         ConfigError: if nothing can be attached, with the reason for each module, or if a module is attached already.
-            The model is unchanged then.
+            The model is unchanged then. Where attention is recognised without a batch, the first forward raises it.
     Warns:
         UserWarning: if some of the attention modules cannot be attached, such as image encoders that compute their
             attention themselves.
@@ -52,24 +66,39 @@ def attach(model: nn.Module, *, copy: bool = False) -> "Attachment":
     if copy:
         model = deepcopy(model)
     places, targets, skipped = find(model)
-    if not places:
+    if not places and batch is None and has_transformers(model):
         raise nothing_found(model, "attach", "attached", skipped)
-    for place in places:
-        if place.module in _attached:
+    for name, module in model.named_modules():
+        if module in _attached:
             raise ConfigError(
-                f"attach(model): {place.name or type(model).__name__} is attached already; call .detach() on its "
-                f"handle first"
+                f"attach(model): {name or type(model).__name__} is attached already; call .detach() on its handle first"
             )
     targets = [target for target in targets if taken_anew(target)]
     parts = {part for target in targets for part in target.modules()}
     taken = [place for place in places if place.module in parts and place.kind != "headwise"]
+    recognised = None
     take_over(targets, adopt=True)
-    _attached.update(place.module for place in taken)
+    if batch is not None or not places:
+        recognised = Replacement(model, frozenset(place.module for place in places))
+        try:
+            if batch is not None:
+                recognised.run(batch)
+        except BaseException:
+            give_back(targets)
+            raise
+        recognised.open()
+        skipped = {} if not places else {
+            name: why for name, why in skipped.items() if name not in recognised.computed
+        }  # fmt: skip
+    _attached.update([place.module for place in taken] if recognised is None else model.modules())
     if skipped:
         listed = "; ".join(f"{name or type(model).__name__}: {why}" for name, why in skipped.items())
         warnings.warn(f"attach(model): not attached: {listed}", UserWarning, stacklevel=2)
+    if weights:
+        always_weights.update(place.module for place in places if place.kind == "transformers")
     names = {place.name: place.module for place in taken}
-    return Attachment(model, names, targets, tuple(p.name for p in places if p.name not in names), skipped)
+    own = tuple(p.name for p in places if p.name not in names)
+    return Attachment(model, names, targets, own, skipped, recognised)
 
 
 class Attachment:
@@ -77,7 +106,8 @@ class Attachment:
 
     Attributes:
         model: the model that was given, or its copy.
-        attached: qualified names of the modules that headwise computes because of it; () after `detach`.
+        attached: qualified names of the modules that headwise computes because of it; () after `detach`. Where
+            attention is recognised while the model runs, those in which it was, so far.
         own: names of those that headwise computed already: its own layers, and models loaded with
             attn_implementation="headwise".
         skipped: name → why a module is not attached.
@@ -85,24 +115,35 @@ class Attachment:
 
     def __init__(
         self, model: nn.Module, modules: Mapping[str, nn.Module], targets: Sequence[nn.Module], own: tuple[str, ...],
-        skipped: Mapping[str, str],
+        skipped: Mapping[str, str], recognised: Replacement | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.own, self.skipped = model, own, dict(skipped)
-        self._modules, self._targets = dict(modules), list(targets)
+        self.model, self.own, self._skipped = model, own, dict(skipped)
+        self._modules, self._targets, self._recognised = dict(modules), list(targets), recognised
         self._active = True
 
     @property
     def attached(self) -> tuple[str, ...]:
         """Names of the attached modules, in the order of registration."""
-        return tuple(self._modules)
+        if self._recognised is None:
+            return tuple(self._modules)
+        names = {*self._modules, *self._recognised.attached}
+        return tuple(name for name, _ in self.model.named_modules() if name in names)
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """name → why a module is not attached."""
+        return self._skipped | ({} if self._recognised is None else self._recognised.skipped)
 
     def detach(self) -> None:
         """Put back what computed the attention before: the same classes, configurations and hooks. Calling it again
         changes nothing."""
         give_back(self._targets)
-        for module in self._modules.values():
+        for module in self._modules.values() if self._recognised is None else self.model.modules():
             _attached.discard(module)
-        self._modules, self._targets, self._active = {}, [], False
+            always_weights.discard(module)
+        if self._recognised is not None:
+            self._recognised.close()
+        self._modules, self._targets, self._recognised, self._active = {}, [], None, False
 
     def __enter__(self) -> "Attachment":
         if not self._active:
@@ -116,4 +157,6 @@ class Attachment:
         if not self._active:
             return "Attachment(detached)"
         skipped = f"; {len(self.skipped)} skipped" if self.skipped else ""
+        if self._recognised is not None and not self._recognised.computed:
+            return "Attachment(attention is recognised in the first forward)"
         return f"Attachment({len(self.attached)} modules attached{skipped})"

@@ -17,18 +17,38 @@ import torch
 
 from headwise.reports.curves import Curve, legend, svg
 from headwise.reports.template import digest, source
+from headwise.wording import Bilingual, in_language
 
-LEAD = (
+LEAD = Bilingual(
     "Textbooks and tutorials on multi-head attention make many claims. Here each one is run, on random numbers, on "
     "small layers or on the trained model that comes with headwise, and judged by what was measured. ✓ it is so, ✗ it "
-    "is not: the verdict follows from these checks. Dashed lines were not measured: they are what was claimed, or what "
-    "a formula says. Errors are the largest difference over the largest entry, in float64 unless stated otherwise."
+    "is not: the verdict follows from these checks. ⇄ marks controls: the same measurement where the result must be "
+    "another one, or on a baseline. Dashed lines were not measured: they are what was claimed, or what a formula says. "
+    "Errors are the largest difference over the largest entry, in float64 unless stated otherwise.",
+    "关于多头注意力，教科书和教程提出了许多论断。这里逐条实测：用随机数、小型的层，或 headwise 自带的训练好的模型，再"
+    "依测得的数值判断。"
+    "✓ 相符，✗ 不符，结论由这些检验得出。⇄ 标出对照：在结果必须不同的情形下、或在基线上做同样的测量。虚线不是测得的，"
+    "而是所述的或公式给出的。"
+    "误差为最大差值与最大元素之比；除另有说明外，用 float64 计算。",
 )
-COLUMNS = "claim", "verdict", "measured", "formula", "what was run"
-THEMES = {"auto": "as the system", "light": "light", "dark": "dark"}
+TITLE = Bilingual("What the texts claim, measured", "书中的论断，逐条实测")
+COLUMNS = {
+    "claim": Bilingual("claim", "论断"), "verdict": Bilingual("verdict", "结论"),
+    "measured": Bilingual("measured", "实测"), "formula": Bilingual("formula", "公式"),
+    "what was run": Bilingual("what was run", "怎样测量"),
+}  # fmt: skip
+THEMES = {
+    "auto": Bilingual("as the system", "跟随系统"), "light": Bilingual("light", "浅色"),
+    "dark": Bilingual("dark", "深色"),
+}  # fmt: skip
+SHOW, COLOURS = Bilingual("show", "显示"), Bilingual("colours", "配色")
+LANGUAGE = {"en": "en", "zh": "zh-Hans"}
+CONTROL, EXPECTED = Bilingual("control", "对照"), Bilingual("expected", "预期")
+PLOT, NUMBERS = Bilingual("plot", "图"), Bilingual("numbers", "数值")
+FOOT = Bilingual("Written by {}; verdicts and plots are from one run.", "由 {} 生成；结论与图出自同一次运行。")
 
 
-def claims_page(groups: Mapping[str, Sequence[Any]], summary: Sequence[str]) -> str:
+def claims_page(groups: Mapping[Bilingual, Sequence[Any]], summary: Sequence[str], lang: str = "en") -> str:
     """The whole page: a summary, then a table and the plots of each group. groups: findings by title."""
     findings = [finding for part in groups.values() for finding in part]
     count = Counter(finding.verdict for finding in findings)
@@ -42,17 +62,23 @@ def claims_page(groups: Mapping[str, Sequence[Any]], summary: Sequence[str]) -> 
     style = source("claims.css") + hidden
     # Nothing may load and nothing may run, so that text can never act as code.
     policy = f"default-src 'none'; style-src {digest(style)}; base-uri 'none'; form-action 'none'"
-    choices = [("all", f"all {len(findings)}"), *((v.name.lower(), f"{v.value} {count[v]}") for v in kinds)]
+    all_ = Bilingual(f"all {len(findings)}", f"全部 {len(findings)}")
+    choices = [("all", in_language(all_, lang))]
+    choices += [(v.name.lower(), f"{in_language(v.words, lang)} {count[v]}") for v in kinds]
+    themes = [(name, in_language(words, lang)) for name, words in THEMES.items()]
+    written = escape(in_language(FOOT, lang)).format("<code>headwise claims --html</code>")
     parts = [
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+        f'<!DOCTYPE html>\n<html lang="{LANGUAGE[lang]}">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>What the texts claim, measured</title>\n<style>{style}</style>\n</head>\n<body>",
-        *_head(summary),
+        f"<title>{escape(in_language(TITLE, lang))}</title>\n<style>{style}</style>\n</head>\n<body>",
+        *_head(summary, lang),
         '<div class="choices">',
-        _choice("only", "show", choices) + _choice("theme", "colours", list(THEMES.items())) + "</div>",
-        *(_section(title, part) for title, part in groups.items()),
-        "<footer>Written by <code>headwise claims --html</code>; verdicts and plots are from one run.</footer>",
+        _choice("only", in_language(SHOW, lang), choices)
+        + _choice("theme", in_language(COLOURS, lang), themes)
+        + "</div>",
+        *(_section(title, part, lang) for title, part in groups.items()),
+        f"<footer>{written}</footer>",
         "</body>\n</html>\n",
     ]
     return "\n".join(parts)
@@ -69,20 +95,28 @@ def repository() -> str | None:
     return found.rstrip("/") if found.startswith("https://") else None
 
 
-def _head(summary: Sequence[str]) -> list[str]:
+def _head(summary: Sequence[str], lang: str) -> list[str]:
     threads, vectors = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    machine, used = f"{platform.system()} {platform.machine()}", f"{torch.__version__}, {vectors}"
     facts = {
-        "measured": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "torch": f"{torch.__version__}, {vectors}, {threads} thread{'s' * (threads != 1)}",
+        COLUMNS["measured"]: datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        Bilingual("machine", "机器"): Bilingual(
+            f"{machine}, {os.cpu_count()} cores", f"{machine}，{os.cpu_count()} 核"
+        ),
+        "torch": Bilingual(f"{used}, {threads} thread{'s' * (threads != 1)}", f"{used}，{threads} 线程"),
         "headwise": _version(),
         "Python": platform.python_version(),
     }
+    listed = "".join(
+        f"<div><dt>{in_language(name, lang)}</dt><dd>{escape(in_language(fact, lang))}</dd></div>"
+        for name, fact in facts.items()
+    )
+    lines = [escape(in_language(line, lang)) for line in summary]
     return [
-        f'<h1>What the texts claim, measured</h1>\n<p class="lead">{escape(LEAD)}</p>',
-        f"<p>{escape(summary[0])}</p>",
-        *(f'<p class="wrong">{escape(line)}</p>' for line in summary[1:]),
-        f'<dl class="facts">{"".join(f"<div><dt>{k}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())}</dl>',
+        f'<h1>{escape(in_language(TITLE, lang))}</h1>\n<p class="lead">{escape(in_language(LEAD, lang))}</p>',
+        f"<p>{lines[0]}</p>",
+        *(f'<p class="wrong">{line}</p>' for line in lines[1:]),
+        f'<dl class="facts">{listed}</dl>',
     ]
 
 
@@ -96,38 +130,60 @@ def _choice(name: str, title: str, options: Sequence[tuple[str, str]]) -> str:
     return f"<fieldset><legend>{title}</legend>{inputs}</fieldset>"
 
 
-def _section(title: str, part: Sequence[Any]) -> str:
-    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
-    rows = "\n".join(map(_row, part))
-    figures = [_figure(finding, i) for finding in part for i in range(len(finding.curves))]
+def _section(title: str, part: Sequence[Any], lang: str) -> str:
+    head = "".join(f"<th>{in_language(name, lang)}</th>" for name in COLUMNS.values())
+    rows = "\n".join(_row(finding, lang) for finding in part)
+    figures = [_figure(finding, i, lang) for finding in part for i in range(len(finding.curves))]
     plots = f'\n<div class="figures">\n{"".join(figures)}</div>' if figures else ""
     return (
-        f'<section>\n<h2>{escape(title)}</h2>\n<table class="claims"><thead><tr class="head">{head}</tr></thead>\n'
-        f"<tbody>\n{rows}\n</tbody></table>{plots}\n</section>"
+        f"<section>\n<h2>{escape(in_language(title, lang))}</h2>\n"
+        f'<table class="claims"><thead><tr class="head">{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table>{plots}\n'
+        "</section>"
     )
 
 
-def _row(finding: Any) -> str:
-    claim = finding.claim
-    checks = "".join(
-        f'<li class="{"yes" if check.held else "no"}">{_unbroken(escape(check.text))}</li>' for check in finding.shown
-    )
+def _row(finding: Any, lang: str) -> str:
+    claim, many = finding.claim, len(finding.curves) > 1
     plots = "".join(
-        f' <a href="#{_anchor(claim, i)}">plot{f" {i + 1}" if len(finding.curves) > 1 else ""}</a>'
+        f' <a href="#{_anchor(claim, i)}">{in_language(PLOT, lang)}{f" {i + 1}" if many else ""}</a>'
         for i in range(len(finding.curves))
     )
     seconds = f'<span class="seconds">{finding.seconds:.1f} s</span>' if finding.seconds >= 0.05 else ""
-    expected = "" if finding.agrees else f'<br><span class="unexpected">expected: {finding.claim.expected.value}</span>'
+    hoped = f"{in_language(EXPECTED, lang)}: {in_language(claim.expected.words, lang)}"
+    expected = "" if finding.agrees else f'<br><span class="unexpected">{escape(hoped)}</span>'
+    control = f"{in_language(CONTROL, lang)}: {in_language(claim.control, lang)}"
     cells = (
-        f'<a class="id" href="#{claim.id}">{claim.id}</a>{plots}<br>{escape(claim.statement)}<br>'
-        f'<span class="source">{escape(claim.source)}</span>',
-        f'<span class="verdict">{finding.verdict.value}</span>{expected}',
-        f'<ul class="checks">{checks}</ul>',
-        f'<span class="formula">{_raised(escape(claim.formula))}</span>',
-        f'<span class="why">{escape(claim.why)}</span><br>{_code(claim)} {seconds}',
+        f'<a class="id" href="#{claim.id}">{claim.id}</a>{plots}<br>{escape(in_language(claim.statement, lang))}'
+        f'<ul class="sources">{_sources(claim, lang)}</ul>',
+        f'<span class="verdict">{in_language(finding.verdict.words, lang)}</span>{expected}',
+        f'<ul class="checks">{_checks(finding.shown, lang)}</ul><span class="control">{escape(control)}</span>'
+        f'<ul class="checks controls">{_checks(finding.controls, lang)}</ul>',
+        f'<span class="formula">{_raised(escape(in_language(claim.formula, lang)))}</span>',
+        f'<span class="why">{escape(in_language(claim.note, lang))}</span><br>{_code(claim)} {seconds}',
     )
-    named = (f'<td data-name="{name}">{cell}</td>' for name, cell in zip(COLUMNS, cells, strict=True))
+    named = (
+        f'<td data-name="{in_language(name, lang)}">{cell}</td>'
+        for name, cell in zip(COLUMNS.values(), cells, strict=True)
+    )
     return f'<tr id="{claim.id}" class="{finding.verdict.name.lower()}">{"".join(named)}</tr>'
+
+
+def _sources(claim: Any, lang: str) -> str:
+    """List items: each place with what the text says there, and other literature."""
+    items = [
+        f'<li><span class="source">{escape(in_language(place.where, lang))}</span> '
+        f"{escape(in_language(place.says, lang))}</li>"
+        for place in claim.places
+    ]
+    also = f'<li><span class="source">{escape(in_language(claim.also, lang))}</span></li>' if claim.also else ""
+    return "".join(items) + also
+
+
+def _checks(checks: Sequence[Any], lang: str) -> str:
+    return "".join(
+        f'<li class="{"yes" if check.held else "no"}">{_unbroken(escape(in_language(check.text, lang)))}</li>'
+        for check in checks
+    )
 
 
 def _unbroken(text: str) -> str:
@@ -151,24 +207,25 @@ def _code(claim: Any) -> str:
     return f'<a class="code" href="{escape(url)}/blob/main/{escape(claim.code)}#L{claim.line}">{words}</a>'
 
 
-def _figure(finding: Any, i: int) -> str:
+def _figure(finding: Any, i: int, lang: str) -> str:
     """One plot with its legend and a table of its numbers."""
-    claim, curve = finding.claim, finding.curves[i]
+    claim, curve = finding.claim, finding.curves[i].worded(lang)
     return (
         f'<figure id="{_anchor(claim, i)}" class="{finding.verdict.name.lower()}"><figcaption>'
         f'<span class="y-name">{escape(curve.y_name)}</span><span>{escape(curve.title)}</span>'
-        f'<a class="id" href="#{claim.id}">{claim.id}</a></figcaption>{svg(curve)}{legend(curve)}{_numbers(curve)}'
+        '<a class="id" '
+        f'href="#{claim.id}">{claim.id}</a></figcaption>{svg(curve)}{legend(curve)}{_numbers(curve, lang)}'
         "</figure>\n"
     )
 
 
-def _numbers(curve: Curve) -> str:
+def _numbers(curve: Curve, lang: str) -> str:
     head = "".join(f"<td>{x:,.6g}</td>" for x in curve.x)
     rows = "".join(
         f"<tr><th>{escape(line.name)}</th>{''.join(f'<td>{y:,.4g}</td>' for y in line.y)}</tr>" for line in curve.lines
     )
     table = f"<table><tr><th>{escape(curve.x_name)}</th>{head}</tr>{rows}</table>"
-    return f"<details><summary>numbers</summary><div>{table}</div></details>"
+    return f"<details><summary>{in_language(NUMBERS, lang)}</summary><div>{table}</div></details>"
 
 
 def _anchor(claim: Any, i: int) -> str:

@@ -11,16 +11,19 @@ True
 import html
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from headwise.errors import ConfigError
+from headwise.wording import Bilingual, in_language
 
 WIDTH, HEIGHT = 420, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 22, 12, 46  # room for the numbers along the axes
 COLOURS = 6  # classes line-0 … line-5
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+Lines = Mapping[str, Mapping[Any, float]] | Mapping[Bilingual, Mapping[Any, float]]  # name → x → y
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,7 @@ class Curve:
 
     @classmethod
     def of(
-        cls, title: str, x_name: str, y_name: str, lines: Mapping[str, Mapping[Any, float]],
-        reference: Mapping[str, Mapping[Any, float]] | None = None, *, log: str = "",
+        cls, title: str, x_name: str, y_name: str, lines: Lines, reference: Lines | None = None, *, log: str = "",
     ) -> "Curve":  # fmt: skip
         """A curve from lines x → y, all with the same x. reference: lines not measured. log: "x", "y", "xy" or ""."""
         every = [(name, line, False) for name, line in lines.items()]
@@ -82,6 +84,12 @@ class Curve:
                 raise ConfigError(f"curve {title!r}: line {name!r} has values for {sorted(line)}, expected {x}")
         drawn = tuple(Line(name, tuple(float(line[at]) for at in x), claimed) for name, line, claimed in every)
         return cls(title, x_name, y_name, tuple(map(float, x)), drawn, "x" in log, "y" in log)
+
+    def worded(self, lang: str) -> "Curve":
+        """The curve with title, axes and names in that language, as far as they have a version in it."""
+        title, x_name, y_name = (in_language(words, lang) for words in (self.title, self.x_name, self.y_name))
+        lines = tuple(replace(line, name=in_language(line.name, lang)) for line in self.lines)
+        return replace(self, title=title, x_name=x_name, y_name=y_name, lines=lines)
 
 
 @dataclass(frozen=True)

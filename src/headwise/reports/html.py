@@ -16,25 +16,28 @@ from typing import Any
 import numpy as np
 
 from headwise.files import atomic_path
+from headwise.reports.colours import role_colours
 from headwise.reports.data import Passage, Report
 from headwise.reports.fonts import font_face
-from headwise.reports.ranges import LINEAR, STEPS, coded, colour_top, finite, halves
+from headwise.reports.ranges import LEVELS, coded, colour_top, finite, halves
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
 from headwise.table import HeadTable
 from headwise.wording import check_language, in_language
 
 SCRIPTS = (
-    "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "heatmap.js", "grid.js",
-    "table.js", "card.js", "compare.js", "main.js",
+    "elements.js", "numbers.js", "signs.js", "data.js", "palette.js", "paint.js", "text.js", "state.js", "heatmap.js",
+    "full.js", "grid.js", "table.js", "card.js", "arcs.js", "find.js", "everywhere.js", "writes.js", "sides.js",
+    "compare.js", "pointing.js", "pen.js", "export.js", "link.js", "printing.js", "main.js",
 )  # fmt: skip
 
 
 def write_report(report: Report, path: str | os.PathLike[str], *, lang: str = "en", embed_font: bool = True) -> Path:
     """Write `report` to `path`. Returns the path.
 
-    Weights are stored with an error of at most 0.6%, plus 1/49,152 of the largest weight of their head (see
-    `ranges.coded`). `lang` is "en" or "zh". With `embed_font`, the page contains a font with its Chinese characters.
+    Weights are stored in ten bits: of a head whose largest weight is 1, the error is 0.001 at most, and √weight / 1023
+    (see `ranges.coded`). `lang` is "en" or "zh". With `embed_font`, the page contains a font with its Chinese
+    characters.
 
     Raises:
         ConfigError: for an unknown language.
@@ -100,8 +103,9 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
         "facts": [[own(name), own(value)] for name, value in report.facts],
         "notes": [own(note) for note in report.notes],
         "first": _liveliest(report),
-        "codes": [STEPS, LINEAR],
+        "levels": LEVELS,
         "colours": COLOURS,
+        "roleColours": role_colours(lang),
     }
     return data, blobs
 

@@ -22,6 +22,18 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "{least:.2f} to {most:.2f} nats per token, on held-out text of the same kind as the training text",
         "每词元 {least:.2f} 至 {most:.2f} 奈特，取自与训练文本同类的留出文本",
     ),
+    "windows": ("windows", "窗口"),
+    "fact_windows": (
+        "the text is longer than the {size:,} tokens that the model is read with: windows of that length that overlap "
+        "by half; a token attends to at least the {half:,} tokens before it",
+        "文本超过模型一次读入的 {size:,} 个词元：按此长度分窗读入，相邻窗口重叠一半；"
+        "每个词元至少可关注其前 {half:,} 个词元",
+    ),
+    "windows_sampled": (
+        "Patterns, roles and the comparison of heads are of {count} evenly spaced windows; statistics and maps are of "
+        "the whole text. A map has no weights beyond a window.",
+        "模式、角色与头的比较取自 {count} 个等间隔的窗口；统计量与注意力图取自全文。窗口之外没有权重。",
+    ),
     "caution": ("caution", "注意"),
     "unknown_text": (
         "The loss of {loss:.2f} nats per token means that the model predicts this text as poorly as a choice among "

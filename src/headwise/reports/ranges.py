@@ -5,9 +5,7 @@ import numpy as np
 # Cells above the end of a colour range have this share of a head's weight: otherwise the first rows, which have few
 # keys, would determine the scale.
 SATURATED = 0.05
-# Codes of weights are linear near zero, with steps of top / (STEPS · LINEAR), and logarithmic above, with steps of
-# 1 / STEPS of the weight.
-STEPS, LINEAR = 96, 256
+LEVELS = 1023  # of the weights in a page
 
 
 def halves(weights: np.ndarray) -> tuple[np.ndarray, int]:
@@ -18,13 +16,13 @@ def halves(weights: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def coded(weights: np.ndarray) -> np.ndarray:
-    """Weights >= 0 as uint16: round(STEPS · asinh(LINEAR · weight / top)), where top is the largest one.
+    """Weights >= 0 as uint16: round(LEVELS · √(weight / top)), where top is the largest one.
 
-    The error of top · sinh(code / STEPS) / LINEAR is at most top / 49,152 plus 0.6% of the weight.
+    The error of top · (code / LEVELS)² is at most √(weight · top) / LEVELS, plus top / 4,000,000.
     """
     top = float(weights.max())
-    share = weights * (LINEAR / top) if top > 0 else np.zeros_like(weights)
-    return np.rint(STEPS * np.arcsinh(share)).astype(np.uint16)
+    share = weights.astype(np.float64) / top if top > 0 else np.zeros_like(weights)
+    return np.rint(LEVELS * np.sqrt(share)).astype(np.uint16)
 
 
 def colour_top(scaled: np.ndarray, shift: int) -> float:

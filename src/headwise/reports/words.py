@@ -39,6 +39,8 @@ SHARED: dict[str, tuple[str, str]] = {
     "controls": ("Display options", "显示选项"),
     "order": ("Order", "排序"),
     "text": ("Text", "文本"),
+    "hits": ("{n} matches", "{n} 处匹配"),
+    "hit_of": ("{i} of {n}", "第 {i} 处，共 {n} 处"),
     "none": ("none", "无"),
 }
 # The report page.
@@ -59,6 +61,11 @@ REPORT: dict[str, tuple[str, str]] = {
     "head_tip": ("Numbered from 0 within the layer.", "在层内编号，从 0 开始。"),
     "sentence": ("Sentence", "句子"),
     "whole": ("Whole text", "全文"),
+    "full": ("Full size", "完整尺寸"),
+    "full_hint": (
+        "Show the characters of all rows and columns and the number in each cell; scroll to see the rest",
+        "显示每行、每列的字符和每个单元格的数值；滚动查看其余部分",
+    ),
     "grid_hint": (
         "One map per head: rows are layers, columns are heads. Select a map to enlarge it.",
         "每个头一张注意力图：行为层，列为头。点击可放大。",
@@ -76,7 +83,67 @@ REPORT: dict[str, tuple[str, str]] = {
     "mean_of": ("mean weight in this cell", "单元格内的平均权重"),
     "peak_of": ("largest weight in this cell", "单元格内的最大权重"),
     "masked": ("masked: after the query", "已屏蔽：位于查询之后"),
-    "save_hint": ("Save the map of this head", "保存这个头的注意力图"),
+    "save_hint": ("Save what is shown", "保存当前显示的内容"),
+    "save_png": ("Save the map as a picture (PNG)", "将注意力图保存为图片（PNG）"),
+    "save_svg": ("Save as a vector graphic (SVG)", "保存为矢量图（SVG）"),
+    "save_csv": ("Save the weights shown as a table (CSV)", "将显示的权重保存为表格（CSV）"),
+    "find": ("Search the text", "搜索文本"),
+    "next": ("Next match", "下一处匹配"),
+    "previous": ("Previous match", "上一处匹配"),
+    "text_as": ("Show the text as", "文本显示方式"),
+    "as_strip": ("Text", "文本"),
+    "as_arcs": ("Arcs", "弧线"),
+    "arcs_label": (
+        "Arcs from queries, on the left, to keys, on the right; use the up and down arrow keys to select a token",
+        "从左侧查询到右侧键的弧线；用上下方向键选择词元",
+    ),
+    "everywhere": ("One token in all heads", "一个词元在全部头中"),
+    "everywhere_hint": (
+        "Pin a token to see in which head it attends most to which token.",
+        "固定一个词元，可查看它在哪个头中最关注哪个词元。",
+    ),
+    "no_sink": ("without the first token and the token itself", "不计首词元与该词元自身"),
+    "looks_where": ("Where “{what}” attends most, by head", "“{what}”在各头中最关注的词元"),
+    "looked_where": ("What attends most to “{what}”, by head", "各头中最关注“{what}”的词元"),
+    "writes": ("What this head writes", "这个头写入的内容"),
+    "writes_about": (
+        "The output of a head at a query is a sum over keys, projected into the residual stream. Direct effects only: "
+        "later layers also read what a head writes.",
+        "一个头在某个查询处的输出是对各个键求和，再投影到残差流。此处仅为直接作用：后面的层还会读取该头写入的内容。",
+    ),
+    "writes_hint": ("Pin a token, or point at a row of the map.", "请固定一个词元，或指向注意力图的一行。"),
+    "writes_from": ("Written at “{what}” from each key, ‖Δ‖", "“{what}”处来自各个键的写入量 ‖Δ‖"),
+    "writes_logits": (
+        "Direct effect at “{what}” on logits, against their mean",
+        "“{what}”处对 logit 的直接作用（相对于全部 logit 的均值）",
+    ),
+    "next_token": ("(next)", "（下一词元）"),
+    "writes_channels": (
+        "q·k of “{what}” and “{key}”: its {n} strongest of {of} channels",
+        "“{what}”与“{key}”的 q·k：{of} 个通道中最强的 {n} 个",
+    ),
+    "channel": ("channel {c}", "通道 {c}"),
+    "tab_sides": ("Side by side", "并排比较"),
+    "sides_hint": (
+        "Two heads, or one head on two texts. Texts with as many tokens are compared by position, others over the "
+        "tokens that they have in common, in order. Both maps have the same colours.",
+        "两个头，或同一个头在两段文本上。词元数相同的文本按位置比较，否则按两段文本依次共有的词元比较。两张图使用相同的色标。",
+    ),
+    "sides_bar": ("Colour bar of A and B", "A 与 B 的色标"),
+    "difference_bar": ("Colour bar of the difference", "差值的色标"),
+    "differences": ("Largest differences", "最大的差值"),
+    "difference_same": (
+        "Weights of A minus those of B: blue where A attends more, orange where B does.",
+        "A 的权重减去 B 的权重：蓝色处 A 更关注，橙色处 B 更关注。",
+    ),
+    "difference_of": (
+        "A minus B over {n} common positions, of {a} and {b}: blue where A attends more, orange where B does.",
+        "A 减去 B，共同位置 {n} 个（分别有 {a} 与 {b} 个）：蓝色处 A 更关注，橙色处 B 更关注。",
+    ),
+    "no_difference": (
+        "No difference: the two texts have no two tokens in common, or their cells cover different numbers of tokens.",
+        "无法相减：两段文本没有两个共同的词元，或单元格所含词元数不同。",
+    ),
     "looks": ("attends to", "关注"),
     "looked": ("attended by", "被关注"),
     "chosen": ("selected", "选中"),
@@ -88,8 +155,8 @@ REPORT: dict[str, tuple[str, str]] = {
         "悬停在词元上，可查看它关注哪些词元、又被哪些词元关注；点击可固定。",
     ),
     "unpin": ("Unpin", "取消固定"),
-    "looks_most": ("{what} attends most to", "{what} 最关注"),
-    "looked_most": ("{what} is attended most by", "最关注 {what} 的词元"),
+    "looks_most": ("“{what}” attends most to", "“{what}”最关注"),
+    "looked_most": ("“{what}” is attended most by", "最关注“{what}”的词元"),
     "numbers": ("Statistics of all heads", "全部头的统计量"),
     "numbers_hint": (
         "Measured on this text. Click a column header to sort, or a row to show that head.",
@@ -247,12 +314,10 @@ VIEWER: dict[str, tuple[str, str]] = {
     "search": ("Search", "搜索"),
     "search_label": ("Search the text", "搜索文本"),
     "search_hint": ("Search the text", "搜索文本"),
-    "hits": ("{n} matches", "{n} 处匹配"),
     "hits_more": ("first {n} matches", "前 {n} 处匹配"),
     "no_hits": ("No matches for “{q}”.", "未找到“{q}”。"),
     "next": ("Next", "下一处"),
     "previous": ("Previous", "上一处"),
-    "hit_of": ("{i} of {n}", "第 {i} 处，共 {n} 处"),
     "lost": ("Connection to headwise lost; retrying …", "与 headwise 的连接已断开，正在重试…"),
     "busy": ("headwise is busy; retrying …", "headwise 正忙，正在重试…"),
     "wrong_token": (

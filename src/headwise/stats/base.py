@@ -27,6 +27,7 @@ from headwise.errors import ShapeError, check_declared
 from headwise.masks import Grid
 from headwise.rule import Rule
 from headwise.stats.statistic import Statistic
+from headwise.stats.values import RowValue, declares_value
 from headwise.stats.words import Chinese, Words, words_of
 from headwise.tiles import Tile
 
@@ -166,15 +167,32 @@ class RowMeasure(Measure, abstract=True):
         """Which rows count, boolean [b, h, r]: those that are not fully masked, unless overridden."""
         return lse != -torch.inf
 
+    def row_value(self, rule: Rule) -> RowValue | None:
+        """The value of a row as one of the functions in `values.py`, which compiled code reduces over the rows; None if
+        it has no such form. A measure with a `row_value` has `needs`, and `from_rows` if partials are values."""
+        return None
+
+    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+        known = self.row_value(rule)
+        if known is None:
+            return None
+        return () if known.statistic is None else (known.statistic,)
+
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         """The joined partials of all rows, computed from the statistics in `needs`."""
+        known = self.row_value(rule)
+        if known is not None:
+            return known.formula.of(known.statistic and found[known.statistic], lse)
         raise NotImplementedError(f"{type(self).__name__} defines `needs` but not `from_rows`")
 
     def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor | None]:
         """Values of all rows, [b, h, n], and which of them count, broadcasting to that; None: those not fully masked.
 
-        The result of `from_rows`, `value` and `counted`; a measure overrides it where it takes less work.
+        That of `row_value`, or of `from_rows`, `value` and `counted`; a measure overrides it where it takes less work.
         """
+        if (known := self.row_value(rule) if declares_value(type(self)) else None) is not None:
+            value = known.formula.of(known.statistic and found[known.statistic], lse)
+            return value, None if known.counted is None else known.counted.to(lse.device)
         total = self.from_rows(found, lse, rule)
         usual = type(self).counted is RowMeasure.counted
         return self.value(total, lse), None if usual else self.counted(total, lse)

@@ -15,6 +15,7 @@ from headwise.masks.given import as_given
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure, Tokens
 from headwise.stats.statistic import MASS, Compiled, Statistic
+from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -94,12 +95,9 @@ class ClassMass(RowMeasure):
             return tile.weights @ members[0]
         return (tile.weights @ members[:, None, :, None]).squeeze(-1)
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
+    def row_value(self, rule: Rule) -> RowValue:
         self._check(rule.grid)
-        return (self._weights,)
-
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[self._weights]
+        return RowValue(SAME, self._weights)
 
 
 class OfPieces(ClassMass, abstract=True):

@@ -9,6 +9,7 @@ from torch import Tensor
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.statistic import Compiled, Join, OfWeights, Statistic
+from headwise.stats.values import INVERSE, SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile, tops
 
@@ -59,15 +60,12 @@ class EffectiveKeys(RowMeasure):
         _, mass, squares = total.unbind(-1)
         return mass.square() / squares.masked_fill(squares == 0, 1.0)
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (CONCENTRATION,)
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(INVERSE, CONCENTRATION)  # 0 only in rows that do not count
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         one = torch.ones_like(lse)
         return torch.stack((torch.zeros_like(lse), one, found[CONCENTRATION]), -1)
-
-    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
-        return found[CONCENTRATION].reciprocal(), None  # 0 only in rows that do not count
 
 
 class SquaredWeights(RowMeasure):
@@ -81,8 +79,5 @@ class SquaredWeights(RowMeasure):
     def partial(self, tile: Tile) -> Tensor:
         return tile.weights.square().sum(-1)
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (SQUARES,)
-
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[SQUARES]
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(SAME, SQUARES)

@@ -9,6 +9,7 @@ from torch import Tensor
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.statistic import Compiled, Join, OfWeights, Part, Statistic
+from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile, tops
 
@@ -49,11 +50,8 @@ class MeanDistance(RowMeasure):
     def partial(self, tile: Tile) -> Tensor:
         return tile.mean_distance
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (DISTANCE,)
-
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[DISTANCE]
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(SAME, DISTANCE)
 
 
 class DistanceVariance(RowMeasure):
@@ -84,12 +82,9 @@ class DistanceVariance(RowMeasure):
         _, mass, _, second = total.unbind(-1)
         return second / mass.masked_fill(mass == 0, 1.0)
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (DISTANCE_VARIANCE,)
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(SAME, DISTANCE_VARIANCE)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         one, zero = torch.ones_like(lse), torch.zeros_like(lse)
         return torch.stack((zero, one, zero, found[DISTANCE_VARIANCE]), -1).double()
-
-    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
-        return found[DISTANCE_VARIANCE], None

@@ -12,7 +12,8 @@ from headwise.stats.base import Measure, RowMeasure
 from headwise.stats.registry import resolve
 from headwise.stats.states import with_tensors
 from headwise.stats.statistic import Statistic
-from headwise.stats.together import goes_together, take_together
+from headwise.stats.together import goes_together, reduce_together, states_of, take_together
+from headwise.stats.values import Reduce, Reduced
 from headwise.stats.words import words_of
 from headwise.table import HeadColumn, HeadTable
 from headwise.table.show import html, text
@@ -146,6 +147,7 @@ def measure(
     *,
     rows: bool = False,
     found: Mapping[Statistic, Tensor] | None = None,
+    reduce: Reduce | None = None,
 ) -> Measurements:
     """Compute measures of a matrix of weights that is given by its tiles; `AttentionMap.measure` calls it.
 
@@ -155,15 +157,22 @@ def measure(
         wanted: names of registered measures, or `Measure`s.
         rows: also keep the value of each row, for measures that have one.
         found: statistics that a kernel computed in its pass; a measure that they suffice for takes no tiles.
+        reduce: reduces values of rows in one call of a kernel, where it can.
     Returns:
         The measures, name → [b, h].
     """
     measures = resolve(wanted)
     given: Mapping[Statistic, Tensor] = {} if found is None else found
     known = {m.name for m in measures if found is not None and _computable(m, given, rule)}
-    every, nonfinite = _look_at(lse)
     together = [] if rows or not lse.shape[-1] else [m for m in measures if m.name in known and goes_together(m)]
-    taken = take_together(together, given, lse, rule, every)
+    reduced = None if reduce is None else reduce_together(together, given, lse, rule, reduce)
+    if reduced is None:
+        every, nonfinite = _look_at(lse)
+        taken = take_together(together, given, lse, rule, every)
+    else:
+        taken, nonfinite = states_of(*reduced), reduced[1].nonfinite
+        if others := [m for m in together if m.name not in taken]:
+            taken |= take_together(others, given, lse, rule, _look_at(lse)[0])
     states: list[Any] = []
     by_tiles = []
     for m in measures:
@@ -181,6 +190,13 @@ def measure(
             for m, state in by_tiles:
                 m.update(state, tile)
     return Measurements(measures, states, nonfinite, {name: value for name, (_, value) in taken.items()})
+
+
+def measured(measures: Sequence[Measure], reduced: Reduced) -> Measurements:
+    """The measures of rows that a kernel reduced."""
+    taken = states_of([m.name for m in measures], reduced)
+    states = [state for state, _ in taken.values()]
+    return Measurements(measures, states, reduced.nonfinite, {name: value for name, (_, value) in taken.items()})
 
 
 def _computable(m: Measure, given: Mapping[Statistic, Tensor], rule: Rule) -> bool:

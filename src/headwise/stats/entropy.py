@@ -10,6 +10,7 @@ from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.rows import allowed_keys, ranges
 from headwise.stats.statistic import Compiled, Join, OfWeights, Statistic
+from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -42,11 +43,8 @@ class Entropy(RowMeasure):
     def partial(self, tile: Tile) -> Tensor:
         return tile.entropy
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (ENTROPY,)
-
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[ENTROPY]
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(SAME, ENTROPY)
 
 
 class NormalizedEntropy(RowMeasure):

@@ -9,6 +9,7 @@ from torch import Tensor
 from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.statistic import Compiled, Join, OfWeights, Part, Statistic
+from headwise.stats.values import LOGIT, SHARE, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -50,14 +51,11 @@ class MaxLogit(RowMeasure):
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return total + lse
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (LARGEST,)
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(LOGIT, LARGEST)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return found[LARGEST] - lse
-
-    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
-        return found[LARGEST] - lse + lse, None  # NaN where a score is
 
 
 class Top1Mass(RowMeasure):
@@ -78,8 +76,8 @@ class Top1Mass(RowMeasure):
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return total.clamp_max(0.0).exp()  # of logits whose rounding is large, the largest may exceed the log-sum-exp
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (LARGEST,)
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(SHARE, LARGEST)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return found[LARGEST] - lse

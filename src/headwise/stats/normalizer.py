@@ -9,6 +9,7 @@ from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.rows import learned_sink
 from headwise.stats.statistic import Statistic
+from headwise.stats.values import LOG_SUM, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -30,14 +31,11 @@ class LogSumExp(RowMeasure):
     def value(self, total: Tensor, lse: Tensor) -> Tensor:
         return lse
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return ()
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(LOG_SUM)
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
         return torch.zeros_like(lse)
-
-    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, None]:
-        return lse, None
 
 
 class LearnedSinkMass(RowMeasure):

@@ -14,6 +14,7 @@ from headwise.rule import Rule
 from headwise.stats.base import RowMeasure
 from headwise.stats.rows import ranges, sees_offset
 from headwise.stats.statistic import MASS, Compiled, Statistic
+from headwise.stats.values import SAME, RowValue
 from headwise.stats.words import Chinese
 from headwise.tiles import Tile
 
@@ -86,11 +87,8 @@ class LocalMass(RowMeasure):
         near = (tile.positions[:, None] - tile.keys).abs() <= self.radius
         return (tile.weights * near).sum(-1)
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (self._range,)
-
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[self._range]
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(SAME, self._range)
 
 
 class SinkMass(RowMeasure):
@@ -117,11 +115,8 @@ class SinkMass(RowMeasure):
             return torch.zeros_like(tile.lse)
         return tile.weights[..., :inside].sum(-1)
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (self._range,)
-
-    def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        return found[self._range]
+    def row_value(self, rule: Rule) -> RowValue:
+        return RowValue(SAME, self._range)
 
 
 class _Diagonal(RowMeasure, abstract=True):
@@ -133,15 +128,12 @@ class _Diagonal(RowMeasure, abstract=True):
     source = "Voita et al. 2019, 1905.09418 (positional heads)"
     placed = True
 
-    def needs(self, rule: Rule) -> tuple[Statistic, ...] | None:
-        return (self._range(),) if ranges(rule) is not None else None
+    def row_value(self, rule: Rule) -> RowValue | None:
+        return None if ranges(rule) is None else RowValue(SAME, self._range(), sees_offset(rule, self.offset))
 
     def from_rows(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> Tensor:
-        weight, eligible = self.row_values(found, lse, rule)
-        return torch.stack((weight, eligible.to(weight.dtype).expand(weight.shape)), -1)
-
-    def row_values(self, found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule) -> tuple[Tensor, Tensor]:
-        return found[self._range()], sees_offset(rule, self.offset, lse)
+        weight = found[self._range()]
+        return torch.stack((weight, sees_offset(rule, self.offset).to(weight).expand(weight.shape)), -1)
 
     def _range(self) -> RangeMass:
         return RangeMass(self.offset, self.offset + 1, relative=True)

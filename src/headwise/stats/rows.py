@@ -23,8 +23,8 @@ def allowed_keys(rule: Rule, like: Tensor) -> Tensor:
     return (spans[..., 1] - spans[..., 0]).sum(-1)[:, None].to(like)
 
 
-def sees_offset(rule: Rule, offset: int, like: Tensor) -> Tensor:
-    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n].
+def sees_offset(rule: Rule, offset: int) -> Tensor:
+    """Whether each query may see the key at its position + offset, boolean [b or 1, 1, n] on the CPU.
 
     Made once for rules that share their spans, as those of calls alike do.
     """
@@ -35,7 +35,7 @@ def sees_offset(rule: Rule, offset: int, like: Tensor) -> Tensor:
         key = torch.arange(rule.grid.n, device="cpu") + rule.grid.shift + offset
         spans = _known(rule)
         kept[place] = ((key[:, None] >= spans[..., 0]) & (key[:, None] < spans[..., 1])).any(-1)[:, None]
-    return kept[place].to(like.device)
+    return kept[place]
 
 
 def queries_of_keys(rule: Rule, like: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from headwise.rule import Rule
 from headwise.stats.base import Measure, RowMeasure, RowState
 from headwise.stats.statistic import Statistic
+from headwise.stats.values import Reduce, Reduced, RowValue, ToReduce, declares_value
 
 
 def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:
@@ -22,6 +23,35 @@ def goes_together(measure: Measure) -> TypeGuard[RowMeasure]:
         and kind.take is RowMeasure.take
         and kind.finish is RowMeasure.finish
     )
+
+
+def value_of(measure: Measure, rule: Rule) -> RowValue | None:
+    """The declared value of a measure's rows, if it is all that the measure consists of."""
+    return measure.row_value(rule) if goes_together(measure) and declares_value(type(measure)) else None
+
+
+def reduce_together(
+    measures: Sequence[Measure], found: Mapping[Statistic, Tensor], lse: Tensor, rule: Rule, reduce: Reduce
+) -> tuple[list[str], Reduced] | None:
+    """The measures that declare their value, by name, in one call of a kernel; None if there are none, or it cannot."""
+    names, given = [], []
+    for measure in measures:
+        if isinstance(measure, RowMeasure) and (value := value_of(measure, rule)) is not None:
+            names.append(measure.name)
+            x = None if value.statistic is None else found[value.statistic]
+            given.append(ToReduce(value, x, measure.reduce == "max"))
+    reduced = reduce(lse, given) if given else None
+    return None if reduced is None else (names, reduced)
+
+
+def states_of(names: Sequence[str], reduced: Reduced) -> dict[str, tuple[Callable[[], RowState], Tensor]]:
+    """The state, created on request, and the value of each."""
+    values = reduced.values.unbind()
+    return {name: (partial(_state_of, reduced, i), values[i]) for i, name in enumerate(names)}
+
+
+def _state_of(reduced: Reduced, i: int) -> RowState:
+    return RowState(reduced.totals[i], reduced.counts[i])
 
 
 def take_together(

@@ -28,7 +28,7 @@ class Definition:
         what: the score, per eligible row. unit: "mass" (share of a row's weight), "rows" (share of rows), "nats", or
             "share" (of the largest possible entropy).
         threshold: the least score of a head that plays the role. source: of the role; limit: source of the threshold.
-        given: the argument of `roles` that it requires, or "".
+        colour: of the role in every report and view. given: the argument of `roles` that it requires, or "".
     """
 
     name: str
@@ -37,6 +37,7 @@ class Definition:
     threshold: float
     source: str
     limit: str
+    colour: str
     unit: str = "mass"
     given: str = ""
 
@@ -52,48 +53,52 @@ class Definition:
 DEFINITIONS: dict[str, Definition] = {
     d.name: d
     for d in (
-        Definition("previous", Bilingual("previous", "前一词元"), "weight on the key before", 0.5, CLARK, CLARK),
-        Definition("self", Bilingual("itself", "自身"), "weight on the query's own key", 0.5, CLARK, CLARK),
-        Definition("next", Bilingual("next", "后一词元"), "weight on the key after", 0.5, CLARK, CLARK),
+        Definition(
+            "previous", Bilingual("previous", "前一词元"), "weight on the key before", 0.5, CLARK, CLARK, "#4e79a7"
+        ),
+        Definition("self", Bilingual("itself", "自身"), "weight on the query's own key", 0.5, CLARK, CLARK, "#8c6bb1"),
+        Definition("next", Bilingual("next", "后一词元"), "weight on the key after", 0.5, CLARK, CLARK, "#5b8ff9"),
         Definition(
             "offset", Bilingual("offset", "固定偏移"), "rows whose largest weight is at the best offset", 0.9, VOITA,
-            VOITA, unit="rows",
+            VOITA, "#2a9d9f", unit="rows",
         ),
         Definition(
             "first", Bilingual("first", "首词元"), "weight on the first key", 0.3, "Xiao et al. 2023, 2309.17453",
-            "Gu et al. 2024, 2410.10781 (sink metric)",
+            "Gu et al. 2024, 2410.10781 (sink metric)", "#c44e52",
         ),
         Definition(
             "local", Bilingual("nearby", "邻近"),
-            "weight within the radius", 0.9, "Beltagy et al. 2020, 2004.05150", OURS
+            "weight within the radius", 0.9, "Beltagy et al. 2020, 2004.05150", OURS, "#e08214"
         ),
-        Definition("broad", Bilingual("broad", "分散"), "entropy of the weights", 3.8, CLARK, CLARK, unit="nats"),
+        Definition(
+            "broad", Bilingual("broad", "分散"), "entropy of the weights", 3.8, CLARK, CLARK, "#3f9b6c", unit="nats"
+        ),
         Definition(
             "even", Bilingual("even", "均匀"),
-            "entropy of the weights over its largest value, ln of the keys in sight", 0.9, CLARK, OURS,
+            "entropy of the weights over its largest value, ln of the keys in sight", 0.9, CLARK, OURS, "#94a83a",
             unit="share",
         ),
         Definition(
             "separator", Bilingual("separator", "分隔符"),
-            "weight on white space and markers such as [SEP]", 0.6, CLARK, CLARK,
+            "weight on white space and markers such as [SEP]", 0.6, CLARK, CLARK, "#7a6a53",
             given="pieces",
         ),
         Definition(
             "punctuation", Bilingual("punctuation", "标点"),
-            "weight on punctuation", 0.6, CLARK, CLARK, given="pieces"
+            "weight on punctuation", 0.6, CLARK, CLARK, "#d37295", given="pieces"
         ),
         Definition(
             "duplicate", Bilingual("same token", "相同词元"), "weight on earlier occurrences of the query's token", 0.5,
-            "Wang et al. 2022, 2211.00593", OURS, given="tokens",
+            "Wang et al. 2022, 2211.00593", OURS, "#b8860b", given="tokens",
         ),
         Definition(
             "induction", Bilingual("induction", "归纳"),
             "weight on the tokens after earlier occurrences of the query's token", 0.5,
-            "Olsson et al. 2022, 2209.11895 (prefix matching)", OURS, given="tokens",
+            "Olsson et al. 2022, 2209.11895 (prefix matching)", OURS, "#c2339b", given="tokens",
         ),
         Definition(
             "rare", Bilingual("rare", "低频词元"),
-            "weight on the least frequent tokens of the input", 0.5, VOITA, OURS, given="frequencies"
+            "weight on the least frequent tokens of the input", 0.5, VOITA, OURS, "#64748f", given="frequencies"
         ),
     )
 }  # fmt: skip

@@ -35,6 +35,25 @@ class Wanted(ctypes.Structure):
     ]  # fmt: skip
 
 
+class RowValue(ctypes.Structure):
+    """headwise_row_value"""
+
+    _fields_ = [
+        ("x", c_void_p), ("counted", c_void_p), ("counted_batch", c_int64),
+        ("formula", c_int32), ("largest", c_int32), ("place", c_int32),
+    ]  # fmt: skip
+
+
+class RowsCall(ctypes.Structure):
+    """headwise_rows_call"""
+
+    _fields_ = [
+        ("b", c_int64), ("h", c_int64), ("n", c_int64), ("lse", c_void_p),
+        ("count", c_int32), ("measures", POINTER(RowValue)),
+        ("values", c_void_p), ("totals", c_void_p), ("counts", c_void_p), ("nonfinite", c_void_p),
+    ]  # fmt: skip
+
+
 class RuleView(ctypes.Structure):
     """headwise_rule"""
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headwise.errors import KernelError
 
-ABI = 10  # HEADWISE_ABI in native/headwise.h
+ABI = 11  # HEADWISE_ABI in native/headwise.h
 NAME = {"darwin": "libheadwise.dylib", "win32": "libheadwise.dll"}.get(sys.platform, "libheadwise.so")
 OVERRIDE = "HEADWISE_NATIVE_LIBRARY"
 TARGET = "HEADWISE_TARGET"
@@ -122,6 +122,7 @@ def load(path: Path) -> Library:
     handle.headwise_targets.restype = handle.headwise_refusal.restype = ctypes.c_char_p
     handle.headwise_statistics.restype = ctypes.POINTER(ctypes.c_char_p)
     handle.headwise_again.argtypes = [ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4]
+    handle.headwise_again_measured.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int] + [ctypes.c_void_p] * 9
     handle.headwise_peak.restype = handle.headwise_bandwidth.restype = ctypes.c_double
     _share_threads(handle)
     return Library(path, handle, None)

@@ -1,6 +1,6 @@
 """The compiled kernel's reads of a map: weights, statistics, products and pictures."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -9,10 +9,12 @@ from torch import Tensor
 from headwise.kernels.call import Call, Declined
 from headwise.kernels.cpu import matrix
 from headwise.kernels.cpu.passes import MOST_NUMBERS, forward, refusal, transposed
+from headwise.kernels.cpu.rows import reduce_rows
 from headwise.kernels.reads import Matrix, Reads
 from headwise.pooling import Squares
 from headwise.progress import Progress
 from headwise.stats import COLUMN_MASS, Statistic, TopKeys, TopWeights
+from headwise.stats.values import Reduced, ToReduce
 from headwise.tiles import COMPUTING
 
 LARGEST_PART = 1 << 18  # the most weights of a head that are computed at once to select columns from
@@ -61,6 +63,9 @@ class CompiledReads(Reads):
                     found[statistic].append(given[here[statistic]])
         whole = {s: torch.cat(parts) for s, parts in found.items() if len(parts) == b * h}
         return {s: x.view(b, h, *x.shape[2:]) for s, x in whole.items()}
+
+    def reduced(self, lse: Tensor, measures: Sequence[ToReduce]) -> Reduced | None:
+        return reduce_rows(lse, measures)
 
     def times(self, of: Matrix, x: Tensor) -> Tensor:
         """Attention with the values x."""

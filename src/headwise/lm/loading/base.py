@@ -161,7 +161,7 @@ class LoadedModel(ABC):
         if self.limit is not None and n > self.limit:
             raise TextError(
                 f"the text has {n:,} tokens, but {self.name} has learned {self.limit:,} positions, which is "
-                f"its maximum; give a shorter text"
+                f"its maximum; give a shorter text, or measure it in windows with `headwise measure`"
             )
         self._check_ids(ids)
         if mask is None:

@@ -133,6 +133,15 @@ def _transformers_models(model: nn.Module) -> tuple[list[nn.Module], dict[str, s
     return roots, refused
 
 
+def has_transformers(model: nn.Module) -> bool:
+    """Whether a model of transformers is in it."""
+    if "transformers" not in sys.modules:
+        return False
+    from transformers import PreTrainedModel
+
+    return any(isinstance(module, PreTrainedModel) for module in model.modules())
+
+
 def nothing_found(model: nn.Module, caller: str, done: str, refused: Mapping[str, str]) -> ConfigError:
     """The error of `caller` for a model without a module that can be `done`, such as "attached"."""
     why = "".join(f"; {name or 'the model'}: {reason}" for name, reason in islice(refused.items(), 4))

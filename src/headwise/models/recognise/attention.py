@@ -50,14 +50,19 @@ class Attention:
     restore: Callable[[Tensor], Tensor]
 
     def check(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> float:
+        """`compared`; raises `Lost` if the difference is more than rounding explains."""
+        worst, allowed = self.compared(out, amap, every=every, rows=rows)
+        if not worst <= allowed:
+            raise Lost(f"its result differs from that of attention by {worst:.2g}, more than {allowed:.2g}")
+        return worst
+
+    def compared(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> tuple[float, float]:
         """The largest difference of a row of the output, where there was no dropout, or of the weights, relative to the
-        row. Rows of fully masked queries are not compared.
+        row, and the one that rounding explains. Rows of fully masked queries are not compared.
 
         Args:
             every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
             rows: compare about so many rows of the output, evenly spaced; None for all.
-        Raises:
-            Lost: if it is more than rounding explains.
         """
         seen = amap.lse > -torch.inf
         finite = amap.lse[seen].abs()
@@ -78,9 +83,7 @@ class Attention:
                 if self.dropout_p:
                     mine, theirs = mine * (theirs != 0), theirs * (1 - self.dropout_p)
                 worst = max(worst, _difference(mine, theirs, seen[:, :, rows]))
-        if not worst <= allowed:
-            raise Lost(f"its result differs from that of attention by {worst:.2g}, more than {allowed:.2g}")
-        return worst
+        return worst, allowed
 
 
 def assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) -> Attention:

@@ -30,6 +30,11 @@ _OPENED = types.FunctionType(
 )
 
 
+def name_of(func: Any) -> str:
+    """The name of a function; of an operator of a graph, such as aten.add.Tensor, that of the function it overloads."""
+    return str(getattr(func, "__name__", "")).partition(".")[0]
+
+
 class Following(TorchFunctionMode):
     """Follows tensors while it is open. PyTorch does not take its fused paths of whole layers within it."""
 
@@ -41,7 +46,7 @@ class Following(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
+        name = name_of(func)
         if name == "__get__":
             name = func.__self__.__name__
             if name not in VIEWS and name not in SAME:
@@ -49,7 +54,7 @@ class Following(TorchFunctionMode):
         if func is _mha:
             with self:
                 return _OPENED(*args, **kwargs)
-        out = func(*args, **kwargs)
+        out = self.call(func, name, args, kwargs)
         if name not in IGNORED and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
@@ -60,12 +65,16 @@ class Following(TorchFunctionMode):
                 seen.on_values(*seen.ready.pop())
         return out
 
+    def call(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute the function."""
+        return func(*args, **kwargs)
+
 
 @contextmanager
-def following(seen: Tracked) -> Iterator[None]:
+def following(seen: Tracked, mode: Callable[[Tracked], Following] = Following) -> Iterator[None]:
     """Within it, tensors are followed. Compiled models run uncompiled, so that their functions are seen."""
     try:
-        with _stance("force_eager"), intercepted(list(_READERS), _library), Following(seen):
+        with _stance("force_eager"), intercepted(list(_READERS), _library), mode(seen):
             yield
     finally:
         seen.forget()

@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from headwise.events import original
+from headwise.models.recognise.graphs import line_of, modules_of, node_running
 
 _INSIDE = tuple(str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[2])))
+_CHECKPOINT = str(Path("torch", "utils", "checkpoint.py"))
 _CALL = nn.Module._call_impl.__code__
 
 
@@ -23,6 +25,8 @@ def modules_in_call(modules: Mapping[nn.Module, str]) -> list[nn.Module]:
             module = original(frame.f_locals["self"], modules)
             if module in modules:
                 found.append(module)
+        elif (node := node_running(frame)) is not None:
+            found += [module for module in modules_of(node, frame.f_locals["self"]) if module in modules]
         frame = frame.f_back
     return found
 
@@ -33,6 +37,17 @@ def user_line() -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_INSIDE) and not file.startswith("<frozen"):
-            return f"{file}:{frame.f_lineno}"
+            node = node_running(frame)
+            return (line_of(node) if node is not None else "") or f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def in_checkpoint() -> bool:
+    """Whether a part of a module's forward is running under torch.utils.checkpoint, not a whole module."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _CALL:
+        if frame.f_code.co_filename.endswith(_CHECKPOINT):
+            return True
+        frame = frame.f_back
+    return False

@@ -91,6 +91,15 @@ def combined(seen: Tracked, found: Contraction, out: Tensor, name: str, factors:
 
 
 def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:
+    before = len(seen.ready)
+    _connected(seen, found, x, at, out, name)
+    assert x.softmax is not None
+    if seen.on_refused is not None and len(seen.ready) == before and not x.softmax.done:
+        seen.on_refused(found, x, at, out)
+
+
+def _connected(seen: Tracked, found: Contraction, x: Followed, at: int, out: Tensor, name: str) -> None:
+    """Whether the product sums over the keys; then it is an attention."""
     record = x.softmax
     assert record is not None
     if record.done:
@@ -98,7 +107,7 @@ def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: T
     if x.lost or x.product is None:
         record.reason = x.lost or record.reason
         return
-    summed = _summed(found, x, at)
+    summed = summed_factors(found, x, at)
     if x.stage == "exp":
         record.keys = summed
     if record.keys:
@@ -124,7 +133,7 @@ def _with_values(seen: Tracked, found: Contraction, x: Followed, at: int, out: T
 
 def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) -> None:
     """A product of a product: linear attention, or attention with another function than softmax."""
-    summed = _summed(found, x, at)
+    summed = summed_factors(found, x, at)
     assert x.product is not None
     if any(are_of(summed, own_dims(x.product, side)) for side in (0, 1)):
         what = f"{x.note} attention: {x.note} takes the place of softmax" if x.stage == "other" else (
@@ -133,7 +142,7 @@ def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) ->
         seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), found.left.dtype, seen.kept, reason=what))
 
 
-def _summed(found: Contraction, x: Followed, at: int) -> tuple[Factor, ...]:
+def summed_factors(found: Contraction, x: Followed, at: int) -> tuple[Factor, ...]:
     """The factors of the dimensions of operand `at` that the product sums over."""
     letters = (found.a, found.b)[at]
     factors = [factor for one, dim in zip(letters, x.layout.dims, strict=True) if one in found.summed for factor in dim]

@@ -19,6 +19,7 @@ from headwise.models.recognise.products import Contraction
 from headwise.models.recognise.recogniser import explained
 from headwise.models.recognise.threads import in_other_threads
 from headwise.models.recognise.tracked import Tracked
+from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
 
@@ -48,7 +49,8 @@ def recognising(
         assert x.product is not None
         now = modules_in_call(modules)
         place = names(x.product, now, modules)
-        if place is None or now[0] in aside or not subscribed(place[0]) or in_backward():
+        replaced = isinstance((product.left, product.right)[at], Deferred)  # it was computed, and published, by attach
+        if place is None or replaced or now[0] in aside or not subscribed(place[0]) or in_backward():
             record.done = True  # nobody wants to know
             return
         made: list[Tensor] = []

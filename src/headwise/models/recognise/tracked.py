@@ -26,6 +26,7 @@ class Tracked:
         softmaxes: those seen. near: other things that are close to attention. products: of two tensors that the model
             computed, counted. ready: arguments of the next calls of on_values.
         kept: what was computed of a mask, for the layers that share it.
+        on_refused: called with a product of weights and something that is not followed, or is no attention; None.
     """
 
     def __init__(self, modules: Mapping[nn.Module, str], on_values: OnValues, aside: Container[nn.Module] = ()) -> None:
@@ -35,6 +36,7 @@ class Tracked:
         self.products = 0
         self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
         self.kept: dict[Any, Any] = {}
+        self.on_refused: Callable[[Contraction, Followed, int, Tensor], None] | None = None
         self._known: dict[int, tuple[Callable[[], Any], Followed]] = {}
 
     def known(self, x: Any) -> Followed | None:

@@ -20,7 +20,9 @@ def framed(report: Report, lang: str, still: str | None = None) -> str:
     """
     inside = still_of(report, lang)
     source = html.escape(page(report, lang, still=inside))
-    frame = f'<iframe srcdoc="{source}" sandbox="allow-scripts" title="headwise" style="{_LOOK}"></iframe>'
+    frame = (
+        f'<iframe srcdoc="{source}" sandbox="allow-scripts allow-downloads" title="headwise" style="{_LOOK}"></iframe>'
+    )
     look = f"grid-area: 1 / 1; max-height: {HEIGHT}px; overflow: auto"
     below = f'<div style="{look}">{inside if still is None else still}</div>'
     return f'<div style="display: grid; grid-template-columns: minmax(0, 1fr)">{below}{frame}</div>'

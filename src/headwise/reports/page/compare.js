@@ -3,13 +3,6 @@
 const MOST_PAIRS = 12, MOST_RANKED = 6;
 const nameOf = (index) => fill(T.short_name, { layer: Math.floor(index / REPORT.heads), head: index % REPORT.heads });
 
-// From the background to blue for large values, to orange for negative ones.
-function mixed(value, top) {
-  const part = top > 0 ? Math.min(1, Math.abs(value) / top) : 0, ground = hex(css("--panel"));
-  const ink = css(value < 0 ? "--looked" : "--looks").split(",").map(Number);
-  return ground.map((g, c) => Math.round(g + (ink[c] - g) * part));
-}
-
 class Compare {
   constructor(choose) {
     Object.assign(this, { choose, comparison: REPORT.comparisons[0], method: REPORT.importance[0] });
@@ -114,7 +107,7 @@ class Compare {
       for (let h = 0; h < REPORT.heads; h++) {
         if (h >= REPORT.counts[l]) { parts.push(make("span")); continue; }
         const value = method.values[l][h], colour = mixed(value ?? 0, top);
-        const cell = make("button", { type: "button", className: "weight-cell", textContent: fixed(value), title: `${fill(T.head_name, { layer: l, head: h })}: ${fixed(value)} ${method.unit}` });
+        const cell = make("button", { type: "button", className: "weight-cell", layer: l, head: h, textContent: fixed(value), title: `${fill(T.head_name, { layer: l, head: h })}: ${fixed(value)} ${method.unit}` });
         cell.style.background = `rgb(${colour})`;
         cell.style.color = inkOn(colour);
         cell.addEventListener("click", () => this.go(l * REPORT.heads + h));
@@ -122,6 +115,7 @@ class Compare {
       }
     }
     box.replaceChildren(...parts);
+    oneStop(box, ".weight-cell");
     const order = flat.map((_, i) => i).filter((i) => flat[i] !== null).sort((a, b) => flat[b] - flat[a]);
     const list = (id, which) => byId(id).replaceChildren(...which.map((i) => this.line(nameOf(i), i, flat[i], flat[i] / top)));
     list("most", order.slice(0, MOST_RANKED));

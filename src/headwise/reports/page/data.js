@@ -38,8 +38,8 @@ async function decoded(id) {
 
 // Codes of two bytes, all high ones first, as weights; `tops`: the largest weight of each head.
 function weightsIn(bytes, tops) {
-  const count = bytes.length / 2, each = count / tops.length, [steps, linear] = REPORT.codes;
-  const shares = Float64Array.from({ length: Math.ceil(steps * Math.asinh(linear)) + 1 }, (_, code) => Math.sinh(code / steps) / linear);
+  const count = bytes.length / 2, each = count / tops.length;
+  const shares = Float64Array.from({ length: REPORT.levels + 1 }, (_, code) => (code / REPORT.levels) ** 2);
   const out = new Float32Array(count);
   tops.forEach((top, head) => {
     for (let i = head * each; i < (head + 1) * each; i++) out[i] = top * shares[(bytes[i] << 8) | bytes[count + i]];
@@ -52,7 +52,8 @@ async function mapOf(passage, layer, head, kind) {
   return weights.subarray(head * size, (head + 1) * size);
 }
 
-// Rows and columns [r0, r1) x [c0, c1) of a map `width0` wide, at most `limit` along a side: maxima, so that thin lines stay.
+// Rows and columns [r0, r1) x [c0, c1) of a map `width0` wide, at most `limit` along a side: the largest weight of each square (of
+// a difference, the one furthest from zero), so that thin lines stay.
 function reduced(map, width0, view, limit) {
   const rows = view.r1 - view.r0, columns = view.c1 - view.c0;
   const step = Math.max(1, Math.ceil(Math.max(rows, columns) / limit));
@@ -62,7 +63,7 @@ function reduced(map, width0, view, limit) {
     const from = (view.r0 + r) * width0 + view.c0, to = Math.floor(r / step) * width;
     for (let c = 0; c < columns; c++) {
       const at = to + Math.floor(c / step), weight = map[from + c];
-      if (weight > out[at]) out[at] = weight;
+      if (Math.abs(weight) > Math.abs(out[at])) out[at] = weight;
       if (view.c0 + c <= view.r0 + r) masked[at] = 0;
     }
   }

@@ -32,6 +32,21 @@ function watchTheme(change) {
   });
 }
 
+// One tab stop for a grid of buttons with a layer and a head; arrow keys move between them.
+function oneStop(box, css) {
+  const buttons = [...box.querySelectorAll(css)];
+  buttons.forEach((button, i) => { button.tabIndex = i ? -1 : 0; });
+  box.onkeydown = (event) => {
+    const [down, right] = ARROWS[event.key] ?? [], { layer, head } = event.target;
+    if (down === undefined || layer === undefined) return;
+    event.preventDefault();
+    const next = buttons.find((button) => button.layer === layer + down && button.head === head + right);
+    if (!next) return;
+    for (const button of buttons) button.tabIndex = button === next ? 0 : -1;
+    next.focus();
+  };
+}
+
 // Fit a canvas to a size in css pixels, by default its own; its context, scaled to css pixels.
 function fitCanvas(canvas, width = canvas.clientWidth, height = canvas.clientHeight) {
   const ratio = window.devicePixelRatio || 1, context = canvas.getContext("2d");
@@ -61,11 +76,12 @@ const watchVisible = (paint, options = { rootMargin: "200px" }) => new Intersect
   }
 }, options);
 
-// Offer a canvas as a PNG file.
-function download(canvas, name) {
-  canvas.toBlob((blob) => {
-    const link = make("a", { href: URL.createObjectURL(blob), download: name });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-  });
+// Offer data as a file.
+function offer(blob, name) {
+  const link = make("a", { href: URL.createObjectURL(blob), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
+
+// Offer a canvas as a PNG file.
+const download = (canvas, name) => canvas.toBlob((blob) => offer(blob, name));

@@ -1,18 +1,19 @@
 // All heads as small pictures, layer by head; drawn when they come into view.
 
 const THUMB = 112;  // cells along a side at most
-const KINDS = ["#4e79a7", "#e08214", "#3f9b6c", "#c44e52", "#8c6bb1", "#b8860b", "#d37295", "#499894", "#7a6a53", "#5b8ff9"];
-
+const ALL_DRAWN = 256;  // heads at most that are drawn before they come into view
 // "previous 0.62, nearby 0.71" -> "previous": the strongest one, without its number.
 const kindOf = (pattern) => pattern.split(/[,，]/)[0].replace(/\s+[-+.\d]+%?$/, "").trim();
-const colourOf = (pattern) => PATTERNS.get(kindOf(pattern))?.colour ?? "transparent";
+const hueOf = (name) => `hsl(${[...name].reduce((sum, c) => (sum * 31 + c.codePointAt(0)) % 360, 7)} 45% 52%)`;
+const colourOf = (pattern) => PATTERNS.get(kindOf(pattern))?.colour ?? REPORT.roleColours[kindOf(pattern)] ?? "transparent";
 
-// A colour for each pattern, the most frequent first; the rest share none.
+// The patterns of the report, the most frequent first, in the colours that roles have in every report; others have one
+// that depends on their name.
 const PATTERNS = (() => {
   const counts = new Map();
   for (const name of REPORT.patterns.flat().map(kindOf)) if (name) counts.set(name, (counts.get(name) ?? 0) + 1);
   const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
-  return new Map(names.map((name, i) => [name, { count: counts.get(name), colour: KINDS[i] ?? "transparent" }]));
+  return new Map(names.map((name) => [name, { count: counts.get(name), colour: REPORT.roleColours[name] ?? hueOf(name) }]));
 })();
 
 class Grid {
@@ -69,6 +70,17 @@ class Grid {
     this.rows.forEach((row, l) => { for (const part of row) part.hidden = !settings.passage.layers.includes(l); });
     this.turn++;
     for (const thumb of this.thumbs) if (thumb.visible) this.paint(thumb);
+    if (this.thumbs.length <= ALL_DRAWN) this.rest(this.turn);
+  }
+
+  // The others when there is nothing else to do, so that they are there when the page is printed.
+  async rest(turn) {
+    const pause = () => new Promise((done) => (window.requestIdleCallback ?? setTimeout)(done));
+    for (const thumb of this.thumbs) {
+      await pause();
+      if (turn !== this.turn) return;
+      await this.paint(thumb);
+    }
   }
 
   select(layer, head) {

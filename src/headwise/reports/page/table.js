@@ -1,4 +1,5 @@
-// The table of all heads: a click on a column sorts it, a click on a row shows that head.
+// The table of all heads: a click on a column sorts it, a click on a row shows that head. It has one tab stop; arrow keys
+// move between its column names and rows.
 
 class Numbers {
   constructor(table, choose) {
@@ -20,10 +21,32 @@ class Numbers {
     for (let l = 0; l < REPORT.layers; l++) for (let h = 0; h < REPORT.counts[l]; h++) this.rows.push(this.row(l, h));
     this.body.append(...this.rows);
     table.replaceChildren(make("thead", {}, make("tr", {}, ...this.heads)), this.body);
+    this.stop = this.rows[0];
+    this.stop.tabIndex = 0;
+    table.addEventListener("keydown", (event) => this.key(event));
+    table.addEventListener("focusin", (event) => this.stopAt(event.target));
+  }
+
+  stopAt(element) {
+    this.stop.tabIndex = -1;
+    this.stop = element;
+    element.tabIndex = 0;
+  }
+
+  key(event) {
+    const [down, right] = ARROWS[event.key] ?? [], row = this.rows.indexOf(event.target);
+    const buttons = this.heads.map((cell) => cell.firstChild), column = buttons.indexOf(event.target);
+    if (event.key === "Enter" && row >= 0) this.choose(event.target.layer, event.target.head);
+    if (down === undefined) return;
+    event.preventDefault();
+    if (row >= 0 && row + down < 0) buttons[this.columns.indexOf(this.column ?? this.columns[0])].focus();
+    else if (row >= 0) this.rows[row + down]?.focus();
+    else if (down > 0) this.rows[0].focus();
+    else buttons[column + right]?.focus();
   }
 
   header(column) {
-    const button = make("button", { type: "button", title: column.tip ?? "" }, make("span", { textContent: column.name }));
+    const button = make("button", { type: "button", title: column.tip ?? "", tabIndex: -1 }, make("span", { textContent: column.name }));
     if (column.unit) button.append(make("small", { textContent: column.unit }));
     button.addEventListener("click", () => this.sort(column));
     const cell = make("th", { className: column.word ? "word" : "", scope: "col" }, button);
@@ -47,10 +70,9 @@ class Numbers {
       }
       return cell;
     });
-    const row = make("tr", { tabIndex: 0 }, ...cells);
+    const row = make("tr", { tabIndex: -1 }, ...cells);
     Object.assign(row, { layer, head });
     row.addEventListener("click", () => this.choose(layer, head));
-    row.addEventListener("keydown", (event) => { if (event.key === "Enter") this.choose(layer, head); });
     return row;
   }
 
@@ -73,7 +95,11 @@ class Numbers {
   }
 
   select(layer, head) {
-    for (const row of this.rows) row.classList.toggle("on", row.layer === layer && row.head === head);
+    for (const row of this.rows) {
+      const on = row.layer === layer && row.head === head;
+      row.classList.toggle("on", on);
+      if (on && !this.table.contains(document.activeElement)) this.stopAt(row);
+    }
   }
 }
 

@@ -119,7 +119,8 @@ function tintStrips(passage, unit, pinned, shares, scale) {
     side.spans.forEach((span, i) => {
       const a = looks ? 0.86 * place(looks[i], shares.top, scale) : 0;
       const b = looked ? 0.86 * place(looked[i], shares.top, scale) : 0;
-      span.className = unit?.side === side && i === unit.index ? (pinned ? "pin" : "on") : "";
+      const chosen = unit?.side === side && i === unit.index && (pinned ? "pin" : "on"), hit = span.classList.contains("hit") && "hit";
+      span.className = [chosen, hit].filter(Boolean).join(" ");
       span.style.backgroundImage = tint(a, b);
     });
   }

@@ -42,6 +42,7 @@ def see(
     png: str | os.PathLike[str] | None = None,
     title: str = "",
     cells: int = CELLS,
+    window: int | None = None,
     lang: str = "en",
     progress: Progress | None = None,
 ) -> Report:
@@ -64,6 +65,8 @@ def see(
         out: write the report there, as one HTML file. png: write heat maps into this folder.
         title: of the report; by default the beginning of the text, or the name of the file.
         cells: longer texts are pooled to this many cells; no n×n tensor is made.
+        window: a text longer than a causal model was trained on is read in overlapping windows of that length; this
+            gives another length in tokens, 0 reads the text whole. Not for an `nn.Module`.
         lang: language of the page and the pictures, "en" or "zh".
         progress: called with (what, done, of) as the work proceeds.
     Returns:
@@ -81,11 +84,15 @@ def see(
         text = read_text(Path(file))
         title = title or Path(file).name
     if isinstance(model, nn.Module):
+        if window is not None:
+            raise ConfigError("window: applies to a loaded model; an nn.Module is called once, with the whole input")
         found = _of_module(text, model, tokenizer, title, cells)
     elif text is None or isinstance(text, str):
         text = SAMPLE if text is None else text
         loaded = model if isinstance(model, LoadedModel) else load_model(model)
-        found = look_at(text, loaded, title=title or _start(text), cells=cells, progress=progress or ignored)
+        found = look_at(
+            text, loaded, title=title or _start(text), cells=cells, window=window, progress=progress or ignored
+        )
     else:
         raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
     if out is not None:

@@ -61,7 +61,7 @@ def importance(
     model without a loss and for a design whose heads cannot be masked."""
     loss_fn, sites = subject.loss_fn, subject.sites
     context = min(subject.context or LONGEST, LONGEST)
-    windows = _windows(reading.ids, context, sum(_leading(reading.special)))
+    windows = _windows(reading.ids, context, sum(leading(reading.special)))
     if loss_fn is None or not windows or not sites:
         return HeadTable({}), []
     tokens = sum(window.shape[1] - 1 for window in windows)
@@ -92,7 +92,7 @@ def _windows(ids: Tensor, context: int, lead: int = 0) -> list[Tensor]:
     return [torch.cat((ids[:lead], ids[start : start + length]))[None] for start in starts.tolist()]
 
 
-def _leading(special: Sequence[bool]) -> Iterator[bool]:
+def leading(special: Sequence[bool]) -> Iterator[bool]:
     """The special tokens at the start."""
     return itertools.takewhile(bool, special)
 

@@ -1,22 +1,27 @@
 """Run a text through a model and report what every head does with it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from headwise.analysis.head_roles import Roles, roles
+from headwise.analysis.head_roles import roles
 from headwise.lm.loading import LoadedModel, TokenizedText
+from headwise.lm.loading.base import Look
 from headwise.map import AttentionMap
 from headwise.progress import Progress, ignored, part
-from headwise.reports.data import Report
+from headwise.reports.data import Passage, Report
 from headwise.reports.messages import message
 from headwise.reports.see.heads import comparisons, importance
 from headwise.reports.see.numbers import statistics, wanted
-from headwise.reports.see.passages import Side, passage
+from headwise.reports.see.passages import Side, composed_passage, passage
 from headwise.reports.see.patterns import patterns, roles_in_words
 from headwise.reports.see.places import Places
-from headwise.stats import Tokens
+from headwise.reports.see.windows import check_length, sample, size_for, slide
+from headwise.stats import Measure, Tokens
 
 CAUTIONS = ("untrained_length",)  # remarks that belong into the head of a report
 MARGIN = 0.5  # nats above the held-out losses, beyond which a text is of another kind
@@ -25,51 +30,56 @@ CELLS = 384  # maps of at most this width are shown exactly
 
 @torch.no_grad()
 def look_at(
-    text: str, subject: LoadedModel, *, title: str = "", cells: int = CELLS, progress: Progress = ignored
-) -> Report:
+    text: str, subject: LoadedModel, *, title: str = "", cells: int = CELLS, window: int | None = None,
+    progress: Progress = ignored,
+) -> Report:  # fmt: skip
     """Run the model over the text and report every head: statistics, strongest pattern, maps.
 
     Texts of at most `cells` tokens get exact maps; longer ones are pooled to that many cells, mean and maximum,
-    without an n×n tensor. Raises TextError if the text is empty, or longer than the model can read.
+    without an n×n tensor. A text longer than a causal model was trained on is read in windows of that length that
+    overlap by half; `window` gives another length, 0 reads it whole. Raises TextError if the text is empty, or longer
+    than the model can read.
     """
+    check_length(subject, text)
     reading = subject.read(text)
-    progress("reading", 0, 1)
-    found = subject.look(reading.ids)
-    progress("reading", 1, 1)
-    maps, places = list(found.maps.values()), Places(subject.heads)
-    measures = wanted(known_of(reading), causal=subject.causal)
-    results = [
-        amap.measure(*measures, progress=part(progress, "measuring", i, len(maps))) for i, amap in enumerate(maps)
-    ]
-    shown = passage(title, maps, 0, (side_of(reading), None), places, cells, progress)
+    measures, places = wanted(known_of(reading), causal=subject.causal), Places(subject.heads)
+    size = size_for(subject, len(reading), window)
+    seen = _whole(subject, reading, title, measures, places, cells, progress) if size is None else (
+        _slid(subject, reading, title, size, measures, places, cells, progress)
+    )  # fmt: skip
+    maps, found, shown = seen.maps, seen.look, seen.passage
     progress("roles", 0, 1)
-    played = _roles(maps, reading)
+    played = [roles(amap, tokens=seen.ids, pieces=seen.pieces) for amap in maps]
     progress("roles", 1, 1)
     progress("comparing", 0, 1)
     alike, not_compared = comparisons(found.outputs, maps, places)
     progress("comparing", 1, 1)
     needed, not_measured = importance(subject, reading, places, part(progress, "importance"))
-    size = "fact_characters" if len(reading) == len(text) else "fact_tokens"
+    counted = "fact_characters" if len(reading) == len(text) else "fact_tokens"
     facts: list[tuple[str, str]] = [
-        (message("text"), message(size, count=len(text), tokens=len(reading))),
+        (message("text"), message(counted, count=len(text), tokens=len(reading))),
         (message("model"), subject.about),
         (message("kernel"), ", ".join(sorted({amap.kernel for amap in maps}))),
     ]
-    if found.loss is not None:
-        facts.append((message("loss"), message("fact_loss", loss=found.loss)))
-    if found.loss is not None and subject.heldout:
+    if size is not None:
+        facts.append((message("windows"), message("fact_windows", size=size, half=size // 2)))
+    loss = seen.loss
+    if loss is not None:
+        facts.append((message("loss"), message("fact_loss", loss=loss)))
+    if loss is not None and subject.heldout:
         least, most = min(subject.heldout.values()), max(subject.heldout.values())
         facts.append((message("heldout"), message("fact_heldout", least=least, most=most)))
-        if found.loss > most + MARGIN:
-            sizes = {"choices": math.exp(found.loss), "usual": math.exp(most)}
-            facts.append((message("caution"), message("unknown_text", loss=found.loss, most=most, **sizes)))
-    remarks = subject.remarks(len(reading))
+        if loss > most + MARGIN:
+            sizes = {"choices": math.exp(loss), "usual": math.exp(most)}
+            facts.append((message("caution"), message("unknown_text", loss=loss, most=most, **sizes)))
+    remarks = subject.remarks(size or len(reading))
     facts += [(message("caution"), remark) for remark in remarks if remark.code in CAUTIONS]
     rest = [remark for remark in remarks if remark.code not in CAUTIONS]
-    notes = [message("explained"), *reading.remarks, *rest, *not_compared, *not_measured]
+    sampled = [] if size is None else [message("windows_sampled", count=len(seen.ids))]
+    notes = [message("explained"), *reading.remarks, *rest, *sampled, *not_compared, *not_measured]
     names = [""] * len(maps) if subject.kind == "headwise" else subject.layers
     return Report(
-        title, [shown], statistics(results, names), patterns(played, places), facts, notes,
+        title, [shown], statistics(seen.results, names), patterns(played, places), facts, notes,
         roles=roles_in_words(played, places), comparisons=alike, importance=needed,
     )  # fmt: skip
 
@@ -84,5 +94,42 @@ def side_of(reading: TokenizedText) -> Side:
     return Side(reading.words, reading.units, reading.special)
 
 
-def _roles(maps: Sequence[AttentionMap], reading: TokenizedText) -> list[Roles]:
-    return [roles(amap, tokens=reading.ids, pieces=reading.pieces) for amap in maps]
+@dataclass(frozen=True)
+class _Seen:
+    """What a text gave: the statistics of each layer and the passage are of all of it; maps, head outputs, ids and
+    pieces of all of it or of some of its windows."""
+
+    results: Sequence[Mapping[str, Tensor]]
+    passage: Passage
+    loss: float | None
+    maps: list[AttentionMap]
+    look: Look
+    ids: Tensor
+    pieces: Any
+
+
+def _whole(
+    subject: LoadedModel, reading: TokenizedText, title: str, measures: Sequence[Measure], places: Places, cells: int,
+    progress: Progress,
+) -> _Seen:  # fmt: skip
+    progress("reading", 0, 1)
+    found = subject.look(reading.ids)
+    progress("reading", 1, 1)
+    maps = list(found.maps.values())
+    results = [
+        amap.measure(*measures, progress=part(progress, "measuring", i, len(maps))) for i, amap in enumerate(maps)
+    ]
+    shown = passage(title, maps, 0, (side_of(reading), None), places, cells, progress)
+    return _Seen(results, shown, found.loss, maps, found, reading.ids, reading.pieces)
+
+
+def _slid(
+    subject: LoadedModel, reading: TokenizedText, title: str, size: int, measures: Sequence[Measure], places: Places,
+    cells: int, progress: Progress,
+) -> _Seen:  # fmt: skip
+    slid = slide(subject, reading, size, measures, places, cells, progress)
+    ids, pieces = sample(reading, size)
+    found = subject.look(ids)
+    shown = composed_passage(title, slid.means, slid.cell, slid.peaks, side_of(reading))
+    results = [{name: value[None] for name, value in layer.items()} for layer in slid.statistics]
+    return _Seen(results, shown, slid.loss, list(found.maps.values()), found, ids, pieces)

@@ -1,10 +1,12 @@
 """The statistics of every head that a report shows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from headwise.errors import unknown_name
-from headwise.stats import Measure, Measurements, Tokens, describe, known, of_tokens, shown_in
+from headwise.stats import Measure, Tokens, describe, known, of_tokens, shown_in
 from headwise.table import HeadColumn, HeadTable
 
 
@@ -28,7 +30,7 @@ def check_sort(sort: str | None, names: Iterable[str] | None = None) -> None:
         raise unknown_name("sort", sort, names)
 
 
-def statistics(results: Sequence[Measurements], layers: Sequence[str]) -> HeadTable:
+def statistics(results: Sequence[Mapping[str, Tensor]], layers: Sequence[str]) -> HeadTable:
     """The measurements of every layer in one table (means over the batch). layers: their names."""
     columns = {name: column(name, [result[name].mean(0) for result in results]) for name in results[0]}
     return HeadTable(columns, layers=layers)

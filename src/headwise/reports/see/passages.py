@@ -73,6 +73,13 @@ def picture_passage(
     return _passage(title, _by_units(means, sides[0], sides[1] or sides[0]), 1, None, sides, layers)
 
 
+def composed_passage(title: str, means: np.ndarray, cell: int, peaks: np.ndarray | None, side: Side) -> Passage:
+    """A passage from pictures of all layers and heads whose cells are squares of `cell` × `cell` tokens."""
+    if cell == 1:
+        means = _by_units(means, side, side)
+    return _passage(title, means, cell, peaks, (side, None), ())
+
+
 def _pooled(
     maps: Sequence[AttentionMap], entry: int, places: Places, cells: int, reduce: str, progress: Progress | None
 ) -> np.ndarray:

@@ -11,60 +11,103 @@ from headwise.reports.curves import Curve
 from headwise.textbook.claims.claim import claim
 from headwise.textbook.claims.evidence import Check, Verdict, at_least, at_most, difference, equal, same
 from headwise.textbook.claims.model import Trained, trained
-from headwise.textbook.claims.samples import adam, multi_head, normal
+from headwise.textbook.claims.samples import adam, layer, multi_head, normal
+from headwise.textbook.texts import place
+from headwise.wording import Bilingual
 
 KEYS = 4096
+MEASURED = Bilingual("measured", "实测")
 
 
 @claim(
     "The scores Q Kᵀ of a head have rank d_k at most.",
+    "一个头的分数 Q Kᵀ 的秩不超过 d_k。",
     formula="rank(Q Kᵀ) ≤ d_k",
-    source="§5.3, h against d_k; Bhojanapalli et al. 2020, 2002.07028",
-)
+    at=[
+        place("treatment", "5.3.18",
+              "Heads are a factorisation of the attention matrix: Q and K are projected to h subspaces "
+              "with simple patterns in each.",
+              "多头是对注意力矩阵的一种“因式分解”：Q、K 投影到 h 个子空间，各自模式较简单。",
+              paragraph=4),
+        place("treatment", "5.3.10", "Smaller heads may be limited in the patterns that they capture.",
+              "头的维度变小，捕获复杂模式的能力可能受限。", paragraph=2),
+    ],
+    also="Bhojanapalli et al. 2020, 2002.07028",
+    control=("the softmax of random scores has full rank, so the rank is found where there is one",
+             "随机分数的 softmax 是满秩的：秩高时能测出来"),
+    note="softmax 之后仍可满秩。文中没有写出秩，只说“低秩近似”。",
+)  # fmt: skip
 def d_k_bounds_rank() -> list[Check]:
-    """Their softmax has full rank nevertheless."""
-    found = []
+    """Their softmax has full rank nevertheless. The text speaks of low-rank approximation without stating the rank."""
+    found, rank = [], 0
     for d in (1, 2, 5):
-        scores = normal(61, d, seed=1) @ normal(61, d, seed=2).mT
-        found.append(equal(f"rank of 61×61 scores, d_k = {d}", _rank(scores), d))
+        rank = _rank(normal(61, d, seed=1) @ normal(61, d, seed=2).mT)
+        found.append(equal((f"rank of 61×61 scores, d_k = {d}", f"61×61 分数的秩，d_k = {d}"), rank, d))
     weights = torch.softmax(normal(61, 61), -1)
-    return [*found, equal("rank of their softmax", _rank(weights), 61).control()]
-
-
-@claim(
-    "What a head can say about where it looks is limited to some d_k bits.",
-    formula="claimed: I(query; key looked at) ≤ d_k bits",
-    source="§5.3, limited information of a head",
-    expected=Verdict.FAILS,
-)
-def d_k_bounds_information() -> list[Check | Curve]:
-    """d_k bounds the rank of the scores, not the information: with d_k = 2 and keys on a circle, each of 4096 queries
-    selects its own key.
-    """
-    amap = _circle(KEYS)
-    weights, keys = amap.topk(1)
-    own = int((keys[0, 0, :, 0] == torch.arange(KEYS)).sum())
-    measured = {n: _bits(_circle(n)) for n in (4, 16, 64, 256, 1024, KEYS)}
-    claimed = {
-        "as claimed: d_k": dict.fromkeys(measured, 2.0),
-        "log2 n, the maximum": {n: math.log2(n) for n in measured},
-    }
-    title = "Information in the pattern of a head with d_k = 2"
     return [
-        at_most("bits per row at d_k = 2", measured[KEYS], 2.0),
-        equal("queries of 4096 with a key of their own", own, KEYS).control(),
-        at_least("smallest weight on that key", float(weights.min()), 0.99).control(),
-        equal("rank of the scores, 512 of them", _rank(_circle(512).q[0, 0] @ _circle(512).k[0, 0].mT), 2).control(),
-        Curve.of(title, "keys n", "bits", {"measured": measured}, claimed, log="x"),
+        *found,
+        equal(("rank of a softmax of 61×61 numbers", "61×61 个数的 softmax 的秩"), _rank(weights), 61).control(rank),
     ]
 
 
 @claim(
-    "What a head can tell is limited: its output has d_v numbers for a token.",
+    "The output of a head carries at most d_k bits of information, since the rows of its weights sum to 1.",
+    "由于权重每行之和为 1，一个头的输出最多携带 d_k 位信息。",
+    formula=("claimed: I(X; head_i) ≤ d_k bits", "所述：I(X; head_i) ≤ d_k 位"),
+    at=[
+        place("treatment", "5.3.17",
+              "P_i is stochastic, so head_i has d_k bits of information at most, if each dimension "
+              "carries independent information.",
+              "P_i 是随机矩阵，故 head_i 的信息量最多为 d_k 位（假设每个维度携带独立的信息）。", paragraph=2),
+    ],
+    control=("if each dimension is rounded to its sign, two dimensions do carry two bits",
+             "若每个维度只取符号，两个维度确实只有两位"),
+    note="d_k 是维数，不是位数：一个实数不止一位。d_k = 2、键在圆上的一个头，让 4096 个词元各得一个可区分的输出，即 "
+         "12 位；"
+    "它的权重图也指向 4096 个不同的键。d_k 限制的是方向的个数（见 head-output-is-limited），每行之和为 1 也不改变这一"
+    "点。",
+    expected=Verdict.FAILS,
+)  # fmt: skip
+def d_k_bounds_information() -> list[Check | Curve]:
+    """d_k counts dimensions, not bits: a real number has more than one. A head with d_k = 2 and keys on a circle gives
+    each of 4096 tokens an output that can be told apart, 12 bits, and its pattern selects 4096 different keys. What d_k
+    limits is the number of directions (head-output-is-limited); rows that sum to 1 do not change that.
+    """
+    amap = _circle(KEYS)
+    out = (amap @ amap.k[0, 0])[0, 0]  # the values are the points of the circle, d_v = d_k = 2
+    nearest = torch.cdist(out, amap.k[0, 0]).argmin(-1)
+    bits = math.log2(int((nearest == torch.arange(KEYS)).sum()))
+    signs = math.log2(len(set(map(tuple, (out >= 0).tolist()))))
+    measured = {n: _bits(_circle(n)) for n in (4, 16, 64, 256, 1024, KEYS)}
+    claimed = {
+        Bilingual("as claimed: d_k", "如所述：d_k"): dict.fromkeys(measured, 2.0),
+        Bilingual("log2 n, the maximum", "log2 n，最大值"): {n: math.log2(n) for n in measured},
+    }
+    title = Bilingual("Information in the pattern of a head with d_k = 2", "d_k = 2 的头，其权重图中的信息")
+    return [
+        at_most(("bits in the output of a head with d_k = 2", "d_k = 2 的头，其输出中的位数"), bits, 2.0),
+        at_most(("bits in its pattern, per row", "其权重图中每行的位数"), measured[KEYS], 2.0),
+        at_most(("bits in the signs of the output", "输出的符号中的位数"), signs, 2.0).control(bits),
+        Curve.of(title, Bilingual("keys n", "键数 n"), Bilingual("bits", "位"), {MEASURED: measured}, claimed, log="x"),
+    ]  # fmt: skip
+
+
+@claim(
+    "What a head can pass on is limited by its size: its output has d_v numbers for a token.",
+    "一个头能传递的内容受其维度限制：每个词元的输出只有 d_v 个数。",
     formula="rank(head_i W_i^O) ≤ d_v",
-    source="§5.3, limited information of a head",
+    at=[
+        place("treatment", "5.3.17", "The information of head_i is limited by d_k and by the weights.",
+              "head_i 的信息量受其维度 d_k 和注意力权重约束。", paragraph=2),
+        place("chapter", "11.9.3", "With a small d_key each head expresses less.",
+              "d_key 太小时，每个头的表达能力下降。", item=1),
+    ],
+    control=("the sum of the heads has a larger rank", "各头之和的秩更大"),
+    note="受限的是方向：每个训练好的头只写入 d_model 维中的 d_v 维，其中少数方向占去大部分能量。不受限的是位数：d_v = "
+         "1、只关注自身的头"
+    "也能区分 4096 个词元。",
     expected=Verdict.CONDITIONS,
-)
+)  # fmt: skip
 def head_output_is_limited() -> list[Check | Curve]:
     """Limited in directions: each trained head adds to d_v of d_model dimensions, and a few of them carry most of the
     energy. Not limited in bits: a head with d_v = 1 that attends to its own token distinguishes 4096 of them.
@@ -82,71 +125,131 @@ def head_output_is_limited() -> list[Check | Curve]:
     shares = torch.cat(energy)  # [layers · h, …]
     size = (1, 2, 4, 8, 16, d_v)
     lines = {
-        "mean of all heads": {r: float(shares[:, r - 1].mean()) for r in size},
-        "the head with the fewest directions": {r: float(shares[:, r - 1].max()) for r in size},
-        "the head with the most directions": {r: float(shares[:, r - 1].min()) for r in size},
+        Bilingual("mean of all heads", "所有头的平均"): {r: float(shares[:, r - 1].mean()) for r in size},
+        Bilingual("the head with the fewest directions", "方向最少的头"): {
+            r: float(shares[:, r - 1].max()) for r in size
+        },
+        Bilingual("the head with the most directions", "方向最多的头"): {
+            r: float(shares[:, r - 1].min()) for r in size
+        },
     }
+    title = Bilingual(f"Output of trained heads, {d_v} directions each", f"训练好的头的输出，各 {d_v} 个方向")
     return [
-        at_most(f"largest rank of the output of a trained head, of {whole} dimensions", max(ranks), d_v),
-        at_most("tokens of 4096 distinguished with d_v = 1", _distinguished(KEYS), 2).beyond(),
-        at_least("rank of the layer's output relative to that of a head", _rank_of_sum(model) / d_v, 2.0).control(),
-        Curve.of(f"Output of trained heads, {d_v} directions each", "directions", "share of energy", lines, log="x"),
-    ]
+        at_most((f"largest rank of the output of a trained head, of {whole} dimensions",
+                 f"训练好的头的输出的最大秩，共 {whole} 维"),
+                max(ranks), d_v),
+        at_most(("tokens of 4096 distinguished with d_v = 1",
+                 "d_v = 1 时 4096 个词元中能区分的个数"), _distinguished(KEYS), 2).beyond(),
+        at_least(("rank of the layer's output relative to that of a head", "整层输出的秩与一个头之比"),
+                 _rank_of_sum(model) / d_v, 2.0).control(max(ranks) / d_v),
+        Curve.of(title, Bilingual("directions", "方向数"), Bilingual("share of energy", "能量比例"), lines, log="x"),
+    ]  # fmt: skip
 
 
 @claim(
     "One head reaches every positive matrix P of rows that sum to 1 if and only if d_k ≥ n.",
+    "当且仅当 d_k ≥ n，一个头能实现每个行和为 1 的正矩阵 P。",
     formula="softmax(Q Kᵀ) = P for every P > 0 ⟺ d_k ≥ n",
-    source="§5.3, h against d_k; Bhojanapalli et al. 2020, 2002.07028, theorem 1",
+    at=[
+        place("treatment", "5.3.10", "A smaller head may not capture complex patterns; a larger one computes more.",
+              "头维度小可能限制捕获复杂模式的能力；维度大则计算能力更强。", paragraph=2),
+    ],
+    also="Bhojanapalli et al. 2020, 2002.07028, theorem 1",
+    control=("a matrix P whose logarithms have rank 2 is reached with d_k = 2", "对数的秩为 2 的 P，d_k = 2 就能实现"),
+    note="d_k ≥ n 足够，n − 2 不够；但 n − 1 也足够，因为 softmax 不受每行常数的影响：起决定作用的是 ln P 各行去均值后"
+         "的秩。",
     expected=Verdict.CONDITIONS,
-)
+)  # fmt: skip
 def one_head_every_pattern() -> list[Check | Curve]:
     """d_k ≥ n is sufficient and n − 2 is not, but n − 1 is sufficient too, because the softmax does not depend on a
     constant in each row: the rank of ln P with centred rows decides.
     """
     n = 17
     p = torch.softmax(2.0 * normal(n, n), -1)
+    low = torch.softmax(normal(n, 2, seed=1) @ normal(n, 2, seed=2).mT, -1)
     errors = {d: _pattern_error(p, d) for d in range(1, n + 1)}
-    lines = {"closest scores of that rank": errors}
+    lines = {Bilingual("closest scores of that rank", "该秩下最接近的分数"): errors}
     centred = p.log() - p.log().mean(-1, keepdim=True)
+    title = Bilingual(
+        "Error of a matrix P made with scores of rank d_k, n = 17", "用秩为 d_k 的分数实现 P 的误差，n = 17"
+    )
     # Scores that give P differ from ln P by a constant a row, so centred they are `centred`: no lower rank will do.
     return [
-        at_most("n = 17, d_k = 17: error of P", errors[n], 1e-10),
-        at_least("d_k = 15: error with the closest scores of that rank", errors[n - 2], 1e-3),
-        at_least("lowest rank of scores that give P", _rank(centred), n - 1),
-        at_least("d_k = 16: error of P", errors[n - 1], 1e-3).beyond(),
-        Curve.of("Error of a matrix P made with scores of rank d_k, n = 17", "d_k", "largest error", lines, log="y"),
-    ]
+        at_most(("n = 17, d_k = 17: error of P", "n = 17，d_k = 17：P 的误差"), errors[n], 1e-10),
+        at_least(("d_k = 15: error with the closest scores of that rank",
+                  "d_k = 15：该秩下最接近的分数的误差"), errors[n - 2], 1e-3),
+        at_least(("lowest rank of scores that give P", "能给出 P 的分数的最低秩"), _rank(centred), n - 1),
+        at_least(("d_k = 16: error of P", "d_k = 16：P 的误差"), errors[n - 1], 1e-3).beyond(),
+        at_most(("d_k = 2: error of a P whose logarithms have rank 2", "d_k = 2：对数的秩为 2 的 P 的误差"),
+                _pattern_error(low, 2), 1e-10).control(errors[2]),
+        Curve.of(title, "d_k", Bilingual("largest error", "最大误差"), lines, log="y"),
+    ]  # fmt: skip
 
 
 @claim(
-    "Several heads represent strictly more than one.",
-    formula="y_i = x_{i−1} − x_{i+1}",
-    source="§5.3; ch. 11, single head against multi-head; Amsel et al. 2024, 2407.16153",
+    "Several heads represent strictly more than one: F_1 ⊂ F_h.",
+    "多个头能表示的函数严格多于一个头：F_1 ⊂ F_h。",
+    formula="y_i = x_{i−1} − x_{i+1} ∈ F_2 ∖ F_1",
+    at=[
+        place("treatment", "5.3.7", "F_h strictly contains F_1; an example are asymmetric pairwise interactions.",
+              "F_h 严格包含 F_1，例如“非对称的成对交互”。", paragraph=3),
+        place("chapter", "11.1.1", "A single head learns one pattern of attention only.",
+              "单头只能学习一种注意力模式。"),
+        place("tutorial", "6", "Row “expressive power”: weaker, and stronger for several heads.",
+              "“表达能力”一行：单头较弱，多头更强。", table=1),
+        place("treatment", "5.3.19", "Several heads represent a richer class of functions.",
+              "多头能表示更丰富的函数类。",
+              paragraph=3),
+    ],
+    also="Amsel et al. 2024, 2407.16153",
+    control=("a single head of size d, trained in the same way, does fit it", "同样训练的 d 维单头能拟合它"),
+    note="y_i = x_{i−1} − x_{i+1} 需要两个头：一个头给出平均值乘一个矩阵，要对全相等的词元为 0，矩阵只能是 0。但在相同"
+         "的 d_model 下并不包含："
+    "四个 d_k = 1 的头不能代替一个 d_k = 4 的头（后者的分数秩为 4）；只有 d_k 固定、参数随头数增加时，F_1 才显然包含"
+    "在 F_h 中。"
+    "此外，W^V W^O 相同的头等价于一个头。",
     expected=Verdict.CONDITIONS,
-)
+)  # fmt: skip
 def many_heads_beat_one() -> list[Check]:
     """y_i = x_{i−1} − x_{i+1} requires two heads: one head gives an average times one matrix, which is 0 for equal
-    tokens only if the matrix is 0. Heads with a common W^V W^O are equivalent to one head, because a mean of patterns
-    is a pattern.
+    tokens only if the matrix is 0. But at equal d_model there is no containment: four heads of d_k = 1 do not replace
+    one head of d_k = 4, whose scores have rank 4. F_1 is contained trivially only with a fixed d_k, when parameters
+    grow with h. And heads with a common W^V W^O are equivalent to one head, because a mean of patterns is a pattern.
     """
     n, d = 9, 4
     x = torch.cat((normal(12, n, d), normal(12, 1, d, seed=1).expand(-1, n, -1)))  # half of them constant
     shifts = torch.eye(n, dtype=torch.float64).roll(1, 1), torch.eye(n, dtype=torch.float64).roll(-1, 1)
     target = shifts[1] @ x - shifts[0] @ x
     two = _attended(shifts[1], x) - _attended(shifts[0], x)  # W^V W^O = 1 and −1
+    left = {h: _one_large_head_missed(h) for h in (1, 4)}
+    what = {h: (f"{h} × d_k = {4 // h} trained on one head of d_k = 4, share missed",
+                f"{h} 个 d_k = {4 // h} 的头去学一个 d_k = 4 的头，未学到的比例") for h in left}  # fmt: skip
     return [
-        same("two heads, error on x_{i−1} − x_{i+1}", two, target, 1e-10),
-        at_least("best single head, share missed", _one_head_misses(x, target), 0.2),
-        at_least("heads with one W^V W^O, share that one head misses", _merged(x), 1e-6).beyond(),
-    ]
+        same(("two heads, error on x_{i−1} − x_{i+1}", "两个头对 x_{i−1} − x_{i+1} 的误差"), two, target, 1e-10),
+        at_least(("best single head, share missed", "最优单头未实现的比例"), _one_head_misses(x, target), 0.2),
+        at_least(("heads with one W^V W^O, share that one head misses",
+                  "W^V W^O 相同的头，一个头未实现的比例"), _merged(x), 1e-6)
+        .beyond(),
+        at_most(what[4], left[4], 0.01).beyond(),
+        at_most(what[1], left[1], 0.01).control(left[4]),
+    ]  # fmt: skip
 
 
 @claim(
-    "The layer is f(X) = Concat(φ_1(X) … φ_h(X)) W_O: linear in what the heads say, which are its basis functions.",
+    "The layer is f(X) = Concat(φ_1(X) … φ_h(X)) W_O: linear in the outputs of the heads, which are its basis "
+    "functions.",
+    "该层为 f(X) = Concat(φ_1(X) … φ_h(X)) W_O：对各头的输出是线性的，它们就是基函数。",
     formula="f(X) = Concat(φ_1(X) … φ_h(X)) W_O",
-    source="5.3.16",
-)
+    at=[
+        place("treatment", "5.3.16", "A layer is an expansion in basis functions φ_i, one for each head.",
+              "一层是对基函数 φ_i 的展开，每个头一个。", equations="5.3.16"),
+        place("treatment", "5.3.16", "Each maps X to n × d_k numbers; unlike fixed bases they are learnt.",
+              "每个把 X 映射到 n × d_k；与固定的基不同，它们是学出来的。", paragraph=2),
+    ],
+    control=("neither X itself nor two of the three heads give the output",
+             "用 X 本身、或三个头中的两个，都得不到输出"),
+    note="由拼接的各头对输出做最小二乘，没有残差，且恰好得到 W_O；基本身依赖 X。",
+)  # fmt: skip
 def basis_functions() -> list[Check | Curve]:
     """Least squares from the concatenated heads to the output has no residual and recovers W_O; the basis itself
     depends on X.
@@ -157,13 +260,16 @@ def basis_functions() -> list[Check | Curve]:
     fit = torch.linalg.lstsq(phi, out).solution
     of_x = torch.linalg.lstsq(x.flatten(0, 1), out).solution  # the layer is not linear in X
     left = {heads: _missed_by_fit(phi[:, : 4 * heads], out) for heads in (1, 2, 3)}
+    error = difference(phi @ fit, out)
     return [
-        same("error of the fit", phi @ fit, out, 1e-10),
-        same("W_O found, error", fit, module.o_proj.weight.mT, 1e-8),
-        at_least("missed by a fit on X itself", difference(x.flatten(0, 1) @ of_x, out), 0.01).control(),
-        at_least("missed by a fit on two of the heads", left[2], 0.01).control(),
-        Curve.of("Output of three heads fitted by least squares", "heads available to the fit", "share missed", {
-            "linear in the heads": left}, log="y"),
+        at_most(("error of the fit", "拟合的误差"), error, 1e-10),
+        same(("W_O found, error", "求得的 W_O 的误差"), fit, module.o_proj.weight.mT, 1e-8),
+        at_least(("missed by a fit on X itself",
+                  "对 X 本身拟合未得到的"), difference(x.flatten(0, 1) @ of_x, out), 0.01).control(error),
+        at_least(("missed by a fit on two of the heads", "对两个头拟合未得到的"), left[2], 0.01).control(left[3]),
+        Curve.of(Bilingual("Output of three heads fitted by least squares", "对三个头的输出做最小二乘"),
+                 Bilingual("heads available to the fit", "可用的头数"), Bilingual("share missed", "未得到的比例"), {
+            Bilingual("linear in the heads", "对头线性"): left}, log="y"),
     ]  # fmt: skip
 
 
@@ -234,6 +340,18 @@ def _one_head_misses(x: Tensor, target: Tensor) -> float:
         return (torch.softmax(logits, -1) @ x @ w - target).square().sum() / target.square().sum()
 
     return min(adam([logits, w], missed, 300, 0.1))
+
+
+def _one_large_head_missed(h: int) -> float:
+    """The share of one sharp head of size 4 that a layer of h heads misses after training, d_model = 4."""
+    x = nn.functional.normalize(normal(24, 12, 4, seed=11), dim=-1)
+    target = attend(*([x[:, None]] * 3), scale=12.0)[:, 0]  # each token attends to those that resemble it
+    student = layer("multi_head", 4, h, seed=3)
+
+    def missed() -> Tensor:
+        return (student(x) - target).square().sum() / target.square().sum()
+
+    return min(adam(student.parameters(), missed, 400, 0.05))
 
 
 def _merged(x: Tensor) -> float:

@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from headwise.errors import ConfigError
 from headwise.progress import Progress
 from headwise.reports.curves import Curve
 from headwise.seeds import seeded
-from headwise.textbook.claims.evidence import Check, Role, Verdict, judge
+from headwise.textbook.claims.evidence import Check, Role, Verdict, Words, both, judge
+from headwise.textbook.texts import Place
+from headwise.wording import Bilingual, joined
 
 Measure = Callable[[], Sequence[Check | Curve]]
 
@@ -18,31 +21,47 @@ QUICK_SECONDS, SLOW_SECONDS = 0.25, 35.0  # of a claim, the mean over all, measu
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the source texts, in our words.
+    """One claim, in our words.
 
     Attributes:
-        statement: what is claimed. formula: the same in symbols. source: where the claim is made.
+        statement: what is claimed. formula: the same in symbols.
+        places: where the five texts make it, each with what it says there. also: other literature, "" if there is none.
+        control: the case in which the measurement must give another result, or the baseline.
+        note: how it is measured, how an ambiguous sentence is read, and the reason for the verdict.
         expected: the verdict that the measurement must give.
-        measure: returns the checks, and curves if there are any; its docstring explains them and the verdict.
+        measure: returns the checks, at least one of them a control, and curves if there are any.
         slow: whether the measurement takes more than a few seconds.
+
+    Raises ConfigError if there is no control, or neither a place nor literature.
     """
 
-    statement: str
-    formula: str
-    source: str
+    statement: Bilingual
+    formula: Bilingual
+    places: tuple[Place, ...]
+    also: Bilingual
+    control: Bilingual
+    note: Bilingual
     expected: Verdict
     measure: Measure = field(repr=False)
     slow: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.control:
+            raise ConfigError(
+                f"claim {self.id!r}: declares no control; expected a case where it must fail, or a baseline"
+            )
+        if not self.places and not self.also:
+            raise ConfigError(f"claim {self.id!r}: has no source; expected a place in a text, or literature")
+
+    @property
+    def source(self) -> Bilingual:
+        """All places and the literature in one line."""
+        return joined([*(place.where for place in self.places), *([self.also] if self.also else [])], "; ", "；")
 
     @property
     def id(self) -> str:
         """The name of the claim on the command line: that of its function, with hyphens."""
         return self.function.replace("_", "-")
-
-    @property
-    def why(self) -> str:
-        """How the claim is measured, and the reason for the verdict."""
-        return " ".join((self.measure.__doc__ or "").split())
 
     @property
     def code(self) -> str:
@@ -82,15 +101,35 @@ class Finding:
 
     @property
     def shown(self) -> list[Check]:
-        """The checks to show: controls are left out unless they fail."""
-        return [check for check in self.checks if check.role is not Role.CONTROL or not check.held]
+        """The checks about the claim, without controls."""
+        return [check for check in self.checks if check.role is not Role.CONTROL]
+
+    @property
+    def controls(self) -> list[Check]:
+        """The controls."""
+        return [check for check in self.checks if check.role is Role.CONTROL]
 
 
 def claim(
-    statement: str, *, formula: str, source: str, expected: Verdict = Verdict.HOLDS, slow: bool = False
-) -> Callable[[Measure], Claim]:
-    """Decorate the function that measures a claim; its name becomes the claim's `id`."""
-    return lambda measure: Claim(statement, formula, source, expected, measure, slow)
+    en: str, zh: str, *, formula: Words, control: Words, note: str, at: Sequence[Place] = (), also: Words = "",
+    expected: Verdict = Verdict.HOLDS, slow: bool = False,
+) -> Callable[[Measure], Claim]:  # fmt: skip
+    """Decorate the function that measures a claim; its name becomes the claim's `id`.
+
+    Args:
+        en, zh: the statement in English and in Chinese.
+        control: what the controls are, in both languages. at: places in the five texts. also: other literature.
+        note: the function's docstring in Chinese.
+    """
+
+    def made(measure: Measure) -> Claim:
+        english = " ".join((measure.__doc__ or "").split())
+        return Claim(
+            Bilingual(en, zh), both(formula), tuple(at), both(also), both(control), Bilingual(english, note), expected,
+            measure, slow,
+        )  # fmt: skip
+
+    return made
 
 
 def expected_seconds(claims: Iterable[Claim]) -> float:
@@ -99,7 +138,7 @@ def expected_seconds(claims: Iterable[Claim]) -> float:
 
 
 def run(claims: Iterable[Claim], progress: Progress | None = None) -> list[Finding]:
-    """Measure claims one after the other.
+    """Measure claims one after the other; ConfigError if a measurement returns no control.
 
     Args:
         progress: called with (id, claims done, claims in all) before each claim, and at the end.
@@ -112,6 +151,8 @@ def run(claims: Iterable[Claim], progress: Progress | None = None) -> list[Findi
         with seeded(0):  # new modules draw weights: results depend neither on the order of claims nor on the caller
             results = one.measure()
         checks = tuple(x for x in results if isinstance(x, Check))
+        if not any(check.role is Role.CONTROL for check in checks):
+            raise ConfigError(f"claim {one.id!r}: its measurement returns no control")
         curves = tuple(x for x in results if isinstance(x, Curve))
         found.append(Finding(one, checks, time.perf_counter() - start, curves))
     if progress is not None:

@@ -1,8 +1,8 @@
 """How a claim is judged: checks, each of which holds or fails, and one rule that derives the verdict from them.
 
->>> [check] = [equal("heads", 3, 4)]
->>> check.held, check.text
-(False, 'heads: 3, not 4')
+>>> [check] = [equal(("heads", "头数"), 3, 4)]
+>>> check.held, check.text, check.text.zh
+(False, 'heads: 3, not 4', '头数：3，不是 4')
 >>> judge([check])
 <Verdict.FAILS: 'does not hold'>
 """
@@ -14,6 +14,15 @@ from enum import Enum
 
 from torch import Tensor
 
+from headwise.wording import Bilingual, in_language
+
+Words = str | tuple[str, str]  # one text for both languages, or English and Chinese
+
+
+def both(words: Words) -> Bilingual:
+    """The words in both languages."""
+    return Bilingual(words, in_language(words, "zh")) if isinstance(words, str) else Bilingual(*words)
+
 
 class Verdict(Enum):
     """The result of measuring a claim."""
@@ -24,12 +33,23 @@ class Verdict(Enum):
     MISLEADING = "faithful but misleading"
     UNDECIDED = "undecided"
 
+    @property
+    def words(self) -> Bilingual:
+        """The verdict in both languages."""
+        return Bilingual(self.value, VERDICTS_IN_CHINESE[self.name])
+
+
+VERDICTS_IN_CHINESE = {
+    "HOLDS": "成立", "CONDITIONS": "有条件成立", "FAILS": "不成立", "MISLEADING": "属实但易误导", "UNDECIDED": "未定",
+}  # fmt: skip
+
 
 class Role(Enum):
     """The purpose of a check.
 
     STATED: tests the claim within its intended conditions. BEYOND: tests the claim outside of them. SUGGESTED: tests
-    what the claim leads a reader to believe. CONTROL: tests that the measurement itself can fail.
+    what the claim leads a reader to believe. CONTROL: the same measurement where the result must be another one, or on
+    a baseline: it shows that the measurement can fail.
     """
 
     STATED = "stated"
@@ -45,30 +65,43 @@ class Check:
     Attributes:
         what: a description of the number. value: the number. relation: "=", "≤" or "≥". limit: the expected value.
         tolerance: for "=", relative to the limit.
+        instead: of a control, the number that the claim's own case gave; a control must reject it.
     """
 
-    what: str
+    what: Bilingual
     value: float
     relation: str
     limit: float
     tolerance: float = 0.0
     role: Role = Role.STATED
+    instead: float | None = None
 
     @property
     def held(self) -> bool:
-        """Whether the number is as expected."""
-        if self.relation == "=":
-            return abs(self.value - self.limit) <= self.tolerance * abs(self.limit)
-        return self.value <= self.limit if self.relation == "≤" else self.value >= self.limit
+        """Whether the number is as expected; of a control, also whether the claim's own number would not be."""
+        return self._takes(self.value) and (self.instead is None or not self._takes(self.instead))
 
     @property
-    def text(self) -> str:
+    def text(self) -> Bilingual:
         """The check as a short line, such as "heads: 3, not 4"."""
-        sign = {"=": ("=", "not"), "≤": ("≤", ">"), "≥": ("≥", "<")}[self.relation][not self.held]
-        if self.relation == "=" and self.held:
-            return f"{self.what}: {number(self.value)}"
-        comma = "," if sign == "not" else ""
-        return f"{self.what}: {number(self.value)}{comma} {sign} {number(self.limit)}"
+        held, value, limit = self._takes(self.value), number(self.value), number(self.limit)
+        en = zh = ""
+        if self.relation == "=" and not held:
+            en = f", not {limit}"
+            zh = f"，不是 {limit}"
+        elif self.relation != "=":
+            sign = self.relation if held else {"≤": ">", "≥": "<"}[self.relation]
+            en = zh = f" {sign} {limit}"
+        if held and not self.held:
+            own = number(self.instead or 0.0)
+            en, zh = f"{en}, but so is {own}", f"{zh}，但 {own} 也是如此"
+        return Bilingual(f"{self.what}: {value}{en}", f"{self.what.zh}：{value}{zh}")
+
+    def _takes(self, value: float) -> bool:
+        """Whether a number would be as expected."""
+        if self.relation == "=":
+            return abs(value - self.limit) <= self.tolerance * abs(self.limit)
+        return value <= self.limit if self.relation == "≤" else value >= self.limit
 
     def beyond(self) -> "Check":
         """Return this check with the role BEYOND."""
@@ -78,27 +111,32 @@ class Check:
         """Return this check with the role SUGGESTED."""
         return replace(self, role=Role.SUGGESTED)
 
-    def control(self) -> "Check":
-        """Return this check with the role CONTROL."""
-        return replace(self, role=Role.CONTROL)
+    def control(self, instead: float) -> "Check":
+        """Return this check with the role CONTROL. instead: the number that the claim's own case gave."""
+        return replace(self, role=Role.CONTROL, instead=float(instead))
+
+    def forced(self) -> "Check":
+        """A control as it would be if its case had given the number of the claim's own case."""
+        assert self.instead is not None
+        return replace(self, value=self.instead)
 
 
-def equal(what: str, value: float, limit: float, tolerance: float = 0.0) -> Check:
+def equal(what: Words, value: float, limit: float, tolerance: float = 0.0) -> Check:
     """Check that `value` equals `limit` up to a relative tolerance."""
-    return Check(what, float(value), "=", float(limit), tolerance)
+    return Check(both(what), float(value), "=", float(limit), tolerance)
 
 
-def at_most(what: str, value: float, limit: float) -> Check:
+def at_most(what: Words, value: float, limit: float) -> Check:
     """Check that `value` is at most `limit`."""
-    return Check(what, float(value), "≤", float(limit))
+    return Check(both(what), float(value), "≤", float(limit))
 
 
-def at_least(what: str, value: float, limit: float) -> Check:
+def at_least(what: Words, value: float, limit: float) -> Check:
     """Check that `value` is at least `limit`."""
-    return Check(what, float(value), "≥", float(limit))
+    return Check(both(what), float(value), "≥", float(limit))
 
 
-def same(what: str, one: Tensor, other: Tensor, tolerance: float = 1e-12) -> Check:
+def same(what: Words, one: Tensor, other: Tensor, tolerance: float = 1e-12) -> Check:
     """Check that two tensors are equal: their `difference` is at most `tolerance`."""
     return at_most(what, difference(one, other), tolerance)
 
@@ -121,7 +159,7 @@ def judge(checks: Iterable[Check]) -> Verdict:
     found = list(checks)
     of = {role: [check.held for check in found if check.role is role] for role in Role}
     stated, beyond, suggested = of[Role.STATED], of[Role.BEYOND], of[Role.SUGGESTED]
-    if not stated or not all(of[Role.CONTROL]) or not all(math.isfinite(check.value) for check in found):
+    if not stated or not all(of[Role.CONTROL]) or not all(map(_is_finite, found)):
         return Verdict.UNDECIDED
     rest = beyond + suggested
     if all(stated):
@@ -131,6 +169,10 @@ def judge(checks: Iterable[Check]) -> Verdict:
             return Verdict.MISLEADING if suggested else Verdict.CONDITIONS
         return Verdict.UNDECIDED
     return Verdict.UNDECIDED if any(stated + rest) else Verdict.FAILS
+
+
+def _is_finite(check: Check) -> bool:
+    return math.isfinite(check.value) and (check.instead is None or math.isfinite(check.instead))
 
 
 def number(value: float) -> str:

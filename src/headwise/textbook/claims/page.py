@@ -16,8 +16,8 @@ from headwise.textbook.claims.claim import Finding
 from headwise.textbook.claims.show import by_group, summary
 
 
-def write_page(findings: Sequence[Finding], path: str | os.PathLike[str]) -> Path:
-    """Write the page to `path` and return the path.
+def write_page(findings: Sequence[Finding], path: str | os.PathLike[str], *, lang: str = "en") -> Path:
+    """Write the page to `path` and return the path. lang: "en" or "zh".
 
     Raises:
         ConfigError: if `path` is a folder.
@@ -25,10 +25,10 @@ def write_page(findings: Sequence[Finding], path: str | os.PathLike[str]) -> Pat
     """
     if Path(path).is_dir():
         raise ConfigError(f"{os.fspath(path)!r} is a folder; expected a file name, such as claims.html")
-    write_text(path, to_html(findings))
+    write_text(path, to_html(findings, lang))
     return Path(path)
 
 
-def to_html(findings: Sequence[Finding]) -> str:
+def to_html(findings: Sequence[Finding], lang: str = "en") -> str:
     """The whole page: a summary, then a table and the plots of each group."""
-    return claims_page(by_group(findings), summary(findings))
+    return claims_page(by_group(findings), summary(findings), lang)

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
+from headwise.kernels import use_kernel
 from headwise.nn.registry import DESIGNS, STANDARD
 from headwise.seeds import seeded
 
@@ -35,6 +37,13 @@ def multi_head() -> Any:
 def standard(d_model: int, num_heads: int, **options: Any) -> Any:
     """The standard layer as constructed: float32, in training mode."""
     return DESIGNS[STANDARD].build(d_model, num_heads, **options)
+
+
+def counted(run: Callable[[], Tensor]) -> int:
+    """FLOPs of matrix products, counted at run time with a kernel whose products PyTorch sees."""
+    with torch.no_grad(), use_kernel("torch_blocks"), FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
 
 
 def adam(

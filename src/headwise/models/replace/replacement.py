@@ -1,0 +1,290 @@
+"""Attention of one model, computed by `attend` at the places where that was certified."""
+
+import warnings
+from collections.abc import Mapping
+from contextlib import ExitStack
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from headwise.attention import attend
+from headwise.errors import ConfigError, HeadwiseError
+from headwise.events import in_backward
+from headwise.kernels.eager import eager
+from headwise.models.batches import arguments
+from headwise.models.recognise.attention import assembled, names
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, unexpected
+from headwise.models.recognise.following import following
+from headwise.models.recognise.frames import in_checkpoint, modules_in_call
+from headwise.models.recognise.products import Contraction
+from headwise.models.recognise.recogniser import explained, nothing
+from headwise.models.recognise.tracked import Tracked
+from headwise.models.replace.deferred import Deferred
+from headwise.models.replace.deferring import Deferring, Place, place_of, without_shifts
+from headwise.publishing import attended
+from headwise.rule import own_dtypes
+
+Key = tuple[Any, ...]
+READ = "its scores or weights are read before they are multiplied by values"
+
+
+class Replacement:
+    """Recognises attention in each forward pass of a model. What a pass certifies is replaced from the next one on.
+
+    Attributes:
+        computed: name of a module → why its attention is computed by its own code; "" if headwise computes it.
+    """
+
+    def __init__(self, model: nn.Module, apart: frozenset[nn.Module] = frozenset()) -> None:
+        """
+        Args:
+            apart: modules whose attention is computed in another way already.
+        """
+        self.model = model
+        self.modules = {module: name for name, module in model.named_modules()}
+        self.computed: dict[str, str] = {}
+        self._apart = apart
+        self._verdicts: dict[Place, dict[Key, str]] = {}  # why not; "" if it is the same function
+        self._certified: dict[Place, frozenset[Key]] = {}  # as of the beginning of the last forward
+        self._orders: dict[tuple[Place, Key], tuple[int, ...]] = {}  # of the dimensions in memory
+        self._open: dict[int, _Open] = {}  # by thread
+        self._handles: list[RemovableHandle] = []
+        self._checked = False
+
+    @property
+    def attached(self) -> tuple[str, ...]:
+        """Names of the modules whose attention is computed by headwise, or will be from the next forward on."""
+        return tuple(name for name in self.modules.values() if self.computed.get(name) == "")
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """name → why a module's attention is computed by its own code."""
+        return {name: why for name, why in self.computed.items() if why}
+
+    def check(self, seen: Tracked) -> None:
+        """Raise ConfigError if a whole forward has certified nothing; warn of what cannot be replaced."""
+        if not self.computed:
+            if self._apart:
+                return
+            self.close()
+            raise nothing(self.model, seen, "attach")
+        listed = "; ".join(f"{name or type(self.model).__name__}: {why}" for name, why in self.skipped.items())
+        if not self.attached and not self._apart:
+            self.close()
+            raise ConfigError(
+                f"attach(model): headwise computes no attention of {type(self.model).__name__} as its own code does: "
+                f"{listed}"
+            )
+        if listed:
+            warnings.warn(f"attach(model): not attached: {listed}", UserWarning, stacklevel=4)
+
+    def open(self) -> None:
+        """Follow every forward pass from now on."""
+        for module in self.modules:
+            if module is self.model or not type(module).__module__.startswith("torch.nn."):
+                self._handles += [
+                    module.register_forward_pre_hook(self._before),
+                    module.register_forward_hook(self._after, always_call=True),
+                ]
+
+    def close(self) -> None:
+        """Compute everything as before."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        here = self._open.pop(get_ident(), None)
+        if here is not None:
+            here.stack.close()
+
+    def run(self, batch: Any) -> None:
+        """Call the model once, with its own code and without gradients, and certify what can be.
+
+        Raises:
+            ConfigError: if that is nothing.
+        """
+        args, kwargs = arguments(batch)
+        here = self._open[get_ident()] = _Open(self)
+        self._checked = True
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                self.model(*args, **kwargs)
+        finally:
+            self._open.pop(get_ident(), None)
+            here.stack.close()
+        self.check(here.seen)
+
+    @eager
+    def _before(self, module: nn.Module, args: Any) -> None:
+        """Runs before a call of a module; an outermost call begins a forward, or its repetition in a backward pass."""
+        if module not in self.modules:  # a copy of the model has the hooks too
+            return
+        here = self._open.get(get_ident())
+        if here is not None:
+            here.depth += 1
+            return
+        if not in_backward():
+            self._certified = {
+                place: frozenset(key for key, why in keys.items() if not why) for place, keys in self._verdicts.items()
+            }
+        self._open[get_ident()] = _Open(self)
+
+    @eager
+    def _after(self, module: nn.Module, args: Any, result: Any) -> None:
+        here = self._open.get(get_ident())
+        if module not in self.modules or here is None:
+            return
+        here.depth -= 1
+        if here.depth:
+            return
+        del self._open[get_ident()]
+        here.stack.close()
+        if module is self.model and result is not None and not self._checked:
+            self._checked = True
+            self.check(here.seen)
+
+    def certified(self) -> Mapping[Place, frozenset[Key]]:
+        """Place of a product → what was certified of its chains before this forward."""
+        return self._certified
+
+    def values(self, here: "_Open", product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
+        """Weights are multiplied by values."""
+        record, mode = x.softmax, here.mode
+        assert record is not None
+        assert x.product is not None
+        record.done = True
+        place = names(x.product, modules_in_call(self.modules), self.modules)
+        if place is None or place[0] in self._apart:
+            return
+        module, name = place
+        where, key = place_of(x), key_of(product, x, at, side, mode.dropout_p)
+        fused = out.is_meta and not isinstance(out, Deferred)
+        waiting = fused or (isinstance(out, Deferred) and not out.made)
+        if waiting:
+            why = own_code(out, x)
+            if key in self._certified.get(where, ()) and not why:
+                try:
+                    made = self._attended(module, product, x, at, side, out, mode.dropout_p)
+                    made = in_order(made, self._orders.get((where, key)))
+                except (Lost, HeadwiseError, *UNEXPECTED) as error:
+                    why = str(error) if isinstance(error, Lost | HeadwiseError) else unexpected(error)
+                else:
+                    self.computed[name] = ""
+                    if isinstance(out, Deferred):
+                        out.set(made)
+                    mode.resolved = made
+                    return
+            if why:
+                self.computed[name] = why
+            if fused:
+                return
+            out = out.dense() if isinstance(out, Deferred) else out
+        if in_backward():
+            return
+        self._orders[where, key] = order_of(out)
+        known = self._verdicts.setdefault(where, {})
+        if key not in known:
+            known[key] = self._compared(product, x, at, side, out)
+            self.computed[name] = known[key]
+        elif not waiting and key in self._certified.get(where, ()):
+            self.computed[name] = READ if where in mode.deferred else (
+                "it is computed by a function of another package, which is not replaced"
+            )  # fmt: skip
+        elif not waiting or known[key]:
+            self.computed[name] = known[key]
+
+    def _compared(self, product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> str:
+        """Why a call must not be replaced; "" if `attend` computes the same."""
+        if x.note:
+            return explained(x, "the same function only for these numbers").split("; ")[0]
+        if in_checkpoint():
+            return "a part of its forward is called by torch.utils.checkpoint; checkpoint whole modules instead"
+        try:
+            with torch.no_grad(), own_dtypes(out):
+                a = assembled(product, x, at, side, out)
+                mine, amap = attend(a.q, a.k, a.v, mask=a.mask, scale=a.scale, score=a.scores, return_map=True)
+                a.check(mine, amap, every=False)
+        except Lost as reason:
+            return str(reason)
+        except UNEXPECTED as error:
+            return unexpected(error)
+        return ""
+
+    def _attended(
+        self, module: nn.Module, product: Contraction, x: Followed, at: int, side: int, out: Tensor, dropout_p: float
+    ) -> Tensor:
+        """The result of the code, computed by `attend`."""
+        plain = without_shifts(x)
+        assert plain is not None
+        q = product.right if at == 0 else product.left  # of the device of the call
+        # Modes of others, such as that of `watch`, would see how it is computed.
+        with own_dtypes(q), torch._C.DisableTorchFunction():
+            a = assembled(product, plain, at, side, torch.empty(out.shape, dtype=out.dtype, device="meta"))
+            made, _ = attended(
+                module, a.q, a.k, a.v, to_itself=a.to_itself, mask=a.mask, scale=a.scale, score=a.scores,
+                dropout_p=max(a.dropout_p, dropout_p),
+            )  # fmt: skip
+            return a.restore(made).to(out.dtype)
+
+
+class _Open:
+    """A forward pass of one thread."""
+
+    def __init__(self, of: Replacement) -> None:
+        self.depth = 1
+        self.stack = ExitStack()
+        self.seen = Tracked(of.modules, lambda *call: of.values(self, *call))
+        made: list[Deferring] = []
+
+        def mode(seen: Tracked) -> Deferring:
+            made.append(Deferring(seen))
+            made[0].certified = frozenset(place for place, keys in of.certified().items() if keys)
+            return made[0]
+
+        self.stack.enter_context(following(self.seen, mode))
+        (self.mode,) = made
+
+
+def key_of(product: Contraction, x: Followed, at: int, side: int, dropout_p: float) -> Key:
+    """What was done between the two products, without the numbers: calls with the same key have the same form."""
+    assert x.product is not None
+    assert x.softmax is not None
+    steps = tuple(step.kind for step in x.steps if not _is_shift(step.value))
+    letters = (x.product.of.a, x.product.of.b, x.product.of.out, product.a, product.b, product.out)
+    return (
+        steps, letters, at, side, x.stage, x.note, x.sink is not None, bool(x.dropout_p or dropout_p), x.product.dtype,
+        x.softmax.dtype,
+    )  # fmt: skip
+
+
+def order_of(x: Tensor) -> tuple[int, ...]:
+    """The dimensions in the order of their strides, the largest first: code may take a view that requires it."""
+    strides = x.stride()
+    return tuple(sorted(range(x.ndim), key=lambda i: (-strides[i], i)))
+
+
+def in_order(x: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """The same tensor with that order in memory, without gaps."""
+    if order is None or len(order) != x.ndim:
+        return x.contiguous()
+    return x.permute(order).contiguous().permute([order.index(i) for i in range(x.ndim)])
+
+
+def _is_shift(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.ndim == 0 or value.shape[-1] == 1)
+
+
+def own_code(out: Tensor, x: Followed) -> str:
+    """Why a call must be computed as it is written, although its form is certified; "" if there is no reason."""
+    if without_shifts(x) is None:
+        return "something that differs between keys is computed from its scores and added to them"
+    if not isinstance(out, Deferred):
+        return ""
+    lineage = list(out.lineage())
+    if any(one.made for one in lineage):
+        return READ
+    if any(one.made_by in ("detach", "data") or not one.graph for one in lineage) and out.requires_grad:
+        return "gradients do not flow through all of it"
+    return ""

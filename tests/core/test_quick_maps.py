@@ -1,0 +1,180 @@
+"""Small calls with a map that come again: one call of the library, and nothing else is different."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from samples import MASKS, qkv
+from test_quick_calls import SIZES, WAYS, _picked
+from torch import Tensor
+
+from headwise import seeds, stats
+from headwise.attention import attend
+from headwise.errors import ConfigError
+from headwise.kernels import quick_maps, use_kernel
+from headwise.map import AttentionMap
+from headwise.masks import Causal, Dense, Mask, Window
+from headwise.stats import Measure, SinkMass, resolve
+
+pytestmark = pytest.mark.skipif(
+    '_picked() != "cpu"', reason='only calls of the compiled kernel are kept, and "auto" picks another one here'
+)
+assert _picked
+NAMES = (
+    "max_logit", "logsumexp", "entropy", "effective_keys", "squared_weights", "top1_mass", "mean_distance",
+    "distance_variance", "local_mass", "sink_mass", "previous_mass", "self_mass", "next_mass",
+)  # fmt: skip
+Given = Sequence[str | Measure]
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> None:
+    quick_maps._decided.clear()
+
+
+def came_again(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None = None, measures: Given = NAMES) -> bool:
+    return quick_maps.again_measured(q, k, v, mask, None, "auto", measures) is not None
+
+
+def bits(x: Tensor, y: Tensor) -> bool:
+    return torch.equal(x.isnan(), y.isnan()) and torch.equal(x.nan_to_num(), y.nan_to_num())
+
+
+def same(one: tuple[Tensor, AttentionMap], other: tuple[Tensor, AttentionMap]) -> bool:
+    """Whether outputs, maps and measures have the same bits."""
+    (out, amap), (out_too, amap_too) = one, other
+    assert bits(out, out_too)
+    assert bits(amap.lse, amap_too.lse)
+    assert (amap.kernel, amap.named, amap.refusals) == (amap_too.kernel, amap_too.named, amap_too.refusals)
+    if amap.measured is None:
+        return amap_too.measured is None
+    assert amap_too.measured is not None
+    assert list(amap.measured) == list(amap_too.measured)
+    assert torch.equal(amap.measured.nonfinite, amap_too.measured.nonfinite)
+    for name, state in amap.measured.states.items():
+        other_state = amap_too.measured.states[name]
+        assert bits(state.total, other_state.total)
+        assert torch.equal(state.count, other_state.count)
+    return all(bits(x, amap_too.measured[name]) for name, x in amap.measured.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("mask", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_same_bits_as_the_first_time(dtype: torch.dtype, mask: Mask | None, size: tuple[int, ...]) -> None:
+    first, second = (qkv(*size, dtype=dtype, seed=seed) for seed in (1, 2))
+    whole_way = attend(*second, mask=mask, return_map=True, measures=NAMES)
+    quick_maps._decided.clear()
+    attend(*first, mask=mask, return_map=True, measures=NAMES)
+    assert came_again(*second, mask)
+    assert same(attend(*second, mask=mask, return_map=True, measures=NAMES), whole_way)
+    assert whole_way[1].measured is not None
+    assert repr(attend(*second, mask=mask, return_map=True, measures=NAMES)[1].measured) == repr(whole_way[1].measured)
+
+
+def test_a_map_without_measures_comes_again() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    first = attend(q, k, v, mask=Causal(), return_map=True)
+    assert came_again(q, k, v, Causal(), ())
+    again = attend(q, k, v, mask=Causal(), return_map=True)
+    assert same(again, first)
+    assert torch.equal(again[1].to_dense(), first[1].to_dense())
+
+
+def test_measures_are_part_of_what_a_call_is() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    attend(q, k, v, return_map=True, measures=("entropy", SinkMass(3)))
+    assert came_again(q, k, v, None, ["entropy", SinkMass(3)])
+    for other in (("entropy",), ("entropy", SinkMass(2)), ("entropy", "sink_mass"), (SinkMass(3), "entropy"), ()):
+        assert not came_again(q, k, v, None, other)
+    found = attend(q, k, v, return_map=True, measures=["entropy", SinkMass(3)])[1]
+    torch.testing.assert_close(found.measured["sink_mass"], found.measure(SinkMass(3))["sink_mass"])
+
+
+def test_queries_that_are_not_finite_are_counted() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    attend(q, k, v, mask=Window(3), return_map=True, measures=NAMES)
+    q[1, 4, 7, 0] = torch.inf
+    assert came_again(q, k, v, Window(3))
+    again = attend(q, k, v, mask=Window(3), return_map=True, measures=NAMES)
+    quick_maps._decided.clear()
+    assert same(again, attend(q, k, v, mask=Window(3), return_map=True, measures=NAMES))
+    assert again[1].measured.nonfinite.sum() == again[1].measured.nonfinite[1, 4] == 1
+    assert again[1].measured["max_logit"][1, 4].isnan()
+
+
+def test_values_that_are_not_finite_go_the_whole_way() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    attend(q, k, v, return_map=True, measures=NAMES)
+    v[1, 2, 7, 0] = torch.nan
+    assert not came_again(q, k, v)
+    found = attend(q, k, v, return_map=True, measures=NAMES)[1]
+    assert found.nonfinite_values is not None
+    assert found.nonfinite_values[1, 2] == 1
+
+
+def test_what_a_cache_could_get_wrong_goes_the_whole_way() -> None:
+    class Twice(stats.Entropy):
+        """Twice the entropy."""
+
+        name, unit, range, source = "twice", "nats", "≥ 0", "here"
+
+        def value(self, total: Tensor, lse: Tensor) -> Tensor:
+            return 2 * total
+
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    members = torch.arange(23)[None] % 2 == 0
+    for measures in (
+        ("received_mass",),
+        ("topk_mass",),
+        ("normalized_entropy",),
+        (stats.ClassMass(members),),
+        (Twice(),),
+    ):
+        for _ in range(2):
+            found = attend(q, k, v, return_map=True, measures=measures)[1].measured
+        assert not came_again(q, k, v, None, measures)
+    entropy = attend(q, k, v, return_map=True, measures=("entropy",))[1].measured["entropy"]
+    torch.testing.assert_close(found["twice"], 2 * entropy)
+    mask = Dense(torch.ones(17, 23, dtype=torch.bool))
+    attend(q, k, v, mask=mask, return_map=True)
+    assert not came_again(q, k, v, mask, ())
+    given = MASKS["documents"](2, 17, 23)
+    attend(q, k, v, mask=given, return_map=True)
+    assert not came_again(q, k, v, given, ())
+
+
+def test_arguments_are_checked_as_ever() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    for _ in range(2):
+        found = attend(q, k, v, return_map=True, measures=(name for name in ("entropy", "max_logit")))[1]
+        assert list(found.measured) == ["entropy", "max_logit"]
+        with pytest.raises(ConfigError, match="unknown measure 'entropi'"):
+            attend(q, k, v, return_map=True, measures=("entropi",))
+        with pytest.raises(ConfigError, match="return_map=True"):
+            attend(q, k, v, measures=("entropy", "max_logit"))
+    with use_kernel("reference"):
+        assert attend(q, k, v, return_map=True, measures=NAMES)[1].kernel == "reference"
+
+
+def test_gradients_and_dropout_go_the_whole_way() -> None:
+    q, k, v = qkv(2, 6, 3, 17, 23, 8, 8)
+    attend(q, k, v, return_map=True, measures=NAMES)
+    q.requires_grad_()
+    out, _ = attend(q, k, v, return_map=True, measures=NAMES)
+    out.sum().backward()
+    assert q.grad is not None
+    with seeds.seeded(3), torch.no_grad():
+        dropped, _ = attend(q, k, v, return_map=True, measures=NAMES, dropout_p=0.5)
+    assert not torch.allclose(dropped, out)
+
+
+def test_results_do_not_share_memory() -> None:
+    first, second = (qkv(2, 6, 3, 17, 23, 8, 8, seed=seed) for seed in (1, 2))
+    found = [attend(*given, return_map=True, measures=NAMES)[1] for given in (first, second, second)]
+    assert not torch.equal(
+        found[1].measured["entropy"], attend(*first, return_map=True, measures=NAMES)[1].measured["entropy"]
+    )
+    found[1].measured["entropy"].zero_()
+    assert found[2].measured["entropy"].abs().sum() > 0
+    assert list(found[2].measured) == [measure.name for measure in resolve(NAMES)]
