@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from headwise.map import AttentionMap
-from headwise.masks import Mask
 from headwise.models.recognise.axes import Axes, Dim
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
 from headwise.models.recognise.products import Contraction
+from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
@@ -21,27 +21,16 @@ FLOOR = {torch.float64: 1e-12, torch.float32: 4e-6, torch.float16: 2e-3, torch.b
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
-    """What `attend` has to compute, and what the model's code computed.
+class Attention(Call):
+    """What `attend` has to compute, and what the model's code computed. Equal heads of keys and values that need no
+    gradient are one head.
 
     Attributes:
-        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v]. Equal heads of keys and values that need no
-            gradient are one head.
-        scale, mask, scores, dropout_p: as in `attend`.
-        traced: whether batch and heads are known from the layer that made queries or keys.
         dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
         out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
         arrange: any tensor of the shape of the code's result, as [b, h, n, d_v]. restore: the opposite.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
-    mask: Mask | None
-    scores: tuple[Score, ...]
-    dropout_p: float
-    traced: bool
     dtype: torch.dtype
     to_itself: bool
     out: Tensor
@@ -78,11 +67,11 @@ class Attention:
             weights = self.weights()
             step = max(1, (1 << 20) // max(1, b * h * m))
             for start in range(0, n, step) if every else (0,):
-                rows = slice(start, start + step)
-                mine, theirs = amap[:, :, rows], weights[:, :, rows].to(amap.lse.dtype)
+                part = slice(start, start + step)
+                mine, theirs = amap[:, :, part], weights[:, :, part].to(amap.lse.dtype)
                 if self.dropout_p:
                     mine, theirs = mine * (theirs != 0), theirs * (1 - self.dropout_p)
-                worst = max(worst, _difference(mine, theirs, seen[:, :, rows]))
+                worst = max(worst, _difference(mine, theirs, seen[:, :, part]))
         return worst, allowed
 
 
