@@ -16,17 +16,7 @@ from headwise.table.show import as_html, as_text
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A call of `attend` that computes what the code of a model computes.
-
-    Attributes:
-        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], as they were multiplied (after rotary positions).
-            Keys and values that were repeated for groups of heads are not repeated here.
-        scale: factor on q·k, wherever the code applies it.
-        mask: as a headwise mask; None if every key is visible. scores: soft cap, biases, learned sinks.
-        dropout_p: of the weights.
-        traced: whether it is known which axis holds heads, because queries or keys were traced back to a layer whose
-            output was split, or the function defines it. If not, heads are the last of two or more leading axes.
-    """
+    """A call of `attend` that computes what the code of a model computes. `Recognised` explains its fields."""
 
     q: Tensor
     k: Tensor
@@ -45,16 +35,22 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Recognised(Call):
-    """An attention call that was recognised, and its map. Tensors are detached.
+    """An attention call that was recognised, and its map.
 
     Attributes:
+        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached, as they were multiplied (after rotary
+            positions). Keys and values that were repeated for groups of heads are not repeated here.
+        scale: factor on q·k, wherever the code applies it.
+        mask: as a headwise mask; None if every key is visible. scores: soft cap, biases, learned sinks.
+        dropout_p: of the weights.
+        traced: whether it is known which axis holds heads, because queries or keys were traced back to a layer whose
+            output was split, or the function defines it. If not, heads are the last of two or more leading axes, and
+            the table has a question mark.
         name: the module's qualified name; name#2, name#3, … from its second call on.
         map: the weights, before dropout.
         error: the largest relative difference between a row of the map and of the code's own weights, where it made
             any, and between rows of the outputs, where there was no dropout.
         line: file:line of the code that multiplies weights and values.
-
-    The table has a question mark behind the number of heads where `traced` is False.
     """
 
     name: str
