@@ -52,7 +52,6 @@ def recognising(
         replaced = isinstance((product.left, product.right)[at], Deferred)  # it was computed, and published, by attach
         if place is None or replaced or now[0] in aside or not subscribed(place[0]) or in_backward():
             record.done = True  # nobody wants to know
-            seen.found.update([] if place is None else [place[1]])
             return
         made: list[Tensor] = []
         rows = SOME if place[0] in whole else None
@@ -66,7 +65,6 @@ def recognising(
                 )  # fmt: skip
             record.done = True
             whole.add(place[0])
-            seen.found.add(place[1])
         except Lost as reason:
             record.reason = explained(x, str(reason))
             return

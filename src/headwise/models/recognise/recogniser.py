@@ -74,7 +74,6 @@ class _Calls:
             record.reason = explained(x, str(error) if isinstance(error, Lost) else unexpected(error))
             return
         record.done = True
-        self.seen.found.add("" if place is None else place[1])
         self.found.append(("" if place is None else place[1], attention, amap, error, user_line()))
 
 
@@ -88,7 +87,8 @@ def not_followed(seen: Tracked) -> tuple[NotFollowed, ...]:
     left: list[Softmax] = [*(one for one in seen.softmaxes if not one.done), *seen.near]
     left = [one for one in left if not one.modules or one.modules[0] not in seen.aside]
     found = [NotFollowed(seen.modules[one.modules[0]] if one.modules else "", one.reason, one.line) for one in left]
-    found += _nothing_in(seen, {one.name for one in found} | seen.found)
+    done = {seen.modules[one.modules[0]] for one in seen.softmaxes if one.done and one.modules}
+    found += _nothing_in(seen, {one.name for one in found} | done)
     opaque = [name for module, name in seen.modules.items() if isinstance(module, torch.jit.ScriptModule)]
     outer = [name for name in opaque if name.rpartition(".")[0] not in opaque or not name]
     found += [NotFollowed(name, "compiled by TorchScript, so that its functions are not seen", "") for name in outer]

@@ -25,7 +25,6 @@ class Tracked:
     Attributes:
         softmaxes: those seen. near: other things that are close to attention. products: of two tensors that the model
             computed, counted. ready: arguments of the next calls of on_values.
-        found: names of the modules in which attention was recognised.
         kept: what was computed of a mask, for the layers that share it.
         on_refused: called with a product of weights and something that is not followed, or is no attention; None.
     """
@@ -36,7 +35,6 @@ class Tracked:
         self.near: list[Softmax] = []
         self.products = 0
         self.ready: list[tuple[Contraction, Followed, int, int, Tensor]] = []
-        self.found: set[str] = set()
         self.kept: dict[Any, Any] = {}
         self.on_refused: Callable[[Contraction, Followed, int, Tensor], None] | None = None
         self._known: dict[int, tuple[Callable[[], Any], Followed]] = {}
@@ -66,7 +64,6 @@ class Tracked:
         """Include what was seen in another thread."""
         self.softmaxes += other.softmaxes
         self.near += other.near
-        self.found |= other.found
         self.products += other.products
 
     def lose(self, x: Followed, reason: str, out: Tensor | None = None) -> None:
