@@ -97,7 +97,7 @@ class Replacement:
         self._handles.clear()
         here = self._open.pop(get_ident(), None)
         if here is not None:
-            here.stack.close()
+            here.close()
 
     def run(self, batch: Any) -> None:
         """Call the model once, with its own code and without gradients, and certify what can be.
@@ -113,7 +113,7 @@ class Replacement:
                 self.model(*args, **kwargs)
         finally:
             self._open.pop(get_ident(), None)
-            here.stack.close()
+            here.close()
         self.check(here.seen)
 
     @eager
@@ -140,7 +140,7 @@ class Replacement:
         if here.depth:
             return
         del self._open[get_ident()]
-        here.stack.close()
+        here.close()
         if module is self.model and result is not None and not self._checked:
             self._checked = True
             self.check(here.seen)
@@ -174,7 +174,8 @@ class Replacement:
                     self.computed[name] = ""
                     if isinstance(out, Deferred):
                         out.set(made)
-                    mode.resolved = made
+                    else:
+                        mode.resolved = made
                     return
             if why:
                 self.computed[name] = why
@@ -245,6 +246,15 @@ class _Open:
 
         self.stack.enter_context(following(self.seen, mode))
         (self.mode,) = made
+
+    def close(self) -> None:
+        """End it, without a reference to itself, so that it is freed at once."""
+        self.stack.close()
+        self.seen.on_values = _nothing
+
+
+def _nothing(*call: Any) -> None:
+    """Called after a forward: never."""
 
 
 def key_of(product: Contraction, x: Followed, at: int, side: int, dropout_p: float) -> Key:
