@@ -105,10 +105,8 @@ def main() -> None:
     args = parser.parse_args()
     size = (2, 64, 2, 128) if args.quick else (2, 256, 4, 8192)
     machine = examine(0.1 if args.quick else 1.0)
-    print(
-        f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}; {size[0]} layers × {size[2]} heads, ", end=""
-    )
-    print(f"d_model {size[1]}, n = {size[3]}, batch 1, causal, float32.\n")
+    print(f"{machine.cpu}, {machine.threads} threads, torch {machine.torch}")
+    print(f"{size[0]} layers × {size[2]} heads, d_model {size[1]}, n = {size[3]}, batch 1, causal, float32.\n")
     print(f"| |{''.join(f' {name} |' for name in NAMES)}")
     print(f"| --- |{' ---: |' * len(NAMES)}", flush=True)
     for what, step in STEPS.items():

@@ -278,3 +278,15 @@ def test_nothing_of_a_forward_is_kept_after_it():
             gc.enable()
     assert made() is None
     assert [one for one in kept if one() is not None] == []
+
+
+def test_what_an_observer_raises_is_raised_through_the_model():
+    def failing(call):
+        raise ValueError("stop")
+
+    model = Trainable().double()
+    with hw.attach(model, batch=batch()) as handle:
+        with hw.models.observe(failing, model=model), pytest.raises(ValueError, match="stop"):
+            model(batch())
+        model(batch())
+        assert handle.skipped == {}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.attention import attend
-from headwise.errors import ConfigError, HeadwiseError
+from headwise.attention import attend, attend_to
+from headwise.errors import ConfigError
 from headwise.events import in_backward
 from headwise.kernels.eager import eager
 from headwise.models.batches import arguments
@@ -168,8 +168,8 @@ class Replacement:
                 try:
                     made = self._attended(module, product, x, at, side, out, mode.dropout_p)
                     made = in_order(made, self._orders.get((where, key)))
-                except (Lost, HeadwiseError, *UNEXPECTED) as error:
-                    why = str(error) if isinstance(error, Lost | HeadwiseError) else unexpected(error)
+                except Lost as reason:
+                    why = str(reason)
                 else:
                     self.computed[name] = ""
                     if isinstance(out, Deferred):
@@ -224,10 +224,18 @@ class Replacement:
         with own_dtypes(q), torch._C.DisableTorchFunction():
             a = assembled(product, plain, at, side, torch.empty(out.shape, dtype=out.dtype, device="meta"))
             made, _ = attended(
-                module, a.q, a.k, a.v, to_itself=a.to_itself, mask=a.mask, scale=a.scale, score=a.scores,
-                dropout_p=max(a.dropout_p, dropout_p),
+                module, a.q, a.k, a.v, to_itself=a.to_itself, compute=_computed, mask=a.mask, scale=a.scale,
+                score=a.scores, dropout_p=max(a.dropout_p, dropout_p),
             )  # fmt: skip
             return a.restore(made).to(out.dtype)
+
+
+def _computed(*given: Tensor, **options: Any) -> tuple[Tensor, Any]:
+    """`attend_to`; Lost if these are no arguments of it. What subscribers raise is raised through the model."""
+    try:
+        return attend_to(*given, **options)
+    except UNEXPECTED as error:
+        raise Lost(unexpected(error)) from error
 
 
 class _Open:
