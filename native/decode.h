@@ -159,7 +159,8 @@ template <typename T, typename K, bool SPREAD, bool REACH> struct Decode {
     }
     for (int r = 0; r < rows; r++) {
       float* to = part(group, index, r);
-      const Sums sums = sums_of<SPREAD, REACH>(m.rows, r);
+      Sums sums;
+      sums_of<SPREAD, REACH>(m.rows, r, sums);
       __builtin_memcpy(to, &sums, sizeof sums);
       to += sizeof(Sums) / 4;
       for (int i = 0; i < wanted.masses(); i++) *to++ = m.rows.masses[i * BLOCK_ROWS + r];

@@ -1,21 +1,23 @@
 // Computes a row's results from its sums.
 
-template <bool SPREAD, bool REACH> INLINE Sums sums_of(const Rows& rows, int r) {
-  Sums sums = {rows.top[r], rows.largest[r], rows.centre[r], sum(rows.total[r]), 0.0f, 0.0f, 0.0f, 0.0f};
+// Rows are written in place: a copy of numbers that were just stored one by one waits until they are in the cache.
+template <bool SPREAD, bool REACH> INLINE void sums_of(const Rows& rows, int r, Sums& sums) {
+  sums.top = rows.top[r];
+  sums.largest = rows.largest[r];
+  sums.centre = rows.centre[r];
+  sums.total = sum(rows.total[r]);
+  sums.entropy = sums.squares = sums.first = sums.second = 0.0f;
   if (SPREAD) sums.entropy = sum(rows.entropy[r]), sums.squares = sum(rows.squares[r]);
   if (REACH) sums.first = sum(rows.first[r]), sums.second = sum(rows.second[r]);
-  return sums;
 }
 
-// A row of a head, from the sums over all its keys; all but what follows from the logarithm of its `whole`.
-template <bool REACH> INLINE Row begin_row(const headwise_forward_call& call, int64_t head, const Sums& sums, bool broken) {
-  Row row;
-  (Sums&)row = sums;
+// The rest of a row of a head, from its sums over all keys; all but what follows from the logarithm of its `whole`.
+template <bool REACH> INLINE void begin_row(const headwise_forward_call& call, int64_t head, bool broken, Row& row) {
   row.broken = broken;
   row.inverse = row.log_inverse = row.offset = row.square = 0.0f;
   row.whole = 1.0f;
   row.log_sum = row.highest = NOTHING;
-  const float top = sums.top, keys = sums.total;
+  const float top = row.top, keys = row.total;
   if (top != NOTHING || keys != 0.0f) {
     float shrink = 1.0f;
     row.highest = top;
@@ -30,10 +32,9 @@ template <bool REACH> INLINE Row begin_row(const headwise_forward_call& call, in
   }
   if (REACH) {
     const float even = keys == 0.0f ? 1.0f : 1.0f / keys;
-    row.offset = sums.first * even;
-    row.square = sums.second * even;
+    row.offset = row.first * even;
+    row.square = row.second * even;
   }
-  return row;
 }
 
 INLINE void finish_row(Row& row, float log_whole) {
@@ -44,7 +45,9 @@ INLINE void finish_row(Row& row, float log_whole) {
 
 template <bool SPREAD, bool REACH>
 static Row row_of(const headwise_forward_call& call, int64_t head, const Sums& sums, bool broken) {
-  Row row = begin_row<REACH>(call, head, sums, broken);
+  Row row;
+  (Sums&)row = sums;
+  begin_row<REACH>(call, head, broken, row);
   finish_row(row, SPREAD || call.lse ? ln(all(row.whole))[0] : 0.0f);
   return row;
 }

@@ -266,7 +266,8 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
     Row rows[BLOCK_ROWS];
     float logs[BLOCK_ROWS];
     for (int r = 0; r < count; r++) {
-      rows[r] = begin_row<REACH>(call, head, sums_of<SPREAD, REACH>(t.rows, r), t.rows.broken[r]);
+      sums_of<SPREAD, REACH>(t.rows, r, rows[r]);
+      begin_row<REACH>(call, head, t.rows.broken[r], rows[r]);
       logs[r] = rows[r].whole;
     }
     for (int r = count; r < BLOCK_ROWS; r++) logs[r] = 1.0f;
@@ -274,7 +275,7 @@ template <bool DOT, typename T, bool SPREAD, bool REACH> struct Forward {
       for (int r = 0; r < count; r += W) store(logs + r, ln(load(logs + r)));
     for (int r = 0; r < count; r++) {
       Row& row = rows[r];
-      finish_row(row, logs[r]);
+      if (wanted.count[FORMULA] || call.lse) finish_row(row, logs[r]);
       scale[r] = row.inverse;
       if (call.lse) call.lse[at + r] = row.log_sum;
       if (wanted.longest) {

@@ -116,3 +116,26 @@ def test_a_model_is_freed_with_its_handle():
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_weights_are_returned_to_hooks_of_every_call_and_computed_when_they_are_read():
+    from largest_tensor import Largest
+    from transformers import LlamaConfig, LlamaModel
+
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=23, hidden_size=16, intermediate_size=19, num_attention_heads=4,
+                         num_key_value_heads=2, num_hidden_layers=2)  # fmt: skip
+    model, ids, sums = LlamaModel(config).eval(), torch.arange(2000)[None] % 23, []
+    module = model.layers[1].self_attn
+    module.register_forward_hook(lambda _, args, result: sums.append(None if result[1] is None else result[1].sum(2)))
+    with torch.no_grad():
+        with hw.attach(model, weights=True), Largest() as largest:
+            model(ids)
+        with hw.attach(model):
+            model(ids)
+        model.set_attn_implementation("eager")
+        model(ids)
+    ours, none, theirs = sums
+    assert none is None
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert largest.numel < 2000 * 2000 / 4

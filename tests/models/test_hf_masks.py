@@ -7,7 +7,7 @@ from torch.nn.functional import pad
 from transformers import masking_utils as theirs
 
 from headwise.masks import And, Causal, Dense, Mask, Or
-from headwise.models.adapters.huggingface import patterns
+from headwise.models.adapters.huggingface import install, patterns
 from headwise.models.adapters.huggingface.mask_tensor import MaskTensor
 from headwise.models.adapters.huggingface.masks import make_mask
 from headwise.models.adapters.huggingface.patterns import Place, Unknown, read
@@ -136,3 +136,26 @@ def test_a_maker_that_means_something_else_is_not_believed(monkeypatch):
 def test_causal_is_causal():
     assert make_mask(1, 5, 5).mask == Causal()
     assert make_mask(1, 1, 5, q_offset=4).mask == Causal()
+
+
+def test_transformers_before_5_4_passes_positions_instead_of_sizes(monkeypatch):
+    def older(*, batch_size, cache_position, kv_length, kv_offset=0, **options):
+        return theirs_now(batch_size, len(cache_position), kv_length, int(cache_position[0]), kv_offset, **options)
+
+    theirs_now = theirs.eager_mask
+    real = torch.tensor([[True] * 9, [False] * 2 + [True] * 7])
+    expected = make_mask(2, 4, 9, q_offset=5, attention_mask=real)
+    monkeypatch.setattr(theirs, "eager_mask", older)
+    found = make_mask(batch_size=2, cache_position=torch.arange(5, 9), kv_length=9, attention_mask=real)
+    assert torch.equal(cells(found), cells(expected))
+    torch.testing.assert_close(found + 0, expected + 0)
+
+
+def test_installing_again_keeps_a_wrapper_of_another_library(monkeypatch):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    install()
+    wrapper = object()
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "headwise", wrapper)
+    install()
+    assert ALL_ATTENTION_FUNCTIONS["headwise"] is wrapper

@@ -31,9 +31,9 @@ def weights(*, averaged: bool = False, batched: bool = True, own_key: bool = Fal
 def plain(lazy: AttentionWeights) -> torch.Tensor:
     """The same numbers as a tensor of PyTorch's own, by way of the map."""
     dense = lazy.map.to_dense()
-    dense = dense.mean(1) if lazy._averaged else dense
-    dense = dense.roll(-lazy._appended, -1)
-    return dense if lazy._batched else dense[0]
+    dense = dense.mean(1) if lazy.averaged else dense
+    dense = dense.roll(-lazy.appended, -1)
+    return dense if lazy.batched else dense[0]
 
 
 KINDS = [{}, {"averaged": True}, {"batched": False}, {"averaged": True, "batched": False}, {"own_key": True}]
@@ -99,7 +99,7 @@ FUNCTIONS = {
 def test_torch_functions_give_what_they_give_for_the_dense_tensor(function, kind):
     lazy = weights(**kind)
     result, expected = function(lazy), function(plain(lazy))
-    assert not isinstance(result, AttentionWeights)
+    result = result + 0 if isinstance(result, AttentionWeights) else result  # as of detach()
     assert result.dtype == expected.dtype
     torch.testing.assert_close(result, expected)
 
@@ -179,6 +179,8 @@ def test_looking_at_a_tile_while_training_makes_nothing():
         tile = found[0, 2]
         assert not found.made
     torch.testing.assert_close(tile, found.detach()[0, 2])
+    assert not found.made
+    torch.testing.assert_close(tile, found[0, 2].detach())
     assert found.made
     assert found[0, 2].requires_grad
 
@@ -203,3 +205,89 @@ def test_mask_tensor_is_the_floating_mask_it_stands_for():
     assert torch.equal(lazy[:, :, :, :5], expected[:, :, :, :5])
     assert torch.equal(torch.where(lazy == 0.0, 0.0, -1.0), torch.where(expected == 0.0, 0.0, -1.0))
     assert not make_mask(2, 5, 8, mask_function=bidirectional_mask_function).any()
+
+
+def waves(*shape):
+    return torch.arange(float(np.prod(shape))).view(shape).sin()
+
+
+STREAMED = {
+    "sum of keys": lambda w: w.sum(-1), "sum of queries": lambda w: w.sum(-2), "sum of both": lambda w: w.sum((-2, -1)),
+    "sum of all": lambda w: w.sum(), "kept": lambda w: w.sum(dim=-2, keepdim=True),
+    "double": lambda w: w.sum(-1, dtype=torch.float64),
+    "sum of all but keys": lambda w: torch.sum(w, dim=list(range(w.ndim - 1))),
+    "mean of queries": lambda w: torch.mean(w, -2), "mean of all": lambda w: w.mean(),
+    "amax": lambda w: w.amax(-1), "amin of all": lambda w: torch.amin(w), "max of all": lambda w: w.max(),
+    "max": lambda w: w.max(-1), "max kept": lambda w: w.max(dim=w.ndim - 1, keepdim=True),
+    "min": lambda w: torch.min(w, -1).values, "argmax": lambda w: w.argmax(-1),
+    "topk": lambda w: w.topk(3), "least": lambda w: torch.topk(w, 2, largest=False),
+    "product": lambda w: w @ torch.arange(w.shape[-1] * 4.0).view(-1, 4).cos(),
+    "product of each": lambda w: torch.matmul(w, waves(*w.shape[:-2], w.shape[-1], 2)),
+    "from the left": lambda w: waves(3, N) @ w, "float": lambda w: w.float().amax((-1, -2)),
+    "detached": lambda w: w.detach().sum(-2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("name", STREAMED)
+def test_reductions_and_products_do_not_compute_the_dense_tensor(name, kind, monkeypatch):
+    monkeypatch.setattr("headwise.models.adapters.streamed.MOST", 40)  # blocks of one row or two
+    lazy = weights(**kind)
+    found, expected = STREAMED[name](lazy), STREAMED[name](plain(lazy))
+    assert type(found) is type(expected)
+    for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    by_column = kind.get("own_key", False) and name not in (
+        "sum of keys",
+        "sum of both",
+        "sum of all",
+        "double",
+        "mean of all",
+    )
+    assert lazy.made == by_column
+
+
+def test_mean_over_heads_is_lazy_too():
+    lazy = weights()
+    mean = lazy.mean(1)
+    torch.testing.assert_close(mean.sum(-2), plain(lazy).mean(1).sum(-2))
+    assert not mean.made
+    torch.testing.assert_close(mean + 0, plain(lazy).mean(1))
+    assert not lazy.made
+
+
+@pytest.mark.parametrize("function", [
+    lambda w: w.sum(1), lambda w: w.amax(-2), lambda w: w.max(-2), lambda w: w.topk(2, dim=-2), lambda w: w.argmax(),
+    lambda w: torch.maximum(w, w), lambda w: torch.max(w, torch.zeros(M)), lambda w: w @ torch.ones(M),
+    lambda w: w @ w.mT,
+])  # fmt: skip
+def test_other_functions_compute_it(function):
+    lazy = weights()
+    torch.testing.assert_close(function(lazy), function(plain(lazy)))
+    assert lazy.made
+
+
+@pytest.mark.parametrize(
+    "function", [lambda w: w.sum(5), lambda w: w.amax((-1, -1)), lambda w: w.topk(9), lambda w: w @ torch.ones(3, 3)]
+)
+def test_wrong_arguments_raise_what_a_tensor_raises(function):
+    with pytest.raises((IndexError, RuntimeError)) as expected:
+        function(plain(weights()))
+    with pytest.raises(type(expected.value)):
+        function(weights())
+
+
+def test_what_is_written_into_a_detached_tensor_is_seen():
+    lazy = weights()
+    lazy.detach().zero_()
+    assert float(lazy.sum()) == 0.0
+
+
+def test_sums_carry_gradients_in_training():
+    torch.manual_seed(2)
+    module = MultiheadAttention(H * 4, H, batch_first=True)
+    x = torch.randn(B, N, H * 4, requires_grad=True)
+    lazy = module(x, x, x)[1]
+    (lazy.sum(-2).square().sum()).backward()
+    assert x.grad is not None
+    assert float(x.grad.abs().sum()) > 0

@@ -9,13 +9,14 @@ from weakref import WeakSet
 from torch import nn
 
 from headwise.errors import ConfigError
+from headwise.models.adapters.huggingface.attention import always_weights
 from headwise.models.adapters.places import find, give_back, has_transformers, nothing_found, take_over, taken_anew
 from headwise.models.replace import Replacement
 
 _attached: "WeakSet[nn.Module]" = WeakSet()  # attention modules with a handle
 
 
-def attach(model: nn.Module, *, copy: bool = False, batch: Any = None) -> "Attachment":
+def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch: Any = None) -> "Attachment":
     """Compute the attention of a model with headwise until the handle is detached.
 
     >>> import torch, headwise as hw
@@ -44,6 +45,9 @@ def attach(model: nn.Module, *, copy: bool = False, batch: Any = None) -> "Attac
         model: any module with attention: `nn.MultiheadAttention`, models of transformers (>= 5), headwise's layers, or
             attention that is written by hand.
         copy: attach a deepcopy, the handle's `.model`; the model itself is unchanged.
+        weights: attention modules of transformers return their weights from every call, as with "eager", to the hooks
+            of other libraries: `AttentionWeights`, which are computed when they are read. Without it, only calls with
+            output_attentions=True return them.
         batch: a tensor, a tuple of arguments or a mapping of keyword arguments. The model is called with it once,
             without gradients, and attention that is recognised in it is attached too where modules of the other kinds
             are found. Give it if several forward passes with gradient checkpointing precede the first backward pass.
@@ -90,6 +94,8 @@ def attach(model: nn.Module, *, copy: bool = False, batch: Any = None) -> "Attac
     if skipped:
         listed = "; ".join(f"{name or type(model).__name__}: {why}" for name, why in skipped.items())
         warnings.warn(f"attach(model): not attached: {listed}", UserWarning, stacklevel=2)
+    if weights:
+        always_weights.update(place.module for place in places if place.kind == "transformers")
     names = {place.name: place.module for place in taken}
     own = tuple(p.name for p in places if p.name not in names)
     return Attachment(model, names, targets, own, skipped, recognised)
@@ -104,6 +110,7 @@ class Attachment:
             attention is recognised while the model runs, those in which it was, so far.
         own: names of those that headwise computed already: its own layers, and models loaded with
             attn_implementation="headwise".
+        skipped: name → why a module is not attached.
     """
 
     def __init__(
@@ -133,6 +140,7 @@ class Attachment:
         give_back(self._targets)
         for module in self._modules.values() if self._recognised is None else self.model.modules():
             _attached.discard(module)
+            always_weights.discard(module)
         if self._recognised is not None:
             self._recognised.close()
         self._modules, self._targets, self._recognised, self._active = {}, [], None, False

@@ -24,6 +24,7 @@ from headwise.shown import Shown
 from headwise.table import HeadTable
 from headwise.telemetry.alarms import Alarm, Alarms
 from headwise.telemetry.ledger import Ledger
+from headwise.telemetry.maps import Maps
 from headwise.telemetry.options import Options
 from headwise.telemetry.pictures import Picture, picture
 from headwise.telemetry.places import entrances
@@ -43,7 +44,7 @@ class Record(Shown):
         model: the watched model. layers: names of the watched layers, in the order of registration.
         unwatched: name → why a module cannot be watched.
         maps: name → `AttentionMap` or `Picture` of the last measured forward, in the order of the calls; repeated calls
-            of a layer are named name#2, name#3, …
+            of a layer are named name#2, name#3, … TransformerLens's names, blocks.3.attn.hook_pattern, work as well.
         ledger: the accumulated numbers.
     """
 
@@ -52,7 +53,7 @@ class Record(Shown):
     ) -> None:
         self.model, self.unwatched, self._how = model, unwatched, how
         self.layers = tuple(place.name for place in places)
-        self.maps: dict[str, AttentionMap | Picture] = {}
+        self.maps: dict[str, AttentionMap | Picture] = Maps(how.maps)
         self._places, self._targets = places, targets
         self._entrances = entrances(model, places)
         self._writers, self._alarms = Writers(), Alarms(how.alarms)
@@ -60,7 +61,7 @@ class Record(Shown):
         self._observing = ExitStack()
         self._open, self._depth = False, 0
         self._error: BaseException | None = None
-        self._forward, self._seen = Running(), dict[str, AttentionMap | Picture]()
+        self._forward, self._seen = Running(), Maps(how.maps)
         self.clear()
 
     def clear(self) -> None:
@@ -225,7 +226,7 @@ class Record(Shown):
         return during == "always" or self.model.training == (during == "training")
 
     def _begin_forward(self) -> None:
-        self._open, self._forward, self._seen = True, Running(), {}
+        self._open, self._forward, self._seen = True, Running(), Maps(self._how.maps)
         modules = {place.module: place.name for place in self._places}
         self._observing.enter_context(observe(self._see, measures=self._how.measures, modules=modules))
 
@@ -236,7 +237,7 @@ class Record(Shown):
         if keep:
             self.maps = self._seen
             self.ledger.add(self._forward)
-        self._forward, self._seen = Running(), {}
+        self._forward, self._seen = Running(), Maps(self._how.maps)
 
     @eager
     @torch.no_grad()

@@ -1,5 +1,7 @@
 """Attention weights as other libraries return them: a tensor, computed from an `AttentionMap` on first use."""
 
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -9,6 +11,7 @@ from headwise.kernels.call import Call
 from headwise.kernels.reference import dense_weights
 from headwise.map import AttentionMap
 from headwise.models.adapters.lazy import LazyTensor
+from headwise.models.adapters.streamed import FUNCTIONS
 from headwise.rule import Rule
 
 
@@ -17,9 +20,10 @@ class AttentionWeights(LazyTensor):
 
     It is a `torch.Tensor`: any torch function, NumPy and `.tolist()` work, and return what they return for the dense
     tensor. Before its first use it takes O(n) memory. An index of integers and slices, `weights[0, 3, 10:20]`, computes
-    that tile alone; anything else computes the n×m tensor once and stores it, as the other library would have done in
-    the call. If the call recorded gradients, they flow through it to queries, keys and biases; the first use that
-    autograd records then computes all of it, in float64.
+    that tile alone. Sums, means, extremes, `topk` and products (`weights @ v`, `x @ weights`) are computed in O(n)
+    memory where that is possible (`streamed.py`). Anything else computes the n×m tensor once and stores it, as the
+    other library would have done in the call. If the call recorded gradients, they flow through it to queries, keys and
+    biases; the first use that autograd records then computes all of it, in float64.
 
     Weights are those before dropout, and rows of fully masked queries are 0, where PyTorch's are NaN. With a learned
     sink (`s_aux` of gpt-oss and others), rows sum to less than 1, by as much as the sink takes, as in gpt-oss's own
@@ -29,9 +33,12 @@ class AttentionWeights(LazyTensor):
     Attributes:
         map: the `AttentionMap` [b, h, n, m] behind it. Keys that `add_bias_kv` and `add_zero_attn` append are the
             map's first ones, and the last ones here.
+        averaged: whether it is the mean over heads. batched: whether it has a batch axis. appended: the number of
+            such keys.
     """
 
     map: AttentionMap
+    _source: "AttentionWeights | None" = None  # whose values it shares
 
     @staticmethod
     def __new__(cls: type["AttentionWeights"], amap: AttentionMap, dtype: torch.dtype, **how: Any) -> Any:
@@ -57,8 +64,52 @@ class AttentionWeights(LazyTensor):
             graph: queries, keys and rule with their graph, where weights must be differentiable.
         """
         self.map = amap
-        self._averaged, self._batched, self._appended = averaged, batched, appended
+        self.averaged, self.batched, self.appended = averaged, batched, appended
         self._graph = graph
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        function = FUNCTIONS.get(func)
+        lazy = [x for x in args[:2] if isinstance(x, AttentionWeights)]
+        if function is not None and lazy and all(x.in_parts or (func is Tensor.detach and not x.made) for x in lazy):
+            try:
+                signature(function).bind(*args, **(kwargs or {}))
+            except TypeError:  # other arguments of the function
+                found = NotImplemented
+            else:
+                with torch.no_grad():
+                    found = function(*args, **(kwargs or {}))
+            if found is not NotImplemented:
+                return found
+        return super().__torch_function__(func, types, args, kwargs)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether functions may compute it in parts: it is not stored, and autograd does not record."""
+        graph = self._graph is not None and torch.is_grad_enabled()
+        return not self.made and not graph and (self._source is None or not self._source.made)
+
+    def over_heads(self) -> "AttentionWeights":
+        """The mean over heads, computed on first use."""
+        return AttentionWeights(self.map, self.dtype, averaged=True, batched=self.batched, appended=self.appended)
+
+    def as_dtype(self, dtype: torch.dtype) -> "AttentionWeights":
+        """The weights in another dtype, computed on first use; itself if it has that dtype."""
+        if dtype == self.dtype:
+            return self
+        return AttentionWeights(
+            self.map, dtype, averaged=self.averaged, batched=self.batched, appended=self.appended
+        )  # fmt: skip
+
+    def without_graph(self) -> "AttentionWeights":
+        """The same values without gradients, in shared memory as those of `Tensor.detach`."""
+        found = AttentionWeights(
+            self.map, self.dtype, averaged=self.averaged, batched=self.batched, appended=self.appended
+        )  # fmt: skip
+        found._source = self
+        return found
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
@@ -67,14 +118,16 @@ class AttentionWeights(LazyTensor):
 
     @property
     def origin(self) -> str:
-        return f"{'the mean over heads of ' if self._averaged else ''}{self.map!r}"
+        return f"{'the mean over heads of ' if self.averaged else ''}{self.map!r}"
 
     def make(self) -> Tensor:
+        if self._source is not None:
+            return self._source.dense().detach()
         if self._graph is not None:
             q, k, rule = self._graph
             with torch.enable_grad():
                 every = dense_weights(Call(q, k, k[..., :0], rule))[0]
-                return self._arranged(every.mean(1) if self._averaged else every)
+                return self._arranged(every.mean(1) if self.averaged else every)
         return self._arranged(self._read([slice(None)] * 4))
 
     def __getitem__(self, index: Any) -> Tensor:
@@ -88,7 +141,7 @@ class AttentionWeights(LazyTensor):
 
     def _read(self, parts: list[Any]) -> Tensor:
         """A tile of the map, [batch, head, query, key] indices; the mean over heads if averaged."""
-        if not self._averaged:
+        if not self.averaged:
             return self.map[tuple(parts)]
         batch, _, rows, cols = parts
         heads = self.map.shape[1]  # one after the other, so that never all of them are held
@@ -99,9 +152,9 @@ class AttentionWeights(LazyTensor):
 
     def _arranged(self, weights: Tensor) -> Tensor:
         """The map's weights in the order, shape and dtype that the caller expects."""
-        if self._appended:
-            weights = weights.roll(-self._appended, -1)
-        return (weights if self._batched else weights[0]).to(self.dtype)
+        if self.appended:
+            weights = weights.roll(-self.appended, -1)
+        return (weights if self.batched else weights[0]).to(self.dtype)
 
     def _tile_of(self, index: Any) -> list[Any] | None:
         """The index into the map, [batch, head, query, key], if it is a tile; None if the dense tensor is required."""
@@ -109,8 +162,7 @@ class AttentionWeights(LazyTensor):
         plain = all(
             type(part) is int or (isinstance(part, slice) and _is_forward(part)) or part is ... for part in parts
         )
-        graph = self._graph is not None and torch.is_grad_enabled()
-        if self.made or graph or self._appended or not plain or parts.count(...) > 1:
+        if not self.in_parts or self.appended or not plain or parts.count(...) > 1:
             return None
         if len(parts) - parts.count(...) > self.ndim:
             return None  # the dense tensor raises the error
@@ -118,8 +170,8 @@ class AttentionWeights(LazyTensor):
             parts.append(...)
         at = parts.index(...)
         parts[at : at + 1] = [slice(None)] * (self.ndim - len(parts) + 1)
-        return [*([] if self._batched else [0]), *parts[: len(parts) - 2 - (not self._averaged)],
-                *([slice(None)] if self._averaged else [parts[-3]]), *parts[-2:]]  # fmt: skip
+        return [*([] if self.batched else [0]), *parts[: len(parts) - 2 - (not self.averaged)],
+                *([slice(None)] if self.averaged else [parts[-3]]), *parts[-2:]]  # fmt: skip
 
 
 def _is_forward(part: slice) -> bool:

@@ -30,6 +30,11 @@ _OPENED = types.FunctionType(
 )
 
 
+def name_of(func: Any) -> str:
+    """The name of a function; of an operator of a graph, such as aten.add.Tensor, that of the function it overloads."""
+    return str(getattr(func, "__name__", "")).partition(".")[0]
+
+
 class Following(TorchFunctionMode):
     """Follows tensors while it is open. PyTorch does not take its fused paths of whole layers within it."""
 
@@ -41,7 +46,7 @@ class Following(TorchFunctionMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
+        name = name_of(func)
         if name == "__get__":
             name = func.__self__.__name__
             if name not in VIEWS and name not in SAME:

@@ -12,11 +12,11 @@ VIEWS = frozenset({
     "view", "reshape", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint",
     "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "reshape_as", "flatten", "unflatten", "unbind", "chunk",
     "split", "split_with_sizes", "tensor_split", "select", "narrow", "__getitem__", "broadcast_to", "T", "mT", "H",
-    "mH",
+    "mH", "slice", "_unsafe_view",
 })  # fmt: skip
 SAME = frozenset({
     "contiguous", "clone", "detach", "float", "double", "half", "bfloat16", "to", "type", "type_as", "cpu", "cuda",
-    "data", "requires_grad_", "alias",
+    "data", "requires_grad_", "alias", "_to_copy",
 })  # fmt: skip
 OTHERS = frozenset({"sigmoid", "relu", "softplus", "elu", "gelu", "silu", "square", "pow", "gumbel_softmax"})
 ARITHMETIC = {
@@ -64,6 +64,8 @@ def steps_of(
 
 def drops_last(args: Sequence[Any]) -> bool:
     """Whether an index is all but the last of the last axis."""
+    if len(args) > 2 and all(isinstance(x, int) for x in args[:3]):  # aten.slice(x, dim, start, end)
+        return bool(args[1] == 0)
     index = args[0] if args else None
     last = index[-1] if isinstance(index, tuple) else index
     return isinstance(last, slice) and last.start in (None, 0) and last.stop == -1 and last.step in (None, 1)

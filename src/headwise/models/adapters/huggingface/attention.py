@@ -2,6 +2,7 @@
 
 import sys
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ HARMLESS = frozenset({
     "cache_position", "logits_to_keep", "num_items_in_batch", "output_attentions", "output_hidden_states",
     "output_router_logits", "position_ids", "return_dict", "use_cache",
 })  # fmt: skip
+# Modules that return weights from every call, as attn_implementation="eager" does, to hooks of other libraries.
+always_weights: "WeakSet[nn.Module]" = WeakSet()
 # FlashAttention's arguments for packed sequences.
 PACKED = frozenset({"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"})
 
@@ -51,8 +54,8 @@ def attention_forward(
         softcap: Gemma 2's soft cap of scores. s_aux: [h] logits of learned sinks (gpt-oss).
         position_bias: [b or 1, h or 1, n, m], added to the scores (T5).
     Returns:
-        [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call asks for attentions, else None;
-        with s_aux their rows sum to less than 1, by the share of the sink.
+        [b, n, h, d_v], contiguous, and the weights as `AttentionWeights` where the call requests attentions, or for a
+        module of `always_weights`, else None; with s_aux their rows sum to less than 1, by the share of the sink.
     Raises:
         ConfigError: naming an unknown argument, which might change the result; and for is_causal and sliding_window
             that contradict a missing mask.
@@ -83,7 +86,7 @@ def attention_forward(
         scores += (Bias(position_bias),)
     if s_aux is not None:
         scores += (SinkLogits(s_aux),)
-    wanted = _attentions_wanted(kwargs)
+    wanted = module in always_weights or _attentions_wanted(kwargs)
     whole = both(*found)
     out, amap = attended(
         module, query, key, value, return_map=wanted, to_itself=_to_itself(module, whole, n, key.shape[2]), mask=whole,

@@ -17,14 +17,15 @@ from headwise.models.adapters.huggingface.patterns import MaskFunction, Place, U
 
 def make_mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: int | None = None,
+    kv_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: MaskFunction | None = None,
     attention_mask: Tensor | None = None,
     device: Any = "cpu",
     dtype: torch.dtype = torch.float32,
+    cache_position: Tensor | None = None,
     **kwargs: Any,
 ) -> MaskTensor | None:
     """The mask of a call, by transformers' `AttentionMaskInterface`.
@@ -34,6 +35,8 @@ def make_mask(
         mask_function: (batch, head, query, key) indices to booleans.
         attention_mask: [batch, all keys so far], True for tokens, or None.
         dtype: of the mask that the model gets.
+        cache_position: [q_length], the positions of the queries, consecutive; transformers before 5.4 passes them
+            instead of q_length, q_offset and device.
         kwargs: further arguments of the interface, such as when a mask may be omitted.
     Returns:
         [batch, 1, q_length, kv_length], for the model the mask of attn_implementation="eager"; None where that is None.
@@ -42,9 +45,15 @@ def make_mask(
     """
     theirs = library("masking_utils")
     function = theirs.causal_mask_function if mask_function is None else mask_function
+    if cache_position is None:
+        assert q_length is not None
+        places: dict[str, Any] = {"q_length": q_length, "q_offset": int(q_offset), "device": device}
+    else:
+        q_length, device, places = len(cache_position), cache_position.device, {"cache_position": cache_position}
+        q_offset = int(cache_position[0]) if q_length else 0
     eager = partial(
-        theirs.eager_mask, batch_size, q_length, kv_length, int(q_offset), kv_offset, attention_mask=attention_mask,
-        dtype=dtype, device=device, **kwargs,
+        theirs.eager_mask, batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset,
+        attention_mask=attention_mask, dtype=dtype, **places, **kwargs,
     )  # fmt: skip
     if kwargs.get("allow_is_bidirectional_skip") and _leaves_out(eager):
         return None

@@ -19,13 +19,16 @@ _BEFORE = "_headwise_before"  # on a converted model: its configurations with th
 def install() -> None:
     """Register attn_implementation="headwise" with transformers: the attention and its masks.
 
-    Calling it again changes nothing.
+    Calling it again changes nothing, also if another library has wrapped the attention functions meanwhile.
 
     Raises:
         ConfigError: if transformers is not installed: `pip install 'transformers>=5'`.
     """
     # torch.compile cannot trace masks that are read from closures; it compiles the code between.
-    library("modeling_utils").AttentionInterface.register(NAME, torch.compiler.disable(attention_forward))
+    models = library("modeling_utils")
+    if NAME in models.ALL_ATTENTION_FUNCTIONS.valid_keys():
+        return
+    models.AttentionInterface.register(NAME, torch.compiler.disable(attention_forward))
     library("masking_utils").AttentionMaskInterface.register(NAME, torch.compiler.disable(make_mask))
 
 

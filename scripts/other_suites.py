@@ -1,0 +1,134 @@
+"""The test suites of libraries that need attn_implementation="eager", run with headwise's attention instead.
+
+    git clone https://github.com/NVIDIA/kvpress && python -m venv env && env/bin/pip install ./kvpress pytest headwise
+    python scripts/other_suites.py kvpress --python env/bin/python
+
+Runs the suite twice in its own environment, with the models' own attention and with `hw.attach(model)` on every model
+(`weights=True` where the suite loads one with attn_implementation="eager"), and prints how many tests pass. Models of
+the hub are replaced by small random ones of the same family, so nothing is downloaded; tests that need anything else
+from the network, or a GPU, fail or are skipped in both runs.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# The plugin reads these: the attention to use, and the folder with a model of each family.
+MODE, MODELS = "HEADWISE_SUITE", "HEADWISE_SUITE_MODELS"
+FAMILIES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "gpt2": "GPT2", "gemma3": "Gemma3Text"}
+
+
+def family_of(name: str) -> str:
+    """The family of a model of the hub, by its name; Llama for others."""
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    return next((family for family in FAMILIES if family in plain), "llama")
+
+
+def make_models(folder: Path) -> None:
+    """A random model of each family with a tokenizer of bytes."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: i for i, piece in enumerate(["<s>", "</s>", "<pad>", *symbols])}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )  # fmt: skip
+    sizes = {
+        "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 4096,
+        "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2,
+    }  # fmt: skip
+    for family, name in FAMILIES.items():
+        config = getattr(transformers, f"{name}Config")(**sizes)
+        if family == "gpt2":
+            config = transformers.GPT2Config(
+                vocab_size=4096, n_embd=32, n_layer=2, n_head=4, n_positions=4096, bos_token_id=0, eos_token_id=1
+            )  # fmt: skip
+        torch.manual_seed(0)
+        kind = {"gpt2": "GPT2LMHeadModel", "gemma3": "Gemma3ForCausalLM"}.get(family, f"{name}ForCausalLM")
+        getattr(transformers, kind)(config).save_pretrained(folder / family)
+        fast.save_pretrained(folder / family)
+
+
+def pytest_configure(config: Any) -> None:
+    """As a plugin of the suite: `from_pretrained` loads the small models, and headwise computes their attention."""
+    import transformers
+
+    import headwise as hw
+    from headwise.models.adapters.huggingface import install
+
+    install()  # before the suite's library, which may wrap all known attention functions
+
+    folder, attached = Path(os.environ[MODELS]), []
+    kinds = (
+        transformers.AutoConfig, transformers.AutoTokenizer, transformers.AutoModelForCausalLM,
+        transformers.AutoModel, transformers.PreTrainedModel, transformers.PreTrainedTokenizerFast,
+    )  # fmt: skip
+    for kind in kinds:
+        load = kind.from_pretrained.__func__
+
+        def local(cls: Any, name: Any, *args: Any, load: Any = load, **options: Any) -> Any:
+            missing = isinstance(name, str) and not Path(name).exists()
+            loaded = load(cls, str(folder / family_of(name)) if missing else name, *args, **options)
+            ours = os.environ[MODE] == "headwise" and isinstance(loaded, transformers.PreTrainedModel)
+            if ours and not any(handle.model is loaded for handle in attached):
+                eager = loaded.config._attn_implementation == "eager"  # for hooks that read the weights
+                attached.append(hw.attach(loaded, weights=eager))
+            return loaded
+
+        kind.from_pretrained = classmethod(local)
+
+
+def run(suite: Path, python: str, mode: str, models: Path, more: list[str]) -> dict[str, str]:
+    """Each test's outcome: passed, failed, error or skipped."""
+    here = str(Path(__file__).parent)
+    environment = os.environ | {
+        MODE: mode, MODELS: str(models), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")])),
+    }  # fmt: skip
+    command = [python, "-m", "pytest", "-p", "other_suites", "-q", "-rA", "--tb=line", "-p", "no:cacheprovider", *more]
+    done = subprocess.run(command, cwd=suite, env=environment, capture_output=True, text=True, check=False)
+    found = re.findall(r"^(PASSED|FAILED|ERROR|SKIPPED) (?:\[\d+\] )?(\S+)", done.stdout, re.MULTILINE)
+    if not found:
+        raise SystemExit(f"the suite did not run:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    (models.parent / f"{mode}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
+    return {name: outcome.lower() for outcome, name in found}
+
+
+def main() -> int:
+    """Print the outcomes of both runs; 1 if a test that passes with the model's own attention fails with headwise."""
+    about = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    about.add_argument("suite", type=Path, help="the folder in which pytest runs")
+    about.add_argument("--python", default=sys.executable, help="the interpreter of the suite's environment")
+    about.add_argument("--logs", type=Path, help="where pytest's output goes; a temporary folder by default")
+    given, more = about.parse_known_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (given.logs or Path(temporary)).absolute() / "models"
+        folder.mkdir(parents=True, exist_ok=True)
+        code = "import sys, pathlib, other_suites; other_suites.make_models(pathlib.Path(sys.argv[1]))"
+        path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+        subprocess.run([given.python, "-c", code, str(folder)], check=True, env=os.environ | path)
+        own, ours = (run(given.suite, given.python, mode, folder, more) for mode in ("own", "headwise"))
+    for name, outcomes in (("own attention", own), ("headwise", ours)):
+        counts = {
+            outcome: list(outcomes.values()).count(outcome) for outcome in sorted({*own.values(), *ours.values()})
+        }
+        print(f"{name}: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    worse = sorted(name for name, outcome in own.items() if outcome == "passed" and ours.get(name) != "passed")
+    for name in worse:
+        print(f"passes with its own attention only: {name}")
+    return bool(worse)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
