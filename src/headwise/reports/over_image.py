@@ -26,8 +26,16 @@ def write_image_maps(
     side: str = "keys", image_start: int = 0, text_start: int = 0, heads: Sequence[int] | None = None, batch: int = 0,
     title: str = "",
 ) -> Path:  # fmt: skip
-    """Write the weights between each token of a text and the patches of an image as a PNG; see `image_figure`. Returns
-    the path."""
+    """Write the weights between each token of a text and the patches of an image as a PNG.
+
+    Args:
+        path: of the PNG.
+        amap, image, tokens, grid, side, image_start, text_start, heads, batch, title: as in `image_figure`.
+    Returns:
+        The path.
+    Raises:
+        ConfigError, ShapeError: as `image_figure`.
+    """
     figure = image_figure(
         amap, image, tokens=tokens, grid=grid, side=side, image_start=image_start, text_start=text_start, heads=heads,
         batch=batch, title=title,
