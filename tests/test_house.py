@@ -240,8 +240,13 @@ def forbidden(source: str) -> list[str]:
     return found
 
 
+# The code of a reader's exercise, in a process with limits, and the code that pages of the guide show.
+MAY_RUN_CODE = {"headwise.textbook.guide.grading.child", "headwise.textbook.guide.outputs"}
+
+
 def test_library_neither_prints_nor_unpickles():
-    assert [f"{name}: {found}" for name, text in TEXTS.items() for found in forbidden(text)] == []
+    used = [(name, found) for name, text in TEXTS.items() for found in forbidden(text)]
+    assert [one for one in used if not (one[0] in MAY_RUN_CODE and one[1].endswith(": exec"))] == []
 
 
 @pytest.mark.parametrize(
@@ -406,11 +411,12 @@ def test_making_one_is_no_switch(line):
 
 
 # Hooks for other ends than to capture attention, which is published: where a forward begins and ends, heads that are
-# scaled, PyTorch's fused path that is kept away, collectives, and readings that are given up.
+# scaled, PyTorch's fused path that is kept away, collectives, readings that are given up, and the residual
+# stream.
 HOOKS = {
     "headwise.telemetry.record", "headwise.telemetry.recognised", "headwise.models.site",
     "headwise.models.adapters.torch", "headwise.parallel.heads_styles", "headwise.reports.viewer.reader",
-    "headwise.models.replace.replacement",
+    "headwise.models.replace.replacement", "headwise.analysis.direct_effects",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The Python blocks and the `headwise` commands of every page in docs/ run as printed.
+"""The Python blocks and the `headwise` commands of every page in docs/ and the commands of both READMEs run as printed.
 
 A block below `<!-- not run: reason -->` is skipped. Pages that start from a model of the reader's get a small one here.
 """
@@ -17,6 +17,7 @@ from headwise.cli import app
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+READMES = ["../README.md", "../README.zh.md"]
 TEXT = "话说武松在路上行了几日，来到阳谷县地面。The tiger sleeps!\n"
 DECODER = """
 import torch, headwise as hw
@@ -89,7 +90,7 @@ def test_the_python_of_a_page_runs(folder: Path, page: str) -> None:
         exec(compile(block, f"{page}, block {number}", "exec"), names)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+@pytest.mark.parametrize("page", [page for page in [*PAGES, *READMES] if commands(page)])
 def test_the_commands_of_a_page_run(folder: Path, headwise: Command, page: str) -> None:
     pytest.importorskip("pyarrow")
     pytest.importorskip("matplotlib")

@@ -44,6 +44,20 @@ def test_both_languages_have_the_same_code():
     assert [code(block) for block in blocks("README.zh.md")] == [code(block) for block in blocks("README.md")]
 
 
+def test_a_readme_is_short():
+    assert all(
+        len((ROOT / name).read_text(encoding="utf-8").splitlines()) < 150 for name in ("README.md", "README.zh.md")
+    )
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_files_that_a_readme_names_exist(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    found = re.findall(r"\]\(([^)#]+)\)", text) + re.findall(r"python (scripts/\w+\.py)", text)
+    assert len(found) > 15
+    assert [path for path in found if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.thorough
 def test_the_blocks_run_one_after_the_other(tmp_path):
     pytest.importorskip("scipy")

@@ -37,11 +37,9 @@ def texts_of(value: object, name: str = "") -> list[str]:
     if isinstance(value, list):
         return [text for one in value for text in texts_of(one)]
     if isinstance(value, dict):
-        skipped = (
-            {"name", "names", "tokens", "keys", "colours", "roleColours"}
-            if "label" in value or "layers" in value
-            else set()
-        )
+        skipped = {"vocabulary"}
+        if "label" in value or "layers" in value:
+            skipped = {"name", "names", "tokens", "keys", "colours", "roleColours"}
         return [text for key, one in value.items() if key not in skipped for text in texts_of(one)]
     return []
 

@@ -28,7 +28,11 @@ def data_of(page: str) -> dict:
 def weights_of(page: str, data: dict, index: int, layer: int, kind: str) -> np.ndarray:
     """Undo the packing as data.js does."""
     code = re.search(rf'id="w-{index}-{layer}-{kind}">([^<]*)<', page)[1]
-    planes = np.frombuffer(zlib.decompress(base64.b64decode(code)), np.uint8).astype(np.uint16).reshape(2, -1)
+    planes = (
+        np.frombuffer(zlib.decompress(base64.b85decode(code.translate(str.maketrans(",.:", "<>&")))), np.uint8)
+        .astype(np.uint16)
+        .reshape(2, -1)
+    )
     shares = (((planes[0] << 8) | planes[1]) / data["levels"]) ** 2
     rows, columns = data["passages"][index]["rows"], data["passages"][index]["columns"]
     tops = np.array(data["passages"][index][kind]["most"][layer])

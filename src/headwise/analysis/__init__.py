@@ -2,6 +2,7 @@
 
 from headwise.analysis.attention_rollout import Rollout, attention_flow, rollout
 from headwise.analysis.circuits import circuit_similarity, composition
+from headwise.analysis.direct_effects import DirectEffects, direct_effects
 from headwise.analysis.divergence import map_divergence
 from headwise.analysis.head_roles import Mention, Roles, RoleScore, place_words, probe_induction, read_conllu, roles
 from headwise.analysis.history import HeadHistory
@@ -26,6 +27,7 @@ from headwise.analysis.subspaces import principal_angles, subspace_overlap
 from headwise.analysis.value_norms import value_norms
 
 __all__ = [
+    "DirectEffects",
     "HardConcrete",
     "HeadHistory",
     "HeadImportance",
@@ -41,6 +43,7 @@ __all__ = [
     "attention_knockout",
     "circuit_similarity",
     "composition",
+    "direct_effects",
     "gradient_importance",
     "head_information",
     "learn_gates",

@@ -10,6 +10,7 @@ from typer.main import get_command
 from headwise.cli.change import budget, convert, prune
 from headwise.cli.judge import claims, doctor, plan
 from headwise.cli.learn import train, write
+from headwise.cli.learner import check, tour
 from headwise.cli.look import measures, see, trace
 from headwise.cli.measure import measure
 from headwise.cli.options import Lang
@@ -40,6 +41,8 @@ for command in (
     convert,
     budget,
     claims,
+    tour,
+    check,
     doctor,
 ):  # as --help lists them
     app.command()(command)

@@ -32,6 +32,12 @@ HELP: dict[str, str] = {
         "找出可以使用短键值缓存的头；结果是供 `headwise write --budget` 使用的文件。",
     "Test textbook claims by measurement. Exits with code 1 if a verdict is unexpected.":
         "用测量检验教科书中的论断。若有结论与预期不符，退出码为 1。",
+    "Walk through a topic of multi-head attention: formula, code with its output, claims, exercises.":
+        "逐一讲解多头注意力的一个主题：公式、代码及其输出、论断、练习。",
+    "Grade an exercise: run your function on random inputs, and show the smallest one with a wrong result.\n\n"
+    "The code runs in a process of its own, with limits, without network, and cannot change your files.":
+        "批改练习：在随机输入上运行你的函数，显示结果错误的最小输入。\n\n"
+        "代码在单独的进程中运行，资源有限制，没有网络，不能改动你的文件。",
     "Report which kernels run on this machine, the compiled library and versions.":
         "报告本机可用的计算内核、已编译的库与各版本号。",
     # Options of several commands.
@@ -190,6 +196,13 @@ HELP: dict[str, str] = {
     "Minimum share of a head's attention on these tokens for a short cache.":
         "一个头落在这些词元上的注意力至少占此比例，才使用短缓存。",
     "Sequence lengths at which to report the cache size: 1024,4096.": "要报告缓存大小的序列长度：1024,4096。",
+    # tour, check
+    "A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list.":
+        "主题名，或书中的章节号，如 11.2.1、5.3.4；默认列出全部。",
+    "An exercise of the guide; default: a list of all.": "指南中的练习；默认列出全部。",
+    "Your code, or - for standard input; default: print the task.": "你的代码；- 表示标准输入；默认打印题目。",
+    "CPU time that the code may take.": "代码可用的 CPU 时间（秒）。",
+    "Of the random inputs.": "随机输入的种子。",
     # claims, doctor
     "Test only these claims: --only ID,ID; repeatable.": "只检验这些论断：--only 编号,编号；可重复。",
     "Include the slow claims.": "包括耗时较长的论断。",

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -77,6 +78,10 @@ class CharTokenizer:
                 raise TextError(f"token id {i} is outside the vocabulary of {self.vocab_size}")
             out += bytes((i,)) if i < BYTES else self.characters[i - BYTES].encode()
         return out.decode("utf-8", errors="replace")
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of single tokens; a byte as <0xE4>."""
+        return [f"<0x{i:02X}>" if i < BYTES else self.decode([i]) for i in ids]
 
     def to_json(self) -> str:
         """For a checkpoint's header."""

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from headwise.errors import ShapeError
+from headwise.reports.writes import Writes
 from headwise.shown import Shown
 from headwise.table import HeadTable
 
@@ -21,6 +22,7 @@ class Passage:
         sentences: token ranges to zoom to; [] in cross attention.
         keys: the text of each key in cross attention, where it differs from that of the queries; None elsewhere.
         layers: the layers of the report that the maps belong to; [] for all.
+        writes: what the heads write, for exact weights; None if unknown.
         special, special_keys: positions of tokens that are not part of the text, such as [SEP], in `tokens` and `keys`.
     """
 
@@ -34,6 +36,7 @@ class Passage:
     layers: list[int] = field(default_factory=list)
     special: list[int] = field(default_factory=list)
     special_keys: list[int] = field(default_factory=list)
+    writes: Writes | None = None
 
     def __post_init__(self) -> None:
         keys = self.tokens if self.keys is None else self.keys
@@ -58,6 +61,10 @@ class Passage:
             self.peaks is not None and self.peaks.shape != self.maps.shape
         ):
             raise ShapeError("Passage(peaks): required in the shape of maps if and only if cell > 1")
+        if self.writes is not None:
+            if self.cell > 1:
+                raise ShapeError("Passage(writes): requires exact weights, that is cell=1")
+            self.writes.check(self.maps.shape)
 
     @cached_property
     def causal(self) -> bool:

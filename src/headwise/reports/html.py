@@ -5,11 +5,9 @@
 PosixPath('report.html')
 """
 
-import base64
 import html
 import json
 import os
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from headwise.files import atomic_path
 from headwise.reports.colours import role_colours
 from headwise.reports.data import Passage, Report
 from headwise.reports.fonts import font_face
+from headwise.reports.pack import blob, packed, planes
 from headwise.reports.ranges import LEVELS, coded, colour_top, finite, halves
 from headwise.reports.template import COLOURS, document, inert, source
 from headwise.reports.words import description, label, unit, words
@@ -93,7 +92,7 @@ def _data(report: Report, lang: str) -> tuple[dict[str, Any], list[str]]:
                 "name": own(c.name),
                 "unit": unit(c.unit, lang),
                 "description": own(c.description),
-                "values": _numbers(c.values),
+                "values": _numbers(c.values, digits=4),
                 "order": list(map(int, c.order)),
                 "small": c.small_is_alike,
             }
@@ -134,20 +133,12 @@ def _passage(index: int, passage: Passage, report: Report) -> tuple[dict[str, An
         for layer, block in zip(layers, maps, strict=True):
             scales["own"][layer] = [colour_top(*halves(head)) for head in block]
             scales["most"][layer] = block.max(axis=(1, 2)).astype(float).tolist()
-            blobs.append(_blob(f"w-{index}-{layer}-{kind}", _planes(np.stack([coded(head) for head in block]))))
+            blobs.append(blob(f"w-{index}-{layer}-{kind}", planes(np.stack([coded(head) for head in block]))))
         entry[kind] = {**scales, "all": float(maps.max()) or 1.0}
+    if passage.writes is not None:
+        entry["writes"], more = packed(passage.writes, index, layers, report.shape[0])
+        blobs += more
     return entry, blobs
-
-
-def _planes(codes: np.ndarray) -> bytes:
-    """uint16 as their high bytes and then their low bytes, which compress better."""
-    return (codes >> 8).astype(np.uint8).tobytes() + (codes & 255).astype(np.uint8).tobytes()
-
-
-def _blob(name: str, data: bytes) -> str:
-    """Compressed bytes as an element of the page."""
-    code = base64.b64encode(zlib.compress(data, 9)).decode("ascii")
-    return f'<script type="application/octet-stream" id="{name}">{code}</script>'
 
 
 def _liveliest(report: Report) -> list[int]:
@@ -176,9 +167,9 @@ def _columns(table: HeadTable, lang: str) -> list[dict[str, Any]]:
     ]
 
 
-def _numbers(values: np.ndarray) -> list[list[float | None]]:
+def _numbers(values: np.ndarray, digits: int = 6) -> list[list[float | None]]:
     """JSON has no NaN."""
-    return [[float(f"{v:.6g}") if np.isfinite(v) else None for v in row] for row in values]
+    return [[float(f"{v:.{digits}g}") if np.isfinite(v) else None for v in row] for row in values]
 
 
 def _printable(text: str) -> str:

@@ -95,6 +95,15 @@ class LoadedModel(ABC):
         """A function from (model, windows [w, tokens + 1]) to the mean next-token loss in nats per token, with its
         graph if gradients are enabled; None for a model that does not predict the next token."""
 
+    @property
+    def unembedding(self) -> Tensor | None:
+        """The matrix [vocabulary, d_model] of next-token logits; None for a model that does not predict them."""
+        return None
+
+    @abstractmethod
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of single tokens, each by itself."""
+
     def remarks(self, tokens: int) -> list[Message]:
         """Notes on reading a text of this number of tokens with this model."""
         found = []

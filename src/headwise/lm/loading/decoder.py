@@ -56,6 +56,15 @@ class DecoderModel(LoadedModel):
         """As in `LoadedModel`."""
         return mean_loss
 
+    @property
+    def unembedding(self) -> Tensor:
+        """As in `LoadedModel`."""
+        return self.model.embedding.weight.detach()
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """As in `LoadedModel`; a byte as <0xE4>."""
+        return self._tokenizer.pieces(ids)
+
     def remarks(self, tokens: int) -> list[Message]:
         """As in `LoadedModel`."""
         return [*remarks_on_map(self.model.config.design), *super().remarks(tokens)]

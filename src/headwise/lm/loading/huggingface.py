@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.lm.loading.base import LoadedModel, LossFunction, Maps, OnMap, described, text_of
-from headwise.lm.loading.characters import by_decoding, by_offsets
+from headwise.lm.loading.characters import by_decoding, by_offsets, readable
 from headwise.lm.loading.files import check_weights, quiet, read_config, read_tokenizer, theirs
 from headwise.lm.loading.remarks import remark
 from headwise.lm.loading.tokenized import TokenizedText
@@ -82,6 +82,19 @@ class TransformersModel(LoadedModel):
     def loss_fn(self) -> LossFunction | None:
         """As in `LoadedModel`."""
         return _mean_loss if self._predicts else None
+
+    @property
+    def unembedding(self) -> Tensor | None:
+        """As in `LoadedModel`."""
+        matrix = self.model.get_output_embeddings() if self._predicts else None
+        return None if matrix is None else matrix.weight.detach()
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """As in `LoadedModel`; part of a character as its raw token."""
+        with theirs(self._folder, "its tokenizer cannot write a token"):
+            tokens = [str(token) for token in self._tokenizer.convert_ids_to_tokens(list(ids))]
+            special = set(self._tokenizer.all_special_ids)
+        return [readable([token], [i in special])[0] or token for i, token in zip(ids, tokens, strict=True)]
 
     @property
     def _vocabulary(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from headwise.events import original
+from headwise.models.recognise.graphs import line_of, modules_of, node_running
 
 _INSIDE = tuple(str(Path(file).parent) for file in (str(torch.__file__), str(Path(__file__).parents[2])))
 _CHECKPOINT = str(Path("torch", "utils", "checkpoint.py"))
@@ -24,6 +25,8 @@ def modules_in_call(modules: Mapping[nn.Module, str]) -> list[nn.Module]:
             module = original(frame.f_locals["self"], modules)
             if module in modules:
                 found.append(module)
+        elif (node := node_running(frame)) is not None:
+            found += [module for module in modules_of(node, frame.f_locals["self"]) if module in modules]
         frame = frame.f_back
     return found
 
@@ -34,7 +37,8 @@ def user_line() -> str:
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_INSIDE) and not file.startswith("<frozen"):
-            return f"{file}:{frame.f_lineno}"
+            node = node_running(frame)
+            return (line_of(node) if node is not None else "") or f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 

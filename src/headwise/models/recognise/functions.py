@@ -12,11 +12,11 @@ VIEWS = frozenset({
     "view", "reshape", "transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "t", "adjoint",
     "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "reshape_as", "flatten", "unflatten", "unbind", "chunk",
     "split", "split_with_sizes", "tensor_split", "select", "narrow", "__getitem__", "broadcast_to", "T", "mT", "H",
-    "mH",
+    "mH", "slice", "_unsafe_view",
 })  # fmt: skip
 SAME = frozenset({
     "contiguous", "clone", "detach", "float", "double", "half", "bfloat16", "to", "type", "type_as", "cpu", "cuda",
-    "data", "requires_grad_", "alias",
+    "data", "requires_grad_", "alias", "_to_copy",
 })  # fmt: skip
 OTHERS = frozenset({"sigmoid", "relu", "softplus", "elu", "gelu", "silu", "square", "pow", "gumbel_softmax"})
 ARITHMETIC = {
@@ -29,6 +29,7 @@ SOFTMAX = frozenset({
     "softmax", "log_softmax", "special_softmax", "special_log_softmax", "_softmax", "_log_softmax",
 })  # fmt: skip
 RETURN_OTHERS = VIEWS | {"topk", "sort", "kthvalue", "__setitem__"}  # something else than one tensor
+OPAQUE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})  # PyTorch's
 IGNORED = frozenset({
     "dim", "size", "numel", "is_floating_point", "stride", "__set__", "__len__", "zeros_like", "ones_like",
     "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty",
@@ -64,6 +65,8 @@ def steps_of(
 
 def drops_last(args: Sequence[Any]) -> bool:
     """Whether an index is all but the last of the last axis."""
+    if len(args) > 2 and all(isinstance(x, int) for x in args[:3]):  # aten.slice(x, dim, start, end)
+        return bool(args[1] == 0)
     index = args[0] if args else None
     last = index[-1] if isinstance(index, tuple) else index
     return isinstance(last, slice) and last.start in (None, 0) and last.stop == -1 and last.step in (None, 1)
@@ -74,3 +77,8 @@ def dropout_of(before: float, args: Sequence[Any], kwargs: dict[str, Any]) -> fl
     p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
     return 1 - (1 - before) * (1 - float(p)) if active else before
+
+
+def opaque(name: str) -> bool:
+    """Whether the operator of this name computes a whole attention, unless it is one that is followed."""
+    return ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"

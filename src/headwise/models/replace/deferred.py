@@ -153,6 +153,8 @@ def _like(name: str, func: Callable[..., Any], args: Sequence[Any], kwargs: dict
     """Tensors without numbers of the shape and dtype of the result; None if they are not known."""
     autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     leaves, spec = tree_flatten((tuple(args), kwargs))
+    if any(isinstance(x, torch.device) and x.type != kind for x in leaves):
+        return None
     shapes = tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else _frozen(x) for x in leaves)
     try:
         return _probed(name, func, shapes, spec, autocast, kind)
@@ -193,6 +195,8 @@ def _frozen(x: Any) -> Any:
 def _thawed(x: Any) -> Any:
     if x[0] == "slice":
         return slice(*x[1:])
+    if x[0] is torch.device:
+        return torch.device("meta")
     if isinstance(x[0], tuple):
         return torch.empty(x[0], dtype=x[1], device="meta")
     return x[1]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from headwise.models.recognise.followed import Followed
-from headwise.models.recognise.following import Following
+from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call, user_line
 from headwise.models.recognise.functions import ARITHMETIC, SAME, SOFTMAX, VIEWS
 from headwise.models.recognise.layout import merged
@@ -49,7 +49,7 @@ class Deferring(Following):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
+        name = name_of(func)
         if name == FUSED and self.certified and place_here(self.seen) in self.certified:
             found = self._fused(func, types, args, kwargs)
             if found is not None:
@@ -72,6 +72,8 @@ class Deferring(Following):
                 self.deferred.add(place)
                 return self._deferred(name, func, args, kwargs)
             return func(*args, **kwargs)
+        if name == "_assert_tensor_metadata":  # of exported graphs; shape and dtype are what they were
+            return None
         if name in _NEVER or not (name in PRODUCTS or name in _KINDS or self._reduces(name, lazy[0])):
             return func(*args, **kwargs)
         for other in lazy[1:]:
@@ -109,7 +111,7 @@ class Deferring(Following):
     def _in_place(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], lazy: bool) -> Any:
         """A function that changes its first argument, or `out`."""
         target: Any = kwargs.get("out", args[0] if args else None)
-        name = getattr(func, "__name__", "").strip("_")
+        name = name_of(func).strip("_")
         simple = name in _KINDS or "__" + name.removeprefix("i") + "__" in _KINDS
         own = isinstance(target, Deferred) and not (target.made or target.alias or target.viewed)
         if own and simple and target is args[0] and not kwargs.get("inplace"):

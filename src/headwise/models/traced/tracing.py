@@ -16,7 +16,7 @@ from headwise.attention import attend
 from headwise.models.batches import arguments
 from headwise.models.recognise.attention import Attention, assembled, names
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, learned, unexpected
-from headwise.models.recognise.following import Following
+from headwise.models.recognise.following import Following, name_of
 from headwise.models.recognise.frames import modules_in_call
 from headwise.models.recognise.products import NAMES as PRODUCTS, Contraction, contraction
 from headwise.models.recognise.tracked import Tracked
@@ -191,7 +191,7 @@ class _Tracing(Following):
         if found.leaf is not None:
             out, found.leaf = found.leaf.clone(), None
         elif isinstance(out, Tensor):
-            out = found.layer(getattr(func, "__name__", ""), args, dict(kwargs or {}), out)
+            out = found.layer(name_of(func), args, dict(kwargs or {}), out)
         return out
 
 
@@ -241,7 +241,8 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     """Within it, the model is in evaluation mode; afterwards all attributes are what they were."""
     before = [(module, dict(vars(module)), dict(module._buffers)) for module in model.modules()]
     values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    model.eval()
+    for module in model.modules():  # graphs of torch.export have no eval()
+        module.training = False
     try:
         yield
     finally:

@@ -4,6 +4,9 @@ const REPORT = JSON.parse(document.getElementById("report").textContent);
 const T = REPORT.words, COLOURS = REPORT.colours;
 const CACHE_BYTES = 400e6;  // decoded layers that are kept; the oldest go first
 
+const VALUES = new Uint8Array(128);  // of the letters of base 85
+[..."0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%:()*+-;,=.?@^_`{|}~"].forEach((c, i) => { VALUES[c.charCodeAt(0)] = i; });
+
 const layers = new Map();
 
 // The two sides of a map, queries and keys; the same object except in cross attention.
@@ -29,10 +32,20 @@ function weightsOf(passage, layer, kind) {
   return promise;
 }
 
+// Base 85: five letters as four bytes; what is missing at the end counts as the last letter.
+function bytesOf(text) {
+  const count = Math.ceil(text.length / 5), out = new DataView(new ArrayBuffer(4 * count));
+  for (let i = 0; i < count; i++) {
+    let sum = 0;
+    for (let k = 5 * i; k < 5 * i + 5; k++) sum = sum * 85 + (k < text.length ? VALUES[text.charCodeAt(k)] : 84);
+    out.setUint32(4 * i, sum);
+  }
+  return new Uint8Array(out.buffer, 0, Math.floor((text.length * 4) / 5));
+}
+
 // The bytes of a compressed element of the page; a promise.
 async function decoded(id) {
-  const packed = Uint8Array.from(atob(byId(id).textContent), (c) => c.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([bytesOf(byId(id).textContent)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 

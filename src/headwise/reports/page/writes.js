@@ -8,20 +8,42 @@ class Writes {
     Object.assign(this, { key: null, turn: 0, known: new Map() });
   }
 
-  // Numbers [heads, …] of one layer of the passage, as Float32Array, and how many a head has; a promise.
-  numbers(name, index, layer) {
-    const id = `${name}-${index}-${layer}`, { tops } = REPORT.passages[index].writes[name], top = tops[layer];
-    if (!this.known.has(id)) {
-      this.known.set(id, decoded(id).then((bytes) => {
-        const wide = name === "channels" ? 1 : 2, count = bytes.length / wide, each = count / top.length, out = new Float32Array(count);
-        for (let i = 0; i < count; i++) {
-          const code = wide === 1 ? (bytes[i] << 24) >> 24 : ((bytes[i] << 24) >> 16) | bytes[count + i];
-          out[i] = code === (wide === 1 ? -128 : -32768) ? NaN : (code * top[Math.floor(i / each)]) / (wide === 1 ? CHANNEL_LEVELS : 32767);
-        }
-        return { out, each };
-      }));
-    }
+  // The numbers of one layer, made of the bytes of an element of the page when they are first needed; a promise.
+  once(name, index, layer, make) {
+    const id = `${name}-${index}-${layer}`;
+    if (!this.known.has(id)) this.known.set(id, decoded(id).then(make));
     return this.known.get(id);
+  }
+
+  // Two bytes a number, all high ones first: those of one head, in parts of its largest number.
+  async numbers(name, index, layer, head) {
+    const { tops, levels } = REPORT.passages[index].writes[name];
+    const all = await this.once(name, index, layer, (bytes) => {
+      const count = bytes.length / 2, each = count / tops[layer].length;
+      return Float32Array.from({ length: count }, (_, i) => {
+        const code = ((bytes[i] << 24) >> 16) | bytes[count + i];
+        return code === -32768 ? NaN : (code * tops[layer][Math.floor(i / each)]) / levels;
+      });
+    });
+    return part(all, head, tops[layer].length);
+  }
+
+  // The tokens with the largest effects, as indices of words.
+  async tokens(index, layer, head) {
+    const all = await this.once("tokens", index, layer, (bytes) => {
+      const count = bytes.length / 3;
+      return Uint32Array.from({ length: count }, (_, i) => (bytes[2 * count + i] << 16) | (bytes[i] << 8) | bytes[count + i]);
+    });
+    return part(all, head, REPORT.heads);
+  }
+
+  // Channels of queries or keys of one head, [C, n].
+  async side(name, index, layer, head) {
+    const all = await this.once(name, index, layer, (bytes) => Float32Array.from(bytes, (byte) => {
+      const code = (byte << 24) >> 24;
+      return code === -128 ? NaN : code / CHANNEL_LEVELS;
+    }));
+    return part(all, head, REPORT.heads);
   }
 
   show(unit) {
@@ -36,42 +58,34 @@ class Writes {
   async read(unit, given, mine) {
     const { passage: index, layer, head } = state, place0 = passage(), i = unit.index, keys = unitsOf(place0.k), parts = [];
     const shares = exchange(current, place0, unit, "mean").looks, query = unit.c0;
-    const of = async (name) => {
-      const { out, each } = await this.numbers(name, index, layer);
-      return out.subarray(head * each, (head + 1) * each);
-    };
     if (given.norms) {
-      const norms = await of("norms"), sizes = Float32Array.from(keys, (key) => shares[key.index] * norms[key.c0]);
-      parts.push(topList(fill(T.writes_from, { what: unitName(unit) }), "--looks", sizes.map((x) => (Number.isNaN(x) ? 0 : x)), Math.max(1e-12, ...sizes.filter((x) => !Number.isNaN(x))), keys, 8));
+      const norms = await this.numbers("norms", index, layer, head);
+      const sizes = Float32Array.from(keys, (key) => shares[key.index] * norms[key.c0] || 0);
+      parts.push(topList(fill(T.writes_from, { what: unitName(unit) }), "--looks", sizes, Math.max(1e-12, ...sizes), keys, 8));
     }
     if (given.logits) {
-      const next = (await of("logits"))[query], following = unitsOf(place0.q)[i + 1], lines = [];
-      if (following && !Number.isNaN(next)) lines.push([`${unitName(following)}`, next, T.next_token]);
-      if (given.promoted) {
-        const values = await of("promoted"), each = values.length / place0.rows, at = (layer * REPORT.heads + head) * place0.rows + query;
-        const words = (await this.promoted(index)).subarray(at * each, (at + 1) * each);
-        words.forEach((word, k) => { if (!Number.isNaN(values[query * each + k])) lines.push([named(given.words[word]), values[query * each + k], ""]); });
+      const next = (await this.numbers("logits", index, layer, head))[query], following = unitsOf(place0.q)[i + 1], lines = [];
+      if (following && !Number.isNaN(next)) lines.push([unitName(following), next, T.next_token]);
+      if (given.effects) {
+        const values = part(await this.numbers("effects", index, layer, head), query, place0.rows);
+        const tokens = part(await this.tokens(index, layer, head), query, place0.rows);
+        tokens.forEach((word, k) => { if (!Number.isNaN(values[k])) lines.push([named(given.vocabulary[word]), values[k], ""]); });
       }
       parts.push(this.signed(fill(T.writes_logits, { what: unitName(unit) }), lines));
     }
     if (given.channels) {
       const strongest = shares.reduce((best, share, k) => (share > shares[best] ? k : best), 0), key = this.key ?? keys[strongest];
-      const which = given.channels.which[layer][head], numbers = await of("channels"), each = which.length, side = place0.rows * each;
+      const [queries, others] = [await this.side("queries", index, layer, head), await this.side("keys", index, layer, head)];
+      const which = given.channels.which[layer][head], scales = (name, k) => given.channels.scales[name][layer][head][k];
       const lines = which.map((channel, k) => {
-        const [q, w] = given.channels.scales[layer][head][k];
-        return [fill(T.channel, { c: channel }), numbers[query * each + k] * q * numbers[side + key.c0 * each + k] * w, ""];
+        const q = queries[k * place0.rows + query] * scales("queries", k), w = others[k * place0.columns + key.c0] * scales("keys", k);
+        return [fill(T.channel, { c: channel }), q * w, ""];
       });
+      const names = { what: unitName(unit), key: unitName(key), n: lines.length, of: given.channels.of[layer] };
       const unknown = lines.some(([, value]) => Number.isNaN(value));
-      parts.push(this.signed(fill(T.writes_channels, { what: unitName(unit), key: unitName(key), n: lines.length, of: given.channels.of[layer] }), unknown ? [] : lines.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]))));
+      parts.push(this.signed(fill(T.writes_channels, names), unknown ? [] : lines.sort((a, b) => Math.abs(b[1]) - Math.abs(a[1]))));
     }
     if (mine === this.turn) byId("writes").replaceChildren(...parts);
-  }
-
-  // The indices of promoted tokens, of all layers.
-  promoted(index) {
-    const id = `words-${index}`;
-    if (!this.known.has(id)) this.known.set(id, decoded(id).then((bytes) => Uint16Array.from({ length: bytes.length / 2 }, (_, i) => (bytes[i] << 8) | bytes[bytes.length / 2 + i])));
-    return this.known.get(id);
   }
 
   signed(title, lines) {
@@ -86,3 +100,6 @@ class Writes {
     return make("div", {}, make("h3", { textContent: title }), items.length ? make("ol", { className: "ranked" }, ...items) : make("p", { className: "hint", textContent: T.none }));
   }
 }
+
+// One of `count` equal parts of an array.
+const part = (array, i, count) => array.subarray((i * array.length) / count, ((i + 1) * array.length) / count);

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from headwise.reports.see.passages import Side, composed_passage, passage
 from headwise.reports.see.patterns import patterns, roles_in_words
 from headwise.reports.see.places import Places
 from headwise.reports.see.windows import check_length, sample, size_for, slide
+from headwise.reports.see.writes import writes
 from headwise.stats import Measure, Tokens
 
 CAUTIONS = ("untrained_length",)  # remarks that belong into the head of a report
@@ -120,6 +121,8 @@ def _whole(
         amap.measure(*measures, progress=part(progress, "measuring", i, len(maps))) for i, amap in enumerate(maps)
     ]
     shown = passage(title, maps, 0, (side_of(reading), None), places, cells, progress)
+    if shown.cell == 1:
+        shown = replace(shown, writes=writes(subject, reading, maps, places))
     return _Seen(results, shown, found.loss, maps, found, reading.ids, reading.pieces)
 
 

@@ -11,7 +11,7 @@ from headwise.analysis.head_roles.tokens import is_marker
 from headwise.errors import ConfigError, DTypeError, ShapeError
 from headwise.lm.loading.characters import readable
 from headwise.lm.loading.tokenized import units_of
-from headwise.lm.tokenizer import BYTES, CharTokenizer
+from headwise.lm.tokenizer import CharTokenizer
 from headwise.reports.see.passages import Side
 
 
@@ -80,7 +80,7 @@ def text_of(name: str, tokens: Any, pieces: Any, tokenizer: Any) -> Text | None:
     if tokenizer is None:
         return Text(ids, None, None, [[False] * ids.shape[1]] * len(ids))
     if isinstance(tokenizer, CharTokenizer):
-        return _written(ids, [_characters(row, tokenizer) for row in ids.tolist()], [[False] * ids.shape[1]] * len(ids))
+        return _written(ids, [tokenizer.pieces(row) for row in ids.tolist()], [[False] * ids.shape[1]] * len(ids))
     if not hasattr(tokenizer, "convert_ids_to_tokens"):
         raise ConfigError(
             f"tokenizer: {type(tokenizer).__name__} has no convert_ids_to_tokens; give a tokenizer of transformers or "
@@ -108,10 +108,6 @@ def _spaced(raw: Sequence[str], pieces: Sequence[str], special: Sequence[bool]) 
         begins = i == 0 or special[i - 1] or special[i] or token.startswith("##") or not piece[:1].isalnum()
         words.append(piece if begins else f" {piece}")
     return words
-
-
-def _characters(ids: Sequence[int], tokenizer: CharTokenizer) -> list[str]:
-    return [f"<0x{i:02X}>" if i < BYTES else tokenizer.decode([i]) for i in ids]
 
 
 def _ids(name: str, tokens: Any) -> Tensor:

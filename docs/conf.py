@@ -1,0 +1,62 @@
+"""The documentation site: `make docs` writes it to build/docs. Pages are Markdown; formulas become MathML."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+from sphinx.application import Sphinx
+
+from headwise import __version__
+from headwise.textbook.guide.registry import topics
+
+HERE = Path(__file__).parent
+project, author, version = "headwise", "headwise", __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["guide/notebooks"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = "headwise"
+html_static_path = ["static", "../src/headwise/reports/fonts/HeadwiseHan.otf"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_show_copyright = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the signatures in the docstrings' Args are shorter, and name shapes
+python_use_unqualified_type_names = True
+napoleon_use_rtype = False
+# Docstrings are plain text for help() and for editors; what of it is not reStructuredText is shown as it is.
+suppress_warnings = ["docutils", "myst.header", "misc.highlighting_failure", "autodoc"]
+LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+TABLE = "```{{toctree}}\n:hidden:\n:maxdepth: 1\n\n{}\n```\n"
+
+
+def _within(app: Sphinx, page: str, source: list[str]) -> None:
+    """Links to files outside of docs/ become plain text; the list of topics gets a table of contents."""
+    folder = (HERE / page).parent
+
+    def kept(link: re.Match[str]) -> str:
+        target = link[2]
+        if "://" in target or (folder / target).resolve().is_relative_to(HERE):
+            return link[0]
+        return link[1]
+
+    source[0] = LINK.sub(kept, source[0])
+    if page.startswith("guide/") and page.endswith("/index"):
+        source[0] += "\n" + TABLE.format("\n".join(["sections", *topics()]))
+
+
+def _formula(self: Any, node: nodes.Element) -> None:
+    shown = "block" if isinstance(node, nodes.math_block) else "inline"
+    self.body.append(f'<div class="formula">{convert(node.astext(), display=shown)}</div>' if shown == "block"
+                     else convert(node.astext(), display=shown))  # fmt: skip
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
+    app.connect("source-read", _within)

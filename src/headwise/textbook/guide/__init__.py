@@ -1,0 +1,8 @@
+"""The guide: one topic a page, with code that runs, pictures, what the claims say, and exercises.
+
+topic      a topic and its exercises       registry   all of them
+topics/    a module for each topic         outputs    what the code of a topic prints
+page       a topic as a page of docs/guide tour       a topic in the terminal
+texts/     sections and equations of textbooks, and what in headwise shows each of them
+grading/   runs a reader's function and compares it with ours
+"""

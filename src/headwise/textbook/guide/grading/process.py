@@ -1,0 +1,195 @@
+"""A reader's function in a process of its own: calls with a time limit, and an end that leaves nothing running."""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import IO, Any
+
+from headwise.textbook.guide.grading.wire import decoded, encoded
+from headwise.wording import Message
+
+PRINTED = 1 << 20  # bytes that the code may print
+REPLY = 256 << 20  # bytes of one value
+MEMORY = 2 << 30  # bytes that the code may allocate
+START_SECONDS = 180.0  # to import PyTorch on a busy machine
+WALL = 4.0  # seconds of waiting for each second of CPU time, on a busy machine or in a sleep
+
+
+class Stopped(Exception):
+    """The process has ended, or was ended, before it returned a value; `message` says why."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(str(message))
+        self.message = message
+
+
+class Raised(Exception):
+    """The function raised; the text names the line, the type and the message."""
+
+
+class Sandbox:
+    """A process that has read the code and calls its function.
+
+    with Sandbox(source, "answer.py", "split_heads", seconds=10) as sandbox:
+        value = sandbox(x, 2)
+
+    Args:
+        source: the code. file: its name, in messages. function: the name of the function. seconds: of CPU time in all.
+    Attributes:
+        guards: the guards of `guards.py` that are in force.
+        printed: the beginning of what the code has printed.
+    Raises:
+        Raised: if the code or the function raises. Stopped: if the process ends, prints too much or takes too long.
+    """
+
+    def __init__(self, source: str, file: str, function: str, *, seconds: float = 10.0, memory: int = MEMORY) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="headwise-check-")
+        self._seconds, self._memory = seconds, memory
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._printed, self._flooded = bytearray(), threading.Event()
+        self.guards: list[str] = []
+        environment = {
+            **os.environ,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONIOENCODING": "utf-8",
+            "TMPDIR": self._folder.name,
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headwise.textbook.guide.grading.child"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        threads = ((self._read_replies, self._process.stdout), (self._read_prints, self._process.stderr))
+        self._threads = [threading.Thread(target=read, args=(pipe,), daemon=True) for read, pipe in threads]
+        for thread in self._threads:
+            thread.start()
+        task = {"source": source, "file": file, "function": function, "folder": self._folder.name,
+                "seconds": seconds, "memory": memory}  # fmt: skip
+        try:
+            self._write(task)
+            self.guards = self._reply(START_SECONDS)["force"]
+            self._until = time.monotonic() + seconds * WALL
+            begun = self._reply(self._left())
+            if "missing" in begun:
+                defined = ", ".join(begun["defined"]) or "-"
+                raise Stopped(
+                    Message(
+                        "no-function",
+                        "{file} defines no function {name}; it defines: {defined}",
+                        "{file} 没有定义函数 {name}；其中定义了：{defined}",
+                        file=file, name=function, defined=defined,
+                    )
+                )  # fmt: skip
+            if begun.get("error"):
+                raise Raised(begun["error"])
+        except BaseException:
+            self.close()
+            raise
+
+    def __call__(self, *args: Any) -> Any:
+        """The value of the function. Raised, Stopped: as the class."""
+        self._write(encoded(list(args)))
+        reply = self._reply(self._left())
+        if "error" in reply:
+            raise Raised(reply["error"])
+        try:
+            return decoded(reply["value"])
+        except (KeyError, ValueError, TypeError):
+            raise Stopped(_ended("wrote to the channel of its results", "向结果通道写入了内容")) from None
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def printed(self) -> str:
+        """The beginning of what the code has printed."""
+        return bytes(self._printed[:2000]).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """End the process and all that it may have started, and remove its folder."""
+        with suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL) if hasattr(os, "killpg") else self._process.kill()
+        self._process.wait()
+        for thread in self._threads:
+            thread.join(5.0)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with suppress(OSError):
+                pipe.close()  # type: ignore[union-attr]
+        self._folder.cleanup()
+
+    def _left(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    def _write(self, value: Any) -> None:
+        with suppress(BrokenPipeError):  # the reply says how it ended
+            self._process.stdin.write(json.dumps(value).encode() + b"\n")  # type: ignore[union-attr]
+            self._process.stdin.flush()  # type: ignore[union-attr]
+
+    def _reply(self, seconds: float) -> dict[str, Any]:
+        """The next line of the process, as JSON."""
+        until = time.monotonic() + seconds
+        while True:
+            if self._flooded.is_set():
+                raise Stopped(
+                    _ended(f"printed more than {PRINTED >> 20} MiB", f"打印了超过 {PRINTED >> 20} MiB 的内容")
+                )
+            try:
+                line = self._lines.get(timeout=min(0.1, max(0.0, until - time.monotonic())))
+                break
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    raise Stopped(self._too_long()) from None
+        if line is None:
+            raise Stopped(self._end())
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            raise Stopped(_ended("wrote to the channel of its results", "向结果通道写入了内容"))
+        return reply
+
+    def _too_long(self) -> Message:
+        seconds = self._seconds
+        return _ended(f"took longer than {seconds:g} seconds", f"运行超过 {seconds:g} 秒")
+
+    def _end(self) -> Message:
+        """Why the process has ended by itself."""
+        code = self._process.wait()
+        if code == -getattr(signal, "SIGXCPU", 0) or (code == -9 and self._left() <= 0):
+            return self._too_long()
+        if code < 0:
+            name = signal.Signals(-code).name
+            return _ended(f"was ended by {name}", f"被信号 {name} 终止")
+        return _ended(f"ended the process with code {code}", f"以代码 {code} 结束了进程")
+
+    def _read_replies(self, pipe: IO[bytes]) -> None:
+        with suppress(ValueError, OSError):
+            while line := pipe.readline(REPLY):
+                self._lines.put(line.decode("utf-8", "replace"))
+        self._lines.put(None)
+
+    def _read_prints(self, pipe: IO[bytes]) -> None:
+        with suppress(ValueError, OSError):
+            while chunk := pipe.read1(1 << 16):  # type: ignore[attr-defined]
+                self._printed += chunk
+                if len(self._printed) > PRINTED:
+                    self._flooded.set()
+                    return
+
+
+def _ended(en: str, zh: str) -> Message:
+    return Message("code-stopped", "the code {en}", "代码{zh}", en=en, zh=zh)

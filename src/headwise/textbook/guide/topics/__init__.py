@@ -1,0 +1,1 @@
+"""The topics of the guide: a module for each, with its `TOPIC`."""
