@@ -1,6 +1,8 @@
 """The guide: its pages are what the topics say and print today, and its exercises can be solved and failed."""
 
 import re
+import types
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from commands import Command
 from headwise.errors import ConfigError
 from headwise.reports.diagrams import diagram
 from headwise.textbook.claims import Verdict
+from headwise.textbook.guide import registry
 from headwise.textbook.guide.book import find_section, rows, table
 from headwise.textbook.guide.grading.compare import difference
 from headwise.textbook.guide.grading.draw import Draw
@@ -18,8 +21,9 @@ from headwise.textbook.guide.outputs import code_hash, output, tidy
 from headwise.textbook.guide.page import index, page, stored_output
 from headwise.textbook.guide.registry import exercises, register, topics
 from headwise.textbook.guide.sections import SHOWN
+from headwise.textbook.guide.topic import Exercise
 from headwise.textbook.texts import everything
-from headwise.wording import LANGUAGES
+from headwise.wording import LANGUAGES, Bilingual
 
 DOCS = Path(__file__).parents[2] / "docs"
 GUIDE = DOCS / "guide"
@@ -83,7 +87,10 @@ def test_the_list_of_topics_is_current(lang: str):
 def test_the_table_of_sections_is_current_and_has_a_row_for_everything(lang: str):
     outputs = {name: stored_output(written(lang, name))[1] for name in topics()}
     assert written(lang, "sections") == table(outputs, lang), "python scripts/guide.py"
-    assert written(lang, "sections").count("headwise tour") == sum(1 for _ in everything())
+    places = [line for line in written(lang, "sections").splitlines() if line.startswith("| ") and "`headwise " in line]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in places]
+    assert len(cells) == sum(1 for _ in everything())
+    assert all(len(row) == 5 and all((row[0], row[2], row[3].strip("`"), row[4])) for row in cells)
 
 
 def test_a_place_of_a_claim_that_does_not_hold_says_what_differs():
@@ -178,6 +185,19 @@ def test_a_topic_of_another_package_joins_the_guide_and_names_are_taken_once():
         register("splitting", topics()["scores"])
     with pytest.raises(ConfigError, match="exercise 'weights-of' exists already"):
         register("other", topics()["scores"])
+
+
+def test_a_topic_can_be_added_by_one_call(monkeypatch: pytest.MonkeyPatch, headwise: Command):
+    def double(x: float) -> float:
+        return 2 * x
+
+    one = Exercise(Bilingual("Twice x.", "x 的两倍。"), double, lambda draw: (float(draw.size(0, 9)),))
+    others = [replace(one, ours=types.FunctionType(double.__code__, {}, name)) for name in ("twofold", "twice")]
+    monkeypatch.setattr(registry, "_registered", {})
+    register("doubling", replace(topics()["splitting"], place=1.5, exercises=(one, *others), code="print(2 * 21)"))
+    assert list(topics())[1] == "doubling"
+    assert "42" in headwise("tour", "doubling").out
+    assert "Twice x." in headwise("check", "double").out
 
 
 def test_tour_runs_a_topic(headwise: Command):

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from headwise.errors import ConfigError
 from headwise.textbook.claims.claim import Claim
 from headwise.textbook.claims.registry import located
+from headwise.textbook.guide.page import cell
 from headwise.textbook.guide.registry import find_topic, topics
 from headwise.textbook.guide.sections import SHOWN, Shown
 from headwise.textbook.guide.topic import Topic
@@ -75,6 +76,8 @@ class Row:
     @property
     def command(self) -> str:
         """The command that shows it."""
+        if self.shown.command:
+            return self.shown.command
         number = f"({self.number})" if self.kind == "equation" and "." in self.number else self.name
         return f"headwise tour {number}" if " " not in number and "(" not in number else f'headwise tour "{number}"'
 
@@ -200,10 +203,10 @@ def table(outputs: dict[str, str], lang: str) -> str:
         lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
         for row in (row for row in rows() if row.text is text):
             what = in_language(row.section.title, lang) if row.kind == "section" else ""
-            out = result(row, outputs[row.shown.topic]).replace("|", "\\|")
+            out = cell(result(row, outputs[row.shown.topic]))
             verdicts = "; ".join(f"{one.id}: {in_language(one.expected.words, lang)}" for one in row.claims)
             said = (
-                f"{differs}{'：' if lang == 'zh' else ': '}{in_language(row.shown.differs, lang)}"
+                f"{differs}{'：' if lang == 'zh' else ': '}{cell(in_language(row.shown.differs, lang))}"
                 if row.shown.differs
                 else works
             )

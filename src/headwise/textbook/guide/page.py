@@ -90,7 +90,7 @@ def stored_output(text: str) -> tuple[str, str]:
 def index(lang: str) -> str:
     """The page that lists all topics."""
     rows = [
-        f"| {number} | [{in_language(topic.title, lang)}]({topic.name}.md) | `{topic.plain}` |"
+        f"| {number} | [{in_language(topic.title, lang)}]({topic.name}.md) | `{cell(topic.plain)}` |"
         for number, topic in enumerate(topics().values(), 1)
     ]
     other = f"[{_word('other', lang)}](../{'en' if lang == 'zh' else 'zh'}/index.md)"
@@ -113,10 +113,15 @@ def claims_of(topic: Topic, lang: str) -> list[tuple[str, str, str]]:
 
 def claims_table(topic: Topic, lang: str) -> str:
     """The claims of a topic as a Markdown table, and the command that tests them."""
-    rows = [f"| **{name}** {said} | {result} |" for name, said, result in claims_of(topic, lang)]
+    rows = [f"| **{name}** {cell(said)} | {result} |" for name, said, result in claims_of(topic, lang)]
     head = f"| {_word('claim', lang)} | {_word('verdict', lang)} |\n| --- | --- |\n"
     colon = "：" if lang == "zh" else ": "
     return head + "\n".join(rows) + f"\n\n{_word('test', lang)}{colon}`headwise claims --only {','.join(topic.claims)}`"
+
+
+def cell(text: str) -> str:
+    """A text within a Markdown table, where | ends a cell."""
+    return text.replace("|", "\\|")
 
 
 def exercise_text(one: Exercise, lang: str) -> str:
@@ -126,9 +131,10 @@ def exercise_text(one: Exercise, lang: str) -> str:
 
 def _exercise(number: int, one: Exercise, lang: str) -> str:
     option = " --lang zh" if lang == "zh" else ""
+    skeleton = one.skeleton.replace("\n", "\n   ").replace("   \n", "\n")
     return (
         f"{number}. {exercise_text(one, lang)}\n\n"
-        f"   ```python\n   {one.signature}\n   ```\n\n"
+        f"   ```python\n   {skeleton}\n   ```\n\n"
         f"   ```console\n   $ headwise check {one.name} answer.py{option}\n   ```"
     )
 

@@ -14,12 +14,13 @@ class Shown:
     """How a place is shown.
 
     topic: the topic of the guide. line: part of the line of its output that is this place's result.
-    differs: what differs from the text, and why; None if it works as the text says.
+    differs: what differs from the text, and why; None if it works as the text says. command: another one than `tour`.
     """
 
     topic: str
     line: str
     differs: Bilingual | None = None
+    command: str = ""
 
 
 def _differs(topic: str, line: str, en: str, zh: str) -> Shown:
@@ -147,10 +148,13 @@ _NOTES: dict[Key, Shown] = {
     ("6",): Shown("output_projection", "A @ W_O"),
     ("6", "equation", "1"): Shown("output_projection", "sum of the parts"),
 }  # fmt: skip
-_MAPS = _differs(
+_MAPS = Shown(
     "demonstration", "after dropout",
-    "one map for each sentence and head (--png); the tutorial draws weights after dropout in training mode, with padding attended to",
-    "每句每头一张图（--png）；教程画的是训练模式下经过随机失活、并关注填充的权重",
+    Bilingual(
+        "one map for each sentence and head; the tutorial draws weights after dropout in training mode, with padding attended to",
+        "每句每头一张图；教程画的是训练模式下经过随机失活、并关注填充的权重",
+    ),
+    "headwise train FILE --experiment reconstruct --length 137 --out DIR --png DIR",
 )  # fmt: skip
 _DEMONSTRATION: dict[Key, Shown] = {
     ("00",): Shown("demonstration", "loss, faithful"),

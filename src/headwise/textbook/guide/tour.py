@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.padding import Padding
-from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
@@ -43,7 +42,7 @@ def print_topic(topic: Topic, console: Console, lang: str, notes: Sequence[tuple
     """Walk through a topic; its code runs now. notes: where a text differs from what is shown, and how."""
     console.rule(Text(f"{topic.name} · {in_language(topic.title, lang)}", style="bold"), align="left")
     if sections := _sections(topic):
-        console.print(Text(f"{in_language(SECTIONS, lang)}: {sections}", style="dim"))
+        console.print(Text(f"{in_language(SECTIONS, lang)}{'：' if lang == 'zh' else ': '}{sections}", style="dim"))
     for where, differs in notes:
         said = f"{in_language(where, lang)}{'：' if lang == 'zh' else ': '}{in_language(differs, lang)}"
         console.print(Text(wrapped_to(said, console.width), style="yellow"))
@@ -51,9 +50,9 @@ def print_topic(topic: Topic, console: Console, lang: str, notes: Sequence[tuple
     _print_prose(topic.intro, console, lang)
     console.print(Padding(Text(topic.plain, style="bold cyan"), (1, 4)))
     code = topic.code_in(lang)
-    console.print(
-        Panel(Syntax(code, "console" if topic.is_command else "python", background_color="default", word_wrap=True))
-    )
+    kind = "console" if topic.is_command else "python"
+    console.print(Syntax(code, kind, background_color="default", word_wrap=True))  # without a frame, to be copied
+    console.print()
     console.print(Text(output(topic, lang)))
     console.print()
     _print_prose(topic.reading, console, lang)
@@ -71,7 +70,8 @@ def print_exercise(one: Exercise, console: Console, lang: str) -> None:
     """The task of an exercise, the first line of the function, and the command that grades it."""
     option = " --lang zh" if lang == "zh" else ""
     console.print(Text(f"  {one.name}  ", style="cyan") + Text(in_language(one.task, lang).replace("`", "")))
-    console.print(Text(f"    {one.signature}", style="dim"))
+    for line in filter(None, one.skeleton.splitlines()):
+        console.print(Text(f"    {line}", style="dim"))
     console.print(Text(f"    headwise check {one.name} answer.py{option}", style="dim"))
 
 

@@ -1,6 +1,7 @@
 """Grading: a reader's function against ours on random inputs, down to the smallest input on which they differ."""
 
 import inspect
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,15 @@ if TYPE_CHECKING:
 
 CASES = 40  # random inputs
 ATTEMPTS = 60  # smaller inputs that are tried after a failure
+# Parts of the messages of the other process, in which nothing else is in English.
+IN_CHINESE = {
+    r"^line (\d+): ": r"第 \1 行：",
+    "exercises have no network and start no programs": "练习没有网络，也不能启动程序",
+    "exercises write only in their own temporary folder": "练习只能在自己的临时文件夹中写入",
+    "exercises change files only in their own temporary folder": "练习只能改动自己的临时文件夹中的文件",
+    "^returned a value of type (.+); expected numbers, lists or tensors": r"返回值的类型是 \1；应为数、列表或张量",
+    "^returned a value that is too large for the memory limit": "返回值太大，超出内存限制",
+}
 PRINTS = 300  # characters of what the code printed that are shown
 
 
@@ -121,7 +131,10 @@ def _smaller(exercise: "Exercise", sandbox: Sandbox, seed: int, draw: Draw, foun
 
 
 def _raised(error: str) -> Message:
-    return Message("code-raised", "{error}", "{error}", error=error)
+    chinese = error
+    for en, zh in IN_CHINESE.items():
+        chinese = re.sub(en, zh, chinese)
+    return Message("code-raised", "{error}", "{error}", error=Bilingual(error, chinese))
 
 
 def lines(result: Grade, exercise: "Exercise") -> list[Bilingual]:
