@@ -243,3 +243,50 @@ def test_a_compiled_model_is_attached():
         torch.testing.assert_close(compiled(batch(1)), expected, rtol=1e-9, atol=1e-11)
         assert handle.attached == ("blocks.0.attn",)
     assert torch.equal(compiled(batch(1)), expected)
+
+
+def test_another_branch_is_compared_when_it_is_first_taken():
+    class Branches(Way):
+        fused = False
+
+        def forward(self, x):
+            q, k, v = self.heads(x)
+            if self.fused:
+                return self.merge(torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+            return self.merge((q @ k.mT / 2).softmax(-1) @ v)
+
+    model = nn.Sequential(ways.DividedByTensor(), Branches()).double()
+    handle = hw.attach(model, batch=batch())
+    model[1].fused = True
+    with hw.models.observe((seen := []).append, model=model):
+        found = [results(model, batch(seed)) for seed in range(2)]
+    assert [call.name for call in seen] == ["0", "0", "1"]  # the first call of the branch is the model's own
+    handle.detach()
+    for seed, mine in enumerate(found):
+        same(mine, results(model, batch(seed)))
+
+
+def test_nothing_of_a_forward_is_kept_after_it():
+    model = Trainable().double()
+    with hw.attach(model, batch=batch()), torch.no_grad():
+        gc.collect()
+        gc.disable()
+        try:
+            made = weakref.ref(model(batch(1)))
+            kept = [weakref.ref(x) for x in gc.get_objects() if type(x).__name__ in ("Deferring", "Deferred", "_Open")]
+        finally:
+            gc.enable()
+    assert made() is None
+    assert [one for one in kept if one() is not None] == []
+
+
+def test_what_an_observer_raises_is_raised_through_the_model():
+    def failing(call):
+        raise ValueError("stop")
+
+    model = Trainable().double()
+    with hw.attach(model, batch=batch()) as handle:
+        with hw.models.observe(failing, model=model), pytest.raises(ValueError, match="stop"):
+            model(batch())
+        model(batch())
+        assert handle.skipped == {}

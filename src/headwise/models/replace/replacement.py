@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from headwise.attention import attend
-from headwise.errors import ConfigError, HeadwiseError
+from headwise.attention import attend, attend_to
+from headwise.errors import ConfigError
 from headwise.events import in_backward
 from headwise.kernels.eager import eager
 from headwise.models.batches import arguments
@@ -97,7 +97,7 @@ class Replacement:
         self._handles.clear()
         here = self._open.pop(get_ident(), None)
         if here is not None:
-            here.stack.close()
+            here.close()
 
     def run(self, batch: Any) -> None:
         """Call the model once, with its own code and without gradients, and certify what can be.
@@ -113,7 +113,7 @@ class Replacement:
                 self.model(*args, **kwargs)
         finally:
             self._open.pop(get_ident(), None)
-            here.stack.close()
+            here.close()
         self.check(here.seen)
 
     @eager
@@ -140,7 +140,7 @@ class Replacement:
         if here.depth:
             return
         del self._open[get_ident()]
-        here.stack.close()
+        here.close()
         if module is self.model and result is not None and not self._checked:
             self._checked = True
             self.check(here.seen)
@@ -168,13 +168,14 @@ class Replacement:
                 try:
                     made = self._attended(module, product, x, at, side, out, mode.dropout_p)
                     made = in_order(made, self._orders.get((where, key)))
-                except (Lost, HeadwiseError, *UNEXPECTED) as error:
-                    why = str(error) if isinstance(error, Lost | HeadwiseError) else unexpected(error)
+                except Lost as reason:
+                    why = str(reason)
                 else:
                     self.computed[name] = ""
                     if isinstance(out, Deferred):
                         out.set(made)
-                    mode.resolved = made
+                    else:
+                        mode.resolved = made
                     return
             if why:
                 self.computed[name] = why
@@ -223,10 +224,18 @@ class Replacement:
         with own_dtypes(q), torch._C.DisableTorchFunction():
             a = assembled(product, plain, at, side, torch.empty(out.shape, dtype=out.dtype, device="meta"))
             made, _ = attended(
-                module, a.q, a.k, a.v, to_itself=a.to_itself, mask=a.mask, scale=a.scale, score=a.scores,
-                dropout_p=max(a.dropout_p, dropout_p),
+                module, a.q, a.k, a.v, to_itself=a.to_itself, compute=_computed, mask=a.mask, scale=a.scale,
+                score=a.scores, dropout_p=max(a.dropout_p, dropout_p),
             )  # fmt: skip
             return a.restore(made).to(out.dtype)
+
+
+def _computed(*given: Tensor, **options: Any) -> tuple[Tensor, Any]:
+    """`attend_to`; Lost if these are no arguments of it. What subscribers raise is raised through the model."""
+    try:
+        return attend_to(*given, **options)
+    except UNEXPECTED as error:
+        raise Lost(unexpected(error)) from error
 
 
 class _Open:
@@ -245,6 +254,15 @@ class _Open:
 
         self.stack.enter_context(following(self.seen, mode))
         (self.mode,) = made
+
+    def close(self) -> None:
+        """End it, without a reference to itself, so that it is freed at once."""
+        self.stack.close()
+        self.seen.on_values = _nothing
+
+
+def _nothing(*call: Any) -> None:
+    """Called after a forward: never."""
 
 
 def key_of(product: Contraction, x: Followed, at: int, side: int, dropout_p: float) -> Key:
