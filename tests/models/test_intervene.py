@@ -216,6 +216,6 @@ def test_attention_that_is_written_by_hand():
     with hw.attach(model, batch=x) as handle, hw.intervene(handle, Forbid([5, 6], 2, heads=1), layers="1"):
         found = model(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(hw.ConfigError, match="no such layer"), hw.attach(model, batch=x) as handle:
-        with hw.intervene(handle, Uniform(), layers="2"):
-            pass
+    handle = hw.attach(model, batch=x)
+    with pytest.raises(hw.ConfigError, match="no such layer"), hw.intervene(handle, Uniform(), layers="2"):
+        pass

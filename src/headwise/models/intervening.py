@@ -38,8 +38,8 @@ def intervene(
     and records receive the weights that were used.
 
     Args:
-        model: a model of transformers, `nn.MultiheadAttention`s or headwise's layers; or, for any other model, the handle
-            `hw.attach(model, batch=…)` of its recognised attention.
+        model: a model of transformers, `nn.MultiheadAttention`s or headwise's layers; or, for any other model, the
+            handle `hw.attach(model, batch=…)` of its recognised attention.
         edits: applied in this order, and after those of the enclosing `intervene` contexts.
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
         unused: "warn", "raise" or "ignore" at the end if the tokens of an edit were in no call, so that it changed
@@ -68,11 +68,11 @@ def intervene(
             yield
     finally:
         give_back(targets)
-    own_code = {place.name for place in places} & model.skipped.keys() if isinstance(model, Attachment) else ()
-    for name in own_code:
-        raise ConfigError(
-            f"intervene(handle): {name} was not edited, as its own code computed it: {model.skipped[name]}"
-        )
+    skipped = model.skipped if isinstance(model, Attachment) else {}
+    for place in places:
+        if place.name in skipped:
+            why = skipped[place.name]
+            raise ConfigError(f"intervene(handle): {place.name} was not edited, as its own code computed it: {why}")
     for one in placed:
         if one.applied and not any(one.applied) and unused != "ignore":
             what = f"{one.edit!r}: none of the {len(one.applied)} calls had a token of each set, so it changed nothing"
