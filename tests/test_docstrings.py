@@ -76,7 +76,7 @@ RESULTS = {
     "parallel.SequenceParallel": {"who"},
     "parallel.UlyssesMap": {"v", "who"},
     "stats.Measurements": {"measures"},
-    "telemetry.GateGradients": {"places", "targets"},
+    "telemetry.GateGradients": {"model", "what"},
     "telemetry.Record": {"how", "places", "targets"},
 }  # fmt: skip
 # Still to be explained: this list only gets shorter.

@@ -255,6 +255,51 @@ def test_a_module_of_torchscript_is_named(x):
     assert "compiled by TorchScript" in repr(found)
 
 
+@torch.library.custom_op("headwise_tests::quick_attention", mutates_args=())
+def quick_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Attention of a compiled extension."""
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+@pytest.mark.parametrize(
+    "call", [quick_attention, torch.ops.headwise_tests.quick_attention], ids=["function", "packet"]
+)
+def test_an_operator_of_a_compiled_extension_is_named(call, x):
+    class Quick(ways.Way):
+        def forward(self, x):
+            return self.merge(call(*self.heads(x)))
+
+    found = hw.models.recognise(nn.Sequential(ways.DividedByTensor(), Quick()).double(), x)
+    assert [one.name for one in found.not_followed] == ["1"]
+    assert "computed by the operator headwise_tests.quick_attention" in found.not_followed[0].reason
+    assert found.not_followed[0].line.rpartition(":")[0] == __file__
+
+
+def test_a_fused_layer_of_pytorch_that_is_called_itself_is_named(x):
+    class Fused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            sizes = (3 * E, E), (3 * E,), (E, E), (E,)
+            self.weights = [torch.randn(*size).double() for size in sizes]
+
+        def forward(self, x):
+            return torch._native_multi_head_attention(x, x, x, E, H, *self.weights)[0]
+
+    with pytest.raises(ConfigError, match=r"computed by the operator torch._native_multi_head_attention in compiled"):
+        hw.models.recognise(Fused(), x)
+
+
+def test_an_attention_in_which_nothing_was_seen_is_named(x):
+    class WindowAttention(ways.Way):
+        def forward(self, x):
+            return self.v_proj(x)
+
+    found = hw.models.recognise(nn.Sequential(ways.DividedByTensor(), WindowAttention()).double(), x)
+    assert [str(one) for one in found.not_followed] == [
+        "1: nothing was recognised in this WindowAttention: it was not called, or compiled code computes its attention"
+    ]
+
+
 @pytest.mark.parametrize(
     ("mask", "n", "m"),
     [

@@ -226,6 +226,25 @@ def test_what_a_subscriber_raises_is_raised_through_the_model(x):
         model(x)
 
 
+def test_calls_after_the_first_one_are_compared_too(x):
+    class Changing(Attention):
+        later = False
+
+        def forward(self, x):
+            q, k, v = (y.view(*y.shape[:2], H, D).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+            weights = (q @ k.mT).softmax(-1)
+            return self.out(((weights * weights if self.later else weights) @ v).transpose(1, 2).flatten(2))
+
+    model = nn.Sequential(Changing(), Attention())
+    with hw.watch(model, maps="lazy") as record:
+        model(x)
+        assert list(record.maps) == ["0", "1"]
+        model[0].later = True
+        model(x)
+    assert list(record.maps) == ["1"]
+    assert record.unwatched["0"].startswith("the weights are changed after the softmax, by mul at")
+
+
 class Mixed(nn.Module):
     """One attention of headwise, one of PyTorch, and one of a tutorial."""
 

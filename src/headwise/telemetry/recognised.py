@@ -86,6 +86,7 @@ class RecognisedRecord(Record):
         self._what, self._follows = what, True
         self._following = ExitStack()
         self._tracked: Tracked | None = None
+        self._compared: set[nn.Module] = set()
         self._compiled = compiled_parts(model.named_modules())
 
     def modules(self) -> dict[str, nn.Module]:
@@ -98,7 +99,7 @@ class RecognisedRecord(Record):
         if not self._follows:
             return
         _warn_of(self._compiled, self.model, "watch")
-        self._tracked = self._following.enter_context(recognising(self._modules, self._what.aside))
+        self._tracked = self._following.enter_context(recognising(self._modules, self._what.aside, self._compared))
 
     def _end_forward(self, keep: bool) -> None:
         self._following.close()
@@ -132,6 +133,7 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
     gates = entrances(model, [*what.known, *what.rest])
     running: list[nn.Module] = []
     seen: list[Tracked] = []
+    compared: set[nn.Module] = set()
     following = ExitStack()
     compiled = compiled_parts(model.named_modules())
 
@@ -141,7 +143,7 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
             running.append(module)
             if len(running) == 1:
                 _warn_of(compiled, model, caller)
-                seen[:] = [following.enter_context(recognising(modules, what.aside))]
+                seen[:] = [following.enter_context(recognising(modules, what.aside, compared))]
 
     @eager
     def after(module: nn.Module, args: Any, result: Any) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from headwise.map import AttentionMap
-from headwise.masks import Mask
 from headwise.models.recognise.axes import Axes, Dim
 from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Product, learned, unexpected
 from headwise.models.recognise.products import Contraction
+from headwise.models.recognise.report import Call
 from headwise.models.recognise.scores import Changes
 from headwise.scores import Bias, Score, SinkLogits, SoftCap
 
@@ -21,27 +21,16 @@ FLOOR = {torch.float64: 1e-12, torch.float32: 4e-6, torch.float16: 2e-3, torch.b
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
-    """What `attend` has to compute, and what the model's code computed.
+class Attention(Call):
+    """What `attend` has to compute, and what the model's code computed. Equal heads of keys and values that need no
+    gradient are one head.
 
     Attributes:
-        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v]. Equal heads of keys and values that need no
-            gradient are one head.
-        scale, mask, scores, dropout_p: as in `attend`.
-        traced: whether batch and heads are known from the layer that made queries or keys.
         dtype: the coarsest that the code computed in. to_itself: whether queries and keys were made from one tensor.
         out: the code's result, [b, h, n, d_v]. weights: returns its weights [b, h, n, m]; None if it had none.
         arrange: any tensor of the shape of the code's result, as [b, h, n, d_v]. restore: the opposite.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: float
-    mask: Mask | None
-    scores: tuple[Score, ...]
-    dropout_p: float
-    traced: bool
     dtype: torch.dtype
     to_itself: bool
     out: Tensor
@@ -49,19 +38,20 @@ class Attention:
     arrange: Callable[[Tensor], Tensor]
     restore: Callable[[Tensor], Tensor]
 
-    def check(self, out: Tensor, amap: AttentionMap, *, every: bool) -> float:
+    def check(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> float:
         """`compared`; raises `Lost` if the difference is more than rounding explains."""
-        worst, allowed = self.compared(out, amap, every=every)
+        worst, allowed = self.compared(out, amap, every=every, rows=rows)
         if not worst <= allowed:
             raise Lost(f"its result differs from that of attention by {worst:.2g}, more than {allowed:.2g}")
         return worst
 
-    def compared(self, out: Tensor, amap: AttentionMap, *, every: bool) -> tuple[float, float]:
+    def compared(self, out: Tensor, amap: AttentionMap, *, every: bool, rows: int | None = None) -> tuple[float, float]:
         """The largest difference of a row of the output, where there was no dropout, or of the weights, relative to the
         row, and the one that rounding explains. Rows of fully masked queries are not compared.
 
         Args:
             every: compare the weights of all rows too; else only if there was dropout, and then of some rows.
+            rows: compare about so many rows of the output, evenly spaced; None for all.
         """
         seen = amap.lse > -torch.inf
         finite = amap.lse[seen].abs()
@@ -70,17 +60,18 @@ class Attention:
         allowed = FLOOR[self.dtype] + unit * (1 + size) * (16 if self.dtype.itemsize > 2 else 4)
         worst = 0.0
         if not self.dropout_p or self.weights is None:
-            worst = _difference(out, self.out, seen)
+            step = max(1, out.shape[2] // rows) if rows else 1
+            worst = _difference(out[:, :, ::step], self.out[:, :, ::step], seen[:, :, ::step])
         if self.weights is not None and (every or self.dropout_p):
             b, h, n, m = amap.shape
             weights = self.weights()
             step = max(1, (1 << 20) // max(1, b * h * m))
             for start in range(0, n, step) if every else (0,):
-                rows = slice(start, start + step)
-                mine, theirs = amap[:, :, rows], weights[:, :, rows].to(amap.lse.dtype)
+                part = slice(start, start + step)
+                mine, theirs = amap[:, :, part], weights[:, :, part].to(amap.lse.dtype)
                 if self.dropout_p:
                     mine, theirs = mine * (theirs != 0), theirs * (1 - self.dropout_p)
-                worst = max(worst, _difference(mine, theirs, seen[:, :, rows]))
+                worst = max(worst, _difference(mine, theirs, seen[:, :, part]))
         return worst, allowed
 
 
@@ -118,7 +109,7 @@ def _assembled(pv: Contraction, x: Followed, at: int, side: int, out: Tensor) ->
     of_letter = {letter: axes.atoms(dim) for letter, dim in zip(own, x.layout.dims, strict=True) if letter != "1"}
     v = axes.arranged(values, [_dim(letter, of_letter) for letter in other], [b, h, m], full=3)
     dims_out = [_dim(letter, of_letter) for letter in pv.out]
-    changes = Changes()
+    changes = Changes(named=x.softmax.kept.setdefault("masks", []))
     for step in x.steps:
         changes.take(step, axes)
     changes.check()

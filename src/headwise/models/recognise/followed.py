@@ -88,12 +88,14 @@ class Softmax:
 
     Attributes:
         dtype: of its result. keys: the factors of its dimension. single: whether that has size 1.
-        reason: why it is no attention, as far as known. done: whether it is part of a call that was reported.
+        kept: what was computed of masks in this forward. reason: why it is no attention, as far as known. done: whether
+            it is part of a call that was reported.
     """
 
     modules: list[nn.Module]
     line: str
     dtype: torch.dtype
+    kept: dict[Any, Any]
     keys: tuple[tuple[int, int], ...] = ()
     single: bool = False
     reason: str = "its result is not multiplied by values, as in a classifier"

@@ -9,11 +9,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from headwise.models.recognise.chains import chosen, joined, pointwise, softmaxed, viewed, written
-from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Origin, unexpected
-from headwise.models.recognise.functions import ARITHMETIC, IGNORED, LAYERS, RETURN_OTHERS, SAME, SOFTMAX, VIEWS
+from headwise.models.recognise.followed import UNEXPECTED, Followed, Lost, Origin, Softmax, unexpected
+from headwise.models.recognise.frames import modules_in_call, user_line
+from headwise.models.recognise.functions import (
+    ARITHMETIC,
+    IGNORED,
+    LAYERS,
+    OPAQUE,
+    RETURN_OTHERS,
+    SAME,
+    SOFTMAX,
+    VIEWS,
+    opaque,
+)
 from headwise.models.recognise.layout import whole
 from headwise.models.recognise.libraries import LIBRARIES
 from headwise.models.recognise.libraries.base import first_of, take
@@ -55,7 +67,9 @@ class Following(TorchFunctionMode):
             with self:
                 return _OPENED(*args, **kwargs)
         out = self.call(func, name, args, kwargs)
-        if name not in IGNORED and (isinstance(out, Tensor) or name in RETURN_OTHERS):
+        if name in OPAQUE or (isinstance(func, OpOverload | OpOverloadPacket) and opaque(name)):
+            compiled_operator(self.seen, func)
+        elif name not in IGNORED and (isinstance(out, Tensor) or name in RETURN_OTHERS):
             seen = self.seen
             try:
                 _see(seen, func, name, args, kwargs, out)
@@ -119,6 +133,13 @@ def _without(mode: TorchFunctionMode) -> Iterator[None]:
     finally:
         while off:
             _push_mode(off.pop())
+
+
+def compiled_operator(seen: Tracked, func: Any) -> None:
+    """An operator that computes attention, and whose parts are not seen."""
+    called = str(func) if isinstance(func, OpOverload | OpOverloadPacket) else f"torch.{name_of(func)}"
+    reason = f"computed by the operator {called} in compiled code, whose parts are not seen"
+    seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), torch.float32, seen.kept, reason=reason))
 
 
 def _see(seen: Tracked, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:

@@ -29,6 +29,7 @@ SOFTMAX = frozenset({
     "softmax", "log_softmax", "special_softmax", "special_log_softmax", "_softmax", "_log_softmax",
 })  # fmt: skip
 RETURN_OTHERS = VIEWS | {"topk", "sort", "kthvalue", "__setitem__"}  # something else than one tensor
+OPAQUE = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})  # PyTorch's
 IGNORED = frozenset({
     "dim", "size", "numel", "is_floating_point", "stride", "__set__", "__len__", "zeros_like", "ones_like",
     "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full", "new_empty",
@@ -76,3 +77,8 @@ def dropout_of(before: float, args: Sequence[Any], kwargs: dict[str, Any]) -> fl
     p = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
     active = args[2] if len(args) > 2 else kwargs.get("training", kwargs.get("train", True))
     return 1 - (1 - before) * (1 - float(p)) if active else before
+
+
+def opaque(name: str) -> bool:
+    """Whether the operator of this name computes a whole attention, unless it is one that is followed."""
+    return ("attention" in name or "attn" in name) and name != "scaled_dot_product_attention"

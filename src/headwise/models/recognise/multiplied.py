@@ -139,7 +139,7 @@ def _without_softmax(seen: Tracked, found: Contraction, x: Followed, at: int) ->
         what = f"{x.note} attention: {x.note} takes the place of softmax" if x.stage == "other" else (
             "two products without a softmax between them, as in linear attention"
         )  # fmt: skip
-        seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), found.left.dtype, reason=what))
+        seen.near.append(Softmax(modules_in_call(seen.modules), user_line(), found.left.dtype, seen.kept, reason=what))
 
 
 def summed_factors(found: Contraction, x: Followed, at: int) -> tuple[Factor, ...]:

@@ -23,18 +23,25 @@ from headwise.models.replace.deferred import Deferred
 from headwise.publishing import attended
 from headwise.rule import own_dtypes
 
+SOME = 64  # rows
+
 
 @contextmanager
-def recognising(modules: Mapping[nn.Module, str], aside: Container[nn.Module] = ()) -> Iterator[Tracked]:
+def recognising(
+    modules: Mapping[nn.Module, str], aside: Container[nn.Module] = (), compared: set[nn.Module] | None = None
+) -> Iterator[Tracked]:
     """Within it, attention of these modules that has subscribers is recognised, computed by headwise with the measures
     of the subscribers, compared with the result of the code, and published, with δ in the backward pass. What the model
     computes does not change. Modules that it calls in other threads, as `nn.DataParallel` does, are seen too.
 
     Args:
         aside: those of the modules whose attention headwise computes, with all modules in them.
+        compared: modules of which a whole output was compared before; of their calls some rows are compared.
     Returns:
         What was seen; `not_followed` lists what is no attention.
     """
+
+    whole = set() if compared is None else compared
 
     def on_values(product: Contraction, x: Followed, at: int, side: int, out: Tensor) -> None:
         record = x.softmax
@@ -47,14 +54,17 @@ def recognising(modules: Mapping[nn.Module, str], aside: Container[nn.Module] = 
             record.done = True  # nobody wants to know
             return
         made: list[Tensor] = []
+        rows = SOME if place[0] in whole else None
         try:
             with torch.no_grad(), own_dtypes(out):
                 a = assembled(product, x, at, side, out)
+                compute = partial(_checked, a, rows, made)
                 attended(
-                    place[0], a.q, a.k, a.v, to_itself=a.to_itself, compute=partial(_checked, a, made), mask=a.mask,
-                    scale=a.scale, score=a.scores,
+                    place[0], a.q, a.k, a.v, to_itself=a.to_itself, compute=compute, mask=a.mask, scale=a.scale,
+                    score=a.scores,
                 )  # fmt: skip
             record.done = True
+            whole.add(place[0])
         except Lost as reason:
             record.reason = explained(x, str(reason))
             return
@@ -83,12 +93,12 @@ def _publish_delta(
 
 
 def _checked(
-    attention: Attention, made: list[Tensor], *given: Tensor, return_map: bool = True, **options: Any
+    attention: Attention, rows: int | None, made: list[Tensor], *given: Tensor, return_map: bool = True, **options: Any
 ) -> tuple[Tensor, AttentionMap]:
     """`attend_to`, compared with the code; Lost if it differs, or is no call of `attend`. `made` gets its output."""
     try:
         out, amap = attend_to(*given, return_map=True, **options)
-        attention.check(out, amap, every=False)
+        attention.check(out, amap, every=False, rows=rows)
     except UNEXPECTED as error:
         raise Lost(unexpected(error)) from error
     made.append(out)

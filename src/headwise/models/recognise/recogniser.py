@@ -1,5 +1,6 @@
 """`recognise(model, …)`: one forward pass, and the attention in it."""
 
+import re
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     """Run a model once, without gradients, and return every attention call in it, whoever wrote the model.
 
     The model runs in its present mode, training or evaluation. Known are `F.scaled_dot_product_attention`,
-    `nn.MultiheadAttention` with the layers made of it, and attention that is written out: a product of queries and
+    `flex_attention`, `varlen_attn`, the functions of flash-attn and xFormers, `nn.MultiheadAttention` with the layers
+    made of it, and attention that is written out: a product of queries and
     keys, scaling, soft cap, biases and masks in any spelling, softmax, dropout, and a product with the values. A call
     is returned only if headwise's weights for it equal those of the code; the rest is listed with its reason.
 
@@ -43,7 +45,7 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     if not calls.found:
         raise nothing(model, calls.seen, "recognise")
     found = tuple(
-        Recognised(name, a.q, a.k, a.v, a.scale, a.mask, a.scores, a.dropout_p, a.traced, amap, error, line)
+        Recognised(**a.shared, name=name, map=amap, error=error, line=line)
         for name, (_, a, amap, error, line) in zip(named([one[0] for one in calls.found]), calls.found, strict=True)
     )
     return Recognition(found, not_followed(calls.seen), output)
@@ -86,10 +88,28 @@ def not_followed(seen: Tracked) -> tuple[NotFollowed, ...]:
     left: list[Softmax] = [*(one for one in seen.softmaxes if not one.done), *seen.near]
     left = [one for one in left if not one.modules or one.modules[0] not in seen.aside]
     found = [NotFollowed(seen.modules[one.modules[0]] if one.modules else "", one.reason, one.line) for one in left]
+    done = {seen.modules[one.modules[0]] for one in seen.softmaxes if one.done and one.modules}
+    found += _nothing_in(seen, {one.name for one in found} | done)
     opaque = [name for module, name in seen.modules.items() if isinstance(module, torch.jit.ScriptModule)]
     outer = [name for name in opaque if name.rpartition(".")[0] not in opaque or not name]
     found += [NotFollowed(name, "compiled by TorchScript, so that its functions are not seen", "") for name in outer]
     return tuple(dict.fromkeys(found))
+
+
+def _nothing_in(seen: Tracked, named: set[str]) -> list[NotFollowed]:
+    """Modules whose class is called an attention, and in which nothing was seen."""
+    inside = [f"{name}." for name in named]
+    lost = [
+        (name, type(module).__name__) for module, name in seen.modules.items()
+        if re.search("attention|attn", type(module).__name__, re.IGNORECASE)
+        and not any(f"{one}.".startswith(f"{name}." if name else "") for one in named)
+        and not any(f"{name}.".startswith(one) for one in inside)
+        and not any(part in seen.aside for part in module.modules())
+        and not isinstance(module, torch.jit.ScriptModule)
+    ]  # fmt: skip
+    outer = [one for one in lost if not any(one[0].startswith(f"{name}.") for name, _ in lost)]
+    reason = "nothing was recognised in this {}: it was not called, or compiled code computes its attention"
+    return [NotFollowed(name, reason.format(kind), "") for name, kind in outer]
 
 
 def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
@@ -104,5 +124,6 @@ def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
     )  # fmt: skip
     return ConfigError(
         f"{caller}(model): no attention in {type(model).__name__}; looked for F.scaled_dot_product_attention, "
-        f"nn.MultiheadAttention, and softmax of a product of queries and keys, multiplied by values; nearest: {nearest}"
+        f"flex_attention and other fused functions, nn.MultiheadAttention, and softmax of a product of queries and "
+        f"keys, multiplied by values; nearest: {nearest}"
     )

@@ -1,8 +1,9 @@
 """What `recognise` returns."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -14,25 +15,9 @@ from headwise.table.show import as_html, as_text
 
 
 @dataclass(frozen=True, eq=False)
-class Recognised:
-    """An attention call that was recognised, and its map.
+class Call:
+    """A call of `attend` that computes what the code of a model computes. `Recognised` explains its fields."""
 
-    Attributes:
-        name: the module's qualified name; name#2, name#3, … from its second call on.
-        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached, as they were multiplied (after rotary
-            positions). Keys and values that were repeated for groups of heads are not repeated here.
-        scale: factor on q·k, wherever the code applies it.
-        mask: as a headwise mask; None if every key is visible. scores: soft cap, biases, learned sinks.
-        dropout_p: of the weights.
-        traced: whether it is known which axis holds heads, because queries or keys were traced back to a layer whose
-            output was split. If not, heads are the last of two or more leading axes, and the table has a question mark.
-        map: the weights, before dropout.
-        error: the largest relative difference between a row of the map and of the code's own weights, where it made
-            any, and between rows of the outputs, where there was no dropout.
-        line: file:line of the code that multiplies weights and values.
-    """
-
-    name: str
     q: Tensor
     k: Tensor
     v: Tensor
@@ -41,6 +26,34 @@ class Recognised:
     scores: tuple[Score, ...]
     dropout_p: float
     traced: bool
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """These fields."""
+        return {one.name: getattr(self, one.name) for one in fields(Call)}
+
+
+@dataclass(frozen=True, eq=False)
+class Recognised(Call):
+    """An attention call that was recognised, and its map.
+
+    Attributes:
+        q, k, v: [b, h, n, d], [b, h_kv, m, d] and [b, h_kv, m, d_v], detached, as they were multiplied (after rotary
+            positions). Keys and values that were repeated for groups of heads are not repeated here.
+        scale: factor on q·k, wherever the code applies it.
+        mask: as a headwise mask; None if every key is visible. scores: soft cap, biases, learned sinks.
+        dropout_p: of the weights.
+        traced: whether it is known which axis holds heads, because queries or keys were traced back to a layer whose
+            output was split, or the function defines it. If not, heads are the last of two or more leading axes, and
+            the table has a question mark.
+        name: the module's qualified name; name#2, name#3, … from its second call on.
+        map: the weights, before dropout.
+        error: the largest relative difference between a row of the map and of the code's own weights, where it made
+            any, and between rows of the outputs, where there was no dropout.
+        line: file:line of the code that multiplies weights and values.
+    """
+
+    name: str
     map: AttentionMap
     error: float
     line: str

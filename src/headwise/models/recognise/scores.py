@@ -9,7 +9,7 @@ from headwise.mask_tensors import both
 from headwise.masks import Mask
 from headwise.models.recognise.axes import Axes
 from headwise.models.recognise.followed import Lost, Step
-from headwise.models.recognise.masks import named_mask
+from headwise.models.recognise.masks import Sizes, named_mask
 from headwise.scores import Score
 
 HIDES = -9000.0  # exp of this is 0 in every dtype: an addition of so little is a mask
@@ -24,6 +24,7 @@ class Changes:
         q_factor, k_factor: [b or 1, h or 1, n or m, 1], or None.
         biases: what is added, each [b or 1, h or 1, n or 1, m or 1]. hidden: what is masked, likewise boolean.
         masks, scores: those of a function that defines them. zeroed: where scores were multiplied by 0, boolean.
+        named: what is hidden in other layers, and the mask that hides it.
     """
 
     scale: float = 1.0
@@ -35,6 +36,7 @@ class Changes:
     masks: list[Mask] = field(default_factory=list)
     zeroed: list[Tensor] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
+    named: list[tuple[Sizes, Tensor, Mask | None]] = field(default_factory=list)
 
     def mask(self, axes: Axes) -> Mask | None:
         """All that is masked, as the shortest mask."""
@@ -43,8 +45,17 @@ class Changes:
             hidden = self.hidden[0]
             for one in self.hidden[1:]:
                 hidden = hidden | one
-            found.append(named_mask(~hidden, axes.sizes))  # type: ignore[arg-type]
+            found.append(self._named(hidden, axes.sizes))  # type: ignore[arg-type]
         return both(*found)
+
+    def _named(self, hidden: Tensor, sizes: Sizes) -> Mask | None:
+        """The mask that hides these keys; that of another layer if it hides the same."""
+        for same_sizes, same, mask in self.named:
+            if same_sizes == sizes and same.device == hidden.device and torch.equal(same, hidden):
+                return mask
+        mask = named_mask(~hidden, sizes)
+        self.named.append((sizes, hidden.clone(), mask))  # the code may change its own
+        return mask
 
     def take(self, step: Step, axes: Axes) -> None:
         """Include the next step."""

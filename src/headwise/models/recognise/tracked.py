@@ -75,7 +75,7 @@ class Tracked:
 
     def record(self, out: Tensor, reason: str = "") -> Softmax:
         """A softmax whose result is `out`, and why it is no attention, if that is known."""
-        record = Softmax(modules_in_call(self.modules), user_line(), getattr(out, "dtype", torch.float32))
+        record = Softmax(modules_in_call(self.modules), user_line(), getattr(out, "dtype", torch.float32), self.kept)
         if reason:
             record.reason = reason
         self.softmaxes.append(record)

@@ -44,8 +44,7 @@ def to_json(made: dict[str, Any]) -> str:
 
 def _exercise(one: Exercise, lang: str) -> list[dict[str, Any]]:
     """A cell in which a reader writes the function, and one that grades it."""
-    types = "from torch import Tensor\n\n" if "Tensor" in one.signature else ""
-    written = f"%%writefile {one.function}.py\n{types}{one.signature}\n    raise NotImplementedError\n"
+    written = f"%%writefile {one.function}.py\n{one.skeleton}\n    raise NotImplementedError\n"
     option = " --lang zh" if lang == "zh" else ""
     grade = f"import sys\n!{{sys.executable}} -m headwise check {one.name} {one.function}.py{option}"
     return [_code(written), _code(in_language(GRADE, lang) + grade)]

@@ -131,9 +131,10 @@ def exercise_text(one: Exercise, lang: str) -> str:
 
 def _exercise(number: int, one: Exercise, lang: str) -> str:
     option = " --lang zh" if lang == "zh" else ""
+    skeleton = one.skeleton.replace("\n", "\n   ").replace("   \n", "\n")
     return (
         f"{number}. {exercise_text(one, lang)}\n\n"
-        f"   ```python\n   {one.signature}\n   ```\n\n"
+        f"   ```python\n   {skeleton}\n   ```\n\n"
         f"   ```console\n   $ headwise check {one.name} answer.py{option}\n   ```"
     )
 

@@ -44,6 +44,11 @@ class Exercise:
         written = inspect.signature(self.ours)
         return f"def {self.function}{written}:".replace("torch.Tensor", "Tensor")
 
+    @property
+    def skeleton(self) -> str:
+        """The beginning of a reader's file: what the first line of the function needs, and that line."""
+        return ("from torch import Tensor\n\n" if "Tensor" in self.signature else "") + self.signature
+
 
 def exercise(
     en: str, zh: str, inputs: Callable[[Draw], tuple[Any, ...]], *, tolerance: float = TOLERANCE

@@ -70,7 +70,8 @@ def print_exercise(one: Exercise, console: Console, lang: str) -> None:
     """The task of an exercise, the first line of the function, and the command that grades it."""
     option = " --lang zh" if lang == "zh" else ""
     console.print(Text(f"  {one.name}  ", style="cyan") + Text(in_language(one.task, lang).replace("`", "")))
-    console.print(Text(f"    {one.signature}", style="dim"))
+    for line in filter(None, one.skeleton.splitlines()):
+        console.print(Text(f"    {line}", style="dim"))
     console.print(Text(f"    headwise check {one.name} answer.py{option}", style="dim"))
 
 

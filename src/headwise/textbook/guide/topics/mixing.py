@@ -10,8 +10,8 @@ from headwise.wording import Bilingual
 
 
 @exercise(
-    "Attention among the heads of one token: for `q`, `k`, `v` `[h, n, d]`, head i of token t attends to all heads j of the same token. Return `[h, n, d]`.",
-    "同一词元的头之间的注意力：对 `q`、`k`、`v` `[h, n, d]`，词元 t 的头 i 关注同一词元的所有头 j。返回 `[h, n, d]`。",
+    "Attention among the heads of one token: for `q`, `k`, `v` `[h, n, d]`, head i of token t attends to all heads j of the same token, with the weights softmax over j of q·k / √d. Return `[h, n, d]`.",
+    "同一词元的头之间的注意力：对 `q`、`k`、`v` `[h, n, d]`，词元 t 的头 i 关注同一词元的所有头 j，权重是 q·k / √d 对 j 的 softmax。返回 `[h, n, d]`。",
     lambda draw: (
         *(draw.normal(h, n, d) for h, n, d in [(draw.size(1, 4), draw.size(), draw.size(1, 4))] for _ in range(3)),
     ),
@@ -24,8 +24,8 @@ def heads_attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 @exercise(
-    "A matrix `w` `[g, g]` within each of the groups of g neighbouring heads: `heads` `[h, n, d]` (g divides h) become, head by head, sums over the heads of their group. Return `[h, n, d]`.",
-    "在每组 g 个相邻的头内部用矩阵 `w` `[g, g]` 混合：`heads` `[h, n, d]`（g 整除 h）的每个头变为组内各头的加权和。返回 `[h, n, d]`。",
+    "A matrix `w` `[g, g]` within each of the groups of g neighbouring heads: `heads` `[h, n, d]` (g divides h) become Σ_b w[a, b] head_b for head a of each group. Return `[h, n, d]`.",
+    "在每组 g 个相邻的头内部用矩阵 `w` `[g, g]` 混合：`heads` `[h, n, d]`（g 整除 h）中，每组的头 a 变为 Σ_b w[a, b] head_b。返回 `[h, n, d]`。",
     lambda draw: (
         draw.normal((g := draw.size(1, 3)) * draw.size(1, 3), draw.size(), draw.size(1, 4)),
         draw.normal(g, g),
