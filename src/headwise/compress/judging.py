@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.importance.values import standard_error
-from headwise.cache import KVCache
 from headwise.cache.base import Cache
 from headwise.compress.texts import Texts
 from headwise.compress.words import term
@@ -46,7 +45,7 @@ class Candidate:
 
     def caches(self) -> Sequence[Cache]:
         """New caches, one a layer."""
-        return [KVCache() for _ in self.decoder.blocks] if self.budget is None else self.budget.caches()
+        return self.decoder.new_caches() if self.budget is None else self.budget.caches()
 
     def losses(self, batches: Sequence[Tensor]) -> list[float]:
         """Mean loss of each batch, in nats a token; with a budget, through its caches, half a window at a time."""
