@@ -28,6 +28,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signatures in the docstrings' Args are shorter, and name shapes
 python_use_unqualified_type_names = True
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # attributes of data classes are described once
 # Docstrings are plain text for help() and for editors; what of it is not reStructuredText is shown as it is.
 suppress_warnings = ["docutils", "myst.header", "misc.highlighting_failure", "autodoc"]
 LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
