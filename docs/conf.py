@@ -57,7 +57,16 @@ def _formula(self: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def _as_written(app: Sphinx, page: nodes.document) -> None:
+    """What of a docstring is not reStructuredText, such as a lone * or |, is shown as it is."""
+    for node in list(page.findall(nodes.problematic)):
+        node.replace_self(nodes.Text(node.astext()))
+    for node in list(page.findall(nodes.system_message)):
+        node.parent.remove(node)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("doctree-read", _as_written)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("source-read", _within)
