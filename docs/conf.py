@@ -13,7 +13,7 @@ from headwise.textbook.guide.registry import topics
 
 HERE = Path(__file__).parent
 project, author, version = "headwise", "headwise", __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["guide/notebooks"]
 myst_enable_extensions = ["dollarmath"]
@@ -60,7 +60,7 @@ def _formula(self: Any, node: nodes.Element) -> None:
 def _as_written(app: Sphinx, page: nodes.document) -> None:
     """What of a docstring is not reStructuredText, such as a lone * or |, is shown as it is."""
     for node in list(page.findall(nodes.problematic)):
-        node.replace_self(nodes.Text(node.astext()))
+        node.parent.replace(node, nodes.Text(node.astext()))
     for node in list(page.findall(nodes.system_message)):
         node.parent.remove(node)
 
