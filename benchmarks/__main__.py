@@ -43,10 +43,13 @@ def main() -> int:
             torch.set_num_threads(args.threads)
         settings = Settings(
             rounds=args.rounds or (1 if args.quick else Settings.rounds), seconds=args.seconds, quick=args.quick,
-            memory=not args.no_memory, patience=args.patience, only=tuple(args.peer), chosen=tuple(args.kernel),
+            memory=not args.no_memory, least=args.least, patience=args.patience, only=tuple(args.peer),
+            chosen=tuple(args.kernel),
         )  # fmt: skip
         report = Report(machine.examine(0.05 if args.quick else 1.5), args.quick)
         _say_all(say, report.machine.lines())
+        if args.least:
+            say("times are the least of the rounds, not medians")
         try:
             if args.check_auto:
                 found = [
@@ -94,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--patience", type=float, help="seconds; who takes longer for one call is left out (each case has its own)")
     add("--threads", type=int, help="threads for PyTorch and the kernels")
     add("--check-auto", action="store_true", help='only whether "auto" is within 10 %% of the fastest kernel; 1 if not')
+    add("--least", action="store_true", help="the least time of the rounds, for a machine that does other work too")
     add("--no-memory", action="store_true", help="time only")
     add("--json", type=Path, metavar="FILE", help="write everything that was measured")
     add("--plot", type=Path, metavar="FILE.png", help="also measure against n, and draw time and memory")

@@ -130,7 +130,7 @@ EIGHT = (Goal(0.6, "plain"), Goal(0.1, "restored"))
 DECODE = {"float32": (Goal(0.2), Goal(0.45, "rewrite")), "bfloat16": (Goal(0.04), Goal(0.45, "rewrite"))}
 SIX_GOALS = (Goal(0.05, "eager_statistics"),)
 # What the statistics add to the same call without them.
-ADDED = {"rows": (Goal(1.06, "plain"),), "keys": (Goal(1.12, "plain"),), "small": (Goal(1.15, "plain"),)}
+ADDED = {"rows": (Goal(1.06, "plain"),), "keys": (Goal(1.12, "plain"),), "small": (Goal(1.15, "plain"),), "tiny": ()}
 
 ARITHMETIC = "multiply-add units, then exp"
 STATISTICS = "multiply-add units; the statistics add passes over tiles in cache"
@@ -161,7 +161,7 @@ def _cases() -> list[Case]:
     name = "statistics-six-4096-causal-fp32"
     cases.append(Case(name, "statistics", at, STATISTICS, mask="causal", statistics=SIX, peers=peers, goals=SIX_GOALS))
     for what, names, at in (("rows", ROWS, (1, 12, 2048, 64)), ("keys", KEYS, (1, 12, 2048, 64)),
-                            ("small", ROWS, (8, 8, 128, 64))):  # fmt: skip
+                            ("small", ROWS, (8, 8, 128, 64)), ("tiny", ROWS, (4, 4, 16, 128))):  # fmt: skip
         for dtype, mask in both:
             name = f"statistics-{what}-{at[2]}-{mask}-{SHORT[dtype]}"
             cases.append(

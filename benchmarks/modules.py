@@ -59,6 +59,16 @@ def rows(quick: bool) -> list[Row]:
                     lambda n=n, heads=heads, per=per, causal=causal: _mixture(n, heads, per, causal), equal=False,
                 )
             )  # fmt: skip
+    b, n, heads = (2, 33, 4) if quick else (8, 512, 12)
+    for keys, goal in (("all", 0.7), ("chosen", 0.35)):
+        for training, what in ((False, "forward"), (True, "training step")):
+            found.append(
+                Row(
+                    "mixture", f"{what} ({b}, {n}, {heads * 64}), keys={keys!r}, {heads // 4} of {heads} heads a token",
+                    "SparseHeadMixture", "MultiHeadAttention", goal,
+                    lambda keys=keys, training=training: _sparse(b, n, heads, keys, training), equal=False,
+                )
+            )  # fmt: skip
     size = {"cached": 100, "d": 128} if quick else {"cached": 16384, "d": 1024}
     found.append(
         Row("decode", f"a step, {size['cached']:,} cached", "MHA", "the same with SDPA", 1.1, lambda: _step(**size))
@@ -129,16 +139,27 @@ def _against_torch(batch: int, n: int, d: int, training: bool) -> tuple[Call, Ca
     peer = nn.MultiheadAttention(d, d // 64, batch_first=True).train(training)
     ours = hw.MultiHeadAttention.from_torch(peer)
     x = torch.randn(batch, n, d, requires_grad=training)
+    return (
+        lambda: _stepped(ours, x, lambda: ours(x)),
+        lambda: _stepped(peer, x, lambda: peer(x, x, x, need_weights=False)[0]),
+    )
 
-    def step(module: nn.Module, y: Callable[[], Tensor]) -> Tensor | None:
-        if not training:
-            return y()
-        module.zero_grad()
-        x.grad = None
-        y().square().mean().backward()
-        return x.grad
 
-    return lambda: step(ours, lambda: ours(x)), lambda: step(peer, lambda: peer(x, x, x, need_weights=False)[0])
+def _stepped(module: nn.Module, x: Tensor, y: Callable[[], Tensor]) -> Tensor | None:
+    """The output, or the gradient of x after a backward pass if x requires one."""
+    if not x.requires_grad:
+        return y()
+    module.zero_grad()
+    x.grad = None
+    y().square().mean().backward()
+    return x.grad
+
+
+def _sparse(b: int, n: int, heads: int, keys: str, training: bool) -> tuple[Call, Call]:
+    x = torch.randn(b, n, heads * 64, requires_grad=training)
+    dense = hw.MultiHeadAttention(heads * 64, heads).train(training)
+    sparse = hw.nn.SparseHeadMixture(heads * 64, heads, top_k=heads // 4, keys=keys).train(training)
+    return lambda: _stepped(sparse, x, lambda: sparse(x)), lambda: _stepped(dense, x, lambda: dense(x))
 
 
 def _mixture(n: int, heads: int, per: str, causal: bool) -> tuple[Call, Call]:

@@ -99,6 +99,13 @@ def test_the_check_of_auto_goes_through_cases(run: Run) -> None:
     assert done.out.count('"auto" takes') == 3
 
 
+def test_the_least_time_can_be_reported(run: Run) -> None:
+    case = "--case", "tiny*fp32", "--peer", "sdpa", "--kernel", "auto"
+    done = run("__main__", "--least", "--quick", "--no-memory", *case)
+    assert done.code == 0, done.err
+    assert "times are the least of the rounds" in done.out
+
+
 @pytest.mark.thorough
 def test_every_case_runs_small_and_is_told_of(run: Run, tmp_path: Path) -> None:
     done = program("--quick", "--no-memory", "--markdown", "--json", tmp_path / "all.json")
@@ -257,6 +264,8 @@ def test_median_and_spread() -> None:
     assert times.median == 3
     assert times.spread == pytest.approx((4 - 2) / 3)
     assert Times((1.0, 2.0, 3.0)).spread is None
+    assert times.reported == 3.0
+    assert replace(times, by_least=True).reported == 1.0
 
 
 ROWS = [

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -426,3 +427,23 @@ def test_the_embedded_model_loses_a_head(headwise, tmp_path):
     assert judged["before"]["parameters"] - judged["pruned"]["parameters"] == 4 * 256 * 32
     assert judged["before"]["cache_bytes"] - judged["pruned"]["cache_bytes"] == 2 * 32 * 4
     assert (tmp_path / "out" / "model.safetensors").stat().st_size < 7_598_584
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["prune", "--remove", "2", "--orders", "1"],
+        ["prune", "--heads", "0.1,1.4"],
+        ["convert", "--num-kv-heads", "1"],
+        ["budget", "--lengths", "64", "--window", "11", "--sinks", "2"],
+    ],
+    ids=lambda args: " ".join(args[:2]),
+)
+def test_a_change_is_described_in_chinese(headwise, model_folder, text, tmp_path, args):
+    given = ["--model", model_folder, "--file", text, "--windows", 2, "--lang", "zh", "--out", tmp_path / "new"]
+    done = headwise(*args, *given, answer="y\n")
+    assert done.code == 0, done.err
+    assert "计划：" in done.out
+    assert "评估：" in done.out
+    plain = done.out.replace(str(tmp_path), "").replace(str(model_folder), "").replace("headwise write --model", "")
+    assert re.findall(r"[a-z]{3,}(?: [a-z]{2,}){2,}", plain) == []

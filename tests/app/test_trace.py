@@ -22,6 +22,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in DESIGNS] + [
     ("block_diagonal", {"head_dim": 4, "value_dim": 5, "rotary": True}),
     ("sparse_mixture", {"top_k": 2, "shared_heads": 1, "num_kv_heads": 3, "rotary": True, "renormalise": True}),
     ("sparse_mixture", {"top_k": 2, "per": "sequence"}),
+    ("sparse_mixture", {"top_k": 2, "keys": "chosen", "rotary": True}),
+    ("sparse_mixture", {"top_p": 0.5, "keys": "chosen"}),
     ("mixture_of_heads", {"top_k": 2, "shared_heads": 2, "scaled": True}),
     ("grouped_mlp", {"num_groups": 3, "hidden": 7, "value_dim": 5}),
     ("head_mixing", {"num_kv_heads": 2, "value_dim": 5}),

@@ -16,6 +16,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("block_diagonal", {"head_dim": 4, "value_dim": 5, "rotary": True}),
     ("single_head", {"head_dim": 4, "value_dim": 5, "bias": True, "rotary": True}),
     ("sparse_mixture", {"top_k": 2, "shared_heads": 1, "num_kv_heads": 3, "rotary": True, "bias": True}),
+    ("sparse_mixture", {"top_p": 0.6, "shared_heads": 1, "bias": True}),
     ("sparse_mixture", {"top_k": 3, "renormalise": True, "qk_norm": True, "value_dim": 5}),
     ("sparse_mixture", {"top_k": 2, "shared_heads": 1, "per": "sequence", "rotary": True, "bias": True}),
     ("mixture_of_heads", {"top_k": 2, "shared_heads": 2, "scaled": True, "num_kv_heads": 2, "rotary": True}),

@@ -9,6 +9,8 @@ import pytest
 
 from headwise.analysis.head_roles import DEFINITIONS
 from headwise.cli.words import SENTENCES as COMMANDS
+from headwise.compress.words import TERMS
+from headwise.corpus.printing import WORDS as SWEEPS
 from headwise.errors import ConfigError
 from headwise.lm.loading.remarks import SENTENCES, remarks_on_map
 from headwise.nn.named import names
@@ -26,7 +28,11 @@ TABLES = {
     "loading": SENTENCES,
     "notebook": NOTEBOOK,
     "commands": COMMANDS,
+    "changes": TERMS,
+    "sweeps": SWEEPS,
 }
+# Names, signs and formulas, and the word for the other language.
+SAME = [VIEWER["language"], MESSAGES["failure"], TERMS["error of W_Q W_Kᵀ"], TERMS["how"], TERMS["named_sizes"]]
 EVERY = [(f"{table}-{key}", both) for table, entries in TABLES.items() for key, both in entries.items()]
 
 
@@ -38,7 +44,7 @@ def values_in(text: str) -> list[str]:
 def test_both_languages_have_the_same_values(both):
     english, chinese = both
     assert english.strip() != ""
-    assert re.search("[一-鿿]", chinese) or both in (VIEWER["language"], MESSAGES["failure"])
+    assert re.search("[一-鿿]", chinese) or both in SAME
     for edge in (0, -1):  # both begin and end with a blank or a line end, or neither
         assert english[edge].isspace() == chinese[edge].isspace()
     assert values_in(english) == values_in(chinese)

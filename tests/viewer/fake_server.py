@@ -215,6 +215,9 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
                     pieces, word, limit = [piece for _, piece in fake.tokens(name)], query["q"], int(query["limit"])
                     found = [i for i in range(len(pieces)) if "".join(pieces[i : i + len(word)]).startswith(word)]
                     self.send_json(200, {"positions": found[:limit], "more": len(found) > limit})
+                case "GET", ["api", "texts", name, "tops", *numbers]:
+                    layer, head, token = map(int, numbers)
+                    self.send_json(200, tops(fake, name, layer, head, token, int(query["k"])))
                 case "GET", ["api", "texts", name, "overview"]:
                     self.send(200, encode(overview(fake, name, int(query["cells"]), query["reduce"])))
                 case "GET", ["api", "texts", name, "tiles", *numbers]:
@@ -242,6 +245,19 @@ def _handler(fake: Fake) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
 
     return Handler
+
+
+def tops(fake: Fake, name: str, layer: int, head: int, token: int, k: int) -> dict[str, Any]:
+    """The largest weights of a query and of a key."""
+    pieces = [piece for _, piece in fake.tokens(name)]
+    every = np.arange(len(pieces))
+
+    def largest(row: np.ndarray) -> list[dict[str, Any]]:
+        order = np.argsort(-np.nan_to_num(row))[:k].tolist()
+        return [{"at": at, "piece": pieces[at], "weight": float(row[at])} for at in order if row[at] > 0]
+
+    keys, queries = weights(layer, head, [token], every)[0], weights(layer, head, every, [token])[:, 0]
+    return {"piece": pieces[token], "keys": largest(keys), "queries": largest(queries)}
 
 
 def overview(fake: Fake, name: str, most: int, reduce: str) -> np.ndarray:

@@ -1,7 +1,9 @@
 """The viewer's page in a real browser: search, links, pictures, keys, languages; and text that is only text."""
 
+from itertools import pairwise
 from urllib.parse import parse_qsl
 
+import numpy as np
 import pytest
 from fake_server import weights
 from page_steps import IDLE, TEXT, at, change, fragment_of, idle, number, pixels, plot, text_of
@@ -238,3 +240,45 @@ def test_words_keep_their_spaces_and_find_room_on_the_axes(view, fake):
     inside, margin = pixels(page, (left + 100, plot(page)["top"] + 200), (left + 41, plot(page)["top"] + 200))
     assert inside[3] == 255
     assert margin[3] == 0
+
+
+def test_a_pinned_token_lists_its_strongest_keys_and_queries_and_a_search_takes_the_pin_away(view, fake):
+    page = view("layer=1&head=0&x=600&y=610&zoom=30&row=612&col=604")
+    page.wait("document.querySelectorAll('#tops ol').length === 2")
+    parts = "[...list.children].map((li) => [li.children[1].textContent, li.lastChild.textContent])"
+    keys, queries = page.do(f"[...document.querySelectorAll('#tops ol')].map((list) => {parts})")
+    every = np.arange(len(TEXT))
+    for found, row in ((keys, weights(1, 0, [612], every)[0]), (queries, weights(1, 0, every, [612])[:, 0])):
+        order = np.argsort(-np.nan_to_num(row))[:8]
+        assert found == [[f"{i:,}", number(float(row[i]))] for i in order]
+    page.do("document.querySelectorAll('#tops button')[1].click()")
+    idle(page)
+    kept = fragment_of(page)
+    assert (kept["row"], kept["col"]) == ("612", keys[1][0])
+    page.do("document.querySelector('#query').value = '武松'; document.querySelector('#search-form').requestSubmit()")
+    page.wait("document.querySelectorAll('#hits li').length")
+    idle(page)
+    assert not {"row", "col"} & set(fragment_of(page))
+    hit = TEXT.index("武松")
+    page.wait(f"[...document.querySelectorAll('#tops .place')].some((e) => e.textContent === '{hit}')")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("width", [390, 1280])
+def test_labels_of_the_colour_bar_do_not_meet(view, width):
+    page = view("layer=0&head=0&scale=log&top=0.123&low=0.0000456", width=width, height=844)
+    drawn = page.do("""(() => {
+      const bar = document.querySelector("#bar"), found = [], write = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (text, x, ...more) {
+        const half = this.measureText(text).width / 2;
+        if (this.canvas === bar) found.push([x - half, x + half]);
+        return write.call(this, text, x, ...more);
+      };
+      document.querySelector("#theme").click();
+      return [found, bar.clientWidth];
+    })()""")
+    spans, room = sorted(drawn[0]), drawn[1]
+    assert len(spans) >= 2
+    assert spans[0][0] >= 0
+    assert spans[-1][1] <= room
+    assert all(one[1] < other[0] for one, other in pairwise(spans))

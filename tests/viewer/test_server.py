@@ -161,6 +161,21 @@ def test_tiles_of_every_level_are_the_dense_map_pooled(client, ready, session, l
                 close(wire.decode(answer.content)[0], part, of_half=2.0**-10)
 
 
+def test_tops_are_the_largest_weights_of_a_row_and_a_column(client, ready, session):
+    text = session.find(ready.rpartition("/")[2])
+    token, weights = 211, dense(list(session.subject.maps(text.reading.ids).values())[1], 1)[0]
+    found = client.get(f"{ready}/tops/1/1/{token}?k=5").json()
+    assert found["piece"] == text.reading.pieces[token]
+    for name, row in (("keys", weights[token]), ("queries", weights[:, token])):
+        largest = np.sort(row)[::-1][:5]
+        np.testing.assert_allclose([line["weight"] for line in found[name]], largest, rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose([row[line["at"]] for line in found[name]], largest, rtol=1e-4, atol=1e-7)
+        assert [line["piece"] for line in found[name]] == [text.reading.pieces[line["at"]] for line in found[name]]
+    refused(client.get(f"{ready}/tops/1/1/{text.n}"), 400, "token")
+    refused(client.get(f"{ready}/tops/1/1/0?k=0"), 400, "k: 1 to 64")
+    refused(client.get(f"{ready}/tops/9/1/0"), 404, "no head")
+
+
 def test_mean_is_what_is_given_unless_asked_otherwise(client, ready):
     tile, overview = f"{ready}/tiles/1/0/8/0/0", f"{ready}/overview"
     assert client.get(tile).content == client.get(f"{tile}?reduce=mean").content

@@ -118,7 +118,7 @@ def is_wanted(job: Job, *, yes: bool, dry_run: bool, console: Console) -> bool:
     """Whether to write the result; asks for confirmation unless the options answer. End of input raises an error."""
     if dry_run or yes or job.finished:
         return not dry_run
-    console.print(said("ask", path=str(job.out)), end="", highlight=False)
+    console.print(said("ask", path=str(job.out)), end="", highlight=False, soft_wrap=True)
     sys.stdout.flush()
     answer = "" if sys.stdin is None or sys.stdin.closed else sys.stdin.readline()
     if not answer:

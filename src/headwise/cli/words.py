@@ -58,7 +58,7 @@ SENTENCES: dict[str, tuple[str, str]] = {
         "\nWrote the new model to [bold]{path}[/bold]. Use it: headwise write --model {path}",
         "\n新模型已写入 [bold]{path}[/bold]。用它续写：headwise write --model {path}",
     ),
-    "ask": ("\nWrite to {path}? [y/N] ", "\n写入 {path}？[y/N] "),
+    "ask": ("\nWrite to {path}? \\[y/N] ", "\n写入 {path}？\\[y/N] "),
     "nothing_written": ("Nothing was written.", "没有写入任何文件。"),
     "wrote_budget": (
         "\nWrote the budget to [bold]{path}[/bold]. Use it: headwise write{model} --budget {path}",

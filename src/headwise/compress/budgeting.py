@@ -9,21 +9,28 @@ import torch
 from headwise.compress.sizes import counts_in
 from headwise.compress.source import Source
 from headwise.compress.texts import Texts
+from headwise.compress.words import term
 from headwise.edit import budget, budget_effect
 from headwise.edit.budgets import Budget, Effect
 from headwise.errors import ConfigError
 from headwise.models import find_heads
 from headwise.progress import Progress
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
+from headwise.wording import joined
 
 HEADS = (
-    Column("layer"), Column("short"), Column("least kept", "share"), Column("mean kept", "share"),
-    Column("tokens that each key head keeps"),
-)  # fmt: skip
+    Column(term("layer")),
+    Column(term("short")),
+    Column(term("least kept"), "share"),
+    Column(term("mean kept"), "share"),
+    Column(term("tokens that each key head keeps")),
+)
 BYTES = (
-    Column("tokens", "count"), Column("all kept", "bytes", "full_bytes"), Column("with the budget", "bytes", "bytes"),
-    Column("saved", "share"),
-)  # fmt: skip
+    Column(term("tokens"), "count"),
+    Column(term("all kept"), "bytes", "full_bytes"),
+    Column(term("with the budget"), "bytes", "bytes"),
+    Column(term("saved"), "share"),
+)
 
 
 @dataclass(frozen=True)
@@ -43,21 +50,21 @@ class Budgeting:
         short = sum(window is not None for window in heads)
         more = self.effect.short / self.effect.full - 1
         facts = (
-            ("model", f"{self.source.name}, {self.source.sizes}"),
-            ("text", str(self.texts)),
-            ("short if", f"the first {found.sinks} and the last {found.window} tokens hold {found.threshold:.1%} of "
-             f"the attention of every query head that reads the keys"),
-            ("short are", f"{short} of {len(heads)} key heads"),
-            ("expected", f"loss {self.effect.full:.4f} → {self.effect.short:.4f} ({100 * more:+.2f} %)"),
+            (term("model"), self.source.described),
+            (term("text"), self.texts.described),
+            (term("short if"), term(
+                "short_condition", sinks=found.sinks, window=found.window, share=float(found.threshold)
+            )),
+            (term("short are"), term("of_key_heads", count=short, of=len(heads))),
+            (term("expected"), term(
+                "loss_change", before=self.effect.full, after=self.effect.short, change=100 * more
+            )),
         )  # fmt: skip
         tables = (
-            Table("heads", "Key and value heads", HEADS, tuple(self._heads()), note=(
-                "Kept: the share of a query head's attention that the window and the first tokens hold, the least and "
-                "the mean over the heads of a layer."
-            )),
-            Table("bytes", "Keys and values of all layers, by formula, in float32", BYTES, tuple(self._bytes())),
+            Table("heads", term("key_heads"), HEADS, tuple(self._heads()), note=term("kept_note")),
+            Table("bytes", term("bytes_title"), BYTES, tuple(self._bytes())),
         )  # fmt: skip
-        return Plan("The plan: short caches", facts, tables)
+        return Plan(term("plan_budget"), facts, tables)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -75,8 +82,10 @@ class Budgeting:
     def _heads(self) -> list[tuple[Value, ...]]:
         return [
             (
-                str(i), f"{sum(window is not None for window in layer)} of {len(layer)}", float(kept.min()),
-                float(kept.mean()), " ".join("all" if window is None else str(window) for window in layer),
+                str(i), term("of", count=sum(window is not None for window in layer), of=len(layer)), float(kept.min()),
+                float(kept.mean()), joined(
+                    (term("all") if window is None else str(window) for window in layer), " ", " "
+                ),
             )
             for i, (layer, kept) in enumerate(zip(self.found.windows, self.found.kept, strict=True))
         ]  # fmt: skip

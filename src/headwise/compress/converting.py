@@ -9,6 +9,7 @@ import numpy as np
 from headwise.compress.sizes import Heads, cost_table, expected
 from headwise.compress.source import Source
 from headwise.compress.texts import Texts
+from headwise.compress.words import term
 from headwise.edit import merge_kv
 from headwise.edit.merging import Merge
 from headwise.errors import ConfigError, unknown_name
@@ -18,16 +19,14 @@ from headwise.models import find_heads
 from headwise.progress import Progress
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
-WHAT = {
-    "mean": "the mean of neighbours",
-    "first": "the first of neighbours",
-    "cluster": "the mean of heads whose W_K and W_V are alike (cosine)",
-    "svd": "what loses least of W_Q W_Kᵀ and W_V W_O, of heads that span alike spaces",
-}
+WHAT = {method: term(method) for method in ("mean", "first", "cluster", "svd")}
 MERGED = (
-    Column("layer"), Column("key heads"), Column("error of W_Q W_Kᵀ", "share"), Column("error of W_V W_O", "share"),
-    Column("shared by"),
-)  # fmt: skip
+    Column(term("layer")),
+    Column(term("key heads")),
+    Column(term("error of W_Q W_Kᵀ"), "share"),
+    Column(term("error of W_V W_O"), "share"),
+    Column(term("shared by")),
+)
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class Conversion:
     def shown(self) -> Plan:
         """As tables."""
         facts = (
-            ("model", f"{self.source.name}, {self.source.sizes}"),
-            ("text", str(self.texts)),
-            ("method", f"{self.method}: {WHAT[self.method]}"),
+            (term("model"), self.source.described),
+            (term("text"), self.texts.described),
+            (term("method"), term("how", method=self.method, what=WHAT[self.method])),
         )
         rows: list[tuple[Value, ...]] = [
             (
@@ -64,13 +63,12 @@ class Conversion:
             )
             for i, merge in enumerate(self.merges.values())
         ]  # fmt: skip
-        note = "Lost: relative error of the matrices W_Q W_Kᵀ and W_V W_O, where inputs have no direction of their own."
-        title = "What is expected before healing: loss measured, the rest by formula"
+        note, title = term("merges_note"), term("expected_measured")
         tables = (
-            Table("merges", "Key and value heads", MERGED, tuple(rows), note=note),
+            Table("merges", term("key_heads"), MERGED, tuple(rows), note=note),
             cost_table(title, self.source.decoder, "merged", self.after, self.losses),
         )
-        return Plan("The plan: key and value heads that are shared", facts, tables)
+        return Plan(term("plan_convert"), facts, tables)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from headwise.analysis.importance.values import standard_error
-from headwise.cache import KVCache
 from headwise.cache.base import Cache
 from headwise.compress.texts import Texts
+from headwise.compress.words import term
 from headwise.edit import budget_effect
 from headwise.edit.budgets import Budget
 from headwise.lm.model import Decoder
@@ -24,14 +24,14 @@ from headwise.textbook.plan.tables import Column, Plan, Table, Value
 ROUNDS = 5
 WRITTEN = 32  # tokens written in a round
 COLUMNS = (
-    Column("model"), Column("loss", "number"), Column("rise", "share"), Column("±", "share", "error"),
-    Column("reads tok/s", "count", "reading"), Column("writes tok/s", "count", "writing"),
-    Column("parameters", "count"), Column("KV B/token", "count", "cache_bytes"),
-)  # fmt: skip
-NOTE = (
-    "Loss in nats a token on text that nothing was decided on; ± is the standard error of the rise over batches of "
-    "the text. Speeds are medians of {rounds} rounds, the models in turn, with {threads}: {read} tokens read at "
-    "once, {written} written one by one. Bytes of keys and values in float32."
+    Column(term("model")),
+    Column(term("loss"), "number"),
+    Column(term("rise"), "share"),
+    Column("±", "share", "error"),
+    Column(term("reads tok/s"), "count", "reading"),
+    Column(term("writes tok/s"), "count", "writing"),
+    Column(term("parameters"), "count"),
+    Column(term("KV B/token"), "count", "cache_bytes"),
 )
 
 
@@ -45,7 +45,7 @@ class Candidate:
 
     def caches(self) -> Sequence[Cache]:
         """New caches, one a layer."""
-        return [KVCache() for _ in self.decoder.blocks] if self.budget is None else self.budget.caches()
+        return self.decoder.new_caches() if self.budget is None else self.budget.caches()
 
     def losses(self, batches: Sequence[Tensor]) -> list[float]:
         """Mean loss of each batch, in nats a token; with a budget, through its caches, half a window at a time."""
@@ -91,15 +91,14 @@ class Verdict:
             rise, error = self.rise(i)
             more = ("", "") if not i else (f"{100 * rise:+.2f} %", "" if np.isnan(error) else f"{100 * error:.2f} %")
             rows.append((
-                model.name, f"{model.loss:.4f}", *more, model.reading, model.writing, model.parameters,
+                term(model.name), f"{model.loss:.4f}", *more, model.reading, model.writing, model.parameters,
                 model.cache_bytes,
             ))  # fmt: skip
         if len(rows) > 1:
             rows.append(
-                ("change", "", "", "", *(_change(a, b) for a, b in zip(rows[0][4:], rows[-1][4:], strict=True)))
+                (term("change"), "", "", "", *(_change(a, b) for a, b in zip(rows[0][4:], rows[-1][4:], strict=True)))
             )
-        title = "Judged: what was written is read again, and stands beside what it came from"
-        return Plan(title, (), (Table("judged", "Before and after", COLUMNS, tuple(rows), note=self.note),))
+        return Plan(term("judged"), (), (Table("judged", term("before_after"), COLUMNS, tuple(rows), note=self.note),))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -133,9 +132,8 @@ def judge(candidates: Sequence[Candidate], texts: Texts, progress: Progress) -> 
                 one.name, loss, prompt.shape[1] / reading, written / writing, one.decoder.num_parameters, times[0][2]
             )
         )
-    count = torch.get_num_threads()
-    threads = f"{count} thread" + ("s" if count > 1 else "")
-    note = NOTE.format(rounds=ROUNDS, threads=threads, read=prompt.shape[1], written=written)
+    threads = torch.get_num_threads()
+    note = term("judged_note", rounds=ROUNDS, threads=threads, read=prompt.shape[1], written=written)
     return Verdict(tuple(found), note)
 
 

@@ -12,6 +12,7 @@ from headwise.compress.ranking import METHODS, Order, check_ranking, named_heads
 from headwise.compress.sizes import Heads, cost_table, expected
 from headwise.compress.source import Source
 from headwise.compress.texts import Texts
+from headwise.compress.words import term
 from headwise.edit import prune
 from headwise.edit.limits import check_independent
 from headwise.errors import ConfigError
@@ -22,11 +23,17 @@ from headwise.progress import Progress, part
 from headwise.textbook.plan.tables import Column, Plan, Table, Value
 
 MOST_POINTS = 32  # of the curve, beside the whole model
-GOING = (Column("layer"), Column("heads"), Column("that go", key="gone"))
+GOING = (Column(term("layer")), Column(term("heads")), Column(term("that go"), key="gone"))
 CURVE = (
-    Column("kept", "count"), Column("loss", "number"), Column("rise", "share"), Column("±", "share"),
-    Column("random", "number"), Column("least", "number"), Column("most", "number"), Column("better"),
-)  # fmt: skip
+    Column(term("kept"), "count"),
+    Column(term("loss"), "number"),
+    Column(term("rise"), "share"),
+    Column("±", "share"),
+    Column(term("random"), "number"),
+    Column(term("least"), "number"),
+    Column(term("most"), "number"),
+    Column(term("better")),
+)
 
 
 @dataclass(frozen=True)
@@ -98,18 +105,18 @@ class Pruning:
         """As tables."""
         source, curve = self.source, self.curve
         total = curve.total
-        facts = [
-            ("model", f"{source.name}, {source.sizes}"),
-            ("text", str(self.texts)),
-            ("why", f"by {self.by}: {METHODS[self.by]}, the least first" if self.importance else "named"),
-            ("go", f"{len(self.heads)} of {total} heads ({len(self.heads) / total:.1%})"),
+        facts: list[tuple[str, str]] = [
+            (term("model"), source.described),
+            (term("text"), self.texts.described),
+            (term("why"), term("by", by=self.by, what=METHODS[self.by]) if self.importance else term("named")),
+            (term("go"), term("of_heads", count=len(self.heads), of=total, share=len(self.heads) / total)),
         ]
-        title = "What is expected: loss by the curve, the rest by formula"
+        title = term("expected_curve")
         losses = float(curve.loss[0]), self.loss
         tables = [self._going(), cost_table(title, source.decoder, "expected", self.after, losses)]
         if self.order is not None:
             tables.append(self._curve())
-        return Plan("The plan: heads that go", tuple(facts), tuple(tables), tuple(self._notes()))
+        return Plan(term("plan_prune"), tuple(facts), tuple(tables), tuple(self._notes()))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -134,35 +141,33 @@ class Pruning:
                 for head in gone
             ]
             heads, kv = self.after[layer]
-            count = f"{site.num_heads} → {heads}" + (f", keys {site.num_kv_heads} → {kv}" if kv != heads else "")
+            count = f"{site.num_heads} → {heads}"
+            if kv != heads:
+                count = term("keys_too", before=site.num_heads, after=heads, kv=site.num_kv_heads, kv_after=kv)
             rows.append((str(layer), count, "  ".join(words)))
-        told = f", with their importance ({self.importance.column.unit})" if self.importance else ""
-        return Table("heads", f"Heads, as LAYER.HEAD{told}", GOING, tuple(rows))
+        measured = self.importance and term("heads_important", unit=self.importance.column.unit)
+        return Table("heads", measured or term("heads_named"), GOING, tuple(rows))
 
     def _curve(self) -> Table:
-        return Table("curve", "Loss against heads kept", CURVE, tuple(curve_rows(self.curve)))
+        return Table("curve", term("curve"), CURVE, tuple(curve_rows(self.curve)))
 
     def _notes(self) -> list[str]:
         curve = self.curve
-        notes = []
+        notes: list[str] = []
         if self.order is not None and self.order.skipped:
             names = ", ".join(f"{layer}.{head}" for unit in self.order.skipped for layer, head in unit)
-            notes.append(
-                f"A layer keeps at least one head (or group that shares keys): {names} would have gone and stay, each "
-                f"as the last of its layer; the next in the order go instead."
-            )
+            notes.append(term("skipped_note", names=names))
         chance, count = curve.random, len(curve.random)
         if self.order is None:
-            notes.append(
-                f"As many heads at random, {count} times: loss {chance[:, -1].min():.4f} to {chance[:, -1].max():.4f}."
-            )
+            least, most = float(chance[:, -1].min()), float(chance[:, -1].max())
+            notes.append(term("chance_note", count=count, least=least, most=most))
             return notes
         points = int(((curve.removed > 0) & (curve.removed < curve.total)).sum())
-        notes.append(
-            f"Random: mean, least and most of {count} random orders of single heads, which may empty a layer. Better "
-            f"than their mean at {int(curve.better.sum())} of {points} points, than each at "
-            f"{int(curve.better_than_all.sum())}; {curve.removable()} of {curve.total} heads go for at most 1 %."
-        )
+        better, every = int(curve.better.sum()), int(curve.better_than_all.sum())
+        notes.append(term(
+            "random_note", count=count, mean=better, points=points, every=every, removable=curve.removable(),
+            total=curve.total,
+        ))  # fmt: skip
         return notes
 
 
@@ -241,7 +246,7 @@ def curve_rows(curve: PruningCurve) -> list[tuple[Value, ...]]:
         error = "" if not i or np.isnan(curve.errors[i]) else f"{100 * curve.errors[i] / curve.loss[0]:.2f} %"
         against: tuple[str, ...] = ("", "", "", "")
         if i:
-            word = "than all" if curve.better_than_all[i] else "than mean" if curve.better[i] else "no"
+            word = term("than all" if curve.better_than_all[i] else "than mean" if curve.better[i] else "no")
             against = (f"{chance.mean():.4f}", f"{chance.min():.4f}", f"{chance.max():.4f}", word)
         rows.append((int(kept), f"{curve.loss[i]:.4f}", f"{100 * rise:+.2f} %" if i else "", error, *against))
     return rows

@@ -14,18 +14,14 @@ from headwise.analysis.importance import (
     taylor_importance,
 )
 from headwise.analysis.importance.values import Head
+from headwise.compress.words import term
 from headwise.errors import ConfigError, unknown_name
 from headwise.lm.loss import mean_loss
 from headwise.models import HeadSite
 from headwise.progress import Progress, part
 from headwise.table import HeadColumn
 
-METHODS = {
-    "ablation": "what the loss rises by without it, one head at a time",
-    "gradient": "|dL/dξ| of a factor ξ on its output",
-    "taylor": "Σ|o · dL/do| over tokens",
-    "gates": "log α of a gate that learned whether it is worth its price",
-}
+METHODS = {by: term(by) for by in ("ablation", "gradient", "taylor", "gates")}
 Unit = tuple[Head, ...]  # heads that go together
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from headwise.compress.words import term
 from headwise.costs import Counts
 from headwise.lm.model import SIZES, Decoder
 from headwise.nn.counts import counts_of, sizes_of
@@ -10,9 +11,12 @@ from headwise.textbook.plan.tables import Column, Table, Value
 
 Heads = tuple[int, int]  # query heads, and key and value heads
 COST = (
-    Column("model"), Column("loss", "number"), Column("rise", "share"), Column("parameters", "count"),
-    Column("KV B/token", "count"),
-)  # fmt: skip
+    Column(term("model")),
+    Column(term("loss"), "number"),
+    Column(term("rise"), "share"),
+    Column(term("parameters"), "count"),
+    Column(term("KV B/token"), "count"),
+)
 
 
 def expected_parameters(decoder: Decoder, heads: Mapping[int, Heads]) -> int:
@@ -42,9 +46,9 @@ def cost_table(
     """The model now and, under `name`, with so many heads: losses that were foretold, the rest by formula."""
     now, then = losses
     rows: tuple[tuple[Value, ...], ...] = (
-        ("now", f"{now:.4f}", "", decoder.num_parameters, expected_cache_bytes(decoder, {})),
+        (term("now"), f"{now:.4f}", "", decoder.num_parameters, expected_cache_bytes(decoder, {})),
         (
-            name, f"{then:.4f}", f"{100 * (then / now - 1):+.2f} %", expected_parameters(decoder, heads),
+            term(name), f"{then:.4f}", f"{100 * (then / now - 1):+.2f} %", expected_parameters(decoder, heads),
             expected_cache_bytes(decoder, heads),
         ),
     )  # fmt: skip

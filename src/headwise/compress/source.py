@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from headwise.compress.words import term
 from headwise.errors import CheckpointError
 from headwise.files import sha256_of
 from headwise.lm.checkpoint import MODEL_FILE, load_checkpoint, read, save_model
@@ -38,8 +39,13 @@ class Source:
     def sizes(self) -> str:
         """Layers and heads in words."""
         heads = [site.num_heads for site in find_heads(self.decoder)]
-        alike = f"{heads[0]} heads" if len(set(heads)) == 1 else f"{' '.join(map(str, heads))} heads"
-        return f"{len(heads)} layers × {alike} ({self.decoder.config.design})"
+        alike = str(heads[0]) if len(set(heads)) == 1 else " ".join(map(str, heads))
+        return term("sizes", layers=len(heads), heads=alike, design=self.decoder.config.design)
+
+    @property
+    def described(self) -> str:
+        """Name and sizes."""
+        return term("named_sizes", name=self.name, sizes=self.sizes)
 
 
 def open_source(model: str | os.PathLike[str] | None) -> Source:

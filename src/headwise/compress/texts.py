@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from headwise.compress.words import term
 from headwise.errors import ConfigError, TextError
 from headwise.lm.corpus import HELD_OUT, Corpus
 from headwise.lm.tokenizer import CharTokenizer
@@ -31,11 +32,12 @@ class Texts:
     judge: tuple[Tensor, ...]
     corpus: Corpus
 
-    def __str__(self) -> str:
-        counts = [sum(map(len, part)) for part in (self.decide, self.foretell, self.judge)]
-        return (
-            f"{self.name}: {counts[0]} windows of {self.context} tokens to decide; of the last "
-            f"{HELD_OUT:.0%}, {counts[1]} to foretell and {counts[2]} to judge"
+    @property
+    def described(self) -> str:
+        """Its parts in words."""
+        decide, foretell, judge = (sum(map(len, part)) for part in (self.decide, self.foretell, self.judge))
+        return term(
+            "texts", name=self.name, decide=decide, context=self.context, share=HELD_OUT, foretell=foretell, judge=judge
         )
 
     def healing(self, steps: int, seed: int = 0) -> Iterator[Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from headwise.cache import BudgetCache, SlidingCache
+from headwise.cache import BudgetCache
 from headwise.cache.base import Cache
 from headwise.edit.budgets import Budget
 from headwise.errors import ConfigError, TextError
@@ -94,7 +94,7 @@ def _caches(decoder: Decoder, budget: Budget | None) -> Sequence[Cache]:
     """New caches, one per layer."""
     context = decoder.config.context
     if budget is None:
-        return [SlidingCache(context) for _ in decoder.blocks]
+        return decoder.new_caches(context)
     expected, has = [len(windows) for windows in budget.windows], [site.num_kv_heads for site in find_heads(decoder)]
     if expected != has:
         raise ConfigError(f"budget: was made for layers of {expected} KV heads; this model has {has}")

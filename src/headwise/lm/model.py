@@ -189,6 +189,10 @@ class Decoder(nn.Module):
         logits = nn.functional.linear(x, self.embedding.weight)
         return (logits, maps) if return_maps else logits
 
+    def new_caches(self, window: int | None = None) -> list[Cache]:
+        """Return an empty cache for each layer, of all tokens or of the last `window` ones."""
+        return [attention.new_cache(window) for attention in self._attentions()]
+
     def hidden(
         self,
         ids: Tensor,

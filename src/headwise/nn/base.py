@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.attention import attend_to, check_mask
-from headwise.cache import Cache, remembered
+from headwise.cache import Cache, KVCache, SlidingCache, remembered
 from headwise.costs.counts import Counts
 from headwise.errors import ConfigError, ShapeError
 from headwise.events import subscribed
@@ -269,6 +269,10 @@ class AttentionLayer(Shown, nn.Module):
         """Return the weights of the last linear map, whose output is added to the residual stream of a block."""
         last = [part.tensor for part in self.layout().parts if part.letter == "o"]
         return [weight for x in last for weight in ([x] if isinstance(x, Tensor) else x)]
+
+    def new_cache(self, window: int | None = None) -> Cache:
+        """Return an empty cache for this layer, of all tokens or of the last `window` ones."""
+        return KVCache() if window is None else SlidingCache(window)
 
     def resize(self, num_heads: int, num_kv_heads: int) -> None:
         """Set the numbers of heads after the parameters have been resized."""

@@ -49,8 +49,20 @@ class Gates:
         return torch.special.entr(self.probabilities.detach()).sum(-1).mean()
 
 
-def choose_heads(probabilities: Tensor, top_k: int, shared: int) -> Tensor:
-    """Return boolean [b, g, shared + h_r]: the shared heads and the top_k of probabilities [b, g, h_r]."""
-    routed = torch.zeros_like(probabilities, dtype=torch.bool)
-    routed.scatter_(-1, probabilities.topk(top_k, -1).indices, True)
+def choose_heads(
+    probabilities: Tensor, top_k: int, shared: int, *, top_p: float | None = None, threshold: float | None = None
+) -> Tensor:
+    """Return boolean [b, g, shared + h_r]: the shared heads and the top_k of probabilities [b, g, h_r].
+
+    With `top_p`, only as many of these as it takes for their probabilities to sum to at least top_p; with `threshold`,
+    only those with at least this probability. The most probable head is always selected.
+    """
+    found = probabilities.topk(top_k, -1)
+    kept = torch.ones_like(found.values, dtype=torch.bool)
+    if top_p is not None:
+        kept &= found.values.cumsum(-1) - found.values < top_p
+    if threshold is not None:
+        kept &= found.values >= threshold
+    kept[..., 0] = True
+    routed = torch.zeros_like(probabilities, dtype=torch.bool).scatter_(-1, found.indices, kept)
     return torch.cat((routed.new_ones(*routed.shape[:2], shared), routed), -1)

@@ -44,6 +44,7 @@ class MixtureOfHeads(SparseHeadMixture):
     coupling = SparseHeadMixture.coupling
     resizing = Resizing()
     outside_attend = SparseHeadMixture.outside_attend
+    refused_options = frozenset({"top_p", "threshold"})
     layout = SparseHeadMixture.layout
     notes = Notes(
         summary=Words("heads that all tokens share and heads that each token selects", "共享头与由词元选择的头"),

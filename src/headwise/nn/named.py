@@ -17,7 +17,8 @@ from headwise.nn.registry import DESIGNS
 
 # Types of options that a file or a command line can give; others are available in Python only.
 EXPECTED = {
-    int: "a whole number", int | None: "a whole number", float: "a number", bool: "true or false", str: "a word",
+    int: "a whole number", int | None: "a whole number", float: "a number", float | None: "a number",
+    bool: "true or false", str: "a word",
 }  # fmt: skip
 
 
@@ -92,7 +93,7 @@ def _parameters(design: type[AttentionLayer]) -> dict[str, inspect.Parameter]:
 
 def _check_type(option: str, value: Any, kind: Any) -> None:
     """Raise ConfigError for a value of the wrong type."""
-    accepted = kind if kind is not float else float | int
+    accepted = kind | int if kind in (float, float | None) else kind
     is_flag = isinstance(value, bool) and kind is not bool  # Python's own booleans are numbers too
     if is_flag or not isinstance(value, accepted):
         raise ConfigError(f"{option}={value!r}: expected {EXPECTED[kind]}")

@@ -1,5 +1,6 @@
 """Attention of selected (query, head) pairs only, for sparse mixtures of heads."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from headwise.cache import Cache
 from headwise.kernels.eager import eager
 from headwise.map import AttentionMap
 from headwise.masks import Everything, Grid, Mask
-from headwise.nn.chosen import Picked, Rows
+from headwise.nn.chosen import Columns, Picked, Rows
 from headwise.nn.gating import Gates
 from headwise.nn.positions import Rotary
 from headwise.nn.projected import normed, split
@@ -81,7 +82,7 @@ def by_sequence(call: SparseCall) -> Result:
     w_o = layer.o_proj.weight.mT.view(h, layer.value_dim, layer.d_model)[heads].flatten(1, 2)  # [b, i·d_v, d_model]
     y = torch.bmm(layer.merge(out, x), w_o)
     y = y if layer.o_proj.bias is None else y + layer.o_proj.bias.to(y.dtype)
-    extras = _Extras(call, grid, v)
+    extras = Extras(call, grid, v)
     extras.add(picks, out, parts)
     extras.add_keys((torch.arange(b, device=x.device)[:, None], heads), k)
     return y, extras.map(), extras.concat()
@@ -104,20 +105,20 @@ def by_token(call: SparseCall) -> Result:
     if call.cache is not None:
         k, v = call.cache.append(k, v)
     grid = Grid(b, h, n, k.shape[2])
-    extras = _Extras(call, grid, v)
+    extras = Extras(call, grid, v)
     extras.add_keys((slice(None), used), k)
-    w_q, b_q = _heads_of(layer.q_proj, h)
+    w_q, b_q = heads_of(layer.q_proj, h)
     w_o = layer.o_proj.weight.view(layer.d_model, h, layer.value_dim)
     entry = torch.arange(b, device=x.device)[:, None]
     y = v.new_zeros(b * n, layer.d_model)
-    for members in _buckets(loads, n):
+    for members in buckets(loads, n):
         picks = _picks(call.gates.chosen, members, max(loads[i] for i in members))
         at = picks.positions
         q = torch.stack(
-            [F.linear(x[entry, at[:, j]], w_q[i], None if b_q is None else b_q[i]) for j, i in enumerate(members)], 1
+            [F.linear(x[entry, at[:, j]], w_q[i], b_q[i]) for j, i in enumerate(members)], 1
         )  # i times [b, c, d_k] -> [b, i, c, d_k]
         q = normed(q, layer.q_norm)
-        q = q if layer.rotary is None else _rotate(layer.rotary, q, at + start)
+        q = q if layer.rotary is None else rotate(layer.rotary, q, at + start)
         of = [used.index(i // group) for i in members]
         own = of == list(range(len(used)))
         out, parts = _attend(call, grid, picks, q, k if own else k[:, of], v if own else v[:, of])
@@ -159,11 +160,12 @@ def _attend(
     return torch.cat(outs, 2).view(b, i, c, -1), parts
 
 
-class _Extras:
+class Extras:
     """The map and the concatenation of all h heads, assembled from the computed parts."""
 
-    def __init__(self, call: SparseCall, grid: Grid, v: Tensor) -> None:
-        self._call, self._grid = call, grid
+    def __init__(self, call: SparseCall, grid: Grid, v: Tensor, keys: Tensor | None = None) -> None:
+        """keys: boolean [b, m, h], which keys exist in each head; None for all."""
+        self._call, self._grid, self._keys = call, grid, keys
         self._part: AttentionMap | None = None
         b, h, n, m = grid
         layer = call.layer
@@ -201,6 +203,7 @@ class _Extras:
         rows = Rows(self._call.gates.chosen.transpose(1, 2).expand(b, h, n))
         mask = self._call.options["mask"]
         mask = rows if mask is None else mask & rows
+        mask = mask if self._keys is None else mask & Columns(self._keys.transpose(1, 2))
         rule = Rule(mask, self._part.rule.scale, self._grid)
         part = self._part
         return AttentionMap(
@@ -217,8 +220,14 @@ def _is_same_for_all_heads(mask: Mask, grid: Grid) -> bool:
     return mask.allowed(first, first[: grid.m], grid).shape[1] == 1
 
 
-def _heads_of(linear: nn.Linear, heads: int) -> tuple[Tensor, Tensor | None]:
-    """Return the weight [heads, d, in] and the bias [heads, d] of each head as views."""
+def heads_of(linear: nn.Linear, heads: int) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+    """Return the weight [d, in] and the bias [d] of each head as views."""
+    weights = linear.weight.view(heads, -1, linear.in_features).unbind()
+    return weights, [None] * heads if linear.bias is None else linear.bias.view(heads, -1).unbind()
+
+
+def _stacked(linear: nn.Linear, heads: int) -> tuple[Tensor, Tensor | None]:
+    """Return the weight [heads, d, in] and the bias [heads, d] as views."""
     bias = None if linear.bias is None else linear.bias.view(heads, -1)
     return linear.weight.view(heads, -1, linear.in_features), bias
 
@@ -227,18 +236,18 @@ def _of_heads(linear: nn.Linear, x: Tensor, which: list[int], heads: int) -> Ten
     """Return linear(x) [b, n, len(which)·d] of some heads."""
     if len(which) == heads:
         return linear(x)
-    weight, bias = _heads_of(linear, heads)
+    weight, bias = _stacked(linear, heads)
     return F.linear(x, weight[which].flatten(0, 1), None if bias is None else bias[which].flatten())
 
 
 def _gathered(linear: nn.Linear, x: Tensor, which: Tensor, heads: int) -> Tensor:
     """Return linear(x) [b, n, i·d] of the heads `which` [b, i], which differ between batch entries."""
-    weight, bias = _heads_of(linear, heads)
+    weight, bias = _stacked(linear, heads)
     y = torch.bmm(x, weight[which].flatten(1, 2).mT)
     return y if bias is None else y + bias[which].flatten(1)[:, None].to(y.dtype)
 
 
-def _buckets(loads: list[int], full: int) -> list[list[int]]:
+def buckets(loads: list[int], full: int) -> list[list[int]]:
     """Group the heads that are used by similar load; heads used by all queries form groups of their own."""
     buckets: list[list[int]] = []
     for i in sorted((i for i, load in enumerate(loads) if load > 0), key=lambda i: -loads[i]):
@@ -261,8 +270,8 @@ def _picks(chosen: Tensor, members: list[int], size: int) -> Picks:
     return Picks(heads, positions, place < count)
 
 
-def _rotate(rotary: Rotary, x: Tensor, positions: Tensor) -> Tensor:
-    """Apply rotary positions [b, i, c] to x [b, i, c, d]; `Rotary` itself supports consecutive positions only."""
+def rotate(rotary: Rotary, x: Tensor, positions: Tensor) -> Tensor:
+    """Apply rotary positions […] to x […, d]; `Rotary` itself supports consecutive positions only."""
     d = x.shape[-1]
     ones = (torch.arange(d, device=x.device) < d // 2).float()
     table = rotary(ones.expand(int(positions.max()) + 1, d))  # (1, 0) rotated: cosine and sine of every position

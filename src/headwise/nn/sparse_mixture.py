@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from headwise.cache import Cache
+from headwise.cache import Cache, ChosenCache
 from headwise.costs.counts import Counts, one_of
 from headwise.errors import ConfigError
 from headwise.masks import Mask
 from headwise.nn.checks import size
+from headwise.nn.chosen_pairs import by_choice
 from headwise.nn.gating import Gates, choose_heads
 from headwise.nn.layout import Coupling, Layout, Resizing
 from headwise.nn.multi_head import MultiHeadAttention
@@ -31,9 +32,15 @@ UNCHOSEN = Words(
 class SparseHeadMixture(ProjectedLayer):
     """y = Σ_{i ∈ TopK(G(X))} Softmax(G(X))_i · head_i W_i^O, k ≪ h, with the gate G(X) = X W_G.
 
-    `per="token"`: k heads are selected for each query. Queries are computed for their selected heads only, grouped by
-    head; keys and values for heads that any query selected. With a cache, keys and values are computed for all heads,
-    since a later token may select any of them.
+    `per="token"`: k heads are selected for each token. Queries are computed for their selected heads only, grouped by
+    head. `keys` decides on keys and values:
+
+    - "all": a query attends to all tokens. Keys and values are computed for all tokens in heads that any query
+      selected; with a cache in all heads, since a later token may select any of them.
+    - "chosen": in each head, a query attends to the tokens that selected this head too, among them itself. Nothing of
+      a head is computed for other tokens, so all work is proportional to k, and attention to k² / h. Self attention
+      only, with as many KV heads as heads, and with the cache `ChosenCache`, which has holes.
+
     `per="sequence"`: the mean of X selects k heads for the whole sequence; queries, keys and values are computed for
     these, with matrices gathered for each batch entry. The gate reads the whole sequence, so it leaks later tokens into
     a causal model, includes padding, and rules out a cache.
@@ -43,13 +50,18 @@ class SparseHeadMixture(ProjectedLayer):
     Args:
         top_k: routed heads per token or sequence, a quarter of all heads by default.
         per: "token" or "sequence".
+        keys: "all" or "chosen", as above.
+        top_p: select only as many of the top_k heads (all routed heads by default) as it takes for their probabilities
+            to sum to top_p, so that the number of heads varies from token to token; at least one. per="token" only.
+        threshold: select only those of the top_k heads (all by default) with at least this probability, and the most
+            probable one; per="token" only.
         shared_heads: number of first heads that are always selected, with weight 1; the gate selects among the others.
         renormalise: divide the weights of the selected heads by their sum.
         d_model, num_heads, options: sizes, bias, dropout, rotary and qk_norm, as in `MultiHeadAttention`.
 
     Parameters: those of `MultiHeadAttention` and d_model·(h − shared_heads) for the gate.
     Cost: for each query, s + k instead of h heads of the query and output maps and of the attention; keys and values
-        of s + k heads (`per="sequence"`), or of all heads that some token selected.
+        of s + k heads (`per="sequence"` and keys="chosen"), or of all heads that some token selected.
     Source: sparse gating as in Shazeer et al. 2017, 1701.06538, with heads as experts (Zhang et al. 2022, 2210.05144).
     """
 
@@ -65,12 +77,13 @@ class SparseHeadMixture(ProjectedLayer):
         ),
         source="sparse gates: Shazeer et al. 2017, 1701.06538; heads as experts: Zhang et al. 2022, 2210.05144",
         parameters="MHA's + d·(h − s)",
-        work="queries, attention, output: (s + k)/h of them",
-        cache='MHA\'s; none with `per="sequence"`, which cannot decode',
+        work='queries, attention, output: (s + k)/h of them; with `keys="chosen"` also keys and values',
+        cache='MHA\'s, or (s + k)/h of it with `keys="chosen"`; none with `per="sequence"`, which cannot decode',
         limits={
             'cache and fewer KV heads with `per="sequence"`': (
                 "its gate reads the whole sequence, including later tokens and padding"
-            )
+            ),
+            'a context and fewer KV heads with `keys="chosen"`': "tokens select the heads of their own keys",
         },
         map=UNCHOSEN,
         compared=None,
@@ -88,14 +101,18 @@ class SparseHeadMixture(ProjectedLayer):
         *,
         top_k: int | None = None,
         per: str = "token",
+        keys: str = "all",
+        top_p: float | None = None,
+        threshold: float | None = None,
         shared_heads: int = 0,
         renormalise: bool = False,
         bias: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(d_model, num_heads, bias=bias, **options)
-        top_k = max(1, num_heads // 4) if top_k is None else size("top_k", top_k)
-        shared_heads = size("shared_heads", shared_heads, 0)
+        shared_heads, varies = size("shared_heads", shared_heads, 0), top_p is not None or threshold is not None
+        most = num_heads - shared_heads if varies else max(1, num_heads // 4)
+        top_k = most if top_k is None else size("top_k", top_k)
         if shared_heads >= num_heads:
             raise ConfigError(f"shared_heads={shared_heads}: expected 0 <= shared_heads < num_heads={num_heads}")
         if top_k > num_heads - shared_heads:
@@ -106,6 +123,21 @@ class SparseHeadMixture(ProjectedLayer):
             raise ConfigError(f"per={per!r}: expected 'token' or 'sequence'")
         if per == "sequence" and self.num_kv_heads != num_heads:
             raise ConfigError(f"per='sequence' gathers keys by head; num_kv_heads={self.num_kv_heads} shares them")
+        if keys not in ("all", "chosen"):
+            raise ConfigError(f"keys={keys!r}: expected 'all' or 'chosen'")
+        if keys == "chosen" and (self.num_kv_heads != num_heads or self.context_dim != d_model or per != "token"):
+            raise ConfigError(
+                f"keys='chosen': requires per='token', num_kv_heads={num_heads} and context_dim={d_model}, as each "
+                f"token selects the heads of its own keys; got {per!r}, {self.num_kv_heads} and {self.context_dim}"
+            )
+        for name, value in (("top_p", top_p), ("threshold", threshold)):
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+                raise ConfigError(f"{name}={value!r}: expected a number with 0 < {name} <= 1")
+            if per == "sequence":
+                raise ConfigError(f"{name}={value}: requires per='token'; a batch of sequences has one number of heads")
+        self.keys, self.top_p, self.threshold = keys, top_p, threshold
         self.top_k, self.per, self.shared_heads, self.renormalise = top_k, per, shared_heads, renormalise
         self.o_proj = nn.Linear(num_heads * self.value_dim, d_model, bias=bias)
         self.gate = nn.Linear(d_model, num_heads - shared_heads, bias=False)
@@ -130,7 +162,8 @@ class SparseHeadMixture(ProjectedLayer):
             return super().compute(x, source, cache, options, return_concat)
         measures = options.pop("measures")
         call = SparseCall(self, x, source, self.route(x), cache, options, return_concat)
-        y, amap, concat = by_sequence(call) if self.per == "sequence" else by_token(call)
+        computed = by_sequence if self.per == "sequence" else by_choice if self.keys == "chosen" else by_token
+        y, amap, concat = computed(call)
         if amap is not None and measures:
             amap.measured = amap.measure(*measures)
         return y, amap, concat
@@ -140,11 +173,15 @@ class SparseHeadMixture(ProjectedLayer):
         with own_dtypes(x):
             logits = self.gate(self.routed_by(x))
             probabilities = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
-        chosen = choose_heads(probabilities, self.top_k, self.shared_heads)
+        chosen = self._choice(probabilities)
         weights = probabilities * chosen[..., self.shared_heads :]
         if self.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
         return Gates(nn.functional.pad(weights, (self.shared_heads, 0), value=1.0), chosen, probabilities)
+
+    def _choice(self, probabilities: Tensor) -> Tensor:
+        """The selected heads, boolean [b, g, h], by the probabilities of the routed ones."""
+        return choose_heads(probabilities, self.top_k, self.shared_heads, top_p=self.top_p, threshold=self.threshold)
 
     def routed_by(self, x: Tensor) -> Tensor:
         """Return the gate's input: every token, or the mean of the sequence, [b, n or 1, d_model]."""
@@ -157,19 +194,24 @@ class SparseHeadMixture(ProjectedLayer):
 
     @staticmethod
     def costs(
-        d_model: int, num_heads: int, *, top_k: int | None = None, per: str = "token", shared_heads: int = 0,
-        **options: Any,
+        d_model: int, num_heads: int, *, top_k: int | None = None, per: str = "token", keys: str = "all",
+        shared_heads: int = 0, top_p: float | None = None, threshold: float | None = None, **options: Any,
     ) -> Counts:  # fmt: skip
         """A gate with d·(h − s) weights selects k heads for each token, and s are always selected: queries, attention
         and output of s + k heads; keys and values of all, as any token may select any head (heads as experts: Zhang et
         al. 2022, 2210.05144).
 
         per: "token"; or "sequence", which computes the keys of the selected heads only, and has no cache.
+        keys: "all"; or "chosen", where keys and values are those of k + s heads, and a pair of tokens has
+            s + k² / (h − s) heads in common if all routed heads are selected equally often (rounded up).
+        top_p, threshold: the number of heads depends on the tokens; counted are the most, k or all.
         """
         h = num_heads
-        k = max(1, h // 4) if top_k is None else top_k
+        most = max(1, h // 4) if top_p is None and threshold is None else h - shared_heads
+        k = most if top_k is None else top_k
         full = MultiHeadAttention.costs(d_model, h, **options)
         one_of("per", per, "token", "sequence")
+        one_of("keys", keys, "all", "chosen")
         if not 0 <= shared_heads < h or not 1 <= k <= h - shared_heads:
             raise ConfigError(
                 f"top_k={k}, shared_heads={shared_heads}: expected 1 and 0 at least, {h} together at most"
@@ -187,11 +229,25 @@ class SparseHeadMixture(ProjectedLayer):
             per_query=part(full.per_query) + gate, scores=part(full.scores), weighted_sum=part(full.weighted_sum),
             output=part(full.output), output_weights=full.output, query=part(full.query), concat=part(full.concat),
         )  # fmt: skip
-        if per == "token":
+        if keys == "chosen":
+            if per == "sequence" or full.key_vectors != h:
+                raise ConfigError(
+                    f"keys='chosen': requires per='token' and {h} KV heads; got {full.key_vectors} and {per!r}"
+                )
+            routed = h - shared_heads
+
+            def shared_part(count: int) -> int:
+                return count // h * shared_heads + -(-(count // h) * k * k // routed)
+
+            mixture = replace(
+                mixture, scores=shared_part(full.scores), weighted_sum=shared_part(full.weighted_sum),
+                heads=shared_heads + -(-k * k // routed),
+            )  # fmt: skip
+        elif per == "token":
             return mixture
         return replace(
             mixture, used=mixture.met - full.per_key + part(full.per_key), per_key=part(full.per_key),
-            keys=part(full.keys), values=part(full.values), key_vectors=on, value_vectors=on, cached=False,
+            keys=part(full.keys), values=part(full.values), key_vectors=on, value_vectors=on, cached=per == "token",
         )  # fmt: skip
 
     def steps(self, x: Tensor, note: Steps) -> None:
@@ -215,9 +271,7 @@ class SparseHeadMixture(ProjectedLayer):
              "每个可选的头一个分数")  # fmt: skip
         probabilities = logits.softmax(-1)
         note("probabilities", probabilities, f"{tokens} h_routed", "softmax(G)", "as probabilities", "归一化为概率")
-        least = probabilities.sort(-1, descending=True).values[..., self.top_k - 1 : self.top_k]
-        routed = (probabilities >= least).float()
-        chosen = nn.functional.pad(routed, (self.shared_heads, 0), value=1.0)
+        chosen = self._choice(probabilities).to(probabilities.dtype)
         note("chosen", chosen, f"{tokens} h", "TopK", "1 where the head is selected; the others are not computed",
              "被选中的头为 1；其余的头不参与计算")  # fmt: skip
         return probabilities, chosen
@@ -226,7 +280,16 @@ class SparseHeadMixture(ProjectedLayer):
         """Note all heads; the call computes the selected ones only."""
         note("gates", gates, f"{tokens} h", "g", "the weight of each head, 0 where it was not selected",
              "每个头的权重，未被选中为 0")  # fmt: skip
-        heads = note.attended(*note.projected(self, x)) * gates.mT[..., None]
+        q, k, v = note.projected(self, x)
+        k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        scores = note.scores(q, k)
+        if self.keys == "chosen":
+            has = (gates > 0).mT[:, :, None, :]  # [b, h, 1, m]
+            own = torch.eye(x.shape[1], dtype=torch.bool, device=x.device)  # rows of other tokens are not computed
+            scores = note("among_chosen", scores.masked_fill(~(has | own), -torch.inf), "b h n m",
+                          "S ← S + mask", "in each head, only tokens that selected it are keys",
+                          "每个头中只有选中该头的词元可作为键")  # fmt: skip
+        heads = note.heads(note.weights(scores), v) * gates.mT[..., None]
         note("weighted", heads, "b h n d_v", "H_i ← g_i H_i", "each head times its weight", "每个头乘以它的权重")
         note.output(self, heads)
 
@@ -235,8 +298,20 @@ class SparseHeadMixture(ProjectedLayer):
     ) -> None:
         """As in `AttentionLayer`."""
         super().check(x, context, cache, mask, scores)
+        if self.keys == "chosen":
+            if context is not None and context is not x:
+                raise ConfigError("context: keys='chosen' supports self attention only; keys='all' supports a context")
+            if cache is not None and not isinstance(cache, ChosenCache):
+                raise ConfigError(
+                    f"cache: keys='chosen' requires a ChosenCache(), got {type(cache).__name__}; layer.new_cache() "
+                    f"makes the cache that a layer supports"
+                )
         if cache is not None and self.per == "sequence":
             raise ConfigError("cache: requires per='token'; with per='sequence' the whole sequence selects the heads")
+
+    def new_cache(self, window: int | None = None) -> Cache:
+        """As in `AttentionLayer`."""
+        return ChosenCache(window) if self.keys == "chosen" else super().new_cache(window)
 
     @property
     def reads_ahead(self) -> str:
@@ -246,4 +321,6 @@ class SparseHeadMixture(ProjectedLayer):
 
     def extra_repr(self) -> str:
         """The sizes, for print(module)."""
-        return f"{super().extra_repr()}, top_k={self.top_k}, per={self.per!r}, shared_heads={self.shared_heads}"
+        given = {name: getattr(self, name) for name in ("keys", "top_p", "threshold")}
+        more = "".join(f", {name}={value!r}" for name, value in given.items() if value not in (None, "all"))
+        return f"{super().extra_repr()}, top_k={self.top_k}, per={self.per!r}, shared_heads={self.shared_heads}{more}"

@@ -4,6 +4,7 @@ from headwise.reports.data import Comparison, Passage, Report
 from headwise.reports.dynamics import write_dynamics
 from headwise.reports.html import write_report
 from headwise.reports.matrix import write_matrix
+from headwise.reports.over_image import image_figure, write_image_maps
 from headwise.reports.png import write_pngs
 from headwise.reports.see import report, show
 from headwise.reports.views import VIEWS, View, register, write_view
@@ -14,10 +15,12 @@ __all__ = [
     "Passage",
     "Report",
     "View",
+    "image_figure",
     "register",
     "report",
     "show",
     "write_dynamics",
+    "write_image_maps",
     "write_matrix",
     "write_pngs",
     "write_report",

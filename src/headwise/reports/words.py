@@ -39,6 +39,8 @@ SHARED: dict[str, tuple[str, str]] = {
     "controls": ("Display options", "显示选项"),
     "order": ("Order", "排序"),
     "text": ("Text", "文本"),
+    "looks_most": ("“{what}” attends most to", "“{what}”最关注"),
+    "looked_most": ("“{what}” is attended most by", "最关注“{what}”的词元"),
     "hits": ("{n} matches", "{n} 处匹配"),
     "hit_of": ("{i} of {n}", "第 {i} 处，共 {n} 处"),
     "none": ("none", "无"),
@@ -155,8 +157,6 @@ REPORT: dict[str, tuple[str, str]] = {
         "悬停在词元上，可查看它关注哪些词元、又被哪些词元关注；点击可固定。",
     ),
     "unpin": ("Unpin", "取消固定"),
-    "looks_most": ("“{what}” attends most to", "“{what}”最关注"),
-    "looked_most": ("“{what}” is attended most by", "最关注“{what}”的词元"),
     "numbers": ("Statistics of all heads", "全部头的统计量"),
     "numbers_hint": (
         "Measured on this text. Click a column header to sort, or a row to show that head.",

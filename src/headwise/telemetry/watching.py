@@ -36,9 +36,9 @@ def watch(
     Record(2 layers; 1 of 1 steps measured; not watching)
 
     While it is active, headwise computes the attention of models of transformers and of `nn.MultiheadAttention`, as it
-    does that of its own layers, with the statistics in the same pass; afterwards the models are as before. In a model
-    that has none of these, attention is recognised in each measured forward by what it computes, as
-    `headwise.models.recognise` does, and computed once more for the statistics; the model's own results are unchanged.
+    does that of its own layers, with the statistics in the same pass; afterwards the models are as before. In all other
+    modules, attention is recognised in each measured forward by what it computes, as `headwise.models.recognise` does,
+    and computed once more for the statistics; what these modules compute is unchanged.
 
     Args:
         model: the module that is called. Calls of a part deep inside it alone are not recorded: watch that part.

@@ -20,9 +20,11 @@ with its reason.
 
 recogniser  the function                   report      what it returns             following  the mode
 tracked     tensors that are followed      followed    what is known of one        functions  names of functions
-chains      views, masks, softmax          multiplied  products, the fused call    products   products as letters
+chains      views, masks, softmax          multiplied  products                   products   products as letters
+several     einsum of more than two        exponentials  softmax written out     libraries  functions of packages
 layout      views as strides               axes        batch, heads, queries       scores     scale, biases, masks
 attention   the call, and its comparison   masks       short names of masks        frames     modules, lines of code
+threads     other threads and replicas     compiled    what torch.compile made     publisher  for subscribers
 """
 
 from headwise.models.recognise.recogniser import recognise

@@ -25,7 +25,8 @@ def recognise(model: nn.Module, *args: Any, **kwargs: Any) -> Recognition:
     """Run a model once, without gradients, and return every attention call in it, whoever wrote the model.
 
     The model runs in its present mode, training or evaluation. Known are `F.scaled_dot_product_attention`,
-    `nn.MultiheadAttention` with the layers made of it, and attention that is written out: a product of queries and
+    `flex_attention`, `varlen_attn`, the functions of flash-attn and xFormers, `nn.MultiheadAttention` with the layers
+    made of it, and attention that is written out: a product of queries and
     keys, scaling, soft cap, biases and masks in any spelling, softmax, dropout, and a product with the values. A call
     is returned only if headwise's weights for it equal those of the code; the rest is listed with its reason.
 
@@ -123,5 +124,6 @@ def nothing(model: nn.Module, seen: Tracked, caller: str) -> ConfigError:
     )  # fmt: skip
     return ConfigError(
         f"{caller}(model): no attention in {type(model).__name__}; looked for F.scaled_dot_product_attention, "
-        f"nn.MultiheadAttention, and softmax of a product of queries and keys, multiplied by values; nearest: {nearest}"
+        f"flex_attention and other fused functions, nn.MultiheadAttention, and softmax of a product of queries and "
+        f"keys, multiplied by values; nearest: {nearest}"
     )

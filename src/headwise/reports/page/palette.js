@@ -57,10 +57,19 @@ function paintBar(context, { left, right, y }, top, scale, cut, low = bottom(top
   context.textAlign = "center";
   context.textBaseline = "alphabetic";
   const spots = scale === "log" ? [0, 0.25, 0.5, 0.75, 1] : [0, 0.2, 0.4, 0.6, 0.8, 1];
-  for (const at of spots) {
+  const labels = spots.map((at) => {
     const x = left + at * (right - left), mark = at === 1 && cut ? "≥ " : at === 0 && low > 0 ? "≤ " : "";
     const label = mark + trimmed(weightAt(at, top, scale, low)), half = context.measureText(label).width / 2;
+    return { x, label, half, middle: Math.min(right + 25 - half, Math.max(left - 13 + half, x)) };
+  });
+  const last = labels.at(-1);
+  let end = -Infinity;
+  for (const { x, label, half, middle } of labels) {
     context.fillRect(x - 0.5, y + band, 1, 4);
-    context.fillText(label, Math.min(right + 25 - half, Math.max(left - 13 + half, x)), y + band + 16);
+    // Both ends are written, and between them what meets no other label.
+    const fits = middle - half > end + 6 && middle + half < last.middle - last.half - 6;
+    if (x !== last.x && !fits && end > -Infinity) continue;
+    context.fillText(label, middle, y + band + 16);
+    end = middle + half;
   }
 }

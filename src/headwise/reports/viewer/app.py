@@ -56,6 +56,7 @@ def make_app(session: Session, token: str, hosts: Iterable[str], lang: str | Non
         Route(f"{one}/tokens", api.tokens),
         Route(f"{one}/search", api.search),
         Route(f"{one}/overview", api.overview),
+        Route(one + "/tops/{layer}/{head}/{token}", api.tops),
         Route(one + "/tiles/{layer}/{head}/{cell}/{row}/{col}", api.tile),
     ]
     handlers: dict[Any, Any] = {
@@ -129,6 +130,14 @@ class _Api:
             )
         positions, more = await self.asides.run(request, lambda _: text.find(wanted, limit))
         return JSONResponse({"positions": positions, "more": more})
+
+    async def tops(self, request: Request) -> Response:
+        text = self._present(request)
+        place, token = requests.head_of(request, text), requests.whole(request, "token")
+        k = requests.whole(request, "k", 8)
+        if token >= text.n or not 1 <= k <= requests.TOPS:
+            raise misfit("token", f"token: expected less than {text.n}, got {token}; k: 1 to {requests.TOPS}, got {k}")
+        return JSONResponse(await self.asides.run(request, lambda _: text.tops(place, token, k)))
 
     async def overview(self, request: Request) -> Response:
         text = self._present(request)

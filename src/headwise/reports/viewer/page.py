@@ -16,7 +16,7 @@ from headwise.wording import LANGUAGES, check_language
 FROM_REPORT = ("elements.js", "numbers.js", "signs.js")
 SCRIPTS = (
     "wire.js", "halves.js", "ink.js", "tiles.js", "pieces.js", "camera.js", "axes.js", "plot.js", "hand.js",
-    "readout.js", "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "address.js",
+    "readout.js", "tops.js", "heads.js", "search.js", "picture.js", "reading.js", "controls.js", "address.js",
     "main.js",
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from headwise.reports.viewer.tiles import REDUCES, tile_spans
 PIECES = 4096  # tokens a request
 POSITIONS = 1000  # of a search
 QUERY = 256  # characters of a search
+TOPS = 64  # keys and queries of a token
 CELLS = 16, 256  # of an overview, along a side
 TITLE = 200  # characters
 ESCAPED = 12  # bytes of a character in JSON, at most: \\ud83d\\ude00
@@ -49,14 +50,21 @@ def reduce_of(request: Request) -> str:
     return given
 
 
-def tile_of(request: Request, text: Text) -> TileRequest:
-    """The requested tile. 404 for an unknown head, 400 for a tile outside the map, 409 for one not yet computed."""
-    layer, head, cell, row, col = (whole(request, name) for name in ("layer", "head", "cell", "row", "col"))
+def head_of(request: Request, text: Text) -> tuple[int, int]:
+    """The requested layer and head. 404 if there is none, 409 if it is not yet computed."""
+    layer, head = (whole(request, name) for name in ("layer", "head"))
     heads = text.subject.heads
     if layer >= len(heads) or head >= heads[layer]:
         raise Refusal(404, message("no_head", head=head, layer=layer))
     if (layer, head) not in text.heads:
         raise not_yet(text)
+    return layer, head
+
+
+def tile_of(request: Request, text: Text) -> TileRequest:
+    """The requested tile. 404 for an unknown head, 400 for a tile outside the map, 409 for one not yet computed."""
+    layer, head = head_of(request, text)
+    cell, row, col = (whole(request, name) for name in ("cell", "row", "col"))
     levels = text.levels
     if cell & (cell - 1) or not 1 <= cell <= levels.coarsest:
         raise misfit("cell", f"cell: expected a power of two from 1 to {levels.coarsest}, got {cell}")

@@ -7,6 +7,8 @@ import threading
 from itertools import accumulate
 from typing import Any
 
+from torch import Tensor
+
 from headwise.lm.loading import LoadedModel, TokenizedText
 from headwise.map import AttentionMap
 from headwise.reports.messages import message
@@ -120,6 +122,19 @@ class Text:
             found.append(self.reading.text[end:begin] if begin < after else "")
             end = max(end, after) if begin < after else end
         return found
+
+    def tops(self, place: Head, token: int, k: int) -> dict[str, Any]:
+        """The keys that a token attends to most in a head, and the queries that attend to it most: at most `k` of each
+        with a weight, largest first."""
+        head, pieces = self.heads[place], self.reading.pieces
+
+        def largest(weights: Tensor) -> list[dict[str, Any]]:
+            found = weights.nan_to_num().topk(min(k, len(weights)))
+            pairs = zip(found.indices.tolist(), found.values.tolist(), strict=True)
+            return [{"at": at, "piece": pieces[at], "weight": weight} for at, weight in pairs if weight > 0]
+
+        keys, queries = head[0, 0, token, :], head[0, 0, :, token]
+        return {"piece": pieces[token], "keys": largest(keys), "queries": largest(queries)}
 
     def find(self, wanted: str, limit: int) -> tuple[list[int], bool]:
         """Tokens at which `wanted` begins in the text, ignoring case, ascending, and whether there are more."""

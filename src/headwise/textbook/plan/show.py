@@ -2,35 +2,39 @@
 
 import json
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as Grid
 from rich.text import Text
 
 from headwise.textbook.plan.tables import Plan, Table, written
+from headwise.wording import in_language, language
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Print title, facts, each table with its note, then the notes; fits 80 columns."""
-    console.print(Text(plan.title, style="bold"))
-    margin = max((len(name) for name, _ in plan.facts), default=0)
+    """Print title, facts, each table with its note, then the notes, in the user's language; fits 80 columns."""
+    lang = language()
+    console.print(Text(in_language(plan.title, lang), style="bold"))
+    named = [(in_language(name, lang), in_language(value, lang)) for name, value in plan.facts]
+    margin = max((cell_len(name) for name, _ in named), default=0)
     facts = Grid.grid(padding=(0, 2))
     facts.add_column(justify="right", style="dim", min_width=margin, no_wrap=True)
     facts.add_column(overflow="fold")
-    for name, value in plan.facts:
+    for name, value in named:
         facts.add_row(name, Text(value))
     console.print(facts)
     for table in plan.tables:
         console.print()
-        console.print(Text(table.title, style="bold cyan"))
-        wide = _grid(table, 2)
-        console.print(wide if _width(wide, console) <= console.width else _grid(table, 1))
+        console.print(Text(in_language(table.title, lang), style="bold cyan"))
+        wide = _grid(table, 2, lang)
+        console.print(wide if _width(wide, console) <= console.width else _grid(table, 1, lang))
         if table.note:
-            console.print(Text(table.note, style="dim"))
+            console.print(Text(in_language(table.note, lang), style="dim"))
     if plan.notes:
         console.print()
     for note in plan.notes:
-        console.print(Text(note, style="dim"))
+        console.print(Text(in_language(note, lang), style="dim"))
 
 
 def to_markdown(plan: Plan) -> str:
@@ -68,14 +72,16 @@ def _width(grid: Grid, console: Console) -> int:
     return Measurement.get(console, console.options.update(max_width=10_000), grid).maximum
 
 
-def _grid(table: Table, gap: int) -> Grid:
+def _grid(table: Table, gap: int, lang: str) -> Grid:
     grid = Grid(box=None, header_style="dim", pad_edge=False, padding=(0, gap, 0, 0))
     for i, column in enumerate(table.columns):
-        grid.add_column(column.name, justify="right" if column.unit else "left", overflow="fold", no_wrap=i == 0)
+        grid.add_column(
+            in_language(column.name, lang), justify="right" if column.unit else "left", overflow="fold", no_wrap=i == 0
+        )
     rows = _cells(table)
     for i, row in enumerate(rows):
         last = table.total and i == len(rows) - 1
-        grid.add_row(*(Text(cell) for cell in row), style="bold" if last else "")
+        grid.add_row(*(Text(in_language(cell, lang)) for cell in row), style="bold" if last else "")
     return grid
 
 

@@ -8,6 +8,7 @@ const pieces = new Pieces((wordy) => { if (wordy) plot.layout(); plot.draw(); se
 const tiles = new Tiles(() => plot.draw());
 const plot = new Plot(byId("map"), byId("map-base"), byId("map-over"), { tiles, pieces, changed: onView, ranged: onRange });
 const readout = new Readout(byId("readout"), plot, pieces);
+const tops = new Tops(byId("tops"), ({ row, col }) => { goTo(row, col); });
 const heads = new Heads(byId("grid"), (layer, head) => openHead(layer, head));
 const controls = new Controls(change);
 const reading = new Reading({ ready: openText, more: moreHeads, left: leaveText });
@@ -120,6 +121,7 @@ function showHead() {
   heads.select(layer, head);
   controls.show(state);
   plot.show({ ...state, coarsest: text.coarsest, small: heads.small(layer, head) });
+  if (tops.token !== null) tops.show(tops.token);
   remember();
 }
 
@@ -155,6 +157,7 @@ function onView() {
 function putCursor(cell) {
   plot.cursor = cell;
   if (!cell) plot.pinned = false;
+  if (!plot.pinned) tops.hide();
   if (!plot.shows) return;
   plot.cross();
   readout.draw();
@@ -164,13 +167,24 @@ function pin(cell) {
   const same = plot.pinned && cell && plot.cursor.row === cell.row && plot.cursor.col === cell.col;
   plot.pinned = Boolean(cell) && !same;
   putCursor(cell);
+  if (plot.pinned) tops.show(cell.row);
   remember();
 }
 
 // To a place of the text: its query and its key in the middle, near enough to read.
 function jump(hit) {
+  putCursor(null);  // what was pinned is elsewhere
   plot.axes.hit = hit;
   plot.camera.to({ x: hit + 0.5, y: hit + 0.5, zoom: Math.max(plot.camera.zoom, 18) });
+  plot.draw();
+  tops.show(hit);
+}
+
+// To a cell, which is pinned.
+function goTo(row, col) {
+  plot.camera.to({ x: col + 0.5, y: row + 0.5, zoom: Math.max(plot.camera.zoom, 18) });
+  plot.pinned = false;
+  pin({ row, col });
   plot.draw();
 }
 
