@@ -180,3 +180,18 @@ def test_arguments_are_given_by_name_or_in_order(x):
     for batch in ((x, causal), {"x": x, "mask": causal}, [x, causal]):
         module = hand.Split().double()
         assert hw.find_heads(module, batch)[0].num_heads == 3
+
+
+@pytest.mark.parametrize("kind", ["Split", "Merged", "Kept"])
+def test_a_class_of_a_tutorial_is_found_watched_and_attached(kind, x):
+    model = made(getattr(hand, kind))
+    with hw.watch(model, measures=["entropy"], maps="lazy") as record, torch.no_grad():
+        expected = model(x)
+    entropy = record.latest["entropy"]
+    assert entropy.shape == (2, 3)
+    assert [site.num_heads for site in hw.find_heads(model, x)] == [3, 3]
+    with hw.attach(model) as handle, hw.watch(model, measures=["entropy"]) as again, torch.no_grad():
+        for _ in range(2):  # its own code, then attend
+            torch.testing.assert_close(model(x), expected)
+        assert handle.attached == tuple(record.layers) == ("attention.0", "attention.1")
+        torch.testing.assert_close(again.latest["entropy"], entropy)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from headwise.reports.curves import Curve, legend, svg
+from headwise.reports.fonts import font_face
 from headwise.reports.template import digest, source
 from headwise.wording import Bilingual, in_language
 
@@ -59,19 +60,12 @@ def claims_page(groups: Mapping[Bilingual, Sequence[Any]], summary: Sequence[str
         "{display:none}\n"
         for v in kinds
     )  # fmt: skip
-    style = source("claims.css") + hidden
-    # Nothing may load and nothing may run, so that text can never act as code.
-    policy = f"default-src 'none'; style-src {digest(style)}; base-uri 'none'; form-action 'none'"
     all_ = Bilingual(f"all {len(findings)}", f"全部 {len(findings)}")
     choices = [("all", in_language(all_, lang))]
     choices += [(v.name.lower(), f"{in_language(v.words, lang)} {count[v]}") for v in kinds]
     themes = [(name, in_language(words, lang)) for name, words in THEMES.items()]
     written = escape(in_language(FOOT, lang)).format("<code>headwise claims --html</code>")
-    parts = [
-        f'<!DOCTYPE html>\n<html lang="{LANGUAGE[lang]}">\n<head>\n<meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(in_language(TITLE, lang))}</title>\n<style>{style}</style>\n</head>\n<body>",
+    body = [
         *_head(summary, lang),
         '<div class="choices">',
         _choice("only", in_language(SHOW, lang), choices)
@@ -79,6 +73,19 @@ def claims_page(groups: Mapping[Bilingual, Sequence[Any]], summary: Sequence[str
         + "</div>",
         *(_section(title, part, lang) for title, part in groups.items()),
         f"<footer>{written}</footer>",
+    ]
+    text = "".join(body)
+    han = any("\u3400" <= c <= "\u9fff" for c in text)
+    style = source("claims.css") + hidden + (font_face(text) if han else "")
+    # Nothing may load and nothing may run, so that text can never act as code.
+    fonts = "; font-src data:" if han else ""
+    policy = f"default-src 'none'; style-src {digest(style)}{fonts}; base-uri 'none'; form-action 'none'"
+    parts = [
+        f'<!DOCTYPE html>\n<html lang="{LANGUAGE[lang]}">\n<head>\n<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(in_language(TITLE, lang))}</title>\n<style>{style}</style>\n</head>\n<body>",
+        *body,
         "</body>\n</html>\n",
     ]
     return "\n".join(parts)
@@ -149,9 +156,10 @@ def _row(finding: Any, lang: str) -> str:
         for i in range(len(finding.curves))
     )
     seconds = f'<span class="seconds">{finding.seconds:.1f} s</span>' if finding.seconds >= 0.05 else ""
-    hoped = f"{in_language(EXPECTED, lang)}: {in_language(claim.expected.words, lang)}"
+    colon = "：" if lang == "zh" else ": "
+    hoped = f"{in_language(EXPECTED, lang)}{colon}{in_language(claim.expected.words, lang)}"
     expected = "" if finding.agrees else f'<br><span class="unexpected">{escape(hoped)}</span>'
-    control = f"{in_language(CONTROL, lang)}: {in_language(claim.control, lang)}"
+    control = f"{in_language(CONTROL, lang)}{colon}{in_language(claim.control, lang)}"
     cells = (
         f'<a class="id" href="#{claim.id}">{claim.id}</a>{plots}<br>{escape(in_language(claim.statement, lang))}'
         f'<ul class="sources">{_sources(claim, lang)}</ul>',

@@ -75,8 +75,8 @@ def d_k_bounds_information() -> list[Check | Curve]:
     """
     amap = _circle(KEYS)
     out = (amap @ amap.k[0, 0])[0, 0]  # the values are the points of the circle, d_v = d_k = 2
-    nearest = torch.cdist(out, amap.k[0, 0]).argmin(-1)
-    bits = math.log2(int((nearest == torch.arange(KEYS)).sum()))
+    known = (out - amap.k[0, 0]).norm(dim=-1) < math.sin(math.pi / KEYS)  # half the distance of two keys
+    bits = math.log2(max(1, int(known.sum())))
     signs = math.log2(len(set(map(tuple, (out >= 0).tolist()))))
     measured = {n: _bits(_circle(n)) for n in (4, 16, 64, 256, 1024, KEYS)}
     claimed = {
@@ -149,7 +149,7 @@ def head_output_is_limited() -> list[Check | Curve]:
 @claim(
     "One head reaches every positive matrix P of rows that sum to 1 if and only if d_k ≥ n.",
     "当且仅当 d_k ≥ n，一个头能实现每个行和为 1 的正矩阵 P。",
-    formula="softmax(Q Kᵀ) = P for every P > 0 ⟺ d_k ≥ n",
+    formula=("softmax(Q Kᵀ) = P for every P > 0 ⟺ d_k ≥ n", "对任意 P > 0 有 softmax(Q Kᵀ) = P ⟺ d_k ≥ n"),
     at=[
         place("treatment", "5.3.10", "A smaller head may not capture complex patterns; a larger one computes more.",
               "头维度小可能限制捕获复杂模式的能力；维度大则计算能力更强。", paragraph=2),
@@ -195,6 +195,8 @@ def one_head_every_pattern() -> list[Check | Curve]:
               "F_h 严格包含 F_1，例如“非对称的成对交互”。", paragraph=3),
         place("chapter", "11.1.1", "A single head learns one pattern of attention only.",
               "单头只能学习一种注意力模式。"),
+        place("tutorial", "1", "Earlier attention with a single head learns one pattern of interaction.",
+              "传统的单头注意力只能学习一种特征交互模式。", item=1),
         place("tutorial", "6", "Row “expressive power”: weaker, and stronger for several heads.",
               "“表达能力”一行：单头较弱，多头更强。", table=1),
         place("treatment", "5.3.19", "Several heads represent a richer class of functions.",

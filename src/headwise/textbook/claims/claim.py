@@ -16,7 +16,7 @@ from headwise.wording import Bilingual, joined
 Measure = Callable[[], Sequence[Check | Curve]]
 
 
-QUICK_SECONDS, SLOW_SECONDS = 0.25, 35.0  # of a claim, the mean over all, measured on two cores of an AMD Zen 4
+QUICK_SECONDS, SLOW_SECONDS = 0.4, 15.0  # of a claim, the mean over all, measured on one core of an AMD Zen 4
 
 
 @dataclass(frozen=True)

@@ -190,8 +190,7 @@ def group_maps_fold() -> list[Check]:
               "head_mix 是可学习的线性变换，把各头输出投影到新空间。", paragraph=5),
     ],
     also="Shazeer et al. 2020, 2003.02436",
-    control=("read as attention along the tokens, head by head, it is another function",
-             "若读作逐头沿词元做注意力，则是另一个函数"),
+    control=("before the second attention a head affects itself only", "第二次注意力之前，一个头只影响它自己"),
     note="式 (5.3.14) 有歧义：没有说明注意力沿哪个方向、Q、K、V 是什么。我们读作：对每个词元，各头的输出经投影成为 Q、"
          "K、V，M 混合各头，"
     "注意力沿头的方向进行。这样一个头能影响同一词元的所有头，而词元之间不再混合。",
@@ -210,7 +209,7 @@ def head_mixing() -> list[Check]:
     mixed, along = formula_of(q, k, v), formula_of(*(t.transpose(1, 2) for t in (q, k, v))).transpose(1, 2)
     moved = module.mix(first.transpose(1, 2) + _bump(first).transpose(1, 2))[0].transpose(1, 2) - mixed
     others = float(torch.cat((moved[:, :3], moved[:, 4:]), 1).detach().abs().max())
-    y = module(x)
+    y, affected = module(x), int((moved[0, 3].abs().amax(-1) > 0).sum())
     apart = difference(module.o_proj(along.flatten(2)), y)
     return [
         same(("error", "误差"), y, module.o_proj(mixed.flatten(2))),
@@ -221,9 +220,11 @@ def head_mixing() -> list[Check]:
         ),
         at_most(("its effect on other tokens", "它对其他词元的影响"), others, 1e-14),
         at_most(("difference of the reading along the tokens", "读作沿词元时的差异"), apart, 1e-12).beyond(),
-        at_least(("the same difference", "同一差异"), apart, 0.01).control(
-            difference(y, module.o_proj(mixed.flatten(2)))
-        ),
+        equal(
+            ("heads affected before the second attention", "第二次注意力之前所影响的头数"),
+            int((_bump(first)[0, 3].abs().amax(-1) > 0).sum()),
+            1,
+        ).control(affected),
     ]
 
 

@@ -169,6 +169,8 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
     formula=("mass on the previous token, after an equal one, on punctuation",
              "落在前一词元、相同词元之后、标点上的权重"),
     at=[
+        place("chapter", "11.1.2", "Heads may attend to syntax, references, positions or similar meaning.",
+              "各头可能分别关注语法结构、指代关系、位置信息、语义相似。"),
         place("chapter", "11.8.1", "Positional, syntactic, semantic, coreference and separator heads.",
               "位置头、语法头、语义头、指代头、分隔头。", table=1),
         place("chapter", "11.8.2", "“sat” attends mostly to “cat”, as the word before it or as its subject.",
@@ -176,7 +178,7 @@ def outputs_are_dissimilar() -> list[Check | Curve]:
         place("treatment", "5.3.9", "Some heads learn local context, some syntax, some similar meaning.",
               "有的头关注局部上下文，有的关注语法依存，有的关注语义相似。", paragraph=1),
         place("tutorial", "3", "One head for subject and verb, one for positions, one for references.",
-              "头 1 主谓关系，头 2 位置，头 3 指代。", item=1),
+              "头 1 主谓关系，头 2 位置，头 3 指代。"),
         place("demonstration", "03", "Head 1 may attend to neighbours.", "头 1 可能更多关注相邻的字。", paragraph=13),
     ],
     also="Clark et al. 2019, 1906.04341; Voita et al. 2019, 1905.09418",
@@ -215,7 +217,7 @@ def heads_have_kinds() -> list[Check]:
 @claim(
     "Many heads are redundant: they can be taken out with little loss.",
     "许多头是冗余的：去掉它们损失很小。",
-    formula="L(without heads) / L − 1",
+    formula=("L(without heads) / L − 1", "L(去掉头) / L − 1"),
     at=[
         place("chapter", "11.8.3", "Some heads can be pruned with little effect …",
               "有些头可以剪掉，影响很小……", item=1),

@@ -1,5 +1,6 @@
 """The trained model for claims about trained heads: the decoder that comes with headwise."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -56,19 +57,30 @@ def observed(decoder: Decoder, tokenizer: CharTokenizer) -> Trained:
     ids = torch.from_numpy(tokenizer.encode(PASSAGE))[None]
     with record_heads(find_heads(decoder)) as heads:
         logits, maps = decoder(ids, return_maps=True)
-    return Trained(decoder, tokenizer, ids, _losses(logits, ids), maps, [x[0].transpose(0, 1) for x in heads])
+    return Trained(decoder, tokenizer, ids, _losses(logits, ids)[0], maps, [x[0].transpose(0, 1) for x in heads])
 
 
 @torch.no_grad()
-def losses_without(model: Trained, removed: list[tuple[int, int]]) -> Tensor:
-    """Nats per token of the passage, [n − 1], with the outputs of the heads (layer, head) set to zero."""
+def losses_without(model: Trained, removed: list[tuple[int, int]], ids: Tensor | None = None) -> Tensor:
+    """Nats per token, [n − 1], with the outputs of the heads (layer, head) set to zero. ids: another text than the
+    passage, [1, n]."""
     sites = find_heads(model.decoder)
     gates = [torch.ones(site.num_heads) for site in sites]
     for layer, head in removed:
         gates[layer][head] = 0.0
     with scale_heads(sites, gates):
-        return _losses(model.decoder(model.ids), model.ids)
+        return losses_of(model.decoder, model.ids if ids is None else ids)[0]
+
+
+@torch.no_grad()
+def losses_of(decoder: Decoder, ids: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Nats per token of texts [b, n], as [b, n − 1]. scale: of the outputs of all heads."""
+    sites = find_heads(decoder)
+    with (
+        scale_heads(sites, [torch.full((site.num_heads,), scale) for site in sites]) if scale != 1.0 else nullcontext()
+    ):
+        return _losses(decoder(ids), ids)
 
 
 def _losses(logits: Tensor, ids: Tensor) -> Tensor:
-    return nn.functional.cross_entropy(logits[0, :-1].float(), ids[0, 1:], reduction="none")
+    return nn.functional.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:], reduction="none")

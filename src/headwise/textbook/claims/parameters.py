@@ -54,7 +54,8 @@ IN_THE_CHAPTER = {
         place("treatment", "5.3.3", "In total 4·d_model², exactly as a single head.",
               "总计 4·d_model²，与单头完全相同。",
               paragraph=4),
-        place("treatment", "5.3.19", "The same in the summary.", "小结中重申。", paragraph=2),
+        place("treatment", "5.3.19", "The summary: with h heads still 4·d_model², as with a single one.",
+              "小结：有 h 个头，参数仍是 4·d_model²，与单头相同。", paragraph=2),
     ],
     control=("eight heads of full size have eight times as many", "八个全尺寸的头有八倍的参数"),
     note="只在 h·d_k = h·d_v = d_model、没有偏置（另加 4·d_model）、不共享键值时成立。章内代码用 nn.Linear 的默认偏"
@@ -157,7 +158,7 @@ def gpt_2_small_layer() -> list[Check]:
               "最初的 Transformer 用 8 个 64 维的头，GPT-3 用 96 个 128 维的头。", paragraph=3),
         place("notes", "2", "Features are divided equally: d_k = d_v = d_model / h.",
               "特征均分：d_k = d_v = d_model / h。",
-              item=1, equations="1"),
+              item=1),
     ],
     control=("the sizes are read, not computed: d_model / h gives another size for several models",
              "头维度取自公布值，而非由 d_model / h 算出：对若干模型两者不同"),

@@ -21,6 +21,7 @@ from headwise.textbook.claims import (
     printed,
     scaling,
     tasks,
+    trainings,
 )
 from headwise.textbook.claims.claim import Claim
 from headwise.textbook.texts import Place
@@ -37,6 +38,7 @@ GROUPS: dict[Bilingual, ModuleType] = {
     Bilingual("What heads can express", "头能表示什么"): capacity,
     Bilingual("Kernels, freedom, approximation", "核、自由度与逼近"): functions,
     Bilingual("What heads can be trained to do", "头能学会什么"): tasks,
+    Bilingual("One head against several, trained", "单头与多头的训练对比"): trainings,
     Bilingual("Attention and convolution", "注意力与卷积"): places,
     Bilingual("What heads learn", "头学到什么"): learnt,
     Bilingual("The demonstration", "演示"): demonstration,

@@ -60,7 +60,7 @@ def scaling_keeps_variance() -> list[Check | Curve]:
 @claim(
     "Without the factor the softmax saturates as d_k grows and its gradient vanishes; with it both stay.",
     "不缩放时，softmax 随 d_k 增大而饱和，梯度消失；缩放后二者保持不变。",
-    formula="∂p/∂s = diag(p) − p pᵀ,  p = softmax(c · q·k), c = 1 or 1/√d_k",
+    formula="∂p/∂s = diag(p) − p pᵀ,  p = softmax(c · q·k), c = 1, 1/√d_k",
     at=[
         place("tutorial", "7", "Without √d_k large dot products would make the gradient of the softmax vanish.",
               "不除以 √d_k，点积过大，softmax 的梯度会消失。", item=4),

@@ -19,7 +19,8 @@ MISSED = Bilingual("share of the target missed", "目标中未学到的比例")
 @claim(
     "With a d_k that is too small a head cannot learn where to attend.",
     "d_k 太小的头学不会该关注哪里。",
-    formula="min over W^Q, W^K of ‖softmax(Q Kᵀ / √d_k) X − X_π‖² / ‖X‖²",
+    formula=("min over W^Q, W^K of ‖softmax(Q Kᵀ / √d_k) X − X_π‖² / ‖X‖²",
+             "对 W^Q、W^K 取 min ‖softmax(Q Kᵀ / √d_k) X − X_π‖² / ‖X‖²"),
     at=[
         place("chapter", "11.9.3", "With a small d_key complex patterns may not be captured.",
               "d_key 太小，可能无法捕捉复杂的模式。",
@@ -58,6 +59,9 @@ def low_rank_bottleneck() -> list[Check | Curve]:
         place("chapter", "11.9.2", "At equal cost several heads capture more varied patterns.",
               "计算量相同，多头能捕捉更多样的模式。",
               item=1),
+        place("notes", "1",
+              "With more heads each captures fewer dimensions, but more features are captured in parallel.",
+              "头越多，每个头捕获的特征维度越少，但可以并行捕获更多特征。", paragraph=1),
         place("treatment", "5.3.3", "The additional ability of several heads is free.",
               "多头带来的能力增强是“免费”的。", paragraph=4),
         place("treatment", "5.3.10", "Few heads may miss some of the varied features.",
