@@ -23,6 +23,7 @@ from headwise.costs import (
     kept_bytes,
     score_bytes,
 )  # fmt: skip
+from headwise.costs.configs import CONFIGS, find
 from headwise.errors import ConfigError, HeadwiseError, ShapeError
 from headwise.masks import Causal, Sinks, Window
 from headwise.nn import registry
@@ -384,3 +385,11 @@ def test_what_cannot_be_is_named(make: Any, error: type[HeadwiseError], words: l
         make()
     for word in words:
         assert word in str(caught.value)
+
+
+def test_head_sizes_are_the_published_ones() -> None:
+    assert {name: find(name).head_dim for name in ("gpt-3", "llama-2-70b", "gemma-7b", "qwen3-8b", "deepseek-v2")} == {
+        "gpt-3": 128, "llama-2-70b": 128, "gemma-7b": 256, "qwen3-8b": 128, "deepseek-v2": 128
+    }  # fmt: skip
+    unequal = [c.name for c in CONFIGS.values() if c.head_dim * (c.size("num_heads") or 0) != c.d_model]
+    assert unequal == ["gemma-7b", "deepseek-v2"]

@@ -1,7 +1,10 @@
 """A sweep in the terminal and as a picture."""
 
+import re
+
 import numpy as np
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 from sweep_samples import make_model, said
 from typer.testing import CliRunner
@@ -12,6 +15,7 @@ from headwise.corpus import measure_corpus
 from headwise.corpus.printing import print_measures
 from headwise.errors import ConfigError
 from headwise.stats import shown_in
+from headwise.wording import speaking
 
 WIDE = "encoder_only_and_long_named"
 
@@ -55,6 +59,15 @@ def test_heads_sorted_by_a_measure(found, name):
     values = [float(line.split()[column]) for line in lines[at + 1 : at + 7]]
     assert values == sorted(values, reverse=True)
     assert values[0] == pytest.approx(float(found.table.dense(name).max()), rel=1e-3)
+
+
+def test_the_result_is_printed_in_chinese(found):
+    with speaking("zh"):
+        text = shown(found, 80, seconds=61.0)
+    assert "用时 1 分 1 秒" in text
+    assert re.findall(r"^ *(模型|语料|计算内核|表格) ", text, re.MULTILINE) == ["模型", "语料", "计算内核", "表格"]
+    assert max(map(cell_len, text.split("\n\n")[1].splitlines())) <= 80
+    assert "\ue000" not in text
 
 
 def test_least_and_largest_name_their_heads(found):

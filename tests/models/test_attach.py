@@ -139,3 +139,17 @@ def test_weights_are_returned_to_hooks_of_every_call_and_computed_when_they_are_
     assert none is None
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     assert largest.numel < 2000 * 2000 / 4
+
+
+def test_attentions_requested_by_the_configuration():
+    from transformers import LlamaConfig, LlamaModel
+
+    config = LlamaConfig(vocab_size=23, hidden_size=16, intermediate_size=19, num_attention_heads=4,
+                         num_hidden_layers=2, attn_implementation="eager")  # fmt: skip
+    config.output_attentions = True
+    model, ids = LlamaModel(config).eval(), torch.arange(7)[None]
+    theirs = model(ids).attentions
+    with hw.attach(model), torch.no_grad():
+        ours = model(ids).attentions
+    assert not any(weights.made for weights in ours)
+    torch.testing.assert_close(ours[1] + 0, theirs[1].detach(), rtol=1e-4, atol=1e-6)

@@ -189,3 +189,33 @@ def test_an_edit_without_tokens_in_any_call_is_reported():
 def test_bad_input(make: Any, message: str):
     with pytest.raises(hw.ConfigError, match=message), make():
         pass
+
+
+class ByHand(nn.Module):
+    """Causal attention written out, with a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, forbidden: Tensor | None = None) -> Tensor:
+        q, k, v = (y.view(*y.shape[:2], 3, 4).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        mask = torch.ones(x.shape[1], x.shape[1]).tril()
+        scores = (q @ k.transpose(-2, -1) / 2).masked_fill(mask == 0, float("-inf"))
+        if forbidden is not None:
+            scores = scores.masked_fill(forbidden, float("-inf"))
+        return x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def test_attention_that_is_written_by_hand():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(ByHand(), ByHand()).eval(), torch.randn(2, 7, 12)
+    forbidden = torch.zeros(3, 7, 7, dtype=torch.bool)
+    forbidden[1, 5:, 2] = True
+    expected = model[1](model[0](x), forbidden)
+    with hw.attach(model, batch=x) as handle, hw.intervene(handle, Forbid([5, 6], 2, heads=1), layers="1"):
+        found = model(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    handle = hw.attach(model, batch=x)
+    with pytest.raises(hw.ConfigError, match="no such layer"), hw.intervene(handle, Uniform(), layers="2"):
+        pass

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.errors import ShapeError
+from headwise.errors import ConfigError, ShapeError
 from headwise.lm.loading import load_model
 from headwise.reports import Report, write_report
 from headwise.reports.data import Passage
@@ -39,6 +39,15 @@ def test_writes_of_the_embedded_decoder(report):
     for head in range(8):
         for at, channel in enumerate(writes.channels[1, head]):
             np.testing.assert_allclose(writes.keys[1, head, :11, at], amap.k[0, head, :11, channel], rtol=1e-5)
+
+
+def test_a_second_text_is_a_passage_of_its_own(report):
+    found = hw.see(TEXT, beside="武松打狼")
+    assert [len(passage.tokens) for passage in found.passages] == [13, 4]
+    np.testing.assert_array_equal(found.passages[0].maps, report.passages[0].maps)
+    np.testing.assert_allclose(found.passages[1].maps[:, :, :3, :3], report.passages[0].maps[:, :, :3, :3], atol=1e-5)
+    with pytest.raises(ConfigError, match="beside: requires a loaded model"):
+        hw.see(torch.tensor([1, 2]), torch.nn.Linear(2, 2), beside="a")
 
 
 def test_long_texts_and_other_shapes_have_none(report):

@@ -10,6 +10,7 @@ import pytest
 from headwise.analysis.head_roles import DEFINITIONS
 from headwise.cli.words import SENTENCES as COMMANDS
 from headwise.compress.words import TERMS
+from headwise.corpus.printing import WORDS as SWEEPS
 from headwise.errors import ConfigError
 from headwise.lm.loading.remarks import SENTENCES, remarks_on_map
 from headwise.nn.named import names
@@ -28,6 +29,7 @@ TABLES = {
     "notebook": NOTEBOOK,
     "commands": COMMANDS,
     "changes": TERMS,
+    "sweeps": SWEEPS,
 }
 # Names, signs and formulas, and the word for the other language.
 SAME = [VIEWER["language"], MESSAGES["failure"], TERMS["error of W_Q W_Kᵀ"], TERMS["how"], TERMS["named_sizes"]]

@@ -2,14 +2,49 @@
 
 from collections.abc import Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
 from headwise.corpus.result import CorpusMeasures
 from headwise.errors import unknown_name
 from headwise.table.show import as_text, duration, numbers
+from headwise.wording import Message, in_language, language
 
 SHOWN = 12  # heads
+_WIDE = "\ue000"  # a sign that no text has
+WORDS: dict[str, tuple[str, str]] = {
+    "model": ("model", "模型"),
+    "corpus": ("corpus", "语料"),
+    "kernel": ("kernel", "计算内核"),
+    "table": ("table", "表格"),
+    "took": (", in {time}", "，用时 {time}"),
+    "one_file": ("1 file", "1 个文件"),
+    "files": ("{count:,} files", "{count:,} 个文件"),
+    "corpus_of": (
+        "{files}, {tokens:,} tokens in {windows:,} windows{took}",
+        "{files}，{windows:,} 个窗口中的 {tokens:,} 个词元{took}",
+    ),
+    "table_of": ("{path}: {heads:,} heads × {measures} measures", "{path}：{heads:,} 个头 × {measures} 个统计量"),
+    "measure": ("measure", "统计量"),
+    "unit": ("unit", "单位"),
+    "mean of heads": ("mean of heads", "各头平均"),
+    "least": ("least", "最小"),
+    "largest": ("largest", "最大"),
+    "head": ("head", "头"),
+    "layer": ("layer", "层"),
+    "more_heads": ("{count:,} more heads", "另外 {count:,} 个头"),
+    "both": ("{one} and {other}", "{one}，以及 {other}"),
+    "also": ("The table also contains {rest}.", "表格中还有：{rest}。"),
+    "nonfinite": (
+        "NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it.",
+        "出现 NaN 或无穷大：一个头至多有 {rows:,} 个查询，为此略去了 {windows:,} 个窗口。",
+    ),
+    "nonfinite_values": (
+        "NaN or infinity among the values of a head; its weights are finite, and nothing was left out.",
+        "一个头的值中出现 NaN 或无穷大；其权重均为有限值，没有略去任何窗口。",
+    ),
+}
 
 
 def check_sort(sort: str | None, names: Sequence[str]) -> None:
@@ -26,38 +61,63 @@ def print_measures(
     Args:
         sort: the measure to sort by, largest first; by layer and head if None. seconds: the duration.
     """
-    about, total = found.about, found.total
-    took = "" if seconds is None else f", in {duration(seconds)}"
+    about, total, lang = found.about, found.total, language()
+    took = "" if seconds is None else _said("took", time=duration(seconds, lang))
     files = len(about["files"])
+    counted = _said("one_file") if files == 1 else _said("files", count=files)
+    corpus = _said("corpus_of", files=counted, tokens=total.tokens, windows=total.windows, took=took)
     facts = [
         ("model", f"{about['model']['name']}: {about['model']['about']}"),
-        ("corpus", f"{files:,} file{'s' * (files > 1)}, {total.tokens:,} tokens in {total.windows:,} windows{took}"),
+        ("corpus", corpus),
         ("kernel", ", ".join(about["kernels"])),
-        ("table", f"{found.path}: {len(found.heads):,} heads × {len(found.measures)} measures"),
+        ("table", _said("table_of", path=str(found.path), heads=len(found.heads), measures=len(found.measures))),
     ]
-    for name, value in facts:
-        console.print(Text(f"{name:>6}  ", style="dim") + Text(value), soft_wrap=True)
+    margin = max(6, *(cell_len(_said(name)) for name, _ in facts))
+    for code, value in facts:
+        name = _said(code)
+        console.print(Text(f"{' ' * (margin - cell_len(name))}{name}  ", style="dim") + Text(value), soft_wrap=True)
     console.print()
-    _print_table(console, as_text(*found.overview(), words=2, gap="  "))
+    header, rows = found.overview()
+    _print_table(console, _aligned([_said(name) for name in header], rows, words=2))
     console.print()
     table = found.table if sort is None else found.table.sort(sort)
-    head = ["layer", "head", *table]
+    head = [_said("layer"), _said("head"), *table]
     cells = zip(*(numbers(column)[:SHOWN] for column in table.values()), strict=True)
     body = [[str(layer), str(at), *row] for (layer, at), row in zip(table.places[:SHOWN], cells, strict=True)]
     fits = _fitting(head, body, console.width, sort)
-    shown = as_text([head[i] for i in fits], [[row[i] for i in fits] for row in body], gap="  ")
-    _print_table(console, shown)
-    rest = [f"{len(found.heads) - SHOWN:,} more heads"] if len(found.heads) > SHOWN else []
+    _print_table(console, _aligned([head[i] for i in fits], [[row[i] for i in fits] for row in body]))
+    rest = [_said("more_heads", count=len(found.heads) - SHOWN)] if len(found.heads) > SHOWN else []
     hidden = [name for i, name in enumerate(head) if i not in fits]
     rest += [", ".join(hidden)] if hidden else []
     if rest:
-        console.print(Text(f"The table also contains {' and '.join(rest)}.", style="dim"))
+        console.print(
+            Text(
+                _said("also", rest=_said("both", one=rest[0], other=rest[1]) if len(rest) == 2 else rest[0]),
+                style="dim",
+            )
+        )
     _print_troubles(found, console)
+
+
+def _said(code: str, /, **values: int | str) -> str:
+    """One of WORDS in the user's language."""
+    return in_language(Message(code, *WORDS[code], **values), language())
+
+
+def _aligned(head: list[str], body: list[list[str]], words: int = 0) -> str:
+    """Columns as `as_text` aligns them, by the width of their characters in a terminal."""
+    lines = as_text([_filled(cell) for cell in head], body, words=words, gap="  ")
+    return lines.replace(_WIDE, "")
+
+
+def _filled(text: str) -> str:
+    """A text with a sign for each second cell of wide characters, which makes its length its width."""
+    return text + _WIDE * (cell_len(text) - len(text))
 
 
 def _fitting(head: list[str], body: list[list[str]], width: int, sort: str | None) -> list[int]:
     """The columns that fit: layer, head, the measure that is sorted by, then the others in their order."""
-    widths = [max(map(len, column)) + 2 for column in zip(head, *body, strict=True)]
+    widths = [max(map(cell_len, column)) + 2 for column in zip(head, *body, strict=True)]
     order = sorted(range(2, len(head)), key=lambda i: head[i] != sort)
     taken, room = [0, 1], width + 2 - widths[0] - widths[1]
     for i in order:
@@ -79,9 +139,7 @@ def _print_troubles(found: CorpusMeasures, console: Console) -> None:
     if not found.total.troubles:
         return
     console.print()
-    message = f"NaN or infinity: up to {rows:,} queries of a head, in {windows:,} windows that were left out for it."
-    if not rows:
-        message = "NaN or infinity among the values of a head; its weights are finite, and nothing was left out."
-    console.print(Text(message, style="bold red"))
+    told = _said("nonfinite", rows=rows, windows=windows) if rows else _said("nonfinite_values")
+    console.print(Text(told, style="bold red"))
     for trouble in found.total.troubles:
         console.print(Text(f"  {trouble}"), soft_wrap=True)

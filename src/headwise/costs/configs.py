@@ -62,6 +62,13 @@ class ModelConfig:
     context: int = 0
     rounded: float = 0.0
 
+    @property
+    def head_dim(self) -> int:
+        """The size d_k of a head: as published, which need not be d_model / num_heads, or this quotient."""
+        given, heads = self.size("head_dim"), self.size("num_heads")
+        assert heads is not None
+        return self.d_model // heads if given is None else given
+
     def size(self, name: str) -> int | None:
         """One of `sizes` by name, None if it is not given."""
         value = dict(self.sizes).get(name)

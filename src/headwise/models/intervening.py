@@ -9,15 +9,19 @@ from torch import nn
 from headwise import events
 from headwise.errors import ConfigError, unknown_name
 from headwise.interventions.edit import Edit, Placed
-from headwise.models.adapters.places import give_back, take_over
-from headwise.models.adapters.selecting import select
+from headwise.models.adapters.places import Place, give_back, take_over
+from headwise.models.adapters.selecting import named, select
+from headwise.models.attaching import Attachment
 
 UNUSED = ("warn", "raise", "ignore")
 
 
 @contextmanager
 def intervene(
-    model: nn.Module, *edits: Edit, layers: Iterable[int | str] | int | str | None = None, unused: str = "warn"
+    model: nn.Module | Attachment,
+    *edits: Edit,
+    layers: Iterable[int | str] | int | str | None = None,
+    unused: str = "warn",
 ) -> Iterator[None]:
     """Within it, the attention of a model is computed with these edits.
 
@@ -34,7 +38,8 @@ def intervene(
     and records receive the weights that were used.
 
     Args:
-        model: any module that `hw.attach` supports.
+        model: a model of transformers, `nn.MultiheadAttention`s or headwise's layers; or, for any other model, the
+            handle `hw.attach(model, batch=…)` of its recognised attention.
         edits: applied in this order, and after those of the enclosing `intervene` contexts.
         layers: names of attention modules (`*` matches anything) or their indices; None for all.
         unused: "warn", "raise" or "ignore" at the end if the tokens of an edit were in no call, so that it changed
@@ -50,7 +55,12 @@ def intervene(
         raise ConfigError(f"intervene(model, *edits): expected edits such as Forbid(queries, keys), got {given}")
     if unused not in UNUSED:
         raise unknown_name("unused", unused, UNUSED)
-    places, targets, _ = select(model, layers, "intervene", done="edited")
+    targets: list[nn.Module] = []
+    if isinstance(model, Attachment):
+        modules = dict(model.model.named_modules())
+        places = named([Place(name, modules[name], "attached") for name in (*model.attached, *model.own)], layers)
+    else:
+        places, targets, _ = select(model, layers, "intervene", done="edited")
     placed = [Placed(edit, []) for edit in edits]
     take_over(targets)
     try:
@@ -58,6 +68,11 @@ def intervene(
             yield
     finally:
         give_back(targets)
+    skipped = model.skipped if isinstance(model, Attachment) else {}
+    for place in places:
+        if place.name in skipped:
+            why = skipped[place.name]
+            raise ConfigError(f"intervene(handle): {place.name} was not edited, as its own code computed it: {why}")
     for one in placed:
         if one.applied and not any(one.applied) and unused != "ignore":
             what = f"{one.edit!r}: none of the {len(one.applied)} calls had a token of each set, so it changed nothing"

@@ -84,6 +84,10 @@ MESSAGES: dict[str, tuple[str, str]] = {
         "Weights show which tokens a head attends to on this text; they do not explain the output of the model.",
         "权重说明一个头在这段文本上关注哪些词元，不能解释模型的输出。",
     ),
+    "beside": (
+        "Statistics, patterns, roles and comparisons are those of the first text.",
+        "统计量、模式、角色与比较均取自第一段文本。",
+    ),
     "not_compared": (
         "The {heads:,} heads are not compared: a picture holds at most {most}.",
         "未比较这 {heads:,} 个头：一张图最多容纳 {most} 个。",

@@ -36,13 +36,13 @@ def select(
     places = [place for place in places if place.name not in unwatched]
     if not places:
         raise nothing_found(model, caller, done, unwatched)
-    chosen = _select(places, layers)
+    chosen = named(places, layers)
     modules = {place.module for place in chosen}
     needed = [target for target in targets if any(part in modules for part in target.modules())]
     return chosen, needed, unwatched
 
 
-def _select(places: list[Place], layers: Iterable[int | str] | int | str | None) -> list[Place]:
+def named(places: list[Place], layers: Iterable[int | str] | int | str | None) -> list[Place]:
     """The places with these indices or names."""
     if layers is None:
         return places
@@ -51,7 +51,7 @@ def _select(places: list[Place], layers: Iterable[int | str] | int | str | None)
         raise ConfigError(f"layers={layers!r}: expected names of attention modules or their indices; None for all")
     chosen: set[str] = set()
     for one in wanted:
-        found = _matching(places, one)
+        found = _found(places, one)
         if not found:
             names = ", ".join(place.name or "(the model)" for place in places[:6]) + ", …" * (len(places) > 6)
             raise ConfigError(f"layers={one!r}: no such layer among the {len(places)} that can be watched: {names}")
@@ -59,7 +59,7 @@ def _select(places: list[Place], layers: Iterable[int | str] | int | str | None)
     return [place for place in places if place.name in chosen]
 
 
-def _matching(places: list[Place], wanted: int | str) -> list[Place]:
+def _found(places: list[Place], wanted: int | str) -> list[Place]:
     if isinstance(wanted, int):
         return [places[wanted]] if -len(places) <= wanted < len(places) else []
     return [place for place in places if fnmatchcase(place.name, wanted)]

@@ -19,7 +19,7 @@ from headwise.reports.figure import figure_class
 from headwise.reports.html import write_report
 from headwise.reports.messages import message
 from headwise.reports.png import write_pngs
-from headwise.reports.see.look import CELLS, look_at
+from headwise.reports.see.look import CELLS, look_at, with_beside
 from headwise.reports.see.tokens import text_of
 from headwise.reports.see.watched import of_maps, report
 from headwise.telemetry import Record, watch
@@ -43,6 +43,7 @@ def see(
     title: str = "",
     cells: int = CELLS,
     window: int | None = None,
+    beside: str | None = None,
     lang: str = "en",
     progress: Progress | None = None,
 ) -> Report:
@@ -67,6 +68,8 @@ def see(
         cells: longer texts are pooled to this many cells; no n×n tensor is made.
         window: a text longer than a causal model was trained on is read in overlapping windows of that length; this
             gives another length in tokens, 0 reads the text whole. Not for an `nn.Module`.
+        beside: a second text for a loaded model, whose maps the page shows beside those of the first, with their
+            difference. Statistics, roles and comparisons are those of the first.
         lang: language of the page and the pictures, "en" or "zh".
         progress: called with (what, done, of) as the work proceeds.
     Returns:
@@ -84,6 +87,8 @@ def see(
         text = read_text(Path(file))
         title = title or Path(file).name
     if isinstance(model, nn.Module):
+        if beside is not None:
+            raise ConfigError("beside: requires a loaded model; for an nn.Module, give both texts as one batch")
         if window is not None:
             raise ConfigError("window: applies to a loaded model; an nn.Module is called once, with the whole input")
         found = _of_module(text, model, tokenizer, title, cells)
@@ -93,6 +98,8 @@ def see(
         found = look_at(
             text, loaded, title=title or _start(text), cells=cells, window=window, progress=progress or ignored
         )
+        if beside is not None:
+            found = with_beside(found, beside, loaded, title=_start(beside), cells=cells)
     else:
         raise ConfigError(f"text: a loaded model reads a str, got {type(text).__name__}; token ids need an nn.Module")
     if out is not None:

@@ -85,6 +85,14 @@ def look_at(
     )  # fmt: skip
 
 
+@torch.no_grad()
+def with_beside(report: Report, text: str, subject: LoadedModel, *, title: str, cells: int) -> Report:
+    """The report with the maps of a second text, read as a whole. TextError as in `look_at`."""
+    reading = subject.read(text)
+    seen = _whole(subject, reading, title, [], Places(subject.heads), cells, ignored)
+    return replace(report, passages=[*report.passages, seen.passage], notes=[*report.notes, message("beside")])
+
+
 def known_of(reading: TokenizedText) -> Tokens:
     """The tokens of a text, for measures."""
     return Tokens(reading.ids, [reading.pieces], torch.tensor([reading.special]))

@@ -101,14 +101,15 @@ def listing() -> Plan:
     models = tuple(
         (
             c.name, sum(parameter_parts(c, counts).values()), c.layers + c.decoder_layers, c.d_model, counts.heads,
-            _shared(c, counts), c.d_ff, c.vocab, cached_numbers(c, counts) or None,
+            c.head_dim, _shared(c, counts), c.d_ff, c.vocab, cached_numbers(c, counts) or None,
         )
         for c, counts in ((c, attention_of(c)) for c in CONFIGS.values())
     )  # fmt: skip
     columns = (
         Column("config", key="name"), Column("parameters", "figure"), Column("layers", "count"),
-        Column("d_model", "count"), Column("h", "count", "num_heads"), Column("h_kv", "count", "num_kv_heads"),
-        Column("d_ff", "count"), Column("vocab", "count"), Column("cache", "count", "cached_numbers_a_token"),
+        Column("d_model", "count"), Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"),
+        Column("h_kv", "count", "num_kv_heads"), Column("d_ff", "count"), Column("vocab", "count"),
+        Column("cache", "count", "cached_numbers_a_token"),
     )  # fmt: skip
     designs = tuple((name, ", ".join(sizes_of(name))) for name in names())
     return Plan(
