@@ -13,7 +13,7 @@ from headwise.textbook.guide.registry import topics
 
 HERE = Path(__file__).parent
 project, author, version = "headwise", "headwise", __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["guide/notebooks"]
 myst_enable_extensions = ["dollarmath"]
@@ -28,6 +28,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signatures in the docstrings' Args are shorter, and name shapes
 python_use_unqualified_type_names = True
 napoleon_use_rtype = False
+napoleon_use_ivar = True  # attributes of data classes are described once
 # Docstrings are plain text for help() and for editors; what of it is not reStructuredText is shown as it is.
 suppress_warnings = ["docutils", "myst.header", "misc.highlighting_failure", "autodoc"]
 LINK = re.compile(r"(?<!!)\[([^\]\n]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -56,7 +57,16 @@ def _formula(self: Any, node: nodes.Element) -> None:
     raise nodes.SkipNode
 
 
+def _as_written(app: Sphinx, page: nodes.document) -> None:
+    """What of a docstring is not reStructuredText, such as a lone * or |, is shown as it is."""
+    for node in list(page.findall(nodes.problematic)):
+        node.parent.replace(node, nodes.Text(node.astext()))
+    for node in list(page.findall(nodes.system_message)):
+        node.parent.remove(node)
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("doctree-read", _as_written)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("source-read", _within)

@@ -51,12 +51,10 @@ def test_a_wrong_answer_gets_the_smallest_input_on_which_it_is_wrong(headwise: C
             "return torch.ones(25_000_000_000)", "line 3: RuntimeError: .*allocate", marks=pytest.mark.thorough
         ),
         pytest.param("return [0] * 10 ** 11", "line 3: MemoryError", marks=pytest.mark.thorough),
-        pytest.param("raise KeyError('no')", "line 3: KeyError: 'no'", marks=pytest.mark.thorough),
         pytest.param("while True: print('x' * 1000)", "printed more than 1 MiB", marks=pytest.mark.thorough),
         pytest.param("os._exit(3)", "ended the process with code 3", marks=pytest.mark.thorough),
         pytest.param("raise SystemExit", "line 3: SystemExit", marks=pytest.mark.thorough),
         pytest.param("os.fork()", "line 3: Refused: os.fork", marks=pytest.mark.thorough),
-        pytest.param("os.system('true')", "line 3: Refused: os.system", marks=pytest.mark.thorough),
         pytest.param("import socket; socket.socket()", "line 3: Refused: socket", marks=pytest.mark.thorough),
         pytest.param("return object()", "a value of type object", marks=pytest.mark.thorough),
         pytest.param("return )", "line 3: SyntaxError", marks=pytest.mark.thorough),

@@ -159,7 +159,7 @@ _MAPS = Shown(
 _DEMONSTRATION: dict[Key, Shown] = {
     ("00",): Shown("demonstration", "loss, faithful"),
     ("01",): Shown("scores", "q·k/√d_k"),
-    ("02",): Shown("why_heads", "L1H1"),
+    ("02",): _differs("why_heads", "L1H1", "the output is a sum over heads; that other heads stand in for one, as in an ensemble, is not found", "输出是各头之和；未发现其他头能像集成那样补上某个头"),
     ("03",): _differs("demonstration", "mass on padding", "the maps show a reconstruction of embeddings, not grammar; 天子 and 鳳閣 do not stand out", "这些图显示的是词嵌入的重建，不是语法；“天子”“鳳閣”并不突出"),
     ("03", "listing", "1"): _differs("demonstration", "loss, faithful", "works after mending rotatinotallow and fnotallow, which are damaged option names", "需先修正 rotatinotallow、fnotallow 这两个损坏的参数名"),
     **{("03", "figure", str(i)): _MAPS for i in range(1, 13)},

@@ -113,7 +113,7 @@ for view, name in enumerate(("as in the tutorial", "padding masked", "after drop
 """,
     reading=Bilingual(
         """
-        The loss falls, and the maps show nothing about language: the target is the character's own embedding, so that the ideal
+        The loss falls, but the maps show nothing about language: the target is the character's own embedding, so that the ideal
         map is the diagonal, padding takes weight because nothing masks it, and the embedding moves towards what attention can
         reach. Pairs such as 天子 and 鳳閣 do not stand out. To see heads that have learned from text, use `headwise see` on a
         trained model.

@@ -112,7 +112,7 @@ for name in ("previous", "local", "punctuation", "duplicate", "induction"):
         """
         One head attends to the previous character almost always, one to punctuation, several to the neighbourhood: these
         are positional and separator heads as in the literature. No head is close to the induction threshold on this
-        passage, although three have six times the weight of a uniform head. There is no syntax head to be expected in a
+        passage, although three have six times the weight of a uniform head. A syntax head is not to be expected in a
         character model of this size; in the MiniLM encoder one head links "it" to "cat".
         `headwise see --lang zh` shows all kinds of all heads for your own text.
         """,

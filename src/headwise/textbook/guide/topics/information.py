@@ -99,7 +99,7 @@ print("a head of size 2 picks its own key for", int(((circle @ circle.T).argmax(
 """,
     reading=Bilingual(
         """
-        By the cosine the heads look independent; by CKA they are similar, and most of what a head says can be predicted from the
+        By the cosine the heads look independent; by CKA they are similar, and most of a head's output can be predicted from the
         others. And d_k does not bound the information of a head in bits: with two numbers, each of 4,096 queries can pick a
         key of its own. What d_k bounds is the rank of the scores.
         """,

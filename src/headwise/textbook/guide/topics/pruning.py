@@ -135,7 +135,7 @@ print(str(small).splitlines()[0])
         "The importance of the 32 heads of the model by two methods. They agree on L1H1, not on L0H3.",
         "模型 32 个头的重要性，两种方法。对 L1H1 一致，对 L0H3 不一致。",
     ),
-    claims=("heads-can-be-pruned", "importance-from-gradient"),
+    claims=("heads-can-be-pruned", "importance-from-gradient", "heads-as-ensemble", "more-heads-more-robust"),
     exercises=(prune_head, gate_importance, heads_to_remove),
     slow=True,
 )

@@ -108,6 +108,8 @@ TOPIC = Topic(
         "d-k-bounds-rank",
         "d-k-bounds-information",
         "degrees-of-freedom",
+        "multi-head-is-better",
+        "easier-to-train",
     ),
     exercises=(largest_rank, choose_heads, nearest_scores),
 )

@@ -93,7 +93,7 @@ for layer, head in ((0, 0), (1, 1), (1, 6), (3, 6)):
 """,
     reading=Bilingual(
         """
-        The last character, the full stop, has four different answers to "what matters here". L0H0 spreads its weight
+        For the last character, the full stop, the four heads give four different rows of weights. L0H0 spreads its weight
         over many characters, L1H1 looks at the character before it, L1H6 at the full stops, and L3H6 at the full stops and
         at 武, which followed the earlier one. One head would have to average the four rows, and the average of
         "the character before" and "the earlier full stop" is neither.
