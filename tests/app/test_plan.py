@@ -33,6 +33,8 @@ from headwise.textbook.plan import (
 from headwise.textbook.plan.machine import measured_machine
 from headwise.textbook.plan.show import markdown_table
 from headwise.textbook.plan.tables import scaled, written
+from headwise.textbook.plan.words import named
+from headwise.wording import in_language, speaking
 
 GQA = {"d_model": 4096, "num_heads": 32, "num_kv_heads": 8}
 MACHINE = Machine(1e12, 5e10)
@@ -323,3 +325,37 @@ def test_bad_options_are_one_clear_line(headwise: Command, args: list[str], word
 def test_library_raises_the_same() -> None:
     with pytest.raises(ConfigError, match="d_model=1"):
         trade_off(1, Work(1, 2, 2))
+
+
+SPREAD = plan_from_options(sizes=GQA, design="gqa", devices=6, link=1e9, peak=1e12, bandwidth=1e11)
+ALSO_LATIN = {"h", "d_k", "h_kv", "d_model", "d_ff", "FLOPs", "n×n", "lse"}  # formulas
+
+
+@pytest.mark.parametrize("plan", [*PLANS.values(), SPREAD], ids=[*PLANS, "devices"])
+def test_plans_are_in_chinese(plan: Plan) -> None:
+    names = [name for name, _ in plan.facts] + [column.name for table in plan.tables for column in table.columns]
+    words = [*names, plan.title, *plan.notes, *(words for table in plan.tables for words in (table.title, table.note))]
+    assert [x for x in words if x and x not in ALSO_LATIN and not re.search("[一-鿿]", in_language(x, "zh"))] == []
+    sources = "".join(value for name, value in plan.facts if name == "source")
+    with speaking("zh"):
+        shown = text(plan, 400).replace(sources, "")
+    refused = r"(?:Ulysses|head-parallel): num_\w+=.*?devices(?:: one has to divide the other)?\."  # errors
+    english = re.sub(rf"{refused}|headwise plan[^\n]*|et al", "", shown)
+    assert re.findall(r"[A-Za-z-]+ [a-z]+ [a-z]+", english) == []
+    assert to_markdown(plan, "zh").startswith(f"## {in_language(plan.title, 'zh')}\n")
+    assert "\n| ---" in to_markdown(plan, "zh")
+
+
+def test_names_of_costs_have_chinese_words() -> None:
+    stages, parts = set(), set()
+    for config in CONFIGS.values():
+        counts = attention_of(config)
+        parts |= set(parameter_parts(config, counts))
+        stages |= {stage.name for stage in pass_stages(config, counts, Load())}
+    for design in ("talking_heads", "gqa"):
+        layer = counts_of(design, {**GQA, "num_kv_heads": 4} if design == "gqa" else {"d_model": 509, "num_heads": 1})
+        stages |= {stage.name for stage in attention_stages(layer, Work(1, 7, 7))}
+    assert {"head mixing", "vocabulary"} <= stages
+    assert "pooler" in parts
+    for name in (*stages, *parts, "arithmetic", "memory", "ring", "head-parallel", "hybrid 2 × 3", "heads 2 × 3"):
+        assert re.search("[一-鿿]", in_language(named(name), "zh")), name

@@ -42,7 +42,7 @@ class Doubled(ProjectedLayer):
         cache="MHA's",
         limits={"fewer than two heads": "there would be nothing to add"},
         map=Words("The factor is not in the weights.", "系数不在权重之中。"),
-        compared="a factor of 2",
+        compared=Words("a factor of 2", "系数为 2"),
         form_of=None,
     )
     presets = (

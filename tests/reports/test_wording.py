@@ -17,6 +17,7 @@ from headwise.nn.named import names
 from headwise.reports.messages import MESSAGES, message
 from headwise.reports.words import COLUMNS, NOTEBOOK, REPORT, SHARED, VIEWER, label, words
 from headwise.stats import describe, shown_in
+from headwise.textbook.plan.words import TERMS as PLANS
 from headwise.wording import Bilingual, Message, check_language, in_language, joined
 
 TABLES = {
@@ -30,9 +31,18 @@ TABLES = {
     "commands": COMMANDS,
     "changes": TERMS,
     "sweeps": SWEEPS,
+    "plans": PLANS,
 }
 # Names, signs and formulas, and the word for the other language.
-SAME = [VIEWER["language"], MESSAGES["failure"], TERMS["error of W_Q W_Kᵀ"], TERMS["how"], TERMS["named_sizes"]]
+SAME = [
+    VIEWER["language"],
+    MESSAGES["failure"],
+    TERMS["error of W_Q W_Kᵀ"],
+    TERMS["how"],
+    TERMS["named_sizes"],
+    PLANS["input_of"],
+    PLANS["remark"],
+]
 EVERY = [(f"{table}-{key}", both) for table, entries in TABLES.items() for key, both in entries.items()]
 
 

@@ -68,7 +68,7 @@ def plan(
     if plot is not None:
         plot_trade_off(found, plot)
     if json or markdown:
-        sys.stdout.write(to_json(found) if json else to_markdown(found))
+        sys.stdout.write(to_json(found) if json else to_markdown(found, language()))
         return
     console = Console()
     print_plan(found, console)

@@ -71,7 +71,7 @@ class ConvolutionAttention(AttentionLayer):
         cache="none",
         limits={},
         map=None,
-        compared="a kernel of h positions",
+        compared=Words("a kernel of h positions", "卷积核含 h 个位置"),
         form_of=None,
     )
 

@@ -13,6 +13,7 @@ from headwise.costs.counts import Counts
 from headwise.errors import ConfigError
 from headwise.nn.named import design_of, preset_of
 from headwise.nn.registry import DESIGNS, STANDARD
+from headwise.wording import Bilingual
 
 
 def sizes_of(design: str) -> dict[str, bool]:
@@ -56,8 +57,9 @@ def attention_of(config: ModelConfig) -> Counts:
     return counts_of(config.design, {"d_model": config.d_model, **dict(config.sizes)})
 
 
-def summary_of(design: str) -> str:
+def summary_of(design: str) -> Bilingual:
     """Return the description of a design for `headwise plan`: one paragraph with its formula or its source."""
     preset = preset_of(design)
     text = (design_of(design).costs.__doc__ or "") if preset is None else preset.summary.en
-    return " ".join(text.partition("\n\n")[0].split())
+    words = design_of(design).notes.summary if preset is None else preset.summary
+    return Bilingual(" ".join(text.partition("\n\n")[0].split()), words.zh)

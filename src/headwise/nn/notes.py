@@ -37,7 +37,7 @@ class Notes:
     cache: str
     limits: Mapping[str, str]
     map: Words | None
-    compared: str | None
+    compared: Words | None
     form_of: str | None
 
     def __post_init__(self) -> None:

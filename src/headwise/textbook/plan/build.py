@@ -32,12 +32,11 @@ from headwise.costs.work import BYTES
 from headwise.nn.counts import attention_of, counts_of, sizes_of, summary_of
 from headwise.nn.named import names
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled, written
+from headwise.textbook.plan.words import named, term
+from headwise.wording import joined
 
-MEMORY_NOTE = "An int8 cache has one float32 scale per vector. Kept for backward: attention only, without other layers."
-NOTES = (
-    "A multiply-add is two FLOPs; exps are the softmax's exponentials. Bytes and times are lower bounds: each step "
-    "reads its inputs and writes its results once; the steps run one after another, each at the roofline.",
-)
+NOTES = (term("plan_note"),)
+_BYTES = (Column(term("what")), Column(term("bytes"), "bytes"))
 
 
 def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = None) -> Plan:
@@ -50,23 +49,24 @@ def plan_model(config: ModelConfig, load: Load, *, machine: Machine | None = Non
     counts = attention_of(config)
     total = sum(parameter_parts(config, counts).values())
     n, b, dtype = load.tokens, load.batch, load.dtype
-    both = "source and target of " if config.decoder_layers else ""
+    tokens = term("tokens_of_both" if config.decoder_layers else "tokens", n=n)
+    stored = joined([dtype, *([term("cached_as", dtype=load.cache)] if load.cache else [])])
     facts = [
-        ("source", config.source),
-        ("sizes", _sizes(config, counts)),
-        ("input", f"{b} × {both}{n:,} tokens, {dtype}" + (f", {load.cache} cache" if load.cache else "")),
+        (term("source"), config.source),
+        (term("sizes"), _sizes(config, counts)),
+        (term("input"), term("input_of", batch=b, tokens=tokens, rest=stored)),
         *_machine_facts(machine),
     ]
     if n > config.context:
-        facts.append(("warning", f"the model was trained on at most {config.context:,} tokens"))
+        facts.append((term("warning"), term("beyond_context", context=config.context)))
     tables = [_parameters(config, counts, total), _model_memory(config, counts, total, load)]
-    title = f"One forward pass over {both}{n:,} tokens" + (" (prefill)" if config.causal else "")
-    note = f"Training (all logits, forward and backward): {written(training_flops(config, counts, load), 'flops')}."
+    title = term("prefill_title" if config.causal else "pass_title", tokens=tokens)
+    note = term("training_note", flops=written(training_flops(config, counts, load), "flops"))
     tables.append(_stage_table("pass", title, pass_stages(config, counts, load), machine, note))
     if decodes(config):
         step = step_stages(config, counts, load)
-        tables.append(_stage_table("step", f"One decoding step at token {n:,}", step, machine))
-    return Plan(f"{config.name}: {total:,} parameters", tuple(facts), tuple(tables), NOTES)
+        tables.append(_stage_table("step", term("step_title", n=n), step, machine))
+    return Plan(term("model_title", name=config.name, total=total), tuple(facts), tuple(tables), NOTES)
 
 
 def plan_design(
@@ -75,25 +75,28 @@ def plan_design(
     """As `plan_model`, for one layer of a design: self attention of `work.queries` tokens. Full attention has no
     decoding step and no cache."""
     counts = counts_of(design, sizes)
-    n, stored = work.queries, "materialised" if work.materialised else "blockwise"
+    n, stored = work.queries, term("materialised" if work.materialised else "blockwise")
+    tokens = term("tokens", n=n)
+    rest = joined([masked(work), stored, work.dtype])
     facts = [
-        ("design", summary_of(design)),
-        ("sizes", ", ".join(f"{name} {value}" for name, value in sizes.items())),
-        ("input", f"{work.batch} × {n:,} tokens, {masked(work)}, {stored}, {work.dtype}"),
+        (term("design"), summary_of(design)),
+        (term("sizes"), joined(f"{name} {value}" for name, value in sizes.items())),
+        (term("input"), term("input_of", batch=work.batch, tokens=tokens, rest=rest)),
         *_machine_facts(machine),
     ]
     forward = attention_stages(counts, work)
     backward = backward_flops(forward, materialised=work.materialised)
-    note = f"Backward: {written(backward, 'flops')}."
+    note = term("backward_note", flops=written(backward, "flops"))
     tables = [
         _layer_memory(counts, work),
-        _stage_table("pass", f"One forward pass over {n:,} tokens (prefill)", forward, machine, note),
+        _stage_table("pass", term("prefill_title", tokens=tokens), forward, machine, note),
     ]
     if _decodes(counts, work):
         step = replace(work, queries=1)
         stages = attention_stages(counts.at_decoding, step)
-        tables.append(_stage_table("step", f"One decoding step at token {n:,}", stages, machine))
-    return Plan(f"{design}: {counts.parameters:,} parameters per layer", tuple(facts), tuple(tables), NOTES)
+        tables.append(_stage_table("step", term("step_title", n=n), stages, machine))
+    title = term("layer_title", name=design, total=counts.parameters)
+    return Plan(title, tuple(facts), tuple(tables), NOTES)
 
 
 def listing() -> Plan:
@@ -106,24 +109,22 @@ def listing() -> Plan:
         for c, counts in ((c, attention_of(c)) for c in CONFIGS.values())
     )  # fmt: skip
     columns = (
-        Column("config", key="name"), Column("parameters", "figure"), Column("layers", "count"),
+        Column(term("config"), key="name"), Column(term("parameters"), "figure"),
+        Column(term("layers_column"), "count"),
         Column("d_model", "count"), Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"),
-        Column("h_kv", "count", "num_kv_heads"), Column("d_ff", "count"), Column("vocab", "count"),
-        Column("cache", "count", "cached_numbers_a_token"),
+        Column("h_kv", "count", "num_kv_heads"), Column("d_ff", "count"), Column(term("vocab"), "count"),
+        Column(term("cache"), "count", "cached_numbers_a_token"),
     )  # fmt: skip
     designs = tuple((name, ", ".join(sizes_of(name))) for name in names())
     return Plan(
-        "Models and designs",
+        term("list_title"),
         (),
         (
             Table(
-                "configs", "Published models: headwise plan --config NAME", columns, models,
-                note="cache: numbers per token in all layers, source and target in an encoder-decoder; — for encoders. "
-                "h_kv c: all heads share one latent vector c.",
+                "configs", term("configs_title"), columns, models, note=term("list_note"),
             ),
             Table(
-                "designs", "Designs: headwise plan --design NAME --d-model … --num-heads … --set SIZE=…",
-                (Column("design"), Column("sizes")), designs,
+                "designs", term("designs_title"), (Column(term("design")), Column(term("sizes"))), designs,
             ),
         ),
     )  # fmt: skip
@@ -141,88 +142,97 @@ def _shared(config: ModelConfig, counts: Counts) -> Value:
 
 def _sizes(config: ModelConfig, counts: Counts) -> str:
     c = config
-    layers = f"{c.layers} + {c.decoder_layers} layers" if c.decoder_layers else f"{c.layers} layers"
-    parts = [layers, f"d_model {c.d_model:,}", *(f"{name} {value}" for name, value in c.sizes)]
-    parts.append(f"d_ff {c.d_ff:,}" + (" (gated)" if c.gated else ""))
+    both = c.decoder_layers > 0
+    layers = (
+        term("layers_of_both", encoder=c.layers, decoder=c.decoder_layers) if both else term("layers", count=c.layers)
+    )
+    parts: list[str] = [layers, f"d_model {c.d_model:,}", *(f"{name} {value}" for name, value in c.sizes)]
+    parts.append(term("gated", size=c.d_ff) if c.gated else f"d_ff {c.d_ff:,}")
     if c.experts:
-        shared = f" and {c.shared_experts} shared" if c.shared_experts else ""
+        active, of = c.active_experts, {"all": c.experts, "parameters": scaled(active_parameters(c, counts), "")}
+        shared = c.shared_experts
         parts.append(
-            f"{c.active_experts} of {c.experts}{shared} experts, {scaled(active_parameters(c, counts), '')} active"
+            term("shared_experts", active=active, shared=shared, **of)
+            if shared
+            else term("experts", active=active, **of)
         )
-    parts.append(f"vocabulary {c.vocab:,}" + (" (tied)" if c.output == "tied" else ""))
-    return ", ".join([*parts, f"window {c.window:,}"] if c.window else parts)
+    parts.append(term("tied_vocabulary" if c.output == "tied" else "vocabulary_of", size=c.vocab))
+    return joined([*parts, term("window", size=c.window)] if c.window else parts)
 
 
 def _machine_facts(machine: Machine | None) -> list[tuple[str, str]]:
     if machine is None:
         return []
     peak, bandwidth = scaled(machine.peak, "FLOP/s"), scaled(machine.bandwidth, "B/s")
-    pace = f"memory-bound below {machine.ridge:.3g} FLOP per byte"
-    return [("machine", f"{peak} and {bandwidth}, {machine.by}: {pace}")]
+    words = term("machine_of", peak=peak, bandwidth=bandwidth, by=named(machine.by), ridge=machine.ridge)
+    return [(term("machine"), words)]
 
 
 def _parameters(config: ModelConfig, counts: Counts, total: int) -> Table:
     parts = parameter_parts(config, counts)
-    rows = [(name, count, count / total) for name, count in parts.items()]
-    stated = f"about {scaled(config.published, '')}" if config.rounded else f"{config.published:,}"
+    rows = [(term("output_part") if name == "output" else named(name), n, n / total) for name, n in parts.items()]
+    published = config.published
+    about, exact = term("stated_about_note", count=scaled(published, "")), term("stated_note", count=published)
     return Table(
-        "parameters", "Parameters", (Column("part"), Column("parameters", "count"), Column("share", "share")),
-        (*rows, ("all", total, 1.0)), total=True, note=f"The source states {stated}.",
+        "parameters", term("parameters_title"),
+        (Column(term("part")), Column(term("parameters"), "count"), Column(term("share"), "share")),
+        (*rows, (term("all"), total, 1.0)), total=True, note=about if config.rounded else exact,
     )  # fmt: skip
 
 
 def _model_memory(config: ModelConfig, counts: Counts, total: int, load: Load) -> Table:
     n, layers = load.tokens, attention_layers(config)
-    rows: list[tuple[Value, ...]] = [("weights", total * BYTES[load.dtype])]
+    rows: list[tuple[Value, ...]] = [(term("weights"), total * BYTES[load.dtype])]
     if decodes(config):
         one = Load(1, 1, cache=load.cache, dtype=load.dtype)
-        rows.append(("cache, one token", model_cache_bytes(config, counts, one)))
-        rows.append(("cache, all tokens", model_cache_bytes(config, counts, load)))
+        rows.append((term("cache_of_one"), model_cache_bytes(config, counts, one)))
+        rows.append((term("cache_of_all"), model_cache_bytes(config, counts, load)))
         if (load.cache or load.dtype) != "int8":
             eight = Load(load.batch, n, dtype=load.dtype, cache="int8")
-            rows.append(("cache, all tokens, int8", model_cache_bytes(config, counts, eight)))
-    rows += _attention_memory(counts, load.work(n, n, causal=config.causal), f", {layers} layers", layers)
-    return Table("memory", "Memory", (Column("what"), Column("bytes", "bytes")), tuple(rows), note=MEMORY_NOTE)
+            rows.append((term("cache_of_all_in", dtype="int8"), model_cache_bytes(config, counts, eight)))
+    rows += _attention_memory(counts, load.work(n, n, causal=config.causal), layers)
+    return Table("memory", term("memory_title"), _BYTES, tuple(rows), note=term("memory_note"))
 
 
 def _layer_memory(counts: Counts, work: Work) -> Table:
-    rows: list[tuple[Value, ...]] = [("weights", counts.parameters * work.size)]
+    rows: list[tuple[Value, ...]] = [(term("weights"), counts.parameters * work.size)]
     window = {"window": work.window, "sinks": work.sinks}
     for dtype in dict.fromkeys((work.cache or work.dtype, "int8")) if _decodes(counts, work) else ():
-        rows.append((f"cache, one token, {dtype}", cache_bytes(counts, 1, dtype=dtype)))
+        rows.append((term("cache_of_one_in", dtype=dtype), cache_bytes(counts, 1, dtype=dtype)))
         full = cache_bytes(counts, work.queries, batch=work.batch, dtype=dtype, **window)  # type: ignore[arg-type]
-        rows.append((f"cache, all tokens, {dtype}", full))
-    rows += _attention_memory(counts, work, "", 1)
-    columns = (Column("what"), Column("bytes", "bytes"))
-    return Table("memory", "Memory of one layer", columns, tuple(rows), note=MEMORY_NOTE)
+        rows.append((term("cache_of_all_in", dtype=dtype), full))
+    rows += _attention_memory(counts, work)
+    return Table("memory", term("layer_memory_title"), _BYTES, tuple(rows), note=term("memory_note"))
 
 
-def _attention_memory(counts: Counts, work: Work, words: str, layers: int) -> list[tuple[Value, ...]]:
-    """Bytes of one layer's scores and of what is kept for the backward pass, materialised and blockwise."""
+def _attention_memory(counts: Counts, work: Work, layers: int | None = None) -> list[tuple[Value, ...]]:
+    """Bytes of one layer's scores and of what is kept for the backward pass of `layers`, materialised and blockwise."""
     rows: list[tuple[Value, ...]] = []
     for name, materialised in (("materialised", True), ("blockwise", False)):
         same = replace(work, materialised=materialised)
-        rows.append((f"scores, {name}, one layer", score_bytes(counts, same)))
-        rows.append((f"kept for backward, {name}{words}", layers * kept_bytes(counts, same)))
+        stored = term(name)
+        kept = term("kept_of_layers", stored=stored, layers=layers) if layers else term("kept_of", stored=stored)
+        rows.append((term("scores_of", stored=stored), score_bytes(counts, same)))
+        rows.append((kept, (layers or 1) * kept_bytes(counts, same)))
     return rows
 
 
 def _stage_table(key: str, title: str, stages: list[Stage], machine: Machine | None, note: str = "") -> Table:
     columns = [
-        Column("step"), Column("FLOPs", "flops", "flops"), Column("exps", "figure", "exponentials"),
-        Column("bytes", "bytes"), Column("FLOP/B", "number", "intensity"),
+        Column(term("step")), Column("FLOPs", "flops", "flops"), Column(term("exps"), "figure", "exponentials"),
+        Column(term("bytes"), "bytes"), Column(term("FLOP/B"), "number", "intensity"),
     ]  # fmt: skip
     whole = Stage(
         "all", sum(s.flops for s in stages), sum(s.bytes for s in stages), sum(s.exponentials for s in stages)
     )
     if machine is not None:
-        columns += [Column("time ≥", "seconds", "seconds"), Column("limit")]
+        columns += [Column(term("time"), "seconds", "seconds"), Column(term("limit"))]
     rows = []
     for stage in [*stages, whole]:
-        row: list[Value] = [stage.name, stage.flops or None, stage.exponentials or None, stage.bytes or None]
+        row: list[Value] = [named(stage.name), stage.flops or None, stage.exponentials or None, stage.bytes or None]
         row.append(stage.intensity if stage.bytes and stage.flops else None)
         if machine is not None:
             seconds = machine.seconds(stages if stage is whole else [stage])
-            row += [seconds or None, "" if stage is whole or not seconds else machine.limit(stage)]
+            row += [seconds or None, "" if stage is whole or not seconds else named(machine.limit(stage))]
         rows.append(tuple(row))
     return Table(key, title, tuple(columns), tuple(rows), total=True, note=note)

@@ -8,11 +8,14 @@ from headwise.costs import Counts, Work, attention_stages
 from headwise.nn.counts import counts_of, sizes_of
 from headwise.nn.named import design_of, names
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, written
+from headwise.textbook.plan.words import term
+from headwise.wording import Bilingual, joined
 
 COLUMNS = (
-    Column("design"), Column("parameters", "count"), Column("met", "figure", "parameters_a_token_meets"),
-    Column("FLOPs", "flops", "flops"), Column("exps", "figure", "exponentials"),
-    Column("cache", "count", "cached_numbers_a_token"), Column("step", "flops", "step_flops"),
+    Column(term("design")), Column(term("parameters"), "count"),
+    Column(term("met"), "figure", "parameters_a_token_meets"),
+    Column("FLOPs", "flops", "flops"), Column(term("exps"), "figure", "exponentials"),
+    Column(term("cache"), "count", "cached_numbers_a_token"), Column(term("one_step"), "flops", "step_flops"),
 )  # fmt: skip
 
 
@@ -25,21 +28,18 @@ def compare_designs(d_model: int, num_heads: int, work: Work, *, num_kv_heads: i
     """
     shared = num_heads // gcd(num_heads, 4) if num_kv_heads is None else num_kv_heads
     rows = tuple(_row(name, d_model, num_heads, shared, work) for name in names())
-    grouped = " and ".join(name for name in names() if sizes_of(name).get("num_kv_heads"))
-    note = (
-        f"met: parameters used per token. FLOPs and exps: one forward pass. cache: numbers per token. step: one "
-        f"decoding step at token {work.queries:,}. {grouped} has {written(shared, 'count')} KV heads; all other "
-        f"options are at their defaults. —: does not support decoding."
-    )
+    grouped = joined((name for name in names() if sizes_of(name).get("num_kv_heads")), " and ", "、")
+    notes = [term("compare_note", n=work.queries, grouped=grouped, shared=written(shared, "count"))]
     for name in names():
         design = design_of(name)
-        remarks = [design.notes.compared, None if design.takes_mask else "full, as it does not support masks"]
-        if any(remarks):
-            note += f" {name}: {', '.join(filter(None, remarks))}."
-    table = Table("comparison", "One layer of each design", COLUMNS, rows, note=note)
-    size = f"{work.batch} × {work.queries:,} tokens, {masked(work)}"
-    meanings = ("A multiply-add is two FLOPs; only matrix products are counted, and exps are the softmax's.",)
-    return Plan(f"Head designs at d_model {d_model:,} and h {num_heads:,}", (("input", size),), (table,), meanings)
+        remarks = [] if (own := design.notes.compared) is None else [Bilingual(*own)]
+        remarks += [] if design.takes_mask else [term("no_masks")]
+        if remarks:
+            notes.append(term("remark", name=name, remarks=joined(remarks)))
+    table = Table("comparison", term("comparison_title"), COLUMNS, rows, note=joined(notes, " ", ""))
+    size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=masked(work))
+    title = term("compare_title", d_model=d_model, h=num_heads)
+    return Plan(title, ((term("input"), size),), (table,), (term("compare_meaning"),))
 
 
 def _row(name: str, d_model: int, num_heads: int, shared: int, work: Work) -> tuple[Value, ...]:

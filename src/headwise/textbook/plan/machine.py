@@ -8,6 +8,7 @@ import torch
 
 from headwise.costs import Machine
 from headwise.kernels.cpu.library import library
+from headwise.textbook.plan.words import term
 
 SECONDS = 0.4  # for each of the two measurements with PyTorch
 DTYPES = {"float32": 0, "bfloat16": 1}  # as native/headwise.h numbers them
@@ -29,7 +30,7 @@ def _compiled(dtype: str) -> Machine | None:
     threads = torch.get_num_threads()
     peak = max(handle.headwise_peak(DTYPES.get(kind, 0), threads) for kind in {"float32", dtype})
     bandwidth = handle.headwise_bandwidth(threads)  # 0 if there is not enough memory
-    return Machine(peak, bandwidth, f"measured with {_threads()} by the compiled kernels") if bandwidth else None
+    return Machine(peak, bandwidth, term("by_kernels", threads=_threads())) if bandwidth else None
 
 
 def _torch(dtype: str) -> Machine:
@@ -37,13 +38,13 @@ def _torch(dtype: str) -> Machine:
     product = min(_product(n, getattr(torch, kind)) for kind in {"float32", dtype})
     source, target = torch.ones(count), torch.ones(count)  # both are written, so that no page fault is measured
     copy = _best(lambda: target.copy_(source))
-    by = f"measured with {_threads()} by torch.mm and Tensor.copy_"
+    by = term("by_torch", threads=_threads())
     return Machine(2 * n**3 / product, 2 * source.nbytes / copy, by)  # a copy reads and writes
 
 
 def _threads() -> str:
     count = torch.get_num_threads()
-    return f"{count} thread{'s' * (count > 1)}"
+    return term("one_thread") if count == 1 else term("threads", count=count)
 
 
 def _product(n: int, dtype: torch.dtype) -> float:

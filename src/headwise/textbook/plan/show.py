@@ -37,22 +37,24 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(Text(in_language(note, lang), style="dim"))
 
 
-def to_markdown(plan: Plan) -> str:
-    """Return the plan as Markdown."""
-    lines = [f"## {plan.title}", ""]
-    lines += [f"- {name}: {value}" for name, value in plan.facts]
+def to_markdown(plan: Plan, lang: str = "en") -> str:
+    """Return the plan as Markdown. lang: "en" or "zh"."""
+    lines = [f"## {in_language(plan.title, lang)}", ""]
+    colon = "：" if lang == "zh" else ": "
+    lines += [f"- {in_language(name, lang)}{colon}{in_language(value, lang)}" for name, value in plan.facts]
     for table in plan.tables:
-        lines += ["", f"### {table.title}", "", markdown_table(table).rstrip()]
+        lines += ["", f"### {in_language(table.title, lang)}", "", markdown_table(table, lang).rstrip()]
         if table.note:
-            lines += ["", table.note]
-    lines += ["", *plan.notes] if plan.notes else []
+            lines += ["", in_language(table.note, lang)]
+    lines += ["", *(in_language(note, lang) for note in plan.notes)] if plan.notes else []
     return "\n".join(lines) + "\n"
 
 
-def markdown_table(table: Table) -> str:
-    """Return a table as Markdown with numbers aligned to the right."""
+def markdown_table(table: Table, lang: str = "en") -> str:
+    """Return a table as Markdown with numbers aligned to the right. lang: "en" or "zh"."""
     rows = [[column.name for column in table.columns], ["---:" if c.unit else "---" for c in table.columns]]
-    return "".join("| " + " | ".join(row) + " |\n" for row in [*rows, *_cells(table)])
+    every = [*rows, *_cells(table)]
+    return "".join("| " + " | ".join(in_language(cell, lang) for cell in row) + " |\n" for row in every)
 
 
 def to_json(plan: Plan) -> str:

@@ -16,17 +16,15 @@ from headwise.costs.communication import (
 )
 from headwise.errors import ConfigError
 from headwise.textbook.plan.tables import Column, Table, Value
+from headwise.textbook.plan.words import named, term
+from headwise.wording import joined
 
 COLUMNS = (
-    Column("way"), Column("forward", "bytes"), Column("backward", "bytes"),
-    Column("weight gradients", "bytes", "weight_gradients"), Column("weights", "bytes"),
-    Column("kept", "bytes", "kept_for_backward"),
+    Column(term("way")), Column(term("forward"), "bytes"), Column(term("backward"), "bytes"),
+    Column(term("weight gradients"), "bytes", "weight_gradients"), Column(term("weights"), "bytes"),
+    Column(term("kept"), "bytes", "kept_for_backward"),
 )  # fmt: skip
-TIMES = (Column("sending", "seconds"), Column("waits", "seconds", "waits_forward"))
-MEANING = (
-    "Bytes per device: sent in a training step, weights, and memory kept for the backward pass. Weight gradients "
-    "are summed where the sequence is partitioned; FSDP can partition those weights."
-)
+TIMES = (Column(term("sending"), "seconds"), Column(term("waits"), "seconds", "waits_forward"))
 
 
 def spread_table(
@@ -58,18 +56,16 @@ def spread_table(
             times.append(layers * way.step / link)
             if machine is not None:
                 waits = exposed_seconds(way, counts, work, devices, peak=machine.peak, link=link)
-                times.append(layers * waits if waits else "nothing")
-        rows.append((way.name, *sent, *times))
-    notes = [MEANING, *refused]
+                times.append(layers * waits if waits else term("nothing"))
+        rows.append((named(way.name), *sent, *times))
+    notes = [term("devices_note"), *refused]
     if link is not None and machine is not None:
         tokens = hiding_tokens(counts, work, machine.peak, link)
-        notes.append(
-            f"A ring hides its forward transfers from {tokens:,.0f} tokens per device on; here each has "
-            f"{work.queries / devices:,.0f}. waits: the time of a forward pass that computation does not hide."
-        )
+        notes.append(term("ring_note", tokens=tokens, here=work.queries / devices))
     columns = COLUMNS + TIMES[: 0 if link is None else 1 if machine is None else 2]
-    what = "One layer" if layers == 1 else f"The attention of {layers} layers"
-    return Table("devices", f"{what} over {devices:,} devices", columns, tuple(rows), note=" ".join(notes))
+    code = "layer_devices_title" if layers == 1 else "devices_title"
+    title = term(code, layers=layers, devices=devices)
+    return Table("devices", title, columns, tuple(rows), note=joined(notes, " ", ""))
 
 
 def _between(counts: Counts, devices: int) -> int | None:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwise.costs import Work
+from headwise.textbook.plan.words import term
+from headwise.wording import Bilingual, joined
 
 Value = int | float | str | None
 
@@ -43,11 +45,13 @@ class Plan:
         return next(table for table in self.tables if table.key == key)
 
 
-def masked(work: Work) -> str:
+def masked(work: Work) -> Bilingual:
     """The mask of a plan's input in words, such as "causal, window of 128 after 4 sinks"."""
-    words = "causal" if work.causal else "full"
-    words += "" if work.window is None else f", window of {work.window:,}"
-    return words + (f" after {work.sinks:,} sinks" if work.sinks else "")
+    words = [term("causal" if work.causal else "full")]
+    if work.window is not None:
+        code = "window_after" if work.sinks else "window_of"
+        words.append(term(code, size=work.window, sinks=work.sinks))
+    return joined(words)
 
 
 def written(value: Value, unit: str) -> str:

@@ -8,12 +8,14 @@ from headwise.costs import Work, attention_stages, cache_bytes, score_bytes
 from headwise.errors import ConfigError
 from headwise.nn.counts import counts_of
 from headwise.textbook.plan.tables import Column, Plan, Table, Value, masked, scaled
+from headwise.textbook.plan.words import term
+from headwise.wording import joined
 
 COLUMNS = (
-    Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"), Column("parameters", "count"),
-    Column("FLOPs", "flops", "flops"), Column("exps", "figure", "exponentials"),
+    Column("h", "count", "num_heads"), Column("d_k", "count", "head_dim"), Column(term("parameters"), "count"),
+    Column("FLOPs", "flops", "flops"), Column(term("exps"), "figure", "exponentials"),
     Column("n×n", "bytes", "materialised_bytes"), Column("lse", "bytes", "blockwise_bytes"),
-    Column("MHA cache", "bytes", "cache_bytes"), Column("MQA cache", "bytes", "mqa_cache_bytes"),
+    Column(term("MHA cache"), "bytes", "cache_bytes"), Column(term("MQA cache"), "bytes", "mqa_cache_bytes"),
 )  # fmt: skip
 
 
@@ -31,18 +33,11 @@ def trade_off(d_model: int, work: Work) -> Plan:
         rows.append(_row(d_model, heads, work))
     if len(rows) == 1:
         raise ConfigError(f"d_model={d_model}: is odd, so no power of two above 1 divides it")
-    note = (
-        "Parameters, FLOPs and MHA's cache do not depend on h; exponentials and scores grow with it. A head's n×n "
-        "scores have rank d_k at most: one head can reach every positive weight matrix if and only if d_k ≥ n "
-        "(Bhojanapalli et al. 2020, 2002.07028)."
-    )
-    table = Table("trade_off", "One layer, h·d_k = d_model", COLUMNS, tuple(rows), note=note)
-    size = f"{work.batch} × {work.queries:,} tokens, {masked(work)}, {work.dtype}"
-    meanings = (
-        "n×n: the scores, if stored; lse: what blockwise attention stores instead, a float32 log-sum-exp per "
-        "query and head. FLOPs are those of matrix products, exps the softmax's exponentials.",
-    )
-    return Plan(f"Number of heads h and head size d_k at d_model {d_model:,}", (("input", size),), (table,), meanings)
+    table = Table("trade_off", term("vary_table_title"), COLUMNS, tuple(rows), note=term("vary_note"))
+    rest = joined([masked(work), work.dtype])
+    size = term("input_of", batch=work.batch, tokens=term("tokens", n=work.queries), rest=rest)
+    title = term("vary_title", d_model=d_model)
+    return Plan(title, ((term("input"), size),), (table,), (term("vary_meaning"),))
 
 
 def plot_trade_off(plan: Plan, path: str | os.PathLike[str]) -> None:
