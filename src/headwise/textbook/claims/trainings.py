@@ -113,10 +113,7 @@ def easier_to_train() -> list[Check | Curve]:
     "多头有“集成学习”的效果。",
     formula=("(L_none − L_one) / (L_none − L_all)", "(L_无 − L_单) / (L_无 − L_全)"),
     at=[place("chapter", "11.9.2", "They have an effect like that of an ensemble.",
-              "提供了一种“集成学习”的效果。", item=3),
-        place("demonstration", "02", "If one head misses something, others make up for it.",
-              "万一某个头漏了什么，其他头能补上。",
-              paragraph=9)],
+              "提供了一种“集成学习”的效果。", item=3)],
     control=("in an ensemble of three models, one member alone gives most of the gain",
              "三个模型的集成中，单个成员就能给出大部分收益"),
     note="集成的成员各自完成同一任务，单个就接近整体；头是一个和中各不相同的项：在训练好的模型中，每层只留一个头，只得"
