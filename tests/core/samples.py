@@ -7,7 +7,7 @@ from torch import Tensor
 
 from headwise.kernels import KERNELS
 from headwise.kernels.call import Call
-from headwise.masks import Causal, Dense, Documents, Everything, Grid, Lengths, Mask, Sinks, Window
+from headwise.masks import Causal, Dense, Documents, Everything, Forbidden, Grid, Lengths, Mask, Sinks, Window
 from headwise.rule import Rule
 from headwise.scores import ALiBi, Bias, RelativeBias, Score, SinkLogits, SoftCap, t5_bias
 
@@ -35,6 +35,7 @@ MASKS: dict[str, Callable[[int, int, int], Mask]] = {
     "nothing for some": lambda b, n, m: Lengths([0] + [m - 1] * (b - 1), [n // 2] + [n] * (b - 1)),
     "documents": lambda b, n, m: Documents(torch.arange(m) // 9) & Causal(),
     "documents and padding": lambda b, n, m: Documents(torch.where(torch.arange(m) < m - 5, torch.arange(m) // 13, -1)),
+    "forbidden": lambda b, n, m: Forbidden(torch.arange(n) % 3 == 1, torch.arange(m) % 11 == 4) & Causal(),
     "dense": lambda b, n, m: Dense(torch.rand(b, 1, n, m, generator=torch.Generator().manual_seed(4)) > 0.7),
 }
 

@@ -107,7 +107,10 @@ class RecognisedRecord(Record):
             new = [name for name in self._forward.layers if name not in self.layers]
             self.layers = (*self.layers, *new)
             left = {one.name: one.reason_and_line for one in not_followed(self._tracked)}
-            given = {name: why for name, why in self._what.unwatched.items() if name not in self.layers}
+            given = {
+                name: why for name, why in self._what.unwatched.items()
+                if not any(layer == name or layer.startswith(f"{name}.") for layer in self.layers)
+            }  # fmt: skip
             self.unwatched = {**left, **given}
             if self._what.known and not (left or given or set(self.layers) - {one.name for one in self._what.known}):
                 self._follows = False
