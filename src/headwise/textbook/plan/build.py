@@ -149,13 +149,8 @@ def _sizes(config: ModelConfig, counts: Counts) -> str:
     parts: list[str] = [layers, f"d_model {c.d_model:,}", *(f"{name} {value}" for name, value in c.sizes)]
     parts.append(term("gated", size=c.d_ff) if c.gated else f"d_ff {c.d_ff:,}")
     if c.experts:
-        active, of = c.active_experts, {"all": c.experts, "parameters": scaled(active_parameters(c, counts), "")}
-        shared = c.shared_experts
-        parts.append(
-            term("shared_experts", active=active, shared=shared, **of)
-            if shared
-            else term("experts", active=active, **of)
-        )
+        code, met = "shared_experts" if c.shared_experts else "experts", scaled(active_parameters(c, counts), "")
+        parts.append(term(code, active=c.active_experts, all=c.experts, shared=c.shared_experts, parameters=met))
     parts.append(term("tied_vocabulary" if c.output == "tied" else "vocabulary_of", size=c.vocab))
     return joined([*parts, term("window", size=c.window)] if c.window else parts)
 
