@@ -13,15 +13,12 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 import headwise.kernels.cpu.library as compiled
 from headwise.errors import HeadwiseError, KernelError
 from headwise.kernels import AUTOMATIC, KERNELS, choose
 from headwise.kernels.call import Call
-from headwise.kernels.cpu.measure import SHAPE, Timing, measure_targets
+from headwise.kernels.cpu.measure import Timing, measure_targets
 from headwise.masks import Causal, Everything, Grid, Lengths, Mask, Window
 from headwise.rule import Rule
 
@@ -91,53 +88,6 @@ def examine(*, measure: bool = False) -> Examination:
     )
 
 
-def print_examination(found: Examination, console: Console) -> None:
-    """Print versions, machine, the compiled library, and a row per typical call."""
-    facts = {name: version or "not installed" for name, version in found.versions.items()}
-    facts |= {name: "none" if value is None else str(value) for name, value in found.machine.items()}
-    facts |= _native_facts(found.native)
-    facts["kernels"] = f"auto tries {', then '.join(found.automatic)}; available by name only: {', '.join(found.named)}"
-    # A setting in the environment that no kernel supports affects every call, and is printed once.
-    errors = {choice.refusals.get("auto") for choice in found.choices if choice.picked is None}
-    everywhere = errors.pop() if len(errors) == 1 and all(choice.picked is None for choice in found.choices) else None
-    if everywhere is not None and everywhere != found.native.reason:
-        facts["no call runs"] = everywhere
-    margin = max(map(len, facts))
-    for name, value in facts.items():
-        console.print(Text(f"{name:>{margin}}  ", style="dim") + Text(value), soft_wrap=True)
-    if everywhere is not None:
-        return
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column("call")
-    table.add_column("selected", no_wrap=True)
-    table.add_column("why not the others", overflow="fold")
-    for choice in found.choices:
-        refusals = Text("\n").join(Text(f"{name}: {why}") for name, why in choice.refusals.items())
-        table.add_row(Text(choice.call), Text(choice.picked or "none", style="bold"), refusals)
-    console.print()
-    console.print(table)
-    for timing in found.timings or ():
-        console.print()
-        console.print(_timing_table(timing))
-        if timing.wrong:
-            console.print(
-                f"The selected target is not the fastest here: set HEADWISE_TARGET={timing.fastest} for "
-                f"{timing.dtype}, and please report this output.",
-                style="yellow",
-            )
-
-
-def _timing_table(timing: Timing) -> Table:
-    """Targets by time, the fastest first."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
-    table.add_column(f"{timing.dtype}, {' × '.join(map(str, SHAPE))}, forward", no_wrap=True)
-    table.add_column("ms", justify="right")
-    table.add_column("")
-    for name, milliseconds in sorted(timing.milliseconds.items(), key=lambda item: item[1]):
-        table.add_row(name, f"{milliseconds:.1f}", "selected" if name == timing.selected else "")
-    return table
-
-
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -178,31 +128,6 @@ def _native() -> Native:
         refusal = found.refusal(name) if name in inside else None
         targets.append(Target(name, name in inside, lacking, refusal))
     return Native(str(found.path), found.reason, compiled.ABI, found.target(), forced, targets)
-
-
-def _native_facts(native: Native) -> dict[str, str]:
-    """The library as facts: its path, the target in use, and why faster targets are not."""
-    facts = {"compiled kernels": native.path}
-    if native.reason is not None:
-        return facts | {"not loaded": native.reason}
-    inside = ", ".join(target.name for target in native.targets if target.compiled)
-    facts |= {"ABI version": str(native.abi), "targets": inside, "target in use": str(native.target)}
-    if native.forced:
-        facts["target in use"] += f" (HEADWISE_TARGET={native.forced})"
-    names = [target.name for target in native.targets]
-    for target in native.targets[names.index(str(native.target)) + 1 :]:
-        if not target.compiled:
-            why = "not compiled: built for another processor or with an older compiler"
-        elif target.lacking:
-            why = f"the CPU lacks {', '.join(target.lacking)}"
-        elif target.refusal:
-            why = target.refusal
-        elif native.forced:
-            why = "disabled by HEADWISE_TARGET"
-        else:
-            why = f"{native.target} is faster on this CPU; HEADWISE_TARGET={target.name} selects it all the same"
-        facts[f"not {target.name}"] = why
-    return facts
 
 
 def _cpuinfo(field: str) -> str:

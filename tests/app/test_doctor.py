@@ -1,6 +1,7 @@
 """`headwise doctor` says what runs here, and agrees with what then runs."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from rich.console import Console
 
 import headwise.kernels.cpu.library as compiled
 from headwise.attention import attend
-from headwise.doctor import NEEDS, Choice, Examination, Native, Target, _native_facts, examine, print_examination
+from headwise.cli.examination import named, native_facts, print_examination, reason
+from headwise.doctor import NEEDS, Choice, Examination, Native, Target, examine
 from headwise.kernels import AUTOMATIC, KERNELS
 from headwise.kernels.cpu.measure import Timing
 from headwise.masks import Causal, Window
+from headwise.wording import in_language, speaking
 
 
 @pytest.fixture(scope="module")
@@ -143,5 +146,28 @@ def test_selected_target_that_is_slower_is_reported(found: Examination, capsys: 
 )
 def test_why_nothing_faster_runs(target: Target, forced: str | None, words: str) -> None:
     native = Native("lib", None, 1, "avx2", forced, [Target("portable", True, []), Target("avx2", True, []), target])
-    assert words in _native_facts(native)["not avx512"]
-    assert "not portable" not in _native_facts(native)
+    assert words in native_facts(native)["not avx512"]
+    assert "not portable" not in native_facts(native)
+
+
+def test_the_examination_is_in_chinese(found: Examination, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [*found.machine, *(choice.call for choice in found.choices)]
+    reasons = {choice.refusals.get(name) for choice in found.choices for name in ("torch_fused", "reference")} - {None}
+    assert len(reasons) > 2
+    for words in (*map(named, names), *map(reason, reasons)):
+        assert re.search("[一-鿿]", in_language(words, "zh")), words
+    slow = Timing("bfloat16", {"avx512bf16": 141.0, "avx512": 93.0}, "avx512bf16")
+    targets = [Target("avx2", True, []), Target("avx512", True, ["avx512f"]), Target("amx", False, [])]
+    native = Native("lib.so", None, 1, "avx2", None, targets)
+    with speaking("zh"):
+        text = shown(replace(found, native=native, timings=[slow]), 200, capsys)
+    for words in (
+        "未用 avx512  CPU 不支持 avx512f\n",
+        "未用 amx  未编译：",
+        "对 bfloat16 请设置",
+        "因果，滑动窗口 128",
+    ):
+        assert words in text
+    assert re.findall(r"(?<![\w(])[A-Za-z]+ [a-z]+ [a-z]+", text) == []
+    with speaking("en"):
+        assert re.search("[一-鿿]", shown(replace(found, timings=[slow]), 200, capsys)) is None

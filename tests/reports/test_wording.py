@@ -8,6 +8,7 @@ from string import Formatter
 import pytest
 
 from headwise.analysis.head_roles import DEFINITIONS
+from headwise.cli.examination import TERMS as DOCTOR
 from headwise.cli.words import SENTENCES as COMMANDS
 from headwise.compress.words import TERMS
 from headwise.corpus.printing import WORDS as SWEEPS
@@ -32,6 +33,7 @@ TABLES = {
     "changes": TERMS,
     "sweeps": SWEEPS,
     "plans": PLANS,
+    "doctor": DOCTOR,
 }
 # Names, signs and formulas, and the word for the other language.
 SAME = [
@@ -42,6 +44,7 @@ SAME = [
     TERMS["named_sizes"],
     PLANS["input_of"],
     PLANS["remark"],
+    DOCTOR["refusal"],
 ]
 EVERY = [(f"{table}-{key}", both) for table, entries in TABLES.items() for key, both in entries.items()]
 

@@ -125,7 +125,8 @@ def doctor(
     import json
     from dataclasses import asdict
 
-    from headwise.doctor import examine, print_examination
+    from headwise.cli.examination import print_examination
+    from headwise.doctor import examine
 
     if as_json:
         sys.stdout.write(json.dumps(asdict(examine(measure=measure)), indent=2) + "\n")

@@ -1,0 +1,175 @@
+"""What `headwise doctor` prints, in English and in Chinese."""
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headwise.doctor import Examination, Native
+from headwise.kernels.cpu.measure import SHAPE, Timing
+from headwise.wording import Bilingual, Message, in_language, joined, language
+
+TERMS: dict[str, tuple[str, str]] = {
+    # Facts, as `headwise.doctor` names them.
+    "system": ("system", "系统"),
+    "CPU": ("CPU", "CPU 型号"),
+    "CPU cores": ("CPU cores", "CPU 核数"),
+    "threads": ("threads", "线程数"),
+    "PyTorch's vectors": ("PyTorch's vectors", "PyTorch 的向量指令"),
+    "PyTorch's BLAS": ("PyTorch's BLAS", "PyTorch 的 BLAS 库"),
+    "GPU": ("GPU", "GPU 型号"),
+    "environment": ("environment", "环境变量"),
+    "compiled kernels": ("compiled kernels", "编译内核"),
+    "not loaded": ("not loaded", "未加载"),
+    "ABI version": ("ABI version", "ABI 版本"),
+    "targets": ("targets", "指令集"),
+    "target in use": ("target in use", "所用指令集"),
+    "not_target": ("not {target}", "未用 {target}"),
+    "kernels": ("kernels", "内核"),
+    "no call runs": ("no call runs", "任何调用都无法运行"),
+    # Values of facts.
+    "not installed": ("not installed", "未安装"),
+    "none": ("none", "无"),
+    "kernels_of": (
+        "auto tries {automatic}; available by name only: {named}", "auto 依次尝试 {automatic}；只能指名使用：{named}"
+    ),
+    "not compiled": (
+        "not compiled: built for another processor or with an older compiler",
+        "未编译：构建时针对其他处理器，或编译器较旧",
+    ),
+    "lacking": ("the CPU lacks {flags}", "CPU 不支持 {flags}"),
+    "disabled": ("disabled by HEADWISE_TARGET", "被 HEADWISE_TARGET 禁用"),
+    "slower": (
+        "{used} is faster on this CPU; HEADWISE_TARGET={target} selects it all the same",
+        "{used} 在此 CPU 上更快；仍可用 HEADWISE_TARGET={target} 选用",
+    ),
+    # Tables.
+    "call": ("call", "调用"),
+    "selected": ("selected", "选用"),
+    "why not the others": ("why not the others", "未选其他内核的原因"),
+    "refusal": ("{kernel}: {why}", "{kernel}：{why}"),
+    "1024 tokens, float32": ("1024 tokens, float32", "1024 个词元，float32"),
+    "causal, float32": ("causal, float32", "因果，float32"),
+    "causal, bfloat16": ("causal, bfloat16", "因果，bfloat16"),
+    "causal, with gradients": ("causal, with gradients", "因果，求梯度"),
+    "causal, with gradients and dropout": ("causal, with gradients and dropout", "因果，求梯度并用 dropout"),
+    "causal, sliding window of 128": ("causal, sliding window of 128", "因果，滑动窗口 128"),
+    "padded sequences": ("padded sequences", "带填充的序列"),
+    "one decoding step, 3 KV heads": ("one decoding step, 3 KV heads", "一步解码，3 个键值头"),
+    "causal, bfloat16, on the GPU": ("causal, bfloat16, on the GPU", "因果，bfloat16，在 GPU 上"),
+    "timing": ("{dtype}, {shape}, forward", "{dtype}，{shape}，前向"),
+    "ms": ("ms", "毫秒"),
+    "not_fastest": (
+        "The selected target is not the fastest here: set HEADWISE_TARGET={fastest} for {dtype}, and please report "
+        "this output.",
+        "选用的指令集在这里不是最快的：对 {dtype} 请设置 HEADWISE_TARGET={fastest}，并请报告此输出。",
+    ),
+}  # fmt: skip
+# How the reasons of kernels begin; what follows is a name or a number.
+REASONS: dict[str, str] = {
+    "Triton is not installed": "未安装 Triton",
+    "it does not support dropout": "不支持 dropout",
+    "it does not support the scores ": "不支持此分数项：",
+    "it supports no mask but Causal(), got ": "除 Causal() 外不支持其他掩码，实际为 ",
+    "it requires tensors on the CPU, got ": "要求张量在 CPU 上，实际在 ",
+    "it requires an NVIDIA GPU (or TRITON_INTERPRET=1, for tests), got ": (
+        "需要 NVIDIA GPU（测试时可设 TRITON_INTERPRET=1），实际为 "
+    ),
+    "it requires an NVIDIA GPU, got an AMD GPU": "需要 NVIDIA GPU，实际为 AMD GPU",
+    "it computes in float32, got ": "以 float32 计算，实际为 ",
+    "there are no queries or no keys": "没有查询或没有键",
+}
+
+
+def term(code: str, /, **values: int | float | str) -> Message:
+    """One of TERMS with its values."""
+    return Message(code, *TERMS[code], **values)
+
+
+def named(name: str) -> str:
+    """A name of an examination in both languages; as it is if it has no Chinese one."""
+    return term(name) if name in TERMS else name
+
+
+def reason(text: str) -> str:
+    """Why a kernel does not support a call, in both languages; as it is if it has no Chinese version."""
+    begins = next((words for words in REASONS if text.startswith(words)), None)
+    return text if begins is None else Bilingual(text, REASONS[begins] + text.removeprefix(begins))
+
+
+def print_examination(found: Examination, console: Console) -> None:
+    """Print versions, machine, the compiled library, and a row per typical call, in the user's language."""
+    lang = language()
+    facts: dict[str, str] = {name: version or term("not installed") for name, version in found.versions.items()}
+    facts |= {named(name): term("none") if value is None else str(value) for name, value in found.machine.items()}
+    facts |= native_facts(found.native)
+    order, rest = joined(found.automatic, ", then ", "、"), joined(found.named, zh="、")
+    facts[term("kernels")] = term("kernels_of", automatic=order, named=rest)
+    # A setting in the environment that no kernel supports affects every call, and is printed once.
+    errors = {choice.refusals.get("auto") for choice in found.choices if choice.picked is None}
+    everywhere = errors.pop() if len(errors) == 1 and all(choice.picked is None for choice in found.choices) else None
+    if everywhere is not None and everywhere != found.native.reason:
+        facts[term("no call runs")] = everywhere
+    shown = [(in_language(name, lang), in_language(value, lang)) for name, value in facts.items()]
+    margin = max(cell_len(name) for name, _ in shown)
+    for name, value in shown:
+        left = " " * (margin - cell_len(name)) + name
+        console.print(Text(f"{left}  ", style="dim") + Text(value), soft_wrap=True)
+    if everywhere is not None:
+        return
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    table.add_column(in_language(term("call"), lang))
+    table.add_column(in_language(term("selected"), lang), no_wrap=True)
+    table.add_column(in_language(term("why not the others"), lang), overflow="fold")
+    for choice in found.choices:
+        refusals = (term("refusal", kernel=name, why=reason(why)) for name, why in choice.refusals.items())
+        picked = in_language(choice.picked or term("none"), lang)
+        lines = Text("\n").join(Text(in_language(line, lang)) for line in refusals)
+        table.add_row(Text(in_language(named(choice.call), lang)), Text(picked, style="bold"), lines)
+    console.print()
+    console.print(table)
+    for timing in found.timings or ():
+        console.print()
+        console.print(_timing_table(timing, lang))
+        if timing.wrong:
+            slow = term("not_fastest", fastest=timing.fastest, dtype=timing.dtype)
+            console.print(in_language(slow, lang), style="yellow")
+
+
+def _timing_table(timing: Timing, lang: str) -> Table:
+    """Targets by time, the fastest first."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1))
+    head = term("timing", dtype=timing.dtype, shape=" × ".join(map(str, SHAPE)))
+    table.add_column(in_language(head, lang), no_wrap=True)
+    table.add_column(in_language(term("ms"), lang), justify="right")
+    table.add_column("")
+    for name, milliseconds in sorted(timing.milliseconds.items(), key=lambda item: item[1]):
+        table.add_row(
+            name, f"{milliseconds:.1f}", in_language(term("selected"), lang) if name == timing.selected else ""
+        )
+    return table
+
+
+def native_facts(native: Native) -> dict[str, str]:
+    """The library as facts: its path, the target in use, and why faster targets are not."""
+    facts: dict[str, str] = {term("compiled kernels"): native.path}
+    if native.reason is not None:
+        return facts | {term("not loaded"): native.reason}
+    inside = ", ".join(target.name for target in native.targets if target.compiled)
+    used = str(native.target) + (f" (HEADWISE_TARGET={native.forced})" if native.forced else "")
+    facts |= {term("ABI version"): str(native.abi), term("targets"): inside, term("target in use"): used}
+    names = [target.name for target in native.targets]
+    for target in native.targets[names.index(str(native.target)) + 1 :]:
+        why: str
+        if not target.compiled:
+            why = term("not compiled")
+        elif target.lacking:
+            why = term("lacking", flags=joined(target.lacking, zh="、"))
+        elif target.refusal:
+            why = reason(target.refusal)
+        elif native.forced:
+            why = term("disabled")
+        else:
+            why = term("slower", used=str(native.target), target=target.name)
+        facts[term("not_target", target=target.name)] = why
+    return facts
