@@ -35,7 +35,7 @@ MASKS: dict[str, Callable[[int, int, int], Mask]] = {
     "nothing for some": lambda b, n, m: Lengths([0] + [m - 1] * (b - 1), [n // 2] + [n] * (b - 1)),
     "documents": lambda b, n, m: Documents(torch.arange(m) // 9) & Causal(),
     "documents and padding": lambda b, n, m: Documents(torch.where(torch.arange(m) < m - 5, torch.arange(m) // 13, -1)),
-    "forbidden": lambda b, n, m: Forbidden(torch.arange(n) % 3 == 1, torch.arange(m) % 11 == 4) & Causal(),
+    "forbidden": lambda b, n, m: Forbidden(torch.arange(n) % 3 == 1, torch.arange(m) % (m // 5 + 2) == 4) & Causal(),
     "dense": lambda b, n, m: Dense(torch.rand(b, 1, n, m, generator=torch.Generator().manual_seed(4)) > 0.7),
 }
 
