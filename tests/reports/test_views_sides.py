@@ -57,7 +57,7 @@ def test_passages_of_two_models_are_refused(layers: int, heads: int) -> None:
     refused = (
         f"'of another model' has maps of {layers} layers × {heads} heads, expected 3 × 3: a report is of one model"
     )
-    with pytest.raises(ShapeError, match=f"'of another model' has maps {re.escape(refused)}"):
+    with pytest.raises(ShapeError, match=re.escape(refused)):
         replace(report, passages=[*report.passages, other])
 
 
