@@ -170,6 +170,27 @@ def test_a_record_is_shown_with_its_tokens():
     assert found.passages[1].tokens[3] == "tok3"
 
 
+HOSTILE_LAYER = HOSTILE.replace(".", "")  # no dot is possible in a module's name
+
+
+@pytest.mark.parametrize("maps", ["lazy", "pooled", "none"])
+def test_names_of_layers_are_text_in_a_record_and_its_report(maps):
+    torch.manual_seed(0)
+    model, layer = torch.nn.Sequential(), torch.nn.TransformerEncoderLayer(12, 3, 17, batch_first=True)
+    model.add_module(HOSTILE_LAYER, layer)
+    with hw.watch(model.eval(), measures=["entropy"], maps=maps) as found, torch.no_grad():
+        model(torch.randn(2, 11, 12))
+    pages = [found._repr_html_(), found.table()._repr_html_()]
+    if maps == "lazy":
+        pages.append(hw.show(found, pieces=[[HOSTILE] * 11] * 2)._repr_html_())
+    for page in pages:
+        assert "<img src=x" not in page
+        assert "<!--" not in page
+    assert any(html.escape(HOSTILE_LAYER) in page for page in pages)
+    for frame in (frame for page in pages for frame in frames(page)):
+        assert "<img src=x" not in frame
+
+
 @pytest.mark.parametrize("design", hw.nn.DESIGNS)
 def test_each_design_shows_its_steps_and_parameters(design):
     layer = hw.nn.DESIGNS[design].build(12, 6).train()

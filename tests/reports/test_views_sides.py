@@ -1,12 +1,13 @@
 """Maps whose queries and keys are two texts, passages of some layers only, special tokens: as data and on the page."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from test_views_browser import BROWSER, played
-from view_samples import HOSTILE, weights
+from view_samples import HOSTILE, passage, report_of, weights
 
 from headwise.errors import ShapeError
 from headwise.reports.data import Passage, Report
@@ -46,6 +47,18 @@ def test_sides_that_do_not_fit_are_refused(change: dict, words: str) -> None:
         replace(cross_report().passages[1], **change)
     with pytest.raises(ShapeError, match="ascending"):
         replace(cross_report().passages[0], layers=[2, 0])
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(3, 5), (2, 3), (5, 3)])
+def test_passages_of_two_models_are_refused(layers: int, heads: int) -> None:
+    report = report_of(passage("seven 7", layers=3, heads=3))
+    tokens = ["se", "ven"]  # of another tokenizer
+    other = passage(tokens, "of another model", layers=layers, heads=heads)
+    refused = (
+        f"'of another model' has maps of {layers} layers × {heads} heads, expected 3 × 3: a report is of one model"
+    )
+    with pytest.raises(ShapeError, match=re.escape(refused)):
+        replace(report, passages=[*report.passages, other])
 
 
 @pytest.mark.thorough

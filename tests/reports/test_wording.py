@@ -45,6 +45,7 @@ SAME = [
     PLANS["input_of"],
     PLANS["remark"],
     DOCTOR["refusal"],
+    SWEEPS["model_of"],
 ]
 EVERY = [(f"{table}-{key}", both) for table, entries in TABLES.items() for key, both in entries.items()]
 

@@ -28,6 +28,7 @@ from headwise.corpus.work import Work
 from headwise.errors import CheckpointError, ConfigError, TextError
 from headwise.outputs import check_writable
 from headwise.progress import Progress
+from headwise.wording import in_language
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def begin(
     """
     model = {
         "name": work.loaded.name, "about": work.loaded.about, "sha256": weights_print(work.loaded),
+        "zh": {key: in_language(getattr(work.loaded, key), "zh") for key in ("name", "about")},
         "versions": {name: metadata.version(name) for name in ("headwise", "torch")},
     }  # fmt: skip
     if ranks.first and _finished(journal, output, restart):

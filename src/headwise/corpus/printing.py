@@ -15,6 +15,7 @@ SHOWN = 12  # heads
 _WIDE = "\ue000"  # a sign that no text has
 WORDS: dict[str, tuple[str, str]] = {
     "model": ("model", "模型"),
+    "model_of": ("{name}: {about}", "{name}：{about}"),
     "corpus": ("corpus", "语料"),
     "kernel": ("kernel", "计算内核"),
     "table": ("table", "表格"),
@@ -63,11 +64,12 @@ def print_measures(
     """
     about, total, lang = found.about, found.total, language()
     took = "" if seconds is None else _said("took", time=duration(seconds, lang))
+    model = about["model"] | about["model"].get("zh", {}) if lang == "zh" else about["model"]
     files = len(about["files"])
     counted = _said("one_file") if files == 1 else _said("files", count=files)
     corpus = _said("corpus_of", files=counted, tokens=total.tokens, windows=total.windows, took=took)
     facts = [
-        ("model", f"{about['model']['name']}: {about['model']['about']}"),
+        ("model", _said("model_of", **{key: model[key] for key in ("name", "about")})),
         ("corpus", corpus),
         ("kernel", ", ".join(about["kernels"])),
         ("table", _said("table_of", path=str(found.path), heads=len(found.heads), measures=len(found.measures))),

@@ -136,7 +136,10 @@ class Report(Shown):
         for passage in self.passages:
             shown, shape = self.shown_in(passage), passage.maps.shape[:2]
             if shown[-1] >= layers or shape[1] != most or not (passage.layers or len(shown) == layers):
-                raise ShapeError(f"Report(passages): maps of layers × heads {shape}, expected {self.shape}")
+                raise ShapeError(
+                    f"Report(passages): {passage.title!r} has maps of {shape[0]} layers × {shape[1]} heads, expected "
+                    f"{layers} × {most}: a report is of one model; make one for each"
+                )
         for name, rows in (("patterns", self.patterns), ("roles", self.roles or [[[]] * most] * layers)):
             if [len(row) for row in rows] != [most] * layers:
                 raise ShapeError(f"Report({name}): expected {layers} rows of {most}")
