@@ -128,6 +128,15 @@ def test_a_compiled_model_is_watched(inside, x):
     torch.testing.assert_close(compiled(x), expected)
 
 
+def test_a_model_within_a_compiled_one_is_refused(x):
+    model = model_of().eval()
+    compiled = torch.compile(model, backend="eager")
+    refused = pytest.raises(ConfigError, match=r"watch\(model\): Sequential is called by a compiled module")
+    with hw.watch(model), refused:
+        compiled(x)
+    torch.compiler.reset()
+
+
 def test_a_report_is_made_of_a_record(x, tmp_path):
     model = model_of()
     with hw.watch(model, maps="lazy") as record:

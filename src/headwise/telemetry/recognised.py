@@ -88,15 +88,22 @@ class RecognisedRecord(Record):
         self._tracked: Tracked | None = None
         self._compared: set[nn.Module] = set()
         self._compiled = compiled_parts(model.named_modules())
+        self._in_graph = False
 
     def modules(self) -> dict[str, nn.Module]:
         """name → attention module of every layer so far."""
         named = super().modules()
         return {name: named[name] for name in self.layers}
 
+    def _before(self, module: nn.Module, args: Any) -> None:
+        self._in_graph = torch.compiler.is_compiling()  # in code that torch.compile traces, unlike what this calls
+        super()._before(module, args)
+
     def _begin_forward(self) -> None:
+        if self._in_graph:
+            _refuse_graph(self.model, "watch", known=bool(self._what.known))
         super()._begin_forward()
-        if not self._follows:
+        if not self._follows or self._in_graph:
             return
         _warn_of(self._compiled, self.model, "watch")
         self._tracked = self._following.enter_context(recognising(self._modules, self._what.aside, self._compared))
@@ -140,11 +147,16 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
     following = ExitStack()
     compiled = compiled_parts(model.named_modules())
 
-    @eager
     def before(module: nn.Module, args: Any) -> None:
+        begin(module, torch.compiler.is_compiling())  # in code that torch.compile traces
+
+    @eager
+    def begin(module: nn.Module, in_graph: bool) -> None:
         if module in gates and not in_backward() and torch.is_grad_enabled():
+            if in_graph:
+                _refuse_graph(model, caller, known=bool(what.known))
             running.append(module)
-            if len(running) == 1:
+            if len(running) == 1 and not in_graph:
                 _warn_of(compiled, model, caller)
                 seen[:] = [following.enter_context(recognising(modules, what.aside, compared))]
 
@@ -163,6 +175,16 @@ def recognised_forwards(model: nn.Module, what: Chosen, caller: str) -> Iterator
             ):  # fmt: skip
                 hooks.callback(handle.remove)
         yield seen
+
+
+def _refuse_graph(model: nn.Module, caller: str, *, known: bool) -> None:
+    """Raise if attention must be recognised in a graph of torch.compile; known layers are seen there."""
+    if not known:
+        name = type(model).__name__
+        raise ConfigError(
+            f"{caller}(model): {name} is called by a compiled module, in which attention cannot be recognised; give the "
+            f"module that torch.compile returned, which then runs uncompiled"
+        )
 
 
 def _warn_of(compiled: list[str], model: nn.Module, caller: str) -> None:
