@@ -131,7 +131,7 @@ def test_a_compiled_model_is_watched(inside, x):
 def test_a_model_within_a_compiled_one_is_refused(x):
     model = model_of().eval()
     compiled = torch.compile(model, backend="eager")
-    refused = pytest.raises(ConfigError, match=r"watch\(model\): Sequential is called by a compiled module")
+    refused = pytest.raises(hw.ConfigError, match=r"watch\(model\): Sequential is called by a compiled module")
     with hw.watch(model), refused:
         compiled(x)
     torch.compiler.reset()

@@ -182,8 +182,8 @@ def _refuse_graph(model: nn.Module, caller: str, *, known: bool) -> None:
     if not known:
         name = type(model).__name__
         raise ConfigError(
-            f"{caller}(model): {name} is called by a compiled module, in which attention cannot be recognised; give the "
-            f"module that torch.compile returned, which then runs uncompiled"
+            f"{caller}(model): {name} is called by a compiled module, in which attention cannot be recognised; give "
+            f"the module that torch.compile returned, which then runs uncompiled"
         )
 
 
