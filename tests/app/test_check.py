@@ -17,7 +17,7 @@ WRONG = "def split_heads(x, h):\n    return x.view(x.shape[0], h, x.shape[1], -1
 
 def graded(body: str, **limits: float) -> Grade:
     return grade(
-        EXERCISE, f"import os, time, torch\ndef split_heads(x, h):\n    {body}\n", **{"seconds": 1.0, **limits}
+        EXERCISE, f"import os, time, torch\ndef split_heads(x, h):\n    {body}\n", **{"seconds": 60.0, **limits}
     )
 
 
@@ -64,7 +64,8 @@ def test_a_wrong_answer_gets_the_smallest_input_on_which_it_is_wrong(headwise: C
 def test_code_that_misbehaves_is_ended_with_one_line(body: str, reason: str):
     from re import search
 
-    said = why(graded(body))
+    limits = {"seconds": 1.0} if "longer" in reason else {}  # any other end must not depend on the processor's speed
+    said = why(graded(body, **limits))
     assert search(reason, said), said
     assert "\n" not in said
 
