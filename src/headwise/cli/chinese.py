@@ -130,6 +130,10 @@ HELP: dict[str, str] = {
     "Tokens from one window to the next; default: the window, without overlap.":
         "相邻窗口起点之间的词元数；默认等于窗口长度，不重叠。",
     "Windows per batch.": "每批的窗口数。",
+    "Passages to keep of each head: the strongest, and as many sampled ones; 0 for none.":
+        "每个头保留的段落数：最强的若干段，以及同样多的抽样段落；0 表示不保留。",
+    "What makes a passage strong: weight, or a measure of queries such as induction_mass.":
+        "以什么衡量段落的强弱：weight（权重），或某个按查询计算的统计量，例如 induction_mass。",
     "Stop after this many tokens.": "处理这么多词元后停止。",
     "all, or file for separate numbers per file.": "all，或 file（按文件分别统计）。",
     "Field of JSON lines, or column of Parquet, that contains the text.":

@@ -40,6 +40,12 @@ def measure(
     ] = "text",
     layers: Annotated[str | None, typer.Option(help="Layers to include: 0,4-7.")] = None,
     heads: Annotated[str | None, typer.Option(help="Heads of each layer to include: 0,4-7.")] = None,
+    passages: Annotated[
+        int, typer.Option(help="Passages to keep of each head: the strongest, and as many sampled ones; 0 for none.")
+    ] = 8,
+    strongest_by: Annotated[
+        str, typer.Option(help="What makes a passage strong: weight, or a measure of queries such as induction_mass.")
+    ] = "weight",
     device: Annotated[str | None, typer.Option(help="cpu, cuda …; default: a GPU if there is one.")] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Dtype of the weights: float32, bfloat16 or float16; default: float32.")
@@ -62,7 +68,8 @@ def measure(
             _measure(
                 ranks, files, out, sort, png, model=model, measures=measures, window=window, stride=stride, batch=batch,
                 max_tokens=max_tokens, per=per, field=field, layers=_numbers("layers", layers),
-                heads=_numbers("heads", heads), device=device, dtype=dtype, restart=restart,
+                heads=_numbers("heads", heads), passages=passages,
+                strongest_by=strongest_by, device=device, dtype=dtype, restart=restart,
             )  # fmt: skip
     except KeyboardInterrupt as stop:
         if ranks.first:

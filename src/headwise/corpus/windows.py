@@ -25,7 +25,7 @@ class TextWindow:
         ids: [n] int64 with special tokens. content: the number of its tokens that are in no earlier window.
         source: the number of the file. where: the place of the text in it; first: its first token in the text.
         pieces: the text of each token, "" for special ones. special: [n] boolean, the tokens outside the text.
-        share: bytes of the corpus in it.
+        share: bytes of the corpus in it. room: tokens of the text in a full window. number: in the order of a unit.
     """
 
     ids: Tensor
@@ -36,6 +36,8 @@ class TextWindow:
     pieces: Sequence[str]
     special: Tensor
     share: float
+    room: int
+    number: int = 0
 
     def __str__(self) -> str:
         return f"the text at {self.where}, window from token {self.first:,}"
@@ -99,7 +101,7 @@ def windows(
         special[len(head) : len(whole) - len(tail)] = False
         new = stop - max(done, first)
         here = [*head, *pieces[first:stop], *tail]
-        yield TextWindow(whole, new, source, where, first, here, special, size * new / len(ids))
+        yield TextWindow(whole, new, source, where, first, here, special, size * new / len(ids), content)
         done = stop
         if stop == len(ids):
             return
