@@ -86,6 +86,14 @@ def give_back(targets: Sequence[nn.Module]) -> None:
                 _family(target).restore(target)
 
 
+def computed(module: nn.Module) -> bool:
+    """Whether headwise computes the attention of a module: its own layers, and converted modules."""
+    if isinstance(module, AttentionLayer | MultiheadAttention):
+        return True
+    implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
+    return implementation == switching.NAME and calls_interface(module)
+
+
 def _family(target: nn.Module) -> Any:
     return torch if isinstance(target, nn.MultiheadAttention) else switching
 
