@@ -17,7 +17,16 @@ __all__ = [
 
 
 class HeadwiseError(ValueError):
-    """Base class of errors that a caller can fix; the message names the argument, its value and what was expected."""
+    """Base class of errors that a caller can fix; the message names the argument, its value and what was expected.
+
+    Args:
+        message: in English, which `str(error)` is. zh: the same in Chinese, which the command line prints with
+            `--lang zh`; default: the English message.
+    """
+
+    def __init__(self, message: str = "", zh: str | None = None) -> None:
+        super().__init__(message)
+        self.zh = message if zh is None else zh
 
 
 class ShapeError(HeadwiseError):

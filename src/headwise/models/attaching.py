@@ -46,7 +46,8 @@ def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch
             attention that is written by hand.
         copy: attach a deepcopy, the handle's `.model`; the model itself is unchanged.
         weights: attention modules of transformers return their weights from every call, as with "eager", to the hooks
-            of other libraries: `AttentionWeights`, which are computed when they are read. Without it, only calls with
+            of other libraries: `AttentionWeights`, which are computed when they are read. What such a library changes
+            in them, where eager attention drops some of the weights, changes the output. Without it, only calls with
             output_attentions=True return them.
         batch: a tensor, a tuple of arguments or a mapping of keyword arguments. The model is called with it once,
             without gradients, and attention that is recognised in it is attached too where modules of the other kinds
@@ -73,6 +74,11 @@ def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch
             raise ConfigError(
                 f"attach(model): {name or type(model).__name__} is attached already; call .detach() on its handle first"
             )
+    if weights and (traced := next((place for place in places if _rewritten(place.module)), None)):
+        raise ConfigError(
+            f"attach(model, weights=True): nnsight has rewritten the attention function of {traced.name}, and would "
+            f"use that one further; attach the model first, then wrap it: StandardizedTransformer(model, …)"
+        )
     targets = [target for target in targets if taken_anew(target)]
     parts = {part for target in targets for part in target.modules()}
     taken = [place for place in places if place.module in parts and place.kind != "headwise"]
@@ -99,6 +105,13 @@ def attach(model: nn.Module, *, copy: bool = False, weights: bool = False, batch
     names = {place.name: place.module for place in taken}
     own = tuple(p.name for p in places if p.name not in names)
     return Attachment(model, names, targets, own, skipped, recognised)
+
+
+def _rewritten(module: nn.Module) -> bool:
+    """Whether nnsight keeps a rewritten copy of a function that a module calls, which replaces the function in a trace
+    (`.source` of a `.source`)."""
+    operations = getattr(getattr(module, "__source_accessor__", None), "operations", {})
+    return any(getattr(one, "_source_accessor", None) is not None for one in operations.values())
 
 
 class Attachment:

@@ -99,7 +99,8 @@ TOPIC = Topic(
     code="""
 import tempfile, pathlib
 from headwise.textbook.reconstruct import reconstruct
-text = "話說大宋仁宗天子在位，嘉祐三年三月三日五更三點。\\n祥雲迷鳳閣，瑞氣罩龍樓。\\n天子駕坐紫宸殿，受百官朝賀。"
+text = ("話說大宋仁宗天子在位，嘉祐三年三月三日五更三點。\\n"
+        "祥雲迷鳳閣，瑞氣罩龍樓。\\n天子駕坐紫宸殿，受百官朝賀。")
 with tempfile.TemporaryDirectory() as folder:
     file = pathlib.Path(folder, "shuihu.txt")
     file.write_text(text, encoding="utf-8")

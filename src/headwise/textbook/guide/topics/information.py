@@ -92,7 +92,7 @@ for kind in ("cosine", "cka"):
     values = found[kind].matrix[pairs].abs()
     print(f"{kind:6} of 496 pairs: median {values.median():.2f}, largest {values.max():.2f}")
 shared = hw.analysis.head_information(outputs, corrected=False)["redundancy"]
-print("predicted from the other heads of the layer:", [f"{min(shared[i]):.0%} … {max(shared[i]):.0%}" for i in range(4)])
+print("predicted from the others:", [f"{min(shared[i]):.0%} … {max(shared[i]):.0%}" for i in range(4)])
 keys = torch.stack([torch.tensor([torch.pi * 2 * i / 4096]).double() for i in range(4096)])
 circle = torch.cat((keys.cos(), keys.sin()), -1)
 print("a head of size 2 picks its own key for", int(((circle @ circle.T).argmax(-1) == torch.arange(4096)).sum()), "of 4096 queries")

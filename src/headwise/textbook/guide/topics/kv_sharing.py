@@ -79,11 +79,12 @@ TOPIC = Topic(
 from headwise.nn.counts import counts_of
 variants = {"MHA": ("multi_head", {}), "GQA, 8 KV heads": ("multi_head", {"num_kv_heads": 8}),
             "MQA": ("multi_head", {"num_kv_heads": 1}), "MLA": ("latent", {"latent_dim": 512, "rope_dim": 64})}
-print("32 heads, d_model 4096    QKV parameters   cache, numbers per token   1 GiB in bfloat16 holds, 32 layers")
+print("32 heads, d_model 4096  QKV parameters  numbers cached  tokens in 1 GiB")
 for name, (design, options) in variants.items():
     c = counts_of(design, {"d_model": 4096, "num_heads": 32, **options})
     cached = c.decoding.keys if design == "latent" else c.keys + c.values
-    print(f"{name:22} {c.parameters - c.output:16,} {cached:19,} {2**30 // (2 * 32 * cached):24,} tokens")
+    tokens = 2**30 // (2 * 32 * cached)       # in bfloat16, 32 layers
+    print(f"{name:22} {c.parameters - c.output:15,} {cached:15,} {tokens:16,}")
 """,
     reading=Bilingual(
         """
