@@ -14,6 +14,7 @@ from headwise.models.adapters.selecting import named, select
 from headwise.models.attaching import Attachment
 
 UNUSED = ("warn", "raise", "ignore")
+RECOGNISED = "hw.intervene(hw.attach(model, batch=…), …)"
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def intervene(
         modules = dict(model.model.named_modules())
         places = named([Place(name, modules[name], "attached") for name in (*model.attached, *model.own)], layers)
     else:
-        places, targets, _ = select(model, layers, "intervene", done="edited")
+        places, targets, _ = select(model, layers, "intervene", done="edited", way_out=RECOGNISED)
     placed = [Placed(edit, []) for edit in edits]
     take_over(targets)
     try:
