@@ -73,7 +73,9 @@ TOPIC = Topic(
     place=23,
     title=Bilingual("Attention and convolution", "与卷积的关系"),
     formula=r"\sum_{\Delta} A_{\Delta} X W_{\Delta} = \text{conv}(X), \qquad (A_{\Delta})_{ij} = [\,j = i + \Delta\,]",
-    plain="Σ_Δ A_Δ X W_Δ = conv(X),  A_Δ[i, j] = 1 if j = i + Δ",
+    plain=Bilingual(
+        "Σ_Δ A_Δ X W_Δ = conv(X),  A_Δ[i, j] = 1 if j = i + Δ", "Σ_Δ A_Δ X W_Δ = conv(X)，j = i + Δ 时 A_Δ[i, j] = 1"
+    ),
     intro=Bilingual(
         """
         A convolution of width 3 adds three shifted copies of the input, each times a matrix. A head whose queries attend to
