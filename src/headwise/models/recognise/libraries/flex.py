@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwise.masks import Dense, Mask, Span, conjuncts
+from headwise.fields import for_each_pair
+from headwise.masks import Mask, Span
 from headwise.models.recognise.followed import Lost
 from headwise.models.recognise.libraries.base import FusedCall, Library, capped, first_of, masked
 from headwise.models.recognise.libraries.captured import Kept
@@ -99,11 +100,11 @@ class _Evaluated:
     def _own(self) -> str:
         if self._change is not None and self._scores(0.0, Span(0, 1), gradients=True).requires_grad:
             return "its score_mod reads tensors that need gradients"
-        if any(isinstance(one, Bias) for one in self.biases):
+        if any(for_each_pair(one) for one in self.biases):
             return (
                 "its score_mod adds numbers that depend on more than the distance, which would be stored as n×m numbers"
             )
-        if self.mask is not None and any(isinstance(one, Dense) for one in conjuncts(self.mask)):
+        if self.mask is not None and for_each_pair(self.mask):
             return "its mask has no short form, such as Causal or Documents, and would be stored as n×m booleans"
         return ""
 
