@@ -113,7 +113,7 @@ _TREATMENT: dict[Key, Shown] = {
     ("5.3.14", "equation", "5.3.14"): _differs("mixing", "head_mixing", "the axis is not given; read as attention over the heads of each token", "未说明沿哪个轴；理解为每个词元的各头之间的注意力"),
     ("5.3.15",): _differs("kv_sharing", "GQA", "LLaMA-2 uses GQA in the 70B model only; g here counts KV heads", "LLaMA-2 只有 70B 使用 GQA；这里 g 表示键值头数"),
     ("5.3.15", "equation", "5.3.15"): Shown("kv_sharing", "MQA"),
-    ("5.3.16",): _differs("basis_functions", "32 heads", "universal approximation fails for a single token, where the layer is linear", "只有一个词元时层是线性的，万能逼近不成立"),
+    ("5.3.16",): _differs("basis_functions", " 8 heads", "universal approximation fails for a single token, where the layer is linear", "只有一个词元时层是线性的，万能逼近不成立"),
     ("5.3.16", "equation", "5.3.16"): Shown("basis_functions", "16 heads"),
     ("5.3.17",): _differs("information", "head of size 2", "d_k bounds the rank of the scores, not bits: a head of size 2 tells 4,096 keys apart", "d_k 限制的是分数的秩，不是信息的位数：2 维的头能区分 4,096 个键"),
     ("5.3.18",): Shown("convolution", "16.0"),

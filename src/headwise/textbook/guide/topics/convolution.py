@@ -113,7 +113,7 @@ for alpha in (16.0, 4.0, 1.0):
     picture=picture,
     caption=Bilingual(
         "The three heads of a convolution of width 3, and the middle one with a small sharpness.",
-        "宽度为 3 的卷积的三个头，以及尖锐度较小时的中间那个头。",
+        "宽度为 3 的卷积的三个头，以及锐度较小时的中间那个头。",
     ),
     claims=("attention-is-convolution", "convolution-is-a-limit"),
     exercises=(shift_head, convolution_matrix, convolve),

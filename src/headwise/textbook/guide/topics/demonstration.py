@@ -71,8 +71,8 @@ def picture() -> Matrices:
             Matrix(title, torch.as_tensor(passage.maps[i][0]), rows=pieces, columns=pieces)
             for i, title in enumerate(titles)
         ),
-        rows="Query (字)",
-        columns=Bilingual("Key (字); · is padding; head 1", "Key (字)；· 为填充；第 1 头"),
+        rows=Bilingual("query (character)", "查询（字）"),
+        columns=Bilingual("key (character); · is padding; head 1", "键（字）；· 为填充；第 1 头"),
     )
 
 

@@ -52,7 +52,7 @@ def picture() -> Curve:
         Bilingual("Cache of a layer of width 4096 with 32 heads", "d_model = 4096、32 个头的一层的缓存"),
         Bilingual("KV heads", "键值头数"), Bilingual("numbers per token", "每词元的数"),
         {Bilingual("GQA (1 is MQA, 32 is MHA)", "GQA（1 为 MQA，32 为 MHA）"): cache},
-        {Bilingual("MLA, latent 512 + rotary 64", "MLA，潜变量 512 + 旋转 64"): dict.fromkeys(groups, 576)},
+        {Bilingual("MLA, latent 512 + rotary 64", "MLA，潜向量 512 + 旋转 64"): dict.fromkeys(groups, 576)},
         log="xy",
     )  # fmt: skip
 
