@@ -38,6 +38,10 @@ def see(
             help="Tokens per window of a long text, 0 to read it whole; default: the length of the model's training."
         ),
     ] = None,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(help="Table of `headwise measure` of this model: show the strongest passages of each head."),
+    ] = None,
     open_page: Annotated[
         bool | None,
         typer.Option(
@@ -47,6 +51,7 @@ def see(
     lang: Lang = None,
 ) -> None:
     """Show what every head attends to in a text, as a table and an HTML report."""
+    from headwise.corpus.passages import Passages
     from headwise.lm.loading import load_model
     from headwise.lm.text_files import read_text
     from headwise.reports.figure import figure_class
@@ -64,6 +69,7 @@ def see(
     check_sort(sort)
     if text is not None and file is not None:
         raise ConfigError("give a text or --file, not both")
+    passages = None if sweep is None else Passages.load(sweep)
     check_file("--out", out, "report.html", stream=True)
     if open_page and is_stream(out):
         raise ConfigError("--open: the report goes to standard output; give --out a file, or --no-open")
@@ -89,7 +95,7 @@ def see(
             if sort is not None:  # which statistics there are depends on the model
                 reading = loaded.read(SAMPLE if text is None else text)
                 check_sort(sort, [measure.name for measure in wanted(known_of(reading), causal=loaded.causal)])
-            report = report_on(text, loaded, title=title, cells=cells, window=window, progress=progress)
+            report = report_on(text, loaded, title=title, cells=cells, window=window, sweep=passages, progress=progress)
         console = Console(stderr=is_stream(out))
 
         def say(code: str, **values: int | str) -> None:

@@ -106,7 +106,7 @@ class Collector:
         )  # fmt: skip
 
     def _token(self, window: TextWindow, at: int) -> str:
-        return self._piece(int(window.ids[at])) if bool(window.special[at]) else window.pieces[at]
+        return self._piece(int(window.ids[at])) if bool(window.special[at]) else window.words[at]
 
 
 def _order(kept: _Kept) -> tuple[float, int]:

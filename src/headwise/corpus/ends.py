@@ -250,7 +250,7 @@ def _limit(work: Work, max_tokens: int) -> Limit | None:
     for i, source in enumerate(work.sources):
         for piece in range(pieces.count(source, work.step)):
             there = 0
-            for _, ids, _ in work.texts(i, piece):
+            for _, ids, *_ in work.texts(i, piece):
                 there += len(ids)
                 if there >= left:
                     return Limit(i, piece, left)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from headwise.contents import Entry, parsed, reading, text_of, whole, word
-from headwise.corpus.passages import Collected
+from headwise.corpus.passages import Collected, Passages
 from headwise.corpus.pieces import Limit
 from headwise.corpus.sources import Print, Source, changed
 from headwise.corpus.tally import Tally, Trouble
@@ -195,6 +195,15 @@ def weights_print(loaded: LoadedModel) -> str:
         if flat.numel():
             digest.update(flat.view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def check_model(passages: Passages, loaded: LoadedModel) -> None:
+    """Raise ConfigError unless passages were measured with the weights of this model."""
+    if passages.model["sha256"] != weights_print(loaded):
+        raise ConfigError(
+            f"sweep: its passages are of {passages.model.get('name', 'another model')!r}, whose weights differ from "
+            f"those of {loaded.name!r}; give the sweep of this model, or --model the model of the sweep"
+        )
 
 
 def differences(

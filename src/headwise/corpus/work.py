@@ -79,8 +79,9 @@ class Work:
     def _device(self) -> torch.device:
         return next(self.loaded.model.parameters()).device
 
-    def texts(self, source: int, piece: int) -> Iterator[tuple[Document, torch.Tensor, Sequence[str]]]:
-        """Each text in a piece of a file, its token ids and their pieces, without special tokens."""
+    def texts(self, source: int, piece: int) -> Iterator[tuple[Document, torch.Tensor, Sequence[str], Sequence[str]]]:
+        """Each text in a piece of a file, its token ids, their pieces and words, without special
+        tokens."""
         file = self.sources[source]
         for document in documents(file, piece, self.step, self.field):
             try:
@@ -92,7 +93,8 @@ class Work:
             ids = self.frame.content(reading.ids)
             start = len(self.frame.head)
             if len(ids):
-                yield document, ids, reading.pieces[start : start + len(ids)]
+                own = slice(start, start + len(ids))
+                yield document, ids, reading.pieces[own], reading.words[own]
 
     def _windows(self, unit: Unit) -> Iterator[TextWindow]:
         for number, window in enumerate(self._unnumbered(unit)):
@@ -103,12 +105,13 @@ class Work:
             left = None
             if self.limit is not None and (source, piece) == (self.limit.source, self.limit.piece):
                 left = self.limit.tokens
-            for document, ids, pieces in self.texts(source, piece):
+            for document, ids, pieces, words in self.texts(source, piece):
                 here = len(ids) if left is None else min(left, len(ids))
                 size = len(document.text.encode())
                 yield from windows(
-                    ids[:here], pieces[:here], self.frame, self.length, self.stride, source, document.where, size
-                )
+                    ids[:here], pieces[:here], self.frame, self.length, self.stride, source, document.where, size,
+                    words[:here],
+                )  # fmt: skip
                 left = None if left is None else left - here
                 if left == 0:
                     break
