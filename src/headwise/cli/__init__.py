@@ -17,7 +17,7 @@ from headwise.cli.options import Lang
 from headwise.cli.streams import standard_streams
 from headwise.cli.threads import settle
 from headwise.cli.view import view
-from headwise.cli.words import SENTENCES, said
+from headwise.cli.words import SENTENCES
 from headwise.errors import HeadwiseError
 from headwise.plugins import load
 from headwise.wording import LANGUAGES, language, speaking
@@ -99,7 +99,7 @@ def _main() -> None:
         if code := command_line()(sys.argv[1:] or ["--help"], prog_name="headwise", standalone_mode=False):
             sys.exit(code)
     except HeadwiseError as error:
-        _fail(str(error))
+        _fail(error.zh if _speaks_chinese() else str(error))
     except OSError as error:
         _fail(f"{error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""))
     except (KeyboardInterrupt, typer.Abort):
@@ -119,11 +119,15 @@ def _of_typer(error: Any) -> str:
     return message if context is None else f"{message}; {context.command_path} -h lists the options"
 
 
-def _fail(message: str) -> None:
+def _speaks_chinese() -> bool:
     try:
-        error = said("error")
+        return language() == "zh"
     except HeadwiseError:  # HEADWISE_LANG is wrong, which the message says
-        error = SENTENCES["error"][0]
+        return False
+
+
+def _fail(message: str) -> None:
+    error = SENTENCES["error"][_speaks_chinese()]
     Console(stderr=True).print(f"[bold red]{error}[/bold red] ", end="")
     Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print(message)
     sys.exit(2)

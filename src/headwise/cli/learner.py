@@ -21,14 +21,20 @@ def tour(
     lang: Lang = None,
 ) -> None:
     """Walk through a topic of multi-head attention: formula, code with its output, claims, exercises."""
-    from headwise.textbook.guide.book import find_section, notes_on
-    from headwise.textbook.guide.tour import print_topic, print_topics
+    from headwise.textbook.guide.book import notes_on
+    from headwise.textbook.guide.finding import find
+    from headwise.textbook.guide.registry import find_topic
+    from headwise.textbook.guide.tour import print_places, print_topic, print_topics
 
     console = Console(highlight=False)
     if section is None:
         print_topics(console, language())
-    else:
-        print_topic(find_section(section), console, language(), notes_on(section))
+        return
+    found = find(section)
+    if len(found.topics) > 1:
+        print_places(found.rows, console, language())
+        return
+    print_topic(find_topic(found.topics[0]), console, language(), notes_on(found.rows))
 
 
 def check(

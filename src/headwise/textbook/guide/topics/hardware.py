@@ -71,7 +71,7 @@ def picture() -> Curve:
     blocks = {n: 8 * n * 4 / 2**20 for n in lengths}
     inputs = {n: 4 * 8 * n * 64 * 4 / 2**20 for n in lengths}
     return Curve.of(
-        Bilingual("Memory of attention, 8 heads of size 64, float32", "注意力的内存，8 个宽 64 的头，float32"),
+        Bilingual("Memory of attention, 8 heads of size 64, float32", "注意力的内存，8 个 64 维的头，float32"),
         Bilingual("tokens n", "词元数 n"), "MiB",
         {
             Bilingual("scores, n² per head", "分数，每头 n²"): stored, Bilingual("q, k, v and output", "q、k、v 与输出"): inputs,
@@ -105,7 +105,8 @@ import torch, headwise as hw
 q, k, v = torch.randn(3, 1, 8, 1024, 64)
 exact = hw.attend(q, k, v, mask=hw.Causal(), kernel="reference")           # the stored matrix, in float64
 def error(out): return ((out.double() - exact.double()).norm() / exact.norm()).item()
-print(f"in blocks, float32: below 1e-6: {error(hw.attend(q, k, v, mask=hw.Causal(), kernel='torch_blocks')) < 1e-6}")
+blocks = hw.attend(q, k, v, mask=hw.Causal(), kernel="torch_blocks")
+print(f"in blocks, float32: below 1e-6: {error(blocks) < 1e-6}")
 half = hw.attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask=hw.Causal())
 print(f"inputs in bfloat16: below 6e-3: {error(half) < 6e-3}, output {half.dtype}")
 print(f"scores of 8 heads: {8 * 1024**2 * 4:,} bytes; log-sum-exps: {8 * 1024 * 4:,} bytes")

@@ -89,7 +89,8 @@ for token in range(3):
     print("token", token, "uses heads", gates.chosen[0, token].nonzero().flatten().tolist())
 for name, options in (("multi_head", {}), ("sparse_mixture", {"top_k": 3}), ("mixture_of_heads", {"shared_heads": 1, "top_k": 2})):
     counts = counts_of(name, {"d_model": 768, "num_heads": 12, **options})
-    print(f"{name:17}", f"{sum(s.flops for s in attention_stages(counts, work)) / 1e9:5.1f} GFLOP, {counts.parameters:,} parameters")
+    flops = sum(stage.flops for stage in attention_stages(counts, work))
+    print(f"{name:17} {flops / 1e9:5.1f} GFLOP, {counts.parameters:,} parameters")
 """,
     reading=Bilingual(
         """
