@@ -107,7 +107,7 @@ class Budget:
         )
         return batch * numbers * dtype.itemsize
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         heads = [window for layer in self.windows for window in layer]
         short = sum(window is not None for window in heads)
         first = (
@@ -175,7 +175,7 @@ class Effect:
     short: float
     tokens: int
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         more = self.short - self.full
         return f"loss {self.full:.4f} → {self.short:.4f} nats per token ({more:+.4f}), {self.tokens:,} tokens"
 
