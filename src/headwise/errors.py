@@ -75,16 +75,45 @@ def reason(error: BaseException) -> tuple[str, str]:
     return why, REASONS.get(number, why) if isinstance(number, int) else why
 
 
-def unknown_name(argument: str, value: object, known: Iterable[str]) -> ConfigError:
-    """The error for a value that is none of the known names; the message gives the closest ones, if any, and all."""
+def closest(value: object, known: Iterable[str]) -> list[str]:
+    """The known names that look like a value, the most similar first: three at most."""
+    return get_close_matches(str(value), list(known), n=3, cutoff=0.5)
+
+
+def unknown_name(argument: str, value: object, known: Iterable[str], *, listed: str = "", zh: str = "") -> ConfigError:
+    """The error for a value that is none of the known names; the message gives the closest ones, if any, and all.
+
+    Args:
+        listed: where all names are listed, if they are too many for a message: a sentence that replaces them. zh: the
+            same in Chinese.
+    """
     names = list(known)
-    close = list(map(repr, get_close_matches(str(value), names, n=3, cutoff=0.5)))
-    given, every = f"{argument}{' ' if argument.startswith('--') else '='}{value!r}", list(map(repr, names))
+    close, every = list(map(repr, closest(value, names))), list(map(repr, names))
+    meant = f"did you mean {' or '.join(close)}? " if close else "unknown; " if listed else ""
+    chinese = f"是否要用 {' 或 '.join(close)}？" if close else "没有这个名称；" if listed else ""
+    given = f"{argument}{' ' if argument.startswith('--') else '='}{value!r}"
+    few = " or ".join(every) if len(every) == 2 else f"one of {', '.join(every)}"
+    fitting = zh or listed or f"应为 {'、'.join(every)} 之一"
+    return ConfigError(f"{given}: {meant}{listed or f'expected {few}'}", f"{given}：{chinese}{fitting}")
+
+
+def unknown_option(option: str, value: object, owner: str, known: Iterable[str]) -> ConfigError:
+    """The error for an option that its owner, a design for example, does not have; with the closest ones, if any."""
+    names = list(known)
+    close = closest(option, names)
     meant = f"did you mean {' or '.join(close)}? " if close else ""
     chinese = f"是否要用 {' 或 '.join(close)}？" if close else ""
     return ConfigError(
-        f"{given}: {meant}expected one of {', '.join(every)}", f"{given}：{chinese}应为 {'、'.join(every)} 之一"
+        f"{option}={value!r}: {meant}{owner} supports {', '.join(names)}",
+        f"{option}={value!r}：{chinese}{owner} 支持 {'、'.join(names)}",
     )
+
+
+def check_choice(argument: str, value: object, known: Iterable[str]) -> None:
+    """Raise the error of `unknown_name` unless the value is one of the known names."""
+    names = list(known)
+    if value not in names:
+        raise unknown_name(argument, value, names)
 
 
 def not_installed(what: str, *packages: str, zh: str | None = None) -> ConfigError:

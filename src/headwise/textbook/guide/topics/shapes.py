@@ -10,7 +10,7 @@ from headwise.wording import Bilingual
 
 @exercise(
     "Four shapes, each as a list: of Q after the split and the transpose, of the scores, of the outputs of the heads (before they are merged), and of the output of the layer; for `b` sequences of `n` tokens, width `d` and `h` heads.",
-    "对 `b` 个长度为 `n` 的序列、宽度 `d`、`h` 个头，依次返回四个形状（各为一个列表）：切分并转置后的 Q、分数、各头的输出（合并之前）、整层的输出。",
+    "对 `b` 个长度为 `n` 的序列、模型维度 `d`、`h` 个头，依次返回四个形状（各为一个列表）：切分并转置后的 Q、分数、各头的输出（合并之前）、整层的输出。",
     lambda draw: (draw.size(), draw.size(), (h := draw.size(1, 8)) * draw.size(1, 8), h),
 )
 def shapes_of(b: int, n: int, d: int, h: int) -> list[list[int]]:
