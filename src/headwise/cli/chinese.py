@@ -8,7 +8,7 @@ from rich.text import Text
 
 HELP: dict[str, str] = {
     # Commands.
-    "Multi-head attention you can inspect.": "可以查看的多头注意力。",
+    "Multi-head attention you can inspect.": "看得见的多头注意力。",
     "Show what every head attends to in a text, as a table and an HTML report.":
         "查看一段文本上每个注意力头的关注，输出表格和 HTML 报告。",
     "Open a page in the browser that shows all heads on a long text and zooms into each map.\n\n"
@@ -204,7 +204,7 @@ HELP: dict[str, str] = {
     "CPU time that the code may take.": "代码可用的 CPU 时间（秒）。",
     "Of the random inputs.": "随机输入的种子。",
     # claims, doctor
-    "Test only these claims: --only ID,ID; repeatable.": "只检验这些论断：--only 编号,编号；可重复。",
+    "Test only these claims: --only ID,ID; repeatable.": "只检验这些论断：--only ID,ID；可重复。",
     "Include the slow claims.": "包括耗时较长的论断。",
     "Print Markdown, as in docs/claims.md.": "打印 Markdown，与 docs/claims.md 相同。",
     "Also write an HTML page with plots to this file; - is standard output.":
