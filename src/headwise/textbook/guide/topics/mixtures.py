@@ -11,8 +11,8 @@ from headwise.wording import Bilingual
 
 
 @exercise(
-    "Weights of a top-k gate: from `logits` `[n, h]` the softmax over all heads, kept for the `k` largest of each token and 0 elsewhere, as in (5.3.12).",
-    "top-k 门控的权重：对 `logits` `[n, h]` 在所有头上做 softmax，每个词元只保留最大的 `k` 个，其余为 0，同 (5.3.12)。",
+    "Weights of a top-k gate: from `logits` `[n, h]` the softmax over all heads, kept for the `k` largest of each token and 0 elsewhere (not renormalised), as in (5.3.12).",
+    "top-k 门控的权重：对 `logits` `[n, h]` 在所有头上做 softmax，每个词元只保留最大的 `k` 个，其余为 0（不再归一化），同 (5.3.12)。",
     lambda draw: (draw.normal(draw.size(), h := draw.size(1, 6)) + torch.arange(h) * 1e-2, draw.size(1, h)),
 )
 def top_k_gate(logits: Tensor, k: int) -> Tensor:
