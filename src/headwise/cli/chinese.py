@@ -199,7 +199,7 @@ HELP: dict[str, str] = {
     # tour, check
     "A topic, or a section of your book, such as 11.2.1 or 5.3.4; default: a list.":
         "主题名，或书中的章节号，如 11.2.1、5.3.4；默认列出全部。",
-    "An exercise of the guide; default: a list of all.": "指南中的练习；默认列出全部。",
+    "An exercise of the guide, or a topic; default: a list of all.": "指南中的练习或主题；默认列出全部。",
     "Your code, or - for standard input; default: print the task.": "你的代码；- 表示标准输入；默认打印题目。",
     "CPU time that the code may take.": "代码可用的 CPU 时间（秒）。",
     "Of the random inputs.": "随机输入的种子。",

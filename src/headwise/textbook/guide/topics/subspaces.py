@@ -11,10 +11,10 @@ from headwise.wording import Bilingual
 
 
 @exercise(
-    "The largest angle in radians between the column spaces of `a` `[d, k]` and `b` `[d, k]` (k ≤ d, full rank): the arc cosine of the smallest singular value of Q_aᵀ Q_b.",
-    "`a` `[d, k]` 与 `b` `[d, k]`（k ≤ d，满秩）列空间之间的最大夹角（弧度）：Q_aᵀ Q_b 的最小奇异值的反余弦。",
+    "The largest angle in radians between the column spaces of `a` `[d, k]` and `b` `[d, k]` (k < d, full rank): the arc cosine of the smallest singular value of Q_aᵀ Q_b, where the columns of Q_a and Q_b are orthonormal bases of the two.",
+    "`a` `[d, k]` 与 `b` `[d, k]`（k < d，满秩）列空间之间的最大夹角（弧度）：Q_aᵀ Q_b 的最小奇异值的反余弦，其中 Q_a、Q_b 的列是两者的标准正交基。",
     lambda draw: (
-        draw.normal(d := draw.size(2, 7), k := draw.size(1, 2)) + torch.eye(d, k) * 0.1,
+        draw.normal(d := draw.size(3, 7), k := draw.size(1, 2)) + torch.eye(d, k) * 0.1,
         draw.normal(d, k) + torch.eye(d, k) * 0.3,
     ),
     tolerance=2e-3,
