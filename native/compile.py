@@ -75,7 +75,7 @@ def start_in_background() -> None:
 
 
 def say(en: str, zh: str) -> None:
-    """Print a message in the user's language, found as by `headwise.wording.language`; headwise may not be installed."""
+    """Print a message in the user's language, as in `headwise.wording.language`; headwise may not be installed."""
     named = filter(None, map(os.environ.get, ("HEADWISE_LANG", "LC_ALL", "LC_MESSAGES", "LANG")))
     sys.stderr.buffer.write(((zh if next(named, "").startswith("zh") else en) + "\n").encode())
 
