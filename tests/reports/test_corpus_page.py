@@ -56,7 +56,7 @@ def test_a_report_takes_the_sweep_of_its_model_alone(found, model):
     assert hw.see("武松打虎", model).corpus is None
     with pytest.raises(ConfigError, match=r"sweep: its passages are of 'small.*', whose weights differ from those of"):
         hw.see("武松打虎", sweep=found.passages)
-    with pytest.raises(CheckpointError, match=r"absent\.csv\.passages\.json' does not exist; headwise measure writes it"):
+    with pytest.raises(CheckpointError, match=r"absent\.csv\.passages\.json' does not exist; headwise measure writes"):
         hw.see("武松打虎", model, sweep="absent.csv")
     with pytest.raises(ConfigError, match="sweep: requires a loaded model"):
         hw.see("武松", model.model, sweep=found.passages)
